@@ -1,0 +1,1 @@
+"""Share and schedule GPUs among deep-learning tenants."""

@@ -1,0 +1,1 @@
+"""Comparisons a user can run; each prints a ratio against its own baseline."""

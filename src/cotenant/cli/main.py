@@ -1,0 +1,90 @@
+"""Entry point: finds the verb, imports only that verb's module, turns errors into one sentence."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+# verb -> (module that exposes `app`, one line of help). Modules are imported when their verb is used.
+VERBS: dict[str, tuple[str, str]] = {
+    "simulate": ("cotenant.cli.simulate", "Run a trace on a cluster in virtual time and print what came out."),
+    "sweep": ("cotenant.cli.sweep", "Run every combination of a sweep file, on all cores, resumable."),
+    "compare": ("cotenant.cli.compare", "Put any number of runs side by side, as a table or one HTML page."),
+    "explain": ("cotenant.cli.explain", "Tell one job's life in words: when and why it waited, ran, was moved."),
+    "trace": ("cotenant.cli.trace", "Inspect, convert and generate traces."),
+    "policies": ("cotenant.cli.policies", "List every policy with what it does."),
+    "demo": ("cotenant.cli.demo", "Six policies on a seeded trace, a table and an HTML report."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports a verb's module only when the verb runs, so that --help stays fast."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        return TyperCommand(cmd_name, help=VERBS[cmd_name][1], callback=lambda: None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        if name not in VERBS:
+            return super().resolve_command(ctx, args)
+        module = importlib.import_module(VERBS[name][0])
+        return name, typer.main.get_command(module.app), args[1:]
+
+
+app = typer.Typer(
+    name="cotenant",
+    cls=LazyGroup,
+    help="Share and schedule GPUs among deep-learning tenants: decide, simulate, enforce.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        print(f"cotenant {version('cotenant')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    """Share and schedule GPUs among deep-learning tenants: decide, simulate, enforce."""
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 1 the work failed, 2 the input was wrong."""
+    from cotenant.model.errors import InputError, WorkError
+
+    try:
+        app()
+    except InputError as error:
+        print(f"cotenant: {error}", file=sys.stderr)
+        sys.exit(2)
+    except WorkError as error:
+        print(f"cotenant: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("cotenant: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # the reader of our output (head, less) has gone: not an error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

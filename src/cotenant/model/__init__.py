@@ -1,0 +1,1 @@
+"""The vocabulary: units, GPUs, clusters, work, plans, events."""

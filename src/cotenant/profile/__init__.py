@@ -1,0 +1,1 @@
+"""What a piece of work does on a share: tables and predictors."""

@@ -1,0 +1,1 @@
+"""Plots, HTML pages and explanations of recorded runs."""

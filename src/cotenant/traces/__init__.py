@@ -1,0 +1,1 @@
+"""Readers of job and request traces, and synthetic generators."""

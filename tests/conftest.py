@@ -1,0 +1,26 @@
+"""Fixtures every area uses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Folder of reference data beside the checkout (or $COTENANT_SHARED); the test skips where it is absent."""
+    folder = Path(os.environ.get("COTENANT_SHARED", ROOT.parent / "shared"))
+    if not (folder / "reference").is_dir():
+        pytest.skip("the reference data beside the checkout is absent")
+    return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu = Path("/dev/nvidiactl").exists()
+    for item in items:
+        if item.get_closest_marker("gpu") and not gpu:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
