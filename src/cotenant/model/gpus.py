@@ -79,8 +79,8 @@ ALIASES: dict[str, str] = {
     "H100": "H100-80GB", "H100-SXM": "H100-80GB", "H100 80GB HBM3": "H100-80GB", "H100-80GB-HBM3": "H100-80GB",
     "H100 PCIE": "H100-PCIe", "H100-PCIE": "H100-PCIe", "H100 NVL": "H100-NVL",
     "RTX 3090": "RTX3090", "RTX 4090": "RTX4090", "RTX 5090": "RTX5090", "RTX A5000": "A5000", "RTX A6000": "A6000",
-    # the openb trace hides two models behind these names; its authors say G2 is an A10 and G3 an A100-80GB
-    "G2": "A10", "G3": "A100-80GB", "G1": "T4",
+    # the openb trace does not name these models; stand-ins of like size, so that it can be simulated at all
+    "G2": "A10", "G3": "A100-80GB",
 }  # fmt: skip
 
 
