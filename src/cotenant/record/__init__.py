@@ -1,1 +1,1 @@
-"""The append-only event log of a run."""
+"""The append-only event log of a run: schema, writer, reader."""

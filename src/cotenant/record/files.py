@@ -1,0 +1,106 @@
+"""Files and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from cotenant.model.errors import InputError
+
+_PART = re.compile(r"\.part-(\d+)$")
+
+
+def cannot_write(path: str | Path, error: OSError) -> InputError:
+    """The sentence for an output that cannot be written: its path and the system's reason."""
+    return InputError(f"cannot write here: {(error.strerror or str(error)).lower()}", file=path)
+
+
+@contextmanager
+def atomic_file(path: str | Path) -> Iterator[IO[str]]:
+    """A text file (UTF-8) that appears at `path` when the block ends without an error; until then the old one stays.
+
+    Raises InputError where the file cannot be made.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise InputError("is a folder; name a file", file=path)
+    part = target.with_name(f".{target.name}.part-{os.getpid()}")
+    try:
+        handle = part.open("w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    try:
+        with handle:
+            yield handle
+        os.replace(part, target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+class AtomicFolder:
+    """A folder that is filled beside its destination and takes its place in one rename.
+
+    `replaceable` is a file name that marks an earlier folder of the same kind: such a folder is replaced, any other
+    folder that is not empty is an InputError, raised before any work is done.
+    """
+
+    def __init__(self, path: str | Path, replaceable: str) -> None:
+        self.path = Path(os.path.abspath(path))
+        self._check_destination(replaceable)
+        self.part = self.path.with_name(f".{self.path.name}.part-{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            self.part.mkdir()
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def _check_destination(self, replaceable: str) -> None:
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise InputError("exists and is not a folder; choose another name", file=self.path)
+        if any(self.path.iterdir()) and not (self.path / replaceable).is_file():
+            raise InputError("exists and holds something else than a run; choose another folder", file=self.path)
+
+    def _remove_leftovers(self) -> None:
+        """Parts left by processes that were killed, and our own of an earlier writer."""
+        for other in self.path.parent.glob(f".{self.path.name}.part-*"):
+            match = _PART.search(other.name)
+            if match and (int(match.group(1)) == os.getpid() or not _alive(int(match.group(1)))):
+                shutil.rmtree(other, ignore_errors=True)
+
+    def commit(self) -> None:
+        """Put the folder in its place."""
+        old = self.part.with_name(self.part.name + ".old")
+        try:
+            if self.path.exists():
+                os.rename(self.path, old)
+            os.rename(self.part, self.path)
+        except OSError as error:
+            self.discard()
+            raise cannot_write(self.path, error) from error
+        shutil.rmtree(old, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove what was written so far; the destination stays as it was."""
+        shutil.rmtree(self.part, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
