@@ -1,0 +1,54 @@
+"""The one list of trace formats, and `FORMAT:PATH`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from pathlib import Path
+
+from cotenant.model.errors import InputError
+from cotenant.model.work import Trace
+from cotenant.traces.options import TraceOptions
+
+# format -> (module with `read(path, options) -> Trace`, one line of help). A new reader is one module and one line.
+FORMATS: dict[str, tuple[str, str]] = {
+    "native": ("cotenant.traces.native", "CSV or Parquet: id, arrival_s, gpus, duration_s or iterations, and more"),
+    "synergy": ("cotenant.traces.synergy", "headerless CSV: id, model, arrival_s, iterations, gpus"),
+    "philly": ("cotenant.traces.philly", "Microsoft Philly 2017 as a job list (CSV)"),
+    "philly-json": ("cotenant.traces.philly_json", "Microsoft Philly 2017, the original job log with attempts (JSON)"),
+    "chronus": ("cotenant.traces.chronus", "Philly-derived jobs with deadlines (Chronus, CSV)"),
+    "openb": ("cotenant.traces.openb", "Alibaba 2023 GPU-sharing cluster, pod list (CSV)"),
+    "tiresias": ("cotenant.traces.tiresias", "testbed trace (Tiresias, CSV)"),
+}
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """("philly", "jobs.csv") from "philly:jobs.csv". A path alone, ending in .csv or .parquet, is native."""
+    name, colon, path = spec.partition(":")
+    if colon and name in FORMATS:
+        if not path:
+            raise InputError(f"{spec!r} names no file; write {name}:PATH", field="trace")
+        return name, path
+    if Path(spec).suffix.lower() in (".csv", ".parquet") and (not colon or Path(spec).exists()):
+        return "native", spec
+    near = difflib.get_close_matches(name, list(FORMATS), n=1)
+    hint = f"did you mean {near[0]}:{path or 'PATH'}?" if near else f"write FORMAT:PATH, FORMAT being {_listed()}"
+    raise InputError(f"unknown trace format in {spec!r}; {hint}", field="trace")
+
+
+def read_trace(spec: str, options: TraceOptions | None = None) -> Trace:
+    """Read `FORMAT:PATH` as it stands, without the filters and draws of `options` (select.load_trace applies them).
+
+    The readers themselves use only `time_unit`, `attempts`, and whether arrivals and durations will be drawn anew.
+    """
+    name, path = split_spec(spec)
+    options = options or TraceOptions()
+    if options.time_unit and name != "chronus":
+        raise InputError(f"the {name} format states its time unit; --time-unit is for chronus", field="time-unit")
+    trace: Trace = importlib.import_module(FORMATS[name][0]).read(path, options)
+    return trace
+
+
+def _listed() -> str:
+    names = list(FORMATS)
+    return f"{', '.join(names[:-1])} or {names[-1]}"
