@@ -1,0 +1,59 @@
+"""The list of metrics: name, unit, what it is called for people, and which way is better. docs/metrics.md has each
+one's formula; a test compares the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Better = Literal["lower", "higher", "neither"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric of a run. `key` is its place in the summary, dots between the levels."""
+
+    key: str
+    label: str
+    unit: str  #: s | share | count | ratio
+    better: Better
+
+
+_SPREADS = (
+    Metric("jct_s", "Job completion time", "s", "lower"),
+    Metric("queueing_s", "Queueing delay", "s", "lower"),
+    Metric("slowdown", "Slowdown", "ratio", "lower"),
+    Metric("ftf_rho", "Finish-time fairness ρ", "ratio", "lower"),
+)
+SPREAD_METRICS: tuple[str, ...] = tuple(metric.key for metric in _SPREADS)
+
+METRICS: dict[str, Metric] = {
+    metric.key: metric
+    for metric in (
+        Metric("jobs", "Jobs", "count", "neither"),
+        Metric("jobs_completed", "Jobs completed", "count", "higher"),
+        Metric("jobs_rejected", "Jobs rejected", "count", "lower"),
+        Metric("jobs_unfinished", "Jobs unfinished", "count", "lower"),
+        *_SPREADS,
+        Metric("makespan_s", "Makespan", "s", "lower"),
+        Metric("utilisation.gpu", "GPU utilisation", "share", "higher"),
+        Metric("utilisation.cpu", "CPU utilisation", "share", "higher"),
+        Metric("utilisation.memory", "Memory utilisation", "share", "higher"),
+        Metric("allocation.gpu", "GPU allocation", "share", "neither"),
+        Metric("allocation.cpu", "CPU allocation", "share", "neither"),
+        Metric("allocation.memory", "Memory allocation", "share", "neither"),
+        Metric("fragmentation", "Fragmentation", "share", "lower"),
+        Metric("preemptions", "Preemptions", "count", "lower"),
+        Metric("moves", "Moves", "count", "lower"),
+        Metric("rounds", "Rounds", "count", "neither"),
+        Metric("deadlines_met", "Deadlines met", "share", "higher"),
+    )
+}
+
+
+def lookup(summary: dict[str, object], key: str) -> float | None:
+    """The value at a dotted key ("jct_s.mean", "utilisation.gpu") of a summary; None where it has none."""
+    value: object = summary
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return float(value) if isinstance(value, int | float) else None
