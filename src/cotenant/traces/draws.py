@@ -85,13 +85,6 @@ def _two_part(rng: np.random.Generator, n: int, common: tuple[float, float], rar
     return seconds
 
 
-def from_quantiles(quantiles: tuple[float, ...]) -> Sample:
-    """Durations whose quantiles at evenly spaced probabilities from 0 to 1 are these; log-linear in between."""
-    logs = np.log(np.asarray(quantiles))
-    grid = np.linspace(0.0, 1.0, len(logs))
-    return lambda rng, n: np.exp(np.interp(rng.random(n), grid, logs))
-
-
 # -- arrivals
 
 

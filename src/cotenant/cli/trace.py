@@ -1,0 +1,150 @@
+"""`cotenant trace`: look into a trace, convert it, make one up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cotenant.cli.trace_options import ClusterOptions, takes_cluster_options, takes_trace_options
+from cotenant.traces.options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
+
+if TYPE_CHECKING:
+    from cotenant.model.work import Trace
+
+app = typer.Typer(no_args_is_help=True, help="Inspect, convert and generate traces.")
+
+Spec = Annotated[str, typer.Argument(metavar="FORMAT:PATH", help="native, synergy, philly, philly-json, chronus, ...")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Out = Annotated[str, typer.Option("--out", help="File to write, native format: F.csv or F.parquet.")]
+Text = str | None
+
+
+def _load(spec: str, options: TraceOptions) -> tuple[Trace, dict[str, float]]:
+    """The trace and the iteration times of the shipped profiles. Models are given out only where the split is asked
+    for: looking at a trace must not invent any."""
+    from cotenant.profile.tables import load_profiles
+    from cotenant.traces.select import load_trace
+
+    profiles = load_profiles()
+    classes = profiles.classes if options.split else None
+    return load_trace(spec, options, classes=classes, iteration_s=profiles.iteration_s), profiles.iteration_s
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    json.dump(content, sys.stdout, indent=None)
+    sys.stdout.write("\n")
+
+
+@app.command()
+@takes_trace_options
+def inspect(spec: Spec, as_json: Json = False, *, trace_options: TraceOptions) -> None:
+    """What a trace holds: rows kept and left out, span, GPU counts, durations, models, tenants."""
+    from cotenant.traces.summary import summarise
+
+    trace, iteration_s = _load(spec, trace_options)
+    summary = summarise(trace, iteration_s)
+    if as_json:
+        _print_json(summary)
+        return
+    from cotenant.cli.trace_view import show_summary
+
+    show_summary(summary)
+
+
+@app.command()
+@takes_trace_options
+def convert(spec: Spec, out: Out, as_json: Json = False, *, trace_options: TraceOptions) -> None:
+    """Write any trace in the native format, after the filters and replacements asked for."""
+    from cotenant.traces.write import check_native_name, write_native
+
+    check_native_name(out)
+    found: list[Trace] = []
+
+    def jobs() -> Any:
+        found.append(_load(spec, trace_options)[0])
+        return found[0].jobs
+
+    write_native(out, jobs)
+    trace = found[0]
+    content = {
+        "out": out,
+        "jobs": len(trace.jobs),
+        "left_out": trace.left_out,
+        "remarks": trace.remarks,
+        "seed": trace.seed,
+    }
+    if as_json:
+        _print_json(content)
+        return
+    from cotenant.cli.trace_view import show_written
+
+    show_written(content)
+
+
+@app.command()
+@takes_cluster_options
+def generate(
+    jobs: Annotated[int, typer.Option("--jobs", help="How many jobs.")],
+    out: Out,
+    like: Annotated[str, typer.Option("--like", help="synergy, miso or philly: fills in the rest.")] = "synergy",
+    rate: Annotated[Text, typer.Option("--rate", help="Mean arrival rate: 8/h.")] = None,
+    load: Annotated[Text, typer.Option("--load", help="Offered GPU-time over the --cluster's: 0.9 or 90%.")] = None,
+    arrivals: Annotated[
+        Text, typer.Option("--arrivals", help="poisson, static, bursty:CV, trace:FORMAT:PATH.")
+    ] = None,
+    durations: Annotated[
+        Text,
+        typer.Option("--durations", help="two-part, two-part-short, lognormal:MEDIAN:SIGMA, trace:FORMAT:PATH."),
+    ] = None,
+    gpu_mix: Annotated[Text, typer.Option("--gpu-mix", help="GPU counts with weights: 1:70,2:10,4:15,8:5.")] = None,
+    split: Annotated[
+        Text, typer.Option("--split", help=f"Shares of image,language,speech models. Default {DEFAULT_SPLIT}.")
+    ] = None,
+    split_mode: Annotated[
+        str, typer.Option("--split-mode", help="overall (in turn, nothing random) or random (by the seed).")
+    ] = "overall",
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same bytes.")] = DEFAULT_SEED,
+    as_json: Json = False,
+    *,
+    cluster_options: ClusterOptions,
+) -> None:
+    """Draw a synthetic trace from a seed and write it in the native format."""
+    from cotenant.model.units import parse_fraction, parse_rate_per_s
+    from cotenant.profile.tables import load_profiles
+    from cotenant.traces.generate import Generated, Workload
+    from cotenant.traces.generate import generate as draw
+    from cotenant.traces.write import check_native_name, write_native
+
+    check_native_name(out)
+    cluster = cluster_options.parse() if cluster_options.cluster else None
+    workload = Workload(
+        jobs=jobs,
+        like=like,
+        rate_per_s=parse_rate_per_s(rate, field="rate") if rate is not None else None,
+        load=parse_fraction(load, field="load", most=100.0) if load is not None else None,
+        cluster_gpus=cluster.total_gpus if cluster else None,
+        arrivals=arrivals or "",
+        durations=durations or "",
+        gpu_mix=gpu_mix or "",
+        split=split or "",
+        split_mode=split_mode,
+        seed=seed,
+    )
+    profiles = load_profiles()
+    made: list[Generated] = []
+
+    def make() -> Any:
+        made.append(draw(workload, profiles.classes, profiles.iteration_s))
+        return made[0].trace.jobs
+
+    write_native(out, make)
+    content = {"out": out, **made[0].summary(workload.cluster_gpus)}
+    if as_json:
+        _print_json(content)
+        return
+    from cotenant.cli.trace_view import show_written
+
+    show_written(content)

@@ -1,0 +1,202 @@
+"""Options of every command that reads a trace or names a cluster, declared once.
+
+    @app.command()
+    @takes_trace_options
+    @takes_cluster_options
+    def simulate(..., trace_options: TraceOptions, cluster_options: ClusterOptions) -> None: ...
+
+A decorated command gets the options as one object under that name; the command line shows them one by one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cotenant.model.errors import InputError
+from cotenant.model.units import parse_rate_per_s, parse_seconds
+from cotenant.traces.options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
+
+if TYPE_CHECKING:
+    from cotenant.model.cluster import Cluster
+
+TRACE_PANEL = "Trace: what is kept, scaled and drawn anew"
+CLUSTER_PANEL = "Cluster"
+Command = Callable[..., Any]
+
+
+def _trace(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=TRACE_PANEL, **more)
+
+
+def _cluster(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=CLUSTER_PANEL, **more)
+
+
+Text = str | None
+# name in the command -> (its type with the option it becomes, default)
+TRACE_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "from_": (Annotated[Text, _trace("--from", help="Keep arrivals from this time on, the new 0: 10d, 2400h.")], None),
+    "to": (Annotated[Text, _trace("--to", help="Keep arrivals before this time from the trace's start.")], None),
+    "tenant": (Annotated[list[str] | None, _trace("--tenant", help="Keep this tenant's jobs; repeatable.")], None),
+    "max_jobs": (Annotated[int | None, _trace("--max-jobs", help="Keep the first so many jobs.")], None),
+    "gpu_counts": (
+        Annotated[str, _trace("--gpu-counts", help="all, single or multi (keep only those), as-single (1 GPU each).")],
+        "all",
+    ),
+    "only_gpus": (Annotated[Text, _trace("--only-gpus", help="Keep only these GPU counts: 1,2,4,8,16.")], None),
+    "min_duration": (Annotated[Text, _trace("--min-duration", help="Keep jobs of at least this run time.")], None),
+    "max_duration": (Annotated[Text, _trace("--max-duration", help="Keep jobs of at most this run time.")], None),
+    "rate_scale": (Annotated[float, _trace("--rate-scale", help="2 makes jobs arrive twice as fast.")], 1.0),
+    "arrivals": (
+        Annotated[Text, _trace("--arrivals", help="Replace arrivals: poisson, static, bursty:CV, trace:FORMAT:PATH.")],
+        None,
+    ),
+    "rate": (Annotated[Text, _trace("--rate", help="Rate of replaced arrivals: 8/h. Default: its own mean.")], None),
+    "durations": (
+        Annotated[
+            Text,
+            _trace(
+                "--durations",
+                help="Replace durations: two-part, two-part-short, lognormal:MEDIAN:SIGMA, trace:FORMAT:PATH.",
+            ),
+        ],
+        None,
+    ),
+    "gpu_mix": (Annotated[Text, _trace("--gpu-mix", help="Replace GPU counts: 1:70,2:10,4:15,8:5.")], None),
+    "split": (
+        Annotated[
+            Text,
+            _trace(
+                "--split",
+                help=f"Shares of image,language,speech models. Default {DEFAULT_SPLIT}, for jobs without a model; "
+                "given, for all jobs.",
+            ),
+        ],
+        None,
+    ),
+    "split_mode": (
+        Annotated[str, _trace("--split-mode", help="overall (in turn, nothing random) or random (by the seed).")],
+        "overall",
+    ),
+    "seed": (Annotated[int, _trace("--seed", help="Seed of everything that is drawn.")], DEFAULT_SEED),
+    "time_unit": (Annotated[Text, _trace("--time-unit", help="chronus: s, min (default) or h.")], None),
+    "attempts": (
+        Annotated[str, _trace("--attempts", help="philly-json: duration is the sum, last or longest of attempts.")],
+        "sum",
+    ),
+}
+CLUSTER_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "cluster": (
+        Annotated[
+            Text, _cluster("--cluster", help="16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv or tiresias:FILE.csv.")
+        ],
+        None,
+    ),
+    "gpu": (Annotated[Text, _cluster("--gpu", help="GPU model. Default A100-40GB.")], None),
+    "cpus_per_node": (Annotated[float | None, _cluster("--cpus-per-node", help="Default 3 per GPU.")], None),
+    "memory_per_node": (Annotated[Text, _cluster("--memory-per-node", help="Default 62.5GB per GPU.")], None),
+    "storage_mbps": (Annotated[float | None, _cluster("--storage-mbps", help="Per node. Default 500.")], None),
+}
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """The cluster as the command line describes it."""
+
+    cluster: str | None = None
+    gpu: str | None = None
+    cpus_per_node: float | None = None
+    memory_per_node: str | None = None
+    storage_mbps: float | None = None
+
+    def parse(self, remarks: list[str] | None = None, *, default: str | None = None) -> Cluster:
+        """The cluster; `default` serves where --cluster is absent. Sentences for the user go to `remarks`."""
+        from cotenant.traces.cluster_files import parse_cluster
+
+        spec = self.cluster or default
+        if spec is None:
+            raise InputError("a cluster is needed, such as --cluster 16x8", field="cluster")
+        return parse_cluster(
+            spec,
+            gpu=self.gpu,
+            cpus_per_node=self.cpus_per_node,
+            memory_per_node=self.memory_per_node,
+            storage_mbps=self.storage_mbps,
+            remarks=remarks,
+        )
+
+
+def trace_options(**given: Any) -> TraceOptions:
+    """TraceOptions from the values of TRACE_OPTIONS as the command line gives them (texts with units)."""
+    return TraceOptions(
+        from_s=_seconds(given["from_"], "from", 0.0),
+        to_s=_seconds(given["to"], "to", math.inf),
+        tenants=tuple(given["tenant"] or ()),
+        max_jobs=given["max_jobs"],
+        gpu_counts=given["gpu_counts"],
+        only_gpus=_whole_numbers(given["only_gpus"]) if given["only_gpus"] else (),
+        min_duration_s=_seconds(given["min_duration"], "min-duration", 0.0),
+        max_duration_s=_seconds(given["max_duration"], "max-duration", math.inf),
+        rate_scale=given["rate_scale"],
+        arrivals=given["arrivals"] or "",
+        rate_per_s=parse_rate_per_s(given["rate"], field="rate") if given["rate"] else None,
+        durations=given["durations"] or "",
+        gpu_mix=given["gpu_mix"] or "",
+        split=given["split"] or "",
+        split_mode=given["split_mode"],
+        seed=given["seed"],
+        time_unit=given["time_unit"] or "",
+        attempts=given["attempts"],
+    )
+
+
+def takes_trace_options(command: Command) -> Command:
+    """Give a command every trace option; it receives them as `trace_options: TraceOptions`."""
+    return _with(command, TRACE_OPTIONS, "trace_options", trace_options)
+
+
+def takes_cluster_options(command: Command) -> Command:
+    """Give a command every cluster option; it receives them as `cluster_options: ClusterOptions`."""
+    return _with(command, CLUSTER_OPTIONS, "cluster_options", ClusterOptions)
+
+
+def _seconds(text: str | None, field: str, default: float) -> float:
+    return parse_seconds(text, field=field) if text else default
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{text!r} is not a list of GPU counts like 1,2,4,8", field="only-gpus") from None
+
+
+def _with(command: Command, options: dict[str, tuple[Any, Any]], into: str, build: Callable[..., Any]) -> Command:
+    """The command with parameter `into` replaced by the options, for typer to read off the signature."""
+    hints = typing.get_type_hints(command, localns={"Cluster": Any}, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints.get(name, Any), kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != into
+    ]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in options.items()
+    ]
+
+    def decorated(**values: Any) -> Any:
+        values[into] = build(**{name: values.pop(name) for name in options})
+        return command(**values)
+
+    decorated.__name__, decorated.__doc__ = command.__name__, command.__doc__
+    signature = inspect.Signature([*own, *added])
+    decorated.__signature__ = signature  # type: ignore[attr-defined]
+    decorated.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return decorated

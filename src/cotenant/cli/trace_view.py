@@ -1,0 +1,81 @@
+"""Tables of `cotenant trace` for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cotenant.model.units import format_seconds
+
+MOST = 12  # rows of a distribution before the rest is summed up
+
+
+def show_summary(summary: dict[str, Any]) -> None:
+    """Print what `cotenant trace inspect` found."""
+    console = Console(highlight=False)
+    left_out = sum(summary["left_out"].values())
+    console.print(f"[bold]{summary['source']}[/bold]", soft_wrap=True)
+    console.print(f"{summary['kept']:,} jobs kept, {left_out:,} rows left out")
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts.add_column(style="dim")
+    facts.add_column()
+    for reason, rows in summary["left_out"].items():
+        facts.add_row("left out", f"{rows:,} × {reason}")
+    facts.add_row("span", format_seconds(summary["span_s"]))
+    if summary["rate_per_h"] is not None:
+        facts.add_row("arrivals", f"{summary['rate_per_h']:.4g} jobs/h, gaps with CV {summary['interarrival_cv']:.3g}")
+    facts.add_row("GPU-time", f"{summary['gpu_hours']:,.0f} GPU-hours")
+    if summary["with_deadline"]:
+        facts.add_row("deadlines", f"{summary['with_deadline']:,} jobs")
+    if summary["seed"] is not None:
+        facts.add_row("seed", str(summary["seed"]))
+    console.print(facts)
+    _show_durations(console, summary["duration_s"])
+    for title, counts in (("GPUs", summary["gpus"]), ("model", summary["models"]), ("tenant", summary["tenants"])):
+        if counts:
+            _show_counts(console, title, counts)
+    for remark in summary["remarks"]:
+        console.print(f"[dim]note:[/dim] {remark}", soft_wrap=True)
+
+
+def show_written(content: dict[str, Any]) -> None:
+    """Print what `cotenant trace convert` and `generate` wrote."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{content['out']}[/bold]: {content['jobs']:,} jobs", soft_wrap=True)
+    for reason, rows in content.get("left_out", {}).items():
+        console.print(f"  left out: {rows:,} × {reason}")
+    for name, value in content.items():
+        if name not in ("out", "jobs", "left_out", "remarks") and value is not None:
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            console.print(f"  [dim]{name}:[/dim] {shown}", soft_wrap=True)
+    for remark in content.get("remarks", []):
+        console.print(f"  [dim]note:[/dim] {remark}", soft_wrap=True)
+
+
+def _show_durations(console: Console, durations: dict[str, Any]) -> None:
+    names = [name for name in durations if name != "unknown"]
+    table = Table(title="duration", title_justify="left", title_style="bold")
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_row(*(format_seconds(durations[name]) if durations[name] is not None else "-" for name in names))
+    console.print(table)
+    if durations["unknown"]:
+        console.print(f"{durations['unknown']:,} jobs state only iterations of models without a profile")
+
+
+def _show_counts(console: Console, title: str, counts: dict[str, int]) -> None:
+    total = sum(counts.values())
+    table = Table(show_header=True)
+    table.add_column(title)
+    table.add_column("jobs", justify="right")
+    table.add_column("", justify="left", no_wrap=True)
+    listed = list(counts.items())
+    if len(listed) > MOST:
+        listed = sorted(listed, key=lambda item: -item[1])
+        rest = listed[MOST - 1 :]
+        listed = [*listed[: MOST - 1], (f"{len(rest)} more", sum(n for _, n in rest))]
+    for name, n in listed:
+        table.add_row(name, f"{n:,}", f"{'█' * round(30 * n / total)} {n / total:.1%}")
+    console.print(table)
