@@ -1,0 +1,116 @@
+"""The arrays that compiled policies read and write: what a snapshot looks like to a kernel.
+
+Amounts are integers so that equal decisions come out equal on every machine: CPU in thousandths of a core, memory in
+10^6 bytes, parts of a GPU in thousandths. J jobs, T demand types (jobs with the same needs share one), L levels of
+allotment, K kinds of node, N nodes.
+
+Arrays hold records (one dtype per noun) because kernels are handed few arguments that way: the time to compile a
+kernel grows with the number of arrays that travel through its calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+# levels of allotment; from GRID on: the points that the optimal allotment chooses among
+PROPORTIONAL, IDEAL, DOWN, GRID = 0, 1, 2, 3
+
+# a job's level while it does not run
+NOT_RUNNING = -1
+
+# what a job of one demand type needs, whatever it is given
+TYPE = np.dtype([
+    ("gpus", "i8"),  # whole GPUs (1 for a job on part of a GPU)
+    ("part_milli", "i8"),  # thousandths of one GPU; 0: whole GPUs
+    ("multi_node_factor", "f8"),  # speed kept when spread over nodes
+    ("key_s", "f8"),  # seconds per iteration that the ordering assumes
+    ("isolated_s", "f8"),  # seconds per iteration alone at the proportional share on the reference GPU
+    ("dominant", "f8"),  # largest share of the cluster over GPU, CPU and memory, at ideal demand
+    ("size", "f8"),  # sum of those shares
+    ("can_shrink", "?"),  # its ideal demand exceeds DOWN on some axis of some kind of node
+])  # fmt: skip
+
+# what it is given at one level on one kind of node: per GPU (for a job on part of a GPU: in all)
+AMOUNT = np.dtype([("cpu", "i8"), ("memory", "i8"), ("iteration_s", "f8")])
+
+NODE = np.dtype([("gpus", "i8"), ("cpu", "i8"), ("memory", "i8"), ("kind", "i8")])
+
+# per-job state that orderings read and decisions write
+JOB = np.dtype([
+    ("type", "i4"),
+    ("priority", "i8"),
+    ("arrival_s", "f8"),
+    ("total", "f8"),  # iterations in all
+    ("done", "f8"),  # iterations done
+    ("attained_s", "f8"),  # seconds run so far
+    ("last_run_s", "f8"),  # end of its last lease; its arrival before that
+    ("rank", "i8"),  # as ordered last
+    ("key", "f8"),
+    ("dirty", "?"),  # its key may have changed since
+    ("wanted", "i4"),  # level that the optimal allotment chose
+    ("reason", "i1"),  # why it did not get a share in the last decision (model.events.Reason)
+])  # fmt: skip
+
+# where a job runs: its entries are contiguous from `first`
+GRANT = np.dtype([("first", "i4"), ("count", "i4"), ("level", "i4")])
+
+FREE = np.dtype([
+    ("free_gpus", "i8"),  # GPUs that nobody holds any part of
+    ("free_cpu", "i8"),
+    ("free_memory", "i8"),
+    ("head", "i8"),  # newest entry on the node, -1 none
+])  # fmt: skip
+
+ENTRY = np.dtype([
+    ("node", "i4"),
+    ("gpus", "i4"),
+    ("job", "i4"),
+    ("next", "i4"),  # next older entry on the same node
+    ("slot", "i4"),  # slot of a part of a GPU, -1 for whole GPUs
+])  # fmt: skip
+
+
+class Demand(NamedTuple):
+    """What each demand type takes and how fast it goes."""
+
+    type: Array  #: TYPE[T]
+    allowed: Array  #: bool[T, K] kinds of node whose GPUs it accepts
+    amount: Array  #: AMOUNT[L, T, K]
+
+
+class Allocation(NamedTuple):
+    """Who holds what."""
+
+    node: Array  #: FREE[N]
+    entry: Array  #: ENTRY[E]
+    job: Array  #: GRANT[J]
+    slots: Array  #: i8[N, S] free thousandths of GPUs held in parts; -1: slot not in use
+    used: Array  #: i8[2] entries used; GPUs free over all nodes
+    free_kind: Array  #: i8[K] GPUs free by kind of node
+    pointer: Array  #: i4[L, T] no node before this one fits (level, type); valid while nothing is released
+    bucket: Array  #: u8[max GPUs + 1, words] nodes by free GPUs, a bit each
+
+
+def make_allocation(demand: Demand, nodes: Array, jobs: int) -> Allocation:
+    """An empty allocation sized for the cluster; filled by `placement.clear`."""
+    parts = demand.type["part_milli"][demand.type["part_milli"] > 0]
+    tenants_per_gpu = max(1, 1000 // int(parts.min())) if len(parts) else 1
+    n, most = len(nodes), int(nodes["gpus"].max())
+    levels, types, kinds = demand.amount.shape
+    grants = np.zeros(jobs, GRANT)
+    grants["level"] = NOT_RUNNING
+    return Allocation(
+        node=np.zeros(n, FREE),
+        entry=np.zeros(int(nodes["gpus"].sum()) * tenants_per_gpu + 1, ENTRY),
+        job=grants,
+        slots=np.full((n, most if len(parts) else 1), -1, np.int64),
+        used=np.zeros(2, np.int64),
+        free_kind=np.zeros(kinds, np.int64),
+        pointer=np.zeros((levels, types), np.int32),
+        bucket=np.zeros((most + 1, (n + 63) // 64), np.uint64),
+    )

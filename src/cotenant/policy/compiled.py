@@ -1,0 +1,58 @@
+"""The decorator of compiled kernels, and where their machine code is kept between runs.
+
+numba notices a change of the file that holds a function but not of the functions it calls in other files. So the code
+lives in a user cache folder named after a hash of all kernel sources: a stale hit is impossible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+from typing import Any
+
+import numba
+import platformdirs
+
+# beside every file that says "njit" or "compiled": constants that numba freezes into code
+_CONSTANTS = ("policy/arrays.py", "sim/state.py", "model/events.py")
+
+
+def source_hash() -> str:
+    """Hash of every source that compiled code may come from, of numba, of Python and of the processor's name."""
+    package = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()} {platform.machine()}".encode())
+    for folder in ("policy", "sim"):
+        for file in sorted((package / folder).rglob("*.py")):
+            source = file.read_bytes()
+            if b"njit" in source or b"policy.compiled" in source or file.relative_to(package).as_posix() in _CONSTANTS:
+                digest.update(source)
+    digest.update((package / "model/events.py").read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """The folder for this version of the kernels."""
+    return Path(platformdirs.user_cache_dir("cotenant")) / "kernels" / source_hash()
+
+
+def _use_cache() -> bool:
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+    except OSError:
+        return False  # a read-only home: compile in memory, every time
+    numba.config.CACHE_DIR = str(folder)
+    return True
+
+
+CACHED = _use_cache()
+
+
+def is_compiled() -> bool:
+    """Whether the training simulator's kernel is in the cache, so that a first run need not compile it."""
+    return CACHED and any(cache_folder().rglob("kernel.advance*.nbc"))
+
+
+jit: Any = numba.njit(cache=CACHED, nogil=True)
