@@ -22,7 +22,7 @@ def show_summary(summary: dict[str, Any]) -> None:
     facts.add_column(style="dim")
     facts.add_column()
     for reason, rows in summary["left_out"].items():
-        facts.add_row("left out", f"{rows:,} × {reason}")
+        facts.add_row("left out", f"{rows:,} {reason}")
     facts.add_row("span", format_seconds(summary["span_s"]))
     if summary["rate_per_h"] is not None:
         facts.add_row("arrivals", f"{summary['rate_per_h']:.4g} jobs/h, gaps with CV {summary['interarrival_cv']:.3g}")
@@ -45,7 +45,7 @@ def show_written(content: dict[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(f"[bold]{content['out']}[/bold]: {content['jobs']:,} jobs", soft_wrap=True)
     for reason, rows in content.get("left_out", {}).items():
-        console.print(f"  left out: {rows:,} × {reason}")
+        console.print(f"  left out: {rows:,} {reason}")
     for name, value in content.items():
         if name not in ("out", "jobs", "left_out", "remarks") and value is not None:
             shown = f"{value:.6g}" if isinstance(value, float) else str(value)

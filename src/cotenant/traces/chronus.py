@@ -33,7 +33,7 @@ def read(path: str, options: TraceOptions) -> Trace:
     second = UNITS_S[unit]
     table = read_csv(path, COLUMNS)
     table.require("job_id", "num_gpu", "submit_time", "duration")
-    table.leave_out(table.gpu_counts("num_gpu") == 0, "0 GPUs")
+    table.leave_out(table.gpu_counts("num_gpu") == 0, "with 0 GPUs")
     if not options.time_unit:
         table.remarks.append("the file states no time unit; minutes assumed (--time-unit s|min|h says otherwise)")
     arrival_s = table.numbers("submit_time", least=0, most=MAX_SECONDS / second) * second

@@ -23,19 +23,17 @@ def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: S
     header = list(names) if names else _header(found)
     wanted = [c for c in header if columns is None or c in columns]
     try:
-        frame = pl.read_csv(
-            found,
-            has_header=names is None,
-            schema=dict.fromkeys(header, pl.String),
-            columns=None if names else wanted or None,
-            infer_schema=False,
-        )
+        if names:
+            frame = pl.read_csv(found, has_header=False, schema=dict.fromkeys(header, pl.String))
+        else:
+            # by position: the parser would keep the spaces around names that are stripped here
+            positions = [header.index(name) for name in wanted] or [0]
+            frame = pl.read_csv(found, columns=positions, infer_schema=False)
+            frame.columns = wanted or ["-"]
     except pl.exceptions.NoDataError:
         raise InputError("the file is empty", file=path) from None
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
         _explain(found, len(header), error)
-    if not wanted:
-        frame = frame.select([])
     table = Table(path, frame, header=names is None)
     table.header = tuple(header)
     return table
@@ -54,7 +52,8 @@ def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
             raise InputError("the file is not Parquet or is cut off: it lacks the end mark", file=path)
         header = tuple(pl.read_parquet_schema(found))
         frame = pl.read_parquet(found, columns=[c for c in header if c in columns])
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        # damage inside a page can make the Parquet library give up in ways of its own
         raise InputError(f"the Parquet file is damaged: {str(error).splitlines()[0]}", file=path) from None
     table = Table(path, frame, header=False, text=False)
     table.header = header
@@ -91,7 +90,7 @@ def _explain(path: Path, width: int, error: Exception) -> NoReturn:
         try:
             for row in reader:
                 if len(row) > width:
-                    raise InputError(f"the row has {len(row)} cells, the header {width}", file=path, line=start)
+                    raise InputError(f"the row has {len(row)} cells instead of {width}", file=path, line=start)
                 start = reader.line_num + 1
         except csv.Error:
             pass

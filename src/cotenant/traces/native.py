@@ -28,13 +28,13 @@ def read(path: str, options: TraceOptions) -> Trace:
 def read_table(table: Table, source: str) -> Trace:
     """The native columns of an open table as a trace."""
     table.require("id", "arrival_s", "gpus")
-    if "duration_s" not in table.columns:
-        table.require("iterations")
+    if "duration_s" not in table.columns and "iterations" not in table.columns:
+        table.require("duration_s")
     unused = [name for name in table.header if name not in COLUMNS]
     if unused:
         table.remarks.append(f"columns not used: {', '.join(unused)}")
     gpus = table.gpu_counts("gpus")
-    table.refuse(gpus <= 0, "gpus", "{} GPUs; a job needs at least a part of one")
+    table.refuse(gpus <= 0, "gpus", "{} must be above 0: a job needs at least a part of one GPU")
     duration_s = table.numbers("duration_s", optional=True, above=0, most=MAX_SECONDS)
     iterations = table.numbers("iterations", optional=True, above=0, most=MAX_ITERATIONS)
     workless = np.isnan(duration_s) & np.isnan(iterations)

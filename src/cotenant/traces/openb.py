@@ -29,7 +29,7 @@ def read(path: str, options: TraceOptions) -> Trace:
     """
     table = read_csv(path, COLUMNS)
     table.require("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
-    table.leave_out(table.gpu_counts("num_gpu") == 0, "0 GPUs")
+    table.leave_out(table.gpu_counts("num_gpu") == 0, "with 0 GPUs")
     timed = any(name in table.columns for name in TIMES)
     if timed:
         table.require(*TIMES)
@@ -68,10 +68,10 @@ def _nothing_is_unstated(values: Floats) -> Floats:
 def _leave_out_unfinished(table: Table) -> None:
     if "pod_phase" in table.columns:
         pending = (table.texts("pod_phase", optional=True) == "Pending") & table.empty("scheduled_time")
-        table.leave_out(pending, "Pending, never scheduled")
-    table.leave_out(table.empty("scheduled_time"), "no scheduled_time")
-    table.leave_out(table.empty("deletion_time"), "no deletion_time")
-    table.leave_out(_durations(table) == 0, "no duration")
+        table.leave_out(pending, "never scheduled (Pending)")
+    table.leave_out(table.empty("scheduled_time"), "without scheduled_time")
+    table.leave_out(table.empty("deletion_time"), "without deletion_time")
+    table.leave_out(_durations(table) == 0, "without duration")
 
 
 def _durations(table: Table) -> Floats:

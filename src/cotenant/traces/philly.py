@@ -21,8 +21,8 @@ def read(path: str, options: TraceOptions) -> Trace:
     """Jobs of the list; the virtual cluster is the tenant; the earliest kept arrival is time 0."""
     table = read_csv(path, COLUMNS)
     table.require("timestamp", "duration", "num_gpus")
-    table.leave_out(table.gpu_counts("num_gpus") == 0, "0 GPUs")
-    table.leave_out(table.numbers("duration", least=0, most=MAX_SECONDS) == 0, "no duration")
+    table.leave_out(table.gpu_counts("num_gpus") == 0, "with 0 GPUs")
+    table.leave_out(table.numbers("duration", least=0, most=MAX_SECONDS) == 0, "without duration")
     arrival_s = _timestamps(table, "timestamp")
     return table.trace(
         f"philly:{path}",

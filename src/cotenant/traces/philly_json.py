@@ -78,24 +78,24 @@ def _job(path: str, index: int, entry: Any, attempts_rule: str) -> dict[str, Any
         _fail(path, index, "attempts", "is not a list of objects")
     submitted = _time(path, index, "submitted_time", entry["submitted_time"])
     if submitted is None:
-        return "no submitted_time"
+        return "without submitted_time"
     if not attempts:
-        return "no attempts"
+        return "without attempts"
     lengths = []
     for attempt in attempts:
         start = _time(path, index, "start_time", attempt.get("start_time"))
         end = _time(path, index, "end_time", attempt.get("end_time"))
         if start is None or end is None:
-            return "an attempt without start or end time"
+            return "with an attempt without start or end time"
         if end < start:
             _fail(path, index, "end_time", f"{attempt['end_time']!r} is before start_time; the duration is negative")
         lengths.append(end - start)
     duration = {"sum": sum(lengths), "last": lengths[-1], "longest": max(lengths)}[attempts_rule]
     if duration == 0:
-        return "no duration"
+        return "without duration"
     counts = [n for n in (_gpus(path, index, attempt) for attempt in attempts) if n]
     if not counts:
-        return "no GPUs in any attempt's detail"
+        return "without GPUs in any attempt"
     return {
         "id": str(entry["jobid"]),
         "arrival_s": submitted,

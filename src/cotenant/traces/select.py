@@ -96,14 +96,14 @@ def _filter(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
             if tenant not in known:
                 some = ", ".join(sorted(known - {""})[:15]) or "none stated"
                 raise InputError(f"no tenant {tenant!r}; the trace has {some}", file=trace.source, field="tenant")
-        _keep(trace, np.isin(trace.jobs.tenant.astype(str), options.tenants), "other tenants")
+        _keep(trace, np.isin(trace.jobs.tenant.astype(str), options.tenants), "of other tenants")
     if options.gpu_counts == "single":
-        _keep(trace, trace.jobs.gpus <= 1, "more than 1 GPU")
+        _keep(trace, trace.jobs.gpus <= 1, "on more than 1 GPU")
     elif options.gpu_counts == "multi":
-        _keep(trace, trace.jobs.gpus > 1, "single-GPU")
+        _keep(trace, trace.jobs.gpus > 1, "on 1 GPU or less")
     if options.only_gpus:
         wanted = ",".join(str(count) for count in options.only_gpus)
-        _keep(trace, np.isin(trace.jobs.gpus, options.only_gpus), f"GPU count not among {wanted}")
+        _keep(trace, np.isin(trace.jobs.gpus, options.only_gpus), f"with a GPU count not among {wanted}")
     if options.gpu_counts == "as-single":
         trace.jobs.gpus = np.ones(len(trace.jobs))
     if options.min_duration_s > 0 or options.max_duration_s < math.inf:
@@ -115,7 +115,7 @@ def _filter(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
                 field="min-duration",
             )
         inside = (durations >= options.min_duration_s) & (durations <= options.max_duration_s)
-        _keep(trace, inside, "duration outside the limits")
+        _keep(trace, inside, "with a duration outside the limits")
     if options.max_jobs is not None:
         _keep(trace, np.arange(len(trace.jobs)) < options.max_jobs, f"beyond the first {options.max_jobs} jobs")
 

@@ -15,7 +15,7 @@ def read(path: str, options: TraceOptions) -> Trace:
     """Jobs of a replay file. Arrivals stay as written: the public simulator's first round depends on them."""
     table = read_csv(path, names=COLUMNS)
     gpus = table.gpu_counts("gpus")
-    table.refuse(gpus <= 0, "gpus", "{} GPUs; a job needs at least one")
+    table.refuse(gpus <= 0, "gpus", "{} must be above 0: a job needs at least a part of one GPU")
     return table.trace(
         f"synergy:{path}",
         id=table.texts("id"),

@@ -73,7 +73,7 @@ class Table:
         """InputError where a column is absent."""
         for name in names:
             if name not in self.columns:
-                shown = ", ".join(self.columns[:12]) + (", ..." if len(self.columns) > 12 else "")
+                shown = ", ".join(self.header[:12]) + (", ..." if len(self.header) > 12 else "")
                 raise InputError(
                     f"the file has no column {name!r}; it has {shown or 'none'}",
                     file=self.path,
@@ -132,10 +132,10 @@ class Table:
         stated = ~empty
         with np.errstate(invalid="ignore"):
             if least is not None:
-                self.refuse(stated & (values < least), name, f"{{}} is below {least:g}")
+                self.refuse(stated & (values < least), name, f"{{}} must be at least {least:g}")
             if above is not None:
-                self.refuse(stated & (values <= above), name, f"{{}} is not above {above:g}")
-            self.refuse(stated & (values > most), name, f"{{}} is above {most:g}, the most that makes sense here")
+                self.refuse(stated & (values <= above), name, f"{{}} must be above {above:g}")
+            self.refuse(stated & (values > most), name, f"{{}} is more than {most:g}, the most that makes sense here")
             if whole:
                 self.refuse(stated & (values != np.floor(values)), name, "{} is not a whole number")
         values[empty] = np.nan
@@ -155,7 +155,7 @@ class Table:
             series = series.str.strip_chars()
         series = series.fill_null("")
         distinct = series.unique(maintain_order=True)
-        if len(distinct) * 2 > len(series):
+        if not len(series) or len(distinct) * 2 > len(series):
             return np.array(series.to_list(), dtype=object).reshape(len(series))
         codes = series.replace_strict(distinct, np.arange(len(distinct)), return_dtype=pl.Int64).to_numpy()
         shared: Names = np.array(distinct.to_list(), dtype=object)[codes]

@@ -15,7 +15,7 @@ def read(path: str, options: TraceOptions) -> Trace:
     """Jobs of the file; rows of 0 GPUs are left out."""
     table = read_csv(path, COLUMNS)
     table.require("job_id", "num_gpu", "submit_time", "duration")
-    table.leave_out(table.gpu_counts("num_gpu") == 0, "0 GPUs")
+    table.leave_out(table.gpu_counts("num_gpu") == 0, "with 0 GPUs")
     return table.trace(
         f"tiresias:{path}",
         id=table.texts("job_id"),
