@@ -27,6 +27,11 @@ def test_first_jobs_by_hand() -> None:
     assert models == ["gnmt", "alexnet", "transformer", "m5", "lstm", "gnmt", "res18", "transformer"]
 
 
+def test_a_class_without_a_share_gets_no_job() -> None:
+    assert set(assign_models(50, "0,100,0", CLASSES).tolist()) == set(CLASSES["language"])
+    assert {FAMILY[model] for model in assign_models(50, "50,0,50", CLASSES)} == {"image", "speech"}
+
+
 def test_equal_shares_take_turns_from_the_first_class() -> None:
     models = assign_models(7, "33,33,33", CLASSES).tolist()
     assert models == ["alexnet", "gnmt", "m5", "res18", "transformer", "deepspeech", "res50"]
@@ -45,7 +50,9 @@ def slow_overall(n: int, shares: list[int]) -> list[int]:
 
     counts, picks = [0] * len(shares), []
     for k in range(n):
-        lacks = [Fraction(s, sum(shares)) - (Fraction(c, k) if k else 0) for s, c in zip(shares, counts, strict=True)]
+        parts = [Fraction(c, k) if k else Fraction(0) for c in counts]
+        # a class without a share gets no job, not even on a tie
+        lacks = [Fraction(s, sum(shares)) - part if s else -1 for s, part in zip(shares, parts, strict=True)]
         pick = lacks.index(max(lacks))
         picks.append(pick)
         counts[pick] += 1

@@ -68,6 +68,7 @@ def _largest_deficit(n: int, shares: tuple[Fraction, ...]) -> Ints:
     scale = lcm(*(share.denominator for share in shares))
     targets = [int(share * scale) for share in shares]
     total = sum(targets)
+    wanted = [c for c, target in enumerate(targets) if target]  # a class without a share wins no tie
     # share - count/k, times k * total; at k = 0 all are 0 and the shares themselves decide
     lack = [0] * len(targets)
     chosen: list[int] = []
@@ -81,7 +82,7 @@ def _largest_deficit(n: int, shares: tuple[Fraction, ...]) -> Ints:
             return np.concatenate([np.array(chosen, dtype=np.int64), rest])
         if k:
             seen[key] = k
-        pick = max(range(len(targets)), key=lambda c: (lack[c] if k else targets[c], -c))
+        pick = max(wanted, key=lambda c: (lack[c] if k else targets[c], -c))
         chosen.append(pick)
         lack = [have + target for have, target in zip(lack, targets, strict=True)]
         lack[pick] -= total
