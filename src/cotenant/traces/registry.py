@@ -19,6 +19,7 @@ FORMATS: dict[str, tuple[str, str]] = {
     "chronus": ("cotenant.traces.chronus", "Philly-derived jobs with deadlines (Chronus, CSV)"),
     "openb": ("cotenant.traces.openb", "Alibaba 2023 GPU-sharing cluster, pod list (CSV)"),
     "tiresias": ("cotenant.traces.tiresias", "testbed trace (Tiresias, CSV)"),
+    "miso": ("cotenant.traces.miso", "jobs with their latency on every MIG slice (MISO, CSV)"),
 }
 
 
