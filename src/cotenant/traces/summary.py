@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cotenant.model.units import format_seconds
 from cotenant.model.work import Floats, Trace
 from cotenant.traces.select import durations_of
 
@@ -37,8 +38,21 @@ def summarise(trace: Trace, iteration_s: Mapping[str, float] | None = None) -> d
         "tenants": _names(jobs.tenant.tolist()),
         "with_deadline": int((~np.isnan(jobs.deadline_s)).sum()),
         "seed": trace.seed,
-        "remarks": list(trace.remarks),
+        "remarks": [*trace.remarks, *_lopsided(jobs.arrival_s)],
     }
+
+
+def _lopsided(arrival_s: Floats) -> list[str]:
+    """A remark where a long lead holds next to no jobs: it would make rates and loads meaningless."""
+    if len(arrival_s) < 100:
+        return []
+    start, lead, end = float(arrival_s[0]), float(arrival_s[len(arrival_s) // 100]), float(arrival_s[-1])
+    if lead - start <= (end - start) / 4:
+        return []
+    return [
+        f"99 % of the jobs arrive in the last {format_seconds(end - lead)} of {format_seconds(end - start)}; "
+        f"--from {lead / 86400:.3g}d starts there"
+    ]
 
 
 def spread(values: Floats) -> dict[str, float | None]:
