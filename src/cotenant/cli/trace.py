@@ -119,7 +119,8 @@ def generate(
     from cotenant.traces.write import check_native_name, write_native
 
     check_native_name(out)
-    cluster = cluster_options.parse() if cluster_options.cluster else None
+    remarks: list[str] = []
+    cluster = cluster_options.parse(remarks) if cluster_options.cluster else None
     workload = Workload(
         jobs=jobs,
         like=like,
@@ -141,7 +142,7 @@ def generate(
         return made[0].trace.jobs
 
     write_native(out, make)
-    content = {"out": out, **made[0].summary(workload.cluster_gpus)}
+    content = {"out": out, **made[0].summary(workload.cluster_gpus), "remarks": remarks}
     if as_json:
         _print_json(content)
         return
