@@ -1,0 +1,261 @@
+"""`cotenant mig`: MIG layouts on paper and on this machine's GPUs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cotenant.model.mig import Geometry
+    from cotenant.node.nvml import Nvml
+
+app = typer.Typer(no_args_is_help=True, help="MIG layouts: list, plan, and apply to this machine's GPUs.")
+
+Model = Annotated[str, typer.Option("--gpu", help="GPU model of the catalog, such as A100-40GB or H100-80GB.")]
+Here = Annotated[str, typer.Option("--gpu", help="UUID (or index) of a GPU of this machine.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
+Double = Annotated[
+    bool | None,
+    typer.Option(
+        "--double-memory/--no-double-memory",
+        help="With or without the double-memory 1g. Default: as the GPU has it; A100-40GB without (needs driver R525).",
+    ),
+]
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    json.dump(content, sys.stdout)
+    sys.stdout.write("\n")
+
+
+def _nvml() -> Nvml:
+    from cotenant.node.nvml import Nvml
+
+    return Nvml()
+
+
+@app.command()
+def layouts(
+    gpu: Model = "A100-40GB",
+    running: Annotated[
+        str, typer.Option("--running", help="Only layouts that keep these instances: 3g.20gb@4,2g.10gb@0.")
+    ] = "",
+    double_memory: Double = None,
+    as_json: Json = False,
+) -> None:
+    """The layouts that a GPU model allows: every placed one to which nothing can be added, and their multisets."""
+    from cotenant.model.mig import geometry, maximal_layouts, multiset, parse_layout, reachable
+
+    geo = geometry(gpu, double_memory=double_memory)
+    found = reachable(geo, parse_layout(geo, running)) if running else maximal_layouts(geo)
+    kinds = dict.fromkeys(multiset(geo, layout) for layout in found)
+    content: dict[str, Any] = {
+        "gpu": geo.gpu,
+        "profiles": [
+            {
+                "kind": p.kind,
+                "profile": p.name,
+                "id": p.profile_id,
+                "compute": p.compute,
+                "memory_bytes": p.memory_bytes,
+                "sms": p.sms,
+                "starts": list(p.starts),
+            }
+            for p in geo.profiles.values()
+        ],
+        "placed": [geo.format(layout) for layout in found],
+        "multisets": [_short(k) for k in kinds],
+    }
+    if as_json:
+        _print_json(content)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{geo.gpu}: {len(found)} placed layouts, {len(kinds)} multisets")
+    table.add_column("multiset")
+    table.add_column("placed (profile@start)")
+    for key in kinds:
+        placed = [geo.format(layout) for layout in found if multiset(geo, layout) == key]
+        table.add_row(_short(key), "\n".join(placed))
+    Console().print(table)
+
+
+def _short(kinds: tuple[str, ...]) -> str:
+    """3,2,2 and 1+ for the double-memory 1g: what --layout takes."""
+    return ",".join(kind.replace("g", "") for kind in kinds)
+
+
+def _read_jobs(path: str, geo: Geometry) -> list[Any]:
+    """PartitionJobs of a JSON file; InputError with the field that is wrong."""
+    from pathlib import Path
+
+    from cotenant.model.errors import InputError
+    from cotenant.model.mig import kind_of
+    from cotenant.policy.partition.optimizer import PartitionJob
+
+    try:
+        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read it: {error}", file=path) from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"is no JSON: {error.msg}", file=path, line=error.lineno) from None
+    if not isinstance(rows, list):
+        raise InputError('must be a list of jobs: [{"name": "a", "speed": {"7g": 1.0, "3g": 0.6}}]', file=path)
+    jobs = []
+    for i, row in enumerate(rows):
+        where = f"jobs[{i}]"
+        if not isinstance(row, dict) or not isinstance(row.get("name"), str) or not isinstance(row.get("speed"), dict):
+            raise InputError("a job needs a name (text) and a speed (slice -> number)", file=path, field=where)
+        unknown = set(row) - {"name", "speed", "min_slice", "qos_floor", "memory_bytes"}
+        if unknown:
+            raise InputError(f"unknown field {sorted(unknown)[0]!r}", file=path, field=where)
+        for kind, value in row["speed"].items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                raise InputError(f"speed on {kind} is {value!r}, not a number of at least 0", file=path, field=where)
+        floor = row.get("qos_floor") or 0.0
+        if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor <= 1:
+            raise InputError(f"qos_floor is {floor!r}, not between 0 and 1", file=path, field=where)
+        memory = row.get("memory_bytes") or 0
+        if isinstance(memory, bool) or not isinstance(memory, int) or memory < 0:
+            raise InputError(f"memory_bytes is {memory!r}, not a whole number of bytes", file=path, field=where)
+        least = row.get("min_slice")
+        if least is not None:
+            kind_of(geo, str(least))
+        jobs.append(PartitionJob(row["name"], row["speed"], least, float(floor), memory))
+    return jobs
+
+
+@app.command()
+def plan(
+    jobs: Annotated[str, typer.Option("--jobs", help="JSON list of jobs: name, speed by slice, min_slice, qos_floor.")],
+    gpu: Model = "A100-40GB",
+    objective: Annotated[
+        str, typer.Option("--objective", help="throughput (most sum of speeds) or slowdown (least mean of 1/speed).")
+    ] = "throughput",
+    double_memory: Double = None,
+    as_json: Json = False,
+) -> None:
+    """The best layout of one GPU for a set of jobs, and who gets which slice. Exact."""
+    from cotenant.model.errors import InputError
+    from cotenant.model.mig import geometry
+    from cotenant.policy.partition.optimizer import OBJECTIVES, decision_us, plan_jobs
+
+    if objective not in OBJECTIVES:
+        raise InputError(f"unknown objective {objective!r}; there are {', '.join(OBJECTIVES)}", field="objective")
+    geo = geometry(gpu, double_memory=double_memory)
+    todo = _read_jobs(jobs, geo)
+    best = plan_jobs(geo, todo, objective)  # type: ignore[arg-type]
+    took_us = decision_us(geo, todo, objective)  # type: ignore[arg-type]
+    content = {
+        "gpu": geo.gpu,
+        "layout": geo.format(best.layout),
+        "assignment": {job.name: geo.name(place) for job, place in zip(todo, best.placements, strict=True)},
+        "objective": best.objective,
+        "objective_name": objective,
+        "decision_us": took_us,
+    }
+    if as_json:
+        _print_json(content)
+        return
+    print(f"{geo.gpu}: {content['layout']}")
+    for name, place in zip((job.name for job in todo), map(geo.name, best.placements), strict=True):
+        print(f"  {name}: {place}")
+    what = "sum of speeds" if objective == "throughput" else "mean slowdown"
+    print(f"{what} {best.objective:.4f}, decided in {took_us:.0f} us")
+
+
+@app.command()
+def apply(
+    layout: Annotated[str, typer.Argument(help="3,2,2 or 3g.40gb@0,2g.20gb@4.")],
+    gpu: Here,
+    dry_run: DryRun = False,
+    beside_running: Annotated[
+        bool, typer.Option("--beside-running", help="Go on while processes run, if all of them keep their instances.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Give a GPU of this machine a layout: only what differs is destroyed and created. Needs root."""
+    from cotenant.node.mig import apply as apply_layout
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    with _nvml() as nvml:
+        done = apply_layout(nvml, gpu, layout, dry_run=dry_run, beside_running=beside_running, say=say)
+    _show_steps(done, as_json)
+
+
+@app.command()
+def reset(gpu: Here, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Destroy every MIG instance of a GPU; MIG stays on."""
+    from cotenant.node.mig import reset as reset_gpu
+
+    with _nvml() as nvml:
+        _show_steps(reset_gpu(nvml, gpu, dry_run=dry_run), as_json)
+
+
+def _show_steps(done: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print_json(done)
+        return
+    word = "would " if done["dry_run"] else ""
+    for step in done["steps"] or ["nothing to do"]:
+        print(f"{word}{step}" if done["steps"] else step)
+    for row in done.get("instances", []):
+        print(f"{row['profile']}@{row['start']}  {row['uuid']}")
+
+
+@app.command()
+def export(
+    gpu: Annotated[str | None, typer.Option("--gpu", help="UUID or index; default: every GPU.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The MIG instances of this machine with the UUIDs that CUDA_VISIBLE_DEVICES takes."""
+    from cotenant.node.mig import export as export_table
+
+    with _nvml() as nvml:
+        content = export_table(nvml, gpu)
+    if as_json:
+        _print_json(content)
+        return
+    for row in content["gpus"]:
+        state = {True: "on", False: "off", None: "not supported"}[row["mig"]]
+        print(f"{row['index']}  {row['uuid']}  {row['name']}  MIG {state}")
+        for instance in row["instances"]:
+            print(f"   {instance['profile']}@{instance['start']}  {instance['uuid']}")
+
+
+@app.command()
+def enable(gpu: Here, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Turn MIG on for a GPU that nobody uses. Needs root; some GPUs need a reset afterwards, which is said."""
+    _mode(gpu, True, dry_run, as_json)
+
+
+@app.command()
+def disable(gpu: Here, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Turn MIG off for a GPU without instances and processes."""
+    _mode(gpu, False, dry_run, as_json)
+
+
+def _mode(gpu: str, on: bool, dry_run: bool, as_json: bool) -> None:
+    from cotenant.node.mig import set_mode
+
+    with _nvml() as nvml:
+        done = set_mode(nvml, gpu, on, dry_run=dry_run)
+    if as_json:
+        _print_json(done)
+        return
+    word = "on" if on else "off"
+    if not done["changed"]:
+        print(f"MIG is already {word}")
+    elif dry_run:
+        print(f"would turn MIG {word}")
+    elif done["reset_needed"]:
+        print(f"MIG will be {word} after a GPU reset: nvidia-smi --gpu-reset -i {done['gpu']}")
+    else:
+        print(f"MIG is {word}")
