@@ -189,4 +189,5 @@ def test_help_of_the_verb_imports_nothing_heavy() -> None:
         "import sys; from cotenant.cli import trace, trace_options;"
         "heavy = {'numpy', 'polars', 'numba', 'scipy', 'pydantic'} & set(sys.modules); sys.exit(', '.join(heavy))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr.strip() == ""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
