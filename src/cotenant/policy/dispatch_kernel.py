@@ -1,0 +1,138 @@
+"""Compiled core of the dispatcher: which batch runs next on which gpulet. No clock, no I/O; times are ms of the caller.
+
+Requests of a service wait in one queue, first come first served. An idle gpulet takes the next of its services in turn
+that has work, so a cycle gives every service its batch. A request that can no longer be answered in time is dropped
+when its turn comes: under overload (more wait than a batch holds) the head is dropped for the sake of a full batch,
+otherwise the batch shrinks until the head is in time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from cotenant.policy.compiled import CACHED
+
+inner = njit(cache=CACHED, nogil=True, no_cfunc_wrapper=True)
+
+# a service's place on a gpulet: batch is the planned (largest) one; a smaller batch waits until `hold` ms have passed
+SEAT = np.dtype([("svc", "i8"), ("let", "i8"), ("batch", "i8"), ("hold", "f8")], align=True)
+# a gpulet: its seats first..first+count; what runs on it; `due`: when a held batch must be looked at again
+LET = np.dtype(
+    [("first", "i8"), ("count", "i8"), ("gpu", "i8"), ("turn", "i8"), ("busy", "i8"), ("seat", "i8"), ("n", "i8"),
+     ("seq", "i8"), ("started", "f8"), ("due", "f8")],
+    align=True,
+)  # fmt: skip
+# a service's queue: requests head..tail (numbers never reused), at most `most` of them
+QUEUE = np.dtype([("head", "i8"), ("tail", "i8"), ("most", "i8"), ("first", "i8"), ("count", "i8")], align=True)
+WAIT = np.dtype([("arrived", "f8"), ("deadline", "f8"), ("tag", "i8")], align=True)
+DROP = np.dtype([("svc", "i8"), ("seq", "i8"), ("tag", "i8")], align=True)
+
+
+class Desk(NamedTuple):
+    """All state of a dispatcher: seats, lets, queues; ring (S, size) of waiting requests, size a power of two;
+    seats_of: seats by service (queue.first, count), fastest first; exec_ms (seats, B+1) planned time of a batch;
+    drops: log of requests dropped since `ndrops[0]` was last set to 0."""
+
+    seats: np.ndarray
+    lets: np.ndarray
+    queues: np.ndarray
+    ring: np.ndarray
+    seats_of: np.ndarray
+    exec_ms: np.ndarray
+    drops: np.ndarray
+    ndrops: np.ndarray
+
+
+@inner
+def offer(D: Desk, s: int, now: float, deadline: float, tag: int) -> int:
+    """Queue a request of service s; its number, or -1 when the queue is full."""
+    tail = D.queues[s].tail
+    if tail - D.queues[s].head >= D.queues[s].most:
+        return -1
+    slot = tail & (D.ring.shape[1] - 1)
+    D.ring[s, slot].arrived = now
+    D.ring[s, slot].deadline = deadline
+    D.ring[s, slot].tag = tag
+    D.queues[s].tail = tail + 1
+    return tail
+
+
+@inner
+def drop_head(D: Desk, s: int) -> None:
+    """Take the first request off a queue and log it as dropped."""
+    head = D.queues[s].head
+    i = D.ndrops[0]
+    D.drops[i].svc = s
+    D.drops[i].seq = head
+    D.drops[i].tag = D.ring[s, head & (D.ring.shape[1] - 1)].tag
+    D.ndrops[0] = i + 1
+    D.queues[s].head = head + 1
+
+
+@inner
+def batch_now(D: Desk, k: int, now: float) -> int:
+    """Size of the batch that seat k should run now, after dropping what is lost; 0 when nothing waits."""
+    s = D.seats[k].svc
+    mask = D.ring.shape[1] - 1
+    most = D.seats[k].batch
+    while D.queues[s].tail > D.queues[s].head:
+        waiting = D.queues[s].tail - D.queues[s].head
+        n = min(waiting, most)
+        deadline = D.ring[s, D.queues[s].head & mask].deadline
+        if now + D.exec_ms[k, n] <= deadline:
+            return n
+        if waiting <= most:
+            while n > 1 and now + D.exec_ms[k, n] > deadline:
+                n -= 1
+            if now + D.exec_ms[k, n] <= deadline:
+                return n
+        drop_head(D, s)
+    return 0
+
+
+@inner
+def start(D: Desk, i: int, now: float) -> int:
+    """Let idle gpulet i take its next batch; the batch's size, 0 when it has nothing to do (`due` says until when)."""
+    count = D.lets[i].count
+    D.lets[i].due = np.inf
+    for step in range(1, count + 1):
+        at = (D.lets[i].turn + step) % count
+        k = D.lets[i].first + at
+        s = D.seats[k].svc
+        if D.queues[s].tail == D.queues[s].head:
+            continue
+        if D.seats[k].hold > 0.0 and D.queues[s].tail - D.queues[s].head < D.seats[k].batch:
+            due = D.ring[s, D.queues[s].head & (D.ring.shape[1] - 1)].arrived + D.seats[k].hold
+            if now < due:
+                D.lets[i].due = min(D.lets[i].due, due)
+                continue
+        n = batch_now(D, k, now)
+        if n > 0:
+            D.lets[i].turn = at
+            D.lets[i].busy = 1
+            D.lets[i].seat = k
+            D.lets[i].n = n
+            D.lets[i].seq = D.queues[s].head
+            D.lets[i].started = now
+            D.queues[s].head += n
+            return n
+    return 0
+
+
+@inner
+def idle_let(D: Desk, s: int) -> int:
+    """The fastest idle gpulet of service s, -1 when all are busy."""
+    for x in range(D.queues[s].first, D.queues[s].first + D.queues[s].count):
+        i = D.seats[D.seats_of[x]].let
+        if D.lets[i].busy == 0:
+            return i
+    return -1
+
+
+@inner
+def finish(D: Desk, i: int) -> None:
+    """Gpulet i has finished its batch."""
+    D.lets[i].busy = 0

@@ -1,0 +1,1 @@
+"""Serving plans: GPUs cut into gpulets, services packed on them under SLOs."""

@@ -1,0 +1,160 @@
+"""Exact cover of the rates with GPU patterns: a depth-first search cut by price bounds.
+
+A bound is a price vector pi with its worth, the most that one GPU of each type can earn at these prices: a remaining
+demand whose value exceeds the worth of the remaining GPUs cannot be covered, by shared gpulets neither (see patterns).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cotenant.policy.compiled import jit
+
+FOUND, NONE, LIMIT = 1, 0, -1
+TOL = 1.0 + 1e-9
+
+
+@jit
+def may_fit(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: np.ndarray) -> bool:
+    """Whether no price proves that the demand exceeds what GPUs of these counts can serve."""
+    for i in range(prices.shape[0]):
+        value, most = 0.0, 0.0
+        for s in range(demand.shape[0]):
+            value += prices[i, s] * demand[s]
+        for t in range(counts.shape[0]):
+            most += counts[t] * worth[i, t]
+        if value > most * TOL:
+            return False
+    return True
+
+
+@jit
+def bound_of(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: np.ndarray) -> tuple[float, int]:
+    """(least common factor on the demand that a price proves to be the limit, that price's index)."""
+    best, at = np.inf, 0
+    for i in range(prices.shape[0]):
+        value = np.dot(prices[i], demand)
+        most = 0.0
+        for t in range(counts.shape[0]):
+            most += counts[t] * worth[i, t]
+        if value > 0.0 and most / value < best:
+            best, at = most / value, i
+    return best, at
+
+
+@jit
+def open_node(
+    caps: np.ndarray, kind: np.ndarray, group: np.ndarray, largest: np.ndarray, price: np.ndarray, rest: np.ndarray,
+    counts: np.ndarray, score: np.ndarray,
+) -> None:  # fmt: skip
+    """Score every pattern that serves the service in greatest need; the others get -1."""
+    urgent, need = 0, -1.0
+    for s in range(rest.shape[0]):
+        if rest[s] > 0.0 and rest[s] / largest[s] > need:
+            urgent, need = s, rest[s] / largest[s]
+    score[:] = -1.0
+    for other in range(rest.shape[0]):
+        x, y = min(urgent, other), max(urgent, other)
+        for c in range(group[x, y, 0], group[x, y, 1]):
+            if counts[kind[c]] > 0:
+                score[c] = price[urgent] * min(caps[c, urgent], rest[urgent])
+                if other != urgent:
+                    score[c] += price[other] * min(caps[c, other], rest[other])
+
+
+@jit
+def slots_needed(rest: np.ndarray, whole: np.ndarray, beside: np.ndarray) -> int:
+    """Half GPUs that the remaining demands need at least: a gpulet beside another is one half, a whole GPU two."""
+    total = 0
+    for s in range(rest.shape[0]):
+        if rest[s] > 0.0:
+            halves = 2 * int(np.ceil(rest[s] / whole[s] - 1e-9))
+            if beside[s] > 0.0:
+                halves = min(halves, int(np.ceil(rest[s] / beside[s] - 1e-9)))
+            total += halves
+    return total
+
+
+@jit
+def last_gpu(
+    caps: np.ndarray, kind: np.ndarray, group: np.ndarray, rest: np.ndarray, counts: np.ndarray
+) -> int:
+    """A pattern that alone serves what is left; -1 when none does. group (S, S, 2): patterns of a pair of services."""
+    a = b = -1
+    for s in range(rest.shape[0]):
+        if rest[s] > 0.0:
+            if a < 0:
+                a = s
+            elif b < 0:
+                b = s
+            else:
+                return -1
+    if b >= 0:
+        for c in range(group[a, b, 0], group[a, b, 1]):
+            if caps[c, a] >= rest[a] and caps[c, b] >= rest[b] and counts[kind[c]] > 0:
+                return c
+        return -1
+    for other in range(rest.shape[0]):
+        x, y = min(a, other), max(a, other)
+        for c in range(group[x, y, 0], group[x, y, 1]):
+            if caps[c, a] >= rest[a] and counts[kind[c]] > 0:
+                return c
+    return -1
+
+
+@jit
+def cover(
+    caps: np.ndarray, kind: np.ndarray, group: np.ndarray, limits: np.ndarray, prices: np.ndarray, worth: np.ndarray,
+    demand: np.ndarray, counts: np.ndarray, chosen: np.ndarray, budget: int,
+) -> int:  # fmt: skip
+    """Fill `chosen` with patterns (one per GPU, -1 unused) that serve `demand` with `counts` GPUs per type.
+
+    caps (C, S), kind (C) type of each pattern; group as in `last_gpu`; limits (3, S): most that a service gets from a
+    whole GPU, from a gpulet beside another service's, and from any pattern; prices (L, S), worth (L, T). `budget` is
+    the most patterns tried. Returns FOUND, NONE (proven: no set of patterns does) or LIMIT.
+    """
+    levels, S = counts.sum(), demand.shape[0]
+    price = prices[bound_of(prices, worth, demand, counts)[1]] + 1e-9 / limits[2]
+    rest = np.zeros((levels + 1, S))
+    left = np.zeros((levels + 1, counts.shape[0]), np.int64)
+    score = np.empty((levels, caps.shape[0]))
+    rest[0], left[0] = demand, counts
+    chosen[:] = -1
+    depth, tries = 0, 0
+    if levels > 1:
+        open_node(caps, kind, group, limits[2], price, rest[0], left[0], score[0])
+    else:
+        chosen[0] = last_gpu(caps, kind, group, demand, counts)
+        return FOUND if chosen[0] >= 0 else NONE
+    while depth >= 0:
+        c = int(np.argmax(score[depth]))
+        if score[depth, c] < 0.0:
+            chosen[depth] = -1
+            depth -= 1
+            continue
+        score[depth, c] = -1.0
+        tries += 1
+        if tries > budget:
+            return LIMIT
+        done = True
+        for s in range(S):
+            r = rest[depth, s] - caps[c, s]
+            rest[depth + 1, s] = r if r > 1e-9 * demand[s] else 0.0
+            done = done and rest[depth + 1, s] == 0.0
+        chosen[depth] = c
+        if done:
+            return FOUND
+        left[depth + 1] = left[depth]
+        left[depth + 1, kind[c]] -= 1
+        if depth + 2 == levels:
+            chosen[depth + 1] = last_gpu(caps, kind, group, rest[depth + 1], left[depth + 1])
+            if chosen[depth + 1] >= 0:
+                return FOUND
+        elif slots_needed(rest[depth + 1], limits[0], limits[1]) <= 2 * (levels - depth - 1) and may_fit(
+            prices, worth, rest[depth + 1], left[depth + 1]
+        ):
+            depth += 1
+            open_node(caps, kind, group, limits[2], price, rest[depth], left[depth], score[depth])
+            continue
+        chosen[depth] = -1
+    return NONE

@@ -1,0 +1,270 @@
+"""Compiled core of the packing planners: what fits on a gpulet, and what its neighbours then still keep.
+
+A gpulet is a partition whose models take turns: one cycle runs one batch of each, and the cycle's length is the work in
+it. A model's gpulet therefore gives it `batch / work` requests per millisecond, and a request waits at most one cycle
+before the cycle that serves it, so `2 * work <= SLO` for every model on it.
+
+For given rates, what a gpulet needs is found over every distinct vector of batches; the vector with the least pressure
+on the neighbours is kept. Less pressure never hurts a neighbour, so raising the pressures of a GPU's gpulets from zero
+to the first fixed point finds a consistent choice whenever there is one (`settle`).
+
+Indices: t GPU type, g GPU, j gpulet slot, p partition, s service, k seat (a service's place on a gpulet), b batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from cotenant.policy.compiled import CACHED
+
+INF = np.inf
+EPS = 1e-9
+
+# called from other kernels only: without the wrappers for Python, which cost most of the compile time here
+inner = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+MAX_SEATS = 4
+
+# one row per (GPU type, model, batch): batch building in ms, shares of alpha for oneself and for a neighbour
+CELL = np.dtype([("over", "f8"), ("own", "f8"), ("other", "f8")], align=True)
+# one row per GPU type; lets: gpulets a GPU may hold
+GPU = np.dtype(
+    [("alpha0", "f8"), ("margin", "f8"), ("mem_gpu", "f8"), ("mem_let", "f8"), ("net", "f8"), ("gpu_slots", "i8"),
+     ("lets", "i8")],
+    align=True,
+)  # fmt: skip
+# one row per (GPU type, partition)
+SIZE = np.dtype([("frac", "f8"), ("slots", "i8"), ("allowed", "i8")], align=True)
+# one row per service; cost: least GPU fraction per request/s, bits: per request
+SVC = np.dtype([("slo", "f8"), ("mem", "f8"), ("bits", "f8"), ("cost", "f8"), ("model", "i8")], align=True)
+# a gpulet of a packing under construction: part is -1 where there is none; rate in requests/s is assigned to a seat
+LET = np.dtype(
+    [("part", "i8"), ("count", "i8"), ("work", "f8"), ("press", "f8"), ("svc", "i8", (MAX_SEATS,)),
+     ("batch", "i8", (MAX_SEATS,)), ("rate", "f8", (MAX_SEATS,))],
+    align=True,
+)  # fmt: skip
+
+
+class Tables(NamedTuple):
+    """What a planner knows, as arrays: rows of the types above, few arguments to compile.
+
+    lat (T, M, P, B+1) ms, inf where a cell is missing; cell (T, M, B+1); gpu (T); size (T, P); svc (S);
+    cap (T, S, P) requests/s alone on a partition; gpu_type (N); seats: services that may share a gpulet; rising:
+    whether no larger batch presses less.
+    """
+
+    lat: np.ndarray
+    cell: np.ndarray
+    gpu: np.ndarray
+    size: np.ndarray
+    svc: np.ndarray
+    cap: np.ndarray
+    gpu_type: np.ndarray
+    seats: int
+    rising: bool
+
+
+State = np.ndarray  # (N, J) of LET
+
+
+@inner
+def copy_gpu(a: State, g: int, b: State, h: int) -> None:
+    """Copy GPU g of `a` to GPU h of `b`."""
+    for j in range(a.shape[1]):
+        b[h, j] = a[g, j]
+
+
+@inner
+def clear_gpu(a: State, g: int) -> None:
+    """Empty GPU g."""
+    for j in range(a.shape[1]):
+        a[g, j].part = -1
+        a[g, j].count = 0
+        a[g, j].press = 0.0
+        a[g, j].work = 0.0
+
+
+@inner
+def batch_ms(T: Tables, t: int, m: int, p: int, b: int, x: float) -> float:
+    """Effective milliseconds of a batch under neighbour pressure x (below 0: no neighbour)."""
+    alpha = 1.0
+    if x >= 0.0:
+        alpha = T.gpu[t].alpha0 + T.cell[t, m, b].own * T.size[t, p].frac + x
+        if alpha < 1.0:
+            alpha = 1.0
+    return (T.lat[t, m, p, b] * alpha + T.cell[t, m, b].over) * T.gpu[t].margin
+
+
+@inner
+def try_cycle(
+    T: Tables, A: State, g: int, j: int, x: float, cycle: float, slo: float, scale: float
+) -> tuple[float, float]:
+    """(work, pressure) when every seat's batch is what its rate gathers in `cycle` ms; work is inf when it misses."""
+    t, p = T.gpu_type[g], A[g, j].part
+    top = T.cell.shape[2] - 1
+    work, press = 0.0, 0.0
+    for k in range(A[g, j].count):
+        m = T.svc[A[g, j].svc[k]].model
+        b = int(np.ceil(A[g, j].rate[k] * scale * cycle - EPS))
+        if b < 1:
+            b = 1
+        if b > top:
+            return INF, 0.0
+        work += batch_ms(T, t, m, p, b, x)
+        if work > cycle or 2.0 * work > slo:
+            return INF, 0.0
+        if T.cell[t, m, b].other > press:
+            press = T.cell[t, m, b].other
+    return work, press * T.size[t, p].frac
+
+
+@inner
+def fit(T: Tables, A: State, g: int, j: int, x: float, scale: float) -> bool:
+    """Set batches, work and pressure of a gpulet for its rates times 1000 * `scale`; False (unchanged) if none fits."""
+    n = A[g, j].count
+    slo = INF
+    for k in range(n):
+        slo = min(slo, T.svc[A[g, j].svc[k]].slo)
+    best_cycle, best_work, best_press, best_load = -1.0, 0.0, INF, INF
+    for k in range(n):
+        rate = A[g, j].rate[k] * scale
+        found = False
+        for b in range(1, T.cell.shape[2]):
+            cycle = b / rate
+            if found and T.rising:
+                break  # later batches press harder
+            if n == 1:  # the common case, without the call
+                t, p, m = T.gpu_type[g], A[g, j].part, T.svc[A[g, j].svc[0]].model
+                work = batch_ms(T, t, m, p, b, x)
+                if work > cycle or 2.0 * work > slo:
+                    continue
+                press = T.cell[t, m, b].other * T.size[t, p].frac
+            else:
+                work, press = try_cycle(T, A, g, j, x, cycle, slo, scale)
+                if work == INF:
+                    continue
+            found = True
+            load = work / cycle
+            if press < best_press - 1e-12 or (press < best_press + 1e-12 and load < best_load):
+                best_cycle, best_work, best_press, best_load = cycle, work, press, load
+    if best_cycle < 0.0:
+        return False
+    for k in range(n):
+        A[g, j].batch[k] = max(1, int(np.ceil(A[g, j].rate[k] * scale * best_cycle - EPS)))
+    A[g, j].work = best_work
+    A[g, j].press = best_press
+    return True
+
+
+@inner
+def neighbour_pressure(A: State, g: int, j: int) -> float:
+    """Sum of the other gpulets' pressures on gpulet j; -1 when it is alone."""
+    x, others = 0.0, 0
+    for i in range(A.shape[1]):
+        if i != j and A[g, i].count > 0:
+            x += A[g, i].press
+            others += 1
+    return x if others > 0 else -1.0
+
+
+@inner
+def room(T: Tables, A: State, g: int) -> bool:
+    """Whether GPU g keeps its fraction, slots, number of gpulets, memory and network traffic within bounds."""
+    t = T.gpu_type[g]
+    fraction, slots, lets, memory, traffic = 0.0, 0, 0, 0.0, 0.0
+    for j in range(A.shape[1]):
+        if A[g, j].part < 0:
+            continue
+        p = A[g, j].part
+        fraction += T.size[t, p].frac
+        slots += T.size[t, p].slots
+        lets += 1
+        own = T.gpu[t].mem_let
+        for k in range(A[g, j].count):
+            own += T.svc[A[g, j].svc[k]].mem
+            traffic += T.svc[A[g, j].svc[k]].bits * A[g, j].rate[k]
+        if T.size[t, p].slots > 0 and own > T.gpu[t].mem_gpu * T.size[t, p].slots / T.gpu[t].gpu_slots:
+            return False  # a MIG instance has its own memory
+        memory += own
+    if fraction > 1.0 + EPS or lets > T.gpu[t].lets or memory > T.gpu[t].mem_gpu or traffic > T.gpu[t].net:
+        return False
+    return T.gpu[t].gpu_slots == 0 or slots <= T.gpu[t].gpu_slots
+
+
+@inner
+def settle(T: Tables, A: State, g: int, scale: float) -> bool:
+    """Choose batches of all gpulets of GPU g that hold together; False when there are none (state then undefined)."""
+    if not room(T, A, g):
+        return False
+    for j in range(A.shape[1]):
+        A[g, j].press = 0.0
+    for _ in range(40):
+        moved = False
+        for j in range(A.shape[1]):
+            if A[g, j].count == 0:
+                continue
+            before = A[g, j].press
+            if not fit(T, A, g, j, neighbour_pressure(A, g, j), scale * 1e-3 * (1.0 + 1e-7)):
+                return False
+            if A[g, j].press > before + 1e-12:
+                moved = True
+            else:
+                A[g, j].press = max(before, A[g, j].press)
+        if not moved:
+            return True
+    return False
+
+
+@inner
+def seat(T: Tables, A: State, g: int, j: int, p: int, s: int, q: float) -> bool:
+    """Add q requests/s of service s to gpulet j of GPU g (made with partition p if it is empty); True if all settle."""
+    if A[g, j].part < 0:
+        A[g, j].part = p
+        A[g, j].count = 0
+    k = 0
+    while k < A[g, j].count and A[g, j].svc[k] != s:
+        k += 1
+    if k == A[g, j].count:
+        if k >= T.seats:
+            return False
+        A[g, j].svc[k] = s
+        A[g, j].rate[k] = 0.0
+        A[g, j].count = k + 1
+    A[g, j].rate[k] += q
+    return settle(T, A, g, 1.0)
+
+
+@inner
+def spare(T: Tables, A: State, g: int, j: int, s: int) -> float:
+    """Most that service s could still get on gpulet j, if turns were free and nobody pressed: an upper bound."""
+    t, p = T.gpu_type[g], A[g, j].part
+    load = 0.0
+    for k in range(A[g, j].count):
+        load += A[g, j].rate[k] / T.cap[t, A[g, j].svc[k], p]
+    return max(0.0, (1.0 - load) * T.cap[t, s, p])
+
+
+@inner
+def most(T: Tables, A: State, B: State, g: int, j: int, p: int, s: int, q: float, steps: int) -> float:
+    """The largest rate up to q that `seat` accepts (bisected in `steps`), left in place; 0 and unchanged when none."""
+    copy_gpu(A, g, B, 0)
+    if seat(T, A, g, j, p, s, q):
+        return q
+    low, high = 0.0, q
+    for _ in range(steps):
+        mid = 0.5 * (low + high)
+        copy_gpu(B, 0, A, g)
+        if seat(T, A, g, j, p, s, mid):
+            low = mid
+            copy_gpu(A, g, B, 1)
+        else:
+            high = mid
+    if low > 0.0:
+        copy_gpu(B, 1, A, g)
+    else:
+        copy_gpu(B, 0, A, g)
+    return low

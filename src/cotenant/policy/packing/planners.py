@@ -1,0 +1,271 @@
+"""The serving planners: services and GPUs in, a plan out. Pure: no clock, no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from cotenant.model.errors import InputError
+from cotenant.model.serving import Gpulet, LeftOut, Seat, Service, ServingPlan
+from cotenant.policy.packing import adjust, cover, search
+from cotenant.policy.packing.check import problems
+from cotenant.policy.packing.kernel import State
+from cotenant.policy.packing.prices import CoverTable, cover_table
+from cotenant.policy.packing.specs import Spec
+from cotenant.policy.packing.tables import Gpus, build_tables, new_state
+
+SEED = 0x9E3779B97F4A7C15
+SMALL = 64  # services or GPUs up to which feasibility is searched for; above, plans are built in one pass
+COVERED = 12  # services up to which patterns are enumerated
+GRID = math.log(1.01)  # feasibility is decided at rates rounded up to a geometric grid, see _covers
+TRIES, EXACT_TRIES = 600, 60_000
+WIDEN = np.array([3.0, 2.0, 1.5, 1.3, 1.2, 1.1, 1.05, 1.02, 1.0])
+SPARE = 1 + 3e-6  # rates are met with this to spare, so that rounding never leaves one short
+
+
+class Packer:
+    """One planner for a fixed set of services (models, SLOs) and GPUs; asked again and again with other rates.
+
+    Building it computes the tables, which is the slow part; `plan` then decides. A claimed plan has passed
+    `check.problems` under the profile's own interference, whatever the planner itself saw.
+    """
+
+    def __init__(self, spec: Spec, gpus: Gpus, services: Sequence[Service]) -> None:
+        if not services:
+            raise InputError("there are no services to plan")
+        if len(gpus) == 0:
+            raise InputError("there are no GPUs to plan for")
+        names = set()
+        for s in services:
+            if s.name in names:
+                raise InputError(f"service {s.name} is there twice", field="services")
+            names.add(s.name)
+        self.spec, self.gpus, self.services = spec, gpus, list(services)
+        self.tables = build_tables(gpus, services, spec.rules)
+        self.lets = int(self.tables.gpu["lets"].max())
+        for s, cap in zip(services, self.tables.cap.max(axis=(0, 2)), strict=True):
+            if cap <= 0:
+                raise InputError(_too_slow(s, gpus, spec), field="slo_ms")
+        self._scratch = new_state(3, self.lets)
+        self._states = [new_state(len(gpus), self.lets) for _ in range(3)]
+        self._rng = np.zeros(1, np.uint64)
+        self._counts = np.bincount(np.array(gpus.types), minlength=len(gpus.profiles))
+
+    @property
+    def small(self) -> bool:
+        """Whether the problem is searched rather than built in one pass."""
+        return len(self.services) <= SMALL and len(self.gpus) <= SMALL
+
+    @cached_property
+    def table(self) -> CoverTable | None:
+        """Patterns and prices; None where patterns of two gpulets do not tell all, or there are too many."""
+        enough = self.spec.cover and self.lets <= 2 and len(self.services) <= COVERED
+        return cover_table(self.tables) if enough else None
+
+    def plan(self, rates_rps: Sequence[float] | None = None, start: ServingPlan | None = None) -> ServingPlan:
+        """The plan for these rates (default: the services' own). `start`: a plan whose gpulets are kept where they
+        can be; the fewest services move (see replan.moves)."""
+        services = self.services
+        if rates_rps is not None:
+            services = [replace(s, rate_rps=float(r)) for s, r in zip(services, rates_rps, strict=True)]
+        rates = np.array([s.rate_rps for s in services])
+        left = np.zeros(len(rates))
+        state = self._kept(rates, start) if start is not None else None
+        if state is None:
+            state = self._feasible(rates)
+        if state is None:
+            state = self._best_effort(rates, services, left)
+        plan = self._extract(state, services, left)
+        if plan.feasible and self.spec.rules.interference is False:
+            plan = self._judge(plan, services)
+        return plan
+
+    def bound(self, rates: np.ndarray) -> float:
+        """A common factor on the rates that no plan on these GPUs exceeds; below 1, the rates are infeasible."""
+        fluid = len(self.gpus) / float((rates * self.tables.svc["cost"]).sum())
+        if self.table is None:
+            return fluid
+        return min(fluid, float(cover.bound_of(self.table.prices, self.table.worth, rates, self._counts)[0]))
+
+    def _feasible(self, rates: np.ndarray) -> State | None:
+        """A packing of all rates, or None."""
+        limit = 1000 if self.small else 40
+        A, C, best = self._states
+        left = np.zeros(len(rates))
+        self._rng[0] = SEED
+        if self.spec.climb == 0 or not self.small:
+            return A if search.build(self.tables, A, self._scratch, rates, limit, 1, self._rng, left) else None
+        need = float(rates.max())
+        direction = rates / need
+        bound = self.bound(direction)
+        if bound < need:
+            return None
+        if self._covers(direction, need, bound, best):
+            pass
+        elif self._climb_pays(len(rates)):
+            climbed = search.climb(
+                self.tables, A, self._scratch, C, best, direction, need, bound, self.spec.climb, limit, self._rng
+            )
+            if climbed < need:
+                return None
+        else:
+            return None
+        lean = search.build(self.tables, A, self._scratch, rates, limit, 1, self._rng, left)
+        return A if lean and _used(A) <= _used(best) else best
+
+    def _climb_pays(self, services: int) -> bool:
+        """Climbing can add to an exact cover only by letting models share a gpulet."""
+        return self.table is None or (self.spec.rules.seats > 1 and services > 1)
+
+    def _covers(self, direction: np.ndarray, need: float, bound: float, out: State) -> bool:
+        """Exact cover at the rates rounded up to the grid. Where the search gives up, larger rates on the grid are
+        tried until one is covered or proven not to be: so what is covered is covered for every smaller rate too."""
+        table = self.table
+        if table is None or len(direction) > 2 * len(self.gpus):
+            return False
+        chosen = np.full(len(self.gpus), -1, np.int64)
+        tries = EXACT_TRIES if self.spec.exact else TRIES
+        k = math.ceil(math.log(need) / GRID - 1e-9)
+        while math.exp(k * GRID) <= bound:
+            demand = direction * (math.exp(k * GRID) * SPARE)
+            answer = cover.cover(
+                table.caps, table.kind, table.group, table.limits, table.prices, table.worth, demand, self._counts,
+                chosen, tries,
+            )  # fmt: skip
+            if answer == cover.FOUND and self._take(chosen, direction * need * SPARE, out):
+                return True
+            if answer == cover.NONE:
+                return False
+            k += 1
+        return False
+
+    def _take(self, chosen: np.ndarray, rates: np.ndarray, out: State) -> bool:
+        """Write chosen patterns into a state, each service's rate to its gpulets in turn; False when memory forbids."""
+        table = self.table
+        assert table is not None
+        search.empty_all(out)
+        rest = rates.copy()
+        free = {t: [g for g, x in enumerate(self.gpus.types) if x == t] for t in range(len(self.gpus.profiles))}
+        for c in chosen[chosen >= 0]:
+            g = free[int(table.kind[c])].pop(0)
+            what = table.what[c]
+            caps = adjust.pattern_caps(self.tables, g, *_pair_arrays(what))
+            for j, (p, s, b) in enumerate(what):
+                rate = min(rest[s], caps[j] * (1 - 1e-7))
+                if rate <= 0:
+                    continue
+                let = out[g, j]
+                let["part"], let["count"], let["svc"][0], let["rate"][0], let["batch"][0] = p, 1, s, rate, b
+                rest[s] = max(0.0, rest[s] - rate)
+        return bool((rest <= rates * 1e-6).all()) and bool(adjust.settle_all(self.tables, out))
+
+    def _best_effort(self, rates: np.ndarray, services: Sequence[Service], left: np.ndarray) -> State:
+        """Whatever fits, by priority, then by least demand; `left` gets what found no place."""
+        A = self._states[0]
+        self._rng[0] = SEED
+        search.empty_all(A)
+        demand = rates * self.tables.svc["cost"]
+        order = np.array(sorted(range(len(rates)), key=lambda s: (-services[s].priority, demand[s])))
+        limit = 1000 if self.small else 40
+        search.fill(self.tables, A, self._scratch, rates, order, limit, 0.0, self._rng, left)
+        return A
+
+    def _kept(self, rates: np.ndarray, start: ServingPlan) -> State | None:
+        """The start plan's gpulets with the new rates: seats are raised or lowered in place, then what is missing is
+        placed; None when that does not serve everybody."""
+        index = {s.name: i for i, s in enumerate(self.services)}
+        A = self._states[0]
+        search.empty_all(A)
+        capacity = start.capacities()
+        for let in start.gpulets:
+            seats = [(index[s.service], s) for s in let.seats if s.service in index][: self.spec.rules.seats]
+            if let.gpu >= len(self.gpus) or not seats:
+                continue
+            j = int(np.argmax(A["part"][let.gpu] < 0))
+            profile = self.gpus.profile_of(let.gpu)
+            A["part"][let.gpu, j] = profile.partitions.index(profile.partition(let.partition))
+            A["count"][let.gpu, j] = len(seats)
+            for k, (i, seat) in enumerate(seats):
+                A["svc"][let.gpu, j, k] = i
+                share = let.capacity_rps(seat) / capacity[seat.service]
+                A["rate"][let.gpu, j, k] = rates[i] * min(1.0, share)
+        return self._mend(A, rates)
+
+    def _mend(self, A: State, rates: np.ndarray) -> State | None:
+        self._rng[0] = SEED
+        if not adjust.shrink_to_fit(self.tables, A, self._scratch):
+            return None
+        left = np.zeros(len(rates))
+        order = np.argsort(-rates * self.tables.svc["cost"], kind="stable")
+        limit = 1000 if self.small else 40
+        lack = search.fill(self.tables, A, self._scratch, rates, order, limit, 0.0, self._rng, left)
+        return A if lack <= 0 else None
+
+    def _extract(self, state: State, services: Sequence[Service], left: np.ndarray) -> ServingPlan:
+        adjust.widen(self.tables, state, self._scratch, WIDEN)
+        lets = []
+        for g, j in zip(*np.nonzero(state["count"]), strict=True):
+            profile = self.gpus.profile_of(int(g))
+            size = profile.partitions[int(state["part"][g, j])]
+            seats = tuple(
+                Seat(services[s].name, services[s].model, int(state["batch"][g, j, k]), float(state["rate"][g, j, k]))
+                for k, s in enumerate(state["svc"][g, j, : state["count"][g, j]].tolist())
+            )
+            duty = float(state["work"][g, j]) * (1 + 1e-10)
+            lets.append(Gpulet(int(g), profile.gpu, size.label, size.percent, int(j), duty, seats))
+        missing: tuple[LeftOut, ...] = ()
+        factor = None
+        if (left > 0).any():
+            factor = self.bound(np.array([s.rate_rps for s in services]))
+            why = self._reason(factor)
+            missing = tuple(LeftOut(s.name, float(left[i]), why) for i, s in enumerate(services) if left[i] > 0)
+        return ServingPlan(
+            self.spec.name, len(self.gpus), tuple(lets), missing,
+            proven_infeasible=factor is not None and factor < 1, bound=factor,
+            rates_rps={s.name: s.rate_rps for s in services},
+        )  # fmt: skip
+
+    def _reason(self, factor: float) -> str:
+        if factor < 1:
+            return (
+                f"the GPUs can serve at most {factor:.1%} of these rates: "
+                f"about {math.ceil(len(self.gpus) / factor - 1e-9)} such GPUs are needed and there are {len(self.gpus)}"
+            )
+        return "no free gpulet keeps its SLO, its neighbours' SLOs and the GPU's memory"
+
+    def _judge(self, plan: ServingPlan, services: Sequence[Service]) -> ServingPlan:
+        """A planner that sees no interference still claims only what holds under it."""
+        wrong = problems(plan, services, self.gpus)
+        if not wrong:
+            return plan
+        why = "the plan does not hold under interference"
+        return replace(plan, left_out=tuple(LeftOut(s.name, s.rate_rps, why) for s in services), notes=tuple(wrong[:5]))
+
+
+def _pair_arrays(what: tuple[tuple[int, int, int], ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    p, s, b = (np.array(x, np.int64) for x in zip(*what, strict=True))
+    return p, s, b
+
+
+def _used(state: State) -> int:
+    return int((state["count"].sum(axis=1) > 0).sum())
+
+
+def _too_slow(service: Service, gpus: Gpus, spec: Spec) -> str:
+    best = np.inf
+    for profile in gpus.profiles:
+        model = profile.model(service.model)
+        for size in profile.partitions:
+            points = model.latency_ms.get(size.label)
+            if points and (size.fraction > 1 - 1e-9 or not spec.rules.whole_only):
+                best = min(best, profile.effective_ms(service.model, points[0][0], size.label))
+    if not np.isfinite(best):
+        return f"service {service.name}: {service.model} has no latency on any partition that may be used"
+    return (
+        f"service {service.name}: an SLO of {service.slo_ms:g} ms is below {2 * best:.3g} ms, the fastest that "
+        f"{service.model} can promise (twice its shortest batch of {best:.3g} ms)"
+    )
