@@ -46,6 +46,19 @@ def atomic_file(path: str | Path) -> Iterator[IO[str]]:
         raise
 
 
+def check_writable(path: str | Path) -> None:
+    """InputError where a file cannot be written at `path`; to be asked before long work. Leaves nothing behind."""
+    target = Path(path)
+    if target.is_dir():
+        raise InputError("is a folder; name a file", file=path)
+    probe = target.with_name(f".{target.name}.part-{os.getpid()}")
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
 class AtomicFolder:
     """A folder that is filled beside its destination and takes its place in one rename.
 

@@ -66,7 +66,9 @@ def read_info(path: str | Path) -> RunInfo:
     if not folder.is_dir():
         raise InputError("no such folder" if not folder.exists() else "is a file; a run is a folder", file=path)
     if not file.is_file():
-        raise InputError(f"is not a run: it has no {RUN_FILE}", file=path)
+        within = next((found for found in sorted(folder.glob(f"*/{RUN_FILE}"))), None)
+        hint = f", but holds some; name one of them, such as {within.parent}" if within else f": it has no {RUN_FILE}"
+        raise InputError(f"is not a run{hint}", file=path)
     try:
         loaded: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,0 +1,62 @@
+"""cotenant compare: runs side by side, as a table, as JSON or as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or folders with runs in them.", metavar="DIR...")
+    ],
+    html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with every chart.")] = None,
+    title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "Runs side by side",
+    profiles: Annotated[
+        Path | None, typer.Option("--profiles", help="Profile file that says which class a model is of.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Put any number of runs side by side, as a table or one HTML page."""
+    from cotenant.profile.tables import load_profiles
+    from cotenant.record.files import check_writable
+    from cotenant.record.reader import find_records, read_record
+    from cotenant.report.runs import arrange, run_of
+
+    folders = list(dict.fromkeys(folder for given in runs for folder in find_records(given)))
+    if html is not None:
+        check_writable(html)
+    families = {model.name: model.family for model in load_profiles(profiles).models.values()}
+    found = arrange([run_of(read_record(folder), families) for folder in folders])
+    if html is not None:
+        from cotenant.report.page import write_page
+
+        write_page(html, found, title)
+    if json_:
+        import orjson
+
+        entries = [
+            {
+                "path": str(run.path),
+                "label": run.label,
+                "seed": run.info.seed,
+                "trace": run.info.trace.get("source"),
+                "cluster": run.info.cluster.get("description"),
+                "options": run.info.options,
+                **run.summary,
+            }
+            for run in found
+        ]
+        answer = {"runs": entries, "html": None if html is None else str(html)}
+        print(orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode())
+        return
+    from cotenant.report.table import print_runs
+
+    print_runs([(run.label, run.summary) for run in found])
+    if html is not None:
+        typer.echo(f"{html}: open it in a browser; it needs no network")

@@ -1,0 +1,57 @@
+"""cotenant explain: one job's life in words, or the whole run as a trace to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    job: Annotated[
+        str | None, typer.Argument(help="Id of a job; without it, jobs worth a look.", metavar="JOB")
+    ] = None,
+    every_event: Annotated[
+        bool, typer.Option("--every-event", help="Draw nothing together: one line per event.")
+    ] = False,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option("--perfetto", help="Write the whole run as a trace for ui.perfetto.dev or chrome://tracing."),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tell one job's life in words: when and why it waited, ran, was moved."""
+    from cotenant.record.reader import read_record
+    from cotenant.report.explain import explain as explain_job
+    from cotenant.report.explain import notable_jobs
+
+    record = read_record(run)
+    story = explain_job(record, job, every_event) if job is not None else None
+    slices = None
+    if perfetto is not None:
+        from cotenant.report.perfetto import write_perfetto
+
+        slices = write_perfetto(record, perfetto)
+    if json_:
+        import orjson
+
+        notable = [] if story else [{"job": name, "why": why} for name, why in notable_jobs(record)]
+        answer = story.to_dict() if story else {"run": record.info.label, "notable": notable}
+        if slices is not None:
+            answer |= {"perfetto": str(perfetto), "slices": slices}
+        print(orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode())
+        return
+    if story is not None:
+        print("\n".join(story.lines()))
+    elif slices is None:
+        found = notable_jobs(record)
+        print(f"Jobs of {record.info.label} worth a look (cotenant explain {run} JOB):")
+        for name, why in found:
+            print(f"  {name:<{max(len(other) for other, _ in found)}}  {why}")
+    if slices is not None:
+        print(f"{slices:,} slices in {perfetto}; open it at ui.perfetto.dev or chrome://tracing")

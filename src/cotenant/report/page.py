@@ -1,0 +1,285 @@
+"""One self-contained HTML page for any number of runs: works offline, light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cotenant.metrics.registry import lookup
+from cotenant.record.files import atomic_file
+from cotenant.report.distributions import cdf_points, ratio_to, rounded
+from cotenant.report.runs import Run, arrange
+from cotenant.report.table import COLUMNS, Column, best_rows
+from cotenant.report.text import count_text, metric_text, plural, time_text
+
+SERIES = ("running", "waiting", "gpu", "cpu", "memory", "useful_cpu", "useful_memory", "wanted", "stranded")
+SPREADS_SHOWN = ("jct_s", "queueing_s", "slowdown", "ftf_rho")
+
+
+def write_page(path: str | Path, runs: list[Run], title: str = "Cotenant runs") -> None:
+    """Write the page for `runs`; the file appears whole or not at all. InputError where it cannot be written."""
+    with atomic_file(path) as file:
+        file.write(build_page(runs, title))
+
+
+def build_page(runs: list[Run], title: str = "Cotenant runs") -> str:
+    """The page as text. Runs are arranged anew: labels made unique, facets found."""
+    arrange(runs)
+    data = page_data(runs)
+    assets = resources.files("cotenant.report").joinpath("assets")
+    parts = {
+        "title": html.escape(title),
+        "lede": lede(runs),
+        "headline": headline(runs),
+        "tiles": tiles(runs),
+        "table": table_html(runs),
+        "conditions": conditions_html(runs),
+        "css": assets.joinpath("report.css").read_text(encoding="utf-8"),
+        "js": "\n".join(
+            assets.joinpath(name).read_text(encoding="utf-8") for name in ("base.js", "charts.js", "page.js")
+        ),
+        "data": _script_json(data),
+        "plotly": _plotly(),
+    }
+    page = assets.joinpath("page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], page)
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+def _script_json(data: Any) -> str:
+    """JSON that is safe inside a script element."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def page_data(runs: list[Run]) -> dict[str, Any]:
+    """Everything the charts draw, as plain data."""
+    policies = list(dict.fromkeys(run.policy for run in runs))
+    by_policy = len(policies) > 1 or len(runs) == 1
+    return {
+        "runs": [
+            {
+                "label": run.label,
+                "policy": run.policy,
+                "color": policies.index(run.policy) if by_policy else i,
+                "facets": run.facets,
+                "load": run.load,
+                "summary": run.summary,
+                "cdf": {key: cdf_points(run.spreads[key]) for key in SPREADS_SHOWN},
+                "ratio": _ratio(run, runs),
+                "series": _series(run),
+                "groups": {
+                    name: [
+                        [e["group"], e["jobs"], *(rounded(e["jct_s"][k]) for k in ("mean", "median", "p99"))]
+                        for e in entries
+                    ]
+                    for name, entries in run.groups.items()
+                },
+            }
+            for i, run in enumerate(runs)
+        ],
+        "policies": policies,
+        "byPolicy": by_policy,
+        "facets": _facets(runs),
+        "baseline": runs[0].policy,
+    }
+
+
+def _series(run: Run) -> dict[str, Any]:
+    series = run.series
+    values = {name: rounded(getattr(series, name).tolist()) for name in SERIES}
+    if run.summary["fragmentation"] is None:
+        values["stranded"] = None
+    return {"from": float(series.edges_s[0]), "to": float(series.edges_s[-1]), **values}
+
+
+def _ratio(run: Run, runs: list[Run]) -> dict[str, Any] | None:
+    """Each job's completion time against the same job's under the first policy, under the same conditions."""
+    base = next((r for r in runs if r.policy == runs[0].policy and r.facets == run.facets), None)
+    if base is None or base is run or run.policy == base.policy or len(base.ids) != len(run.ids):
+        return None
+    if not np.array_equal(base.ids, run.ids):
+        return None
+    return ratio_to(run.spreads["jct_s"], base.spreads["jct_s"])
+
+
+def _facets(runs: list[Run]) -> list[dict[str, Any]]:
+    facets = []
+    for key in runs[0].facets if runs else ():
+        values = list(dict.fromkeys(run.facets[key] for run in runs))
+        with contextlib.suppress(ValueError):  # not numbers: the order given stays
+            values = sorted(values, key=lambda text: float(text.split("/")[0]))
+        facets.append({"key": key, "values": values})
+    return facets
+
+
+# ---- text
+
+
+def lede(runs: list[Run]) -> str:
+    """One line under the title: how many runs, jobs, GPUs."""
+    jobs = sorted({run.summary["jobs"] for run in runs})
+    gpus = sorted({int(run.info.cluster.get("gpus") or 0) for run in runs})
+    pieces = [plural(len(runs), "run")]
+    pieces.append(" to ".join(count_text(n) for n in ([jobs[0], jobs[-1]] if len(jobs) > 1 else jobs)) + " jobs")
+    pieces.append(" to ".join(count_text(n) for n in ([gpus[0], gpus[-1]] if len(gpus) > 1 else gpus)) + " GPUs")
+    return html.escape(" · ".join(pieces))
+
+
+def headline(runs: list[Run]) -> str:
+    """The one sentence to remember: which policy finishes jobs soonest, and against which."""
+    finished = [run for run in runs if run.summary["jct_s"]["mean"] is not None]
+    if not finished:
+        return "No job finished in these runs."
+    if len(finished) == 1:
+        summary = finished[0].summary
+        return (
+            f"<b>{html.escape(finished[0].label)}</b> finishes a job in {time_text(summary['jct_s']['mean'])} on "
+            f"average; it waits {time_text(summary['queueing_s']['mean'])} of that."
+        )
+    conditions = list(dict.fromkeys(tuple(run.facets.items()) for run in finished))
+    if len(conditions) > 1:
+        return _headline_over_conditions(finished, conditions)
+    ranked = sorted(finished, key=lambda run: run.summary["jct_s"]["mean"])
+    best, worst = ranked[0], ranked[-1]
+    fast, slow = best.summary["jct_s"]["mean"], worst.summary["jct_s"]["mean"]
+    if fast >= slow * 0.995:
+        return f"All {len(finished)} runs finish a job in about {time_text(fast)} on average."
+    return (
+        f"<b>{html.escape(best.label)}</b> finishes a job in {time_text(fast)} on average, {_sooner(fast, slow)} than "
+        f"<b>{html.escape(worst.label)}</b> ({time_text(slow)})."
+    )
+
+
+def _headline_over_conditions(runs: list[Run], conditions: list[tuple[tuple[str, str], ...]]) -> str:
+    wins: dict[str, int] = {}
+    for condition in conditions:
+        here = [run for run in runs if tuple(run.facets.items()) == condition]
+        best = min(here, key=lambda run: run.summary["jct_s"]["mean"])
+        wins[best.policy] = wins.get(best.policy, 0) + 1
+    winner = max(wins, key=lambda policy: wins[policy])
+    if len({run.policy for run in runs}) == 1:
+        means = [run.summary["jct_s"]["mean"] for run in runs]
+        return (
+            f"<b>{html.escape(winner)}</b> finishes a job in {time_text(min(means))} to {time_text(max(means))} on "
+            f"average over {len(conditions)} conditions."
+        )
+    text = (
+        f"<b>{html.escape(winner)}</b> has the lowest mean completion time in {wins[winner]} of {len(conditions)} "
+        "conditions"
+    )
+    gains = []
+    for condition in conditions:
+        by_policy = {r.policy: r.summary["jct_s"]["mean"] for r in runs if tuple(r.facets.items()) == condition}
+        if winner in by_policy:
+            gains += [(mean / by_policy[winner], policy, mean) for policy, mean in by_policy.items()]
+    ratio, policy, slow = max(gains, default=(1.0, winner, 1.0))
+    if ratio > 1.005:
+        text += f", at best {_sooner(slow / ratio, slow)} than <b>{html.escape(policy)}</b>"
+    return text + "."
+
+
+def _sooner(fast: float, slow: float) -> str:
+    return f"{slow / fast:.1f}× sooner" if slow >= 2 * fast else f"{(1 - fast / slow) * 100:.0f} % sooner"
+
+
+TILES = (
+    ("jct_s.mean", "Lowest mean JCT"),
+    ("jct_s.p99", "Lowest p99 JCT"),
+    ("makespan_s", "Shortest makespan"),
+    ("utilisation.cpu", "Highest CPU utilisation"),
+)
+
+
+def tiles(runs: list[Run]) -> str:
+    """Four figures with the run that holds each."""
+    columns = {column.key: column for column in COLUMNS}
+    cells = []
+    for key, name in TILES:
+        metric = columns[key].metric
+        known = [(value, run) for run in runs if (value := lookup(run.summary, key)) is not None]
+        if not known:
+            continue
+        pick = min if metric.better == "lower" else max
+        value, run = pick(known, key=lambda pair: pair[0])
+        label = name if len(runs) > 1 else name.split(" ", 1)[1]
+        cells.append(
+            f'<div class="tile" data-key="{key}" data-unit="{metric.unit}" data-better="{metric.better}">'
+            f'<span class="tile-name">{label}</span>'
+            f'<span class="tile-value">{metric_text(value, metric.unit)}</span>'
+            f'<span class="tile-run">{html.escape(run.label)}</span></div>'
+        )
+    return "\n".join(cells)
+
+
+def table_html(runs: list[Run]) -> str:
+    """The table of runs; readable without scripts, sortable and filtered with them."""
+    summaries = [run.summary for run in runs]
+    columns = [c for c in COLUMNS if any(lookup(s, c.key) is not None for s in summaries)]
+    if all(s["jobs_completed"] == s["jobs"] for s in summaries):
+        columns = [c for c in columns if c.key != "jobs_completed"]
+    best = {column.key: best_rows(summaries, column) for column in columns}
+    leads = {c.key for i, c in enumerate(columns) if i == 0 or c.group != columns[i - 1].group}
+    rows = []
+    for i, run in enumerate(runs):
+        cells = []
+        for column in columns:
+            value = lookup(run.summary, column.key)
+            classes = ["lead"] if column.key in leads else []
+            classes += ["best"] if i in best[column.key] else []
+            classes += ["bar-cell"] if column.key == "jct_s.mean" else []
+            raw = "" if value is None else f' data-v="{value:.6g}"'
+            text = metric_text(value, column.metric.unit)
+            cells.append(f'<td class="{" ".join(classes)}"{raw}><span>{text}</span></td>')
+        # what differs beside the policy is said by the controls above the table where scripts run
+        rest = f'<span class="cond">{html.escape(run.label.removeprefix(run.policy))}</span>'
+        name = f'<th scope="row"><i class="swatch"></i>{html.escape(run.policy)}{rest}</th>'
+        rows.append(f'<tr data-run="{i}">{name}{"".join(cells)}</tr>')
+    return f"<thead>{_table_heads(columns, leads)}</thead><tbody>{''.join(rows)}</tbody>"
+
+
+def _table_heads(columns: list[Column], leads: set[str]) -> str:
+    over = ['<th scope="col"></th>']
+    heads = ['<th scope="col"><button type="button">Run</button></th>']
+    for column in columns:
+        lead = ' class="lead"' if column.key in leads else ""
+        if lead:
+            span = sum(c.group == column.group for c in columns)
+            over.append(f'<th scope="colgroup" class="lead" colspan="{span}">{column.group}</th>')
+        button = f'<button type="button">{html.escape(column.short or column.head)}</button>'
+        heads.append(f'<th scope="col"{lead} data-better="{column.metric.better}">{button}</th>')
+    return f'<tr class="over">{"".join(over)}</tr><tr class="heads">{"".join(heads)}</tr>'
+
+
+def conditions_html(runs: list[Run]) -> str:
+    """What was run, for the end of the page: trace, cluster, options, seed, remarks of the reader."""
+    blocks = []
+    for run in runs:
+        info = run.info
+        rows = {
+            "trace": info.trace.get("source"),
+            "cluster": info.cluster.get("description"),
+            "seed": info.seed,
+            **info.options,
+            "left out of the trace": "; ".join(f"{n} {why}" for why, n in (info.trace.get("left_out") or {}).items()),
+            "remarks": "; ".join(info.trace.get("remarks") or []),
+        }
+        pairs = "".join(
+            f"<dt>{html.escape(str(key))}</dt><dd>{html.escape(str(value))}</dd>"
+            for key, value in rows.items()
+            if value not in (None, "")
+        )
+        blocks.append(f"<details><summary>{html.escape(run.label)}</summary><dl>{pairs}</dl></details>")
+    return "\n".join(blocks)

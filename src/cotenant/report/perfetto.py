@@ -1,0 +1,193 @@
+"""A run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: nodes as processes, GPUs as threads, jobs as
+slices, and the cluster's jobs and GPUs as counters."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cotenant.metrics.timeline import HOLDING
+from cotenant.model.errors import InputError
+from cotenant.record.files import atomic_file
+from cotenant.record.record import Placements, Record
+
+CLUSTER_PID = 1  # nodes follow: node n is process n + 2
+_WHOLE = 0.999  # shares below are parts of a GPU
+
+
+def write_perfetto(record: Record, path: str | Path) -> int:
+    """Write the trace as Chrome's JSON; returns the number of slices.
+
+    Raises InputError where the record leaves placements out or the file cannot be written.
+    """
+    if record.placements is None:
+        raise InputError(
+            "was recorded without placements, so there are no nodes and GPUs to draw; run it again with placements",
+            file=record.path,
+        )
+    slices = 0
+    with atomic_file(path) as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        first = True
+        for event in _events(record, record.placements):
+            file.write(("" if first else ",\n") + json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+            first = False
+            slices += event["ph"] == "X"
+        file.write("\n]}\n")
+    return slices
+
+
+def _events(record: Record, placements: Placements) -> Iterator[dict[str, Any]]:
+    yield _name("process_name", CLUSTER_PID, 0, f"cluster: {record.info.label}")
+    lanes = [Lanes(int(gpus)) for gpus in record.info.cluster.get("node_gpus", [])]
+    named: set[tuple[int, int]] = set()
+    yield from _counters(record)
+    for node, slice_ in _slices(record, placements, lanes):
+        if (node, -1) not in named:
+            named.add((node, -1))
+            yield _name("process_name", node + 2, 0, f"node {node}")
+        if (node, slice_["tid"]) not in named:
+            named.add((node, slice_["tid"]))
+            yield _name("thread_name", node + 2, slice_["tid"], lane_name(slice_["tid"]))
+        yield slice_
+
+
+def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _counters(record: Record) -> Iterator[dict[str, Any]]:
+    total = float(record.info.cluster.get("gpus") or 0)
+    for row in record.rounds.iter_rows(named=True):
+        ts = _microseconds(row["time_s"])
+        jobs = {"running": row["running"], "waiting": row["waiting"]}
+        gpus = {"held": row["gpus_held"], "free": total - row["gpus_held"]}
+        yield {"ph": "C", "pid": CLUSTER_PID, "tid": 0, "ts": ts, "name": "jobs", "args": jobs}
+        yield {"ph": "C", "pid": CLUSTER_PID, "tid": 0, "ts": ts, "name": "GPUs", "args": gpus}
+
+
+class Lanes:
+    """The GPUs of one node: which are free. A record says how many GPUs a job holds on a node, not which; the lowest
+    free ones are drawn. Parts of a GPU share one, each in a lane of its own beneath it."""
+
+    PER_GPU = 1000  # lane = gpu * PER_GPU, + 1.. for parts
+
+    def __init__(self, gpus: int) -> None:
+        self.free = list(range(gpus))
+        self.more = gpus  # lanes beyond, should a record hold more than the node has
+        self.parts: dict[int, dict[int, float]] = {}
+
+    def take(self, amount: float) -> list[int]:
+        """Lanes for so many GPUs, or for a part of one."""
+        if amount < _WHOLE:
+            return [self._take_part(amount)]
+        return [self._take_gpu() * self.PER_GPU for _ in range(round(amount))]
+
+    def give(self, lanes: list[int]) -> None:
+        for lane in lanes:
+            gpu = lane // self.PER_GPU
+            if gpu in self.parts:
+                del self.parts[gpu][lane]
+                if self.parts[gpu]:
+                    continue
+                del self.parts[gpu]
+            heapq.heappush(self.free, gpu)
+
+    def _take_gpu(self) -> int:
+        if self.free:
+            return heapq.heappop(self.free)
+        self.more += 1
+        return self.more - 1
+
+    def _take_part(self, amount: float) -> int:
+        room = [gpu for gpu, used in self.parts.items() if sum(used.values()) + amount <= 1.001]
+        gpu = min(room) if room else self._take_gpu()
+        used = self.parts.setdefault(gpu, {})
+        lane = next(n for n in range(gpu * self.PER_GPU + 1, (gpu + 1) * self.PER_GPU) if n not in used)
+        used[lane] = amount
+        return lane
+
+
+def lane_name(lane: int) -> str:
+    """GPU 3, or GPU 3 part 2."""
+    gpu, part = divmod(lane, Lanes.PER_GPU)
+    return f"GPU {gpu} part {part}" if part else f"GPU {gpu}"
+
+
+@dataclass
+class _Stay:
+    """A job on a node, from one event on."""
+
+    gpus: float
+    lanes: list[int]
+    since_s: float
+    event: int
+
+
+def _slices(record: Record, placements: Placements, lanes: list[Lanes]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(node, slice) whenever a job leaves a node or holds another number of GPUs there."""
+    events = record.events
+    holding = np.isin(events.kind, [int(kind) for kind in HOLDING])
+    held: dict[int, dict[int, _Stay]] = {}  # job -> node -> stay
+    drawn = _Drawer(record)
+    for begin, end in _simultaneous(events.time_s):
+        now = float(events.time_s[begin])
+        last = {int(events.job[i]): i for i in range(begin, end)}  # only what holds after this instant is drawn
+        wanted = {job: dict(placements.at(i)) if holding[i] else {} for job, i in last.items()}
+        # first everything that ends here, so that its GPUs are free for what begins
+        for job, places in wanted.items():
+            for node in [n for n, stay in held.get(job, {}).items() if places.get(n) != stay.gpus]:
+                stay = held[job].pop(node)
+                lanes[node].give(stay.lanes)
+                yield from drawn.slices(job, node, stay, now)
+        for job, places in wanted.items():
+            mine = held.setdefault(job, {})
+            for node, gpus in places.items():
+                while node >= len(lanes):
+                    lanes.append(Lanes(0))
+                if node not in mine:
+                    mine[node] = _Stay(gpus, lanes[node].take(gpus), now, last[job])
+            if not mine:
+                del held[job]
+    for job, stays in held.items():
+        for node, stay in stays.items():
+            yield from drawn.slices(job, node, stay, record.end_s)
+
+
+class _Drawer:
+    def __init__(self, record: Record) -> None:
+        self.events = record.events
+        self.ids, self.models, self.gpus = (record.job(name) for name in ("id", "model", "gpus"))
+
+    def slices(self, job: int, node: int, stay: _Stay, until_s: float) -> Iterator[tuple[int, dict[str, Any]]]:
+        args = {
+            "gpus": float(self.gpus[job]),
+            "cpus": float(self.events.cpu_milli[stay.event]) / 1000,
+            "memory_gb": float(self.events.memory_mb[stay.event]) / 1000,
+            "speed": round(float(self.events.speed[stay.event]), 4),
+        }
+        start = _microseconds(stay.since_s)
+        base = {"ph": "X", "pid": node + 2, "ts": start, "dur": _microseconds(until_s) - start}
+        for lane in stay.lanes:
+            yield (
+                node,
+                {**base, "tid": lane, "name": str(self.ids[job]), "cat": self.models[job] or "job", "args": args},
+            )
+
+
+def _simultaneous(times: Any) -> Iterator[tuple[int, int]]:
+    """Ranges of events with the same time."""
+    if len(times) == 0:
+        return
+    edges = np.flatnonzero(np.diff(times)) + 1
+    yield from zip([0, *edges.tolist()], [*edges.tolist(), len(times)], strict=True)
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)

@@ -1,0 +1,147 @@
+"""What a report needs of each run, and how runs differ."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.metrics.cluster import Series
+from cotenant.metrics.registry import SPREAD_METRICS
+from cotenant.metrics.summary import Analysis, breakdown
+from cotenant.record.record import Record
+from cotenant.record.schema import RunInfo
+
+MOST_GROUPS = 12  # of a breakdown; the rest, the rarest, are left out
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Run:
+    """One run, boiled down: metrics, distributions, time lines. The record itself is let go."""
+
+    info: RunInfo
+    summary: dict[str, Any]
+    spreads: dict[str, Floats]  #: per-job values by metric key, NaN where a job has none; order of the jobs table
+    series: Series
+    groups: dict[str, list[dict[str, Any]]]  #: metrics.breakdown by "gpus", "class", "model", "tenant"
+    ids: NDArray[np.object_]
+    path: Path | None = None
+    policy: str = ""  #: what is compared: runs of one policy share a colour
+    label: str = ""  #: policy and, where needed, facets; unique in a report
+    facets: dict[str, str] = field(default_factory=dict)  #: in what else it differs from runs of the same policy
+    load: float | None = None  #: x of the load curves
+
+
+def run_of(record: Record, families: dict[str, str] | None = None, bins: int = 240) -> Run:
+    """Boil a record down. `families`: model name -> class (image, language ...), for the breakdown by class."""
+    analysis = Analysis(record)
+    return Run(
+        info=record.info,
+        summary=analysis.summary,
+        spreads={key: getattr(analysis.jobs, key) for key in SPREAD_METRICS},
+        series=analysis.series(bins),
+        groups=_groups(record, analysis, families or {}),
+        ids=record.job("id"),
+        path=record.path,
+        policy=record.info.label,
+        label=record.info.label,
+    )
+
+
+def _groups(record: Record, analysis: Analysis, families: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+    models = record.jobs["model"].fill_null("")
+    columns = {
+        "gpus": record.job("gpus"),
+        "class": models.replace_strict(families, default="").to_numpy() if families else np.array([]),
+        "model": models.to_numpy(),
+        "tenant": record.jobs["tenant"].fill_null("").to_numpy(),
+    }
+    found = {}
+    for name, values in columns.items():
+        if len(values) == 0 or len(np.unique(values)) < 2:
+            continue
+        entries = breakdown(analysis, values)
+        common = sorted(sorted(entries, key=lambda e: -e["jobs"])[:MOST_GROUPS], key=lambda e: entries.index(e))
+        found[name] = [{**entry, "group": _group_name(name, entry["group"])} for entry in common]
+    return found
+
+
+def _group_name(by: str, value: Any) -> str:
+    if by == "gpus":
+        return f"{value:g} GPU{'' if value == 1 else 's'}"
+    return str(value) or "(none)"
+
+
+def arrange(runs: list[Run]) -> list[Run]:
+    """Give runs of one report unique labels and find how they differ: by policy, and in what else.
+
+    Two runs with the same label are the same policy under other conditions (load, seed, split, cluster, trace ...);
+    the conditions that differ become facets.
+    """
+    for run in runs:
+        run.policy = run.label = run.info.label
+        run.facets, run.load = {}, load_of(run.info)
+    conditions = [_conditions(run.info) for run in runs]
+    shared = {policy for policy, n in Counter(run.policy for run in runs).items() if n > 1}
+    keys = list(dict.fromkeys(key for run_conditions in conditions for key in run_conditions))
+    varying = [
+        key
+        for key in keys
+        if any(
+            len({c.get(key, "") for r, c in zip(runs, conditions, strict=True) if r.policy == p}) > 1 for p in shared
+        )
+    ]
+    if "load" in varying:  # the trace's name changes with the load it was drawn for
+        varying = [key for key in varying if key not in ("trace", "rate")]
+    for run, run_conditions in zip(runs, conditions, strict=True):
+        run.facets = {key: run_conditions.get(key, "–") for key in varying}
+        if run.policy in shared:
+            run.label = " · ".join([run.policy, *(f"{key} {value}" for key, value in run.facets.items())])
+    _number_the_rest(runs)
+    return runs
+
+
+def _number_the_rest(runs: list[Run]) -> None:
+    seen: Counter[str] = Counter()
+    for run in runs:
+        seen[run.label] += 1
+        if seen[run.label] > 1:
+            run.label = f"{run.label} ({seen[run.label]})"
+
+
+def _conditions(info: RunInfo) -> dict[str, str]:
+    conditions: dict[str, Any] = {
+        "trace": info.trace.get("source"),
+        "cluster": info.cluster.get("source") or info.cluster.get("description"),
+        **info.options,
+        "seed": info.seed,
+    }
+    return {key: _short(value) for key, value in conditions.items() if value is not None}
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return ",".join(_short(item) for item in value)
+    return str(value)
+
+
+def load_of(info: RunInfo) -> float | None:
+    """The load a run was made under, as its options state it: `load` as a fraction, else `rate` ("8/h") per hour."""
+    for source in (info.options, info.trace):
+        for key in ("load", "rate"):
+            value = source.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                return float(value)
+            match = re.match(r"\s*([0-9.]+)", value) if isinstance(value, str) else None
+            if match:
+                return float(match.group(1))
+    return None

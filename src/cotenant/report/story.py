@@ -1,0 +1,307 @@
+"""Sentences for what happened to a job, with stretches of like events drawn together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cotenant.metrics.timeline import HOLDING
+from cotenant.model.events import Kind, Reason
+from cotenant.report.text import clock_text, figures, join_words, plural, time_text
+
+MOVES_TOLD = 2  # of one stretch; more are drawn together
+STRETCHES_TOLD = 8  # ran or waited; of more, the middle is drawn together
+Where = list[tuple[int, float]]
+
+WAITED: dict[Reason, str] = {
+    Reason.GPUS_FULL: "every GPU was held by jobs earlier in the order",
+    Reason.GANG_TOO_LARGE_NOW: "fewer GPUs were free than the {gpus} it needs together",
+    Reason.NO_CPU_OR_MEMORY: "GPUs were free, but no node had its CPU and memory beside them",
+    Reason.NO_GPU_OF_MODEL: "no GPU of a model it accepts was free",
+    Reason.RESERVED: "free GPUs were kept for a job that had waited longer",
+    Reason.OUTRANKED: "jobs earlier in the order took the GPUs",
+}
+WHY: dict[Reason, str] = {
+    Reason.RESERVED: "it had waited so long that it went first",
+    Reason.GAVE_WAY: "it gave what it had above its proportional share to others",
+    Reason.GOT_IDEAL: "the CPU and memory for its ideal speed had become free",
+    Reason.REPLACED: "everything was placed anew",
+    Reason.OUTRANKED: "jobs earlier in the order took its GPUs",
+    Reason.GPUS_FULL: "jobs earlier in the order hold every GPU",
+    Reason.GANG_TOO_LARGE_NOW: "fewer GPUs were free than it needs together",
+    Reason.NO_CPU_OR_MEMORY: "no node had its CPU and memory beside free GPUs",
+    Reason.NO_GPU_OF_MODEL: "no GPU of a model it accepts was free",
+}
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One event of one job; `where`: (node, GPUs) pairs, None where the record leaves placements out."""
+
+    time_s: float
+    kind: Kind
+    reason: Reason
+    cpus: float
+    memory_bytes: float
+    speed: float
+    where: Where | None
+
+    @property
+    def holds(self) -> bool:
+        return self.kind in HOLDING
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "time_s": self.time_s,
+            "kind": self.kind.name.lower(),
+            "reason": self.reason.name.lower(),
+            "cpus": self.cpus,
+            "memory_bytes": self.memory_bytes,
+            "speed": self.speed,
+            "nodes": None if self.where is None else [{"node": n, "gpus": g} for n, g in self.where],
+        }
+
+
+@dataclass(frozen=True)
+class Step:
+    """One sentence of the story and the time it speaks of."""
+
+    time_s: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Events in a row during which the job held a share, or held none."""
+
+    holds: bool
+    events: list[Happening]
+    end_s: float
+
+    @property
+    def begin_s(self) -> float:
+        return self.events[0].time_s
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.begin_s
+
+
+def tell(
+    events: list[Happening],
+    facts: dict[str, Any],
+    end_s: float,
+    cluster_at: Callable[[float], str | None],
+    every_event: bool = False,
+) -> list[Step]:
+    """The story of a job up to `end_s` (its finish or the record's end), without its ending.
+
+    `cluster_at` says what the cluster looked like at a time.
+    """
+    steps = [Step(float(facts["arrival_s"]), "arrived")]
+    stretches = _stretches(events, end_s)
+    first, last = len(stretches), len(stretches)
+    if not every_event and len(stretches) > STRETCHES_TOLD:
+        first, last = STRETCHES_TOLD // 2, len(stretches) - STRETCHES_TOLD // 2
+    for i, stretch in enumerate(stretches):
+        if first <= i < last:
+            if i == first:
+                steps.append(_turns(stretches[first:last]))
+            continue
+        before = stretches[i - 1] if i else None
+        if stretch.holds:
+            steps += _ran(stretch, before, every_event)
+        else:
+            steps += _waited(stretch, before, facts, cluster_at, every_event)
+    return steps
+
+
+def _stretches(events: list[Happening], end_s: float) -> list[Stretch]:
+    groups: list[list[Happening]] = []
+    for event in events:
+        if event.kind == Kind.FINISH:
+            break
+        if not groups or groups[-1][-1].holds != event.holds:
+            groups.append([])
+        groups[-1].append(event)
+    ends = [group[0].time_s for group in groups[1:]] + [end_s] * bool(groups)
+    return [Stretch(group[0].holds, group, end) for group, end in zip(groups, ends, strict=True)]
+
+
+# ---- waiting
+
+
+def _waited(
+    stretch: Stretch,
+    before: Stretch | None,
+    facts: dict[str, Any],
+    cluster_at: Callable[[float], str | None],
+    every_event: bool,
+) -> list[Step]:
+    steps = []
+    first = stretch.events[0]
+    if first.kind == Kind.PREEMPT:
+        ran = f" after running {time_text(before.length_s)}" if before is not None else ""
+        steps.append(Step(first.time_s, f"lost its GPUs{ran}{_because(first.reason)}"))
+    rejected = next((event for event in stretch.events if event.kind == Kind.REJECT), None)
+    if rejected is not None:
+        return [*steps, Step(rejected.time_s, f"rejected{_because(rejected.reason)}")]
+    waits = [event for event in stretch.events if event.kind == Kind.WAIT]
+    if every_event:
+        return steps + [Step(e.time_s, f"waited: {_wait_reason(e.reason, facts)}") for e in waits]
+    if stretch.length_s <= 0:
+        return steps
+    looked = cluster_at(waits[0].time_s if waits else stretch.begin_s)
+    beside = f" ({looked})" if looked else ""
+    reasons = _reasons_by_time(waits, stretch.end_s)
+    if not reasons:
+        steps.append(Step(stretch.begin_s, f"waited {time_text(stretch.length_s)}{beside}"))
+    elif len(reasons) == 1:
+        why = _wait_reason(reasons[0][0], facts)
+        steps.append(Step(stretch.begin_s, f"waited {time_text(stretch.length_s)}: {why}{beside}"))
+    else:
+        parts = [f"for {time_text(length)} {_wait_reason(reason, facts)}" for reason, length in reasons]
+        steps.append(Step(stretch.begin_s, f"waited {time_text(stretch.length_s)}: {join_words(parts)}{beside}"))
+    return steps
+
+
+def _reasons_by_time(waits: list[Happening], end_s: float) -> list[tuple[Reason, float]]:
+    """Reasons with the time each one held, longest first."""
+    held: Counter[Reason] = Counter()
+    ends = [event.time_s for event in waits[1:]] + [end_s] * bool(waits)
+    for event, end in zip(waits, ends, strict=True):
+        held[event.reason] += end - event.time_s  # type: ignore[assignment]
+    return [(reason, float(length)) for reason, length in held.most_common() if length > 0]
+
+
+def _wait_reason(reason: Reason, facts: dict[str, Any]) -> str:
+    return WAITED.get(reason, "no share was free").format(gpus=f"{facts['gpus']:g}")
+
+
+# ---- running
+
+
+def _ran(stretch: Stretch, before: Stretch | None, every_event: bool) -> list[Step]:
+    first, *rest = stretch.events
+    steps = [Step(first.time_s, _began(first, before))]
+    changes = [(old, new) for old, new in zip(stretch.events, rest, strict=False)]
+    moves = sum(new.kind == Kind.MOVE for _, new in changes)
+    sizes = sum(new.kind == Kind.RESIZE for _, new in changes)
+    if every_event or moves + sizes <= MOVES_TOLD:
+        return steps + [Step(new.time_s, _changed(old, new)) for old, new in changes]
+    steps += [Step(new.time_s, _changed(old, new)) for old, new in changes if new.kind not in (Kind.MOVE, Kind.RESIZE)]
+    steps.append(Step(rest[0].time_s, _many_changes(stretch, moves, sizes)))
+    return sorted(steps, key=lambda step: step.time_s)
+
+
+def _began(event: Happening, before: Stretch | None) -> str:
+    word = {Kind.START: "started", Kind.RESUME: "ran again", Kind.PROFILE: "began to be measured"}.get(
+        event.kind, "ran"
+    )
+    return f"{word} on {_place(event)}{_share(event)}{_because(event.reason)}"
+
+
+def _changed(old: Happening, new: Happening) -> str:
+    if new.kind == Kind.MOVE:
+        return f"moved from {_nodes(old.where)} to {_nodes(new.where)}{_size_change(old, new)}{_because(new.reason)}"
+    if new.kind == Kind.RESIZE:
+        change = _size_change(old, new).removeprefix(", ") or "the same CPU and memory"
+        return f"kept its GPUs with {change}{_because(new.reason)}"
+    if new.kind == Kind.REPARTITION:
+        return f"its GPU was partitioned anew{_because(new.reason)}"
+    if new.kind == Kind.PROFILE:
+        return f"was measured on {_place(new)}"
+    return f"ran on {_place(new)}{_share(new)}{_because(new.reason)}"
+
+
+def _many_changes(stretch: Stretch, moves: int, sizes: int) -> str:
+    changed = [e for e in stretch.events[1:] if e.kind in (Kind.MOVE, Kind.RESIZE)]
+    done = []
+    if moves:
+        nodes = sorted({node for event in stretch.events for node, _ in event.where or []})
+        among = f" among {_node_list(nodes)}" if nodes else ""
+        done.append(f"was moved {plural(moves, 'time')}{among}")
+    if sizes:
+        done.append(f"had its CPU and memory changed {plural(sizes, 'time')}")
+    cpus = [event.cpus for event in stretch.events]
+    span = f", with {_between(cpus, 'CPU')}" if max(cpus) > min(cpus) else ""
+    reasons = Counter(event.reason for event in changed)
+    why = _because(reasons.most_common(1)[0][0], "mostly " if len(reasons) > 1 else "")
+    return f"{join_words(done)} until {clock_text(changed[-1].time_s)}{span}{why}"
+
+
+def _turns(stretches: list[Stretch]) -> Step:
+    """Many stretches of running and waiting, in one sentence."""
+    ran = sum(s.length_s for s in stretches if s.holds)
+    waited = sum(s.length_s for s in stretches if not s.holds)
+    lost = [e for s in stretches for e in s.events if e.kind == Kind.PREEMPT]
+    reasons = Counter(event.reason for event in lost)
+    why = _because(reasons.most_common(1)[0][0], "mostly " if len(reasons) > 1 else "") if lost else ""
+    text = (
+        f"took turns with others until {clock_text(stretches[-1].end_s)}: ran {time_text(ran)} and waited "
+        f"{time_text(waited)}, losing its GPUs {plural(len(lost), 'time')}{why}"
+    )
+    return Step(stretches[0].begin_s, text)
+
+
+# ---- words
+
+
+def _because(reason: Reason, mostly: str = "") -> str:
+    return f": {mostly}{WHY[reason]}" if reason in WHY else ""
+
+
+def _share(event: Happening) -> str:
+    if event.cpus <= 0 and event.memory_bytes <= 0:
+        return ""
+    speed = f", at {_speed(event.speed)}" if event.speed > 0 else ""
+    return f" with {plural(event.cpus, 'CPU')} and {_gigabytes(event.memory_bytes)}{speed}"
+
+
+def _size_change(old: Happening, new: Happening) -> str:
+    parts = []
+    if old.cpus != new.cpus:
+        parts.append(f"{plural(new.cpus, 'CPU')} instead of {figures(old.cpus)}")
+    if old.memory_bytes != new.memory_bytes:
+        parts.append(f"{_gigabytes(new.memory_bytes)} instead of {_gigabytes(old.memory_bytes)}")
+    if old.speed != new.speed and new.speed > 0:
+        parts.append(f"at {_speed(new.speed)}")
+    return f", {', '.join(parts)}" if parts else ""
+
+
+def _place(event: Happening) -> str:
+    where = event.where
+    if not where:
+        return "its GPUs"
+    total = sum(gpus for _, gpus in where)
+    amount = f"{figures(total)} of a GPU" if total < 1 else plural(total, "GPU")
+    if len(where) == 1 or len(where) > 6:
+        return f"{amount} of {_nodes(where)}"
+    return f"{amount} of {_nodes(where)} ({' + '.join(figures(gpus) for _, gpus in where)})"
+
+
+def _nodes(where: Where | None) -> str:
+    return _node_list([node for node, _ in where]) if where else "other GPUs"
+
+
+def _node_list(nodes: list[int]) -> str:
+    if len(nodes) == 1:
+        return f"node {nodes[0]}"
+    if len(nodes) > 6:
+        return f"{len(nodes)} nodes"
+    return f"nodes {join_words([str(node) for node in nodes])}"
+
+
+def _between(values: list[float], noun: str) -> str:
+    return f"{figures(min(values))} to {plural(max(values), noun)}"
+
+
+def _speed(speed: float) -> str:
+    """Speed against the GPU-proportional share of CPU and memory on the reference GPU."""
+    return "its proportional speed" if figures(speed) == "1" else f"{figures(speed)}× its proportional speed"
+
+
+def _gigabytes(count: float) -> str:
+    return f"{figures(count / 1e9)} GB"

@@ -1,0 +1,75 @@
+"""Numbers as people read them, the same in tables, sentences and the page."""
+
+from __future__ import annotations
+
+import math
+
+DASH = "–"
+
+
+def time_text(seconds: float | None, trim: bool = True) -> str:
+    """A length of time in three figures: 0 s, 350 ms, 42 s, 5.2 min, 13.4 h, 2.41 d; `trim` drops trailing zeros."""
+    if seconds is None or math.isnan(seconds):
+        return DASH
+    size = abs(seconds)
+    if size == 0:
+        return "0 s"
+    if size < 0.9995:
+        return f"{figures(seconds * 1e3, trim=trim)} ms"
+    for limit, scale, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if size < limit:
+            return f"{figures(seconds / scale, trim=trim)} {unit}"
+    return f"{figures(seconds / 86400, trim=trim)} d"
+
+
+def figures(value: float, n: int = 3, trim: bool = True) -> str:
+    """n significant figures without an exponent: 0.0123, 1.5, 134, 1,340; `trim` drops trailing zeros."""
+    if value == 0:
+        return "0"
+    decimals = n - 1 - math.floor(math.log10(abs(value)))
+    text = f"{round(value, decimals):,.{max(decimals, 0)}f}"
+    return text.rstrip("0").rstrip(".") if trim and "." in text else text
+
+
+def share_text(share: float | None) -> str:
+    """A fraction as percent: 65.6 %."""
+    return DASH if share is None or math.isnan(share) else f"{share * 100:.1f} %"
+
+
+def ratio_text(ratio: float | None, trim: bool = True) -> str:
+    """A ratio in three figures: 1.62."""
+    return DASH if ratio is None or math.isnan(ratio) else figures(ratio, trim=trim)
+
+
+def count_text(count: float | None) -> str:
+    """A count with thousands separated: 12,345."""
+    return DASH if count is None or math.isnan(count) else f"{count:,.0f}"
+
+
+def metric_text(value: float | None, unit: str) -> str:
+    """A value by its unit (s, share, ratio or count), for columns: three figures, trailing zeros kept."""
+    if unit == "s":
+        return time_text(value, trim=False)
+    if unit == "ratio":
+        return ratio_text(value, trim=False)
+    return share_text(value) if unit == "share" else count_text(value)
+
+
+def clock_text(seconds: float) -> str:
+    """A point of time since the start of the trace, whole seconds: 0:05:00, 13:20:00, 2 d 01:30:00."""
+    days, rest = divmod(int(seconds), 86400)
+    text = f"{rest // 3600}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days} d {text.zfill(8)}" if days else text
+
+
+def join_words(words: list[str], last: str = "and") -> str:
+    """a; a and b; a, b and c."""
+    if len(words) <= 1:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def plural(count: float, noun: str, many: str | None = None) -> str:
+    """1 GPU, 2 GPUs, 0.5 GPUs, 12,345 jobs."""
+    text = f"{count:,.0f}" if float(count).is_integer() else figures(count)
+    return f"{text} {noun if count == 1 else many or noun + 's'}"

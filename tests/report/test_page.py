@@ -1,0 +1,215 @@
+"""The report page: every run in it, nothing fetched from elsewhere, the same bytes for the same runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_records import random_record
+
+from cotenant.model.errors import InputError
+from cotenant.report.distributions import MOST_POINTS, cdf_points, ratio_to, rounded
+from cotenant.report.page import build_page, headline, table_html, write_page
+from cotenant.report.runs import Run, arrange, run_of
+
+POLICIES = (("fifo + proportional", 1.0), ("srtf + tune", 3.0), ("<b>las</b> & {{data}} + greedy", 2.0))
+FAMILIES = {"res50": "image", "alexnet": "image", "transformer": "language", "lstm": "language", "m5": "speech"}
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return [run_of(random_record(1, jobs=50, boost=boost, label=label), FAMILIES) for label, boost in POLICIES]
+
+
+@pytest.fixture(scope="module")
+def sweep() -> list[Run]:
+    return [
+        run_of(random_record(seed, jobs=25, boost=boost, label=label, rate_per_h=20 * load, options={"load": load}))
+        for load in (0.5, 1.0, 0.75)
+        for seed in (1, 2)
+        for label, boost in POLICIES[:2]
+    ]
+
+
+def data_of(page: str) -> Any:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, flags=re.DOTALL)
+    assert match
+    return json.loads(match.group(1))
+
+
+def markup_of(page: str) -> str:
+    """The page without its scripts."""
+    return re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+
+
+def test_every_run_is_in_the_page(runs: list[Run]) -> None:
+    page = build_page(runs, "Three & more")
+    data, markup = data_of(page), markup_of(page)
+    assert [run["label"] for run in data["runs"]] == [label for label, _ in POLICIES]
+    for run in data["runs"]:
+        assert len(run["cdf"]["jct_s"]["x"]) == 50
+        assert run["cdf"]["jct_s"]["y"][-1] == 1
+        assert len(run["series"]["gpu"]) == 240
+        assert set(run["groups"]) == {"gpus", "class", "model"}
+    assert markup.count("<tr data-run=") == 3
+    assert "Three &amp; more" in markup
+    assert "&lt;b&gt;las&lt;/b&gt; &amp; {{data}} + greedy" in markup
+    assert "<b>las</b>" not in page
+
+
+def test_figures_in_the_page_are_those_of_the_summary(runs: list[Run]) -> None:
+    page = build_page(runs)
+    for i, run in enumerate(runs):
+        row = re.search(rf'<tr data-run="{i}">(.*?)</tr>', page)
+        assert row
+        cells = re.findall(r'data-v="([^"]*)"', row.group(1))
+        assert float(cells[0]) == pytest.approx(run.summary["jct_s"]["mean"], rel=1e-5)
+        assert float(cells[8]) == pytest.approx(run.summary["makespan_s"], rel=1e-5)
+    shown = data_of(page)["runs"][0]["summary"]
+    assert shown == runs[0].summary
+
+
+def test_the_page_needs_no_network(runs: list[Run]) -> None:
+    markup = markup_of(build_page(runs))
+    assert not re.findall(r'(?:src|href)="(?!data:)', markup)
+    assert "@import" not in markup
+    assert "url(" not in markup
+
+
+def test_plotly_is_inlined_once(runs: list[Run]) -> None:
+    page = build_page(runs)
+    assert page.count("plotly.js v") == 1
+    assert len(page) < 6_500_000
+
+
+def test_same_runs_same_bytes() -> None:
+    pages = [build_page([run_of(random_record(4, jobs=20), FAMILIES)]) for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+def test_the_headline_names_the_fastest_and_the_slowest(runs: list[Run]) -> None:
+    text = headline(runs)
+    ranked = sorted(runs, key=lambda run: run.summary["jct_s"]["mean"])
+    assert ranked[0].policy == "srtf + tune"
+    assert text.startswith("<b>srtf + tune</b> finishes a job in")
+    assert f"<b>{ranked[-1].policy}</b>" in text or "&lt;b&gt;" in text
+    assert "on average; it waits" in headline(runs[:1])
+
+
+def test_best_of_a_column_is_marked(runs: list[Run]) -> None:
+    best = min(range(3), key=lambda i: runs[i].summary["jct_s"]["mean"])
+    rows = re.findall(r'<tr data-run="\d">(.*?)</tr>', table_html(runs))
+    marked = ["best" in re.findall(r'<td class="([^"]*)"', row)[0] for row in rows]
+    assert marked == [i == best for i in range(3)]
+
+
+def test_jobs_against_themselves_under_the_first_policy(runs: list[Run]) -> None:
+    data = data_of(build_page(runs))
+    assert data["baseline"] == "fifo + proportional"
+    assert data["runs"][0]["ratio"] is None
+    ratio = runs[1].spreads["jct_s"] / runs[0].spreads["jct_s"]
+    assert data["runs"][1]["ratio"]["faster"] == rounded(float((ratio < 0.99).mean()))
+    assert data["runs"][1]["ratio"]["x"][-1] == rounded(float(ratio.max()))
+
+
+def test_a_sweep_gets_facets_and_loads_in_order(sweep: list[Run]) -> None:
+    page = build_page(sweep)
+    data = data_of(page)
+    assert data["facets"] == [
+        {"key": "load", "values": ["0.5", "0.75", "1"]},
+        {"key": "seed", "values": ["1", "2"]},
+    ]
+    assert data["policies"] == ["fifo + proportional", "srtf + tune"]
+    assert [run["load"] for run in data["runs"]] == [0.5] * 4 + [1.0] * 4 + [0.75] * 4
+    assert data["runs"][1]["label"] == "srtf + tune · load 0.5 · seed 1"
+    assert 'srtf + tune<span class="cond"> · load 0.5 · seed 1</span>' in page
+    assert re.search(r"has the lowest mean completion time in \d of 6 conditions", page)
+
+
+def test_labels_are_unique_even_for_the_same_run_twice() -> None:
+    twice = arrange([run_of(random_record(1, jobs=5)) for _ in range(3)])
+    assert [run.label for run in twice] == ["fifo + proportional", "fifo + proportional (2)", "fifo + proportional (3)"]
+
+
+def test_runs_where_nothing_finished() -> None:
+    from sample_records import hand_record
+
+    from cotenant.model.events import Kind, Reason
+
+    record = hand_record([{"id": "a", "arrival_s": 0.0, "gpus": 1.0}], [(0.0, 0, Kind.ARRIVE, Reason.NONE)])
+    page = build_page([run_of(record)])
+    assert "No job finished in these runs." in page
+    assert data_of(page)["runs"][0]["cdf"]["jct_s"] == {"x": [], "y": []}
+
+
+def test_an_unwritable_page_leaves_nothing(tmp_path: Path, runs: list[Run]) -> None:
+    with pytest.raises(InputError, match="is a folder"):
+        write_page(tmp_path, runs)
+    with pytest.raises(InputError, match="cannot write here"):
+        write_page(tmp_path / "no" / "page.html", runs)
+    assert list(tmp_path.iterdir()) == []
+    write_page(tmp_path / "page.html", runs)
+    assert [f.name for f in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_the_scripts_parse(runs: list[Run], tmp_path: Path) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    scripts = re.findall(r"<script>(.*?)</script>", build_page(runs), flags=re.DOTALL)
+    file = tmp_path / "page.js"
+    file.write_text(scripts[-1])
+    subprocess.run([node, "--check", str(file)], check=True, timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["runs", "sweep"])
+def test_a_browser_draws_it_without_errors(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium on this machine")
+    page = tmp_path / "page.html"
+    write_page(page, request.getfixturevalue(which))
+    command = [
+        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
+        "--enable-logging=stderr", "--v=0", "--window-size=1280,9000", "--virtual-time-budget=20000", "--dump-dom",
+        page.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    errors = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert errors == []
+    drawn = done.stdout.count("main-svg")
+    assert drawn >= 13, done.stderr[-2000:]
+
+
+@given(st.lists(st.floats(0.001, 1e7), max_size=1500))
+def test_a_drawn_distribution_is_a_distribution(values: list[float]) -> None:
+    points = cdf_points(np.array(values))
+    x, y = points["x"], points["y"]
+    assert len(x) == len(y) <= max(len(values), MOST_POINTS)
+    assert x == sorted(x)
+    assert y == sorted(y)
+    if values:
+        assert y[-1] == 1
+        assert x[-1] == rounded(max(values))
+        # every point is on the true curve: y is the share of values at or below some value that rounds to x
+        counts = {rounded(float((np.array(values) <= v).mean())) for v in values}
+        assert set(y) <= counts
+
+
+def test_distributions_by_hand() -> None:
+    assert cdf_points(np.array([3.0, np.nan, 1.0, 1.0, 2.0])) == {"x": [1, 1, 2, 3], "y": [0.5, 0.5, 0.75, 1]}
+    got = ratio_to(np.array([1.0, 2.0, 3.0, np.nan]), np.array([2.0, 2.0, 2.0, 2.0]))
+    assert got is not None
+    assert (got["x"], rounded(got["faster"]), rounded(got["slower"])) == ([0.5, 1, 1.5], 0.33333, 0.33333)
+    assert ratio_to(np.array([np.nan]), np.array([1.0])) is None
+    assert rounded([1.234567, float("nan"), None, 0.0, 5.0]) == [1.2346, None, None, 0, 5]

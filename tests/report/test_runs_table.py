@@ -1,0 +1,81 @@
+"""How runs are told apart, and the table of them on a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sample_records import random_record
+
+from cotenant.record.schema import RunInfo
+from cotenant.report.runs import load_of
+from cotenant.report.table import COLUMNS, best_rows, print_runs
+
+
+def summary(mean: float, gpu: float = 0.5) -> dict[str, Any]:
+    spread = {"mean": mean, "median": mean, "p95": mean, "p99": mean, "p999": mean}
+    return {
+        "jct_s": spread, "queueing_s": spread, "slowdown": spread, "ftf_rho": spread, "makespan_s": 1e5,
+        "utilisation": {"gpu": gpu, "cpu": 0.5, "memory": None}, "fragmentation": None, "preemptions": 3, "moves": 0,
+        "jobs_completed": 10,
+    }  # fmt: skip
+
+
+def column(key: str) -> Any:
+    return next(c for c in COLUMNS if c.key == key)
+
+
+def test_best_is_lowest_or_highest_as_the_metric_says() -> None:
+    rows = [summary(7200, 0.5), summary(3600, 0.9), summary(3600.4, 0.7)]
+    # 3600 and 3600.4 s both read 60.0 min: both are best
+    assert best_rows(rows, column("jct_s.mean")) == {1, 2}
+    assert best_rows(rows, column("utilisation.gpu")) == {1}
+    assert best_rows(rows, column("makespan_s")) == set()
+    assert best_rows(rows, column("utilisation.memory")) == set()
+    assert best_rows(rows[:1], column("jct_s.mean")) == set()
+
+
+def test_table_on_a_terminal() -> None:
+    console = Console(width=240, record=True, file=io.StringIO(), force_terminal=True)
+    print_runs([("fifo [x]", summary(7200)), ("srtf", summary(3600))], title="Two runs", console=console)
+    text = console.export_text()
+    assert "Two runs" in text
+    row = next(line for line in text.splitlines() if "fifo [x]" in line)
+    assert "120 min" not in row
+    assert "2.00 h" in row
+    assert "memory" not in text
+
+
+def test_a_narrow_terminal_gets_fewer_columns() -> None:
+    console = Console(width=100, record=True, file=io.StringIO(), force_terminal=True)
+    print_runs([("fifo + proportional", summary(7200)), ("srtf + tune", summary(3600))], console=console)
+    text = console.export_text()
+    assert "JCT mean" in text
+    assert "slowdown" not in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("options", "trace", "load"),
+    [
+        ({"load": 0.9}, {}, 0.9),
+        ({"load": "0.75"}, {"rate": "8/h"}, 0.75),
+        ({"rate": "8/h"}, {}, 8.0),
+        ({}, {"load": 1.1}, 1.1),
+        ({"load": True}, {}, None),
+        ({"load": "high"}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_load_of(options: dict[str, Any], trace: dict[str, Any], load: float | None) -> None:
+    assert load_of(RunInfo("x", options=options, trace=trace)) == load
+
+
+def test_summary_of_a_real_record_fills_the_table() -> None:
+    from cotenant.metrics.summary import summarise
+
+    console = Console(width=240, record=True, file=io.StringIO())
+    print_runs([("a", summarise(random_record(1, jobs=10)))], console=console)
+    assert "10" in console.export_text().split()
