@@ -1,0 +1,69 @@
+"""`cotenant agent`: own this node's GPUs and share them among tenants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer()
+
+Text = str | None
+
+
+@app.command()
+def agent(
+    gpus: Annotated[Text, typer.Option(metavar="soft|all|UUID,...", help="GPUs to own; soft: software GPU.")] = None,
+    config: Annotated[Text, typer.Option(metavar="FILE.yaml|gemini:FILE", help="Settings, tenants; watched.")] = None,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the sockets and the state file.")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Append every turn, one JSON line each.")] = None,
+    quota: Annotated[Text, typer.Option(metavar="TIME", help="Turn length while nothing is known (250ms).")] = None,
+    min_quota: Annotated[Text, typer.Option(metavar="TIME", help="Shortest turn (100ms).")] = None,
+    max_quota: Annotated[Text, typer.Option(metavar="TIME", help="Longest turn (1s).")] = None,
+    window: Annotated[Text, typer.Option(metavar="TIME", help="Window of request and limit (10s).")] = None,
+    discipline: Annotated[Text, typer.Option(metavar="NAME", help="Who is next (request-limit).")] = None,
+    fail: Annotated[Text, typer.Option(metavar="open|closed", help="Tenants without an agent: go on, or wait.")] = None,
+    socket_mode: Annotated[str, typer.Option(metavar="OCTAL", help="Permissions of the sockets.")] = "600",
+) -> None:
+    """Own this node's GPUs: hand out turns and memory to the tenants that `cotenant run` starts. Runs until stopped."""
+    import asyncio
+
+    from cotenant.model.errors import InputError
+    from cotenant.node.__main__ import serve
+    from cotenant.node.agent import AgentOptions, default_folder
+    from cotenant.node.config import FAIL_MODES
+
+    if fail is not None and fail not in FAIL_MODES:
+        raise InputError(f"{fail!r} is not open or closed", field="--fail")
+    try:
+        mode = int(socket_mode, 8)
+    except ValueError:
+        raise InputError(f"{socket_mode!r} is not an octal mode such as 660", field="--socket-mode") from None
+    overrides: dict[str, Any] = {"fail": fail, "gpus": tuple(gpus.split(",")) if gpus else None}
+    settings = _quota(config, discipline, quota=quota, min_quota=min_quota, max_quota=max_quota, window=window)
+    if settings is not None:
+        overrides["quota"] = settings
+    asyncio.run(serve(AgentOptions(folder or default_folder(), config, trace, mode, overrides)))
+
+
+def _quota(config: Text, discipline: Text, **times: Text) -> Any:
+    """QuotaSettings of the config file with the command line's values over them; None when none were given."""
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_seconds
+    from cotenant.node.config import AgentConfig, load, quota_settings
+
+    given = {
+        f"{name}_ns": round(parse_seconds(value, f"--{name.replace('_', '-')}") * 1e9)
+        for name, value in times.items()
+        if value is not None
+    }
+    if not given and discipline is None:
+        return None
+    base = (load(config) if config else AgentConfig()).quota
+    kept = ("idle_credit_ns", "grace_ns", "stuck_ns", "exclusive_ns", "window_ns")
+    values = {name: getattr(base, name) for name in kept} | given
+    try:
+        return quota_settings(discipline or base.discipline, values)
+    except InputError as error:
+        raise InputError(error.message, field="--discipline" if "discipline" in error.message else "--quota") from None

@@ -1,0 +1,60 @@
+"""`cotenant ps`: the tenants of this node's agent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def ps(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    mechanisms: Annotated[bool, typer.Option("--mechanisms", help="What each mechanism can and cannot do.")] = False,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
+) -> None:
+    """List tenants: what each asked for, what it got, its memory, turns and warnings."""
+    from cotenant.node.agent import default_folder
+    from cotenant.node.client import ControlClient
+
+    with ControlClient(folder or default_folder()) as client:
+        answer = client.call("mechanisms" if mechanisms else "list")
+    if as_json:
+        print(json.dumps(answer))
+    elif mechanisms:
+        _print_mechanisms(answer)
+    else:
+        _print_tenants(answer)
+
+
+def _print_tenants(answer: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from cotenant.cli.tenant_table import tenant_table
+
+    console = Console()
+    if answer["agent"]["config_fault"]:
+        console.print(f"[red]the configuration file is not taken: {answer['agent']['config_fault']}[/red]")
+    if not answer["tenants"]:
+        console.print("no tenants: start one with cotenant run")
+        return
+    console.print(tenant_table(answer, bars=False))
+    for tenant in answer["tenants"]:
+        for text in tenant["warnings"]:
+            console.print(f"[yellow]{tenant['name']}[/yellow]: {text}", highlight=False)
+
+
+def _print_mechanisms(answer: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for name, row in answer.items():
+        console.print(f"[bold]{name}[/bold]")
+        for key in ("compute", "memory", "resize", "isolation"):
+            console.print(f"  {key}: {row[key]}", highlight=False)
+        for note in row["notes"]:
+            console.print(f"  note: {note}", highlight=False)

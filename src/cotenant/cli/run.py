@@ -1,0 +1,58 @@
+"""`cotenant run`: start a program as a tenant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+Text = str | None
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The program, unchanged.")],
+    name: Annotated[Text, typer.Option(help="Name of the tenant (default: program and a number).")] = None,
+    request: Annotated[Text, typer.Option(metavar="30%", help="GPU time it gets when others compete.")] = None,
+    limit: Annotated[Text, typer.Option(metavar="60%", help="GPU time it never exceeds.")] = None,
+    memory: Annotated[Text, typer.Option(metavar="8GiB", help="GPU memory it may take, all of its processes.")] = None,
+    gpus: Annotated[Text, typer.Option(metavar="N|UUID,...", help="How many GPUs, or which.")] = None,
+    mechanism: Annotated[str, typer.Option(metavar="time|whole|mps", help="How the share is enforced.")] = "time",
+    priority: Annotated[int, typer.Option(help="For discipline priority: larger goes first.")] = 0,
+    weight: Annotated[float, typer.Option(help="For discipline weighted-round-robin.")] = 0.0,
+    timeout: Annotated[Text, typer.Option(metavar="10m", help="Stop the program after that time.")] = None,
+    join: Annotated[bool, typer.Option("--join", help="Run inside the tenant of that name.")] = False,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
+) -> None:
+    """Run a CUDA program as a tenant of this node's agent: its share, its memory, its turns. Returns its exit code."""
+    import os
+
+    from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
+    from cotenant.node.agent import default_folder
+    from cotenant.node.config import TenantSpec, check_spec
+    from cotenant.node.launcher import Launch
+    from cotenant.node.launcher import run as launch
+
+    which = tuple(gpus.split(",")) if gpus and not _is_count(gpus) else ()
+    spec = TenantSpec(
+        name=name or f"{os.path.basename(command[0])[:40]}-{os.getpid()}",
+        request=parse_fraction(request, "--request") if request else 0.0,
+        limit=parse_fraction(limit, "--limit") if limit else 1.0,
+        memory_bytes=parse_bytes(memory, "--memory") if memory else None,
+        priority=priority,
+        weight=weight,
+        gpus=which,
+        gpu_count=int(gpus) if gpus and _is_count(gpus) else max(1, len(which)),
+        mechanism=mechanism,
+    )
+    check_spec(spec, field="--name" if name else None)
+    timeout_s = parse_seconds(timeout, "--timeout") if timeout else None
+    launched = Launch(folder or default_folder(), spec, command, limit is not None, join, timeout_s)
+    raise typer.Exit(launch(launched))
+
+
+def _is_count(text: str) -> bool:
+    return text.isdigit() and 1 <= int(text) <= 16

@@ -1,0 +1,48 @@
+"""`cotenant set`: change a tenant's share while it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer()
+
+Text = str | None
+
+
+@app.command("set")
+def set_share(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    request: Annotated[Text, typer.Option(metavar="30%", help="GPU time it gets when others compete.")] = None,
+    limit: Annotated[Text, typer.Option(metavar="60%", help="GPU time it never exceeds.")] = None,
+    memory: Annotated[Text, typer.Option(metavar="8GiB", help="GPU memory it may take.")] = None,
+    priority: Annotated[int | None, typer.Option(help="For discipline priority.")] = None,
+    weight: Annotated[float | None, typer.Option(help="For discipline weighted-round-robin.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
+) -> None:
+    """Change what a tenant was promised. Says from when on it holds."""
+    from cotenant.model.units import parse_bytes, parse_fraction
+    from cotenant.node.agent import default_folder
+    from cotenant.node.client import ControlClient
+
+    changes: dict[str, Any] = {
+        "request": parse_fraction(request, "--request") if request else None,
+        "limit": parse_fraction(limit, "--limit") if limit else None,
+        "memory_bytes": parse_bytes(memory, "--memory") if memory else None,
+        "priority": priority,
+        "weight": weight,
+    }
+    with ControlClient(folder or default_folder()) as client:
+        answer = client.call("set", name=name, **changes)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    memory_text = "no cap" if answer["memory_bytes"] is None else f"{answer['memory_bytes'] / 2**30:g} GiB"
+    print(
+        f"{name}: request {answer['request']:.0%}, limit {answer['limit']:.0%}, memory {memory_text};"
+        f" holds {answer['holds']}"
+    )

@@ -1,0 +1,35 @@
+"""`cotenant stop`: end a tenant's processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def stop(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    grace: Annotated[str, typer.Option(metavar="TIME", help="Time between SIGTERM and SIGKILL.")] = "10s",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
+) -> None:
+    """Stop a tenant: SIGTERM to its program and processes, SIGKILL to what is left after the grace time."""
+    from cotenant.model.errors import WorkError
+    from cotenant.model.units import parse_seconds
+    from cotenant.node.agent import default_folder
+    from cotenant.node.client import ControlClient
+
+    grace_s = parse_seconds(grace, "--grace")
+    with ControlClient(folder or default_folder(), timeout_s=grace_s + 30) as client:
+        answer = client.call("stop", name=name, grace_s=grace_s)
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        print(f"{name}: {answer['stopped']} process(es) stopped")
+    if answer["left"]:
+        raise WorkError(f"still running: {', '.join(map(str, answer['left']))}")

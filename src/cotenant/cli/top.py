@@ -1,0 +1,137 @@
+"""`cotenant top`: tenants live."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+app = typer.Typer()
+
+KEYS = {"n": "name", "g": "got", "m": "memory", "w": "waited", "a": ""}
+
+
+@app.command()
+def top(
+    every: Annotated[str, typer.Option(metavar="TIME", help="Time between two looks.")] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One look as one JSON object.")] = False,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
+) -> None:
+    """Show tenants live: share asked and got, memory, turns, waiting time. Keys: q, and n g m w a to sort."""
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_seconds
+    from cotenant.node.agent import default_folder
+    from cotenant.node.client import ControlClient
+
+    period_s = parse_seconds(every, "--every")
+    if period_s < 0.05:
+        raise InputError("look at most every 50 ms", field="--every")
+    with ControlClient(folder or default_folder()) as client:
+        answer = client.call("list")
+    if as_json:
+        print(json.dumps(answer))
+        return
+    from rich.console import Console
+
+    if once or not sys.stdout.isatty():
+        Console().print(screen(answer, sort="", key_line=False))
+        return
+    _live(folder or default_folder(), period_s)
+
+
+def screen(answer: dict[str, Any], *, sort: str, key_line: bool = True, lost: str = "") -> RenderableType:
+    """The whole picture: one line per GPU, then the tenants, then warnings."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from cotenant.cli.tenant_table import tenant_table
+    from cotenant.model.units import format_bytes, format_seconds
+
+    agent = answer["agent"]
+    head = Text.assemble(
+        ("cotenant top", "bold"),
+        f"   agent {agent['pid']}, up {format_seconds(agent['uptime_s'])}, {len(answer['tenants'])} tenants,"
+        f" {agent['connections']} processes, {agent['turns']:,} turns   {agent['discipline']},"
+        f" turns {agent['quota_ms']:g} ms, window {agent['window_s']:g} s",
+    )
+    parts: list[RenderableType] = [head]
+    for gpu in agent["gpus"]:
+        used, total = gpu["memory_charged_bytes"], gpu["memory_bytes"]
+        parts.append(
+            Text.assemble(
+                (f"GPU {gpu['index']} ", "bold"),
+                f"{gpu['name']}   promised {gpu['promised']:.0%}   memory {format_bytes(used)} / {format_bytes(total)}"
+                "   holder ",
+                (gpu["holder"] or "nobody", "green" if gpu["holder"] else "dim"),
+            )
+        )
+    parts += [Text(), tenant_table(answer, sort=sort)]
+    if not answer["tenants"]:
+        parts.append(Text("no tenants: start one with cotenant run", style="dim"))
+    warnings = [(t["name"], text) for t in answer["tenants"] for text in t["warnings"]]
+    if agent["config_fault"]:
+        warnings.insert(0, ("configuration", agent["config_fault"]))
+    if warnings:
+        parts.append(Text())
+    for name, text in warnings[-5:]:
+        parts.append(Text.assemble((f"⚠ {name}: ", "yellow"), text))
+    if lost:
+        parts.append(Text(lost, style="bold red"))
+    if key_line:
+        parts += [Text(), Text("q quit   sort: n name  g got  m memory  w waited  a arrival", style="dim")]
+    return Group(*parts)
+
+
+def _live(folder: Path, period_s: float) -> None:
+    import termios
+    import tty
+
+    from rich.live import Live
+
+    from cotenant.model.errors import WorkError
+    from cotenant.node.client import ControlClient
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal) if os.isatty(terminal) else None
+    client: ControlClient | None = None
+    answer: dict[str, Any] | None = None
+    sort, lost = "", ""
+    try:
+        if before is not None:
+            tty.setcbreak(terminal)
+        with Live(screen=True, auto_refresh=False) as live:
+            while True:
+                try:
+                    client = client or ControlClient(folder)
+                    answer, lost = client.call("list"), ""
+                except WorkError as error:
+                    client, lost = None, str(error)
+                if answer is not None:
+                    live.update(screen(answer, sort=sort, lost=lost), refresh=True)
+                if before is None:
+                    time.sleep(period_s)
+                    continue
+                key = _key(terminal, period_s)
+                if key == "q":
+                    return
+                sort = KEYS.get(key or "", sort)
+    finally:
+        if before is not None:
+            termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        if client is not None:
+            client.close()
+
+
+def _key(terminal: int, wait_s: float) -> str | None:
+    ready, _, _ = select.select([terminal], [], [], wait_s)
+    return os.read(terminal, 1).decode(errors="replace") if ready else None

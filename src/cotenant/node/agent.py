@@ -1,0 +1,363 @@
+"""The agent: one process per node that owns its GPUs. Puts the parts together and keeps them running."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cotenant.model.errors import InputError, WorkError
+from cotenant.node import config as configs
+from cotenant.node import processes, state
+from cotenant.node.broker import Broker
+from cotenant.node.config import AgentConfig, FileWatch, TenantSpec
+from cotenant.node.control import Caller, ControlServer
+from cotenant.node.gpus import Gpu, discover
+from cotenant.node.ledger import HOST, Ledger
+from cotenant.node.mechanisms import make_mechanisms
+from cotenant.node.operations import Operations
+from cotenant.node.server import ShimServer
+from cotenant.node.tenants import Registry, Tenant
+from cotenant.node.trace import TurnTrace
+from cotenant.policy.quota import Ended
+
+WATCH_S = 0.25
+HOUSEKEEPING_S = 1.0
+
+
+def default_folder() -> Path:
+    """Where an agent of this user keeps its sockets: $COTENANT_DIR, /run/cotenant for root, else the runtime folder."""
+    named = os.environ.get("COTENANT_DIR")
+    if named:
+        return Path(named)
+    if os.geteuid() == 0:
+        return Path("/run/cotenant")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "cotenant" if runtime else Path(f"/tmp/cotenant-{os.geteuid()}")
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentOptions:
+    """How to run: where, from which config, with which overrides."""
+
+    folder: Path
+    source: str | None = None  # FILE.yaml or gemini:FILE
+    trace: Path | None = None
+    socket_mode: int = 0o600
+    overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
+    gpus: tuple[Gpu, ...] | None = None  # given instead of discovered
+    log: Callable[[str], None] = lambda text: print(f"cotenant agent: {text}", file=sys.stderr, flush=True)
+
+
+class Agent:
+    """One run of the agent. `await run()` returns when it was told to stop."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        self.options = options
+        self.log = options.log
+        self.folder = options.folder
+        self.config = self._load()
+        self.gpus: tuple[Gpu, ...] = options.gpus or discover(self.config.gpus)
+        self.mechanisms = make_mechanisms(self.folder)
+        self.registry = Registry(self.gpus, self.mechanisms)
+        self.ledger = Ledger()
+        for gpu in self.gpus:
+            self.ledger.gpu(gpu.uuid, gpu.memory_bytes)
+        self.trace: TurnTrace | None = None
+        self.started_ns = time.monotonic_ns()
+        self.turn_count = 0
+        self.config_fault = ""
+        self.broker: Broker
+        self.server: ShimServer
+        self._stop = asyncio.Event()
+        self._saved_fault = ""
+        self._lock: int | None = None
+        self._root_fds: dict[str, int] = {}
+
+    def _load(self) -> AgentConfig:
+        source = self.options.source
+        return configs.with_options(configs.load(source) if source else AgentConfig(), **self.options.overrides)
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`. `ready` is called once tenants can connect."""
+        self._take_folder()
+        _raise_descriptor_limit()
+        try:
+            if self.options.trace is not None:
+                self.trace = TurnTrace(self.options.trace)
+            self._start_parts()
+            operations = Operations(self)
+            control = ControlServer(self.folder / "control.sock", operations.table(), self.launcher_gone, self.log)
+            self._restore()
+            self._admit_declared(self.config.tenants)
+            self.server.listen(self.options.socket_mode)
+            await control.listen(self.options.socket_mode)
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                    loop.add_signal_handler(number, self.stop)
+            tasks = [asyncio.create_task(self._housekeeping())]
+            if self.options.source:
+                tasks.append(asyncio.create_task(self._watch(configs.config_path(self.options.source))))
+            ready()
+            await self._stop.wait()
+            for task in tasks:
+                task.cancel()
+            await control.close()
+        finally:
+            self._end()
+
+    def stop(self) -> None:
+        """End the run; tenants then do what `fail` says."""
+        self._stop.set()
+
+    def _start_parts(self) -> None:
+        self.broker = Broker(
+            [gpu.uuid for gpu in self.gpus],
+            self.config.quota,
+            inflight_ns=self.config.inflight_ns,
+            on_turn=self._turn_ended,
+            on_fault=self._tenant_fault,
+        )
+        self.server = ShimServer(
+            self.folder / "agent.sock",
+            self.config,
+            self.registry,
+            self.broker,
+            self.ledger,
+            self.log,
+            self.maybe_remove,
+        )
+
+    def _end(self) -> None:
+        if hasattr(self, "server"):
+            self.save()
+            self.broker.close()
+            self.server.close_all()
+        for mechanism in self.mechanisms.values():
+            mechanism.close()
+        if self.trace is not None:
+            self.trace.close()
+        for fd in self._root_fds.values():
+            os.close(fd)
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _take_folder(self) -> None:
+        """Make the folder and lock it: a socket file left by a dead agent is stale, a held lock is a live agent."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+            self._lock = os.open(self.folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise WorkError(f"{self.folder}: cannot be used: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown pid"
+            raise WorkError(f"an agent ({holder}) already runs in {self.folder}; stop it, or choose --dir") from None
+        with contextlib.suppress(OSError):  # on a full disk the lock holds without its label
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"pid {os.getpid()}".encode(), 0)
+
+    # -- tenants ---------------------------------------------------------------------------------------------------
+
+    def add_tenant(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
+        """Admit a tenant and open its accounts."""
+        tenant = self.registry.admit(spec, uid, token=token, declared=declared)
+        tenant.created_ns = time.monotonic_ns()
+        self._apply(tenant)
+        return tenant
+
+    def change_tenant(self, tenant: Tenant, spec: TenantSpec) -> str:
+        """Change a tenant's promise; returns from when on it holds."""
+        when = self.registry.resize(tenant, spec)
+        self._apply(tenant)
+        self.save()
+        return when
+
+    def _apply(self, tenant: Tenant) -> None:
+        for gpu in tenant.gpus:
+            self.ledger.cap(tenant.name, gpu.uuid, tenant.spec.memory_bytes)
+            self.server.publish_memory(tenant, gpu.uuid)
+        if self.mechanisms[tenant.spec.mechanism].capabilities().gated:
+            self.broker.join(tenant)
+
+    def set_root(self, tenant: Tenant, key: processes.ProcessKey) -> None:
+        """The program of a tenant runs; from now on the tenant lives as long as the program or any of its processes."""
+        tenant.root = key
+        tenant.launching = False
+        fd = processes.pidfd(key)
+        if fd is None:
+            asyncio.get_running_loop().call_soon(self.maybe_remove, tenant)
+            return
+        self._root_fds[tenant.name] = fd
+        asyncio.get_running_loop().add_reader(fd, self._root_ended, tenant)
+
+    def _root_ended(self, tenant: Tenant) -> None:
+        fd = self._root_fds.pop(tenant.name, None)
+        if fd is not None:
+            asyncio.get_running_loop().remove_reader(fd)
+            os.close(fd)
+        tenant.root = None
+        self.maybe_remove(tenant)
+
+    def maybe_remove(self, tenant: Tenant) -> None:
+        """Remove a tenant that has no program, no processes and no launcher any more. Declared ones stay."""
+        root_lives = tenant.root is not None and tenant.name in self._root_fds
+        if tenant.declared or tenant.sessions or tenant.launching or root_lives:
+            return
+        if self.registry.tenants.get(tenant.name) is not tenant:
+            return
+        if tenant.name in self.broker.turns.gpus[tenant.gpus[0].uuid].accounts:
+            self.broker.leave(tenant)
+        self.ledger.forget(tenant.name)
+        self.registry.remove(tenant)
+        self.save()
+
+    def launcher_gone(self, caller: Caller) -> None:
+        """A control connection closed: what it registered and never started goes."""
+        for name in caller.registered:
+            tenant = self.registry.tenants.get(name)
+            if tenant is not None and tenant.launching:
+                tenant.launching = False
+                self.maybe_remove(tenant)
+
+    # -- config and state ------------------------------------------------------------------------------------------
+
+    def _admit_declared(self, specs: tuple[TenantSpec, ...]) -> None:
+        for spec in specs:
+            existing = self.registry.tenants.get(spec.name)
+            try:
+                if existing is None:
+                    self.add_tenant(spec, os.geteuid(), declared=True)
+                else:
+                    existing.declared = True
+                    if existing.spec != spec:
+                        self.change_tenant(existing, dataclasses.replace(spec, gpus=existing.spec.gpus))
+            except InputError as error:
+                source = configs.config_path(self.options.source) if self.options.source else None
+                raise InputError(error.message, file=source, field=f"tenant {spec.name}") from None
+        self.save()
+
+    def _restore(self) -> None:
+        """Tenants of the last agent whose programs still run, or that are declared, keep their tokens and places."""
+        declared = {spec.name for spec in self.config.tenants}
+        for saved in state.load(self.folder / "state.json"):
+            if not saved.alive and saved.spec.name not in declared:
+                continue
+            try:
+                tenant = self.add_tenant(saved.spec, saved.uid, token=saved.token)
+            except (InputError, WorkError) as error:
+                self.log(f"tenant {saved.spec.name} of the last agent is not taken over: {error}")
+                continue
+            tenant.timeout_s = saved.timeout_s
+            if saved.alive and saved.root is not None:
+                self.set_root(tenant, saved.root)
+
+    def save(self) -> None:
+        """Write the state file; a full disk is reported once and does not stop anything."""
+        try:
+            state.save(self.folder / "state.json", self.registry.tenants.values())
+            self._saved_fault = ""
+        except OSError as error:
+            if not self._saved_fault:
+                self.log(f"{self.folder}/state.json cannot be written ({error.strerror}): a restart would lose tenants")
+            self._saved_fault = str(error)
+
+    async def _watch(self, path: Path) -> None:
+        watch = FileWatch(path)
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if watch.changed():
+                self.reload()
+
+    def reload(self) -> None:
+        """Take the config file's new contents; a wrong file changes nothing and is reported."""
+        try:
+            config = self._load()
+            self._check_requests(config)
+        except (InputError, WorkError) as error:
+            self.config_fault = str(error)
+            self.log(f"the new configuration is not taken: {error}")
+            return
+        self.config_fault = ""
+        self.config = self.server.config = config
+        self.broker.inflight_ns = config.inflight_ns
+        self.broker.configure(config.quota)
+        for session in self.server.sessions:
+            if session.welcome:
+                session.page.layout.fail_mode = self.server.fail_mode
+        listed = {spec.name for spec in config.tenants}
+        for tenant in list(self.registry.tenants.values()):
+            if tenant.declared and tenant.name not in listed:
+                tenant.declared = False
+                self.maybe_remove(tenant)
+                if tenant.name in self.registry.tenants:  # still running: it keeps its limit and loses its claim
+                    self.change_tenant(tenant, dataclasses.replace(tenant.spec, request=0.0))
+        try:
+            self._admit_declared(config.tenants)
+        except InputError as error:
+            self.config_fault = str(error)
+            self.log(f"the new configuration is taken in part: {error}")
+            return
+        self.log(f"configuration taken: {len(config.tenants)} tenants")
+
+    def _check_requests(self, config: AgentConfig) -> None:
+        listed = {spec.name for spec in config.tenants}
+        others = sum(t.spec.request for t in self.registry.tenants.values() if not t.declared and t.name not in listed)
+        total = sum(spec.request for spec in config.tenants) + others
+        if total > len(self.gpus) + 1e-9:
+            raise InputError(f"the requests add up to {total:.0%} of {len(self.gpus)} GPU(s)")
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _turn_ended(self, ended: Ended) -> None:
+        self.turn_count += 1
+        if self.trace is not None:
+            self.trace.turn(ended)
+
+    def _tenant_fault(self, name: str, text: str) -> None:
+        tenant = self.registry.tenants.get(name)
+        if tenant is not None:
+            self.server.warn(tenant, text)
+
+    async def _housekeeping(self) -> None:
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            if self.trace is not None:
+                fault = self.trace.flush()
+                if fault:
+                    self.log(fault)
+            now_ns = time.monotonic_ns()
+            for tenant in list(self.registry.tenants.values()):
+                # the launcher keeps the timeout; this is for one that was killed
+                late = tenant.timeout_s is not None and now_ns - tenant.created_ns > (tenant.timeout_s + 5) * 1e9
+                if late and tenant.root is not None:
+                    tenant.timeout_s = None
+                    self.log(f"tenant {tenant.name} is over its timeout and its launcher has gone: stopping it")
+                    Operations(self).kill(tenant, 10.0)
+
+    def host_used(self, tenant: Tenant) -> int:
+        """Pinned host memory of a tenant, bytes."""
+        return self.ledger.used(tenant.name, HOST)
+
+
+def _raise_descriptor_limit() -> None:
+    """Two descriptors per process of a tenant: take what the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else 1 << 20
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

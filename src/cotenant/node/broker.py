@@ -1,0 +1,280 @@
+"""The shell around the token core: its clock, its timers, and its instructions made true in pages and messages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cotenant.node import wire
+from cotenant.node.wire import Reason, SlotFlag
+from cotenant.policy.quota import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
+
+if TYPE_CHECKING:
+    from cotenant.node.session import Session
+    from cotenant.node.tenants import Tenant
+
+_REASONS = {Reason.DEADLINE: "released", Reason.REVOKED: "released", Reason.IDLE: "idle", Reason.EXIT: "exit"}
+LATE_REPORT_NS = 20_000_000  # how far back a release may say that its work ended
+
+
+@dataclass(eq=False)
+class _Hold:
+    """The turn of a tenant on a GPU, as its processes see it."""
+
+    tenant: Tenant
+    epoch: int
+    deadline_ns: int
+    members: dict[Session, int] = field(default_factory=dict)  # session -> its slot
+    drained_ns: int = 0
+    reason: str = "released"
+    contended: bool | None = None
+
+
+class Broker:
+    """Token traffic of a node. One event loop calls everything."""
+
+    def __init__(
+        self,
+        gpus: list[str],
+        settings: QuotaSettings,
+        *,
+        inflight_ns: int,
+        on_turn: Callable[[Ended], None],
+        on_fault: Callable[[str, str], None],
+    ) -> None:
+        self.turns = NodeTurns(gpus, settings)
+        self.inflight_ns = inflight_ns
+        self._on_turn = on_turn
+        self._on_fault = on_fault
+        self._loop = asyncio.get_running_loop()
+        self._holds: dict[str, _Hold] = {}  # gpu -> turn under way
+        self._stuck: dict[tuple[str, str], _Hold] = {}  # (gpu, tenant) that runs on although its turn was taken
+        self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
+        self._tenants: dict[str, Tenant] = {}
+        # epochs on the wire grow for ever, also over a restart of the agent
+        self._wire_epoch = time.monotonic_ns() // 1000
+
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    def join(self, tenant: Tenant) -> None:
+        """Open accounts for a gated tenant, or change its share."""
+        self._tenants[tenant.name] = tenant
+        now_ns = time.monotonic_ns()
+        for gpu in tenant.gpus:
+            if tenant.name in self.turns.gpus[gpu.uuid].accounts:
+                self._obey(self.turns.gpus[gpu.uuid].resize(tenant.name, tenant.share(), now_ns), gpu.uuid)
+            else:
+                self._obey(self.turns.join(gpu.uuid, tenant.name, tenant.share(), now_ns), gpu.uuid)
+
+    def leave(self, tenant: Tenant) -> None:
+        """Close a tenant's accounts."""
+        now_ns = time.monotonic_ns()
+        for gpu in tenant.gpus:
+            self._stuck.pop((gpu.uuid, tenant.name), None)
+            if tenant.name in self.turns.gpus[gpu.uuid].accounts:
+                self._obey(self.turns.leave(gpu.uuid, tenant.name, now_ns), gpu.uuid)
+        self._tenants.pop(tenant.name, None)
+
+    def configure(self, settings: QuotaSettings) -> None:
+        """New settings from the config file."""
+        out = self.turns.configure(settings, time.monotonic_ns())
+        for gpu in self.turns.gpus:
+            self._obey([step for step in out if step.gpu == gpu], gpu)
+
+    # -- messages of the shims -------------------------------------------------------------------------------------
+
+    def request(self, session: Session, slot: int, burst_ns: int) -> None:
+        """TOKEN_REQUEST."""
+        gpu = session.slots[slot]
+        session.asking.add(slot)
+        self._obey(self.turns.request(gpu, session.tenant.name, time.monotonic_ns(), burst_ns), gpu)
+
+    def release(
+        self, session: Session, slot: int, epoch: int, drained_ns: int, reason: int, drained: bool, again: bool
+    ) -> None:
+        """TOKEN_RELEASE. A release of a turn that this process does not hold is ignored."""
+        if session.granted.get(slot) != epoch:
+            return
+        gpu = session.slots[slot]
+        session.page.slots[slot].epoch = 0
+        if not drained:
+            return  # closed but not empty: the core's timer for stuck holders runs
+        del session.granted[slot]
+        if again:
+            session.asking.add(slot)
+        self._member_done(session, gpu, drained_ns, _REASONS.get(Reason(reason), "released") if reason in (1, 2, 3, 4)
+                          else "released")  # fmt: skip
+
+    def drop(self, session: Session) -> None:
+        """The process has gone: its turns end now, its requests are forgotten."""
+        now_ns = time.monotonic_ns()
+        slots = dict(session.slots)
+        session.asking.clear()
+        held = list(session.granted)
+        session.granted.clear()
+        for slot in held:
+            self._member_done(session, slots[slot], now_ns, "gone")
+        tenant = session.tenant
+        for gpu in slots.values():
+            machine = self.turns.gpus[gpu]
+            if tenant.name in machine.accounts and not self._asks(tenant, gpu):
+                self._obey(self.turns.withdraw(gpu, tenant.name, now_ns), gpu)
+
+    def _member_done(self, session: Session, gpu: str, drained_ns: int, reason: str) -> None:
+        tenant = session.tenant
+        hold = self._holds.get(gpu)
+        if hold is None or session not in hold.members:
+            hold = self._stuck.get((gpu, tenant.name))
+        if hold is None or session not in hold.members:
+            return
+        del hold.members[session]
+        now_ns = time.monotonic_ns()
+        hold.drained_ns = max(hold.drained_ns, min(now_ns, max(drained_ns, now_ns - LATE_REPORT_NS)))
+        hold.reason = reason
+        if hold.members:
+            return
+        if self._holds.get(gpu) is hold:
+            del self._holds[gpu]
+        self._stuck.pop((gpu, tenant.name), None)
+        again = self._asks(tenant, gpu)
+        out = self.turns.release(gpu, tenant.name, hold.epoch, now_ns, hold.drained_ns, hold.reason, again)
+        self._obey(out, gpu)
+
+    def _asks(self, tenant: Tenant, gpu: str) -> bool:
+        return any(gpu == s.slots.get(slot) for s in tenant.sessions for slot in s.asking)
+
+    # -- instructions ----------------------------------------------------------------------------------------------
+
+    def _obey(self, instructions: list[Instruction], gpu: str) -> None:
+        touched = {gpu}
+        for step in instructions:
+            touched.add(step.gpu)
+            if isinstance(step, Grant):
+                self._grant(step)
+            elif isinstance(step, Move):
+                self._move(step)
+            elif isinstance(step, Revoke):
+                self._revoke(step)
+            elif isinstance(step, Stuck):
+                self._mark_stuck(step)
+            elif isinstance(step, Ended):
+                hold = self._holds.get(step.gpu)
+                if hold is not None and hold.tenant.name == step.tenant and hold.epoch == step.epoch:
+                    del self._holds[step.gpu]
+                self._on_turn(step)
+        for touched_gpu in touched:
+            self._flag_contention(touched_gpu)
+            self._arm(touched_gpu)
+
+    def _grant(self, step: Grant) -> None:
+        tenant = self._tenants[step.tenant]
+        hold = self._holds.get(step.gpu)
+        if hold is None or hold.epoch != step.epoch or hold.tenant is not tenant:
+            hold = self._holds[step.gpu] = _Hold(tenant, step.epoch, step.deadline_ns)
+        gang = bool(tenant.share().gang)
+        for session in list(tenant.sessions):
+            for slot, gpu in session.slots.items():
+                if gpu != step.gpu:
+                    continue
+                if session in hold.members:
+                    if slot in session.asking:  # asked again while it holds: the same turn once more
+                        self._send_grant(session, slot, session.granted[slot], hold.deadline_ns)
+                elif slot in session.asking or gang:
+                    self._wire_epoch += 1
+                    session.granted[slot] = self._wire_epoch
+                    hold.members[session] = slot
+                    self._send_grant(session, slot, self._wire_epoch, hold.deadline_ns)
+                session.asking.discard(slot)
+        if not hold.members:
+            # whoever asked has gone between the request and now
+            del self._holds[step.gpu]
+            self._loop.call_soon(self._give_back, step)
+
+    def _give_back(self, step: Grant) -> None:
+        if step.tenant in self.turns.gpus[step.gpu].accounts:
+            out = self.turns.release(step.gpu, step.tenant, step.epoch, time.monotonic_ns(), None, "gone")
+            self._obey(out, step.gpu)
+
+    def _send_grant(self, session: Session, slot: int, epoch: int, deadline_ns: int) -> None:
+        page = session.page.slots[slot]
+        page.deadline_ns = deadline_ns
+        page.inflight_allowed_ns = self.inflight_ns
+        page.epoch = epoch
+        session.send(wire.pack_grant(0, slot, time.monotonic_ns(), epoch, deadline_ns, self.inflight_ns))
+
+    def _move(self, step: Move) -> None:
+        hold = self._holds.get(step.gpu)
+        if hold is None or hold.epoch != step.epoch:
+            return
+        hold.deadline_ns = step.deadline_ns
+        for session, slot in list(hold.members.items()):
+            epoch = session.granted.get(slot)
+            if epoch is not None:
+                self._send_grant(session, slot, epoch, step.deadline_ns)
+
+    def _revoke(self, step: Revoke) -> None:
+        hold = self._holds.get(step.gpu)
+        if hold is None or hold.epoch != step.epoch:
+            return
+        for session, slot in list(hold.members.items()):
+            epoch = session.granted.get(slot)
+            if epoch is not None:
+                session.page.slots[slot].epoch = 0
+                session.send(wire.pack(wire.Type.TOKEN_REVOKE, {"epoch": epoch}, slot=slot))
+
+    def _mark_stuck(self, step: Stuck) -> None:
+        hold = self._holds.pop(step.gpu, None)
+        if hold is not None:
+            self._stuck[(step.gpu, step.tenant)] = hold
+        self._on_fault(
+            step.tenant,
+            f"its GPU work did not end {step.held_ns / 1e9:.1f} s after its turn began: a kernel hangs or waits; the"
+            " others run beside it, and its time is charged",
+        )
+
+    def _flag_contention(self, gpu: str) -> None:
+        """Tell the holder whether giving back early helps anybody."""
+        hold = self._holds.get(gpu)
+        if hold is None:
+            return
+        machine = self.turns.gpus[gpu]
+        contended = machine.contended or machine.claim is not None or hold.tenant.spec.limit < 1.0
+        if contended == hold.contended:
+            return
+        hold.contended = contended
+        for session, slot in list(hold.members.items()):
+            page = session.page.slots[slot]
+            flags = page.flags & ~SlotFlag.CONTENDED | (SlotFlag.CONTENDED if contended else 0)
+            if flags != page.flags:
+                page.flags = flags
+                if contended:
+                    session.send(wire.pack(wire.Type.PAGE_UPDATE, slot=slot))
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def _arm(self, gpu: str) -> None:
+        wake_ns = self.turns.wake_ns(gpu)
+        armed = self._timers.get(gpu)
+        if wake_ns is None or (armed is not None and armed[0] <= wake_ns):
+            return  # an early wake-up only looks again
+        if armed is not None:
+            armed[1].cancel()
+        self._timers[gpu] = (wake_ns, self._loop.call_at(wake_ns / 1e9, self._wake, gpu))
+
+    def _wake(self, gpu: str) -> None:
+        del self._timers[gpu]
+        now_ns = time.monotonic_ns()
+        wake_ns = self.turns.wake_ns(gpu)
+        if wake_ns is not None and wake_ns <= now_ns:
+            self._obey(self.turns.advance(gpu, now_ns), gpu)
+        else:
+            self._arm(gpu)
+
+    def close(self) -> None:
+        """Stop all timers."""
+        for _, timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()

@@ -1,0 +1,303 @@
+"""Agent settings and tenants, from YAML or from Gemini's resource-config file. Everything wrong is found here."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cotenant.model.errors import InputError
+from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
+from cotenant.policy.quota import DISCIPLINES, QuotaSettings
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")
+FAIL_MODES = ("open", "closed")
+MAX_CONFIG_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TenantSpec:
+    """What a tenant was promised. `memory_bytes` None: no cap. `gpus` empty: the agent chooses one."""
+
+    name: str
+    request: float = 0.0
+    limit: float = 1.0
+    memory_bytes: int | None = None
+    priority: int = 0
+    weight: float = 0.0
+    gpus: tuple[str, ...] = ()
+    gpu_count: int = 1
+    mechanism: str = "time"
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Settings of one agent. Times in nanoseconds, sizes in bytes."""
+
+    gpus: tuple[str, ...] = ("all",)
+    quota: QuotaSettings = field(default_factory=QuotaSettings)
+    fail: str = "closed"
+    tenants: tuple[TenantSpec, ...] = ()
+    idle_release_ns: int = 2_000_000
+    inflight_ns: int = 2_000_000
+    context_reserve_bytes: int | None = None  # None: 512 MiB on a real GPU, nothing on the software GPU
+    reconnect_ms: int = 100
+
+
+def check_name(name: object, **where: Any) -> str:
+    """A tenant name: at most 63 ASCII letters, digits and . _ / -, so that it fits every message and path."""
+    if not isinstance(name, str) or not NAME.match(name):
+        shown = repr(name) if len(repr(name)) <= 80 else repr(name)[:77] + "..."
+        raise InputError(
+            f"{shown} is not a tenant name: 1 to 63 letters, digits, '.', '_', '/' or '-', the first a letter or digit",
+            **where,
+        )
+    return name
+
+
+def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
+    """Relations between a tenant's numbers."""
+    check_name(spec.name, **where)
+    if not 0.0 < spec.limit <= 1.0:
+        raise InputError(f"{spec.name} has a limit of {spec.limit:.0%}; it must be over 0 % and at most 100 %", **where)
+    if spec.request > spec.limit:
+        raise InputError(f"{spec.name} asks for {spec.request:.0%}, over its own limit of {spec.limit:.0%}", **where)
+    if spec.memory_bytes is not None and spec.memory_bytes <= 0:
+        raise InputError(f"the memory of {spec.name} must be over 0 bytes", **where)
+    return spec
+
+
+_TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism")
+_AGENT_KEYS = (
+    "gpus",
+    "quota",
+    "min_quota",
+    "max_quota",
+    "window",
+    "discipline",
+    "idle_credit",
+    "exclusive_turn",
+    "revoke_grace",
+    "stuck_after",
+    "fail",
+    "tenants",
+    "idle_release",
+    "work_in_flight",
+    "context_reserve",
+    "reconnect",
+)
+_TIMES = {
+    "quota": "quota_ns",
+    "min_quota": "min_quota_ns",
+    "max_quota": "max_quota_ns",
+    "window": "window_ns",
+    "idle_credit": "idle_credit_ns",
+    "exclusive_turn": "exclusive_ns",
+    "revoke_grace": "grace_ns",
+    "stuck_after": "stuck_ns",
+}
+
+
+def load(source: str) -> AgentConfig:
+    """Read `FILE.yaml` or `gemini:FILE`."""
+    if source.startswith("gemini:"):
+        path = Path(source.removeprefix("gemini:"))
+        return AgentConfig(tenants=parse_gemini(read_text(path), path))
+    path = Path(source)
+    return parse_config(parse_yaml(read_text(path), path), path)
+
+
+def config_path(source: str) -> Path:
+    """The file behind a --config value."""
+    return Path(source.removeprefix("gemini:"))
+
+
+def read_text(path: Path) -> str:
+    """Contents of a small text file; one sentence when it cannot be read."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise InputError(f"the file is larger than {MAX_CONFIG_BYTES >> 20} MiB", file=path)
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text (byte {error.start})", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+
+
+def parse_yaml(text: str, path: Path) -> Mapping[str, Any]:
+    """A YAML mapping, with the line of a syntax error."""
+    try:
+        import yaml
+    except ImportError:
+        raise InputError("reading YAML needs the PyYAML package; a gemini: file does not", file=path) from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise InputError(f"not valid YAML: {error.problem}", file=path, line=line) from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise InputError("the file must hold settings, one `name: value` a line", file=path)
+    return data
+
+
+def _known(keys: Iterable[object], allowed: tuple[str, ...], path: Path, where: str) -> None:
+    for key in keys:
+        if key not in allowed:
+            near = difflib.get_close_matches(str(key), allowed, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(allowed)}"
+            raise InputError(f"unknown setting {key!r}{hint}", file=path, field=where or None)
+
+
+def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
+    """AgentConfig from a parsed YAML mapping."""
+    _known(data, _AGENT_KEYS, path, "")
+    try:
+        times = {to: round(parse_seconds(data[key], key) * 1e9) for key, to in _TIMES.items() if key in data}
+        values: dict[str, Any] = {}
+        for key, to in (("idle_release", "idle_release_ns"), ("work_in_flight", "inflight_ns")):
+            if key in data:
+                values[to] = round(parse_seconds(data[key], key) * 1e9)
+        if "reconnect" in data:
+            values["reconnect_ms"] = round(parse_seconds(data["reconnect"], "reconnect") * 1e3)
+        if "context_reserve" in data:
+            values["context_reserve_bytes"] = parse_bytes(data["context_reserve"], "context_reserve")
+    except InputError as error:
+        raise InputError(error.message, file=path, field=error.field) from None
+    fail = data.get("fail", "closed")
+    if fail not in FAIL_MODES:
+        raise InputError(f"{fail!r} is not open or closed", file=path, field="fail")
+    gpus = data.get("gpus", "all")
+    gpus = tuple(gpus.split(",")) if isinstance(gpus, str) else gpus
+    if not isinstance(gpus, list | tuple) or not gpus or not all(isinstance(g, str) for g in gpus):
+        raise InputError("write soft, all, or a list of GPU UUIDs", file=path, field="gpus")
+    name = data.get("discipline", "request-limit")
+    if name not in {d.name for d in DISCIPLINES}:
+        known = ", ".join(d.name for d in DISCIPLINES)
+        raise InputError(f"unknown discipline {name!r}; known: {known}", file=path, field="discipline")
+    tenants = _parse_tenants(data.get("tenants") or [], path)
+    return AgentConfig(tuple(gpus), quota_settings(name, times, path), fail, tenants, **values)
+
+
+def quota_settings(discipline: str, times: Mapping[str, int], path: Path | None = None) -> QuotaSettings:
+    """QuotaSettings from the times that were given; a quota given alone keeps the minimum and maximum around it."""
+    values = dict(times)
+    base = values.get("quota_ns", QuotaSettings.quota_ns)
+    values.setdefault("min_quota_ns", min(QuotaSettings.min_quota_ns, base))
+    values.setdefault("max_quota_ns", max(QuotaSettings.max_quota_ns, base))
+    values.setdefault("window_ns", max(QuotaSettings.window_ns, base))
+    try:
+        return QuotaSettings(discipline=discipline, **values)
+    except ValueError as error:
+        raise InputError(str(error), file=path, field="quota") from None
+
+
+def _parse_tenants(entries: Any, path: Path) -> tuple[TenantSpec, ...]:
+    if not isinstance(entries, list):
+        raise InputError("write a list of tenants", file=path, field="tenants")
+    specs: dict[str, TenantSpec] = {}
+    for index, entry in enumerate(entries):
+        where = f"tenants[{index}]"
+        if not isinstance(entry, dict):
+            raise InputError("a tenant is a mapping with a name", file=path, field=where)
+        _known(entry, _TENANT_KEYS, path, where)
+        spec = _parse_tenant(entry, path, where)
+        if spec.name in specs:
+            raise InputError(f"the tenant {spec.name} is there twice", file=path, field=where)
+        specs[spec.name] = spec
+    return tuple(specs.values())
+
+
+def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpec:
+    try:
+        gpus = entry.get("gpus", ())
+        gpus = tuple(gpus.split(",")) if isinstance(gpus, str) else tuple(gpus)
+        limit = parse_fraction(entry["limit"]) if "limit" in entry else 1.0
+        spec = TenantSpec(
+            name=check_name(entry.get("name")),
+            request=parse_fraction(entry.get("request", 0.0)),
+            limit=limit,
+            memory_bytes=parse_bytes(entry["memory"]) if "memory" in entry else None,
+            priority=int(entry.get("priority", 0)),
+            weight=float(entry.get("weight", 0.0)),
+            gpus=gpus,
+            gpu_count=max(1, len(gpus)),
+            mechanism=str(entry.get("mechanism", "time")),
+        )
+        return check_spec(spec)
+    except InputError as error:
+        raise InputError(error.message, file=path, field=where) from None
+    except (TypeError, ValueError) as error:
+        raise InputError(f"not a tenant: {error}", file=path, field=where) from None
+
+
+def parse_gemini(text: str, path: Path | None = None) -> tuple[TenantSpec, ...]:
+    """Gemini's resource-config: a count, then that many lines `ID REQUEST LIMIT MEM_BYTES`. # starts a comment."""
+    rows = [(n, line.split("#")[0].split()) for n, line in enumerate(text.splitlines(), 1)]
+    rows = [(n, words) for n, words in rows if words]
+    if not rows:
+        raise InputError("the file is empty; its first line is the number of tenants", file=path)
+    first, words = rows[0]
+    if len(words) != 1 or not words[0].isdigit():
+        raise InputError(f"{' '.join(words)!r} is not the number of tenants", file=path, line=first)
+    if int(words[0]) != len(rows) - 1:
+        raise InputError(f"it says {words[0]} tenants, but {len(rows) - 1} follow", file=path, line=first)
+    specs: dict[str, TenantSpec] = {}
+    for line, words in rows[1:]:
+        if len(words) != 4:
+            raise InputError(f"{len(words)} fields; a tenant is `ID REQUEST LIMIT MEM_BYTES`", file=path, line=line)
+        try:
+            spec = check_spec(
+                TenantSpec(
+                    name=check_name(words[0]),
+                    request=parse_fraction(words[1], "REQUEST"),
+                    limit=parse_fraction(words[2], "LIMIT"),
+                    memory_bytes=parse_bytes(words[3], "MEM_BYTES") or None,
+                )
+            )
+        except InputError as error:
+            raise InputError(error.message, file=path, line=line, field=error.field) from None
+        if spec.name in specs:
+            raise InputError(f"the tenant {spec.name} is there twice", file=path, line=line)
+        specs[spec.name] = spec
+    total = sum(spec.request for spec in specs.values())
+    if total > 1.0 + 1e-9:
+        raise InputError(f"the requests add up to {total:.0%} of the GPU", file=path)
+    return tuple(specs.values())
+
+
+def with_options(config: AgentConfig, **given: Any) -> AgentConfig:
+    """The config with the command line's values where they were given (None: not given)."""
+    return dataclasses.replace(config, **{key: value for key, value in given.items() if value is not None})
+
+
+class FileWatch:
+    """Notices that a file is another one: written in place, replaced by rename, or behind a swapped symbolic link.
+
+    Looks at (device, inode, size, mtime) of what the path leads to, so it needs no notification service and works on
+    network file systems and in Kubernetes' mounted ConfigMaps.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen = self._look()
+
+    def _look(self) -> tuple[int, int, int, int] | None:
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return None
+        return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+    def changed(self) -> bool:
+        """Whether there is a new file since the last call. A file that has gone is not a change: wait for the next."""
+        now = self._look()
+        if now is None or now == self._seen:
+            return False
+        self._seen = now
+        return True

@@ -1,0 +1,137 @@
+"""`cotenant run`: register a tenant, start its program with the shim, pass signals on, keep its timeout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.model.errors import InputError, WorkError
+from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec
+from cotenant.node.tenants import spec_to_dict
+
+KILL_AFTER_S = 10.0
+PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One `cotenant run`."""
+
+    folder: Path
+    spec: TenantSpec
+    command: list[str]
+    limit_given: bool = True
+    join: bool = False
+    timeout_s: float | None = None
+
+
+def program_environment(answer: dict[str, Any]) -> dict[str, str]:
+    """Environment of a tenant's program, from the agent's answer to `register`. WorkError without a driver."""
+    from cotenant.shim.build import find_driver, tenant_environment
+
+    if answer["soft"]:
+        from cotenant.softgpu.build import build
+
+        driver: Path | None = build()
+    else:
+        driver = find_driver()
+    if driver is None:
+        raise WorkError("no NVIDIA driver library (libcuda.so.1) was found on this machine")
+    mine: dict[str, str] = answer["environment"]
+    return os.environ | mine | tenant_environment(answer["socket"], answer["token"], driver)
+
+
+def register(client: ControlClient, launch: Launch) -> dict[str, Any]:
+    """Make the tenant known; returns the agent's answer."""
+    tenant = spec_to_dict(launch.spec)
+    if not launch.limit_given:
+        tenant["limit"] = None
+    return client.call("register", tenant=tenant, join=launch.join, timeout_s=launch.timeout_s)
+
+
+def run(launch: Launch) -> int:
+    """Run the program to its end. Returns its exit code, 128 + N for signal N, as a shell does."""
+    with ControlClient(launch.folder) as client:
+        answer = register(client, launch)
+        environment = program_environment(answer)
+        try:
+            # a group of its own: `stop` and the timeout reach its children too, and a terminal's Ctrl-C comes once
+            child = subprocess.Popen(launch.command, env=environment, process_group=0)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise InputError(f"{launch.command[0]}: cannot be started: {reason}") from None
+        _give_terminal(child.pid)
+        with contextlib.suppress(WorkError):  # it has ended already
+            client.call("started", name=answer["name"], pid=child.pid)
+        code = _wait(child, launch.timeout_s)
+    _take_terminal()
+    _report_warnings(launch.folder, answer["name"])
+    return code
+
+
+def _wait(child: subprocess.Popen[bytes], timeout_s: float | None) -> int:
+    def pass_on(number: int, _frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+
+    before = {number: signal.signal(number, pass_on) for number in PASSED_SIGNALS}
+    try:
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            print(f"cotenant: the timeout of {timeout_s:g} s is over: stopping the program", file=sys.stderr)
+            os.killpg(child.pid, signal.SIGTERM)
+            try:
+                child.wait(KILL_AFTER_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+            return 124  # as timeout(1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _give_terminal(group: int) -> None:
+    """Make the program's group the terminal's, so that it may read from it."""
+    _set_foreground(group)
+
+
+def _take_terminal() -> None:
+    _set_foreground(os.getpgrp())
+
+
+def _set_foreground(group: int) -> None:
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    try:
+        if os.tcgetpgrp(terminal) in (os.getpgrp(), group) or group == os.getpgrp():
+            os.tcsetpgrp(terminal, group)
+    except OSError:
+        pass
+    finally:
+        signal.signal(signal.SIGTTOU, before)
+        os.close(terminal)
+
+
+def _report_warnings(folder: Path, name: str) -> None:
+    """Say at the end what the agent noticed about this tenant, if it still knows it."""
+    try:
+        with ControlClient(folder, timeout_s=5.0) as client:
+            rows = [t for t in client.call("list")["tenants"] if t["name"] == name]
+    except (WorkError, InputError):
+        return
+    for row in rows:
+        for text in row["warnings"]:
+            print(f"cotenant: {name}: {text}", file=sys.stderr)

@@ -1,0 +1,276 @@
+"""What can be asked of a running agent over its control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from cotenant.model.errors import InputError
+from cotenant.node import processes
+from cotenant.node.control import Caller, Handler
+from cotenant.node.tenants import Tenant, spec_from_dict
+
+if TYPE_CHECKING:
+    from cotenant.node.agent import Agent
+
+
+class Operations:
+    """The orders of the control socket; each takes the caller and a JSON object and returns one."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+
+    def table(self) -> dict[str, Handler]:
+        """op -> what carries it out."""
+        return {
+            "status": self.status,
+            "register": self.register,
+            "started": self.started,
+            "list": self.list_tenants,
+            "set": self.set_share,
+            "stop": self.stop,
+            "mechanisms": self.mechanisms,
+        }
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    async def status(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """The agent itself."""
+        agent = self.agent
+        return {
+            "pid": os.getpid(),
+            "folder": str(agent.folder),
+            "uptime_s": (time.monotonic_ns() - agent.started_ns) / 1e9,
+            "gpus": [self._gpu(uuid) for uuid in agent.registry.gpus],
+            "discipline": agent.config.quota.discipline,
+            "quota_ms": agent.config.quota.quota_ns / 1e6,
+            "min_quota_ms": agent.config.quota.min_quota_ns / 1e6,
+            "window_s": agent.config.quota.window_ns / 1e9,
+            "fail": agent.config.fail,
+            "turns": agent.turn_count,
+            "connections": len(agent.server.sessions),
+            "refused_connections": agent.server.refused_connections,
+            "config_fault": agent.config_fault,
+            "trace_dropped": agent.trace.dropped if agent.trace else 0,
+        }
+
+    def _gpu(self, uuid: str) -> dict[str, Any]:
+        agent = self.agent
+        turn = agent.broker.turns.gpus[uuid].turn
+        return agent.registry.gpus[uuid].as_dict() | {
+            "holder": turn.account.name if turn else None,
+            "memory_charged_bytes": agent.ledger.total_used(uuid),
+            "promised": sum(t.spec.request for t in agent.registry.on_gpu(uuid)),
+        }
+
+    async def mechanisms(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """What each mechanism can do."""
+        return {name: m.capabilities().as_dict() for name, m in self.agent.mechanisms.items()}
+
+    async def list_tenants(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """Every tenant with what it asked for and what it got."""
+        tenants = [self._tenant(t) for t in self.agent.registry.tenants.values()]
+        return {"agent": await self.status(caller, order), "tenants": tenants}
+
+    def _tenant(self, tenant: Tenant) -> dict[str, Any]:
+        spec = tenant.spec
+        now_ns = time.monotonic_ns()
+        counters = [s.page.slots[slot].counters() for s in tenant.sessions for slot in s.slots]
+        return {
+            "name": tenant.name,
+            "request": spec.request,
+            "limit": spec.limit,
+            "priority": spec.priority,
+            "mechanism": spec.mechanism,
+            "declared": tenant.declared,
+            "state": self._state(tenant),
+            "age_s": (now_ns - tenant.created_ns) / 1e9,
+            "pids": sorted({s.peer.pid for s in tenant.sessions}),
+            "root_pid": tenant.root.pid if tenant.root else None,
+            "programs": sorted({s.program for s in tenant.sessions}),
+            "gpus": [self._share(tenant, gpu.uuid, now_ns) for gpu in tenant.gpus],
+            "launches": tenant.launches_gone + sum(c["launches"] for c in counters),
+            "graph_launches": sum(c["graph_launches"] for c in counters),
+            "copies": sum(c["copies"] for c in counters),
+            "gate_wait_s": sum(c["waited_ns"] for c in counters) / 1e9,
+            "predicted_busy_s": sum(c["predicted_busy_ns"] for c in counters) / 1e9,
+            "host_pinned_bytes": self.agent.host_used(tenant),
+            "warnings": list(tenant.warnings),
+            "warning_count": tenant.warning_count,
+        }
+
+    def _share(self, tenant: Tenant, uuid: str, now_ns: int) -> dict[str, Any]:
+        agent = self.agent
+        cap = tenant.spec.memory_bytes
+        row: dict[str, Any] = {
+            "uuid": uuid,
+            "index": agent.registry.gpus[uuid].index,
+            "memory_used_bytes": agent.ledger.used(tenant.name, uuid),
+            "memory_limit_bytes": cap,
+            "memory": agent.ledger.families(tenant.name, uuid),
+            "got": None,
+            "holding": False,
+            "waiting": False,
+            "turns": 0,
+            "waited_s": 0.0,
+            "held_s": 0.0,
+            "overrun_s": 0.0,
+        }
+        machine = agent.broker.turns.gpus[uuid]
+        account = machine.accounts.get(tenant.name)
+        if account is not None:
+            account.window.trim(now_ns)
+            turn_ns = account.turn_ns(now_ns)
+            span_ns = min(account.window.window_ns, max(1, now_ns - tenant.created_ns))
+            row |= {
+                "got": min(1.0, (account.window.held_ns + turn_ns) / span_ns),
+                "holding": machine.turn is not None and machine.turn.account is account,
+                "waiting": account.waiting,
+                "turns": account.turns + (1 if turn_ns else 0),
+                "waited_s": (account.waited_ns + (now_ns - account.requested_ns if account.waiting else 0)) / 1e9,
+                "held_s": (account.held_ns + turn_ns) / 1e9,
+                "overrun_s": account.overrun_ns / 1e9,
+            }
+        return row
+
+    def _state(self, tenant: Tenant) -> str:
+        if tenant.launching:
+            return "starting"
+        if tenant.sessions:
+            return "running"
+        return "no GPU yet" if tenant.root else "declared"
+
+    # -- doing -----------------------------------------------------------------------------------------------------
+
+    async def register(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """Admit a tenant for a launcher, or hand out a declared tenant's token. Answers with the program's environment.
+
+        A declared tenant has the agent's limits; a launcher that brings its own is refused.
+        """
+        agent = self.agent
+        given = order.get("tenant")
+        if not isinstance(given, dict) or not given.get("name"):
+            raise InputError("a tenant needs a name", field="--name")
+        spec = spec_from_dict(given)
+        existing = agent.registry.tenants.get(spec.name)
+        if existing is not None and existing.declared:
+            if any(given.get(key) for key in ("request", "memory_bytes", "weight")) or given.get("limit") is not None:
+                raise InputError(
+                    f"{spec.name} is declared in the agent's configuration and has its share from there: leave out"
+                    " --request, --limit and --memory",
+                    field="--name",
+                )
+            self._check_user(caller, existing)
+            tenant = existing
+        elif existing is not None and order.get("join"):
+            self._check_user(caller, existing)
+            tenant = existing
+        else:
+            if existing is not None:
+                raise InputError(
+                    f"a tenant named {spec.name} is running; choose another name, or --join to share its budget",
+                    field="--name",
+                )
+            if not caller.trusted:
+                raise InputError(f"user {caller.peer.uid} may only start tenants declared in the agent's configuration")
+            tenant = agent.add_tenant(spec, caller.peer.uid)
+            tenant.launching = True
+            tenant.timeout_s = order.get("timeout_s")
+            caller.registered.append(tenant.name)
+        agent.save()
+        environment = dict(tenant.enforcement.environment)
+        soft = any(gpu.soft for gpu in tenant.gpus)
+        if not soft and tenant.spec.mechanism != "mps":
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in tenant.gpus)
+        return {
+            "name": tenant.name,
+            "token": tenant.token,
+            "socket": str(agent.folder / "agent.sock"),
+            "soft": soft,
+            "gpus": [gpu.as_dict() for gpu in tenant.gpus],
+            "environment": environment,
+        }
+
+    async def started(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """A launcher has started the program of a tenant."""
+        tenant = self._find(order)
+        self._check_user(caller, tenant)
+        key = processes.key_of(int(order.get("pid", 0)))
+        if key.start_ticks == 0:
+            tenant.launching = False
+            self.agent.maybe_remove(tenant)
+            return {"ok": False, "error": f"there is no process {key.pid}", "kind": "work"}
+        if tenant.root is None:
+            self.agent.set_root(tenant, key)
+        self.agent.save()
+        return {"ok": True}
+
+    async def set_share(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """Change a tenant's share."""
+        tenant = self._find(order)
+        if not caller.trusted:
+            raise InputError(f"user {caller.peer.uid} may not change shares on this agent")
+        allowed = ("request", "limit", "memory_bytes", "priority", "weight")
+        changes = {key: order[key] for key in allowed if order.get(key) is not None}
+        if not changes:
+            raise InputError("nothing to change: give --request, --limit, --memory, --priority or --weight")
+        when = self.agent.change_tenant(tenant, dataclasses.replace(tenant.spec, **changes))
+        return {"name": tenant.name, "holds": when, **{k: getattr(tenant.spec, k) for k in allowed}}
+
+    async def stop(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """End a tenant's processes: SIGTERM, after `grace_s` SIGKILL. Answers once they have ended."""
+        tenant = self._find(order)
+        self._check_user(caller, tenant)
+        grace_s = float(order.get("grace_s", 10.0))
+        keys = self.kill(tenant, grace_s)
+        deadline = time.monotonic() + grace_s + 5.0
+        while any(processes.alive(key) for key in keys) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        left = [key.pid for key in keys if processes.alive(key)]
+        return {"name": tenant.name, "stopped": len(keys) - len(left), "left": left}
+
+    def kill(self, tenant: Tenant, grace_s: float) -> set[processes.ProcessKey]:
+        """Send SIGTERM to a tenant's program and processes now, SIGKILL to those left after `grace_s`."""
+        keys = {s.process for s in tenant.sessions if s.process.start_ticks}
+        if tenant.root is not None:
+            keys.add(tenant.root)
+        for key in keys:
+            _signal(key, signal.SIGTERM, group=key == tenant.root)
+
+        def finish() -> None:
+            for key in keys:
+                _signal(key, signal.SIGKILL, group=key == tenant.root)
+
+        asyncio.get_running_loop().call_later(grace_s, finish)
+        return keys
+
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    def _find(self, order: dict[str, Any]) -> Tenant:
+        name = order.get("name")
+        tenant = self.agent.registry.tenants.get(name) if isinstance(name, str) else None
+        if tenant is None:
+            known = ", ".join(list(self.agent.registry.tenants)[:20]) or "none"
+            raise InputError(f"there is no tenant {name!r}; there are: {known}", field="NAME")
+        return tenant
+
+    def _check_user(self, caller: Caller, tenant: Tenant) -> None:
+        if not caller.trusted and caller.peer.uid != tenant.uid:
+            raise InputError(f"tenant {tenant.name} belongs to another user")
+
+
+def _signal(key: processes.ProcessKey, number: int, *, group: bool) -> None:
+    """Signal that very process, and its whole group where the launcher made it one."""
+    if not processes.alive(key):
+        return
+    try:
+        if group and os.getpgid(key.pid) == key.pid:
+            os.killpg(key.pid, number)
+        else:
+            os.kill(key.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return

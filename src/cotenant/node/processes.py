@@ -1,0 +1,86 @@
+"""Facts about processes: peer credentials, start times, ancestry, pidfds. A pid alone names nobody for long."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import NamedTuple
+
+
+class ProcessKey(NamedTuple):
+    """A process, named so that a reused pid is another process."""
+
+    pid: int
+    start_ticks: int
+
+
+class Peer(NamedTuple):
+    """Whoever is at the other end of a unix socket, as the kernel says. pid 0: not visible from here."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """SO_PEERCRED of a unix socket."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return Peer(*struct.unpack("3i", raw))
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            line = file.read()
+    except OSError:
+        return None
+    return line[line.rfind(")") + 2 :].split()  # the name may hold spaces and parentheses
+
+
+def start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat, or None when there is no such process."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether the process has ended and only waits to be reaped."""
+    fields = _stat_fields(pid)
+    return fields is None or fields[0] in "ZX"
+
+
+def ancestors(pid: int, most: int = 64) -> list[int]:
+    """The process and its parents, nearest first."""
+    found: list[int] = []
+    while pid > 1 and len(found) < most:
+        found.append(pid)
+        fields = _stat_fields(pid)
+        if not fields:
+            break
+        pid = int(fields[1])
+    return found
+
+
+def key_of(pid: int) -> ProcessKey:
+    """Name of a live process; start 0 when it cannot be seen."""
+    return ProcessKey(pid, start_ticks(pid) or 0)
+
+
+def alive(key: ProcessKey) -> bool:
+    """Whether that very process still runs."""
+    return key.pid > 0 and start_ticks(key.pid) == key.start_ticks and not is_zombie(key.pid)
+
+
+def pidfd(key: ProcessKey) -> int | None:
+    """A descriptor that becomes readable when the process ends; None when it has ended or cannot be watched."""
+    if key.pid <= 0:
+        return None
+    try:
+        fd = os.pidfd_open(key.pid)
+    except OSError:
+        return None
+    if start_ticks(key.pid) != key.start_ticks:
+        os.close(fd)
+        return None
+    return fd

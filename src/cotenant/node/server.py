@@ -1,0 +1,238 @@
+"""The socket of the shims: accepts processes, binds each to its tenant, notices their death, drops the misbehaving."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cotenant.model.errors import WorkError
+from cotenant.node import processes, wire
+from cotenant.node.broker import Broker
+from cotenant.node.config import AgentConfig
+from cotenant.node.ledger import Ledger
+from cotenant.node.session import Session
+from cotenant.node.tenants import Registry, Tenant
+from cotenant.node.wire import BadMessageError, FailMode, SlotFlag, Status
+
+MAX_SESSIONS = 8192
+MAX_SESSIONS_PER_TENANT = 1024
+MESSAGES_PER_WAKE = 16
+HELLO_WITHIN_S = 10.0
+CONTEXT_RESERVE_BYTES = 512 << 20
+
+
+class ShimServer:
+    """All connections of shims on this node."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: AgentConfig,
+        registry: Registry,
+        broker: Broker,
+        ledger: Ledger,
+        log: Callable[[str], None],
+        on_idle_tenant: Callable[[Tenant], None],
+    ) -> None:
+        self.path = path
+        self.config = config
+        self.registry = registry
+        self.broker = broker
+        self.ledger = ledger
+        self.log = log
+        self.loop = asyncio.get_running_loop()
+        self.sessions: set[Session] = set()
+        self.refused_connections = 0
+        self._on_idle_tenant = on_idle_tenant
+        self._numbers = time.monotonic_ns() // 1000
+        self._socket: socket.socket | None = None
+
+    @property
+    def fail_mode(self) -> FailMode:
+        """What shims do when this agent goes."""
+        return FailMode.OPEN if self.config.fail == "open" else FailMode.CLOSED
+
+    # -- listening -------------------------------------------------------------------------------------------------
+
+    def listen(self, mode: int) -> None:
+        """Open the socket; the caller holds the lock that makes us the only agent here."""
+        self.path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            listener.bind(str(self.path))
+            os.chmod(self.path, mode)
+            listener.listen(4096)
+        except OSError as error:
+            listener.close()
+            raise WorkError(f"{self.path}: cannot listen: {error.strerror or error}") from None
+        listener.setblocking(False)
+        self._socket = listener
+        self.loop.add_reader(listener, self._accept)
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        for _ in range(64):
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    # out of descriptors: let the others go on, and try again when some may have closed
+                    self.log("out of file descriptors: a connection has to wait; raise the limit (ulimit -n)")
+                    self.loop.remove_reader(self._socket)
+                    self.loop.call_later(0.5, self._resume_accepting)
+                return
+            connection.setblocking(False)
+            if len(self.sessions) >= MAX_SESSIONS:
+                self._turn_away(connection, Status.TOO_MANY, f"this agent already serves {MAX_SESSIONS} processes")
+                continue
+            self._numbers += 1
+            session = Session(self, connection, processes.peer_of(connection), self._numbers)
+            self.sessions.add(session)
+            self.loop.add_reader(connection, self._readable, session)
+            self.loop.call_later(HELLO_WITHIN_S, self._hello_due, session)
+
+    def _resume_accepting(self) -> None:
+        if self._socket is not None:
+            self.loop.add_reader(self._socket, self._accept)
+
+    def _turn_away(self, connection: socket.socket, status: Status, text: str) -> None:
+        self.refused_connections += 1
+        with contextlib.suppress(OSError):
+            connection.send(wire.pack_text(wire.Type.ERROR, status, text))
+        connection.close()
+
+    def _hello_due(self, session: Session) -> None:
+        if not session.welcome and not session.closed:
+            self.close(session, "it did not introduce itself")
+
+    # -- traffic ---------------------------------------------------------------------------------------------------
+
+    def _readable(self, session: Session) -> None:
+        for _ in range(MESSAGES_PER_WAKE):
+            if session.closed:
+                return
+            try:
+                data = session.socket.recv(wire.MESSAGE_BYTES + 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.close(session, "")
+                return
+            try:
+                session.receive(data)
+            except BadMessageError as error:
+                self.refused_connections += 1
+                session.fail(error.status, str(error))
+                self.close(session, str(error))
+                return
+
+    def bind(self, session: Session, token: str) -> Tenant:
+        """The tenant a process belongs to: by its launcher's token, else by ancestry. BadMessageError: none."""
+        peer = session.peer
+        if token:
+            tenant = self.registry.by_token(token)
+            if tenant is None:
+                raise BadMessageError(Status.UNKNOWN_TENANT, "no tenant here has this token: it is stopped, or forged")
+        else:
+            tenant = self.registry.by_process(processes.ancestors(peer.pid))
+            if tenant is None:
+                raise BadMessageError(
+                    Status.UNKNOWN_TENANT, f"process {peer.pid} belongs to no tenant: start it with cotenant run"
+                )
+        if peer.uid not in (0, tenant.uid) and tenant.uid != 0:
+            raise BadMessageError(Status.DENIED, f"user {peer.uid} may not run as tenant {tenant.name}")
+        if len(tenant.sessions) >= MAX_SESSIONS_PER_TENANT:
+            raise BadMessageError(
+                Status.TOO_MANY, f"tenant {tenant.name} already has {MAX_SESSIONS_PER_TENANT} processes"
+            )
+        session.process = processes.key_of(peer.pid)
+        session.pidfd = processes.pidfd(session.process)
+        if session.pidfd is not None:
+            self.loop.add_reader(session.pidfd, self.close, session, "")
+        return tenant
+
+    def close(self, session: Session, why: str) -> None:
+        """End a connection: its turns, requests and memory are free from here on."""
+        if session.closed:
+            return
+        session.closed = True
+        self.sessions.discard(session)
+        self.loop.remove_reader(session.socket)
+        self.loop.remove_writer(session.socket)
+        if session.pidfd is not None:
+            self.loop.remove_reader(session.pidfd)
+        if why:
+            self.log(f"process {session.peer.pid} (user {session.peer.uid}) is disconnected: {why}")
+        if session.welcome:
+            tenant = session.tenant
+            tenant.sessions.remove(session)
+            tenant.launches_gone += sum(session.page.slots[slot].launches for slot in session.slots)
+            self.broker.drop(session)
+            for gpu in self.ledger.drop(session.number):
+                self.publish_memory(tenant, gpu)
+            if not tenant.sessions:
+                self._on_idle_tenant(tenant)
+        session.close_fds()
+
+    def close_all(self) -> None:
+        """Stop listening and let every process go; shims then do what fail_mode says."""
+        if self._socket is not None:
+            self.loop.remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+            self.path.unlink(missing_ok=True)
+        for session in list(self.sessions):
+            self.close(session, "")
+
+    # -- pages -----------------------------------------------------------------------------------------------------
+
+    def fill_slot(self, session: Session, slot: int, uuid: bytes) -> None:
+        """Describe a GPU to a process that has just attached it."""
+        tenant, gpu = session.tenant, session.slots[slot]
+        page = session.page.slots[slot]
+        page.inflight_allowed_ns = self.config.inflight_ns
+        page.idle_release_ns = self.config.idle_release_ns
+        page.drain_timeout_ns = self.config.quota.stuck_ns
+        page.memory_limit_bytes = self.ledger.limit(tenant.name, gpu)
+        page.memory_used_bytes = self.ledger.used(tenant.name, gpu)
+        page.uuid[:] = uuid
+        page.flags = SlotFlag.ATTACHED | tenant.enforcement.slot_flags
+
+    def publish_memory(self, tenant: Tenant, gpu: str) -> None:
+        """Write a tenant's memory numbers into the pages of all its processes."""
+        used, limit = self.ledger.used(tenant.name, gpu), self.ledger.limit(tenant.name, gpu)
+        for session in tenant.sessions:
+            for slot, attached in session.slots.items():
+                if attached == gpu:
+                    page = session.page.slots[slot]
+                    page.memory_used_bytes = used
+                    page.memory_limit_bytes = limit
+
+    def context_reserve_bytes(self, gpu: str) -> int:
+        """What a context is charged when its size is not known."""
+        if self.config.context_reserve_bytes is not None:
+            return self.config.context_reserve_bytes
+        entry = self.registry.gpus.get(gpu)
+        return 0 if entry is None or entry.soft else CONTEXT_RESERVE_BYTES
+
+    def refused(self, tenant: Tenant, gpu: str, size: int) -> None:
+        """Note a memory request over the cap."""
+        limit, used = self.ledger.limit(tenant.name, gpu), self.ledger.used(tenant.name, gpu)
+        tenant.warn(
+            f"out of memory: {size / 2**20:.0f} MiB asked with {used / 2**20:.0f} of {limit / 2**20:.0f} MiB in use"
+        )
+
+    def warn(self, tenant: Tenant, text: str) -> None:
+        """A warning of a shim, for people."""
+        tenant.warn(text)
+        self.log(f"tenant {tenant.name}: {text}")

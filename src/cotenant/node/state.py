@@ -1,0 +1,66 @@
+"""What an agent must know again after a restart: its tenants with their tokens. Written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cotenant.model.errors import InputError
+from cotenant.node.config import TenantSpec
+from cotenant.node.processes import ProcessKey, alive
+from cotenant.node.tenants import Tenant, spec_from_dict, spec_to_dict
+
+
+class SavedTenant:
+    """One tenant of the state file."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.spec: TenantSpec = spec_from_dict(data["spec"])
+        self.token = str(data["token"])
+        self.uid = int(data["uid"])
+        self.timeout_s: float | None = data.get("timeout_s")
+        root = data.get("root")
+        self.root = ProcessKey(int(root[0]), int(root[1])) if root else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its program still runs."""
+        return self.root is not None and alive(self.root)
+
+
+def save(path: Path, tenants: Iterable[Tenant]) -> None:
+    """Write the state file (readable by its owner only: it holds tokens). OSError when it cannot be written."""
+    rows = [
+        {
+            "spec": spec_to_dict(tenant.spec) | {"gpus": [g.uuid for g in tenant.gpus]},
+            "token": tenant.token,
+            "uid": tenant.uid,
+            "root": list(tenant.root) if tenant.root else None,
+            "timeout_s": tenant.timeout_s,
+            "declared": tenant.declared,
+        }
+        for tenant in tenants
+    ]
+    temporary = path.with_suffix(".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"version": 1, "tenants": rows}, file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    os.replace(temporary, path)
+
+
+def load(path: Path) -> list[SavedTenant]:
+    """Tenants of the last agent; empty when there was none. A damaged file counts as none."""
+    try:
+        data = json.loads(path.read_text())
+        return [SavedTenant(row) for row in data["tenants"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, IndexError, InputError):
+        return []

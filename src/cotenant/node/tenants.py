@@ -1,0 +1,209 @@
+"""The tenants of a node: who is admitted to which GPU, and what is known about each."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cotenant.model.errors import InputError
+from cotenant.node.config import TenantSpec, check_spec
+from cotenant.node.gpus import Gpu
+from cotenant.node.mechanisms import Enforcement, Mechanism
+from cotenant.node.processes import ProcessKey
+from cotenant.policy.quota import Share
+
+if TYPE_CHECKING:
+    from cotenant.node.session import Session
+
+MAX_TENANTS = 4096
+
+
+@dataclass(eq=False)
+class Tenant:
+    """One tenant: promise, place, processes, and what happened to it."""
+
+    spec: TenantSpec
+    gpus: tuple[Gpu, ...]
+    token: str
+    uid: int
+    enforcement: Enforcement
+    declared: bool = False
+    root: ProcessKey | None = None
+    launching: bool = False  # registered by a launcher that has not started the program yet
+    created_ns: int = 0
+    timeout_s: float | None = None
+    sessions: list[Session] = field(default_factory=list)
+    warnings: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    warning_count: int = 0
+    launches_gone: int = 0  # counted by processes that have ended
+
+    @property
+    def name(self) -> str:
+        """The tenant's name."""
+        return self.spec.name
+
+    def share(self) -> Share:
+        """Its promise in the broker's words."""
+        gang = tuple(g.uuid for g in self.gpus) if len(self.gpus) > 1 else ()
+        spec = self.spec
+        return Share(spec.request, spec.limit, spec.priority, spec.weight, gang)
+
+    def warn(self, text: str) -> None:
+        """Keep a warning for ps, top and the launcher."""
+        self.warning_count += 1
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+class Registry:
+    """All tenants of the node, and admission: no GPU is promised twice."""
+
+    def __init__(self, gpus: Iterable[Gpu], mechanisms: dict[str, Mechanism]) -> None:
+        self.gpus = {g.uuid: g for g in gpus}
+        self.mechanisms = mechanisms
+        self.tenants: dict[str, Tenant] = {}
+        self._by_token: dict[str, Tenant] = {}
+
+    def by_token(self, token: str) -> Tenant | None:
+        """The tenant whose launcher was given that token."""
+        return self._by_token.get(token)
+
+    def by_process(self, pids: Iterable[int]) -> Tenant | None:
+        """The tenant whose program one of these processes is (nearest first)."""
+        roots = {t.root.pid: t for t in self.tenants.values() if t.root is not None}
+        return next((roots[pid] for pid in pids if pid in roots), None)
+
+    def on_gpu(self, uuid: str, without: str = "") -> list[Tenant]:
+        """Tenants placed on a GPU."""
+        return [t for t in self.tenants.values() if t.name != without and any(g.uuid == uuid for g in t.gpus)]
+
+    def admit(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
+        """Place a tenant and prepare its mechanism. InputError says what does not fit."""
+        check_spec(spec)
+        if spec.name in self.tenants:
+            raise InputError(f"a tenant named {spec.name} is there already", field="--name")
+        if len(self.tenants) >= MAX_TENANTS:
+            raise InputError(f"this agent already has {MAX_TENANTS} tenants")
+        mechanism = self.mechanisms.get(spec.mechanism)
+        if mechanism is None:
+            raise InputError(
+                f"unknown mechanism {spec.mechanism!r}; known: {', '.join(self.mechanisms)}", field="--mechanism"
+            )
+        gpus = self._place(spec)
+        for gpu in gpus:
+            self._fits(spec, gpu)
+        enforcement = mechanism.grant(spec, gpus)
+        tenant = Tenant(spec, gpus, token or secrets.token_hex(24), uid, enforcement, declared)
+        self.tenants[spec.name] = tenant
+        self._by_token[tenant.token] = tenant
+        return tenant
+
+    def resize(self, tenant: Tenant, spec: TenantSpec) -> str:
+        """Change a tenant's promise; says from when on it holds. InputError when it does not fit."""
+        check_spec(spec)
+        for gpu in tenant.gpus:
+            self._fits(spec, gpu)
+        tenant.spec = spec
+        return self.mechanisms[spec.mechanism].resize(spec, tenant.gpus)
+
+    def remove(self, tenant: Tenant) -> None:
+        """Forget a tenant and release its mechanism."""
+        self.tenants.pop(tenant.name, None)
+        self._by_token.pop(tenant.token, None)
+        self.mechanisms[tenant.spec.mechanism].revoke(tenant.name, tenant.gpus)
+
+    def _place(self, spec: TenantSpec) -> tuple[Gpu, ...]:
+        if spec.gpus:
+            chosen = []
+            for text in spec.gpus:
+                gpu = self.gpus.get(text) or next((g for g in self.gpus.values() if str(g.index) == text), None)
+                if gpu is None:
+                    known = ", ".join(self.gpus)
+                    raise InputError(f"this agent has no GPU {text!r}; it has {known}", field="--gpus")
+                if gpu in chosen:
+                    raise InputError(f"the GPU {text!r} is named twice", field="--gpus")
+                chosen.append(gpu)
+            return tuple(chosen)
+        if spec.gpu_count > len(self.gpus):
+            raise InputError(f"{spec.gpu_count} GPUs asked for, this agent has {len(self.gpus)}", field="--gpus")
+
+        def load(gpu: Gpu) -> tuple[bool, float, int, int]:
+            others = self.on_gpu(gpu.uuid)
+            promised = sum(t.spec.request for t in others)
+            try:
+                self._fits(spec, gpu)
+                refused = False
+            except InputError:
+                refused = True
+            return (refused, promised, len(others), gpu.index)
+
+        return tuple(sorted(self.gpus.values(), key=load)[: spec.gpu_count])
+
+    def _fits(self, spec: TenantSpec, gpu: Gpu) -> None:
+        others = self.on_gpu(gpu.uuid, without=spec.name)
+        where = f"GPU {gpu.index} ({gpu.name})"
+        mine = self.mechanisms[spec.mechanism]
+        if mine.capabilities().exclusive and spec.limit < 1.0:
+            raise InputError(f"{spec.mechanism} gives the whole GPU; a limit needs time or mps", field="--limit")
+        for other in others:
+            theirs = self.mechanisms[other.spec.mechanism]
+            if mine.capabilities().exclusive or theirs.capabilities().exclusive:
+                raise InputError(f"{where} is shared with {other.name}: whole does not fit", field="--mechanism")
+            if other.spec.mechanism != spec.mechanism:
+                raise InputError(
+                    f"{where} is shared by {other.spec.mechanism} ({other.name}); {spec.mechanism} beside it would not"
+                    " hold its promises",
+                    field="--mechanism",
+                )
+        promised = sum(t.spec.request for t in others)
+        if promised + spec.request > 1.0 + 1e-9:
+            raise InputError(
+                f"{where} has {1 - promised:.0%} left to promise; {spec.name} asks for {spec.request:.0%}",
+                field="--request",
+            )
+        if spec.memory_bytes is not None:
+            taken = sum(t.spec.memory_bytes or 0 for t in others)
+            if taken + spec.memory_bytes > gpu.memory_bytes:
+                left = max(0, gpu.memory_bytes - taken)
+                raise InputError(
+                    f"{where} has {left / 2**30:.2f} GiB of memory left to promise; {spec.name} asks for"
+                    f" {spec.memory_bytes / 2**30:.2f} GiB",
+                    field="--memory",
+                )
+
+
+def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
+    """Plain data of a spec, for the state file."""
+    return {
+        "name": spec.name,
+        "request": spec.request,
+        "limit": spec.limit,
+        "memory_bytes": spec.memory_bytes,
+        "priority": spec.priority,
+        "weight": spec.weight,
+        "gpus": list(spec.gpus),
+        "gpu_count": spec.gpu_count,
+        "mechanism": spec.mechanism,
+    }
+
+
+def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
+    """A spec from plain data of a control client or the state file. InputError when a value has the wrong type."""
+    try:
+        memory = data.get("memory_bytes")
+        return TenantSpec(
+            name=str(data["name"]),
+            request=float(data.get("request") or 0.0),
+            limit=float(1.0 if data.get("limit") is None else data["limit"]),
+            memory_bytes=None if memory is None else int(memory),
+            priority=int(data.get("priority") or 0),
+            weight=float(data.get("weight") or 0.0),
+            gpus=tuple(str(g) for g in data.get("gpus") or ()),
+            gpu_count=int(data.get("gpu_count") or 1),
+            mechanism=str(data.get("mechanism") or "time"),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"not a tenant: {error}") from None

@@ -1,0 +1,308 @@
+"""The agent as a process, spoken to by shims made of Python: turns, memory, limits, deaths, bad clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from agent_harness import AgentProcess, gpu_uuid, wait_for
+from fake_shim import FakeShim, register
+
+from cotenant.model.errors import InputError
+from cotenant.node import wire
+from cotenant.node.wire import Status, Type
+
+GIB = 1 << 30
+
+
+def test_two_tenants_take_turns(agent: AgentProcess) -> None:
+    with agent.client() as launcher:
+        tokens = [register(launcher, name, request=0.5)["token"] for name in ("a", "b")]
+        a, b = (FakeShim(agent.folder, token) for token in tokens)
+        for shim in (a, b):
+            assert shim.attach(gpu_uuid(0)) == 0
+        first = a.take()
+        assert a.page is not None
+        assert a.page.slots[0].epoch == first["epoch"]
+        assert first["deadline_ns"] > time.monotonic_ns()
+        b.request()
+        assert b.receive(0.1) == {}  # one holder at a time
+        a.wait(Type.PAGE_UPDATE)  # somebody waits now: give back when idle
+        assert a.page.slots[0].flags & wire.SlotFlag.CONTENDED
+        a.release(first["epoch"], reason=wire.Reason.IDLE)
+        second = b.wait(Type.TOKEN_GRANT)
+        assert b.page is not None
+        assert b.page.slots[0].epoch == second["epoch"]
+        assert a.page.slots[0].epoch == 0
+        shares = {name: agent.tenant(name)["gpus"][0] for name in ("a", "b")}
+        assert shares["b"]["holding"]
+        assert not shares["a"]["holding"]
+        assert shares["a"]["turns"] == 1
+
+
+def test_a_turn_ends_at_its_deadline_or_is_taken(agent: AgentProcess) -> None:
+    """A holder that ignores its deadline gets REVOKE; its page says so before the message."""
+    with agent.client() as launcher:
+        a = FakeShim(agent.folder, register(launcher, "a")["token"])
+        b = FakeShim(agent.folder, register(launcher, "b")["token"])
+        a.attach(gpu_uuid(0))
+        b.attach(gpu_uuid(0))
+        grant = a.take()
+        b.request()
+        revoke = a.wait(Type.TOKEN_REVOKE, 2.0)
+        assert revoke["epoch"] == grant["epoch"]
+        assert a.page is not None
+        assert a.page.slots[0].epoch == 0
+        assert 0.2 < (time.monotonic_ns() - grant["deadline_ns"]) / 1e9 + 0.25 < 0.8
+        a.release(grant["epoch"], reason=wire.Reason.REVOKED)
+        b.wait(Type.TOKEN_GRANT)
+
+
+def test_a_lone_tenant_is_never_stopped(agent: AgentProcess) -> None:
+    with agent.client() as launcher:
+        a = FakeShim(agent.folder, register(launcher, "a")["token"])
+        a.attach(gpu_uuid(0))
+        grant = a.take()
+        end = time.monotonic() + 1.2
+        deadline = grant["deadline_ns"]
+        while time.monotonic() < end:
+            message = a.receive(0.05)
+            if message:
+                assert message["type"] == Type.TOKEN_GRANT
+                assert message["epoch"] == grant["epoch"]
+                assert message["deadline_ns"] > deadline
+                deadline = message["deadline_ns"]
+            assert deadline > time.monotonic_ns()
+        assert agent.tenant("a")["gpus"][0]["turns"] == 1
+
+
+def test_memory_is_one_budget_for_all_processes(agent: AgentProcess) -> None:
+    with agent.client() as launcher:
+        token = register(launcher, "a", memory_bytes=4 * GIB)["token"]
+        one, two = FakeShim(agent.folder, token), FakeShim(agent.folder, token)
+        one.attach(gpu_uuid(0))
+        two.attach(gpu_uuid(0))
+        reply = one.reserve(3 * GIB)
+        assert reply["status"] == Status.OK
+        assert (reply["used_bytes"], reply["limit_bytes"]) == (3 * GIB, 4 * GIB)
+        refused = two.reserve(2 * GIB)
+        assert refused["status"] == Status.OUT_OF_MEMORY
+        assert refused["used_bytes"] == 3 * GIB
+        one.commit(reply["reservation"], 3 * GIB - 4096)  # the driver took a little less
+        wait_for(lambda: two.page.slots[0].memory_used_bytes == 3 * GIB - 4096)
+        one.close()
+        wait_for(lambda: two.page.slots[0].memory_used_bytes == 0, 1.0, "credited within 1 s")
+        assert two.reserve(4 * GIB)["status"] == Status.OK
+        assert any("out of memory" in text for text in agent.tenant("a")["warnings"])
+
+
+def test_kill_9_of_the_holder_frees_turn_and_memory(agent: AgentProcess) -> None:
+    child = (
+        "import sys, time; sys.path.insert(0, sys.argv[3]); from pathlib import Path; from fake_shim import FakeShim\n"
+        "s = FakeShim(Path(sys.argv[1]), sys.argv[2]); s.attach(bytes([1]) * 16); s.take()\n"
+        "s.commit(s.reserve(1 << 30)['reservation'], 1 << 30); print('held', flush=True); time.sleep(60)"
+    )
+    with agent.client() as launcher:
+        token = register(launcher, "victim")["token"]
+        other = FakeShim(agent.folder, register(launcher, "other")["token"])
+        other.attach(gpu_uuid(0))
+        process = subprocess.Popen(
+            [sys.executable, "-c", child, str(agent.folder), token, str(Path(__file__).parent)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        wait_for(lambda: agent.tenant("victim")["gpus"][0]["memory_used_bytes"] == GIB)
+        other.request()
+        process.kill()
+        began = time.monotonic()
+        other.wait(Type.TOKEN_GRANT, 1.0)
+        assert time.monotonic() - began < 1.0
+        wait_for(lambda: agent.tenant("victim")["gpus"][0]["memory_used_bytes"] == 0, 1.0)
+        process.wait()
+
+
+def test_processes_of_a_tenant_share_its_turn(agent: AgentProcess) -> None:
+    with agent.client() as launcher:
+        token = register(launcher, "a")["token"]
+        one, two = FakeShim(agent.folder, token), FakeShim(agent.folder, token)
+        b = FakeShim(agent.folder, register(launcher, "b")["token"])
+        for shim in (one, two, b):
+            shim.attach(gpu_uuid(0))
+        first, second = one.take(), two.take()
+        assert first["deadline_ns"] == second["deadline_ns"]
+        b.request()
+        one.release(first["epoch"])
+        assert b.receive(0.05) == {}  # the tenant's other process still holds the turn
+        two.release(second["epoch"])
+        b.wait(Type.TOKEN_GRANT)
+
+
+def test_a_drain_that_fails_keeps_the_turn_until_it_ends(agent: AgentProcess) -> None:
+    with agent.client() as launcher:
+        a = FakeShim(agent.folder, register(launcher, "a")["token"])
+        b = FakeShim(agent.folder, register(launcher, "b")["token"])
+        a.attach(gpu_uuid(0))
+        b.attach(gpu_uuid(0))
+        grant = a.take()
+        b.request()
+        a.release(grant["epoch"], drained=False)
+        assert b.receive(0.2) == {}
+        a.release(grant["epoch"], drained=True)
+        b.wait(Type.TOKEN_GRANT)
+
+
+def test_set_acts_at_once(agent: AgentProcess) -> None:
+    with agent.client() as launcher:
+        a = FakeShim(agent.folder, register(launcher, "a", limit=0.5, memory_bytes=GIB)["token"])
+        a.attach(gpu_uuid(0))
+        answer = agent.call("set", name="a", limit=0.8, memory_bytes=2 * GIB)
+        assert answer["limit"] == 0.8
+        assert a.page is not None
+        assert a.page.slots[0].memory_limit_bytes == 2 * GIB
+        with pytest.raises(InputError, match="over its own limit"):
+            agent.call("set", name="a", request=0.9)
+        with pytest.raises(InputError, match="there is no tenant 'nobody'"):
+            agent.call("set", name="nobody", limit=0.5)
+
+
+def test_admission_promises_nothing_twice(start_agent: object) -> None:
+    agent = start_agent(gpus=2)  # type: ignore[operator]
+    with agent.client() as launcher:
+        first = register(launcher, "a", request=0.7, memory_bytes=6 * GIB)
+        second = register(launcher, "b", request=0.7)
+        assert first["gpus"][0]["uuid"] != second["gpus"][0]["uuid"]  # the emptier GPU
+        with pytest.raises(InputError, match=r"30% left to promise; c asks for 40%"):
+            register(launcher, "c", request=0.4)
+        with pytest.raises(InputError, match=r"2\.00 GiB of memory left"):
+            register(launcher, "d", memory_bytes=3 * GIB, gpus=["0"])
+        with pytest.raises(InputError, match="whole does not fit"):
+            register(launcher, "e", mechanism="whole")
+        with pytest.raises(InputError, match="has no GPU '7'"):
+            register(launcher, "f", gpus=["7"])
+        with pytest.raises(InputError, match="named a is running"):
+            register(launcher, "a")
+        with pytest.raises(InputError, match="not a tenant name"):
+            register(launcher, "x" * 64)
+        gpu = FakeShim(agent.folder, second["token"])
+        gpu.send(Type.GPU_ATTACH, {"uuid": bytes([1]) * 16})
+        assert gpu.wait(Type.GPU_REPLY)["status"] == Status.DENIED  # b was placed on the other GPU
+        gpu.close()
+    wait_for(lambda: not agent.call("list")["tenants"], 2.0, "what was never started goes")
+
+
+BAD = [
+    ("garbage", lambda s: s.send(b"\xff" * 256), Status.BAD_MESSAGE, "magic"),
+    ("short", lambda s: s.send(b"hello"), Status.BAD_MESSAGE, "256 bytes; 5 came"),
+    ("long", lambda s: s.send(bytes(4000)), Status.BAD_MESSAGE, "257 came"),
+    ("version", lambda s: s.send(_hello(version=9)), Status.BAD_VERSION, "version 9"),
+    ("no token", lambda s: s.send(_hello()), Status.UNKNOWN_TENANT, "belongs to no tenant"),
+    ("forged", lambda s: s.send(_hello(token=b"0" * 48)), Status.UNKNOWN_TENANT, "stopped, or forged"),
+    ("oversized name", lambda s: s.send(_hello(token=b"n" * 64)), Status.BAD_MESSAGE, "too long"),
+    ("no hello", lambda s: s.send(wire.pack(Type.TOKEN_REQUEST, {}, slot=0)), Status.BAD_MESSAGE, "HELLO"),
+]
+
+
+def _hello(version: int = 1, token: bytes = b"") -> bytes:
+    data = bytearray(wire.pack(Type.HELLO, {"pid": 1, "token": token, "program": b"evil"}))
+    data[4:6] = version.to_bytes(2, sys.byteorder)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(("name", "attack", "status", "words"), BAD, ids=[row[0] for row in BAD])
+def test_bad_clients_are_told_and_dropped(
+    agent: AgentProcess, name: str, attack: object, status: Status, words: str
+) -> None:
+    with agent.client() as launcher:
+        good = FakeShim(agent.folder, register(launcher, "good")["token"])
+        good.attach(gpu_uuid(0))
+        grant = good.take()
+        bad = FakeShim(agent.folder, hello=False)
+        attack(bad.socket)  # type: ignore[operator]
+        answer = bad.receive()
+        assert answer["type"] == Type.ERROR
+        assert answer["status"] == status
+        assert words in answer["text"]
+        assert bad.receive()["type"] == 0  # and closed
+        good.release(grant["epoch"])
+        good.take()  # nobody else noticed
+        assert agent.call("status")["connections"] == 1
+
+
+def test_after_hello_bad_messages_end_only_that_process(agent: AgentProcess) -> None:
+    with agent.client() as launcher:
+        good = FakeShim(agent.folder, register(launcher, "good")["token"])
+        good.attach(gpu_uuid(0))
+        token = register(launcher, "bad")["token"]
+        attacks = [
+            wire.pack(Type.TOKEN_REQUEST, {}, slot=3),
+            wire.pack(Type.HELLO, {}),
+            wire.pack(Type.TOKEN_GRANT, {}, slot=0),
+            wire.pack(Type.MEMORY_RESERVE, {"family": 99, "bytes": 1}, slot=0),
+            wire.pack(Type.MEMORY_RESERVE, {"family": 1, "bytes": 2**63}, slot=0),
+            os.urandom(256),
+        ]
+        for attack in attacks:
+            bad = FakeShim(agent.folder, token)
+            bad.attach(gpu_uuid(0))
+            bad.socket.send(attack)
+            assert bad.receive()["type"] == Type.ERROR
+            assert bad.receive()["type"] == 0
+        # lies that are no protocol errors change nothing
+        liar = FakeShim(agent.folder, token)
+        liar.attach(gpu_uuid(0))
+        held = good.take()
+        liar.release(held["epoch"])  # someone else's turn
+        liar.send(Type.MEMORY_RELEASE, {"family": 1, "bytes": GIB}, 0)
+        assert liar.reserve(GIB)["used_bytes"] == GIB  # giving back what was never taken gave no credit
+        assert agent.tenant("good")["gpus"][0]["holding"]
+
+
+def test_someone_elses_pid_is_not_believed(agent: AgentProcess) -> None:
+    with agent.client() as launcher:
+        token = register(launcher, "a")["token"]
+        shim = FakeShim(agent.folder, token, pid=1)
+        shim.attach(gpu_uuid(0))
+        assert agent.tenant("a")["pids"] == [os.getpid()]
+
+
+def test_a_process_that_does_not_read_is_dropped_alone(agent: AgentProcess) -> None:
+    with agent.client() as launcher:
+        token = register(launcher, "deaf")["token"]
+        good = FakeShim(agent.folder, register(launcher, "good")["token"])
+        good.attach(gpu_uuid(0))
+        deaf = FakeShim(agent.folder, token)
+        deaf.attach(gpu_uuid(0))
+        deaf.socket.setblocking(False)
+        message = wire.pack(Type.MEMORY_QUERY, {"family": 1}, slot=0)
+        sent = 0
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                deaf.socket.send(message)
+                sent += 1
+            except BlockingIOError:
+                time.sleep(0.001)
+            except (BrokenPipeError, ConnectionResetError):
+                break
+        else:
+            raise AssertionError(f"still connected after {sent} unread answers")
+        good.take()
+        assert "messages unread" in agent.said()
+
+
+def test_control_clients_that_talk_nonsense_get_an_answer(agent: AgentProcess) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
+        raw.connect(str(agent.folder / "control.sock"))
+        file = raw.makefile("rb")
+        for line, words in [(b"\x00\xff\n", "JSON"), (b"[]\n", "op"), (b'{"op": "fly"}\n', "unknown op")]:
+            raw.sendall(line)
+            assert words in json.loads(file.readline())["error"]
+        raw.sendall(b"x" * (1 << 17) + b"\n")
+        assert file.readline() == b""  # over the limit of a line: closed
+    assert agent.call("status")["pid"] == agent.process.pid

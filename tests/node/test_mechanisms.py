@@ -1,0 +1,104 @@
+"""Mechanisms: what each grants, what each says about itself, and the MPS daemon's life against a stand-in command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cotenant.model.errors import InputError, WorkError
+from cotenant.node.config import TenantSpec
+from cotenant.node.gpus import Gpu
+from cotenant.node.mechanisms import MECHANISMS, make_mechanisms
+from cotenant.node.mechanisms.mps import Mps
+from cotenant.node.tenants import Registry
+from cotenant.node.wire import SlotFlag
+
+REAL = Gpu("GPU-11111111-2222-3333-4444-555555555555", "H100", 80 << 30, 0)
+SOFT = Gpu("GPU-00000000-2222-3333-4444-555555555555", "soft", 8 << 30, 0, soft=True)
+
+FAKE = """#!/bin/sh
+d="$CUDA_MPS_PIPE_DIRECTORY"
+if [ "$1" = "-d" ]; then
+  [ -e "$d/refuse" ] && { echo "An instance of this daemon is already running" >&2; exit 1; }
+  echo "start $CUDA_VISIBLE_DEVICES" >> "$d/calls"; touch "$d/alive"; exit 0
+fi
+read order
+echo "$order" >> "$d/calls"
+[ -e "$d/alive" ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
+case "$order" in quit*) rm "$d/alive";; esac
+"""
+
+
+@pytest.fixture
+def mps(tmp_path: Path) -> Mps:
+    command = tmp_path / "mps-control"
+    command.write_text(FAKE)
+    command.chmod(0o755)
+    return Mps(tmp_path, command=str(command))
+
+
+def calls(environment: dict[str, str]) -> list[str]:
+    return (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "calls").read_text().splitlines()
+
+
+def test_one_daemon_per_gpu_lives_from_the_first_tenant_to_the_last(mps: Mps) -> None:
+    first = mps.grant(TenantSpec("a", limit=0.25, memory_bytes=2 << 30), (REAL,))
+    second = mps.grant(TenantSpec("b", limit=0.5, priority=-1), (REAL,))
+    assert first.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert first.environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=2048M"
+    assert first.environment["CUDA_MPS_CLIENT_PRIORITY"] == "0"
+    assert second.environment["CUDA_MPS_CLIENT_PRIORITY"] == "1"
+    assert first.slot_flags == SlotFlag.UNGATED
+    assert calls(first.environment) == [f"start {REAL.uuid}", "get_server_list"]
+    assert mps.healthy(REAL.uuid)
+    mps.revoke("a", (REAL,))
+    assert mps.healthy(REAL.uuid)
+    mps.revoke("b", (REAL,))
+    assert calls(first.environment)[-1] == "quit -t 5"
+    assert not mps.healthy(REAL.uuid)
+
+
+def test_a_daemon_that_died_is_not_healthy_and_close_does_not_mind(mps: Mps) -> None:
+    environment = mps.grant(TenantSpec("a"), (REAL,)).environment
+    os.unlink(Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "alive")
+    assert not mps.healthy(REAL.uuid)
+    mps.close()
+
+
+def test_mps_says_why_it_cannot(mps: Mps, tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="the software GPU has no MPS"):
+        mps.grant(TenantSpec("a"), (SOFT,))
+    with pytest.raises(WorkError, match="one GPU"):
+        mps.grant(TenantSpec("a"), (REAL, SOFT))
+    with pytest.raises(WorkError, match="is not installed"):
+        Mps(tmp_path, command="/no/such/mps").grant(TenantSpec("a"), (REAL,))
+    pipe = tmp_path / f"mps-{REAL.uuid[-12:]}" / "pipe"
+    pipe.mkdir(parents=True, exist_ok=True)
+    (pipe / "refuse").touch()
+    with pytest.raises(WorkError, match="already running"):
+        mps.grant(TenantSpec("a"), (REAL,))
+
+
+def test_capabilities_are_honest(tmp_path: Path) -> None:
+    told = {kind.name: kind(tmp_path).capabilities() for kind in MECHANISMS}
+    assert told["whole"].exclusive
+    assert told["time"].gated
+    assert not told["mps"].gated
+    assert "fixed once" in told["mps"].resize
+    assert "one server serves one user" in told["mps"].isolation
+    assert "killed inside a kernel" in told["mps"].isolation
+    assert "cannot be stopped" in told["time"].isolation
+    assert Mps(tmp_path).resize(TenantSpec("a"), (REAL,)).startswith("memory at once")
+
+
+def test_mechanisms_do_not_mix_on_one_gpu(tmp_path: Path, mps: Mps) -> None:
+    registry = Registry([REAL], make_mechanisms(tmp_path) | {"mps": mps})
+    registry.admit(TenantSpec("a", request=0.2), 0)
+    with pytest.raises(InputError, match="shared by time"):
+        registry.admit(TenantSpec("b", mechanism="mps"), 0)
+    with pytest.raises(InputError, match="unknown mechanism 'magic'; known: whole, time, mps"):
+        registry.admit(TenantSpec("b", mechanism="magic"), 0)
+    with pytest.raises(InputError, match="a limit needs time or mps"):
+        Registry([REAL], make_mechanisms(tmp_path)).admit(TenantSpec("c", limit=0.5, mechanism="whole"), 0)

@@ -1,0 +1,51 @@
+"""The turn trace: whole lines, and a disk that is full."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cotenant.model.errors import InputError
+from cotenant.node.trace import TurnTrace
+from cotenant.policy.quota import Ended
+
+
+def turn(number: int) -> Ended:
+    return Ended("GPU-1", "a", number, 100, 200, 250, 7, "released")
+
+
+def test_every_turn_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    trace = TurnTrace(path)
+    trace.turn(turn(1))
+    assert trace.flush() == ""
+    trace.turn(turn(2))
+    trace.close()
+    head, first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert head["cotenant_turns"] == 1
+    assert first == {
+        "gpu": "GPU-1", "tenant": "a", "epoch": 1, "start_ns": 100, "end_ns": 200,
+        "quota_ns": 250, "waited_ns": 7, "reason": "released",
+    }  # fmt: skip
+    assert second["epoch"] == 2
+
+
+def test_a_full_disk_is_said_once_and_counted() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    trace = TurnTrace(full)
+    trace.turn(turn(1))
+    assert "No space left on device" in trace.flush()
+    trace._retry_at = 0.0
+    trace.turn(turn(2))
+    assert trace.flush() == ""  # the same fault again
+    assert trace.dropped == 3  # the head and both turns
+    trace.close()
+
+
+def test_a_trace_that_cannot_be_opened_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written: Is a directory"):
+        TurnTrace(tmp_path)
