@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from cotenant.policy.arrays import DOWN, IDEAL, NOT_RUNNING, PROPORTIONAL, Allocation, Array, Demand
-from cotenant.policy.compiled import jit
+from cotenant.policy.compiled import inlined, inner
 from cotenant.policy.placement import lower_pointers, place
 
 ALLOTMENTS: dict[str, tuple[int, str]] = {
@@ -22,7 +22,7 @@ ALLOTMENTS: dict[str, tuple[int, str]] = {
 A_PROPORTIONAL, A_GREEDY, A_TUNE, A_OPTIMAL = 0, 1, 2, 3
 
 
-@jit
+@inner
 def _victim_servers(
     alloc: Allocation, demand: Demand, nodes: Array, typ: int, servers: Any, shares: Any
 ) -> int:
@@ -59,13 +59,13 @@ def _victim_servers(
     return 0
 
 
-@jit
+@inner
 def _entry_amount(demand: Demand, nodes: Array, typ: int, level: int, node: int, gpus: int) -> tuple[int, int]:
     kind = nodes[node].kind
     return demand.amount[level, typ, kind].cpu * gpus, demand.amount[level, typ, kind].memory * gpus
 
 
-@jit
+@inner
 def _shrink(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int) -> None:
     """Cut a running job to DOWN on the GPUs it has."""
     old = alloc.job[job].level
@@ -79,7 +79,7 @@ def _shrink(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int)
     alloc.job[job].level = DOWN
 
 
-@jit
+@inner
 def _before(alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: int, a: int, b: int) -> bool:
     """Whether entry a gives way before entry b: fewest nodes spanned, then most CPU and memory per GPU, then oldest."""
     ja, jb = alloc.entry[a].job, alloc.entry[b].job
@@ -97,7 +97,7 @@ def _before(alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: in
     return a < b
 
 
-@jit
+@inner
 def _reclaim(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: int, need_cpu: int, need_memory: int
 ) -> None:
@@ -124,7 +124,7 @@ def _reclaim(
         need_memory -= had[1] - has[1]
 
 
-@jit
+@inner
 def _make_room(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, typ: int, servers: Any, shares: Any
 ) -> bool:
@@ -138,32 +138,14 @@ def _make_room(
     return found > 0
 
 
-@jit
-def allot(
-    alloc: Allocation,
-    demand: Demand,
-    nodes: Array,
-    jobs: Any,
-    allotment: int,
-    placement: int,
-    job: int,
-    wanted: int,
-    servers: Any,
+@inner
+def _give_less(
+    alloc: Allocation, demand: Demand, nodes: Array, jobs: Array, placement: int, job: int, tried: int, servers: Any,
     shares: Any,
-) -> bool:
-    """Place a job with the CPU and memory that the allotment gives it; False leaves it waiting.
-
-    `wanted`: level that the optimal allotment chose for it. `servers`, `shares`: scratch of length N.
-    """
+) -> bool:  # fmt: skip
+    """Place a job that found no room at level `tried` at DOWN, taking back what others hold above theirs if need be."""
     typ = jobs[job].type
-    if allotment == A_PROPORTIONAL:
-        return bool(place(alloc, demand, nodes, placement, job, typ, PROPORTIONAL))
-    if allotment == A_GREEDY:
-        return bool(place(alloc, demand, nodes, placement, job, typ, IDEAL))
-    first = IDEAL if allotment == A_TUNE else wanted
-    if place(alloc, demand, nodes, placement, job, typ, first):
-        return True
-    if (first != IDEAL or demand.type[typ].can_shrink) and place(alloc, demand, nodes, placement, job, typ, DOWN):
+    if (tried != IDEAL or demand.type[typ].can_shrink) and place(alloc, demand, nodes, placement, job, typ, DOWN):
         return True
     if _make_room(alloc, demand, nodes, jobs, typ, servers, shares) and place(
         alloc, demand, nodes, placement, job, typ, DOWN
@@ -173,7 +155,27 @@ def allot(
     return False
 
 
-@jit
+@inlined
+def allot(
+    alloc: Allocation, demand: Demand, nodes: Array, jobs: Array, allotment: int, placement: int, job: int,
+    servers: Any, shares: Any,
+) -> bool:  # fmt: skip
+    """Place a job with the CPU and memory that the allotment gives it; False leaves it waiting.
+
+    `servers`, `shares`: scratch of length N.
+    """
+    level = IDEAL
+    if allotment == A_PROPORTIONAL:
+        level = PROPORTIONAL
+    elif allotment == A_OPTIMAL:
+        level = jobs[job].wanted
+    placed = place(alloc, demand, nodes, placement, job, jobs[job].type, level)
+    if not placed and allotment >= A_TUNE:
+        placed = _give_less(alloc, demand, nodes, jobs, placement, job, level, servers, shares)
+    return placed
+
+
+@inner
 def relevel(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> None:
     """Change a running job to another level on the GPUs it has, if all its nodes have the CPU and memory."""
     old = alloc.job[job].level

@@ -55,4 +55,11 @@ def is_compiled() -> bool:
     return CACHED and any(cache_folder().rglob("kernel.advance*.nbc"))
 
 
-jit: Any = numba.njit(cache=CACHED, nogil=True)
+# functions that Python calls
+jit: Any = numba.njit(cache=CACHED, nogil=True, no_cfunc_wrapper=True)
+# functions that only kernels call: without the wrapper that unpacks Python's arguments, which is most of their code
+inner: Any = numba.njit(cache=CACHED, nogil=True, no_cfunc_wrapper=True, no_cpython_wrapper=True)
+# for small functions on the hot path: a call passes every array of its tuples, which costs more than the work
+inlined: Any = numba.njit(
+    cache=CACHED, nogil=True, no_cfunc_wrapper=True, no_cpython_wrapper=True, inline="always"
+)

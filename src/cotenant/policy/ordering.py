@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cotenant.policy.arrays import Array, Demand
-from cotenant.policy.compiled import jit
+from cotenant.policy.compiled import inner
 
 
 class Ordering(NamedTuple):
@@ -50,7 +50,7 @@ class Context(NamedTuple):
     reserve_after_s: float  #: a job that has not run for longer goes first; infinity: never
 
 
-@jit
+@inner
 def key(code: int, now: float, active: int, job: int, jobs: Array, demand: Demand, context: Context) -> float:
     """The job's key at time `now` (seconds) among `active` unfinished jobs.
 
@@ -87,7 +87,7 @@ def key(code: int, now: float, active: int, job: int, jobs: Array, demand: Deman
     return 0.0
 
 
-@jit
+@inner
 def rank(now: float, job: int, jobs: Array, context: Context) -> int:
     """What comes before the key: the job's priority, or above all once it has waited for the reservation time."""
     if now - jobs[job].last_run_s > context.reserve_after_s:
@@ -95,7 +95,7 @@ def rank(now: float, job: int, jobs: Array, context: Context) -> int:
     return int(jobs[job].priority)
 
 
-@jit
+@inner
 def _goes_first(a: int, b: int, jobs: Array) -> bool:
     if jobs[a].rank != jobs[b].rank:
         return bool(jobs[a].rank > jobs[b].rank)
@@ -104,7 +104,7 @@ def _goes_first(a: int, b: int, jobs: Array) -> bool:
     return a < b  # jobs are numbered by arrival
 
 
-@jit
+@inner
 def sort_jobs(order: Any, n: int, jobs: Array, scratch: Any) -> None:
     """Sort order[:n] in place. A natural merge sort: what is in order already costs one comparison a job."""
     while True:
@@ -137,7 +137,7 @@ def sort_jobs(order: Any, n: int, jobs: Array, scratch: Any) -> None:
             return
 
 
-@jit
+@inner
 def order_jobs(
     code: int, now: float, order: Any, n: int, jobs: Array, demand: Demand, context: Context, scratch: Any
 ) -> None:  # fmt: skip

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.policy.arrays import Allocation, Array, Demand
-from cotenant.policy.compiled import jit
+from cotenant.policy.arrays import NONE, ONE, Allocation, Array, Demand
+from cotenant.policy.compiled import inlined, inner
 
 PLACEMENTS: dict[str, tuple[int, str]] = {
     "first-fit": (0, "GPUs in node order, wherever one fits; a gang may span nodes"),
@@ -18,7 +18,7 @@ PLACEMENTS: dict[str, tuple[int, str]] = {
 FIRST_FIT, CONSOLIDATE, SPREAD = 0, 1, 2
 
 
-@jit
+@inner
 def clear(alloc: Allocation, nodes: Array) -> None:
     """Every GPU free, no entries. Job arrays (first, count, level) are the caller's."""
     n = len(nodes)
@@ -37,7 +37,7 @@ def clear(alloc: Allocation, nodes: Array) -> None:
     alloc.pointer[:] = 0
 
 
-@jit
+@inner
 def lower_pointers(alloc: Allocation, node: int) -> None:
     """Something was released on the node: it may fit types again that found nothing up to here."""
     for level in range(alloc.pointer.shape[0]):
@@ -46,7 +46,7 @@ def lower_pointers(alloc: Allocation, node: int) -> None:
                 alloc.pointer[level, typ] = node
 
 
-@jit
+@inlined
 def _set_free(alloc: Allocation, nodes: Array, node: int, free: int) -> None:
     bit = np.uint64(1) << np.uint64(node & 63)
     change = free - alloc.node[node].free_gpus
@@ -57,7 +57,7 @@ def _set_free(alloc: Allocation, nodes: Array, node: int, free: int) -> None:
     alloc.free_kind[nodes[node].kind] += change
 
 
-@jit
+@inner
 def lowest_bit(word: int) -> int:
     """Index of the lowest set bit of a non-zero 64-bit word."""
     n = 0
@@ -82,7 +82,7 @@ def lowest_bit(word: int) -> int:
     return n
 
 
-@jit
+@inlined
 def fits(alloc: Allocation, demand: Demand, nodes: Array, node: int, typ: int, level: int) -> int:
     """How many of the type's GPUs the node can take now (0 or 1 for a part of a GPU)."""
     kind = nodes[node].kind
@@ -113,7 +113,7 @@ def fits(alloc: Allocation, demand: Demand, nodes: Array, node: int, typ: int, l
     return max(most, 0)
 
 
-@jit
+@inlined
 def _enter(
     alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int, slot: int
 ) -> None:
@@ -132,14 +132,14 @@ def _enter(
     alloc.job[job].count += 1
 
 
-@jit
+@inner
 def take(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int) -> None:
     """Give the job `gpus` of the node's GPUs (or its part of one), as a new entry."""
-    slot = -1
+    slot = NONE
     part = demand.type[typ].part_milli
     if part > 0:
         best = 2000  # the tightest GPU already in parts that has room, else a free one
-        unused = -1
+        unused = NONE
         for s in range(alloc.slots.shape[1]):
             room = alloc.slots[node, s]
             if room < 0:
@@ -158,7 +158,7 @@ def take(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, le
     _enter(alloc, demand, nodes, job, typ, level, node, gpus, slot)
 
 
-@jit
+@inner
 def retake(
     alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int, slot: int
 ) -> None:
@@ -170,10 +170,10 @@ def retake(
         _set_free(alloc, nodes, node, alloc.node[node].free_gpus - 1)
         alloc.slots[node, slot] = 1000
     alloc.slots[node, slot] -= demand.type[typ].part_milli
-    _enter(alloc, demand, nodes, job, typ, level, node, 1, slot)
+    _enter(alloc, demand, nodes, job, typ, level, node, ONE, slot)
 
 
-@jit
+@inner
 def undo(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> None:
     """Take back the entries that the job just got; they are the newest of all."""
     for e in range(alloc.used[0] - 1, alloc.job[job].first - 1, -1):
@@ -195,7 +195,7 @@ def undo(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, le
     alloc.job[job].count = 0
 
 
-@jit
+@inlined
 def _first_fit(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> int:
     left = demand.type[typ].gpus
     leading = True  # nothing before here fits even one: the next job of this type need not look again
@@ -217,7 +217,7 @@ def _first_fit(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: i
     return left
 
 
-@jit
+@inner
 def _nth_bucket(
     alloc: Allocation, demand: Demand, nodes: Array, typ: int, level: int, free: int, need: int, skip: int
 ) -> int:
@@ -235,22 +235,22 @@ def _nth_bucket(
     return -1
 
 
-@jit
+@inner
 def _consolidate(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> int:
     g = demand.type[typ].gpus
     most = alloc.bucket.shape[0] - 1
     if g > 1:
         for free in range(g, most + 1):
-            node = _nth_bucket(alloc, demand, nodes, typ, level, free, g, -1)
+            node = _nth_bucket(alloc, demand, nodes, typ, level, free, g, NONE)
             if node >= 0:
                 take(alloc, demand, nodes, job, typ, level, node, g)
                 return 0
     left = g
     lowest = 0 if demand.type[typ].part_milli > 0 else 1
     for free in range(lowest, most + 1):
-        node = -1
+        node = NONE
         while left > 0:
-            node = _nth_bucket(alloc, demand, nodes, typ, level, free, 1, node)
+            node = _nth_bucket(alloc, demand, nodes, typ, level, free, ONE, node)
             if node < 0:
                 break
             k = min(fits(alloc, demand, nodes, node, typ, level), left)
@@ -261,7 +261,7 @@ def _consolidate(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ:
     return left
 
 
-@jit
+@inner
 def _spread(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> int:
     left = demand.type[typ].gpus
     most = alloc.bucket.shape[0] - 1
@@ -269,7 +269,7 @@ def _spread(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int,
     while left > 0:
         found = -1
         for free in range(most, lowest - 1, -1):
-            found = _nth_bucket(alloc, demand, nodes, typ, level, free, 1, -1)
+            found = _nth_bucket(alloc, demand, nodes, typ, level, free, ONE, NONE)
             if found >= 0:
                 break
         if found < 0:
@@ -285,12 +285,12 @@ def _spread(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int,
                 merged = True
                 break
         if not merged:
-            take(alloc, demand, nodes, job, typ, level, found, 1)
+            take(alloc, demand, nodes, job, typ, level, found, ONE)
         left -= 1
     return left
 
 
-@jit
+@inner
 def place(alloc: Allocation, demand: Demand, nodes: Array, code: int, job: int, typ: int, level: int) -> bool:
     """Place the whole gang at the level by placement `code`, or leave everything as it was and return False."""
     alloc.job[job].first = alloc.used[0]

@@ -12,7 +12,7 @@ import numpy as np
 from cotenant.model.events import Reason
 from cotenant.policy.allotment import A_OPTIMAL, A_TUNE, allot, relevel
 from cotenant.policy.arrays import ENTRY, IDEAL, NOT_RUNNING, Allocation, Array, Demand
-from cotenant.policy.compiled import jit
+from cotenant.policy.compiled import inlined, inner, jit
 from cotenant.policy.placement import clear, retake
 
 # numba reads enum members as their values only through plain integers
@@ -38,7 +38,7 @@ class Scratch(NamedTuple):
     shares: Array  #: i8[N]
     failed: Array  #: bool[T] the type found no room this round
     kept: Array  #: ENTRY[E]
-    selected: Array  #: i4[J]
+    selected: Array  #: i8[J]
 
 
 def make_scratch(alloc: Allocation) -> Scratch:
@@ -49,11 +49,11 @@ def make_scratch(alloc: Allocation) -> Scratch:
         shares=np.zeros(n, np.int64),
         failed=np.zeros(alloc.pointer.shape[1], np.bool_),
         kept=np.zeros(entries, ENTRY),
-        selected=np.zeros(len(alloc.job), np.int32),
+        selected=np.zeros(len(alloc.job), np.int64),
     )
 
 
-@jit
+@inlined
 def _enough_gpus(alloc: Allocation, demand: Demand, typ: int) -> int:
     """0 if free GPUs (of models it accepts) could hold the gang, else the reason why not."""
     if demand.type[typ].part_milli > 0:
@@ -86,7 +86,7 @@ def gang_prefix(order: Any, n: int, jobs: Any, demand: Demand, gpus: int, select
     return found
 
 
-@jit
+@inner
 def _keep_running(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
 ) -> None:
@@ -117,7 +117,7 @@ def _keep_running(
             alloc.job[job].count = 0
 
 
-@jit
+@inner
 def decide(
     order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
     scratch: Scratch,
@@ -155,8 +155,7 @@ def decide(
             jobs[job].reason = NO_CPU_OR_MEMORY
             continue
         if allot(
-            alloc, demand, nodes, jobs, choice.allotment, choice.placement, job, jobs[job].wanted, scratch.servers,
-            scratch.shares,
+            alloc, demand, nodes, jobs, choice.allotment, choice.placement, job, scratch.servers, scratch.shares
         ):  # fmt: skip
             jobs[job].reason = 0
             running += 1

@@ -111,12 +111,16 @@ def _world(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, options
     gpus = np.where(types["part_milli"] > 0, types["part_milli"] / 1000.0, types["gpus"])
     gpu_seconds = (gpus * types["isolated_s"])[workload.type] * workload.iterations
     keep = options.record_placements
+    recorded = n <= MOVES_RECORDED_UP_TO if keep is None else keep
+    cost_s = float(options.restart_cost_s + options.checkpoint_cost_s)
+    unlike = workload.demand.amount.shape[2] > 1 or bool((types["multi_node_factor"] != 1).any())
     kernel_options = Options(
         lease_s=float(options.lease_s),
         exact_finish=options.finish == "exact",
         whole_iterations=options.whole_iterations,
-        resume_cost_s=float(options.restart_cost_s + options.checkpoint_cost_s),
-        record_moves=n <= MOVES_RECORDED_UP_TO if keep is None else keep,
+        resume_cost_s=cost_s,
+        record_moves=recorded,
+        moves_matter=recorded or cost_s > 0 or unlike,
     )
     context = policy.context(gpu_seconds, float(workload.nodes["gpus"].sum()))
     return make_world(jobs, workload.demand, workload.nodes, policy.choice(), context, kernel_options)

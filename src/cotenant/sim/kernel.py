@@ -12,8 +12,8 @@ import numpy as np
 
 from cotenant.model.events import Kind, Reason
 from cotenant.policy.allotment import A_OPTIMAL
-from cotenant.policy.arrays import IDEAL, NOT_RUNNING
-from cotenant.policy.compiled import jit
+from cotenant.policy.arrays import IDEAL, NOT_RUNNING, Allocation, Array
+from cotenant.policy.compiled import inlined, inner, jit
 from cotenant.policy.ordering import FTF, FTF_PUBLIC, RESERVED_PRIORITY, order_jobs
 from cotenant.policy.rounds import decide
 from cotenant.sim.state import (
@@ -32,6 +32,7 @@ from cotenant.sim.state import (
     C_STALLED,
     C_TICK,
     C_TOLD,
+    Options,
     World,
 )  # fmt: skip
 
@@ -40,20 +41,25 @@ DONE, FLUSH, NEED_LEVELS = 0, 1, 2
 # where to go on
 P_TICK, P_DECIDE, P_TELL, P_SERVE = 0, 1, 2, 3
 
-ARRIVE, START, RESUME, MOVE, RESIZE, PREEMPT, FINISH, WAIT = (int(k) for k in list(Kind)[:8])
-R_NONE, R_IN_ORDER, R_RESERVED = int(Reason.NONE), int(Reason.IN_ORDER), int(Reason.RESERVED)
-R_GAVE_WAY, R_GOT_IDEAL = int(Reason.GAVE_WAY), int(Reason.GOT_IDEAL)
-R_REPLACED, R_OUTRANKED, R_DONE = int(Reason.REPLACED), int(Reason.OUTRANKED), int(Reason.DONE)
-R_GPUS_FULL = int(Reason.GPUS_FULL)
+# plain numbers would be compiled in, a copy of the function for each (see policy.arrays)
+ARRIVE, START, RESUME, MOVE, RESIZE, PREEMPT, FINISH, WAIT = (np.int64(k) for k in list(Kind)[:8])
+R_NONE, R_GPUS_FULL, R_IN_ORDER, R_RESERVED, R_GAVE_WAY, R_GOT_IDEAL, R_REPLACED, R_OUTRANKED, R_DONE = (
+    np.int64(r)
+    for r in (
+        Reason.NONE, Reason.GPUS_FULL, Reason.IN_ORDER, Reason.RESERVED, Reason.GAVE_WAY, Reason.GOT_IDEAL,
+        Reason.REPLACED, Reason.OUTRANKED, Reason.DONE,
+    )
+)  # fmt: skip
+HOLDS, HOLDS_NOT, ZERO = np.bool_(True), np.bool_(False), np.int64(0)
 
 
-@jit
+@inlined
 def _gpus_of(w: World, job: int) -> float:
     part = w.demand.type[w.jobs[job].type].part_milli
     return part / 1000.0 if part > 0 else float(w.demand.type[w.jobs[job].type].gpus)
 
 
-@jit
+@inner
 def _tell(w: World, time_s: float, job: int, kind: int, reason: int, held: bool) -> None:
     """Write one event; `held`: with what the job holds from now on."""
     c, out, alloc = w.run.counters, w.out, w.alloc
@@ -84,7 +90,7 @@ def _tell(w: World, time_s: float, job: int, kind: int, reason: int, held: bool)
     c[C_EVENTS] = e + 1
 
 
-@jit
+@inlined
 def _no_room(w: World, nodes: int) -> bool:
     c = w.run.counters
     return (
@@ -94,27 +100,25 @@ def _no_room(w: World, nodes: int) -> bool:
     )
 
 
-@jit
+@inner
 def _admit(w: World, now: float) -> bool:
     """Tell ends and arrivals up to now, in time order; False when the buffers are full."""
     run, c = w.run, w.run.counters
     while True:
-        if _no_room(w, 0):
+        if _no_room(w, ZERO):
             return False
         has_end = c[C_TOLD] < c[C_FINISHED]
         has_arrival = c[C_NEXT] < len(w.jobs) and w.jobs[c[C_NEXT]].arrival_s <= now
         if not has_end and not has_arrival:
             break
-        if has_end and (
-            not has_arrival or w.run.job[run.ended[c[C_TOLD]]].finish_s <= w.jobs[c[C_NEXT]].arrival_s
-        ):
+        if has_end and (not has_arrival or w.run.job[run.ended[c[C_TOLD]]].finish_s <= w.jobs[c[C_NEXT]].arrival_s):
             job = run.ended[c[C_TOLD]]
-            _tell(w, w.run.job[job].finish_s, job, FINISH, R_DONE, False)
+            _tell(w, w.run.job[job].finish_s, job, FINISH, R_DONE, HOLDS_NOT)
             run.wanted_gpus[0] -= _gpus_of(w, job)
             c[C_TOLD] += 1
         else:
             job = c[C_NEXT]
-            _tell(w, w.jobs[job].arrival_s, job, ARRIVE, R_NONE, False)
+            _tell(w, w.jobs[job].arrival_s, job, ARRIVE, R_NONE, HOLDS_NOT)
             run.wanted_gpus[0] += _gpus_of(w, job)
             run.order[c[C_ACTIVE]] = job
             w.jobs[job].dirty = True
@@ -135,7 +139,7 @@ def _admit(w: World, now: float) -> bool:
     return True
 
 
-@jit
+@inner
 def _order(w: World, now: float) -> bool:
     """Bring the unfinished jobs into order; whether that is the order of the last decision."""
     run, c = w.run, w.run.counters
@@ -144,9 +148,7 @@ def _order(w: World, now: float) -> bool:
     if code in (FTF, FTF_PUBLIC):  # their keys change with time alone
         for i in range(n):
             w.jobs[run.order[i]].dirty = True
-    order_jobs(
-        code, now, run.order, n, w.jobs, w.demand, w.context, run.sort_scratch
-    )
+    order_jobs(code, now, run.order, n, w.jobs, w.demand, w.context, run.sort_scratch)
     same = c[C_FRESH] == 0 and c[C_DECISIONS] > 0
     if same:
         for i in range(n):
@@ -159,7 +161,7 @@ def _order(w: World, now: float) -> bool:
     return same
 
 
-@jit
+@inner
 def _remember(w: World) -> None:
     """Keep the last decision for comparison."""
     run, alloc, c = w.run, w.alloc, w.run.counters
@@ -172,7 +174,7 @@ def _remember(w: World) -> None:
         w.run.job[job].old_level = alloc.job[job].level
 
 
-@jit
+@inlined
 def _pace(w: World, job: int) -> float:
     """Seconds per iteration where the job runs now: its slowest node sets the pace of a gang."""
     alloc = w.alloc
@@ -185,68 +187,78 @@ def _pace(w: World, job: int) -> float:
     return slowest
 
 
-@jit
-def _moved(w: World, job: int) -> bool:
-    run, alloc = w.run, w.alloc
-    if alloc.job[job].count != w.run.job[job].old_count:
-        return True
-    for i in range(alloc.job[job].count):
-        a, b = alloc.job[job].first + i, w.run.job[job].old_first + i
-        if alloc.entry[a].node != run.old_entry[b].node or alloc.entry[a].gpus != run.old_entry[b].gpus:
-            return True
-    return False
+@inlined
+def _moved(alloc: Allocation, progress: Array, old_entry: Array, job: int) -> bool:
+    moved = alloc.job[job].count != progress[job].old_count
+    if not moved:
+        a, b = alloc.job[job].first, progress[job].old_first
+        for i in range(alloc.job[job].count):
+            if alloc.entry[a + i].node != old_entry[b + i].node or alloc.entry[a + i].gpus != old_entry[b + i].gpus:
+                moved = True
+    return moved
 
 
-@jit
-def _tell_running(w: World, now: float, job: int, compare: bool) -> None:
-    alloc = w.alloc
-    level, old = alloc.job[job].level, w.run.job[job].old_level
+@inner
+def _tell_running(w: World, now: float, job: int, moved: bool) -> None:
+    """Tell that a job runs that did not, or runs elsewhere, or with other CPU and memory."""
+    progress, level = w.run.job, w.alloc.job[job].level
+    old = progress[job].old_level
+    progress[job].iteration_s = _pace(w, job)
     if old == NOT_RUNNING:
-        w.run.job[job].iteration_s = _pace(w, job)
         reason = R_RESERVED if w.jobs[job].rank == RESERVED_PRIORITY else R_IN_ORDER
-        if w.run.job[job].started:
-            w.run.job[job].debt_s += w.options.resume_cost_s
-        _tell(w, now, job, RESUME if w.run.job[job].started else START, reason, True)
-        w.run.job[job].started = True
-        return
-    moved = compare and _moved(w, job)
-    if moved or level != old:
-        w.run.job[job].iteration_s = _pace(w, job)
-    elif not compare:
-        w.run.job[job].iteration_s = _pace(w, job)  # moves are not told, but a move may change the pace
-    if moved:
-        w.run.job[job].debt_s += w.options.resume_cost_s
-        _tell(w, now, job, MOVE, R_REPLACED, True)
+        if progress[job].started:
+            progress[job].debt_s += w.options.resume_cost_s
+        _tell(w, now, job, RESUME if progress[job].started else START, reason, HOLDS)
+        progress[job].started = True
+        progress[job].told_waiting = False
+    elif moved and w.options.record_moves:
+        progress[job].debt_s += w.options.resume_cost_s
+        _tell(w, now, job, MOVE, R_REPLACED, HOLDS)
     elif level != old:
-        _tell(w, now, job, RESIZE, R_GAVE_WAY if level != IDEAL else R_GOT_IDEAL, True)
+        _tell(w, now, job, RESIZE, R_GAVE_WAY if level != IDEAL else R_GOT_IDEAL, HOLDS)
+    elif moved:
+        progress[job].debt_s += w.options.resume_cost_s
 
 
-@jit
+@inner
+def _tell_waiting(w: World, now: float, job: int) -> None:
+    """Tell that a job lost its share, or did not get one."""
+    progress, why = w.run.job, w.jobs[job].reason
+    if progress[job].old_level != NOT_RUNNING:
+        _tell(w, now, job, PREEMPT, R_OUTRANKED if why == R_GPUS_FULL else why, HOLDS_NOT)
+    else:
+        _tell(w, now, job, WAIT, why, HOLDS_NOT)
+    progress[job].told_waiting = True
+
+
+@inner
 def _tell_changes(w: World, now: float) -> bool:
     """Tell what the decision changed; False when the buffers are full."""
-    run, alloc, c = w.run, w.alloc, w.run.counters
-    compare = w.options.record_moves or w.options.resume_cost_s > 0
+    run, alloc, c, progress = w.run, w.alloc, w.run.counters, w.run.job
+    compare = w.options.moves_matter
     for i in range(c[C_EMIT], c[C_ACTIVE]):
         job = run.order[i]
+        level = alloc.job[job].level
+        if level != NOT_RUNNING:
+            moved = compare and _moved(alloc, progress, run.old_entry, job)
+            changed = moved or level != progress[job].old_level
+        else:
+            moved = False
+            changed = not progress[job].told_waiting
+        if not changed:
+            continue
         if _no_room(w, alloc.job[job].count):
             c[C_EMIT] = i
             return False
-        if alloc.job[job].level != NOT_RUNNING:
-            _tell_running(w, now, job, compare)
-            w.run.job[job].told_waiting = False
+        if level != NOT_RUNNING:
+            _tell_running(w, now, job, moved)
         else:
-            why = w.jobs[job].reason
-            if w.run.job[job].old_level != NOT_RUNNING:
-                w.run.job[job].told_waiting = True
-                _tell(w, now, job, PREEMPT, R_OUTRANKED if why == R_GPUS_FULL else why, False)
-            elif not w.run.job[job].told_waiting:
-                w.run.job[job].told_waiting = True
-                _tell(w, now, job, WAIT, why, False)
+            _tell_waiting(w, now, job)
     c[C_EMIT] = 0
     return True
 
 
-@jit
+@inner
 def _tell_round(w: World, now: float) -> None:
     c, out, alloc, nodes = w.run.counters, w.out, w.alloc, w.nodes
     r = c[C_ROUNDS]
@@ -276,57 +288,60 @@ def _tell_round(w: World, now: float) -> None:
     c[C_ROUNDS] = r + 1
 
 
-@jit
-def _serve_job(w: World, now: float, job: int) -> bool:
+@inlined
+def _serve_job(jobs: Array, progress: Array, o: Options, now: float, job: int) -> bool:
     """Credit one lease to a running job; whether it ended."""
-    o = w.options
-    w.jobs[job].dirty = True
-    delay = min(w.run.job[job].debt_s, o.lease_s)
-    w.run.job[job].debt_s -= delay
-    time = o.lease_s - delay
-    pace = w.run.job[job].iteration_s
-    left = w.jobs[job].total - w.jobs[job].done
-    w.jobs[job].last_run_s = now + o.lease_s
+    delay = min(progress[job].debt_s, o.lease_s)
+    time = o.lease_s
+    if delay > 0.0:
+        progress[job].debt_s -= delay
+        time -= delay
+    pace = progress[job].iteration_s
+    left = jobs[job].total - jobs[job].done
+    jobs[job].dirty = True
+    jobs[job].last_run_s = now + o.lease_s
     steps = time / pace
     if o.whole_iterations and steps >= 1.0:
         steps = math.floor(steps)
-    if steps < left * (1.0 - 1e-12):
-        w.jobs[job].done += steps
-        w.jobs[job].attained_s += o.lease_s
-        return False
-    w.jobs[job].done = w.jobs[job].total
-    used = delay + min(left * pace, time) if o.exact_finish else o.lease_s
-    w.jobs[job].attained_s += used
-    w.run.job[job].finish_s = now + used
-    return True
+    ended = steps >= left * (1.0 - 1e-12)
+    used = o.lease_s
+    if ended:
+        if o.exact_finish:
+            used = delay + min(left * pace, time)
+        steps = left
+        progress[job].finish_s = now + used
+    jobs[job].done += steps
+    jobs[job].attained_s += used
+    return ended
 
 
-@jit
+@inner
 def _serve(w: World, now: float) -> None:
     """Credit the lease to every running job and note which end, by finish time."""
     run, c = w.run, w.run.counters
     ends = 0
-    progress = False
+    anybody = False
+    grants = w.alloc.job
     for i in range(c[C_ACTIVE]):
         job = run.order[i]
-        if w.alloc.job[job].level == NOT_RUNNING:
+        if grants[job].level == NOT_RUNNING:
             continue
-        progress = True
-        if _serve_job(w, now, job):
+        anybody = True
+        if _serve_job(w.jobs, run.job, w.options, now, job):
             run.ended[ends] = job
             ends += 1
     c[C_FINISHED] = ends
     c[C_TOLD] = 0
-    if not progress:
+    if not anybody:
         c[C_STALLED] = 1
-    if w.options.exact_finish and ends > 1:
-        times = np.empty(ends)
-        for i in range(ends):
-            times[i] = w.run.job[run.ended[i]].finish_s
-        by_time = np.argsort(times, kind="mergesort")
-        ended = run.ended[:ends].copy()
-        for i in range(ends):
-            run.ended[i] = ended[by_time[i]]
+    if w.options.exact_finish:
+        for i in range(1, ends):  # few end in one lease: insertion is enough
+            job = run.ended[i]
+            k = i - 1
+            while k >= 0 and run.job[run.ended[k]].finish_s > run.job[job].finish_s:
+                run.ended[k + 1] = run.ended[k]
+                k -= 1
+            run.ended[k + 1] = job
 
 
 @jit
@@ -350,9 +365,7 @@ def advance(w: World) -> int:
                 return NEED_LEVELS
         if c[C_PHASE] == P_DECIDE:
             _remember(w)
-            c[C_RUNNING] = decide(
-                run.order, c[C_ACTIVE], w.jobs, w.alloc, w.demand, w.nodes, w.choice, w.scratch
-            )
+            c[C_RUNNING] = decide(run.order, c[C_ACTIVE], w.jobs, w.alloc, w.demand, w.nodes, w.choice, w.scratch)
             c[C_DECISIONS] += 1
             c[C_PHASE] = P_TELL
         if c[C_PHASE] == P_TELL:
@@ -360,7 +373,7 @@ def advance(w: World) -> int:
                 return FLUSH
             c[C_PHASE] = P_SERVE
         if c[C_PHASE] == P_SERVE:
-            if _no_room(w, 0):
+            if _no_room(w, ZERO):
                 return FLUSH
             _tell_round(w, now)
             _serve(w, now)
@@ -369,4 +382,3 @@ def advance(w: World) -> int:
             c[C_STALLED] = 0
             c[C_TICK] += 1
             c[C_PHASE] = P_TICK
-

@@ -24,19 +24,19 @@ PROGRESS = np.dtype([
     ("debt_s", "f8"),  # restart and checkpoint time still to be served
     ("started", "?"),  # has run before
     ("told_waiting", "?"),
-    ("old_first", "i4"),  # the last decision's grant
-    ("old_count", "i4"),
-    ("old_level", "i4"),
+    ("old_first", "i8"),  # the last decision's grant
+    ("old_count", "i8"),
+    ("old_level", "i8"),
 ])  # fmt: skip
 
 # columns as in record.schema; node_end: end of the event's nodes in the node buffer
 EVENT = np.dtype([
-    ("time_s", "f8"), ("job", "i4"), ("kind", "i1"), ("reason", "i1"), ("cpu_milli", "i8"), ("memory_mb", "i8"),
+    ("time_s", "f8"), ("job", "i8"), ("kind", "i8"), ("reason", "i8"), ("cpu_milli", "i8"), ("memory_mb", "i8"),
     ("speed", "f8"), ("node_end", "i8"),
 ])  # fmt: skip
-EVENT_NODE = np.dtype([("node", "i4"), ("gpus", "f4")])
+EVENT_NODE = np.dtype([("node", "i8"), ("gpus", "f8")])
 ROUND = np.dtype([
-    ("time_s", "f8"), ("running", "i4"), ("waiting", "i4"), ("gpus_held", "f8"), ("gpus_wanted", "f8"),
+    ("time_s", "f8"), ("running", "i8"), ("waiting", "i8"), ("gpus_held", "f8"), ("gpus_wanted", "f8"),
     ("gpus_free_whole_nodes", "f8"), ("cpu_milli_held", "i8"), ("memory_mb_held", "i8"),
 ])  # fmt: skip
 
@@ -49,17 +49,18 @@ class Options(NamedTuple):
     whole_iterations: bool  #: a lease credits whole iterations only, as the public Synergy simulator does
     resume_cost_s: float  #: lost when a job that ran before starts again or moves (checkpoint + restart)
     record_moves: bool
+    moves_matter: bool  #: a move is told, costs time or may change the pace
 
 
 class Run(NamedTuple):
     """What changes while a run goes on, beside the jobs themselves. J jobs, E entries."""
 
     job: Array  #: PROGRESS[J]
-    order: Array  #: i4[J] unfinished jobs, as ordered last
-    previous_order: Array  #: i4[J]
-    sort_scratch: Array  #: i4[2J]
+    order: Array  #: i8[J] unfinished jobs, as ordered last
+    previous_order: Array  #: i8[J]
+    sort_scratch: Array  #: i8[2J]
     old_entry: Array  #: ENTRY[E] the last decision's entries
-    ended: Array  #: i4[J] jobs that finished in the last lease, by finish time
+    ended: Array  #: i8[J] jobs that finished in the last lease, by finish time
     counters: Array  #: i8[16]
     wanted_gpus: Array  #: f8[1] GPUs that unfinished jobs ask for
 
@@ -87,9 +88,7 @@ class World(NamedTuple):
     out: Buffers
 
 
-def make_world(
-    jobs: Array, demand: Demand, nodes: Array, choice: Choice, context: Context, options: Options
-) -> World:
+def make_world(jobs: Array, demand: Demand, nodes: Array, choice: Choice, context: Context, options: Options) -> World:
     """A run that has not begun."""
     j = len(jobs)
     alloc = make_allocation(demand, nodes, j)
@@ -99,11 +98,11 @@ def make_world(
     progress["old_level"] = -1
     run = Run(
         job=progress,
-        order=np.zeros(j, np.int32),
-        previous_order=np.zeros(j, np.int32),
-        sort_scratch=np.zeros(2 * j, np.int32),
+        order=np.zeros(j, np.int64),
+        previous_order=np.zeros(j, np.int64),
+        sort_scratch=np.zeros(2 * j, np.int64),
         old_entry=np.zeros(e, ENTRY),
-        ended=np.zeros(j, np.int32),
+        ended=np.zeros(j, np.int64),
         counters=np.zeros(16, np.int64),
         wanted_gpus=np.zeros(1),
     )
