@@ -137,11 +137,20 @@ def test_unfinished_rejected_and_never_seen() -> None:
         "  1:23:20  not finished: the record ends 83.3 min after its arrival; it had run 83.3 min by then"
     )
     rejected = lines([(0.0, 0, Kind.ARRIVE, Reason.NONE), (0.0, 0, Kind.REJECT, Reason.NO_GPU_OF_MODEL), later])
-    assert rejected[2:] == ["  0:00:00  rejected: no GPU of a model it accepts was free", "  0:00:00  never ran"]
+    assert rejected[2:] == ["  0:00:00  rejected: the cluster has no GPU of a model it accepts", "  0:00:00  never ran"]
     assert lines([later], job="a")[1:] == [
         "  0:00:00  arrived",
         "  1:23:20  not finished: the record ends 83.3 min after its arrival; it had run 0 s by then",
     ]
+
+
+def test_why_gpus_were_lost() -> None:
+    for reason, why in (
+        (Reason.GANG_TOO_LARGE_NOW, "jobs earlier in the order left fewer GPUs than the 4 it needs together"),
+        (Reason.GPUS_FULL, "jobs earlier in the order took every GPU"),
+    ):
+        got = lines([START, (600.0, 0, Kind.PREEMPT, reason), run(900, Kind.RESUME, Reason.IN_ORDER, [(0, 4.0)]), DONE])
+        assert got[3] == f"  0:10:00  lost its GPUs after running 5 min: {why}"
 
 
 def test_deadlines() -> None:

@@ -120,6 +120,12 @@ def test_jobs_against_themselves_under_the_first_policy(runs: list[Run]) -> None
     assert data["runs"][1]["ratio"]["x"][-1] == rounded(float(ratio.max()))
 
 
+def test_the_baseline_can_be_chosen(runs: list[Run]) -> None:
+    assert data_of(build_page(runs, baseline="srtf + tune"))["runs"][1]["ratio"] is None
+    with pytest.raises(InputError, match="no run of policy 'sjf'; there are 'fifo"):
+        build_page(runs, baseline="sjf")
+
+
 def test_a_sweep_gets_facets_and_loads_in_order(sweep: list[Run]) -> None:
     page = build_page(sweep)
     data = data_of(page)

@@ -17,6 +17,9 @@ def compare(
     ],
     html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with every chart.")] = None,
     title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "Runs side by side",
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="Policy that jobs are compared with one by one, by its label.")
+    ] = None,
     profiles: Annotated[
         Path | None, typer.Option("--profiles", help="Profile file that says which class a model is of.")
     ] = None,
@@ -36,7 +39,7 @@ def compare(
     if html is not None:
         from cotenant.report.page import write_page
 
-        write_page(html, found, title)
+        write_page(html, found, title, baseline)
     if json_:
         import orjson
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cotenant.metrics.registry import lookup
+from cotenant.model.errors import InputError
 from cotenant.record.files import atomic_file
 from cotenant.report.distributions import cdf_points, ratio_to, rounded
 from cotenant.report.runs import Run, arrange
@@ -23,16 +24,21 @@ SERIES = ("running", "waiting", "gpu", "cpu", "memory", "useful_cpu", "useful_me
 SPREADS_SHOWN = ("jct_s", "queueing_s", "slowdown", "ftf_rho")
 
 
-def write_page(path: str | Path, runs: list[Run], title: str = "Cotenant runs") -> None:
-    """Write the page for `runs`; the file appears whole or not at all. InputError where it cannot be written."""
+def write_page(path: str | Path, runs: list[Run], title: str = "Cotenant runs", baseline: str | None = None) -> None:
+    """Write the page for `runs`; the file appears whole or not at all.
+
+    `baseline`: the policy that jobs are compared with one by one; None: fifo with the proportional share where that is
+    among the runs, else the first. Raises InputError where the file cannot be written or no run has that policy.
+    """
+    page = build_page(runs, title, baseline)
     with atomic_file(path) as file:
-        file.write(build_page(runs, title))
+        file.write(page)
 
 
-def build_page(runs: list[Run], title: str = "Cotenant runs") -> str:
+def build_page(runs: list[Run], title: str = "Cotenant runs", baseline: str | None = None) -> str:
     """The page as text. Runs are arranged anew: labels made unique, facets found."""
     arrange(runs)
-    data = page_data(runs)
+    data = page_data(runs, pick_baseline(runs, baseline))
     assets = resources.files("cotenant.report").joinpath("assets")
     parts = {
         "title": html.escape(title),
@@ -64,7 +70,19 @@ def _script_json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def page_data(runs: list[Run]) -> dict[str, Any]:
+def pick_baseline(runs: list[Run], wanted: str | None = None) -> str:
+    """The policy to compare jobs with; InputError for one that no run has."""
+    policies = list(dict.fromkeys(run.policy for run in runs))
+    if wanted is not None:
+        if wanted not in policies:
+            known = ", ".join(repr(policy) for policy in policies)
+            raise InputError(f"no run of policy {wanted!r}; there are {known}", field="--baseline")
+        return wanted
+    plain = [run.policy for run in runs if run.info.options.get("ordering") == "fifo"]
+    return next((policy for policy in plain if "proportional" in policy), policies[0])
+
+
+def page_data(runs: list[Run], baseline: str) -> dict[str, Any]:
     """Everything the charts draw, as plain data."""
     policies = list(dict.fromkeys(run.policy for run in runs))
     by_policy = len(policies) > 1 or len(runs) == 1
@@ -78,7 +96,7 @@ def page_data(runs: list[Run]) -> dict[str, Any]:
                 "load": run.load,
                 "summary": run.summary,
                 "cdf": {key: cdf_points(run.spreads[key]) for key in SPREADS_SHOWN},
-                "ratio": _ratio(run, runs),
+                "ratio": _ratio(run, runs, baseline),
                 "series": _series(run),
                 "groups": {
                     name: [
@@ -93,7 +111,7 @@ def page_data(runs: list[Run]) -> dict[str, Any]:
         "policies": policies,
         "byPolicy": by_policy,
         "facets": _facets(runs),
-        "baseline": runs[0].policy,
+        "baseline": baseline,
     }
 
 
@@ -105,9 +123,9 @@ def _series(run: Run) -> dict[str, Any]:
     return {"from": float(series.edges_s[0]), "to": float(series.edges_s[-1]), **values}
 
 
-def _ratio(run: Run, runs: list[Run]) -> dict[str, Any] | None:
-    """Each job's completion time against the same job's under the first policy, under the same conditions."""
-    base = next((r for r in runs if r.policy == runs[0].policy and r.facets == run.facets), None)
+def _ratio(run: Run, runs: list[Run], baseline: str) -> dict[str, Any] | None:
+    """Each job's completion time against the same job's under the baseline, under the same conditions."""
+    base = next((r for r in runs if r.policy == baseline and r.facets == run.facets), None)
     if base is None or base is run or run.policy == base.policy or len(base.ids) != len(run.ids):
         return None
     if not np.array_equal(base.ids, run.ids):

@@ -23,16 +23,25 @@ WAITED: dict[Reason, str] = {
     Reason.RESERVED: "free GPUs were kept for a job that had waited longer",
     Reason.OUTRANKED: "jobs earlier in the order took the GPUs",
 }
+LOST: dict[Reason, str] = {
+    Reason.GPUS_FULL: "jobs earlier in the order took every GPU",
+    Reason.GANG_TOO_LARGE_NOW: "jobs earlier in the order left fewer GPUs than the {gpus} it needs together",
+    Reason.NO_CPU_OR_MEMORY: "jobs earlier in the order left no node with its CPU and memory beside free GPUs",
+    Reason.NO_GPU_OF_MODEL: "jobs earlier in the order left no GPU of a model it accepts",
+    Reason.RESERVED: "its GPUs were kept for a job that had waited longer",
+    Reason.OUTRANKED: "jobs earlier in the order took its GPUs",
+}
 WHY: dict[Reason, str] = {
     Reason.RESERVED: "it had waited so long that it went first",
     Reason.GAVE_WAY: "it gave what it had above its proportional share to others",
     Reason.GOT_IDEAL: "the CPU and memory for its ideal speed had become free",
     Reason.REPLACED: "everything was placed anew",
-    Reason.OUTRANKED: "jobs earlier in the order took its GPUs",
-    Reason.GPUS_FULL: "jobs earlier in the order hold every GPU",
-    Reason.GANG_TOO_LARGE_NOW: "fewer GPUs were free than it needs together",
-    Reason.NO_CPU_OR_MEMORY: "no node had its CPU and memory beside free GPUs",
-    Reason.NO_GPU_OF_MODEL: "no GPU of a model it accepts was free",
+}
+NEVER: dict[Reason, str] = {
+    Reason.GANG_TOO_LARGE_NOW: "the cluster has fewer GPUs than the {gpus} it needs together",
+    Reason.GPUS_FULL: "the cluster has fewer GPUs than the {gpus} it needs together",
+    Reason.NO_CPU_OR_MEMORY: "no node has the CPU and memory it needs",
+    Reason.NO_GPU_OF_MODEL: "the cluster has no GPU of a model it accepts",
 }
 
 
@@ -108,7 +117,7 @@ def tell(
     for i, stretch in enumerate(stretches):
         if first <= i < last:
             if i == first:
-                steps.append(_turns(stretches[first:last]))
+                steps.append(_turns(stretches[first:last], facts))
             continue
         before = stretches[i - 1] if i else None
         if stretch.holds:
@@ -144,10 +153,10 @@ def _waited(
     first = stretch.events[0]
     if first.kind == Kind.PREEMPT:
         ran = f" after running {time_text(before.length_s)}" if before is not None else ""
-        steps.append(Step(first.time_s, f"lost its GPUs{ran}{_because(first.reason)}"))
+        steps.append(Step(first.time_s, f"lost its GPUs{ran}{_because(first.reason, LOST, facts)}"))
     rejected = next((event for event in stretch.events if event.kind == Kind.REJECT), None)
     if rejected is not None:
-        return [*steps, Step(rejected.time_s, f"rejected{_because(rejected.reason)}")]
+        return [*steps, Step(rejected.time_s, f"rejected{_because(rejected.reason, NEVER, facts)}")]
     waits = [event for event in stretch.events if event.kind == Kind.WAIT]
     if every_event:
         return steps + [Step(e.time_s, f"waited: {_wait_reason(e.reason, facts)}") for e in waits]
@@ -177,7 +186,7 @@ def _reasons_by_time(waits: list[Happening], end_s: float) -> list[tuple[Reason,
 
 
 def _wait_reason(reason: Reason, facts: dict[str, Any]) -> str:
-    return WAITED.get(reason, "no share was free").format(gpus=f"{facts['gpus']:g}")
+    return WAITED.get(reason, "no share was free").format(gpus=figures(facts["gpus"]))
 
 
 # ---- running
@@ -228,17 +237,17 @@ def _many_changes(stretch: Stretch, moves: int, sizes: int) -> str:
     cpus = [event.cpus for event in stretch.events]
     span = f", with {_between(cpus, 'CPU')}" if max(cpus) > min(cpus) else ""
     reasons = Counter(event.reason for event in changed)
-    why = _because(reasons.most_common(1)[0][0], "mostly " if len(reasons) > 1 else "")
+    why = _because(reasons.most_common(1)[0][0], mostly="mostly " if len(reasons) > 1 else "")
     return f"{join_words(done)} until {clock_text(changed[-1].time_s)}{span}{why}"
 
 
-def _turns(stretches: list[Stretch]) -> Step:
+def _turns(stretches: list[Stretch], facts: dict[str, Any]) -> Step:
     """Many stretches of running and waiting, in one sentence."""
     ran = sum(s.length_s for s in stretches if s.holds)
     waited = sum(s.length_s for s in stretches if not s.holds)
     lost = [e for s in stretches for e in s.events if e.kind == Kind.PREEMPT]
     reasons = Counter(event.reason for event in lost)
-    why = _because(reasons.most_common(1)[0][0], "mostly " if len(reasons) > 1 else "") if lost else ""
+    why = _because(reasons.most_common(1)[0][0], LOST, facts, "mostly " if len(reasons) > 1 else "") if lost else ""
     text = (
         f"took turns with others until {clock_text(stretches[-1].end_s)}: ran {time_text(ran)} and waited "
         f"{time_text(waited)}, losing its GPUs {plural(len(lost), 'time')}{why}"
@@ -249,8 +258,12 @@ def _turns(stretches: list[Stretch]) -> Step:
 # ---- words
 
 
-def _because(reason: Reason, mostly: str = "") -> str:
-    return f": {mostly}{WHY[reason]}" if reason in WHY else ""
+def _because(
+    reason: Reason, words: dict[Reason, str] = WHY, facts: dict[str, Any] | None = None, mostly: str = ""
+) -> str:
+    if reason not in words:
+        return ""
+    return f": {mostly}{words[reason].format(gpus=figures(facts['gpus']) if facts else '')}"
 
 
 def _share(event: Happening) -> str:
