@@ -36,3 +36,6 @@ class Reason(IntEnum):
     REPLACED = 9  #: everything was placed anew this round
     OUTRANKED = 10  #: jobs earlier in the order took its GPUs
     DONE = 11
+    NEW_LAYOUT = 12  #: its GPU got another MIG layout
+    MEASURED = 13  #: its GPU was switched to MPS to measure the jobs on it
+    BELOW_FLOOR = 14  #: no slice that is free there keeps its QoS floor

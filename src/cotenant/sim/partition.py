@@ -10,7 +10,6 @@ from collections import deque
 from cotenant.model.events import Kind, Reason
 from cotenant.policy.partition.decide import Tenancy, choose_gpu, replan
 from cotenant.policy.partition.optimizer import PartitionPlan
-from cotenant.profile.mig_speeds import mps_speed
 from cotenant.sim.partition_enforce import Enforcer
 from cotenant.sim.partition_state import Entry, GpuState, Mode
 
@@ -104,7 +103,7 @@ class PartitionEngine(Enforcer):
         if policy == "mps":
             return self.admit_shared(job)
         if policy == "whole":
-            idle = next((g for g in self.gpus if not g.jobs), None)
+            idle = next((g for g in self.gpus if not g.jobs and not g.draining), None)
             if idle is None:
                 return False
             self.apply(idle, [job], PartitionPlan(self.geo.whole, 1.0, 0.0))
@@ -165,10 +164,7 @@ class PartitionEngine(Enforcer):
 
     def floors_hold(self, jobs: list[int]) -> bool:
         floors = self.data.qos_floor[jobs]
-        if not floors.any():
-            return True
-        level = 1.0 / self.rules.mps_jobs
-        return bool((mps_speed(self.data.speeds[jobs], self.geo, len(jobs), level) >= floors).all())
+        return not floors.any() or bool((self.shared_speeds(jobs) >= floors).all())
 
     def admit_gang(self, job: int) -> bool:
         """Whole GPUs for a job of several, on one node where one has enough; until then those it waits for drain."""

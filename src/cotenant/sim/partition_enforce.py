@@ -126,7 +126,10 @@ class Enforcer:
         gpu.version += 1
         self.seat(gpu, job, self.clock.now + float(self.launch_s[job]))
 
-    def begin(self, job: int, gpus: tuple[int, ...], ready: float, speed: float, share: float) -> None:
+    def begin(
+        self, job: int, gpus: tuple[int, ...], ready: float, speed: float, share: float,
+        why: Reason = Reason.NEW_LAYOUT,
+    ) -> None:
         first = job not in self._started
         if first:
             self._started.add(job)
@@ -137,7 +140,7 @@ class Enforcer:
         kind = Kind.START if first else Kind.RESUME if waited else Kind.MOVE
         self.work.gpu[job] = gpus
         self.work.run(job, self.clock.now, ready, speed, self.clock)
-        self.note(job, kind, Reason.IN_ORDER if first or waited else Reason.REPLACED, speed, share)
+        self.note(job, kind, Reason.IN_ORDER if first or waited else why, speed, share)
 
     def share(self, gpu: GpuState, newcomer: int | None) -> None:
         """MPS without partitions: everyone's speed follows the number of sharers; only the newcomer has to launch."""
@@ -145,13 +148,20 @@ class Enforcer:
         gpu.version += 1
         if not gpu.jobs:
             return
-        speeds = mps_speed(self.data.speeds[gpu.jobs], self.geo, len(gpu.jobs), 1.0 / self.rules.mps_jobs)
-        for job, speed in zip(gpu.jobs, speeds, strict=True):
+        for job, speed in zip(gpu.jobs, self.shared_speeds(gpu.jobs), strict=True):
             if job == newcomer:
                 self.begin(job, (gpu.index,), now + float(self.launch_s[job]), float(speed), 1.0 / len(gpu.jobs))
             else:
                 self.work.run(job, now, max(now, self.work.since[job]), float(speed), self.clock)
                 self.note(job, Kind.RESIZE, Reason.REPLACED, float(speed), 1.0 / len(gpu.jobs))
+
+    def shared_speeds(self, jobs: list[int]) -> np.ndarray:
+        """Speeds of jobs on one GPU under MPS; a job whose floor is above its level gets the GPU alone, unlimited."""
+        level = 1.0 / self.rules.mps_jobs
+        speeds = mps_speed(self.data.speeds[jobs], self.geo, len(jobs), level)
+        if len(jobs) == 1 and speeds[0] < self.data.qos_floor[jobs[0]]:
+            return mps_speed(self.data.speeds[jobs], self.geo, 1, 1.0)
+        return speeds
 
     def promote(self) -> None:
         """Static: when nobody waits, move jobs from small slices to larger free ones, the smallest slice first."""
@@ -197,8 +207,9 @@ class Enforcer:
         ready = now + saved + self.reconfigure_s
         for other, speed in zip(gpu.jobs, speeds, strict=True):
             share = 1.0 / len(gpu.jobs)
-            self.begin(other, (gpu.index,), ready + float(self.launch_s[other]), float(speed), share)
-            self.note(other, Kind.PROFILE, Reason.NONE, float(speed), share)
+            launched = ready + float(self.launch_s[other])
+            self.begin(other, (gpu.index,), launched, float(speed), share, Reason.MEASURED)
+            self.note(other, Kind.PROFILE, Reason.MEASURED, float(speed), share)
         end = ready + max(float(self.launch_s[j]) for j in gpu.jobs) + self.profile_s
         self.clock.at(end, "measured", gpu.index, gpu.version)
 
@@ -228,7 +239,7 @@ class Enforcer:
         self.work.gpu[job] = ()
         gpu.jobs.remove(job)
         self.queue.appendleft(job)
-        self.note(job, Kind.PREEMPT, Reason.GANG_TOO_LARGE_NOW)
+        self.note(job, Kind.PREEMPT, Reason.BELOW_FLOOR)
 
     def note(self, job: int, kind: Kind, reason: Reason, speed: float = 0.0, share: float = 0.0) -> None:
         self.log.append(Entry(self.clock.now, job, kind, reason, speed, self.work.gpu[job], share))

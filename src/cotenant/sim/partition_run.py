@@ -11,7 +11,7 @@ import numpy as np
 
 from cotenant.model.cluster import Cluster
 from cotenant.model.errors import InputError, WorkError
-from cotenant.model.mig import Geometry, geometry, kind_of, maximal_multisets, place
+from cotenant.model.mig import Geometry, geometry, kind_of, maximal_multisets, parse_layout, place
 from cotenant.model.work import Jobs, Trace
 from cotenant.policy.partition.decide import PartitionRules
 from cotenant.policy.partition.optimizer import best_partition
@@ -216,3 +216,22 @@ def best_static(
     if best is None:
         raise InputError(f"no static layout of {geo.gpu} has a slice for every job of the trace", field="layout")
     return best[1], dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def named_rules(
+    trace: Trace, cluster: Cluster, policy: str, *, layout: str = "", seed: int = 1, default_profile: str | None = None,
+    double_memory: bool | None = None, **options: Any,
+) -> tuple[PartitionRules, dict[str, float]]:
+    """Rules of a policy as a user names it; `layout` is a layout, or `best` to search, for policy static only.
+
+    Also returns the mean JCT of every layout searched. `options` are fields of PartitionRules.
+    """
+    if layout and policy != "static":
+        raise InputError(f"--layout is for policy static, not {policy}", field="layout")
+    if layout == "best":
+        start = PartitionRules("whole", **options)
+        return best_static(
+            trace, cluster, start, seed=seed, default_profile=default_profile, double_memory=double_memory
+        )
+    geo = cluster_geometry(cluster, double_memory=double_memory)
+    return PartitionRules(policy, layout=parse_layout(geo, layout) if layout else None, **options), {}
