@@ -91,6 +91,7 @@ def generate(
     out: Out,
     like: Annotated[str, typer.Option("--like", help="synergy, miso or philly: fills in the rest.")] = "synergy",
     rate: Annotated[Text, typer.Option("--rate", help="Mean arrival rate: 8/h.")] = None,
+    gap: Annotated[Text, typer.Option("--gap", help="Mean time between arrivals instead of a rate: 100s.")] = None,
     load: Annotated[Text, typer.Option("--load", help="Offered GPU-time over the --cluster's: 0.9 or 90%.")] = None,
     arrivals: Annotated[
         Text, typer.Option("--arrivals", help="poisson, static, bursty:CV, trace:FORMAT:PATH.")
@@ -112,7 +113,7 @@ def generate(
     cluster_options: ClusterOptions,
 ) -> None:
     """Draw a synthetic trace from a seed and write it in the native format."""
-    from cotenant.model.units import parse_fraction, parse_rate_per_s
+    from cotenant.model.units import parse_fraction
     from cotenant.profile.tables import load_profiles
     from cotenant.traces.generate import Generated, Workload
     from cotenant.traces.generate import generate as draw
@@ -124,7 +125,7 @@ def generate(
     workload = Workload(
         jobs=jobs,
         like=like,
-        rate_per_s=parse_rate_per_s(rate, field="rate") if rate is not None else None,
+        rate_per_s=pace,
         load=parse_fraction(load, field="load", most=100.0) if load is not None else None,
         cluster_gpus=cluster.total_gpus if cluster else None,
         arrivals=arrivals or "",
