@@ -113,13 +113,22 @@ def generate(
     cluster_options: ClusterOptions,
 ) -> None:
     """Draw a synthetic trace from a seed and write it in the native format."""
-    from cotenant.model.units import parse_fraction
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_fraction, parse_rate_per_s, parse_seconds
     from cotenant.profile.tables import load_profiles
     from cotenant.traces.generate import Generated, Workload
     from cotenant.traces.generate import generate as draw
     from cotenant.traces.write import check_native_name, write_native
 
     check_native_name(out)
+    if gap is not None and rate is not None:
+        raise InputError("give --rate or --gap, not both", field="gap")
+    pace = parse_rate_per_s(rate, field="rate") if rate is not None else None
+    if gap is not None:
+        gap_s = parse_seconds(gap, field="gap")
+        if gap_s <= 0:
+            raise InputError("the gap must be above 0, such as 100s", field="gap")
+        pace = 1.0 / gap_s
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks) if cluster_options.cluster else None
     workload = Workload(
