@@ -2,7 +2,7 @@
 // One entry per chart: what it is called, how to read it, and a function from the shown runs to Plotly traces and layout.
 
 const line = (run, extra) => ({
-  type: "scatter", mode: "lines", name: nameOf(run), line: { color: color(run), width: 2.2, dash: dash(run), ...(extra.line || {}) },
+  type: "scatter", mode: "lines", name: nameOf(run), hoverlabel: { bordercolor: color(run) }, line: { color: color(run), width: 2.2, dash: dash(run), ...(extra.line || {}) },
   ...Object.fromEntries(Object.entries(extra).filter(([k]) => k !== "line")),
 });
 
@@ -14,7 +14,7 @@ function cdf(runs, key, { floor = 0, time = true, title, mark = null }) {
     return line(run, {
       x: [shown[0], ...shown], y: [0, ...y], line: { shape: "hv" },
       text: ["", ...x.map((v, i) => `${shareText(y[i])} within ${time ? timeText(v) : figures(v)}`)],
-      hovertemplate: "%{text}<extra>%{fullData.name}</extra>",
+      hovertemplate: "<b>%{fullData.name}</b><br>%{text}<extra></extra>",
     });
   });
   const all = traces.flatMap((t) => t.x);
@@ -41,10 +41,10 @@ function overTime(runs, pick, { title, percent = true, held = null, mark = null 
     const width = (to - from) / values.length;
     const x = values.map((_, i) => (from + i * width) / scale);
     const text = values.map((v) => (percent ? shareText(v) : figures(v)));
-    return line(run, { x: [...x, to / scale], y: [...values, values.at(-1)], text: [...text, text.at(-1)], line: { shape: "hv", width: 1.8, ...extra.line }, hovertemplate: `%{text}, ${unit.slice(0, -1)} %{x:.1f}<extra>${extra.note || ""}%{fullData.name}</extra>`, ...Object.fromEntries(Object.entries(extra).filter(([k]) => k !== "line" && k !== "note")) });
+    return line(run, { x: [...x, to / scale], y: [...values, values.at(-1)], text: [...text, text.at(-1)], line: { shape: "hv", width: 1.8, ...extra.line }, hovertemplate: `<b>%{fullData.name}</b><br>${extra.note || ""}%{text} at ${unit.slice(0, -1)} %{x:.1f}<extra></extra>`, ...Object.fromEntries(Object.entries(extra).filter(([k]) => k !== "line" && k !== "note")) });
   };
   for (const run of runs) {
-    if (held && held(run)) traces.push(step(run, held(run), { line: { width: 1.1, dash: "dot" }, note: "held by ", opacity: 0.75, showlegend: false }));
+    if (held && held(run)) traces.push(step(run, held(run), { line: { width: 1.1, dash: "dot" }, note: "held: ", opacity: 0.75, showlegend: false }));
   }
   for (const run of runs) if (pick(run)) traces.push(step(run, pick(run), {}));
   const top = Math.max(...traces.flatMap((t) => t.y), 0);
@@ -65,12 +65,12 @@ function percentiles(runs) {
     return {
       type: "scatter", mode: "lines+markers", name: nameOf(run), x: at, y: at.map(() => nameOf(run)), line: { color: faded(color(run), 0.35), width: 5 },
       marker: { color: color(run), size: 11, symbol: PERCENTILES.map((p) => p[2]), line: { color: css("--surface"), width: 1.5 } },
-      text: PERCENTILES.map(([, name], i) => `${name} ${timeText(at[i])}`), hovertemplate: "%{text}<extra>%{fullData.name}</extra>",
+      text: PERCENTILES.map(([, name], i) => `${name} ${timeText(at[i])}`), hovertemplate: "<b>%{fullData.name}</b><br>%{text}<extra></extra>",
     };
   });
   traces.push({
     type: "scatter", mode: "markers", name: "mean", x: drawn.map((run) => run.summary.jct_s.mean), y: drawn.map(nameOf), showlegend: false,
-    marker: { symbol: "line-ns", size: 17, color: css("--ink"), line: { width: 2.5, color: css("--ink") } }, text: drawn.map((run) => `mean ${timeText(run.summary.jct_s.mean)}`), hovertemplate: "%{text}<extra>%{y}</extra>",
+    marker: { symbol: "line-ns", size: 17, color: css("--ink"), line: { width: 2.5, color: css("--ink") } }, text: drawn.map((run) => `mean ${timeText(run.summary.jct_s.mean)}`), hovertemplate: "<b>%{y}</b><br>%{text}<extra></extra>",
   });
   return { traces, layout: { xaxis: logTimeAxis(traces.flatMap((t) => t.x), "job completion time"), yaxis: { automargin: true, ticksuffix: "  ", nticks: 0, tickfont: { size: 12, color: css("--ink") } } }, height: Math.max(300, 90 + 34 * drawn.length) };
 }
@@ -79,7 +79,7 @@ function ratio(runs) {
   const drawn = runs.filter((run) => run.ratio);
   const traces = drawn.map((run) => line(run, {
     x: run.ratio.x, y: run.ratio.y, line: { shape: "hv" }, text: run.ratio.x.map((v, i) => `${shareText(run.ratio.y[i])} of jobs take at most ${figures(v)}× as long`),
-    hovertemplate: "%{text}<extra>%{fullData.name}</extra>",
+    hovertemplate: "<b>%{fullData.name}</b><br>%{text}<extra></extra>",
   }));
   const { layout } = cdf([], "jct_s", { title: "" });
   const all = traces.flatMap((t) => t.x);
@@ -98,7 +98,7 @@ function groups(runs) {
     const rows = names.map((name) => run.groups[by].find((g) => g[0] === name) || [name, 0, null, null, null]);
     return {
       type: "bar", name: nameOf(run), x: names, y: rows.map((r) => (r[2] === null ? null : r[2] / 3600)), marker: { color: color(run), line: { width: 0 } },
-      text: rows.map((r) => `mean ${timeText(r[2])}, median ${timeText(r[3])}, p99 ${timeText(r[4])} (${r[1].toLocaleString("en-US")} jobs)`), textposition: "none", hovertemplate: "%{text}<extra>%{fullData.name}</extra>",
+      text: rows.map((r) => `mean ${timeText(r[2])}, median ${timeText(r[3])}, p99 ${timeText(r[4])} (${r[1].toLocaleString("en-US")} jobs)`), textposition: "none", hovertemplate: "<b>%{fullData.name}</b><br>%{text}<extra></extra>",
     };
   });
   return { traces, layout: { barmode: "group", bargap: 0.28, bargroupgap: 0.08, barcornerradius: 3, xaxis: { nticks: 0, type: "category" }, yaxis: { title: "mean completion time, hours", rangemode: "tozero" } } };
@@ -129,11 +129,11 @@ function sweep() {
   const drawn = traces.map(({ run, points }) => ({
     ...line(run, { x: points.map((p) => p.x), y: points.map((p) => p.y / scale), line: { width: 2.6 } }), name: run.policy, mode: "lines+markers", marker: { size: 8, color: color(run) },
     error_y: points.some((p) => p.n > 1) ? { type: "data", symmetric: false, array: points.map((p) => (p.high - p.y) / scale), arrayminus: points.map((p) => (p.y - p.low) / scale), color: faded(color(run), 0.5), thickness: 1.4, width: 3 } : undefined,
-    text: points.map((p) => FORMATS[unit](p.y) + (p.n > 1 ? ` (${p.n} seeds, ${FORMATS[unit](p.low)} to ${FORMATS[unit](p.high)})` : "")), hovertemplate: `%{text}, ${x} %{x}<extra>%{fullData.name}</extra>`,
+    text: points.map((p) => FORMATS[unit](p.y) + (p.n > 1 ? ` (${p.n} seeds, ${FORMATS[unit](p.low)} to ${FORMATS[unit](p.high)})` : "")), hovertemplate: "%{text}<extra>%{fullData.name}</extra>",
   }));
   const name = SWEEP_Y.find((y) => y[0] === state.sweepY)[1];
   const yaxis = unit === "share" ? { title: name, tickformat: ".0%", rangemode: "tozero" } : { title: `${name}, ${timeName}`, rangemode: "tozero" };
-  return { traces: drawn, layout: { xaxis: { title: x === "load" && numeric && Math.max(...numbers) <= 3 ? "offered load" : x, type: numeric ? "linear" : "category", ...(numeric && numbers.length <= 10 ? { tickvals: numbers, ticktext: facet.values } : {}) }, yaxis, hovermode: "x unified" }, height: 400 };
+  return { traces: drawn, layout: { xaxis: { spikecolor: css("--faint"), spikethickness: 1, spikedash: "dot", title: x === "load" && numeric && Math.max(...numbers) <= 3 ? "offered load" : x, type: numeric ? "linear" : "category", ...(numeric && numbers.length <= 10 ? { tickvals: numbers, ticktext: facet.values } : {}) }, yaxis, hovermode: "x unified" }, height: 400 };
 }
 
 const capital = (words) => words[0].toUpperCase() + words.slice(1);

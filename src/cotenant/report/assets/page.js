@@ -102,12 +102,14 @@ function redraw(only) {
   }
 }
 
+const conditions = (name) => DATA.facets.filter((f) => DATA.byPolicy && !(name === "sweep" && (f.key === state.sweepX || f.key === "seed"))).map((f) => `${f.key} ${state.facet[f.key]}`).join(", ");
+
 // a saved picture carries its own legend, title and background: it will stand alone on a slide
 function savePng(name) {
   const { traces, layout } = figure(name);
   const full = {
-    ...layout, width: 1100, height: 620, showlegend: true, paper_bgcolor: css("--surface"), margin: { ...layout.margin, t: 60, l: 70, r: 30 },
-    title: { text: text(CHARTS[name].title), x: 0.02, xanchor: "left", font: { size: 20 } }, legend: { orientation: "h", y: -0.18 },
+    ...layout, width: 1100, height: 620, showlegend: true, paper_bgcolor: css("--surface"), margin: { ...layout.margin, t: 80, l: 70, r: 30 },
+    title: { text: text(CHARTS[name].title), subtitle: { text: conditions(name), font: { size: 14, color: css("--soft") } }, x: 0.02, xanchor: "left", font: { size: 20 } }, legend: { orientation: "h", y: -0.18 },
   };
   Plotly.downloadImage({ data: traces, layout: full, config: {} }, { format: "png", scale: 2, width: 1100, height: 620, filename: `cotenant-${name}` });
 }
@@ -134,20 +136,23 @@ function buildBar() {
     chip.dataset.color = run.color % COLORS;
     chip.setAttribute("aria-pressed", "true");
     chip.append(element("i", "swatch"), document.createTextNode(name));
-    chip.onclick = () => toggle(name);
-    chip.ondblclick = () => isolate(name, names);
+    chip.onclick = (event) => (event.detail === 2 ? isolate(name, names) : toggle(name, names));
     chips.append(chip);
   }
 }
 
-function toggle(name) {
+let hiddenBefore = new Set(); // before the first click of what may become a double click
+
+function toggle(name, names) {
+  hiddenBefore = new Set(state.hidden);
   if (state.hidden.has(name)) state.hidden.delete(name);
   else state.hidden.add(name);
+  if (state.hidden.size === names.length) state.hidden = new Set(); // hiding the last one shows all
   update();
 }
 
 function isolate(name, names) {
-  const alone = names.every((other) => (other === name) !== state.hidden.has(other));
+  const alone = names.every((other) => (other === name) !== hiddenBefore.has(other));
   state.hidden = new Set(alone ? [] : names.filter((other) => other !== name));
   update();
 }
