@@ -155,3 +155,56 @@ class ServingPlan:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"not a plan that `cotenant plan --json` wrote: {error!r}", file=file) from None
+
+
+@dataclass(frozen=True)
+class Application:
+    """A graph of models that one request runs through; `graph` maps each stage to the stages that follow it.
+
+    A stage starts when all stages before it are done. `slo_ms` is for the whole; `stages` and `roots` are derived.
+    """
+
+    name: str
+    graph: Mapping[str, tuple[str, ...]]
+    rate_rps: float
+    slo_ms: float
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rate_rps", "slo_ms"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0:
+                raise InputError(f"application {self.name}: {value:g} is not a positive finite number", field=name)
+        if not self.stages:
+            raise InputError(f"application {self.name} has no stages", field="graph")
+        self.order()
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        children = (c for cs in self.graph.values() for c in cs)
+        return tuple(dict.fromkeys([*self.graph, *children]))
+
+    def parents(self, stage: str) -> list[str]:
+        """Stages that a stage waits for."""
+        return [s for s, children in self.graph.items() if stage in children]
+
+    def order(self) -> list[str]:
+        """Stages, each after all it waits for; InputError when the graph has a cycle."""
+        done: list[str] = []
+        rest = list(self.stages)
+        while rest:
+            ready = [s for s in rest if all(p in done for p in self.parents(s))]
+            if not ready:
+                raise InputError(
+                    f"application {self.name}: the graph has a cycle among {', '.join(sorted(rest))}", field="graph"
+                )
+            done += ready
+            rest = [s for s in rest if s not in ready]
+        return done
+
+
+# the applications of the gpulet paper: digits and a picture of a game screen; objects in a street, then what each is
+APPLICATIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "game": {**{f"lenet{i}": () for i in range(1, 7)}, "resnet50": ()},
+    "traffic": {"ssd-mobilenetv1": ("googlenet", "vgg16")},
+}

@@ -5,18 +5,41 @@ from __future__ import annotations
 import numpy as np
 
 from cotenant.policy.compiled import jit
-from cotenant.policy.packing.kernel import State, Tables, batch_ms, copy_gpu, room, settle
+from cotenant.policy.packing.kernel import State, Tables, batch_ms, copy_gpu, inner, room, settle
 
 
 @jit
 def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
-    """Give each GPU the batches of its rates times the largest factor that still settles: headroom for bursts."""
+    """Give each GPU the batches of its rates times the largest factor that still settles, then each of its gpulets as
+    much more as its neighbours allow: headroom for bursts. The assigned rates stay what they are."""
     for g in range(A.shape[0]):
         copy_gpu(A, g, B, 0)
+        if not room(T, A, g):
+            continue
         for i in range(factors.shape[0]):
-            if room(T, A, g) and settle(T, A, g, factors[i]):
+            scale_gpu(A, B, g, -1, factors[i])
+            if settle(T, A, g, 1.0):
                 break
-            copy_gpu(B, 0, A, g)
+        copy_gpu(A, g, B, 1)
+        for j in range(A.shape[1]):
+            for i in range(factors.shape[0]):
+                scale_gpu(A, B, g, j, factors[i])
+                if A[g, j].count > 0 and factors[i] > 1.0 and settle(T, A, g, 1.0):
+                    copy_gpu(A, g, B, 1)
+                    break
+                copy_gpu(B, 1, A, g)
+        scale_gpu(A, B, g, -1, 1.0)
+
+
+@inner
+def scale_gpu(A: State, B: State, g: int, only: int, factor: float) -> None:
+    """Set rates to `factor` times those in B[0] (all gpulets), or times their own (gpulet `only`)."""
+    for j in range(A.shape[1]):
+        for k in range(A[g, j].count):
+            if only < 0:
+                A[g, j].rate[k] = B[0, j].rate[k] * factor
+            elif j == only:
+                A[g, j].rate[k] *= factor
 
 
 @jit

@@ -13,6 +13,7 @@ from cotenant.model.errors import InputError
 from cotenant.model.serving import Gpulet, LeftOut, Seat, Service, ServingPlan
 from cotenant.policy.packing import adjust, cover, search
 from cotenant.policy.packing.check import problems
+from cotenant.policy.packing.exact import Proof, prove
 from cotenant.policy.packing.kernel import State
 from cotenant.policy.packing.prices import CoverTable, cover_table
 from cotenant.policy.packing.specs import Spec
@@ -34,7 +35,10 @@ class Packer:
     `check.problems` under the profile's own interference, whatever the planner itself saw.
     """
 
-    def __init__(self, spec: Spec, gpus: Gpus, services: Sequence[Service]) -> None:
+    def __init__(
+        self, spec: Spec, gpus: Gpus, services: Sequence[Service], *, time_limit_s: float = 5.0
+    ) -> None:
+        """`time_limit_s` is the exact planner's, for one decision of its solver."""
         if not services:
             raise InputError("there are no services to plan")
         if len(gpus) == 0:
@@ -44,7 +48,7 @@ class Packer:
             if s.name in names:
                 raise InputError(f"service {s.name} is there twice", field="services")
             names.add(s.name)
-        self.spec, self.gpus, self.services = spec, gpus, list(services)
+        self.spec, self.gpus, self.services, self.time_limit_s = spec, gpus, list(services), time_limit_s
         self.tables = build_tables(gpus, services, spec.rules)
         self.lets = int(self.tables.gpu["lets"].max())
         for s, cap in zip(services, self.tables.cap.max(axis=(0, 2)), strict=True):
@@ -75,11 +79,19 @@ class Packer:
         rates = np.array([s.rate_rps for s in services])
         left = np.zeros(len(rates))
         state = self._kept(rates, start) if start is not None else None
+        proof = None
         if state is None:
             state = self._feasible(rates)
+        if state is None and self.spec.exact and self.table is not None:
+            proof = prove(self.table, rates * SPARE, self._counts, self.time_limit_s)
+            best = self._states[2]
+            if proof.chosen is not None and self._take(proof.chosen, rates * SPARE, best):
+                state = best
         if state is None:
             state = self._best_effort(rates, services, left)
         plan = self._extract(state, services, left)
+        if proof is not None and not plan.feasible:
+            plan = _with_proof(plan, proof)
         if plan.feasible and self.spec.rules.interference is False:
             plan = self._judge(plan, services)
         return plan
@@ -249,6 +261,19 @@ class Packer:
 def _pair_arrays(what: tuple[tuple[int, int, int], ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     p, s, b = (np.array(x, np.int64) for x in zip(*what, strict=True))
     return p, s, b
+
+
+def _with_proof(plan: ServingPlan, proof: Proof) -> ServingPlan:
+    said = {
+        "infeasible": "proven infeasible",
+        "alone-infeasible": "proven: no plan without shared gpulets; none with shared ones was found",
+        "undecided": "undecided: the time limit was reached",
+        "found": "undecided: the plan found does not fit the memory",
+    }[proof.status]
+    note = f"{said}; no plan serves more than {proof.factor:.4f} of the rates"
+    return replace(
+        plan, bound=proof.factor, proven_infeasible=proof.factor < 1 - 1e-9, notes=(*plan.notes, note)
+    )
 
 
 def _used(state: State) -> int:

@@ -1,0 +1,32 @@
+"""Metrics of served requests: pure functions of the request table. Formulas in docs/metrics.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+OUTCOMES = ("pending", "ok", "late", "dropped", "full")
+
+
+def request_metrics(latency_ms: np.ndarray, outcome: np.ndarray) -> dict[str, Any]:
+    """The per-service result keys from (n,) latencies of the answered requests' ms and (n,) outcome codes.
+
+    Outcomes: 1 ok, 2 late, 3 dropped as late, 4 refused by a full queue, 0 unanswered (failed). Percentiles are of
+    answered requests, late ones included; dropped and failed requests count against attainment.
+    """
+    sent = len(outcome)
+    counts = np.bincount(outcome.astype(np.int64), minlength=5)
+    answered = latency_ms[(outcome == 1) | (outcome == 2)]
+    p50, p95, p99 = np.percentile(answered, (50, 95, 99)) if len(answered) else (None, None, None)
+    return {
+        "sent": sent,
+        "ok": int(counts[1]),
+        "late": int(counts[2]),
+        "dropped": int(counts[3] + counts[4]),
+        "failed": int(counts[0]),
+        "p50_ms": None if p50 is None else float(p50),
+        "p95_ms": None if p95 is None else float(p95),
+        "p99_ms": None if p99 is None else float(p99),
+        "slo_attainment": float(counts[1] / sent) if sent else None,
+    }

@@ -1,0 +1,98 @@
+"""How many GPUs for the rates to come: rate tracking, forecast, and a decision with hysteresis. Pure: no clock.
+
+Two forecasts: `Ewma` as the public gpulet scheduler tracks rates, and `Trend`, which also follows a rising rate and
+covers its own recent errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Ewma:
+    """Exponentially weighted mean of rates counted over equal intervals: alpha = 2 / (samples + 1).
+
+    The forecast is the mean times 1.2, or times 1.5 under 125 requests/s, where chance weighs more.
+    """
+
+    samples: int = 40
+    rate_rps: float | None = None
+
+    def observe(self, rate_rps: float) -> None:
+        """Count the rate of one interval."""
+        alpha = 2.0 / (self.samples + 1)
+        self.rate_rps = rate_rps if self.rate_rps is None else alpha * rate_rps + (1 - alpha) * self.rate_rps
+
+    def forecast(self, ahead: int) -> float:
+        """Rate to plan for, `ahead` intervals from now (the same for all)."""
+        if self.rate_rps is None:
+            return 0.0
+        return self.rate_rps * (1.5 if self.rate_rps < 125.0 else 1.2)
+
+
+@dataclass
+class Trend:
+    """Level and trend (Holt's linear smoothing), plus `cover` times the mean absolute error of recent forecasts.
+
+    The trend is never followed downwards: scaling down is slow by intent. Chance is covered by the square root of the
+    expected count, as Poisson arrivals in an interval of `interval_s` scatter by that.
+    """
+
+    level_gain: float = 0.3
+    trend_gain: float = 0.1
+    error_gain: float = 0.1
+    cover: float = 2.0
+    interval_s: float = 0.5
+    level: float | None = None
+    trend: float = 0.0
+    error: float = 0.0
+
+    def observe(self, rate_rps: float) -> None:
+        """Count the rate of one interval."""
+        if self.level is None:
+            self.level = rate_rps
+            return
+        expected = self.level + self.trend
+        self.error += self.error_gain * (abs(rate_rps - expected) - self.error)
+        level = self.level_gain * rate_rps + (1 - self.level_gain) * expected
+        self.trend += self.trend_gain * (level - self.level - self.trend)
+        self.level = level
+
+    def forecast(self, ahead: int) -> float:
+        """Rate to plan for, `ahead` intervals from now."""
+        if self.level is None:
+            return 0.0
+        expected = self.level + max(0.0, self.trend) * ahead
+        # planning windows are long against one interval, so errors of single intervals average out over `ahead`
+        scatter = self.cover * self.error / math.sqrt(max(1, ahead))
+        return max(0.0, expected + scatter)
+
+
+@dataclass
+class Autoscaler:
+    """GPUs to hold. It scales up at once; down only after `patience` decisions in a row that all want fewer, and then
+    to the most that any of them wanted; a small wish (less than `margin` of the GPUs) is no reason to shrink."""
+
+    least: int = 1
+    most: int = 1_000_000
+    patience: int = 3
+    margin: float = 0.0
+    wishes: list[int] = field(default_factory=list)
+
+    def decide(self, held: int, needed: Callable[[], int | None]) -> int:
+        """The number of GPUs to hold next. `needed` gives the fewest GPUs for the forecast, None when even the most do
+        not do."""
+        wish = needed()
+        want = self.most if wish is None else min(self.most, max(self.least, wish))
+        if want >= held or held - want < self.margin * held:
+            self.wishes.clear()
+            return max(held, want)
+        self.wishes.append(want)
+        if len(self.wishes) < self.patience:
+            return held
+        down = max(self.wishes[-self.patience :])
+        self.wishes.clear()
+        return down
