@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "set": ("cotenant.cli.set", "Change a tenant's share while it runs."),
     "top": ("cotenant.cli.top", "Show tenants live: share asked and got, memory, turns, waiting."),
     "stop": ("cotenant.cli.stop", "Stop a tenant's processes."),
+    "bench": ("cotenant.cli.bench", "Comparisons against a baseline of the same run: shares, overhead."),
     "policies": ("cotenant.cli.policies", "List every policy with what it does."),
     "demo": ("cotenant.cli.demo", "Six policies on a seeded trace, a table and an HTML report."),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class AgentConfig:
     fail: str = "closed"
     tenants: tuple[TenantSpec, ...] = ()
     idle_release_ns: int = 2_000_000
-    inflight_ns: int = 2_000_000
+    inflight_ns: int = 4_000_000
     context_reserve_bytes: int | None = None  # None: 512 MiB on a real GPU, nothing on the software GPU
     reconnect_ms: int = 100
 
@@ -133,6 +134,8 @@ def parse_yaml(text: str, path: Path) -> Mapping[str, Any]:
     try:
         import yaml
     except ImportError:
+        if text.lstrip().startswith("{"):
+            return _parse_json(text, path)
         raise InputError("reading YAML needs the PyYAML package; a gemini: file does not", file=path) from None
     try:
         data = yaml.safe_load(text)
@@ -144,6 +147,15 @@ def parse_yaml(text: str, path: Path) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         raise InputError("the file must hold settings, one `name: value` a line", file=path)
     return data
+
+
+def _parse_json(text: str, path: Path) -> Mapping[str, Any]:
+    """JSON is YAML too: what can be read on a machine without PyYAML."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"not valid JSON: {error}", file=path) from None
+    return data if isinstance(data, dict) else {}
 
 
 def _known(keys: Iterable[object], allowed: tuple[str, ...], path: Path, where: str) -> None:

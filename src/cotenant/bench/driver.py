@@ -1,0 +1,111 @@
+"""A thin ctypes view of the CUDA driver API: enough for workloads that run on a real GPU and on the software one."""
+
+from __future__ import annotations
+
+import ctypes
+
+from cotenant.model.errors import WorkError
+
+SOFT_IMAGE = b"cotenant-soft-module\ntimed param\n\0"
+# one thread that watches the GPU's clock until its time is over; built by the driver for whatever GPU there is
+PTX_IMAGE = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry timed(.param .u64 length)
+{
+    .reg .u64 %rd<5>;
+    .reg .pred %p<2>;
+    ld.param.u64 %rd1, [length];
+    mov.u64 %rd2, %globaltimer;
+again:
+    mov.u64 %rd3, %globaltimer;
+    sub.u64 %rd4, %rd3, %rd2;
+    setp.lt.u64 %p1, %rd4, %rd1;
+    @%p1 bra again;
+    ret;
+}
+\0"""
+
+_P = ctypes.c_void_p
+_U = ctypes.c_uint
+
+
+class Driver:
+    """One context on device 0 and one kernel that takes a given time. WorkError when a call fails."""
+
+    def __init__(self, library: str = "libcuda.so.1") -> None:
+        try:
+            self._cuda = ctypes.CDLL(library)
+        except OSError as error:
+            raise WorkError(f"no CUDA driver: {error}") from None
+        self.call("cuInit", 0)
+        device = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        name = ctypes.create_string_buffer(96)
+        self.call("cuDeviceGetName", name, 96, device)
+        self.name = name.value.decode()
+        context, module, function = _P(), _P(), _P()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+        image = SOFT_IMAGE if "Software" in self.name else PTX_IMAGE
+        self.call("cuModuleLoadData", ctypes.byref(module), image)
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, b"timed")
+        self._function = function
+        self._length = ctypes.c_uint64()
+        self._params = (_P * 1)(ctypes.cast(ctypes.pointer(self._length), _P))
+        self._launch = self._cuda.cuLaunchKernel
+        self._launch.argtypes = [_P, *[_U] * 7, _P, _P, _P]
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a driver function; WorkError with its code when it fails."""
+        code = getattr(self._cuda, name)(*arguments)
+        if code != 0:
+            raise WorkError(f"{name} failed with code {code}")
+
+    def launch(self, length_ns: int, stream: ctypes.c_void_p | None = None) -> None:
+        """Start a kernel of that length."""
+        self._length.value = length_ns
+        code = self._launch(self._function, 1, 1, 1, 1, 1, 1, 0, stream, self._params, None)
+        if code != 0:
+            raise WorkError(f"cuLaunchKernel failed with code {code}")
+
+    def synchronise(self) -> None:
+        """Wait until the GPU has done everything."""
+        self.call("cuCtxSynchronize")
+
+    def event(self) -> ctypes.c_void_p:
+        """An event without timing."""
+        event = _P()
+        self.call("cuEventCreate", ctypes.byref(event), 2)
+        return event
+
+    def record(self, event: ctypes.c_void_p, stream: ctypes.c_void_p | None = None) -> None:
+        """Record an event on a stream."""
+        self.call("cuEventRecord", event, stream)
+
+    def wait(self, event: ctypes.c_void_p) -> None:
+        """Wait for an event."""
+        self.call("cuEventSynchronize", event)
+
+    def stream(self) -> ctypes.c_void_p:
+        """A non-blocking stream."""
+        stream = _P()
+        self.call("cuStreamCreate", ctypes.byref(stream), 1)
+        return stream
+
+    def graph(self, lengths_ns: list[int], stream: ctypes.c_void_p) -> ctypes.c_void_p:
+        """A graph of kernels of those lengths, one after the other, ready to launch."""
+        graph, executable = _P(), _P()
+        self.call("cuStreamBeginCapture_v2", stream, 0)
+        for length_ns in lengths_ns:
+            self.launch(length_ns, stream)
+        self.call("cuStreamEndCapture", stream, ctypes.byref(graph))
+        self.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+        return executable
+
+    def buffers(self, size: int) -> tuple[ctypes.c_void_p, ctypes.Array[ctypes.c_char]]:
+        """Device memory and host memory of that size."""
+        device = _P()
+        self.call("cuMemAlloc_v2", ctypes.byref(device), ctypes.c_size_t(size))
+        return device, ctypes.create_string_buffer(size)

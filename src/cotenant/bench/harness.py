@@ -1,0 +1,185 @@
+"""An agent and tenants of a benchmark's own: started in a temporary folder, stopped whatever happens."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cotenant.model.errors import WorkError
+from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec
+from cotenant.node.launcher import Launch, program_environment, register
+
+START_WITHIN_S = 90.0
+
+
+class Workload:
+    """One program of bench/workload.py, native or a tenant."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.gpu = ""
+
+    def wait_ready(self) -> None:
+        """Block until it has set up its GPU."""
+        line = self._line()
+        if not line.startswith("ready "):
+            raise WorkError(f"a workload did not start: {line.strip() or 'it ended'}")
+        self.gpu = line.removeprefix("ready ").strip()
+
+    def begin(self, seconds: float) -> None:
+        """Ask for one block."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(f"run {seconds}\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkError("a workload ended early") from None
+
+    def result(self) -> dict[str, Any]:
+        """The block's result."""
+        line = self._line()
+        if not line:
+            raise WorkError(f"a workload ended early (code {self.process.wait()})")
+        block: dict[str, Any] = json.loads(line)
+        return block
+
+    def block(self, seconds: float) -> float:
+        """Run one block; units of work per second."""
+        self.begin(seconds)
+        done = self.result()
+        return float(done["count"] / ((done["end_ns"] - done["begin_ns"]) / 1e9))
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def close(self) -> None:
+        """End the program."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Bench:
+    """Context manager: an agent in a folder of its own, and the workloads started through it."""
+
+    def __init__(self, gpus: str, settings: Mapping[str, Any], *, kernel_ns: int = 1_600_000) -> None:
+        self.gpus = gpus
+        self.soft = gpus == "soft"
+        self.settings = dict(settings)
+        self.kernel_ns = kernel_ns
+        self.backend = "driver" if self.soft or importlib.util.find_spec("torch") is None else "torch"
+        self._workloads: list[Workload] = []
+        self._clients: list[ControlClient] = []
+        self._agent: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Bench:
+        self.folder = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
+        # a software GPU of its own: nobody else's work on it
+        self.environment = dict(os.environ)
+        if self.soft:
+            self.environment["COTENANT_SOFTGPU_STATE"] = str(self.folder / "softgpu")
+        config = self.folder / "agent.json"
+        config.write_text(json.dumps(self.settings))
+        command = [sys.executable, "-m", "cotenant.node", "--dir", str(self.folder), "--gpus", self.gpus]
+        self.log = open(self.folder / "agent.log", "wb")
+        self._agent = subprocess.Popen(
+            [*command, "--config", str(config)], stderr=self.log, stdout=self.log, env=self.environment
+        )
+        try:
+            self._wait_for_agent()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _wait_for_agent(self) -> None:
+        assert self._agent is not None
+        deadline = time.monotonic() + START_WITHIN_S
+        while time.monotonic() < deadline:
+            if self._agent.poll() is not None:
+                said = (self.folder / "agent.log").read_text().strip().splitlines()
+                raise WorkError(f"the agent did not start: {said[-1] if said else 'it said nothing'}")
+            try:
+                ControlClient(self.folder).close()
+                return
+            except WorkError:
+                time.sleep(0.02)
+        raise WorkError(f"the agent did not start within {START_WITHIN_S:g} s")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for workload in self._workloads:
+            workload.close()
+        for client in self._clients:
+            client.close()
+        if self._agent is not None:
+            self._agent.terminate()
+            try:
+                self._agent.wait(10)
+            except subprocess.TimeoutExpired:
+                self._agent.kill()
+                self._agent.wait()
+        self.log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, kind: str, environment: Mapping[str, str]) -> Workload:
+        command = [sys.executable, "-m", "cotenant.bench.workload", kind, self.backend, str(self.kernel_ns)]
+        source = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
+        process = subprocess.Popen(
+            command,
+            env=dict(environment) | {"PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        workload = Workload(process)
+        self._workloads.append(workload)
+        return workload
+
+    def native(self, kind: str) -> Workload:
+        """A workload without the shim."""
+        environment = dict(self.environment)
+        if self.soft:
+            from cotenant.softgpu.build import build
+
+            environment["COTENANT_BENCH_LIBRARY"] = str(build())
+        return self._start(kind, environment)
+
+    def tenant(self, kind: str, spec: TenantSpec) -> Workload:
+        """A workload as a tenant of the agent."""
+        client = ControlClient(self.folder)
+        self._clients.append(client)
+        answer = register(client, Launch(self.folder, spec, [kind]))
+        os.environ["COTENANT_SOFTGPU_STATE"] = self.environment.get("COTENANT_SOFTGPU_STATE", "")
+        try:
+            environment = program_environment(answer)
+        finally:
+            if not self.soft or not os.environ["COTENANT_SOFTGPU_STATE"]:
+                del os.environ["COTENANT_SOFTGPU_STATE"]
+        workload = self._start(kind, environment)
+        client.call("started", name=spec.name, pid=workload.process.pid)
+        return workload
+
+    def tenants(self) -> list[dict[str, Any]]:
+        """What the agent knows of its tenants."""
+        with ControlClient(self.folder) as client:
+            rows: list[dict[str, Any]] = client.call("list")["tenants"]
+            return rows

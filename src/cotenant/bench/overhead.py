@@ -1,0 +1,74 @@
+"""`cotenant bench overhead`: one tenant alone against the same program without the shim, in interleaved pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cotenant.bench.harness import Bench
+from cotenant.bench.workload import KINDS
+from cotenant.node.config import TenantSpec
+
+
+def measure(
+    *,
+    gpus: str = "soft",
+    workloads: Sequence[str] = KINDS,
+    pairs: int = 30,
+    block_s: float = 0.2,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Ratios tenant / native of work per second, per workload: median of `pairs` pairs with its 95 % interval."""
+    rows: dict[str, Any] = {}
+    gpu = ""
+    with Bench(gpus, {}) as bench:
+        for kind in workloads:
+            native = bench.native(kind)
+            tenant = bench.tenant(kind, TenantSpec(f"bench-{kind}"))
+            native.wait_ready()
+            tenant.wait_ready()
+            gpu = native.gpu
+            found: list[tuple[float, float]] = []
+            for index in range(pairs):
+                # which of the two goes first changes, so that a drift of the machine falls on both
+                order = [native, tenant] if index % 2 == 0 else [tenant, native]
+                rates = {id(which): which.block(block_s) for which in order}
+                found.append((rates[id(native)], rates[id(tenant)]))
+            native.close()
+            tenant.close()
+            rows[kind] = summary(found)
+            progress(f"{kind}: {rows[kind]['ratio']:.4f}")
+        return {"gpu": gpu, "pairs": pairs, "block_s": block_s, "backend": bench.backend, "workloads": rows}
+
+
+def summary(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Median ratio of (native, tenant) pairs, with the interval that holds the true median with 95 %."""
+    ratios = sorted(tenant / native for native, tenant in pairs)
+    low, high = median_interval(len(ratios))
+    return {
+        "ratio": median(ratios),
+        "ratio_ci95": [ratios[low], ratios[high]],
+        "ratio_min": ratios[0],
+        "ratio_max": ratios[-1],
+        "native_rate": median([native for native, _ in pairs]),
+        "tenant_rate": median([tenant for _, tenant in pairs]),
+    }
+
+
+def median(values: Sequence[float]) -> float:
+    """Middle value, or the mean of the two in the middle."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def median_interval(count: int) -> tuple[int, int]:
+    """Indices of the order statistics that enclose the median with at least 95 % (binomial; the ends if too few)."""
+    tail, low = 0.0, 0
+    for k in range(count // 2):
+        tail += math.comb(count, k) / 2**count
+        if tail > 0.025:
+            break
+        low = k
+    return low, count - 1 - low

@@ -1,0 +1,109 @@
+"""`cotenant bench`: comparisons a user can run; each prints a ratio against a baseline of the same run."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Comparisons against a baseline of the same run.")
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Gpus = Annotated[str, typer.Option(metavar="soft|all|UUID", help="The software GPU or a real one.")]
+
+
+def _fractions(text: str, field: str) -> list[float]:
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_fraction
+
+    values = []
+    for part in text.split(","):
+        part = part.strip()
+        # 30,70 are percent, as people write them here; 0.3 and 30% mean what they say
+        plain = part.replace(".", "", 1).isdigit() and "." not in part
+        values.append(parse_fraction(f"{part}%" if plain else part, field))
+    if not values:
+        raise InputError("give at least one share", field=field)
+    return values
+
+
+@app.command()
+def shares(
+    requests: Annotated[str, typer.Option(metavar="30,70", help="Percent each tenant asks for.")] = "30,70",
+    limits: Annotated[str, typer.Option(metavar="100,100", help="Percent each tenant may have.")] = "",
+    seconds: Annotated[float, typer.Option(help="Length of the measurement.")] = 10.0,
+    gpus: Gpus = "soft",
+    quota: Annotated[str, typer.Option(metavar="TIME", help="Length of a turn.")] = "100ms",
+    discipline: Annotated[str, typer.Option(metavar="NAME", help="Who is next.")] = "request-limit",
+    kernel: Annotated[str, typer.Option(metavar="TIME", help="Length of one kernel (driver backend).")] = "1.6ms",
+    work_in_flight: Annotated[str, typer.Option(metavar="TIME", help="Work queued ahead, at most.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Does each tenant get what it was granted? Own agent, own tenants, GPU-bound work, counted in work done."""
+    from cotenant.bench.shares import measure
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_seconds
+
+    asked = _fractions(requests, "--requests")
+    capped = _fractions(limits, "--limits") if limits else [1.0] * len(asked)
+    if len(asked) != len(capped):
+        raise InputError(f"{len(asked)} requests but {len(capped)} limits", field="--limits")
+    if not 1.0 <= seconds <= 3600.0:
+        raise InputError("measure between 1 and 3600 seconds", field="--seconds")
+    result = measure(
+        asked,
+        capped,
+        seconds,
+        gpus=gpus,
+        quota_ms=parse_seconds(quota, "--quota") * 1e3,
+        kernel_ms=parse_seconds(kernel, "--kernel") * 1e3,
+        discipline=discipline,
+        work_in_flight_ms=parse_seconds(work_in_flight, "--work-in-flight") * 1e3 if work_in_flight else None,
+    )
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{result['gpu']}: {seconds:g} s of {result['workload']}, turns of {result['quota_ms']:g} ms")
+    for index, (granted, got) in enumerate(zip(result["granted"], result["got"], strict=True)):
+        print(f"  tenant {index}: asked {asked[index]:.0%}, granted {granted:.1%}, got {got:.2%}")
+    print(f"  together {result['total_over_solo']:.2%} of the native run ({result['solo_rate']:.1f} units/s)")
+    print(f"  worst error over any {result['window_s']:g} s: {result['worst_window_error'] * 100:.2f} points")
+
+
+@app.command()
+def overhead(
+    gpus: Gpus = "soft",
+    pairs: Annotated[int, typer.Option(help="Interleaved pairs per workload.")] = 30,
+    block: Annotated[str, typer.Option(metavar="TIME", help="Length of each half of a pair.")] = "200ms",
+    workloads: Annotated[str, typer.Option(metavar="LIST", help="busy,training,launch,graph")] = "",
+    as_json: Json = False,
+) -> None:
+    """What one tenant alone pays: the same program native and as a tenant, in interleaved pairs."""
+    import sys
+
+    from cotenant.bench.overhead import measure
+    from cotenant.bench.workload import KINDS
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_seconds
+
+    kinds = tuple(workloads.split(",")) if workloads else KINDS
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InputError(f"unknown workload {kind!r}; known: {', '.join(KINDS)}", field="--workloads")
+    if pairs < 6:
+        raise InputError("at least 6 pairs are needed for an interval", field="--pairs")
+
+    def progress(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    result = measure(
+        gpus=gpus, workloads=kinds, pairs=pairs, block_s=parse_seconds(block, "--block"), progress=progress
+    )
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{result['gpu']}, {pairs} pairs of {block} each ({result['backend']}):")
+    for kind, row in result["workloads"].items():
+        low, high = row["ratio_ci95"]
+        print(f"  {kind:9} tenant / native {row['ratio']:.4f}  (95 %: {low:.4f} to {high:.4f})")
