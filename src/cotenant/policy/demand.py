@@ -153,7 +153,7 @@ def _check_sizes(
         what = f" of model {need.gpu_models}" if need.gpu_models else ""
         raise InputError(
             f"job {jobs.id[row]} asks for {need.gpus:g} GPUs{what} and the cluster has {usable:g}; "
-            "use a larger --cluster or --max-gpus to leave such jobs out",
+            "use a larger --cluster, or leave such jobs out with --skip-too-large",
             file=source,
             field="gpus",
         )
@@ -162,6 +162,18 @@ def _check_sizes(
 def _per_gpu(group: NodeGroup) -> tuple[float, float]:
     """Cores and GB per GPU of such a node."""
     return group.cpus / group.gpus, group.memory_bytes / 1e9 / group.gpus
+
+
+def runnable_jobs(jobs: work.Jobs, cluster: Cluster) -> NDArray[np.bool_]:
+    """Mask of the jobs whose gangs the cluster could hold, were it empty (by GPU count and GPU model)."""
+    have: dict[str, int] = {}
+    for group in cluster.groups:
+        have[group.gpu.name] = have.get(group.gpu.name, 0) + group.count * group.gpus
+    usable = {"": cluster.total_gpus}
+    for accept in set(jobs.gpu_models.tolist()) - {""}:
+        names = {find_gpu(name, "gpu_models").name for name in accept.split("|") if name}
+        usable[accept] = sum(n for name, n in have.items() if name in names)
+    return np.asarray(jobs.gpus <= np.array([usable[accept] for accept in jobs.gpu_models.tolist()]))
 
 
 class _Tables:

@@ -31,7 +31,7 @@ class LevelChooser:
         self.worst_gap = 0.0
         self.timeouts = 0
 
-    def _reference(self, typ: int) -> int:
+    def _reference(self, typ: Any) -> int:
         return int(np.argmax(self.demand.allowed[typ]))
 
     def _pareto(self, typ: int) -> Array:

@@ -14,7 +14,7 @@ import polars as pl
 from cotenant.model import work
 from cotenant.model.cluster import Cluster
 from cotenant.model.errors import WorkError
-from cotenant.policy.arrays import IDEAL, JOB
+from cotenant.policy.arrays import IDEAL, JOB, Array, Demand
 from cotenant.policy.choice import JobPolicy
 from cotenant.policy.demand import Workload, build_workload
 from cotenant.policy.optimal import LevelChooser
@@ -63,6 +63,7 @@ def run_training(
     options: EngineOptions,
     out: Path | None = None,
     label: str | None = None,
+    more_options: dict[str, object] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Record, Outcome]:
     """Run the trace to its end; the record is in folder `out`, or in memory where that is None.
@@ -85,6 +86,8 @@ def run_training(
     world = _world(trace.jobs, workload, policy, options)
     chooser = LevelChooser(workload.demand, workload.nodes, policy.solver_limit_s)
     info = describe_run(trace, cluster, policy, options, label)
+    info.options.update(more_options or {})
+    warm_up(workload.demand, workload.nodes, policy)
     with RecordWriter(out, info, _jobs_table(trace.jobs, workload)) as writer:
         started = time.perf_counter()
         _loop(world, chooser, writer, progress)
@@ -97,6 +100,13 @@ def run_training(
             )
         record = writer.close()
     return record, Outcome(engine_s, chooser.summary() if policy.allotment == "optimal" else {})
+
+
+def warm_up(demand: Demand, nodes: Array, policy: JobPolicy) -> None:
+    """Compile the kernel, or load it from the cache, so that wall times measure the run alone."""
+    options = Options(1.0, False, False, 0.0, False, False)
+    context = policy.context(np.ones(1), 1.0)
+    kernel.advance(make_world(np.zeros(0, JOB), demand, nodes, policy.choice(), context, options))
 
 
 def _world(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, options: EngineOptions) -> World:

@@ -1,0 +1,65 @@
+"""cotenant demo: six policies on one seeded trace."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+# what the paper's story needs: proportional against tune, and what the ordering adds to either
+POLICIES = (
+    ("fifo", "proportional"),
+    ("fifo", "tune"),
+    ("srtf", "proportional"),
+    ("srtf", "tune"),
+    ("las", "tune"),
+    ("ftf", "tune"),
+)
+JOBS, GPUS, LOAD = 1000, 128, 0.9
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the report.")] = Path("demo-out"),
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the trace.")] = 1,
+) -> None:
+    """Simulate a seeded 1,000-job trace on 128 GPUs under six policies, print a table, write an HTML report."""
+    from cotenant.cli.progress import say_compiling
+    from cotenant.cli.simulate import check_outputs
+    from cotenant.config import TrainingConfig
+    from cotenant.profile.tables import load_profiles
+    from cotenant.report.page import write_page
+    from cotenant.report.runs import arrange, run_of
+    from cotenant.report.table import print_runs
+    from cotenant.sim.training import simulate
+    from cotenant.traces.cluster_files import parse_cluster
+    from cotenant.traces.generate import Workload, generate
+
+    check_outputs(out)
+    out.mkdir(parents=True, exist_ok=True)
+    profiles = load_profiles()
+    cluster = parse_cluster("16x8")
+    workload = Workload(jobs=JOBS, load=LOAD, cluster_gpus=cluster.total_gpus, seed=seed)
+    drawn = generate(workload, profiles.classes, profiles.iteration_s)
+    typer.echo(f"{JOBS:,} jobs (seed {seed}) offering {LOAD:.0%} of {cluster.describe()}")
+    say_compiling()
+    started = time.perf_counter()
+    records = []
+    for ordering, allotment in POLICIES:
+        config = TrainingConfig(ordering=ordering, allotment=allotment)
+        record, outcome = simulate(
+            drawn.trace, cluster, config, profiles=profiles, out=out / f"{ordering}-{allotment}"
+        )
+        typer.echo(f"  {record.info.label:20} {record.rounds.height:,} rounds in {outcome.engine_s:.2f} s")
+        records.append(record)
+    families = {model.name: model.family for model in profiles.models.values()}
+    runs = arrange([run_of(record, families) for record in records])
+    print_runs([(run.label, run.summary) for run in runs])
+    page = out / "report.html"
+    write_page(page, runs, f"{JOBS:,} jobs on {GPUS} GPUs under six policies")
+    typer.echo(f"wrote {page} ({time.perf_counter() - started:.1f} s in all); open it in a browser")
+    typer.echo(f"one job's life: cotenant explain {out}/las-tune 17")

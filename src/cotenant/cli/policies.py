@@ -1,0 +1,48 @@
+"""cotenant policies: every policy with what it does."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+def policy_lists() -> dict[str, dict[str, str]]:
+    """Kind of policy -> name -> what it does, from the lists that the code itself uses."""
+    from cotenant.policy.allotment import ALLOTMENTS
+    from cotenant.policy.ordering import ORDERINGS
+    from cotenant.policy.partition.decide import POLICIES
+    from cotenant.policy.placement import PLACEMENTS
+
+    return {
+        "ordering": {name: ordering.summary for name, ordering in ORDERINGS.items()},
+        "allotment": {name: entry[1] for name, entry in ALLOTMENTS.items()},
+        "placement": {name: entry[1] for name, entry in PLACEMENTS.items()},
+        "policy": dict(POLICIES),
+    }
+
+
+@app.command()
+def policies(json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """List every policy with what it does."""
+    lists = policy_lists()
+    if json_:
+        import orjson
+
+        sys.stdout.write(orjson.dumps(lists).decode() + "\n")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for kind, entries in lists.items():
+        table = Table(title=f"--{kind}", title_justify="left", title_style="bold", show_header=False, box=None)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        for name, summary in entries.items():
+            table.add_row(name, summary)
+        console.print(table)
+        console.print()

@@ -1,0 +1,66 @@
+"""Progress on a terminal, one line per minute elsewhere; always on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cotenant.model.cluster import Cluster
+    from cotenant.model.work import Trace
+
+Tick = Callable[[int, int], None]
+
+
+@contextmanager
+def jobs_progress(what: str, total: int) -> Iterator[Tick]:
+    """Calls of the yielded function (done, total) move a bar with an ETA, or print a line each minute."""
+    if not sys.stderr.isatty():
+        last = time.monotonic()
+
+        def line(done: int, of: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= 60:
+                last = time.monotonic()
+                print(f"{what}: {done:,} of {of:,}", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("elapsed"),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done, of: progress.update(task, completed=done, total=of)
+
+
+def say_inputs(trace: Trace, cluster: Cluster, remarks: list[str]) -> None:
+    """What was read, on standard error."""
+    print(f"{len(trace.jobs):,} jobs of {trace.source} on {cluster.describe()}", file=sys.stderr)
+    for reason, rows in trace.left_out.items():
+        print(f"  left out: {rows:,} {reason}", file=sys.stderr)
+    for remark in [*trace.remarks, *remarks]:
+        print(f"  note: {remark}", file=sys.stderr)
+
+
+def say_compiling() -> None:
+    """Tell a first run why it takes longer."""
+    from cotenant.policy.compiled import CACHED, is_compiled
+
+    if not is_compiled():
+        keep = "once; kept for later runs" if CACHED else "every time: the user cache folder cannot be written"
+        print(f"compiling the simulator ({keep}; about 20 s)", file=sys.stderr, flush=True)

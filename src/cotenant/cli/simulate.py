@@ -1,0 +1,206 @@
+"""cotenant simulate: a trace on a cluster, in virtual time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cotenant.cli.partition_options import PartitionOptions, takes_partition_options
+from cotenant.cli.trace_options import ClusterOptions, takes_cluster_options, takes_trace_options
+from cotenant.traces.options import TraceOptions
+
+if TYPE_CHECKING:
+    from cotenant.config import TrainingConfig
+    from cotenant.record.record import Record
+    from cotenant.sim.engine import Outcome
+    from cotenant.sim.partition_run import PartitionOutcome
+
+app = typer.Typer(add_completion=False)
+POLICY = "Policy (see cotenant policies)"
+ENGINE = "Engine"
+Text = str | None
+
+
+def _policy(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=POLICY, **more)
+
+
+def _engine(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=ENGINE, **more)
+
+
+@app.command()
+@takes_trace_options
+@takes_cluster_options
+@takes_partition_options
+def simulate(
+    trace: Annotated[Text, typer.Option("--trace", help="FORMAT:PATH, see docs/traces.md.", metavar="SPEC")] = None,
+    ordering: Annotated[Text, _policy("--ordering", help="fifo, srtf, las, ftf, ... Default fifo.")] = None,
+    allotment: Annotated[Text, _policy("--allotment", help="proportional, greedy, tune (default), optimal.")] = None,
+    placement: Annotated[Text, _policy("--placement", help="first-fit (default), consolidate, spread.")] = None,
+    sticky: Annotated[
+        bool | None,
+        _policy("--sticky/--no-sticky", help="Running jobs keep their GPUs. Default: where moving costs time."),
+    ] = None,
+    reserve_after: Annotated[Text, _policy("--reserve-after", help="A job that waited longer goes first: 24h.")] = None,
+    queues: Annotated[Text, _policy("--queues", help="las-queues: limits in GPU-time. Default 1h,10h.")] = None,
+    gittins_sample: Annotated[Text, _policy("--gittins-sample", help="gittins: trace to take GPU-times from.")] = None,
+    solver_limit: Annotated[Text, _policy("--solver-limit", help="optimal: per decision. Default 1s.")] = None,
+    speeds: Annotated[Text, _engine("--speeds", help="matrix (by profile table) or two-speed. Default matrix.")] = None,
+    lease: Annotated[Text, _engine("--lease", help="Length of a round. Default 300s.")] = None,
+    finish: Annotated[Text, _engine("--finish", help="exact or lease-end. Default exact.")] = None,
+    restart_cost: Annotated[Text, _engine("--restart-cost", help="Time lost on resuming or moving: 30s.")] = None,
+    checkpoint_cost: Annotated[Text, _engine("--checkpoint-cost", help="Time lost likewise to a checkpoint.")] = None,
+    profiles: Annotated[Text, _engine("--profiles", help="Profile file. Default: the shipped profiles.")] = None,
+    default_profile: Annotated[
+        Text, _engine("--default-profile", help="Profile for models that have none of their own.")
+    ] = None,
+    skip_too_large: Annotated[
+        bool, _engine("--skip-too-large", help="Leave out jobs that the cluster could never hold.")
+    ] = False,
+    record: Annotated[
+        Text, _engine("--record", help="all, no-moves (smaller), auto: no-moves above 20,000 jobs. Default auto.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the run's record.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained report page.")] = None,
+    jct_csv: Annotated[Path | None, typer.Option("--jct-csv", help="Write job,jct_s.")] = None,
+    label: Annotated[Text, typer.Option("--label", help="Name of the run in tables and charts.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    *,
+    trace_options: TraceOptions,
+    cluster_options: ClusterOptions,
+    partition_options: PartitionOptions,
+) -> None:
+    """Run a trace on a cluster in virtual time and print what came out."""
+    from cotenant.config import training_config
+    from cotenant.model.errors import InputError
+
+    if trace is None:
+        raise InputError("give a trace, such as --trace philly:jobs.csv", field="trace")
+    given = {
+        "ordering": ordering, "allotment": allotment, "placement": placement, "sticky": sticky,
+        "reserve_after": reserve_after, "queues": queues, "gittins_sample": gittins_sample,
+        "solver_limit": solver_limit, "speeds": speeds, "lease": lease, "finish": finish,
+        "restart_cost": restart_cost, "checkpoint_cost": checkpoint_cost, "profiles": profiles,
+        "default_profile": default_profile, "skip_too_large": skip_too_large, "record": record,
+    }  # fmt: skip
+    if partition_options.policy is not None:
+        from cotenant.cli.simulate_partition import run_policy
+
+        check_outputs(out, html, jct_csv)
+        result, done = run_policy(
+            trace, trace_options, cluster_options, partition_options, given, out=out, label=label, quiet=json_
+        )
+        finish_up(result, done, html=html, jct_csv=jct_csv, json_=json_, extra=done.extra())
+        return
+    if partition_options.given():
+        option = partition_options.given()[0].replace("_", "-")
+        raise InputError("needs a --policy, such as --policy miso", field=option)
+    config = training_config({name: value for name, value in given.items() if value is not None})
+    check_outputs(out, html, jct_csv)
+    result, outcome = run(trace, trace_options, cluster_options, config, out=out, label=label, quiet=json_)
+    finish_up(result, outcome, html=html, jct_csv=jct_csv, json_=json_)
+
+
+def check_outputs(out: Path | None, *files: Path | None) -> None:
+    """Find out before the work that results can be written."""
+    from cotenant.record.files import check_writable
+
+    for file in files:
+        if file is not None:
+            check_writable(file)
+    if out is not None:
+        check_writable(out.parent / f".{out.name}.probe")
+
+
+def run(
+    spec: str,
+    trace_options: TraceOptions,
+    cluster_options: ClusterOptions,
+    config: TrainingConfig,
+    *,
+    out: Path | None,
+    label: str | None,
+    quiet: bool,
+) -> tuple[Record, Outcome]:
+    """Read, simulate, with progress on a terminal; remarks go to standard error."""
+    from cotenant.profile.tables import load_profiles
+    from cotenant.sim.training import policy_of
+    from cotenant.traces.select import load_trace
+
+    profiles = load_profiles(config.profiles)
+    policy_of(config, profiles)  # a wrong name is found before a long read
+    remarks: list[str] = []
+    cluster = cluster_options.parse(remarks, default="16x8")
+    trace = load_trace(spec, trace_options, classes=profiles.classes, iteration_s=profiles.iteration_s)
+    if not quiet:
+        from cotenant.cli.progress import say_inputs
+
+        say_inputs(trace, cluster, remarks)
+    from cotenant.cli.progress import jobs_progress, say_compiling
+
+    say_compiling()
+    from cotenant.sim.training import simulate as simulate_training
+
+    with jobs_progress("simulating", len(trace.jobs)) as tick:
+        return simulate_training(trace, cluster, config, profiles=profiles, out=out, label=label, progress=tick)
+
+
+def finish_up(
+    record: Record, outcome: Outcome | PartitionOutcome, *, html: Path | None, jct_csv: Path | None, json_: bool,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Summaries and files of a finished run."""
+    from cotenant.metrics.summary import Analysis
+
+    analysis = Analysis(record)
+    summary = {**analysis.summary, "engine_s": outcome.engine_s, "seed": record.info.seed, **(extra or {})}
+    if outcome.solver:
+        summary["solver"] = outcome.solver
+    if jct_csv is not None:
+        write_jct(record, analysis.jobs.jct_s, jct_csv)
+    if html is not None:
+        from cotenant.profile.tables import load_profiles
+        from cotenant.report.page import write_page
+        from cotenant.report.runs import arrange, run_of
+
+        families = {model.name: model.family for model in load_profiles().models.values()}
+        write_page(html, arrange([run_of(record, families)]), record.info.label)
+    if json_:
+        import orjson
+
+        sys.stdout.write(orjson.dumps(summary).decode() + "\n")
+        return
+    from cotenant.report.table import print_runs
+
+    print_runs([(record.info.label, summary)])
+    solver = outcome.solver
+    typer.echo(
+        f"{summary['rounds']:,} rounds in {outcome.engine_s:.3g} s"
+        + (f"; {solver['solves']} programs solved, worst gap {solver['worst_gap']:.2%}" if solver else "")
+    )
+    for path in (html, jct_csv):
+        if path is not None:
+            typer.echo(f"wrote {path}")
+
+
+def write_jct(record: Record, jct_s: Any, path: Path) -> None:
+    """job,jct_s for every job in trace order; empty where the job did not finish."""
+    import math
+
+    from cotenant.record.files import atomic_file
+
+    ids = record.jobs["id"].to_list()
+    with atomic_file(path) as file:
+        file.write("job,jct_s\n")
+        for name, value in zip(ids, jct_s.tolist(), strict=True):
+            quoted = '"' + name.replace('"', '""') + '"' if any(c in name for c in ',"\n') else name
+            file.write(f"{quoted},{'' if math.isnan(value) else format_number(value)}\n")
+
+
+def format_number(value: float) -> str:
+    """Whole numbers without a point, others in full."""
+    return str(int(value)) if value == int(value) else repr(value)

@@ -1,0 +1,58 @@
+"""cotenant sweep: every combination of a sweep file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="Sweep file: options, some with several values.", metavar="FILE.yaml")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the runs and their report.")],
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes. Default: one per core.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Report page. Default: report.html in --out.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run every combination of a sweep file on all cores; interrupted, the next call goes on where it stopped."""
+    from cotenant.cli.progress import jobs_progress, say_compiling
+    from cotenant.cli.simulate import check_outputs
+    from cotenant.metrics.summary import summarise
+    from cotenant.profile.tables import load_profiles
+    from cotenant.record.reader import read_record
+    from cotenant.report.page import write_page
+    from cotenant.report.runs import arrange, run_of
+    from cotenant.sim.sweep import read_sweep, run_sweep
+
+    plan = read_sweep(file)
+    page = html or out / "report.html"
+    check_outputs(out, html)
+    say_compiling()
+    try:
+        with jobs_progress(f"{plan.title}: runs", len(plan)) as tick:
+            folders = run_sweep(plan, out, file.parent, workers=workers, progress=tick)
+    except KeyboardInterrupt:
+        print(f"interrupted; finished runs are in {out}, the same command goes on from there", file=sys.stderr)
+        raise
+    records = [read_record(folder) for folder in folders]
+    families = {model.name: model.family for model in load_profiles().models.values()}
+    runs = arrange([run_of(record, families) for record in records])
+    write_page(page, runs, plan.title)
+    if json_:
+        import orjson
+
+        entries = [
+            {"label": run.label, "path": str(folder), **summarise(record)}
+            for run, folder, record in zip(runs, folders, records, strict=True)
+        ]
+        sys.stdout.write(orjson.dumps({"title": plan.title, "runs": entries, "html": str(page)}).decode() + "\n")
+        return
+    from cotenant.report.table import print_runs
+
+    print_runs([(run.label, run.summary) for run in runs], title=plan.title)
+    typer.echo(f"wrote {page}")

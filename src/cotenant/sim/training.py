@@ -1,0 +1,76 @@
+"""From checked options to a finished run: what `simulate`, `sweep` and `demo` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from cotenant.config import TrainingConfig
+from cotenant.model.cluster import Cluster
+from cotenant.model.work import Trace
+from cotenant.policy.choice import JobPolicy
+from cotenant.policy.demand import runnable_jobs
+from cotenant.profile.tables import Profiles, load_profiles
+from cotenant.record.record import Record
+from cotenant.sim.engine import EngineOptions, Outcome, run_training
+from cotenant.traces.select import durations_in
+
+
+def policy_of(config: TrainingConfig, profiles: Profiles) -> JobPolicy:
+    """The job policy that the options name."""
+    sample: tuple[float, ...] = ()
+    if config.gittins_sample:
+        sample = tuple(float(x) for x in durations_in(config.gittins_sample, profiles.iteration_s))
+    return JobPolicy(
+        ordering=config.ordering,
+        allotment=config.allotment,
+        placement=config.placement,
+        sticky=config.is_sticky,
+        reserve_after_s=config.reserve_after,
+        solver_limit_s=config.solver_limit,
+        queue_limits_gpu_s=config.queues,
+        gittins_sample_gpu_s=sample,
+    )
+
+
+def engine_options(config: TrainingConfig) -> EngineOptions:
+    """The engine's options."""
+    return EngineOptions(
+        lease_s=config.lease,
+        finish=config.finish,
+        speeds=config.speeds,
+        restart_cost_s=config.restart_cost,
+        checkpoint_cost_s=config.checkpoint_cost,
+        default_profile=config.default_profile,
+        record_placements={"auto": None, "all": True, "no-moves": False}[config.record],
+    )
+
+
+def simulate(
+    trace: Trace,
+    cluster: Cluster,
+    config: TrainingConfig,
+    *,
+    profiles: Profiles | None = None,
+    out: Path | None = None,
+    label: str | None = None,
+    more_options: dict[str, object] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Record, Outcome]:
+    """Run the trace on the cluster under the options; the record is in folder `out`, or in memory.
+
+    `more_options` go into the record beside the policy's own (such as the load that a sweep drew the trace for).
+    """
+    known = profiles or load_profiles(config.profiles)
+    policy = policy_of(config, known)
+    if config.skip_too_large:
+        fits = runnable_jobs(trace.jobs, cluster)
+        if not fits.all():
+            trace.left_out["larger than the cluster"] = int((~fits).sum())
+            trace.jobs = trace.jobs.take(np.flatnonzero(fits))
+    return run_training(
+        trace, cluster, known, policy, engine_options(config), out=out, label=label, more_options=more_options,
+        progress=progress,
+    )  # fmt: skip
