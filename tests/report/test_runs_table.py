@@ -10,7 +10,7 @@ from rich.console import Console
 from sample_records import random_record
 
 from cotenant.record.schema import RunInfo
-from cotenant.report.runs import load_of
+from cotenant.report.runs import Run, arrange, load_of, run_of
 from cotenant.report.table import COLUMNS, best_rows, print_runs
 
 
@@ -79,3 +79,25 @@ def test_summary_of_a_real_record_fills_the_table() -> None:
     console = Console(width=240, record=True, file=io.StringIO())
     print_runs([("a", summarise(random_record(1, jobs=10)))], console=console)
     assert "10" in console.export_text().split()
+
+
+def labelled(label: str, trace: str, seed: int = 1, **options: Any) -> Run:
+    run = run_of(random_record(1, jobs=3, label=label, options=options))
+    run.info.trace["source"], run.info.seed = trace, seed
+    return run
+
+
+def test_what_differs_between_runs_of_one_policy_becomes_facets() -> None:
+    runs = arrange([labelled(p, f"synergy:/data/{t}.csv") for t in ("one", "two") for p in ("fifo", "srtf")])
+    assert [run.facets for run in runs] == [{"trace": "one.csv"}] * 2 + [{"trace": "two.csv"}] * 2
+    assert runs[3].label == "srtf · trace two.csv"
+
+
+def test_a_trace_drawn_for_each_load_is_no_facet() -> None:
+    runs = arrange([labelled("fifo", f"drawn {n} {s}", seed=s, load=n) for n in (0.5, 0.9) for s in (1, 2)])
+    assert [run.facets for run in runs][:2] == [{"load": "0.5", "seed": "1"}, {"load": "0.5", "seed": "2"}]
+
+
+def test_options_of_different_policies_are_no_facets() -> None:
+    runs = arrange([labelled("fifo", "t", lease_s=300.0), labelled("srtf", "t", lease_s=600.0)])
+    assert [(run.label, run.facets) for run in runs] == [("fifo", {}), ("srtf", {})]

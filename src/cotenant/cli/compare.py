@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,7 @@ def compare(
     if html is not None:
         check_writable(html)
     families = {model.name: model.family for model in load_profiles(profiles).models.values()}
-    found = arrange([run_of(read_record(folder), families) for folder in folders])
+    found = arrange([run_of(read_record(folder), families) for folder in _shown(folders)])
     if html is not None:
         from cotenant.report.page import write_page
 
@@ -63,3 +64,15 @@ def compare(
     print_runs([(run.label, run.summary) for run in found])
     if html is not None:
         typer.echo(f"{html}: open it in a browser; it needs no network")
+
+
+def _shown(folders: list[Path]) -> Iterable[Path]:
+    """The folders, with a progress bar on a terminal when there are several."""
+    import sys
+
+    if len(folders) < 4 or not sys.stderr.isatty():
+        return folders
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(folders, "reading runs", console=Console(stderr=True), transient=True)

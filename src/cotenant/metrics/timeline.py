@@ -63,7 +63,8 @@ class Timeline:
 
     def integral(self, held: Floats) -> float:
         """Integral over time of the cluster's sum of `held` (unit of `held` x seconds)."""
-        return float(np.dot(held, self.length_s))
+        # not np.dot: its sum depends on the number of threads
+        return float((held * self.length_s).sum())
 
 
 def order_by_job(job: NDArray[np.int32]) -> NDArray[np.int32]:

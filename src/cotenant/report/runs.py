@@ -98,14 +98,36 @@ def arrange(runs: list[Run]) -> list[Run]:
             len({c.get(key, "") for r, c in zip(runs, conditions, strict=True) if r.policy == p}) > 1 for p in shared
         )
     ]
-    if "load" in varying:  # the trace's name changes with the load it was drawn for
-        varying = [key for key in varying if key not in ("trace", "rate")]
+    for key in ("trace", "cluster", "rate"):  # a trace drawn anew for each load and seed is no condition of its own
+        rest = [other for other in varying if other != key]
+        if key in varying and rest and _determined(key, rest, conditions):
+            varying = rest
+    _shorten_paths(conditions)
     for run, run_conditions in zip(runs, conditions, strict=True):
         run.facets = {key: run_conditions.get(key, "–") for key in varying}
         if run.policy in shared:
             run.label = " · ".join([run.policy, *(f"{key} {value}" for key, value in run.facets.items())])
     _number_the_rest(runs)
     return runs
+
+
+def _determined(key: str, by: list[str], conditions: list[dict[str, str]]) -> bool:
+    """Whether the values of the other conditions leave only one value for this one."""
+    seen: dict[tuple[str, ...], str] = {}
+    for c in conditions:
+        if seen.setdefault(tuple(c.get(other, "") for other in by), c.get(key, "")) != c.get(key, ""):
+            return False
+    return True
+
+
+def _shorten_paths(conditions: list[dict[str, str]]) -> None:
+    """Name traces by their file alone where that tells them apart."""
+    full = {c["trace"] for c in conditions if "trace" in c}
+    short = {name: name.rsplit("/", 1)[-1] for name in full}
+    if len(set(short.values())) == len(full):
+        for c in conditions:
+            if "trace" in c:
+                c["trace"] = short[c["trace"]]
 
 
 def _number_the_rest(runs: list[Run]) -> None:
