@@ -14,8 +14,8 @@ from cotenant.record.record import Record, jobs_table
 from cotenant.record.schema import RunInfo
 from cotenant.record.writer import RecordWriter
 
-MODELS = ("resnet50", "alexnet", "transformer", "lstm", "m5")
-IDEAL_CPUS = {"resnet50": 4.0, "alexnet": 12.0, "transformer": 1.0, "lstm": 1.0, "m5": 6.0}
+MODELS = ("res50", "alexnet", "transformer", "lstm", "m5")
+IDEAL_CPUS = {"res50": 4.0, "alexnet": 12.0, "transformer": 1.0, "lstm": 1.0, "m5": 6.0}
 
 
 def cluster(nodes: int, gpus: int, cpus: float = 24.0, memory_gb: float = 500.0) -> dict[str, Any]:
@@ -79,6 +79,8 @@ class _Rounds:
         self.left = [job["isolated_s"] for job in self.table]
         self.where: dict[int, list[tuple[int, float]]] = {}
         self.speed: dict[int, float] = {}
+        self.cpus: dict[int, float] = {}
+        self.total_cpus = 24.0 * nodes
         self.rows: list[tuple[Any, ...]] = []
         self.started: set[int] = set()
         self.waiting: list[int] = []
@@ -96,7 +98,9 @@ class _Rounds:
     def hold(self, job: int, now: float, kind: Kind, reason: Reason) -> None:
         spec = self.table[job]
         share = 3.0 * spec["gpus"]
-        cpus = min(spec["ideal_cpus"], share * self.rng.choice([1.0, self.boost]))
+        free = self.total_cpus - sum(self.cpus.values()) + self.cpus.get(job, 0.0)
+        cpus = min(spec["ideal_cpus"], share * self.rng.choice([1.0, self.boost]), free)
+        self.cpus[job] = cpus
         self.speed[job] = max(0.5, min(3.0, cpus / share)) if spec["ideal_cpus"] > share else 1.0
         row = (now, job, kind, reason, cpus, 20.0 * spec["gpus"], self.speed[job], self.where[job])
         self.rows.append(row)
@@ -104,6 +108,7 @@ class _Rounds:
     def drop(self, job: int, now: float, kind: Kind, reason: Reason) -> None:
         for node, gpus in self.where.pop(job):
             self.free[node] += int(gpus)
+        del self.cpus[job]
         self.rows.append((now, job, kind, reason, 0.0, 0.0, 0.0, []))
 
     def decide(self, now: float) -> None:
