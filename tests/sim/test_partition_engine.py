@@ -169,7 +169,7 @@ def workloads(draw: st.DrawFn) -> PartitionInput:
 
 
 @settings(max_examples=50, deadline=None)
-@given(workloads(), st.sampled_from(POLICIES), st.booleans(), st.sampled_from(["moved", "all"]), st.booleans())
+@given(workloads(), st.sampled_from(list(POLICIES)), st.booleans(), st.sampled_from(["moved", "all"]), st.booleans())
 def test_invariants(data: PartitionInput, policy: str, overheads: bool, disturb: str, greedy: bool) -> None:
     if policy == "static":
         data.speeds[:, 1:] = np.where(data.speeds[:, 1:] == 0, 0.55, data.speeds[:, 1:])

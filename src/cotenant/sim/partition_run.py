@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from cotenant.model.cluster import Cluster
 from cotenant.model.errors import InputError, WorkError
 from cotenant.model.mig import Geometry, geometry, kind_of, maximal_multisets, parse_layout, place
 from cotenant.model.work import Jobs, Trace
-from cotenant.policy.partition.decide import PartitionRules
-from cotenant.policy.partition.optimizer import best_partition
+from cotenant.policy.partition.decide import PartitionRules, warm_up
 from cotenant.profile.mig_speeds import transfer_speeds
 from cotenant.profile.mig_workloads import measured_geometry, speeds_of, workloads
 from cotenant.profile.mps_mig import MpsMigModel
@@ -46,6 +45,7 @@ class PartitionOutcome:
     profilings: int
     restarts: int
     layout: str | None
+    solver: dict[str, Any] = field(default_factory=dict)  #: empty: no program is solved here
 
     def extra(self) -> dict[str, Any]:
         """Result keys that only partition policies have."""
@@ -183,7 +183,7 @@ def _simulate(
                 np.where(jobs.measured[[job]] > 0, row[None], 0.0), jobs.measured_on, geo
             )[0]
 
-    best_partition(geo, np.ones((1, len(geo.kinds))))  # compile before the clock starts
+    warm_up(geo)
     data = PartitionInput(
         geo, nodes, trace.jobs.arrival_s, gpus, jobs.work_s, jobs.launch_s, jobs.speeds, jobs.qos_floor, predict
     )

@@ -13,7 +13,14 @@ from cotenant.model.mig import Geometry, Layout, Placement
 from cotenant.policy.partition.kernel import harm_of_joining, lattice
 from cotenant.policy.partition.optimizer import Objective, PartitionPlan, best_partition, costs
 
-POLICIES = ("whole", "static", "mps", "miso", "miso-perfect", "oracle")
+POLICIES: dict[str, str] = {
+    "whole": "one job per GPU",
+    "static": "one job per instance of a fixed MIG layout (--layout)",
+    "mps": "up to 3 jobs per GPU under MPS, each limited to its part of the SMs",
+    "miso": "MIG layouts chosen from speeds predicted by a measurement under MPS",
+    "miso-perfect": "as miso, with predictions that are exact",
+    "oracle": "MIG layouts chosen from the true speeds, nothing is measured",
+}
 PLACEMENTS = ("least-loaded", "best-fit")
 
 
@@ -86,7 +93,7 @@ def replan(
     stay_free = not rules.overheads
     plan = best_partition(
         geo, speeds[rows], rules.objective, gpu.placements,
-        0.0 if stay_free else downtime_s[rows], rules.horizon_s,
+        None if stay_free else downtime_s[rows], rules.horizon_s,
     )
     if plan is None or rules.disturb == "moved" or stay_free or not plan.moved:
         return plan
@@ -123,6 +130,14 @@ def fit_mask(speeds: np.ndarray) -> list[int]:
     return [int(m) for m in ((speeds > 0) * (1 << np.arange(speeds.shape[1]))).sum(axis=1)]
 
 
+def warm_up(geo: Geometry) -> None:
+    """Compile (or load) what decisions need, so that a timed run does not."""
+    lat = lattice(geo)
+    one, none = np.ones((1, len(lat.placements))), np.zeros(1, np.int32)
+    best_partition(geo, np.ones((1, len(geo.kinds))))
+    harm_of_joining(one, np.zeros((1, geo.compute_slices), np.int32), none, 0, lat.level, lat.parent, lat.place)
+
+
 @cache
 def fit_together(geo: Geometry, masks: tuple[int, ...]) -> bool:
     """Whether jobs with these masks (sorted) can each have an instance at the same time."""
@@ -147,15 +162,14 @@ def choose_gpu(
 
     least-loaded: fewest jobs, then lowest index. best-fit: the GPU whose objective suffers least.
     """
-    fitting = [(index, jobs) for index, jobs in gpus if admits(geo, masks, jobs, job)]
-    if not fitting:
+    if not gpus:
         return None
     if rules.placement == "least-loaded":
-        return min(fitting, key=lambda g: (len(g[1]), g[0]))[0]
-    lat = lattice(geo)
-    counts = np.array([len(jobs) for _, jobs in fitting], np.int32)
-    tenants = np.zeros((len(fitting), geo.compute_slices), np.int32)
-    for row, (_, jobs) in enumerate(fitting):
-        tenants[row, : len(jobs)] = jobs
+        fitting = [(len(jobs), index) for index, jobs in gpus if admits(geo, masks, jobs, job)]
+        return min(fitting)[1] if fitting else None
+    lat, width = lattice(geo), geo.compute_slices
+    counts = np.array([len(jobs) for _, jobs in gpus], np.int32)
+    tenants = np.array([(*jobs, *(0,) * (width - len(jobs))) for _, jobs in gpus], np.int32)
     harm = harm_of_joining(cost, tenants, counts, job, lat.level, lat.parent, lat.place)
-    return fitting[int(np.argmin(np.round(harm, 9)))][0]
+    best = int(np.argmin(np.round(harm, 9)))
+    return gpus[best][0] if np.isfinite(harm[best]) else None

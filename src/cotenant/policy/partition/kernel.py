@@ -21,7 +21,7 @@ class Lattice(NamedTuple):
     """Legal sets of instances as arrays. Sets are sorted by size; `level[n]:level[n + 1]` are those of n instances.
 
     `parent[s, i]` and `place[s, i]` (i < size): the set without its i-th instance, and that instance's index in
-    `placements`. `kind[p]`: index of placement p's kind in the geometry's kinds.
+    `placements`. `kind[p]`: index of placement p's kind in the geometry's kinds; `slots[p]`: memory slots it takes.
     """
 
     placements: tuple[Placement, ...]
@@ -30,6 +30,8 @@ class Lattice(NamedTuple):
     parent: np.ndarray
     place: np.ndarray
     kind: np.ndarray
+    slots: np.ndarray
+    number: dict[Placement, int]
 
 
 @cache
@@ -48,7 +50,24 @@ def lattice(geo: Geometry) -> Lattice:
             place[s, i] = index[placement]
     level = np.searchsorted([len(s) for s in sets], np.arange(widest + 2)).astype(np.int32)
     kind = np.array([geo.kinds.index(p.kind) for p in placements], np.int32)
-    return Lattice(placements, sets, level, parent, place, kind)
+    slots = np.array([geo.profiles[p.kind].memory_slots for p in placements], np.float64)
+    return Lattice(placements, sets, level, parent, place, kind, slots, index)
+
+
+@jit
+def charge_moves(cost: np.ndarray, sits: np.ndarray, stop: np.ndarray, throughput: bool) -> None:
+    """Make every placement but the one where a job sits (-1: nowhere) cost what standing still does.
+
+    stop: fraction of the horizon that a move takes, by job. A negative cost (speed) shrinks by it, a positive one
+    (1/speed) grows.
+    """
+    for j in range(cost.shape[0]):
+        if sits[j] < 0:
+            continue
+        keep = 1.0 - min(stop[j], 0.999)
+        for p in range(cost.shape[1]):
+            if p != sits[j]:
+                cost[j, p] = cost[j, p] * keep if throughput else cost[j, p] / keep
 
 
 @jit

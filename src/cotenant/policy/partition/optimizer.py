@@ -11,7 +11,7 @@ import numpy as np
 
 from cotenant.model.errors import InputError
 from cotenant.model.mig import Geometry, Layout, Placement, kind_of
-from cotenant.policy.partition.kernel import assign, lattice
+from cotenant.policy.partition.kernel import assign, charge_moves, lattice
 
 Objective = Literal["throughput", "slowdown"]
 OBJECTIVES: tuple[str, ...] = ("throughput", "slowdown")
@@ -79,8 +79,9 @@ def _offered(geo: Geometry, kind: str) -> bool:
 
 def costs(speeds: np.ndarray, objective: Objective) -> np.ndarray:
     """Cost to minimise per job and kind: -speed or 1/speed; inf where the speed is 0."""
-    with np.errstate(divide="ignore"):
-        return np.where(speeds > 0, -speeds if objective == "throughput" else 1.0 / speeds, np.inf)
+    fits = speeds > 0
+    value = -speeds if objective == "throughput" else 1.0 / np.where(fits, speeds, 1.0)
+    return np.where(fits, value, np.inf)
 
 
 def best_partition(
@@ -88,7 +89,7 @@ def best_partition(
     speeds: np.ndarray,
     objective: Objective = "throughput",
     current: Sequence[Placement | None] | None = None,
-    downtime_s: Sequence[float] | np.ndarray | float = 0.0,
+    downtime_s: Sequence[float] | np.ndarray | float | None = None,
     horizon_s: float = np.inf,
 ) -> PartitionPlan | None:
     """The cheapest legal assignment of jobs to instances, or None when they do not fit together.
@@ -98,30 +99,21 @@ def best_partition(
     instance pays nothing here because it starts anew wherever it goes. Idle instances are left out of the layout.
     """
     lat = lattice(geo)
-    table = costs(speeds, objective)[:, lat.kind]
-    slots = np.array([p.memory_slots for p in geo.profiles.values()], np.float64)[lat.kind]
-    cost = table + TIE * slots
-    if current is not None and np.any(np.asarray(downtime_s) > 0) and np.isfinite(horizon_s):
-        stop = np.minimum(np.broadcast_to(np.asarray(downtime_s, np.float64), (len(speeds),)) / horizon_s, 0.999)
-        index = {p: i for i, p in enumerate(lat.placements)}
-        for j, where in enumerate(current):
-            if where is None:
-                continue
-            stay = cost[j, index[where]]
-            keep = 1.0 - stop[j]
-            cost[j] = cost[j] * keep if objective == "throughput" else cost[j] / keep
-            cost[j, index[where]] = stay
-    out = np.full(len(speeds), -1, np.int32)
-    total = assign(np.ascontiguousarray(cost), lat.level, lat.parent, lat.place, out)
-    if not np.isfinite(total):
+    cost = costs(speeds, objective)[:, lat.kind] + TIE * lat.slots
+    if current is not None and downtime_s is not None and np.isfinite(horizon_s):
+        sits = np.array([-1 if p is None else lat.number[p] for p in current], np.int32)
+        stop = np.empty(len(speeds))
+        stop[:] = downtime_s
+        charge_moves(cost, sits, stop / max(horizon_s, 1e-9), objective == "throughput")
+    out = np.empty(len(speeds), np.int32)
+    total = assign(cost, lat.level, lat.parent, lat.place, out)
+    if total == np.inf:
         return None
-    chosen = speeds[np.arange(len(speeds)), lat.kind[out]]
-    value = 0.0 if not len(chosen) else float(chosen.sum() if objective == "throughput" else (1.0 / chosen).mean())
+    chosen = [float(speeds[j, lat.kind[i]]) for j, i in enumerate(out)]
+    value = sum(chosen) if objective == "throughput" else sum(1.0 / v for v in chosen) / max(len(chosen), 1)
     placements = tuple(lat.placements[i] for i in out)
-    moved = (
-        ()
-        if current is None
-        else tuple(j for j, (a, b) in enumerate(zip(current, placements, strict=True)) if a is not None and a != b)
+    moved = () if current is None else tuple(
+        j for j, (a, b) in enumerate(zip(current, placements, strict=True)) if a is not None and a != b
     )
     return PartitionPlan(placements, value, float(total), moved)
 

@@ -1,0 +1,63 @@
+"""`cotenant simulate --policy ...`: a trace under a partition policy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotenant.model.errors import InputError
+
+if TYPE_CHECKING:
+    from cotenant.cli.partition_options import PartitionOptions
+    from cotenant.cli.trace_options import ClusterOptions
+    from cotenant.record.record import Record
+    from cotenant.sim.partition_run import PartitionOutcome
+    from cotenant.traces.options import TraceOptions
+
+SHARED = ("placement", "default_profile")  # options of job policies that partition policies have too
+
+
+def run_policy(
+    spec: str,
+    trace_options: TraceOptions,
+    cluster_options: ClusterOptions,
+    partition_options: PartitionOptions,
+    job_options: dict[str, Any],
+    *,
+    out: Path | None,
+    label: str | None,
+    quiet: bool,
+) -> tuple[Record, PartitionOutcome]:
+    """Read and simulate. `job_options`: the options of job policies that were given; most make no sense here."""
+    from cotenant.policy.partition.decide import POLICIES
+    from cotenant.sim.partition_run import cluster_geometry, named_rules, run_partition
+    from cotenant.traces.select import load_trace
+
+    policy = str(partition_options.policy)
+    if policy not in POLICIES:
+        raise InputError(f"unknown policy {policy!r}; there are {', '.join(POLICIES)}", field="policy")
+    for name, value in job_options.items():
+        if value not in (None, False) and name not in SHARED:
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} is for job policies; --policy {policy} has none", field=option)
+    remarks: list[str] = []
+    cluster = cluster_options.parse(remarks, default="1x8")
+    options = {
+        "default_profile": job_options.get("default_profile"), "double_memory": partition_options.double_memory,
+        "seed": trace_options.seed,
+    }
+    cluster_geometry(cluster, double_memory=partition_options.double_memory)
+    trace = load_trace(spec, trace_options)
+    if not quiet:
+        from cotenant.cli.progress import say_inputs
+
+        say_inputs(trace, cluster, remarks)
+    rules, searched = named_rules(
+        trace, cluster, policy, layout=partition_options.layout or "", **options,
+        **partition_options.rules(job_options.get("placement")),
+    )
+    if searched and not quiet:
+        for layout, mean in list(searched.items())[:5]:
+            print(f"  static {layout}: mean JCT {mean:,.0f} s", file=sys.stderr)
+    return run_partition(trace, cluster, rules, out=out, label=label, **options)
