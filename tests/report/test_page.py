@@ -130,8 +130,8 @@ def test_a_sweep_gets_facets_and_loads_in_order(sweep: list[Run]) -> None:
     page = build_page(sweep)
     data = data_of(page)
     assert data["facets"] == [
-        {"key": "load", "values": ["0.5", "0.75", "1"]},
-        {"key": "seed", "values": ["1", "2"]},
+        {"key": "load", "name": "load", "values": ["0.5", "0.75", "1"]},
+        {"key": "seed", "name": "seed", "values": ["1", "2"]},
     ]
     assert data["policies"] == ["fifo + proportional", "srtf + tune"]
     assert [run["load"] for run in data["runs"]] == [0.5] * 4 + [1.0] * 4 + [0.75] * 4

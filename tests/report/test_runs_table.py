@@ -29,7 +29,7 @@ def column(key: str) -> Any:
 
 def test_best_is_lowest_or_highest_as_the_metric_says() -> None:
     rows = [summary(7200, 0.5), summary(3600, 0.9), summary(3600.4, 0.7)]
-    # 3600 and 3600.4 s both read 60.0 min: both are best
+    # 3600 and 3600.4 s read alike: both are best
     assert best_rows(rows, column("jct_s.mean")) == {1, 2}
     assert best_rows(rows, column("utilisation.gpu")) == {1}
     assert best_rows(rows, column("makespan_s")) == set()
@@ -45,6 +45,7 @@ def test_table_on_a_terminal() -> None:
     row = next(line for line in text.splitlines() if "fifo [x]" in line)
     assert "120 min" not in row
     assert "2.00 h" in row
+    assert "1.00 h" in next(line for line in text.splitlines() if "srtf" in line)
     assert "memory" not in text
 
 

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 import cotenant.report
-from cotenant.report.text import clock_text, figures, join_words, metric_text, plural, share_text, time_text
+from cotenant.report.text import (
+    clock_text,
+    column_texts,
+    figures,
+    join_words,
+    metric_text,
+    plural,
+    share_text,
+    time_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +40,15 @@ def test_columns_keep_trailing_zeros() -> None:
     assert metric_text(0.65661, "share") == "65.7 %"
     assert metric_text(12345, "count") == "12,345"
     assert [metric_text(None, unit) for unit in ("s", "ratio", "share", "count")] == ["–"] * 4
+
+
+def test_times_of_one_column_share_a_unit() -> None:
+    """84.2 min, 2.15 h, 6.45 h, 10.1 h: the median is in hours, so all are."""
+    assert column_texts([5052, 7740, 23220, 36360], "s") == ["1.40 h", "2.15 h", "6.45 h", "10.1 h"]
+    assert column_texts([170640, 196128, None], "s") == ["1.98 d", "2.27 d", "–"]
+    assert column_texts([0.001, 0.002, 2.0], "s") == ["1.00 ms", "2.00 ms", "2.00 s"]
+    assert column_texts([None], "s") == ["–"]
+    assert column_texts([0.5, None], "share") == ["50.0 %", "–"]
 
 
 def test_figures() -> None:

@@ -16,8 +16,8 @@ from cotenant.metrics.registry import lookup
 from cotenant.model.errors import InputError
 from cotenant.record.files import atomic_file
 from cotenant.report.distributions import cdf_points, ratio_to, rounded
-from cotenant.report.runs import Run, arrange
-from cotenant.report.table import COLUMNS, Column, best_rows
+from cotenant.report.runs import Run, arrange, facet_name
+from cotenant.report.table import COLUMNS, Column, best_rows, cell_texts
 from cotenant.report.text import count_text, metric_text, plural, time_text
 
 SERIES = ("running", "waiting", "gpu", "cpu", "memory", "useful_cpu", "useful_memory", "wanted", "stranded")
@@ -139,7 +139,7 @@ def _facets(runs: list[Run]) -> list[dict[str, Any]]:
         values = list(dict.fromkeys(run.facets[key] for run in runs))
         with contextlib.suppress(ValueError):  # not numbers: the order given stays
             values = sorted(values, key=lambda text: float(text.split("/")[0]))
-        facets.append({"key": key, "values": values})
+        facets.append({"key": key, "name": facet_name(key), "values": values})
     return facets
 
 
@@ -249,6 +249,7 @@ def table_html(runs: list[Run]) -> str:
     if all(s["jobs_completed"] == s["jobs"] for s in summaries):
         columns = [c for c in columns if c.key != "jobs_completed"]
     best = {column.key: best_rows(summaries, column) for column in columns}
+    texts = {column.key: cell_texts(summaries, column) for column in columns}
     leads = {c.key for i, c in enumerate(columns) if i == 0 or c.group != columns[i - 1].group}
     rows = []
     for i, run in enumerate(runs):
@@ -259,7 +260,7 @@ def table_html(runs: list[Run]) -> str:
             classes += ["best"] if i in best[column.key] else []
             classes += ["bar-cell"] if column.key == "jct_s.mean" else []
             raw = "" if value is None else f' data-v="{value:.6g}"'
-            text = metric_text(value, column.metric.unit)
+            text = texts[column.key][i]
             cells.append(f'<td class="{" ".join(classes)}"{raw}><span>{text}</span></td>')
         # what differs beside the policy is said by the controls above the table where scripts run
         rest = f'<span class="cond">{html.escape(run.label.removeprefix(run.policy))}</span>'

@@ -106,9 +106,17 @@ def arrange(runs: list[Run]) -> list[Run]:
     for run, run_conditions in zip(runs, conditions, strict=True):
         run.facets = {key: run_conditions.get(key, "–") for key in varying}
         if run.policy in shared:
-            run.label = " · ".join([run.policy, *(f"{key} {value}" for key, value in run.facets.items())])
+            run.label = " · ".join([run.policy, *(f"{facet_name(key)} {value}" for key, value in run.facets.items())])
     _number_the_rest(runs)
     return runs
+
+
+FACET_NAMES = {"cpus_per_node": "CPUs per node", "gpu_mix": "GPU mix", "memory_per_node": "memory per node"}
+
+
+def facet_name(key: str) -> str:
+    """A condition as people call it: "cpus_per_node" is "CPUs per node"."""
+    return FACET_NAMES.get(key, key.removesuffix("_s").replace("_", " "))
 
 
 def _determined(key: str, by: list[str], conditions: list[dict[str, str]]) -> bool:

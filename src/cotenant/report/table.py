@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cotenant.metrics.registry import METRICS, Metric, lookup
-from cotenant.report.text import metric_text
+from cotenant.report.text import column_texts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,10 +59,15 @@ def best_rows(summaries: Sequence[dict[str, Any]], column: Column) -> set[int]:
     if metric.better == "neither" or len(known) < 2:
         return set()
     best = min(known) if metric.better == "lower" else max(known)
-    shown = [metric_text(value, metric.unit) for value in values]
+    shown = column_texts(values, metric.unit)
     if len(set(shown)) == 1:
         return set()
-    return {i for i, text in enumerate(shown) if text == metric_text(best, metric.unit)}
+    return {i for i, text in enumerate(shown) if text == shown[values.index(best)]}
+
+
+def cell_texts(summaries: Sequence[dict[str, Any]], column: Column) -> list[str]:
+    """The column's cells as text, one per summary."""
+    return column_texts([lookup(summary, column.key) for summary in summaries], column.metric.unit)
 
 
 def runs_table(rows: Sequence[tuple[str, dict[str, Any]]], *, title: str | None = None, narrow: bool = False) -> Table:
@@ -76,12 +81,13 @@ def runs_table(rows: Sequence[tuple[str, dict[str, Any]]], *, title: str | None 
     columns = [c for c in columns if any(lookup(summary, c.key) is not None for _, summary in rows)]
     for column in columns:
         table.add_column(column.head, justify="right", no_wrap=True)
-    best = [best_rows([summary for _, summary in rows], column) for column in columns]
-    for i, (label, summary) in enumerate(rows):
-        cells = []
-        for column, winners in zip(columns, best, strict=True):
-            text = metric_text(lookup(summary, column.key), column.metric.unit)
-            cells.append(f"[green bold]{text}[/]" if i in winners else text)
+    summaries = [summary for _, summary in rows]
+    best = [best_rows(summaries, column) for column in columns]
+    texts = [cell_texts(summaries, column) for column in columns]
+    for i, (label, _) in enumerate(rows):
+        cells = [
+            f"[green bold]{text[i]}[/]" if i in winners else text[i] for text, winners in zip(texts, best, strict=True)
+        ]
         table.add_row(_escaped(label), *cells)
     return table
 

@@ -133,13 +133,13 @@ function sweep() {
   }));
   const name = SWEEP_Y.find((y) => y[0] === state.sweepY)[1];
   const yaxis = unit === "share" ? { title: name, tickformat: ".0%", rangemode: "tozero" } : { title: `${name}, ${timeName}`, rangemode: "tozero" };
-  return { traces: drawn, layout: { xaxis: { spikecolor: css("--faint"), spikethickness: 1, spikedash: "dot", title: x === "load" && numeric && Math.max(...numbers) <= 3 ? "offered load" : x, type: numeric ? "linear" : "category", ...(numeric && numbers.length <= 10 ? { tickvals: numbers, ticktext: facet.values } : {}) }, yaxis, hovermode: "x unified" }, height: 400 };
+  return { traces: drawn, layout: { xaxis: { spikecolor: css("--faint"), spikethickness: 1, spikedash: "dot", title: x === "load" && numeric && Math.max(...numbers) <= 3 ? "offered load" : facet.name, type: numeric ? "linear" : "category", ...(numeric && numbers.length <= 10 ? { tickvals: numbers, ticktext: facet.values } : {}) }, yaxis, hovermode: "x unified" }, height: 400 };
 }
 
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
 
 const CHARTS = {
-  sweep: { title: () => capital(`${SWEEP_Y.find((y) => y[0] === state.sweepY)[1]} by ${state.sweepX}`), how: "Each line is a policy. Lower is better for times, higher for use. Bars span the seeds where there are several. Offered load is the GPU-time that arrives against the GPU-time the cluster has.", draw: sweep },
+  sweep: { title: () => capital(`${SWEEP_Y.find((y) => y[0] === state.sweepY)[1]} by ${DATA.facets.find((f) => f.key === state.sweepX).name}`), how: "Each line is a policy. Lower is better for times, higher for use. Bars span the seeds where there are several. Offered load is the GPU-time that arrives against the GPU-time the cluster has.", draw: sweep },
   jct: { title: "Completion times", how: "The height of a curve is the share of jobs done within the time below it. Further left is better; the far right is the tail.", draw: (runs) => cdf(runs, "jct_s", { floor: 0.01, title: "job completion time" }) },
   percentiles: { title: "Completion times at a glance", how: "● median ◆ p95 ■ p99 ▸ p99.9, and | the mean. A short bar far to the left is a fast and even policy.", draw: percentiles },
   ratio: { title: () => `Who gains, who pays`, how: () => `Each job against itself under ${DATA.baseline}. What lies left of 1 got faster; the height at 1 is the share of jobs that lost nothing.`, draw: ratio, when: () => DATA.runs.some((run) => run.ratio) },

@@ -102,7 +102,7 @@ function redraw(only) {
   }
 }
 
-const conditions = (name) => DATA.facets.filter((f) => DATA.byPolicy && !(name === "sweep" && (f.key === state.sweepX || f.key === "seed"))).map((f) => `${f.key} ${state.facet[f.key]}`).join(", ");
+const conditions = (name) => DATA.facets.filter((f) => DATA.byPolicy && !(name === "sweep" && (f.key === state.sweepX || f.key === "seed"))).map((f) => `${f.name} ${state.facet[f.key]}`).join(", ");
 
 // a saved picture carries its own legend, title and background: it will stand alone on a slide
 function savePng(name) {
@@ -120,7 +120,7 @@ function buildBar() {
   const facets = document.getElementById("facets");
   if (DATA.byPolicy) {
     for (const facet of DATA.facets) {
-      facets.append(segment(facet.key, facet.values.map((v) => [v, v]), state.facet[facet.key], (value) => {
+      facets.append(segment(facet.name, facet.values.map((v) => [v, v]), state.facet[facet.key], (value) => {
         state.facet[facet.key] = value;
         update();
       }));
@@ -232,7 +232,7 @@ function buildSweep() {
   if (!xs.length) return;
   state.sweepX = (xs.find((f) => f.key === "load") || xs.find((f) => f.key === "rate") || xs[0]).key;
   document.getElementById("s-sweep").hidden = false;
-  if (xs.length > 1) document.getElementById("sweep-x").append(segment("against", xs.map((f) => [f.key, f.key]), state.sweepX, (key) => { state.sweepX = key; redraw("sweep"); }));
+  if (xs.length > 1) document.getElementById("sweep-x").append(segment("against", xs.map((f) => [f.key, f.name]), state.sweepX, (key) => { state.sweepX = key; redraw("sweep"); }));
   document.getElementById("sweep-y").append(segment("", SWEEP_Y.map(([key, name]) => [key, name]), state.sweepY, (key) => { state.sweepY = key; redraw("sweep"); }));
 }
 
