@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
+from typer._click.exceptions import ClickException, NoArgsIsHelpError  # typer carries its own click
 from typer.core import TyperCommand, TyperGroup
 
 # verb -> (module that exposes `app`, one line of help). Modules are imported when their verb is used.
@@ -26,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "top": ("cotenant.cli.top", "Show tenants live: share asked and got, memory, turns, waiting."),
     "stop": ("cotenant.cli.stop", "Stop a tenant's processes."),
     "bench": ("cotenant.cli.bench", "Comparisons against a baseline of the same run: shares, overhead."),
+    "plan": ("cotenant.cli.plan", "Cut GPUs into gpulets for services under SLOs."),
     "policies": ("cotenant.cli.policies", "List every policy with what it does."),
     "demo": ("cotenant.cli.demo", "Six policies on a seeded trace, a table and an HTML report."),
 }
@@ -79,20 +81,39 @@ def main() -> None:
     from cotenant.model.errors import InputError, WorkError
 
     try:
-        app()
+        code = app(standalone_mode=False)  # else typer would print its errors as a box of several lines
     except InputError as error:
-        print(f"cotenant: {error}", file=sys.stderr)
-        sys.exit(2)
+        fail(str(error), 2)
     except WorkError as error:
-        print(f"cotenant: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("cotenant: interrupted", file=sys.stderr)
-        sys.exit(130)
+        fail(str(error), 1)
+    except ClickException as error:
+        fail_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted", 130)
     except BrokenPipeError:
         # the reader of our output (head, less) has gone: not an error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    if code == 130:  # what typer makes of Ctrl-C
+        fail("interrupted", code)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(sentence: str, code: int) -> NoReturn:
+    """Print one line on standard error and leave."""
+    print(f"cotenant: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def fail_usage(error: ClickException) -> NoReturn:
+    """A command line that cannot be parsed: one sentence; the help where nothing was given at all."""
+    if isinstance(error, NoArgsIsHelpError):
+        error.show()
+        sys.exit(2)
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "cotenant"
+    message = error.format_message().strip().rstrip(".")
+    fail(f"{message[:1].lower()}{message[1:]}; see {path} --help", error.exit_code)
 
 
 if __name__ == "__main__":
