@@ -60,6 +60,7 @@ CATALOG: dict[str, Gpu] = {
         _gpu("A6000", 84, 48, 768, 154.8),
         _gpu("L4", 58, 24, 300, 121),
         _gpu("L40S", 142, 48, 864, 362),
+        _gpu("RTX2080Ti", 68, 11, 616, 107.6),
         _gpu("RTX3090", 82, 24, 936, 71),
         _gpu("RTX4090", 128, 24, 1008, 165.2),
         _gpu("RTX5090", 170, 32, 1792, 209.5),
@@ -78,6 +79,7 @@ ALIASES: dict[str, str] = {
     "A100": "A100-40GB", "A100-SXM4-40GB": "A100-40GB", "A100-SXM4-80GB": "A100-80GB",
     "H100": "H100-80GB", "H100-SXM": "H100-80GB", "H100 80GB HBM3": "H100-80GB", "H100-80GB-HBM3": "H100-80GB",
     "H100 PCIE": "H100-PCIe", "H100-PCIE": "H100-PCIe", "H100 NVL": "H100-NVL",
+    "RTX 2080 Ti": "RTX2080Ti", "2080TI": "RTX2080Ti",
     "RTX 3090": "RTX3090", "RTX 4090": "RTX4090", "RTX 5090": "RTX5090", "RTX A5000": "A5000", "RTX A6000": "A6000",
     # the openb trace does not name these models; stand-ins of like size, so that it can be simulated at all
     "G2": "A10", "G3": "A100-80GB",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +47,7 @@ def solve_milp(
     import highspy
 
     starts, columns, values = rows
-    model = highspy.Highs()
+    model = _quiet_solver()
     for option, value in (
         ("output_flag", False),
         ("threads", 1),
@@ -73,6 +76,22 @@ def solve_milp(
         model.setSolution(point)
     model.run()
     return _read(model, bool(np.any(integer)))
+
+
+def _quiet_solver() -> Any:
+    """A solver whose constructor does not print its banner on standard output, which may be a JSON object's."""
+    import highspy
+
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        return highspy.Highs()
+    finally:
+        os.dup2(kept, 1)
+        os.close(nowhere)
+        os.close(kept)
 
 
 def _read(model: object, mixed_integer: bool) -> Solution:

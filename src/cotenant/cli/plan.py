@@ -1,0 +1,206 @@
+"""`cotenant plan`: cut GPUs into gpulets for services under SLOs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cotenant.config_planning import Problem
+    from cotenant.model.serving import ServingPlan
+
+app = typer.Typer(add_completion=False)
+
+FILES, OUTPUT, PUBLIC, SETS = "Input", "Output", "Files of the public gpulet scheduler", "Scenario sets"
+
+
+@app.command()
+def plan(
+    services: Annotated[
+        str | None, typer.Argument(help="SERVICES.yaml, or the word `scenarios` to generate a scenario set.")
+    ] = None,
+    planner: Annotated[
+        str | None, typer.Option(help="temporal, greedy, gpulet, gpulet-interference (default) or exact.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs, instead of the file's.")] = None,
+    min_gpus: Annotated[bool, typer.Option("--min-gpus", help="Find how few of the GPUs suffice.")] = False,
+    what_if: Annotated[
+        list[str] | None, typer.Option(help="A change: rate=x1.5, slo=x0.8, rate.NAME=120, headroom=1.5. Repeatable.")
+    ] = None,
+    headroom: Annotated[float | None, typer.Option(help="Plan for this factor on the rates, not the file's.")] = None,
+    verify: Annotated[
+        bool, typer.Option(help="Simulate the plan and plan for more where requests would be late.")
+    ] = True,
+    attainment: Annotated[str, typer.Option(help="SLO attainment that verified plans reach.")] = "99.2%",
+    seed: Annotated[int, typer.Option(help="Seed of the simulated requests.")] = 0,
+    time_limit: Annotated[str, typer.Option(help="The exact planner's time for one decision.")] = "30s",
+    profile: Annotated[str | None, typer.Option(help="Profile: JSON file or folder.", rich_help_panel=FILES)] = None,
+    previous: Annotated[
+        str | None, typer.Option("--from", help="A plan (JSON) to change as little as possible.", rich_help_panel=FILES)
+    ] = None,
+    tasks: Annotated[str | None, typer.Option(help="glet:TASKS.csv.", rich_help_panel=PUBLIC)] = None,
+    sim_config: Annotated[str | None, typer.Option(help="sim-config.json.", rich_help_panel=PUBLIC)] = None,
+    device_config: Annotated[str | None, typer.Option(help="device-config.json.", rich_help_panel=PUBLIC)] = None,
+    write_modellist: Annotated[str | None, typer.Option(help="Write ModelList.txt.", rich_help_panel=PUBLIC)] = None,
+    write_tasks: Annotated[str | None, typer.Option(help="Write a task CSV.", rich_help_panel=PUBLIC)] = None,
+    write_sim_config: Annotated[str | None, typer.Option(help="Write sim-config.json.", rich_help_panel=PUBLIC)] = None,
+    write_device_config: Annotated[
+        str | None, typer.Option(help="Write device-config.json.", rich_help_panel=PUBLIC)
+    ] = None,
+    scenarios: Annotated[
+        str | None, typer.Option(help="Plan every scenario of a CSV, each on its own.", rich_help_panel=SETS)
+    ] = None,
+    like: Annotated[
+        str, typer.Option(help="Set to generate: gpulet-1023, gpulet-19682 or ladder.", rich_help_panel=SETS)
+    ] = "gpulet-1023",
+    report: Annotated[
+        str | None, typer.Option(help="CSV of every scenario's outcome, bound and time.", rich_help_panel=SETS)
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Where the plan (JSON), plans or scenarios (CSV) go.", rich_help_panel=OUTPUT)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on standard output.", rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:
+    """Say how to cut the GPUs into gpulets, which models go on each with which batch and duty cycle, and how much
+    headroom every service has. `plan scenarios --like SET --out F` generates scenario sets."""
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_fraction, parse_seconds
+    from cotenant.policy.packing.specs import DEFAULT_PLANNER, find_planner
+
+    limit_s = parse_seconds(time_limit, field="time-limit")
+    if services == "scenarios":
+        from cotenant.cli.plan_sets import generate_set
+
+        generate_set(like, out, as_json)
+        return
+    if scenarios is not None:
+        from cotenant.cli.plan_sets import plan_set
+
+        plan_set(scenarios, profile, gpus or 4, find_planner(planner or DEFAULT_PLANNER), limit_s, out, report, as_json)
+        return
+    problem, default_planner = _problem(services, tasks, sim_config, device_config, profile, gpus, what_if or [])
+    if headroom is not None and not 1 <= headroom <= 100:
+        raise InputError(f"a headroom of {headroom:g} is not between 1 and 100", field="headroom")
+    spec = find_planner(planner or default_planner)
+    factor = headroom or problem.headroom
+    old = None if previous is None else read_plan(previous)
+    target = parse_fraction(attainment, field="attainment") if verify and tasks is None else None
+    found = decide(problem, spec, factor, target, min_gpus, old, seed, limit_s)
+    if write_modellist is not None:
+        from cotenant import config_glet
+
+        _write(write_modellist, config_glet.write_modellist(found["plan"]))
+    _write_public(problem, spec.name, write_tasks, write_sim_config, write_device_config)
+    from cotenant.cli import plan_view
+
+    content = plan_view.content(found, problem, old)
+    if out is not None:
+        import json
+
+        _write(out, json.dumps(content, indent=1) + "\n")
+    if as_json:
+        import json
+
+        print(json.dumps(content))
+    else:
+        plan_view.show(content)
+
+
+def _problem(
+    services: str | None, tasks: str | None, sim_config: str | None, device_config: str | None, profile: str | None,
+    gpus: int | None, changes: list[str],
+) -> tuple[Problem, str]:  # fmt: skip
+    from cotenant.model.errors import InputError
+    from cotenant.policy.packing.specs import DEFAULT_PLANNER
+
+    if (services is None) == (tasks is None):
+        raise InputError("give SERVICES.yaml, or --tasks glet:TASKS.csv with --sim-config, or --scenarios")
+    if services is not None:
+        from cotenant.config_planning import build_problem, what_if
+        from cotenant.config_services import read_services
+
+        return build_problem(what_if(read_services(services), changes), profile, gpus), DEFAULT_PLANNER
+    from cotenant.config_glet import read_problem
+
+    assert tasks is not None
+    form, colon, path = tasks.partition(":")
+    if form != "glet" or not colon:
+        raise InputError(f"{tasks!r} is not glet:TASKS.csv", field="tasks")
+    if sim_config is None:
+        raise InputError("--tasks needs --sim-config", field="sim-config")
+    if changes:
+        raise InputError("--what-if is for services files", field="what-if")
+    return read_problem(path, sim_config, device_config, gpus)
+
+
+def decide(
+    problem: Problem, spec: Any, headroom: float, target: float | None, min_gpus: bool, old: ServingPlan | None,
+    seed: int, time_limit_s: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Plan a problem: {"plan", "verified" (None without), "decision_ms"}."""
+    import time
+
+    from cotenant.policy.packing.planners import Packer
+    from cotenant.policy.packing.replan import fewest_gpus, renamed
+    from cotenant.sim.serving_verify import plan_verified
+
+    services, gpus = problem.services, problem.gpus
+    rates = [s.rate_rps * headroom for s in services]
+    if min_gpus:
+        least = fewest_gpus(spec, gpus, services, rates)
+        gpus = gpus.first(least.gpus_used) if least.feasible else gpus
+    packer = Packer(spec, gpus, services, time_limit_s=time_limit_s)
+    packer.plan(rates, start=old)  # tables and compiled code are made at the first call, which is no decision's time
+    began = time.perf_counter()
+    plan = packer.plan(rates, start=old)
+    decision_ms = (time.perf_counter() - began) * 1e3
+    verified = None
+    if target is not None and plan.feasible:
+        verified = plan_verified(packer, problem.profiles, headroom, target, problem.applications, seed, start=old)
+        while min_gpus and not verified.holds(target) and len(packer.gpus) < len(problem.gpus):
+            packer = Packer(spec, problem.gpus.first(len(packer.gpus) + 1), services, time_limit_s=time_limit_s)
+            verified = plan_verified(packer, problem.profiles, headroom, target, problem.applications, seed)
+        plan = verified.plan
+    if old is not None:
+        plan = renamed(plan, old, packer.gpus)
+    return {"plan": plan, "verified": verified, "decision_ms": decision_ms, "target": target}
+
+
+def read_plan(path: str) -> ServingPlan:
+    """A plan that this command wrote."""
+    import json
+
+    from cotenant.model.errors import InputError
+    from cotenant.model.serving import ServingPlan
+
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the plan: {error.strerror}", file=path) from None
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}", file=path) from None
+    return ServingPlan.from_dict(data, path)
+
+
+def _write(path: str, text: str) -> None:
+    from cotenant.record.files import atomic_file
+
+    with atomic_file(path) as file:
+        file.write(text)
+
+
+def _write_public(problem: Problem, planner: str, tasks: str | None, sim: str | None, device: str | None) -> None:
+    import json
+
+    from cotenant import config_glet
+
+    if tasks is not None:
+        _write(tasks, config_glet.write_tasks(problem.services))
+    if sim is not None:
+        _write(sim, json.dumps(config_glet.sim_config(problem, planner), indent=1) + "\n")
+    if device is not None:
+        _write(device, json.dumps(config_glet.device_config(problem), indent=1) + "\n")

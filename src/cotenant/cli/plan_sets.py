@@ -1,0 +1,106 @@
+"""`cotenant plan` over whole sets of scenarios."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cotenant.model.errors import InputError
+from cotenant.model.serving import Service
+from cotenant.policy.packing.planners import Packer
+from cotenant.policy.packing.specs import Spec
+from cotenant.policy.packing.tables import Gpus
+from cotenant.profile.latency_files import load_profile
+from cotenant.record.files import atomic_file
+from cotenant.traces.scenarios import PLAN_COLUMNS, generate, plan_rows, read_scenarios, write_scenarios
+
+REFERENCE_GPU = "RTX2080Ti"
+REPORT_COLUMNS = ("scenario", "outcome", "bound", "gpus_used", "decision_ms", "note")
+
+
+def generate_set(like: str, out: str | None, as_json: bool) -> None:
+    """Write a scenario set to a file or to standard output."""
+    scenarios = generate(like)
+    if out is None:
+        if as_json:
+            raise InputError("--json needs --out here", field="out")
+        write_scenarios(scenarios, sys.stdout)
+        return
+    with atomic_file(out) as file:
+        count = write_scenarios(scenarios, file)
+    print(json.dumps({"scenarios": count, "out": out}) if as_json else f"{count} scenarios in {out}")
+
+
+def plan_set(
+    scenarios: str, profile: str | None, gpus: int, spec: Spec, time_limit_s: float, out: str | None,
+    report: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Plan each scenario on its own and count what is claimed; a decision's time leaves out the tables of a set of
+    models, which are built once."""
+    sets = read_scenarios(scenarios)
+    gpu_set = Gpus.uniform(load_profile(REFERENCE_GPU, profile), gpus)
+    packers: dict[tuple[tuple[str, float], ...], Packer] = {}
+    rows: list[tuple[Any, ...]] = []
+    plans: list[tuple[Any, ...]] = []
+    for name, tasks in sets.items():
+        key = tuple((m, slo) for m, _, slo in tasks)
+        rates = [rate for _, rate, _ in tasks]
+        if key not in packers:
+            try:
+                packers[key] = _warm(Packer(spec, gpu_set, _services(tasks), time_limit_s=time_limit_s), rates)
+            except InputError as error:
+                raise InputError(f"scenario {name}: {error.message}", file=scenarios, field=error.field) from None
+        began = time.perf_counter()
+        plan = packers[key].plan(rates)
+        took = (time.perf_counter() - began) * 1e3
+        outcome = "claimed" if plan.feasible else "infeasible" if plan.proven_infeasible else "undecided"
+        bound = "" if plan.bound is None else f"{plan.bound:.6g}"
+        used = plan.gpus_used if plan.feasible else ""
+        rows.append((name, outcome, bound, used, f"{took:.4f}", "; ".join(plan.notes)))
+        if plan.feasible:
+            plans += plan_rows(name, plan)
+    for path, columns, content in ((out, PLAN_COLUMNS, plans), (report, REPORT_COLUMNS, rows)):
+        if path is not None:
+            _write_csv(path, columns, content)
+    times = [float(r[4]) for r in rows]
+    claimed = sum(r[1] == "claimed" for r in rows)
+    summary = {
+        "planner": spec.name,
+        "scenarios": len(rows),
+        "claimed": claimed,
+        "infeasible": len(rows) - claimed,
+        "proven_infeasible": sum(r[1] == "infeasible" for r in rows),
+        "gpus_used": sum(r[3] for r in rows if r[1] == "claimed"),
+        "decision_ms": {"median": statistics.median(times), "max": max(times)},
+    }
+    if as_json:
+        print(json.dumps(summary))
+        return
+    ms = summary["decision_ms"]
+    assert isinstance(ms, dict)
+    print(
+        f"{spec.name}: {claimed} of {len(rows)} scenarios planned, {summary['proven_infeasible']} proven infeasible, "
+        f"{summary['gpus_used']} GPUs used; {ms['median']:.3f} ms a decision (most {ms['max']:.2f})"
+    )
+
+
+def _warm(packer: Packer, rates: list[float]) -> Packer:
+    """A packer with its tables made and its code compiled, before anything is timed."""
+    packer.plan(rates)
+    return packer
+
+
+def _services(tasks: list[tuple[str, float, float]]) -> list[Service]:
+    return [Service(m, m, rate, slo) for m, rate, slo in tasks]
+
+
+def _write_csv(path: str | Path, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    with atomic_file(path) as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(columns)
+        out.writerows(rows)

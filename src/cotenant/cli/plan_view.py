@@ -1,0 +1,83 @@
+"""What `cotenant plan` prints: one JSON object, or tables for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cotenant.config_planning import Problem
+from cotenant.model.serving import ServingPlan
+from cotenant.policy.packing.replan import disruption, moves
+
+
+def content(found: dict[str, Any], problem: Problem, old: ServingPlan | None) -> dict[str, Any]:
+    """The plan with true rates and headroom against them, how it was verified, and the moves from an older plan."""
+    plan: ServingPlan = found["plan"]
+    verified = found["verified"]
+    out = plan.to_dict()
+    capacity = plan.capacities()
+    for service in problem.services:
+        row = out["services"][service.name]
+        row["planned_rps"] = row["rate_rps"]
+        row["rate_rps"] = service.rate_rps
+        row["headroom"] = capacity.get(service.name, 0.0) / service.rate_rps
+        row["slo_ms"] = service.slo_ms
+        if verified is not None:
+            row["simulated_attainment"] = verified.attainment.get(service.name)
+    out["decision_ms"] = found["decision_ms"]
+    out["verified"] = None
+    if verified is not None:
+        out["verified"] = {
+            "target": found["target"], "holds": verified.holds(found["target"]), "rounds": verified.rounds,
+        }  # fmt: skip
+    if old is not None:
+        steps = moves(old, plan)
+        out["moves"] = [vars(step) for step in steps]
+        out["disruption"] = disruption(steps)
+    return out
+
+
+def show(data: dict[str, Any]) -> None:
+    """Tables on the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title=f"{data['planner']}: {data['gpus_used']} of {data['gpus']} GPUs")
+    for name in ("GPU", "gpulet", "service", "batch", "duty"):
+        table.add_column(name, justify="right" if name in ("GPU", "batch", "duty") else "left")
+    for let in data["gpulets"]:
+        for i, seat in enumerate(let["seats"]):
+            first = i == 0
+            table.add_row(
+                str(let["gpu"]) if first else "", let["partition"] if first else "", seat["service"],
+                str(seat["batch"]), f"{let['duty_ms']:.1f} ms" if first else "",
+            )  # fmt: skip
+    console.print(table)
+    console.print(_services_table(data))
+    for left in data["left_out"]:
+        console.print(f"left out: {left['service']}, {left['missing_rps']:.1f} requests/s: {left['reason']}")
+    for note in data["notes"]:
+        console.print(note)
+    verified = data["verified"]
+    if verified is not None and not verified["holds"]:
+        console.print(
+            f"simulated requests stay under {verified['target']:.1%} for some services: more GPUs or a longer SLO helps"
+        )
+    for step in data.get("moves", ()):
+        what = f" {step['service']}" if step["service"] else ""
+        console.print(f"move: {step['kind']}{what} on GPU {step['gpu']} {step['partition']}")
+
+
+def _services_table(data: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table()
+    for name in ("service", "rate/s", "capacity/s", "headroom", "SLO", "in time (simulated)"):
+        table.add_column(name, justify="left" if name == "service" else "right")
+    for name, row in data["services"].items():
+        simulated = row.get("simulated_attainment")
+        table.add_row(
+            name, f"{row['rate_rps']:g}", f"{row['capacity_rps']:.0f}", f"x{row['headroom']:.2f}",
+            f"{row['slo_ms']:g} ms", "-" if simulated is None else f"{simulated:.2%}",
+        )  # fmt: skip
+    return table
