@@ -128,7 +128,7 @@ def test_parts_of_gpus_many_nodes_and_no_placements() -> None:
     )
     assert "started on 8 GPUs of 8 nodes with" in got[2]
     got = lines([run(0, Kind.START, Reason.IN_ORDER, []), DONE], placements=False)
-    assert got[2] == "  0:00:00  started on its GPUs with 12 CPUs and 250 GB, at its proportional speed"
+    assert got[2] == "  0:00:00  started on 4 GPUs with 12 CPUs and 250 GB, at its proportional speed"
 
 
 def test_unfinished_rejected_and_never_seen() -> None:

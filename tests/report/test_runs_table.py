@@ -10,7 +10,7 @@ from rich.console import Console
 from sample_records import random_record
 
 from cotenant.record.schema import RunInfo
-from cotenant.report.runs import Run, arrange, load_of, run_of
+from cotenant.report.runs import Run, arrange, in_order, load_of, run_of
 from cotenant.report.table import COLUMNS, best_rows, print_runs
 
 
@@ -97,6 +97,13 @@ def test_what_differs_between_runs_of_one_policy_becomes_facets() -> None:
 def test_a_trace_drawn_for_each_load_is_no_facet() -> None:
     runs = arrange([labelled("fifo", f"drawn {n} {s}", seed=s, load=n) for n in (0.5, 0.9) for s in (1, 2)])
     assert [run.facets for run in runs][:2] == [{"load": "0.5", "seed": "1"}, {"load": "0.5", "seed": "2"}]
+
+
+def test_runs_of_a_folder_stand_by_policy_and_size_of_conditions() -> None:
+    runs = arrange([labelled(p, f"drawn {n}", load=n) for n in (10.0, 2.0, 0.5) for p in ("srtf", "fifo")])
+    assert [run.label for run in in_order(runs)] == [
+        f"{p} · load {n}" for p in ("fifo", "srtf") for n in ("0.5", "2", "10")
+    ]
 
 
 def test_options_of_different_policies_are_no_facets() -> None:

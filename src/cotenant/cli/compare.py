@@ -30,13 +30,19 @@ def compare(
     from cotenant.profile.tables import load_profiles
     from cotenant.record.files import check_writable
     from cotenant.record.reader import find_records, read_record
-    from cotenant.report.runs import arrange, run_of
+    from cotenant.report.runs import arrange, in_order, run_of
 
-    folders = list(dict.fromkeys(folder for given in runs for folder in find_records(given)))
+    folders = {folder: given for given in reversed(runs) for folder in find_records(given)}  # the first to name it
     if html is not None:
         check_writable(html)
     families = {model.name: model.family for model in load_profiles(profiles).models.values()}
-    found = arrange([run_of(read_record(folder), families) for folder in _shown(folders)])
+    found = arrange([run_of(read_record(folder), families) for folder in _shown(list(folders))])
+    # arguments keep their order; runs of one folder are named by anything, and stand by policy and condition
+    found = [
+        run
+        for given in dict.fromkeys(runs)
+        for run in in_order([r for r in found if r.path and folders[r.path] == given])
+    ]
     if html is not None:
         from cotenant.report.page import write_page
 

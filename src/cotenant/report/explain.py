@@ -102,6 +102,7 @@ def happenings(record: Record, row: int) -> list[Happening]:
         events = record.events
         found.append(
             Happening(
+                gpus=float(record.jobs["gpus"][row]),
                 time_s=float(events.time_s[i]),
                 kind=Kind(int(events.kind[i])),
                 reason=Reason(int(events.reason[i])),

@@ -45,7 +45,7 @@ def run_of(record: Record, families: dict[str, str] | None = None, bins: int = 2
     return Run(
         info=record.info,
         summary=analysis.summary,
-        spreads={key: getattr(analysis.jobs, key) for key in SPREAD_METRICS},
+        spreads={key: analysis.values(key) for key in SPREAD_METRICS},
         series=analysis.series(bins),
         groups=_groups(record, analysis, families or {}),
         ids=record.job("id"),
@@ -109,6 +109,16 @@ def arrange(runs: list[Run]) -> list[Run]:
             run.label = " · ".join([run.policy, *(f"{facet_name(key)} {value}" for key, value in run.facets.items())])
     _number_the_rest(runs)
     return runs
+
+
+def in_order(runs: list[Run]) -> list[Run]:
+    """Arranged runs by policy, then by their conditions, numbers by size: an order that folder names do not give."""
+
+    def natural(text: str) -> tuple[tuple[float, str], ...]:
+        pieces = re.findall(r"\d+\.?\d*|\D+", text)
+        return tuple((float(p), "") if p[0].isdigit() else (math.inf, p) for p in pieces)
+
+    return sorted(runs, key=lambda run: (run.policy, *(natural(value) for value in run.facets.values())))
 
 
 FACET_NAMES = {"cpus_per_node": "CPUs per node", "gpu_mix": "GPU mix", "memory_per_node": "memory per node"}

@@ -47,8 +47,9 @@ NEVER: dict[Reason, str] = {
 
 @dataclass(frozen=True)
 class Happening:
-    """One event of one job; `where`: (node, GPUs) pairs, None where the record leaves placements out."""
+    """One event of one job, which wants `gpus`; `where`: (node, GPUs) pairs, None where the record leaves them out."""
 
+    gpus: float
     time_s: float
     kind: Kind
     reason: Reason
@@ -286,10 +287,10 @@ def _size_change(old: Happening, new: Happening) -> str:
 
 def _place(event: Happening) -> str:
     where = event.where
-    if not where:
-        return "its GPUs"
-    total = sum(gpus for _, gpus in where)
+    total = sum(gpus for _, gpus in where) if where else event.gpus
     amount = f"{figures(total)} of a GPU" if total < 1 else plural(total, "GPU")
+    if not where:
+        return amount
     if len(where) == 1 or len(where) > 6:
         return f"{amount} of {_nodes(where)}"
     return f"{amount} of {_nodes(where)} ({' + '.join(figures(gpus) for _, gpus in where)})"

@@ -58,6 +58,9 @@ function overTime(runs, pick, { title, percent = true, held = null, mark = null 
 
 const PERCENTILES = [["median", "median", "circle"], ["p95", "p95", "diamond"], ["p99", "p99", "square"], ["p999", "p99.9", "triangle-right"]];
 
+// few rows stand together in the middle instead of at the far edges
+const rowRange = (n) => (n < 5 ? [-0.6 - (5 - n) / 3, n - 0.4 + (5 - n) / 3] : [-0.6, n - 0.4]);
+
 function percentiles(runs) {
   const drawn = runs.filter((run) => run.summary.jct_s.mean !== null).reverse();
   const traces = drawn.map((run) => {
@@ -72,7 +75,7 @@ function percentiles(runs) {
     type: "scatter", mode: "markers", name: "mean", x: drawn.map((run) => run.summary.jct_s.mean), y: drawn.map(nameOf), showlegend: false,
     marker: { symbol: "line-ns", size: 17, color: css("--ink"), line: { width: 2.5, color: css("--ink") } }, text: drawn.map((run) => `mean ${timeText(run.summary.jct_s.mean)}`), hovertemplate: "<b>%{y}</b><br>%{text}<extra></extra>",
   });
-  return { traces, layout: { xaxis: logTimeAxis(traces.flatMap((t) => t.x), "job completion time"), yaxis: { automargin: true, ticksuffix: "  ", nticks: 0, tickfont: { size: 12, color: css("--ink") } } }, height: Math.max(300, 90 + 34 * drawn.length) };
+  return { traces, layout: { xaxis: logTimeAxis(traces.flatMap((t) => t.x), "job completion time"), yaxis: { automargin: true, ticksuffix: "  ", nticks: 0, range: rowRange(drawn.length), tickfont: { size: 12, color: css("--ink") } } }, height: Math.max(300, 90 + 34 * drawn.length) };
 }
 
 function ratio(runs) {
