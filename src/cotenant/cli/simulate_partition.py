@@ -31,7 +31,7 @@ def run_policy(
 ) -> tuple[Record, PartitionOutcome]:
     """Read and simulate. `job_options`: the options of job policies that were given; most make no sense here."""
     from cotenant.policy.partition.decide import POLICIES
-    from cotenant.sim.partition_run import cluster_geometry, named_rules, run_partition
+    from cotenant.sim.partition_run import cluster_geometry, mig_jobs, named_rules, run_partition
     from cotenant.traces.select import load_trace
 
     policy = str(partition_options.policy)
@@ -43,12 +43,13 @@ def run_policy(
             raise InputError(f"--{option} is for job policies; --policy {policy} has none", field=option)
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks, default="1x8")
-    options = {
+    options: dict[str, Any] = {
         "default_profile": job_options.get("default_profile"), "double_memory": partition_options.double_memory,
         "seed": trace_options.seed,
     }
-    cluster_geometry(cluster, double_memory=partition_options.double_memory)
+    geo = cluster_geometry(cluster, double_memory=partition_options.double_memory)
     trace = load_trace(spec, trace_options)
+    mig_jobs(trace, geo, default_profile=options["default_profile"])  # finds what is wrong, and remarks on it
     if not quiet:
         from cotenant.cli.progress import say_inputs
 

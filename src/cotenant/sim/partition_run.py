@@ -79,6 +79,12 @@ def mig_jobs(trace: Trace, geo: Geometry, *, default_profile: str | None = None)
         else:
             latency[j], launch[j] = _from_table(jobs, j, base, default_profile, trace.source)
     measured = speeds_of(latency)
+    if base.gpu != geo.gpu:
+        remark = (
+            f"speeds were measured on {base.gpu} and carried over to {geo.gpu} by SM share; a whole {geo.gpu} counts "
+            f"as fast as a whole {base.gpu}, so only the geometry differs"
+        )
+        trace.remarks += [] if remark in trace.remarks else [remark]
     speeds = measured if base.gpu == geo.gpu and base.kinds == geo.kinds else _carry(measured, base, geo)
     speeds = _at_least(speeds, geo, least, own)
     for j in map(int, np.flatnonzero(speeds[:, 0] <= 0)):
@@ -147,6 +153,8 @@ def run_partition(
     """
     geo = cluster_geometry(cluster, double_memory=double_memory)
     jobs = mig_jobs(trace.require_jobs(), geo, default_profile=default_profile)
+    if rules.policy == "static" and rules.layout:
+        _refuse_homeless(trace, geo, jobs, rules)
     engine, engine_s = _simulate(trace, cluster, geo, jobs, rules, seed)
     stuck = np.flatnonzero(np.isnan(engine.work.finish))
     if len(stuck):
@@ -160,6 +168,18 @@ def run_partition(
         engine_s, engine.reconfigurations, engine.profilings, sum(engine.work.restarts), layout
     )
     return record, outcome
+
+
+def _refuse_homeless(trace: Trace, geo: Geometry, jobs: MigJobs, rules: PartitionRules) -> None:
+    """InputError for a job that may run on no instance of a static layout."""
+    kinds = [geo.kinds.index(p.kind) for p in rules.layout or ()]
+    best = jobs.speeds[:, kinds].max(axis=1)
+    for j in map(int, np.flatnonzero((best <= 0) | (best < jobs.qos_floor))):
+        if trace.jobs.gpus[j] <= 1:
+            raise InputError(
+                f"job {trace.jobs.id[j]!r} may run on no slice of the layout {geo.format(rules.layout or ())}",
+                file=trace.source, field="layout",
+            )
 
 
 def _simulate(

@@ -134,7 +134,7 @@ def warm_up(geo: Geometry) -> None:
     """Compile (or load) what decisions need, so that a timed run does not."""
     lat = lattice(geo)
     one, none = np.ones((1, len(lat.placements))), np.zeros(1, np.int32)
-    best_partition(geo, np.ones((1, len(geo.kinds))))
+    best_partition(geo, np.ones((1, len(geo.kinds))), "slowdown", geo.whole, 1.0, 10.0)
     harm_of_joining(one, np.zeros((1, geo.compute_slices), np.int32), none, 0, lat.level, lat.parent, lat.place)
 
 
