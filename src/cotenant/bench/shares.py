@@ -40,6 +40,7 @@ def measure(
     kernel_ms: float = 1.6,
     discipline: str = "request-limit",
     work_in_flight_ms: float | None = None,
+    solo_block_s: float | None = None,
 ) -> dict[str, Any]:
     """Run one tenant per request/limit pair for `seconds` and report granted and got, in fractions of a native run."""
     specs = [
@@ -57,8 +58,9 @@ def measure(
     with Bench(gpus, settings, kernel_ns=round(kernel_ms * 1e6)) as bench:
         native = bench.native("busy")
         native.wait_ready()
-        native.block(WARM_S)
-        before = _solo(native, seconds)
+        block_s = solo_block_s or max(0.5, seconds / 16)
+        native.block(min(WARM_S, 2 * block_s))
+        before = _solo(native, block_s)
         tenants = [bench.tenant("busy", spec) for spec in specs]
         for tenant in tenants:
             tenant.wait_ready()
@@ -68,7 +70,7 @@ def measure(
         turns = [row["gpus"][0]["turns"] for row in bench.tenants()]
         for tenant in tenants:
             tenant.close()
-        after = _solo(native, seconds)
+        after = _solo(native, block_s)
         solo = median([*before, *after])
         start_ns = max(block["begin_ns"] for block in blocks) + WARM_S * 1e9
         end_ns = start_ns + seconds * 1e9
@@ -89,9 +91,9 @@ def measure(
         }
 
 
-def _solo(native: Workload, seconds: float) -> list[float]:
+def _solo(native: Workload, block_s: float) -> list[float]:
     """Rates of a native run in four blocks; the median of all of them is the baseline."""
-    return [native.block(max(0.5, seconds / 16)) for _ in range(4)]
+    return [native.block(block_s) for _ in range(4)]
 
 
 def work_between(block: dict[str, Any], start_ns: float, end_ns: float) -> float:

@@ -107,6 +107,13 @@ class Page:
         self.layout.connection_id = connection_id
         self.slots: list[Slot] = [self.layout.slots[i] for i in range(wire.MAX_GPUS)]
 
+    def release(self) -> None:
+        """Unmap: the mapping holds a descriptor of its own, and must not wait for the garbage collector."""
+        self.close_fd()
+        self.slots = []
+        del self.layout
+        del self._map
+
     def close_fd(self) -> None:
         """Drop the descriptor once the process has it; the mapping stays."""
         if self.fd >= 0:

@@ -216,6 +216,8 @@ class Session:
             os.close(self.pidfd)
             self.pidfd = None
         self.socket.close()
+        if self.welcome:
+            self.page.release()
 
 
 _HANDLERS: dict[int, Callable[[Session, wire.Head, bytes], None]] = {
