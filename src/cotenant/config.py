@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from cotenant.model.errors import InputError
 from cotenant.model.units import parse_seconds
@@ -41,18 +41,35 @@ class TrainingConfig(BaseModel):
     default_profile: str | None = None
     record: Recorded = "auto"
     skip_too_large: bool = False
+    measure: tuple[int, int] | None = None  #: jobs FROM-TO (by arrival, TO left out) that figures of jobs cover
 
     @field_validator("lease", "restart_cost", "checkpoint_cost", "reserve_after", "solver_limit", mode="before")
     @classmethod
-    def _time(cls, value: Any) -> Any:
-        return parse_seconds(value) if isinstance(value, str) else value
+    def _time(cls, value: Any, info: ValidationInfo) -> Any:
+        return parse_seconds(value, field=_dashed(info.field_name)) if isinstance(value, str) else value
 
     @field_validator("queues", mode="before")
     @classmethod
     def _queues(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(parse_seconds(part) for part in value.split(","))
-        return value
+        limits = value.split(",") if isinstance(value, str) else value
+        if isinstance(limits, list | tuple):
+            limits = tuple(parse_seconds(x, field="queues") if isinstance(x, str) else x for x in limits)
+            numbers = all(isinstance(x, int | float) and math.isfinite(x) and x > 0 for x in limits)
+            if not limits or not numbers or list(limits) != sorted(set(limits)):
+                raise InputError(f"{value!r} is not a list of rising limits, such as 1h,10h", field="queues")
+        return limits
+
+    @field_validator("measure", mode="before")
+    @classmethod
+    def _measure(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        first, _, last = value.partition("-")
+        if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+            raise InputError(
+                f"{value!r} is not FROM-TO, such as 4000-5000: jobs by arrival, from 0, TO left out", field="measure"
+            )
+        return int(first), int(last)
 
     @property
     def is_sticky(self) -> bool:
@@ -68,6 +85,10 @@ def training_config(values: dict[str, Any], file: str | Path | None = None) -> T
         raise first_problem(error, file) from None
     except InputError as error:
         raise InputError(error.message, file=file, field=error.field) from None
+
+
+def _dashed(name: str | None) -> str:
+    return (name or "").replace("_", "-")
 
 
 def first_problem(error: ValidationError, file: str | Path | None = None) -> InputError:

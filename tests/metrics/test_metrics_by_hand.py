@@ -187,3 +187,16 @@ def test_mean_in_bins_before_within_and_after() -> None:
 def test_order_by_job_is_stable_beyond_16_bits() -> None:
     job = np.array([70000, 3, 70000, 3, 65536, 0], dtype=np.int32)
     assert order_by_job(job).tolist() == [5, 1, 3, 4, 0, 2]
+
+
+def test_figures_of_jobs_cover_only_the_measured_ones() -> None:
+    # jobs 1 and 2 of a, b, c: JCT 90 and 40, queueing 50 and 0; what concerns the cluster stays as it was
+    whole = summarise(hand_record(JOBS, EVENTS, rounds=ROUNDS))
+    record = hand_record(JOBS, EVENTS, rounds=ROUNDS, options={"measure": [1, 3]})
+    got = summarise(record)
+    assert (got["jct_s"]["mean"], got["jct_s"]["median"], got["queueing_s"]["mean"]) == (65.0, 65.0, 25.0)
+    assert [got[key] for key in ("jobs_completed", "makespan_s", "utilisation")] == [
+        whole[key] for key in ("jobs_completed", "makespan_s", "utilisation")
+    ]
+    by_gpus = breakdown(Analysis(record), record.job("gpus"))
+    assert [(entry["group"], entry["jobs"]) for entry in by_gpus] == [(1.0, 1), (8.0, 1)]

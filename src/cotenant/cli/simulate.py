@@ -61,6 +61,9 @@ def simulate(
     skip_too_large: Annotated[
         bool, _engine("--skip-too-large", help="Leave out jobs that the cluster could never hold.")
     ] = False,
+    measure: Annotated[
+        Text, _engine("--measure", help="Figures cover jobs FROM-TO by arrival: 4000-5000. Default: all jobs.")
+    ] = None,
     record: Annotated[
         Text, _engine("--record", help="all, no-moves (smaller), auto: no-moves above 20,000 jobs. Default auto.")
     ] = None,
@@ -86,6 +89,7 @@ def simulate(
         "solver_limit": solver_limit, "speeds": speeds, "lease": lease, "finish": finish,
         "restart_cost": restart_cost, "checkpoint_cost": checkpoint_cost, "profiles": profiles,
         "default_profile": default_profile, "skip_too_large": skip_too_large, "record": record,
+        "measure": measure,
     }  # fmt: skip
     if partition_options.policy is not None:
         from cotenant.cli.simulate_partition import run_policy
@@ -107,13 +111,13 @@ def simulate(
 
 def check_outputs(out: Path | None, *files: Path | None) -> None:
     """Find out before the work that results can be written."""
-    from cotenant.record.files import check_writable
+    from cotenant.record.files import check_folder, check_writable
 
     for file in files:
         if file is not None:
             check_writable(file)
     if out is not None:
-        check_writable(out.parent / f".{out.name}.probe")
+        check_folder(out)
 
 
 def run(

@@ -22,16 +22,19 @@ def sweep(
     """Run every combination of a sweep file on all cores; interrupted, the next call goes on where it stopped."""
     from cotenant.cli.progress import jobs_progress, say_compiling
     from cotenant.cli.simulate import check_outputs
-    from cotenant.metrics.summary import summarise
+    from cotenant.model.errors import InputError
     from cotenant.profile.tables import load_profiles
     from cotenant.record.reader import read_record
     from cotenant.report.page import write_page
     from cotenant.report.runs import arrange, run_of
-    from cotenant.sim.sweep import read_sweep, run_sweep
+    from cotenant.sim.sweep import run_sweep
+    from cotenant.sim.sweep_file import read_sweep
 
     plan = read_sweep(file)
     page = html or out / "report.html"
     check_outputs(out, html)
+    if out.is_dir() and any(out.iterdir()) and not (out / "runs").is_dir():
+        raise InputError("exists and holds something else than a sweep; choose another folder", file=out)
     say_compiling()
     try:
         with jobs_progress(f"{plan.title}: runs", len(plan)) as tick:
@@ -39,16 +42,15 @@ def sweep(
     except KeyboardInterrupt:
         print(f"interrupted; finished runs are in {out}, the same command goes on from there", file=sys.stderr)
         raise
-    records = [read_record(folder) for folder in folders]
     families = {model.name: model.family for model in load_profiles().models.values()}
-    runs = arrange([run_of(record, families) for record in records])
+    runs = arrange([run_of(read_record(folder), families) for folder in folders])
     write_page(page, runs, plan.title)
     if json_:
         import orjson
 
         entries = [
-            {"label": run.label, "path": str(folder), **summarise(record)}
-            for run, folder, record in zip(runs, folders, records, strict=True)
+            {"label": r.label, "path": str(r.path), "seed": r.info.seed, "options": r.info.options, **r.summary}
+            for r in runs
         ]
         sys.stdout.write(orjson.dumps({"title": plan.title, "runs": entries, "html": str(page)}).decode() + "\n")
         return

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cotenant.metrics import cluster
 from cotenant.metrics.jobs import JobMetrics, job_metrics
+from cotenant.metrics.registry import SPREAD_METRICS
 from cotenant.metrics.timeline import Floats, Timeline, build_timeline
 from cotenant.record.record import Record
 
@@ -30,6 +31,17 @@ class Analysis:
     @cached_property
     def jobs(self) -> JobMetrics:
         return job_metrics(self.record, self.timeline)
+
+    @cached_property
+    def measured(self) -> NDArray[np.bool_]:
+        """Per job, whether the figures of single jobs cover it: those from..to of option `measure`, else all."""
+        rows = np.arange(self.record.jobs.height)
+        first, last = self.record.info.options.get("measure") or (0, len(rows))
+        return np.asarray((rows >= first) & (rows < last))
+
+    def values(self, key: str) -> Floats:
+        """A per-job metric ("jct_s", ...); NaN where a job has none or is not measured."""
+        return np.asarray(np.where(self.measured, getattr(self.jobs, key), np.nan))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -63,16 +75,13 @@ def _summary(analysis: Analysis) -> dict[str, Any]:
     record, timeline, jobs = analysis.record, analysis.timeline, analysis.jobs
     done = ~np.isnan(jobs.finish_s)
     deadline = record.job("deadline_s")
-    stated = ~np.isnan(deadline)
+    stated = ~np.isnan(deadline) & analysis.measured
     return {
         "jobs": record.jobs.height,
         "jobs_completed": int(done.sum()),
         "jobs_rejected": int(jobs.rejected.sum()),
         "jobs_unfinished": int((~done & ~jobs.rejected).sum()),
-        "jct_s": spread(jobs.jct_s),
-        "queueing_s": spread(jobs.queueing_s),
-        "slowdown": spread(jobs.slowdown),
-        "ftf_rho": spread(jobs.ftf_rho),
+        **{key: spread(analysis.values(key)) for key in SPREAD_METRICS},
         "makespan_s": float(jobs.finish_s[done].max()) if done.any() else None,
         "utilisation": _plain(cluster.utilisation(record, timeline)),
         "allocation": _plain(cluster.allocation(record, timeline)),
@@ -85,12 +94,12 @@ def _summary(analysis: Analysis) -> dict[str, Any]:
 
 
 def breakdown(analysis: Analysis, groups: NDArray[Any]) -> list[dict[str, Any]]:
-    """Completed jobs by group, in the order of the groups' names.
+    """Completed (and measured) jobs by group, in the order of the groups' names.
 
     `groups`: one value per job (text or number). Each entry: group, jobs, jct_s, queueing_s, slowdown, ftf_rho.
     """
     jobs = analysis.jobs
-    done = ~np.isnan(jobs.finish_s)
+    done = ~np.isnan(jobs.finish_s) & analysis.measured
     names, which = np.unique(groups[done], return_inverse=True)
     order = np.argsort(which, kind="stable")
     ends = np.searchsorted(which[order], np.arange(len(names) + 1))
@@ -98,7 +107,7 @@ def breakdown(analysis: Analysis, groups: NDArray[Any]) -> list[dict[str, Any]]:
     entries = []
     for i, name in enumerate(names.tolist()):
         mine = rows[ends[i] : ends[i + 1]]
-        values = {key: spread(getattr(jobs, key)[mine]) for key in ("jct_s", "queueing_s", "slowdown", "ftf_rho")}
+        values = {key: spread(getattr(jobs, key)[mine]) for key in SPREAD_METRICS}
         entries.append({"group": name, "jobs": len(mine), **values})
     return entries
 

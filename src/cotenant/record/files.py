@@ -59,6 +59,19 @@ def check_writable(path: str | Path) -> None:
         raise cannot_write(path, error) from error
 
 
+def check_folder(path: str | Path) -> None:
+    """InputError where a folder cannot be made at `path` or filled; to be asked before long work."""
+    target = Path(os.path.abspath(path))
+    if target.exists() and not target.is_dir():
+        raise InputError("exists and is not a folder; choose another name", file=path)
+    probe = target.with_name(f".{target.name}.part-{os.getpid()}")
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
 class AtomicFolder:
     """A folder that is filled beside its destination and takes its place in one rename.
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from cotenant.config import TrainingConfig
 from cotenant.model.cluster import Cluster
+from cotenant.model.errors import InputError
 from cotenant.model.work import Trace
 from cotenant.policy.choice import JobPolicy
 from cotenant.policy.demand import runnable_jobs
@@ -70,7 +71,13 @@ def simulate(
         if not fits.all():
             trace.left_out["larger than the cluster"] = int((~fits).sum())
             trace.jobs = trace.jobs.take(np.flatnonzero(fits))
+    more = dict(more_options or {})
+    if config.measure is not None:
+        first, last = config.measure
+        if first >= len(trace.jobs):
+            raise InputError(f"begins at job {first:,}; the trace has {len(trace.jobs):,} jobs", field="measure")
+        more["measure"] = [first, last]
     return run_training(
-        trace, cluster, known, policy, engine_options(config), out=out, label=label, more_options=more_options,
+        trace, cluster, known, policy, engine_options(config), out=out, label=label, more_options=more,
         progress=progress,
     )  # fmt: skip
