@@ -101,7 +101,7 @@ def test_the_headline_names_the_fastest_and_the_slowest(runs: list[Run]) -> None
     assert ranked[0].policy == "srtf + tune"
     assert text.startswith("<b>srtf + tune</b> finishes a job in")
     assert f"<b>{ranked[-1].policy}</b>" in text or "&lt;b&gt;" in text
-    assert "on average; it waits" in headline(runs[:1])
+    assert "of that waiting." in headline(runs[:1])
 
 
 def test_best_of_a_column_is_marked(runs: list[Run]) -> None:

@@ -17,7 +17,7 @@ def compare(
         list[Path], typer.Argument(help="Folders of runs, or folders with runs in them.", metavar="DIR...")
     ],
     html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with every chart.")] = None,
-    title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "Runs side by side",
+    title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
     baseline: Annotated[
         str | None, typer.Option("--baseline", help="Policy that jobs are compared with one by one, by its label.")
     ] = None,
@@ -46,7 +46,7 @@ def compare(
     if html is not None:
         from cotenant.report.page import write_page
 
-        write_page(html, found, title, baseline)
+        write_page(html, found, title or (found[0].label if len(found) == 1 else "Runs side by side"), baseline)
     if json_:
         import orjson
 

@@ -46,6 +46,7 @@ def build_page(runs: list[Run], title: str = "Cotenant runs", baseline: str | No
         "headline": headline(runs),
         "tiles": tiles(runs),
         "table": table_html(runs),
+        "single": " data-single" if len(runs) == 1 else "",
         "conditions": conditions_html(runs),
         "css": assets.joinpath("report.css").read_text(encoding="utf-8"),
         "js": "\n".join(
@@ -164,8 +165,8 @@ def headline(runs: list[Run]) -> str:
     if len(finished) == 1:
         summary = finished[0].summary
         return (
-            f"<b>{html.escape(finished[0].label)}</b> finishes a job in {time_text(summary['jct_s']['mean'])} on "
-            f"average; it waits {time_text(summary['queueing_s']['mean'])} of that."
+            f"Under <b>{html.escape(finished[0].label)}</b> a job takes {time_text(summary['jct_s']['mean'])} on "
+            f"average, {time_text(summary['queueing_s']['mean'])} of that waiting."
         )
     conditions = list(dict.fromkeys(tuple(run.facets.items()) for run in finished))
     if len(conditions) > 1:
@@ -213,11 +214,12 @@ def _sooner(fast: float, slow: float) -> str:
     return f"{slow / fast:.1f}× sooner" if slow >= 2 * fast else f"{(1 - fast / slow) * 100:.0f} % sooner"
 
 
+# key, name among several runs, name for one run
 TILES = (
-    ("jct_s.mean", "Lowest mean JCT"),
-    ("jct_s.p99", "Lowest p99 JCT"),
-    ("makespan_s", "Shortest makespan"),
-    ("utilisation.cpu", "Highest CPU utilisation"),
+    ("jct_s.mean", "Lowest mean JCT", "Mean JCT"),
+    ("jct_s.p99", "Lowest p99 JCT", "p99 JCT"),
+    ("makespan_s", "Shortest makespan", "Makespan"),
+    ("utilisation.cpu", "Highest CPU utilisation", "CPU utilisation"),
 )
 
 
@@ -225,19 +227,19 @@ def tiles(runs: list[Run]) -> str:
     """Four figures with the run that holds each."""
     columns = {column.key: column for column in COLUMNS}
     cells = []
-    for key, name in TILES:
+    for key, best, plain in TILES:
         metric = columns[key].metric
         known = [(value, run) for run in runs if (value := lookup(run.summary, key)) is not None]
         if not known:
             continue
         pick = min if metric.better == "lower" else max
         value, run = pick(known, key=lambda pair: pair[0])
-        label = name if len(runs) > 1 else name.split(" ", 1)[1]
+        label = best if len(runs) > 1 else plain
         cells.append(
             f'<div class="tile" data-key="{key}" data-unit="{metric.unit}" data-better="{metric.better}">'
             f'<span class="tile-name">{label}</span>'
             f'<span class="tile-value">{metric_text(value, metric.unit)}</span>'
-            f'<span class="tile-run">{html.escape(run.label)}</span></div>'
+            f'<span class="tile-run">{html.escape(run.label) if len(runs) > 1 else ""}</span></div>'
         )
     return "\n".join(cells)
 

@@ -23,21 +23,23 @@ def time_text(seconds: float | None, trim: bool = True) -> str:
     return f"{figures(seconds / 86400, trim=trim)} d"
 
 
-_UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0))
+_UNITS = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0))
 
 
 def column_texts(values: Sequence[float | None], unit: str) -> list[str]:
     """A column of values by its unit (s, share, ratio or count): three figures, trailing zeros kept.
 
-    Times of one column share one unit, that of their median, so that they can be compared at a glance.
+    Times of one column share one unit, that of their median (or a larger one where the largest would have four digits),
+    so that they can be compared at a glance.
     """
     known = sorted(value for value in values if value is not None and not math.isnan(value))
     if unit != "s" or not known:
         return [metric_text(value, unit) for value in values]
-    name = time_text(known[len(known) // 2]).rsplit(" ", 1)[1]
-    scale = dict(_UNITS).get(name)
-    if scale is None:
-        return [metric_text(value, unit) for value in values]
+    names = [name for name, _ in _UNITS]
+    at = names.index(time_text(known[len(known) // 2]).rsplit(" ", 1)[1])
+    while at + 1 < len(_UNITS) and known[-1] / _UNITS[at][1] >= 1000:
+        at += 1
+    name, scale = _UNITS[at]
     return [DASH if v is None or math.isnan(v) else f"{figures(v / scale, trim=False)} {name}" for v in values]
 
 

@@ -102,6 +102,10 @@ function logTimeAxis(values, title) {
     if (ticks.length >= 3 && more.length > most) break;
     ticks = more;
   }
+  ticks = ticks.sort((a, b) => a[0] - b[0]);
+  // labels that would touch give way to the one before
+  const least = (Math.log(high / low) * (innerWidth < 600 ? 60 : 42)) / (innerWidth < 600 ? 290 : 480);
+  ticks = ticks.reduce((kept, tick) => (kept.length && Math.log(tick[0] / kept.at(-1)[0]) < least ? kept : [...kept, tick]), []);
   if (ticks.length < 2) return { type: "log", title: `${title}, seconds` };
   const pad = Math.log10(high / low) * 0.02;
   return { type: "log", title, tickvals: ticks.map((t) => t[0]), ticktext: ticks.map((t) => t[1]), range: [Math.log10(low) - pad, Math.log10(high) + pad] };

@@ -104,7 +104,7 @@ function groups(runs) {
       text: rows.map((r) => `mean ${timeText(r[2])}, median ${timeText(r[3])}, p99 ${timeText(r[4])} (${r[1].toLocaleString("en-US")} jobs)`), textposition: "none", hovertemplate: "<b>%{fullData.name}</b><br>%{text}<extra></extra>",
     };
   });
-  return { traces, layout: { barmode: "group", bargap: 0.28, bargroupgap: 0.08, barcornerradius: 3, xaxis: { nticks: 0, type: "category" }, yaxis: { title: "mean completion time, hours", rangemode: "tozero" } } };
+  return { traces, layout: { barmode: "group", bargap: traces.length < 3 ? 0.6 : 0.28, bargroupgap: 0.08, barcornerradius: 3, xaxis: { nticks: 0, type: "category" }, yaxis: { title: "mean completion time, hours", rangemode: "tozero" } } };
 }
 
 // ---- one condition against a result, a line per policy; runs that differ only by seed are averaged
