@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from sample_records import random_record
+from sample_records import hand_record, random_record
 
+from cotenant.model.events import Kind, Reason
 from cotenant.record.schema import RunInfo
 from cotenant.report.runs import Run, arrange, in_order, load_of, run_of
 from cotenant.report.table import COLUMNS, best_rows, print_runs
@@ -97,6 +98,19 @@ def test_what_differs_between_runs_of_one_policy_becomes_facets() -> None:
 def test_a_trace_drawn_for_each_load_is_no_facet() -> None:
     runs = arrange([labelled("fifo", f"drawn {n} {s}", seed=s, load=n) for n in (0.5, 0.9) for s in (1, 2)])
     assert [run.facets for run in runs][:2] == [{"load": "0.5", "seed": "1"}, {"load": "0.5", "seed": "2"}]
+
+
+def test_of_many_groups_the_largest_are_shown() -> None:
+    """20 tenants; the first 5 have 3 jobs each, the rest 1: the 12 shown hold those 5."""
+    tenants = [f"t{i:02}" for i in range(20)] + [f"t{i:02}" for i in range(5)] * 2
+    jobs = [{"id": str(i), "arrival_s": 0.0, "gpus": 1.0, "tenant": t} for i, t in enumerate(tenants)]
+    record = hand_record(jobs, [(9.0, i, Kind.FINISH, Reason.DONE) for i in range(len(jobs))])
+    run = run_of(record)
+    shown = [group["group"] for group in run.groups["tenant"]]
+    assert len(shown) == 12
+    assert set(shown) >= {f"t{i:02}" for i in range(5)}
+    assert shown == sorted(shown)
+    assert run.group_counts == {"tenant": 20}
 
 
 def test_runs_of_a_folder_stand_by_policy_and_size_of_conditions() -> None:

@@ -106,6 +106,7 @@ def page_data(runs: list[Run], baseline: str) -> dict[str, Any]:
                     ]
                     for name, entries in run.groups.items()
                 },
+                "groupCounts": run.group_counts,
             }
             for i, run in enumerate(runs)
         ],

@@ -31,6 +31,7 @@ class Run:
     spreads: dict[str, Floats]  #: per-job values by metric key, NaN where a job has none; order of the jobs table
     series: Series
     groups: dict[str, list[dict[str, Any]]]  #: metrics.breakdown by "gpus", "class", "model", "tenant"
+    group_counts: dict[str, int]  #: how many groups there are in all; groups has at most MOST_GROUPS of them
     ids: NDArray[np.object_]
     path: Path | None = None
     policy: str = ""  #: what is compared: runs of one policy share a colour
@@ -42,12 +43,14 @@ class Run:
 def run_of(record: Record, families: dict[str, str] | None = None, bins: int = 240) -> Run:
     """Boil a record down. `families`: model name -> class (image, language ...), for the breakdown by class."""
     analysis = Analysis(record)
+    groups, counts = _groups(record, analysis, families or {})
     return Run(
         info=record.info,
         summary=analysis.summary,
         spreads={key: analysis.values(key) for key in SPREAD_METRICS},
         series=analysis.series(bins),
-        groups=_groups(record, analysis, families or {}),
+        groups=groups,
+        group_counts=counts,
         ids=record.job("id"),
         path=record.path,
         policy=record.info.label,
@@ -55,7 +58,9 @@ def run_of(record: Record, families: dict[str, str] | None = None, bins: int = 2
     )
 
 
-def _groups(record: Record, analysis: Analysis, families: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+def _groups(
+    record: Record, analysis: Analysis, families: dict[str, str]
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, int]]:
     models = record.jobs["model"].fill_null("")
     columns = {
         "gpus": record.job("gpus"),
@@ -63,14 +68,15 @@ def _groups(record: Record, analysis: Analysis, families: dict[str, str]) -> dic
         "model": models.to_numpy(),
         "tenant": record.jobs["tenant"].fill_null("").to_numpy(),
     }
-    found = {}
+    found, counts = {}, {}
     for name, values in columns.items():
         if len(values) == 0 or len(np.unique(values)) < 2:
             continue
         entries = breakdown(analysis, values)
+        counts[name] = len(entries)
         common = sorted(sorted(entries, key=lambda e: -e["jobs"])[:MOST_GROUPS], key=lambda e: entries.index(e))
         found[name] = [{**entry, "group": _group_name(name, entry["group"])} for entry in common]
-    return found
+    return found, counts
 
 
 def _group_name(by: str, value: Any) -> str:

@@ -146,7 +146,12 @@ const CHARTS = {
   jct: { title: "Completion times", how: "The height of a curve is the share of jobs done within the time below it. Further left is better; the far right is the tail.", draw: (runs) => cdf(runs, "jct_s", { floor: 0.01, title: "job completion time" }) },
   percentiles: { title: "Completion times at a glance", how: "● median ◆ p95 ■ p99 ▸ p99.9, and | the mean. A short bar far to the left is a fast and even policy.", draw: percentiles },
   ratio: { title: () => `Who gains, who pays`, how: () => `Each job against itself under ${DATA.baseline}. What lies left of 1 got faster; the height at 1 is the share of jobs that lost nothing.`, draw: ratio, when: () => DATA.runs.some((run) => run.ratio) },
-  groups: { title: () => `Completion time by ${GROUP_NAMES[state.groups]}`, how: "Mean over the completed jobs of each group; hover for median, p99 and the number of jobs.", draw: groups, when: () => DATA.runs.some((run) => Object.keys(run.groups).length), control: true },
+  groups: { title: () => `Completion time by ${GROUP_NAMES[state.groups]}`, how: () => {
+      const shown = Math.max(0, ...DATA.runs.map((run) => (run.groups[state.groups] || []).length));
+      const all = Math.max(0, ...DATA.runs.map((run) => run.groupCounts[state.groups] || 0));
+      return `Mean over the completed jobs of each group; hover for median, p99 and the number of jobs.${all > shown ? ` The ${shown} largest of ${all} groups.` : ""}`;
+    },
+    draw: groups, when: () => DATA.runs.some((run) => Object.keys(run.groups).length), control: true },
   queueing: { title: "Queueing delay", how: "Time without GPUs. The left end is the share of jobs that waited at most a second.", draw: (runs) => cdf(runs, "queueing_s", { floor: 1, title: "time waited" }) },
   slowdown: { title: "Slowdown", how: "Completion time against running alone at the proportional share. Left of 1: faster than that.", draw: (runs) => cdf(runs, "slowdown", { time: false, title: "slowdown", mark: 1 }) },
   fairness: { title: "Finish-time fairness", how: "ρ, completion time against an equal share of the cluster. What lies right of 1 got less than its share.", draw: (runs) => cdf(runs, "ftf_rho", { time: false, title: "ρ", mark: 1 }) },

@@ -54,6 +54,8 @@ function makeCard(name) {
   head.append(title, save);
   const how = element("p", "", text(chart.how));
   const plot = element("div", "plot");
+  plot.setAttribute("role", "img");
+  plot.setAttribute("aria-label", text(chart.title));
   plot.style.minHeight = `${HEIGHT()}px`;
   card.append(head, how);
   if (chart.control) card.append(groupControl());
