@@ -32,6 +32,7 @@ from cotenant.policy.quota import Ended
 
 WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
+SAVE_WITHIN_S = 0.05
 
 
 def default_folder() -> Path:
@@ -80,6 +81,7 @@ class Agent:
         self.server: ShimServer
         self._stop = asyncio.Event()
         self._saved_fault = ""
+        self._save_timer: asyncio.TimerHandle | None = None
         self._lock: int | None = None
         self._root_fds: dict[str, int] = {}
 
@@ -142,7 +144,7 @@ class Agent:
 
     def _end(self) -> None:
         if hasattr(self, "server"):
-            self.save()
+            self.save_now()
             self.broker.close()
             self.server.close_all()
         for mechanism in self.mechanisms.values():
@@ -266,7 +268,15 @@ class Agent:
                 self.set_root(tenant, saved.root)
 
     def save(self) -> None:
+        """Write the state file soon: many changes at once are one write."""
+        if self._save_timer is None:
+            self._save_timer = asyncio.get_running_loop().call_later(SAVE_WITHIN_S, self.save_now)
+
+    def save_now(self) -> None:
         """Write the state file; a full disk is reported once and does not stop anything."""
+        if self._save_timer is not None:
+            self._save_timer.cancel()
+            self._save_timer = None
         try:
             state.save(self.folder / "state.json", self.registry.tenants.values())
             self._saved_fault = ""

@@ -90,7 +90,10 @@ class Broker:
         """TOKEN_REQUEST."""
         gpu = session.slots[slot]
         session.asking.add(slot)
-        self._obey(self.turns.request(gpu, session.tenant.name, time.monotonic_ns(), burst_ns), gpu)
+        out = self.turns.request(gpu, session.tenant.name, time.monotonic_ns(), burst_ns)
+        hold = self._holds.get(gpu)
+        if out or hold is None or hold.contended is False:
+            self._obey(out, gpu)
 
     def release(
         self, session: Session, slot: int, epoch: int, drained_ns: int, reason: int, drained: bool, again: bool
@@ -151,7 +154,8 @@ class Broker:
     def _obey(self, instructions: list[Instruction], gpu: str) -> None:
         touched = {gpu}
         for step in instructions:
-            touched.add(step.gpu)
+            if step.gpu != gpu:
+                touched.add(step.gpu)
             if isinstance(step, Grant):
                 self._grant(step)
             elif isinstance(step, Move):

@@ -48,7 +48,7 @@ def save(path: Path, tenants: Iterable[Tenant]) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:
-            json.dump({"version": 1, "tenants": rows}, file)
+            file.write(json.dumps({"version": 1, "tenants": rows}))
     except OSError:
         temporary.unlink(missing_ok=True)
         raise

@@ -66,6 +66,7 @@ class Registry:
         self.mechanisms = mechanisms
         self.tenants: dict[str, Tenant] = {}
         self._by_token: dict[str, Tenant] = {}
+        self._by_gpu: dict[str, dict[str, Tenant]] = {uuid: {} for uuid in self.gpus}
 
     def by_token(self, token: str) -> Tenant | None:
         """The tenant whose launcher was given that token."""
@@ -78,7 +79,7 @@ class Registry:
 
     def on_gpu(self, uuid: str, without: str = "") -> list[Tenant]:
         """Tenants placed on a GPU."""
-        return [t for t in self.tenants.values() if t.name != without and any(g.uuid == uuid for g in t.gpus)]
+        return [tenant for name, tenant in self._by_gpu[uuid].items() if name != without]
 
     def admit(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
         """Place a tenant and prepare its mechanism. InputError says what does not fit."""
@@ -99,6 +100,8 @@ class Registry:
         tenant = Tenant(spec, gpus, token or secrets.token_hex(24), uid, enforcement, declared)
         self.tenants[spec.name] = tenant
         self._by_token[tenant.token] = tenant
+        for gpu in gpus:
+            self._by_gpu[gpu.uuid][spec.name] = tenant
         return tenant
 
     def resize(self, tenant: Tenant, spec: TenantSpec) -> str:
@@ -113,6 +116,8 @@ class Registry:
         """Forget a tenant and release its mechanism."""
         self.tenants.pop(tenant.name, None)
         self._by_token.pop(tenant.token, None)
+        for gpu in tenant.gpus:
+            self._by_gpu[gpu.uuid].pop(tenant.name, None)
         self.mechanisms[tenant.spec.mechanism].revoke(tenant.name, tenant.gpus)
 
     def _place(self, spec: TenantSpec) -> tuple[Gpu, ...]:

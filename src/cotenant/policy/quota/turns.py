@@ -110,6 +110,8 @@ class GpuTurns:
         turn = self.turn
         if turn is not None and turn.account is account and turn.revoked_ns is None and now_ns < turn.deadline_ns:
             return [Grant(self.gpu, name, turn.epoch, turn.deadline_ns)]
+        if account.waiting:
+            return []
         self._enqueue(account, now_ns)
         return self._settle(now_ns, [])
 
