@@ -11,7 +11,7 @@ import numpy as np
 from cotenant.model.errors import InputError
 from cotenant.model.mig import Geometry, Layout, Placement
 from cotenant.policy.partition.kernel import harm_of_joining, lattice
-from cotenant.policy.partition.optimizer import Objective, PartitionPlan, best_partition, costs
+from cotenant.policy.partition.optimizer import OBJECTIVES, Objective, PartitionPlan, best_partition, costs
 
 POLICIES: dict[str, str] = {
     "whole": "one job per GPU",
@@ -58,6 +58,12 @@ class PartitionRules:
             raise InputError(
                 f"unknown placement {self.placement!r}; there are {', '.join(PLACEMENTS)}", field="placement"
             )
+        if self.objective not in OBJECTIVES:
+            raise InputError(
+                f"unknown objective {self.objective!r}; there are {', '.join(OBJECTIVES)}", field="objective"
+            )
+        if self.disturb not in ("moved", "all"):
+            raise InputError(f"unknown disturb {self.disturb!r}; there are moved, all", field="disturb")
         if self.policy == "static" and self.layout is None:
             raise InputError("policy static needs --layout, for example 3,2,2, or --layout best", field="layout")
         for name in ("reconfigure_s", "profile_s", "checkpoint_s", "horizon_s", "profile_after_s"):
