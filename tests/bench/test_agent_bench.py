@@ -1,4 +1,4 @@
-"""How many token requests the agent serves with 1,000 tenants connected, beside a bare echo server of the same messages.
+"""How many token requests the agent serves with 1,000 tenants connected, beside a bare echo server.
 
 Both servers get the same traffic from the same client. A cycle is what a shim sends at a turn's end: TOKEN_RELEASE and
 TOKEN_REQUEST, answered by a TOKEN_GRANT (to whoever is next). Processor time is counted, so a busy machine changes the
@@ -135,8 +135,10 @@ def test_a_thousand_tenants_and_twenty_thousand_requests_a_second(tmp_path: Path
     folder.mkdir()
     agent, echo = measure_agent(folder), measure_echo(tmp_path)
     print(
-        f"\n{TENANTS} tenants on {GPUS} GPUs: {agent['rate']:.0f} token requests/s, {agent['cpu_us']:.1f} us of CPU each"
-        f" ({1e6 / agent['cpu_us']:.0f}/s per core); bare echo: {echo['rate']:.0f}/s, {echo['cpu_us']:.1f} us;"
+        f"\n{TENANTS} tenants on {GPUS} GPUs: {agent['rate']:.0f} requests/s, {agent['cpu_us']:.1f} us of CPU each"
+    )
+    print(
+        f"({1e6 / agent['cpu_us']:.0f}/s per core); bare echo: {echo['rate']:.0f}/s, {echo['cpu_us']:.1f} us;"
         f" ratio of CPU {agent['cpu_us'] / echo['cpu_us']:.2f}; all connected in {agent['connect_s']:.1f} s"
     )
     assert 1e6 / agent["cpu_us"] >= 20_000

@@ -61,7 +61,7 @@ def tenant_table(answer: dict[str, Any], *, bars: bool = True, sort: str = "") -
     for head in ("ASKED", "LIMIT", "GOT"):
         table.add_column(head, justify="right")
     if bars:
-        table.add_column("SHARE OF THE WINDOW", no_wrap=True, width=BAR)
+        table.add_column("OF THE WINDOW", no_wrap=True, width=BAR)
     for head in ("MEMORY", "TURNS", "WAITED", "LAUNCHES", "PIDS"):
         table.add_column(head, justify="right", no_wrap=True)
     rows = [(tenant, share) for tenant in answer["tenants"] for share in tenant["gpus"]]
