@@ -33,6 +33,16 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 
 
+def _module(verb: str, args: list[str]) -> str:
+    """The module of a verb. `simulate` has two: a trace of jobs, or requests on the services of a file."""
+    if verb == "simulate" and "--trace" not in args:
+        from cotenant.cli.simulate_serving import wanted
+
+        if wanted(args):
+            return "cotenant.cli.simulate_serving"
+    return VERBS[verb][0]
+
+
 class LazyGroup(TyperGroup):
     """A group that imports a verb's module only when the verb runs, so that --help stays fast."""
 
@@ -48,7 +58,7 @@ class LazyGroup(TyperGroup):
         name = args[0] if args else ""
         if name not in VERBS:
             return super().resolve_command(ctx, args)
-        module = importlib.import_module(VERBS[name][0])
+        module = importlib.import_module(_module(name, args[1:]))
         return name, typer.main.get_command(module.app), args[1:]
 
 

@@ -93,6 +93,24 @@ class ServingResult:
         )
 
 
+    def client_table(self) -> pl.DataFrame:
+        """The requests in the columns of a client's log; a simulated client sends when it meant to."""
+        names = [s.name for s in self.scenario.all_services()]
+        rows = self.requests
+        ran = rows["let"] >= 0
+        return pl.DataFrame(
+            {
+                "service": [names[s] for s in rows["svc"]],
+                "scheduled_s": rows["arrived"] / 1000,
+                "sent_s": rows["arrived"] / 1000,
+                "finished_s": rows["finished"] / 1000,
+                "inference_ms": np.where(ran, rows["finished"] - rows["started"], 0.0),
+                "total_ms": rows["finished"] - rows["arrived"],
+                "outcome": [OUTCOMES[o] for o in rows["outcome"]],
+            }
+        )
+
+
 def run(plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingProfile]) -> ServingResult:
     """Simulate a scenario on a plan; `profiles` by GPU model. The same input gives the same record, byte for byte."""
     if scenario.interference not in INTERFERENCE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cotenant.policy.compiled import jit
-from cotenant.policy.packing.kernel import State, Tables, batch_ms, copy_gpu, inner, room, settle
+from cotenant.policy.packing.kernel import NOWHERE, SLOT0, SLOT1, State, Tables, batch_ms, copy_gpu, inner, room, settle
 
 
 @jit
@@ -13,22 +13,22 @@ def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
     """Give each GPU the batches of its rates times the largest factor that still settles, then each of its gpulets as
     much more as its neighbours allow: headroom for bursts. The assigned rates stay what they are."""
     for g in range(A.shape[0]):
-        copy_gpu(A, g, B, 0)
+        copy_gpu(A, g, B, SLOT0)
         if not room(T, A, g):
             continue
         for i in range(factors.shape[0]):
-            scale_gpu(A, B, g, -1, factors[i])
+            scale_gpu(A, B, g, NOWHERE, factors[i])
             if settle(T, A, g, 1.0):
                 break
-        copy_gpu(A, g, B, 1)
+        copy_gpu(A, g, B, SLOT1)
         for j in range(A.shape[1]):
             for i in range(factors.shape[0]):
                 scale_gpu(A, B, g, j, factors[i])
                 if A[g, j].count > 0 and factors[i] > 1.0 and settle(T, A, g, 1.0):
-                    copy_gpu(A, g, B, 1)
+                    copy_gpu(A, g, B, SLOT1)
                     break
-                copy_gpu(B, 1, A, g)
-        scale_gpu(A, B, g, -1, 1.0)
+                copy_gpu(B, SLOT1, A, g)
+        scale_gpu(A, B, g, NOWHERE, 1.0)
 
 
 @inner
@@ -58,21 +58,21 @@ def shrink_to_fit(T: Tables, A: State, B: State) -> bool:
         if settle(T, A, g, 1.0):
             continue
         low, high = 0.0, 1.0
-        copy_gpu(A, g, B, 0)
+        copy_gpu(A, g, B, SLOT0)
         for _ in range(12):
             mid = 0.5 * (low + high)
-            copy_gpu(B, 0, A, g)
+            copy_gpu(B, SLOT0, A, g)
             for j in range(A.shape[1]):
                 for k in range(A[g, j].count):
                     A[g, j].rate[k] *= mid
             if settle(T, A, g, 1.0):
                 low = mid
-                copy_gpu(A, g, B, 1)
+                copy_gpu(A, g, B, SLOT1)
             else:
                 high = mid
         if low == 0.0:
             return False
-        copy_gpu(B, 1, A, g)
+        copy_gpu(B, SLOT1, A, g)
     return True
 
 

@@ -22,6 +22,8 @@ from cotenant.policy.compiled import CACHED
 
 INF = np.inf
 EPS = 1e-9
+# numba compiles a function once more for every literal integer that it is called with: these are none
+SLOT0, SLOT1, SLOT2, NOWHERE = np.int64(0), np.int64(1), np.int64(2), np.int64(-1)
 
 # called from other kernels only: without the wrappers for Python, which cost most of the compile time here
 inner = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -251,20 +253,20 @@ def spare(T: Tables, A: State, g: int, j: int, s: int) -> float:
 @inner
 def most(T: Tables, A: State, B: State, g: int, j: int, p: int, s: int, q: float, steps: int) -> float:
     """The largest rate up to q that `seat` accepts (bisected in `steps`), left in place; 0 and unchanged when none."""
-    copy_gpu(A, g, B, 0)
+    copy_gpu(A, g, B, SLOT0)
     if seat(T, A, g, j, p, s, q):
         return q
     low, high = 0.0, q
     for _ in range(steps):
         mid = 0.5 * (low + high)
-        copy_gpu(B, 0, A, g)
+        copy_gpu(B, SLOT0, A, g)
         if seat(T, A, g, j, p, s, mid):
             low = mid
-            copy_gpu(A, g, B, 1)
+            copy_gpu(A, g, B, SLOT1)
         else:
             high = mid
     if low > 0.0:
-        copy_gpu(B, 1, A, g)
+        copy_gpu(B, SLOT1, A, g)
     else:
-        copy_gpu(B, 0, A, g)
+        copy_gpu(B, SLOT0, A, g)
     return low

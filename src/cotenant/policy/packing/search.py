@@ -12,6 +12,9 @@ import numpy as np
 from cotenant.policy.compiled import jit
 from cotenant.policy.packing.kernel import (
     INF,
+    NOWHERE,
+    SLOT0,
+    SLOT2,
     State,
     Tables,
     batch_ms,
@@ -24,7 +27,8 @@ from cotenant.policy.packing.kernel import (
     spare,
 )
 
-STEPS = 7  # bisections of a partial rate: 1 % of it
+STEPS = np.int64(7)  # bisections of a partial rate: 1 % of it
+COARSE = np.int64(4)  # to choose among places
 GALLOP = np.array([0.4, 0.55, 0.65, 0.72, 0.78, 0.83, 0.87, 0.91, 0.94, 0.97, 1.0])
 ORDERS = 5
 
@@ -100,7 +104,7 @@ def whole_fit(
     T: Tables, A: State, B: State, s: int, r: float, used: int, limit: int, noise: float, rng: np.ndarray
 ) -> bool:
     """Place all of r on the one gpulet that costs least; False and unchanged when none takes it."""
-    best, bg, bj, bp = INF, -1, -1, -1
+    best, bg, bj, bp = INF, NOWHERE, NOWHERE, NOWHERE
     fresh = np.zeros(T.gpu.shape[0], np.bool_)
     tests = 0
     for back in range(A.shape[0]):
@@ -118,11 +122,11 @@ def whole_fit(
                 continue
             cost = 0.9 * r * T.svc[s].cost * (1.0 + noise * uniform(rng))
             if cost < best:
-                copy_gpu(A, g, B, 0)
+                copy_gpu(A, g, B, SLOT0)
                 tests += 1
                 if seat(T, A, g, j, A[g, j].part, s, r):
                     best, bg, bj, bp = cost, g, j, A[g, j].part
-                copy_gpu(B, 0, A, g)
+                copy_gpu(B, SLOT0, A, g)
         if slot < 0 or lets >= T.gpu[t].lets:
             continue
         for p in range(T.size.shape[1]):
@@ -130,11 +134,11 @@ def whole_fit(
                 continue
             cost = consumed(T, t, p, free, lets) * (1.0 + noise * uniform(rng))
             if cost < best:
-                copy_gpu(A, g, B, 0)
+                copy_gpu(A, g, B, SLOT0)
                 tests += 1
                 if seat(T, A, g, slot, p, s, r):
                     best, bg, bj, bp = cost, g, slot, p
-                copy_gpu(B, 0, A, g)
+                copy_gpu(B, SLOT0, A, g)
     if bg < 0:
         return False
     return seat(T, A, bg, bj, bp, s, r)
@@ -145,7 +149,7 @@ def part_fit(
     T: Tables, A: State, B: State, s: int, r: float, used: int, limit: int, noise: float, rng: np.ndarray
 ) -> float:
     """Place a part of r where it buys most for the GPU fraction it takes; returns the rate placed, 0 when none."""
-    best, bg, bj, bp = 0.0, -1, -1, -1
+    best, bg, bj, bp = 0.0, NOWHERE, NOWHERE, NOWHERE
     fresh = np.zeros(T.gpu.shape[0], np.bool_)
     tests = 0
     for back in range(A.shape[0]):
@@ -165,9 +169,9 @@ def part_fit(
                 if q * T.svc[s].cost < 0.05:
                     continue  # a crumb is not worth a seat
                 tests += 1
-                copy_gpu(A, g, B, 2)
-                q = most(T, A, B, g, j, A[g, j].part, s, q, 4)
-                copy_gpu(B, 2, A, g)
+                copy_gpu(A, g, B, SLOT2)
+                q = most(T, A, B, g, j, A[g, j].part, s, q, COARSE)
+                copy_gpu(B, SLOT2, A, g)
                 if q * T.svc[s].cost >= 0.05:
                     best, bg, bj, bp = value, g, j, A[g, j].part
         if slot < 0 or lets >= T.gpu[t].lets:
@@ -179,9 +183,9 @@ def part_fit(
             if min(r, T.cap[t, s, p]) * T.svc[s].cost / take * (1.0 + noise) <= best:
                 continue
             tests += 1
-            copy_gpu(A, g, B, 2)
-            q = most(T, A, B, g, slot, p, s, r, 4)
-            copy_gpu(B, 2, A, g)
+            copy_gpu(A, g, B, SLOT2)
+            q = most(T, A, B, g, slot, p, s, r, COARSE)
+            copy_gpu(B, SLOT2, A, g)
             value = q * T.svc[s].cost / take * (1.0 + noise * uniform(rng))
             if value > best:
                 best, bg, bj, bp = value, g, slot, p
@@ -199,7 +203,7 @@ def place(
     """Place rate r of service s (`whole`: its full rate); returns what found no place."""
     tiny = 1e-6 * whole
     r = raise_seats(T, A, B, s, r)
-    used = 0
+    used = SLOT0
     while r > tiny:
         for g in range(used, A.shape[0]):
             for j in range(A.shape[1]):

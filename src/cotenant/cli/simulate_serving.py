@@ -1,0 +1,148 @@
+"""`cotenant simulate SERVICES.yaml`: requests against a serving plan, in virtual time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cotenant.config_planning import Problem
+    from cotenant.config_services import Deployment
+    from cotenant.model.serving import ServingPlan
+    from cotenant.sim.serving import ServingResult
+
+app = typer.Typer(add_completion=False)
+FILES = "Files"
+MARKS = ("--arrivals", "--duration", "--plan")
+
+
+def wanted(args: list[str]) -> bool:
+    """Whether the arguments of `simulate` name a services file rather than a trace."""
+    return bool(args) and (not args[0].startswith("-") or any(a.partition("=")[0] in MARKS for a in args))
+
+
+@app.command()
+def simulate(
+    services: Annotated[str, typer.Argument(help="SERVICES.yaml.")],
+    plan: Annotated[
+        str | None, typer.Option(help="Plan of `cotenant plan` (JSON). Default: made here, and verified.")
+    ] = None,
+    arrivals: Annotated[
+        str | None, typer.Option(help="poisson, constant, gamma:CV, mmpp:R1,D1;R2,D2, closed:N, trace:FORMAT:FILE.")
+    ] = None,
+    duration: Annotated[str, typer.Option(help="Length of the run in virtual time.")] = "60s",
+    seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,
+    what_if: Annotated[
+        list[str] | None, typer.Option(help="A change of what is sent, not planned: rate=x1.5. Repeatable.")
+    ] = None,
+    planner: Annotated[str | None, typer.Option(help="Planner, where no plan is given.")] = None,
+    verify: Annotated[bool, typer.Option(help="Verify the plan that is made here.")] = True,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs, instead of the file's.")] = None,
+    interference: Annotated[
+        str, typer.Option(help="planned: neighbours always run their planned batches; running: what runs counts.")
+    ] = "planned",
+    hold: Annotated[float, typer.Option(help="Part of a duty cycle that a batch below the planned one waits.")] = 0.0,
+    as_recorded: Annotated[bool, typer.Option("--as-recorded", help="Keep a trace's own rate.")] = False,
+    profile: Annotated[str | None, typer.Option(help="Profile: JSON file or folder.", rich_help_panel=FILES)] = None,
+    requests_csv: Annotated[
+        str | None, typer.Option(help="Every request as a server logs it.", rich_help_panel=FILES)
+    ] = None,
+    client_csv: Annotated[
+        str | None, typer.Option(help="Every request as a client sees it.", rich_help_panel=FILES)
+    ] = None,
+    html: Annotated[str | None, typer.Option(help="Write a self-contained report page.", rich_help_panel=FILES)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Replay requests against a serving plan, with batching and drops: percentiles and SLO attainment per service."""
+    from cotenant.config_planning import build_problem
+    from cotenant.config_services import read_services
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_seconds
+    from cotenant.record.files import check_writable
+
+    if not 0.0 <= hold <= 1.0:
+        raise InputError(f"{hold:g} is not between 0 and 1", field="hold")
+    duration_s = parse_seconds(duration, field="duration")
+    for path in (requests_csv, client_csv, html):
+        if path is not None:
+            check_writable(path)
+    deployment = read_services(services)
+    problem = build_problem(deployment, profile, gpus)
+    found = _plan(plan, problem, planner, verify, seed)
+    result = run_scenario(
+        deployment, problem, found, arrivals=arrivals, duration_s=duration_s, seed=seed, changes=what_if or [],
+        profile=profile, interference=interference, hold=hold, as_recorded=as_recorded,
+    )  # fmt: skip
+    _write_tables(result, requests_csv, client_csv)
+    if html is not None:
+        from cotenant.report.serving import write_page
+
+        write_page(html, result)
+    content = {**result.summary(), "planner": found.planner, "gpus_used": found.gpus_used}
+    if as_json:
+        import json
+
+        print(json.dumps(content))
+    else:
+        _show(content)
+
+
+def _plan(path: str | None, problem: Problem, planner: str | None, verify: bool, seed: int) -> ServingPlan:
+    from cotenant.cli.plan import decide, read_plan
+    from cotenant.policy.packing.specs import DEFAULT_PLANNER, find_planner
+
+    if path is not None:
+        if path.endswith(".txt"):
+            from cotenant.config_glet import read_modellist
+
+            return read_modellist(path, problem)
+        return read_plan(path)
+    target = 0.992 if verify else None
+    found = decide(
+        problem, find_planner(planner or DEFAULT_PLANNER), problem.headroom, target, False, None, seed + 1_000_003, 30.0
+    )
+    plan: ServingPlan = found["plan"]
+    return plan
+
+
+def run_scenario(
+    deployment: Deployment, problem: Problem, plan: ServingPlan, *, arrivals: str | None, duration_s: float, seed: int,
+    changes: list[str], profile: str | None, interference: str, hold: float, as_recorded: bool,
+) -> ServingResult:  # fmt: skip
+    """Simulate what a services file says on a plan. `arrivals` is for services that name none of their own."""
+    from cotenant.config_planning import build_problem, what_if
+    from cotenant.sim.serving import Scenario, run
+    from cotenant.traces.arrivals import parse_arrivals
+
+    sent = build_problem(what_if(deployment, changes), profile, len(problem.gpus)) if changes else problem
+    processes = {"": parse_arrivals(arrivals or "poisson")}
+    if arrivals is None:
+        processes |= {name: parse_arrivals(text) for name, text in deployment.arrivals.items()}
+    scenario = Scenario(
+        sent.own_services, duration_s, processes, sent.applications, seed, interference, hold, as_recorded
+    )
+    return run(plan, scenario, problem.profiles)
+
+
+def _write_tables(result: ServingResult, requests_csv: str | None, client_csv: str | None) -> None:
+    from cotenant.record.files import atomic_file
+
+    for path, table in ((requests_csv, result.table), (client_csv, result.client_table)):
+        if path is not None:
+            with atomic_file(path) as file:
+                file.write(table().write_csv())
+
+
+def _show(content: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{content['requests']} requests, seed {content['seed']}, {content['gpus_used']} GPUs")
+    for name in ("service", "sent", "p50", "p95", "p99", "late", "dropped", "in time"):
+        table.add_column(name, justify="left" if name == "service" else "right")
+    for name, row in {**content["services"], **content["applications"]}.items():
+        ms = [("-" if row[k] is None else f"{row[k]:.1f} ms") for k in ("p50_ms", "p95_ms", "p99_ms")]
+        share = "-" if row["slo_attainment"] is None else f"{row['slo_attainment']:.2%}"
+        table.add_row(name, str(row["sent"]), *ms, str(row["late"]), str(row["dropped"]), share)
+    Console().print(table)

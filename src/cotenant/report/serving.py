@@ -1,0 +1,123 @@
+"""One self-contained HTML page for a serving run: the plan, latencies against SLOs, and how they went over time."""
+
+from __future__ import annotations
+
+import html
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cotenant.record.files import atomic_file
+from cotenant.report.page import _plotly, _script_json
+from cotenant.sim.serving import ServingResult
+
+WINDOWS = 60
+POINTS = 200
+
+
+def write_page(path: str | Path, result: ServingResult, title: str = "Serving run") -> None:
+    """Write the page; the file appears whole or not at all."""
+    page = build_page(result, title)
+    with atomic_file(path) as file:
+        file.write(page)
+
+
+def build_page(result: ServingResult, title: str = "Serving run") -> str:
+    """The page as text."""
+    assets = resources.files("cotenant.report").joinpath("assets")
+    summary = result.summary()
+    parts = {
+        "title": html.escape(title),
+        "headline": html.escape(headline(result, summary)),
+        "table": _table(summary),
+        "css": assets.joinpath("report.css").read_text(encoding="utf-8"),
+        "js": assets.joinpath("serving.js").read_text(encoding="utf-8"),
+        "data": _script_json(page_data(result)),
+        "plotly": _plotly(),
+    }
+    page = assets.joinpath("serving.html").read_text(encoding="utf-8")
+    for key, text in parts.items():
+        page = page.replace("{{" + key + "}}", text)
+    return page
+
+
+def _rows(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {**summary["services"], **summary["applications"]}
+
+
+def headline(result: ServingResult, summary: dict[str, Any]) -> str:
+    """What came out, in a sentence or two."""
+    plan = result.plan
+    rows = {name: row for name, row in _rows(summary).items() if row["slo_attainment"] is not None}
+    text = (
+        f"{summary['requests']:,} requests in {summary['duration_s']:g} s on {plan.gpus_used} GPUs cut into "
+        f"{len(plan.gpulets)} gpulets (planner {plan.planner}, seed {summary['seed']})."
+    )
+    if not rows:
+        return text
+    worst = min(rows, key=lambda name: rows[name]["slo_attainment"])
+    share = rows[worst]["slo_attainment"]
+    if share >= 0.99:
+        return f"{text} Every service answered at least {share:.2%} of its requests in time."
+    return f"{text} {worst} answered only {share:.2%} of its requests in time."
+
+
+def _table(summary: dict[str, Any]) -> str:
+    heads = ("service", "sent", "p50 ms", "p95 ms", "p99 ms", "late", "dropped", "in time")
+    lines = ["<thead><tr>" + "".join(f"<th>{h}</th>" for h in heads) + "</tr></thead><tbody>"]
+    for name, row in _rows(summary).items():
+        ms = ["–" if row[k] is None else f"{row[k]:.1f}" for k in ("p50_ms", "p95_ms", "p99_ms")]
+        share = "–" if row["slo_attainment"] is None else f"{row['slo_attainment']:.2%}"
+        cells = [html.escape(name), f"{row['sent']:,}", *ms, f"{row['late']:,}", f"{row['dropped']:,}", share]
+        lines.append("<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
+    return "\n".join([*lines, "</tbody>"])
+
+
+def page_data(result: ServingResult) -> dict[str, Any]:
+    """Curves and bars of the page: per service the latency distribution over its SLO and windows of attainment; the
+    gpulets of every GPU with the part of time that each was busy."""
+    rows = result.requests
+    services = result.scenario.all_services()
+    end_ms = max(result.end_ms, result.scenario.duration_s * 1000.0)
+    edges = np.linspace(0.0, result.scenario.duration_s * 1000.0, WINDOWS + 1)
+    curves = []
+    for s, service in enumerate(services):
+        mine = rows[rows["svc"] == s]
+        answered = mine[(mine["outcome"] == 1) | (mine["outcome"] == 2)]
+        latency = np.sort(answered["finished"] - answered["arrived"])
+        at = np.unique(np.linspace(0, len(latency) - 1, POINTS).astype(int)) if len(latency) else np.zeros(0, int)
+        where = np.clip(np.searchsorted(edges, mine["arrived"], side="right") - 1, 0, WINDOWS - 1)
+        sent = np.bincount(where, minlength=WINDOWS)
+        ok = np.bincount(where[mine["outcome"] == 1], minlength=WINDOWS)
+        curves.append(
+            {
+                "name": service.name,
+                "slo_ms": service.slo_ms,
+                "latency_ms": [round(float(x), 4) for x in latency[at]],
+                "share": [round((float(i) + 1) / max(1, len(mine)), 6) for i in at],
+                "attainment": [None if n == 0 else round(float(k / n), 5) for k, n in zip(ok, sent, strict=True)],
+            }
+        )
+    return {
+        "services": curves,
+        "windows_s": [round(float(x) / 1000, 4) for x in (edges[:-1] + edges[1:]) / 2],
+        "gpulets": [
+            {
+                "gpu": let.gpu,
+                "label": let.partition,
+                "percent": let.percent,
+                "duty_ms": let.duty_ms,
+                "seats": [f"{x.service} (batch {x.batch})" for x in let.seats],
+                "busy": round(_busy_ms(rows, i) / end_ms, 4),
+            }
+            for i, let in enumerate(result.plan.gpulets)
+        ],
+    }
+
+
+def _busy_ms(rows: np.ndarray, let: int) -> float:
+    """Time that a gpulet ran batches: every request of a batch of n carries an nth of its time."""
+    mine = rows[rows["let"] == let]
+    return float(((mine["finished"] - mine["started"]) / np.maximum(1, mine["batch"])).sum())
