@@ -67,6 +67,7 @@ function makeCard(name) {
 function groupControl() {
   const found = Object.keys(GROUP_NAMES).filter((key) => DATA.runs.some((run) => run.groups[key]));
   state.groups = found.includes("class") ? "class" : found[0];
+  if (found.length < 2) return "";
   return segment("by", found.map((key) => [key, GROUP_NAMES[key]]), state.groups, (key) => {
     state.groups = key;
     redraw("groups");
