@@ -11,7 +11,7 @@ from typing import Any
 
 from cotenant.policy.arrays import DOWN, IDEAL, NOT_RUNNING, PROPORTIONAL, Allocation, Array, Demand
 from cotenant.policy.compiled import inlined, inner
-from cotenant.policy.placement import lower_pointers, place
+from cotenant.policy.placement import lower_pointers, place, place_inlined
 
 ALLOTMENTS: dict[str, tuple[int, str]] = {
     "proportional": (0, "CPU and memory in proportion to GPUs"),
@@ -169,7 +169,7 @@ def allot(
         level = PROPORTIONAL
     elif allotment == A_OPTIMAL:
         level = jobs[job].wanted
-    placed = place(alloc, demand, nodes, placement, job, jobs[job].type, level)
+    placed = place_inlined(alloc, demand, nodes, placement, job, jobs[job].type, level)
     if not placed and allotment >= A_TUNE:
         placed = _give_less(alloc, demand, nodes, jobs, placement, job, level, servers, shares)
     return placed

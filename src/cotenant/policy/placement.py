@@ -5,6 +5,8 @@ Every function works on an Allocation (policy.arrays) and leaves it unchanged wh
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from cotenant.policy.arrays import NONE, ONE, Allocation, Array, Demand
@@ -31,6 +33,8 @@ def clear(alloc: Allocation, nodes: Array) -> None:
         alloc.node[i].head = -1
         alloc.free_kind[nodes[i].kind] += nodes[i].gpus
         alloc.bucket[nodes[i].gpus, i >> 6] |= np.uint64(1) << np.uint64(i & 63)
+    for i in range(n, 64 * alloc.bucket.shape[1]):
+        alloc.bucket[0, i >> 6] |= np.uint64(1) << np.uint64(i & 63)  # no such node: as good as full
     alloc.slots[:] = -1
     alloc.used[0] = 0
     alloc.used[1] = alloc.free_kind.sum()
@@ -132,8 +136,9 @@ def _enter(
     alloc.job[job].count += 1
 
 
-@inner
-def take(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int) -> None:
+def _take(
+    alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int
+) -> None:
     """Give the job `gpus` of the node's GPUs (or its part of one), as a new entry."""
     slot = NONE
     part = demand.type[typ].part_milli
@@ -156,6 +161,10 @@ def take(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, le
     else:
         _set_free(alloc, nodes, node, alloc.node[node].free_gpus - gpus)
     _enter(alloc, demand, nodes, job, typ, level, node, gpus, slot)
+
+
+take: Any = inner(_take)
+take_inlined: Any = inlined(_take)
 
 
 @inner
@@ -195,25 +204,46 @@ def undo(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, le
     alloc.job[job].count = 0
 
 
+@inner
+def _first_fit_part(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> int:
+    """First fit for a part of a GPU, which may go where no GPU is free."""
+    for node in range(alloc.pointer[level, typ], len(nodes)):
+        alloc.pointer[level, typ] = node
+        if fits(alloc, demand, nodes, node, typ, level) > 0:
+            take(alloc, demand, nodes, job, typ, level, node, ONE)
+            return 0
+    alloc.pointer[level, typ] = len(nodes)
+    return 1
+
+
 @inlined
 def _first_fit(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> int:
     left = demand.type[typ].gpus
     leading = True  # nothing before here fits even one: the next job of this type need not look again
-    node = alloc.pointer[level, typ]
-    while node < len(nodes):
+    start = alloc.pointer[level, typ]
+    w = start >> 6
+    # nodes without a free GPU are skipped 64 at a time: bucket 0 is their bit set
+    word = ~alloc.bucket[0, w] & (~np.uint64(0) << np.uint64(start & 63))
+    while left > 0:
+        while word == np.uint64(0):
+            w += 1
+            if w == alloc.bucket.shape[1]:
+                break
+            word = ~alloc.bucket[0, w]
+        if word == np.uint64(0):
+            break
+        node = (w << 6) + lowest_bit(word)
+        word &= word - np.uint64(1)
         k = fits(alloc, demand, nodes, node, typ, level)
         if k > 0:
             if leading:
                 alloc.pointer[level, typ] = node
                 leading = False
             k = min(k, left)
-            take(alloc, demand, nodes, job, typ, level, node, k)
+            take_inlined(alloc, demand, nodes, job, typ, level, node, k)
             left -= k
-            if left == 0:
-                break
-        node += 1
     if leading:
-        alloc.pointer[level, typ] = node
+        alloc.pointer[level, typ] = len(nodes) - 1
     return left
 
 
@@ -229,7 +259,7 @@ def _nth_bucket(
             word &= ~np.uint64(0) << np.uint64(start & 63)
         while word != np.uint64(0):
             node = (w << 6) + lowest_bit(word)
-            if fits(alloc, demand, nodes, node, typ, level) >= need:
+            if node < len(nodes) and fits(alloc, demand, nodes, node, typ, level) >= need:  # bits beyond are no nodes
                 return node
             word &= word - np.uint64(1)
     return -1
@@ -290,12 +320,13 @@ def _spread(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int,
     return left
 
 
-@inner
-def place(alloc: Allocation, demand: Demand, nodes: Array, code: int, job: int, typ: int, level: int) -> bool:
+def _place(alloc: Allocation, demand: Demand, nodes: Array, code: int, job: int, typ: int, level: int) -> bool:
     """Place the whole gang at the level by placement `code`, or leave everything as it was and return False."""
     alloc.job[job].first = alloc.used[0]
     alloc.job[job].count = 0
-    if code == FIRST_FIT:
+    if code == FIRST_FIT and demand.type[typ].part_milli > 0:
+        left = _first_fit_part(alloc, demand, nodes, job, typ, level)
+    elif code == FIRST_FIT:
         left = _first_fit(alloc, demand, nodes, job, typ, level)
     elif code == CONSOLIDATE:
         left = _consolidate(alloc, demand, nodes, job, typ, level)
@@ -306,3 +337,7 @@ def place(alloc: Allocation, demand: Demand, nodes: Array, code: int, job: int, 
         return False
     alloc.job[job].level = level
     return True
+
+
+place: Any = inner(_place)
+place_inlined: Any = inlined(_place)

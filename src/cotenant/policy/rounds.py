@@ -12,7 +12,7 @@ import numpy as np
 from cotenant.model.events import Reason
 from cotenant.policy.allotment import A_OPTIMAL, A_TUNE, allot, relevel
 from cotenant.policy.arrays import ENTRY, IDEAL, NOT_RUNNING, Allocation, Array, Demand
-from cotenant.policy.compiled import inlined, inner, jit
+from cotenant.policy.compiled import bare, inlined, inner
 from cotenant.policy.placement import clear, retake
 
 # numba reads enum members as their values only through plain integers
@@ -68,7 +68,7 @@ def _enough_gpus(alloc: Allocation, demand: Demand, typ: int) -> int:
     return 0 if usable >= g else NO_GPU_OF_MODEL
 
 
-@jit
+@bare
 def gang_prefix(order: Any, n: int, jobs: Any, demand: Demand, gpus: int, selected: Any) -> int:
     """Jobs in order whose gangs fit the cluster by GPU count alone, skipping those that do not; returns how many."""
     milli = gpus * 1000

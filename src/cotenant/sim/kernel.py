@@ -13,7 +13,7 @@ import numpy as np
 from cotenant.model.events import Kind, Reason
 from cotenant.policy.allotment import A_OPTIMAL
 from cotenant.policy.arrays import IDEAL, NOT_RUNNING, Allocation, Array
-from cotenant.policy.compiled import inlined, inner, jit
+from cotenant.policy.compiled import bare, inlined, inner
 from cotenant.policy.ordering import FTF, FTF_PUBLIC, RESERVED_PRIORITY, order_jobs
 from cotenant.policy.rounds import decide
 from cotenant.sim.state import (
@@ -164,14 +164,15 @@ def _order(w: World, now: float) -> bool:
 @inner
 def _remember(w: World) -> None:
     """Keep the last decision for comparison."""
-    run, alloc, c = w.run, w.alloc, w.run.counters
-    for i in range(alloc.used[0]):
-        run.old_entry[i] = alloc.entry[i]
+    alloc, c, progress = w.alloc, w.run.counters, w.run.job
+    if w.options.moves_matter:
+        for i in range(alloc.used[0]):
+            w.run.old_entry[i] = alloc.entry[i]
     for i in range(c[C_ACTIVE]):
-        job = run.order[i]
-        w.run.job[job].old_first = alloc.job[job].first
-        w.run.job[job].old_count = alloc.job[job].count
-        w.run.job[job].old_level = alloc.job[job].level
+        job = w.run.order[i]
+        progress[job].old_first = alloc.job[job].first
+        progress[job].old_count = alloc.job[job].count
+        progress[job].old_level = alloc.job[job].level
 
 
 @inlined
@@ -344,7 +345,7 @@ def _serve(w: World, now: float) -> None:
             run.ended[k + 1] = job
 
 
-@jit
+@bare
 def advance(w: World) -> int:
     """Go on until DONE, until the buffers are full (FLUSH), or until the allotment wants levels (NEED_LEVELS)."""
     run, c = w.run, w.run.counters
