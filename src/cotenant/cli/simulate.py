@@ -109,15 +109,15 @@ def simulate(
     finish_up(result, outcome, html=html, jct_csv=jct_csv, json_=json_)
 
 
-def check_outputs(out: Path | None, *files: Path | None) -> None:
-    """Find out before the work that results can be written."""
+def check_outputs(out: Path | None, *files: Path | None, holds: str = "run.json") -> None:
+    """Find out before the work that results can be written; `holds` is in a folder that may be replaced or added to."""
     from cotenant.record.files import check_folder, check_writable
 
     for file in files:
         if file is not None:
             check_writable(file)
     if out is not None:
-        check_folder(out)
+        check_folder(out, holds)
 
 
 def run(
@@ -140,17 +140,18 @@ def run(
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks, default="16x8")
     trace = load_trace(spec, trace_options, classes=profiles.classes, iteration_s=profiles.iteration_s)
-    if not quiet:
-        from cotenant.cli.progress import say_inputs
-
-        say_inputs(trace, cluster, remarks)
-    from cotenant.cli.progress import jobs_progress, say_compiling
-
-    say_compiling()
+    from cotenant.cli.progress import jobs_progress, say_compiling, say_inputs
     from cotenant.sim.training import simulate as simulate_training
 
+    def say() -> None:
+        if not quiet:
+            say_inputs(trace, cluster, remarks)
+        say_compiling()
+
     with jobs_progress("simulating", len(trace.jobs)) as tick:
-        return simulate_training(trace, cluster, config, profiles=profiles, out=out, label=label, progress=tick)
+        return simulate_training(
+            trace, cluster, config, profiles=profiles, out=out, label=label, progress=tick, on_ready=say
+        )
 
 
 def finish_up(

@@ -17,12 +17,14 @@ def sweep(
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs and their report.")],
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes. Default: one per core.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Report page. Default: report.html in --out.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE over the file's: --set seed=[1,2]; repeatable.")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run every combination of a sweep file on all cores; interrupted, the next call goes on where it stopped."""
     from cotenant.cli.progress import jobs_progress, say_compiling
     from cotenant.cli.simulate import check_outputs
-    from cotenant.model.errors import InputError
     from cotenant.profile.tables import load_profiles
     from cotenant.record.reader import read_record
     from cotenant.report.page import write_page
@@ -30,11 +32,9 @@ def sweep(
     from cotenant.sim.sweep import run_sweep
     from cotenant.sim.sweep_file import read_sweep
 
-    plan = read_sweep(file)
+    plan = read_sweep(file, changes or ())
     page = html or out / "report.html"
-    check_outputs(out, html)
-    if out.is_dir() and any(out.iterdir()) and not (out / "runs").is_dir():
-        raise InputError("exists and holds something else than a sweep; choose another folder", file=out)
+    check_outputs(out, html, holds="runs")
     say_compiling()
     try:
         with jobs_progress(f"{plan.title}: runs", len(plan)) as tick:

@@ -102,12 +102,14 @@ def _needs(
     jobs: work.Jobs, profiles: Profiles, default_profile: str | None, source: str | None
 ) -> tuple[list[Need], NDArray[np.int32]]:
     if default_profile is not None and default_profile not in profiles.models:
-        raise InputError(f"no profile named {default_profile!r}; known: {', '.join(profiles.models)}")
+        raise InputError(
+            f"no profile named {default_profile!r}; known: {', '.join(profiles.models)}", field="default-profile"
+        )
     models, model_of = np.unique(jobs.model.astype(str), return_inverse=True)
     for i, name in enumerate(models):
         if name not in profiles.models and default_profile is None:
             row = int(np.flatnonzero(model_of == i)[0])
-            what = f"model {name!r} has no profile" if name else "the trace names no models"
+            what = f"model {str(name)!r} has no profile" if name else "the trace names no models"
             raise InputError(
                 f"{what} (first at job {jobs.id[row]}); known: {', '.join(profiles.models)}; "
                 "or give --default-profile NAME",
@@ -160,8 +162,9 @@ def _check_sizes(
 
 
 def _per_gpu(group: NodeGroup) -> tuple[float, float]:
-    """Cores and GB per GPU of such a node."""
-    return group.cpus / group.gpus, group.memory_bytes / 1e9 / group.gpus
+    """Cores and GB that are a GPU's proportional share on such a node."""
+    cpu, memory = _share(group)
+    return cpu / 1000, memory / 1000
 
 
 def runnable_jobs(jobs: work.Jobs, cluster: Cluster) -> NDArray[np.bool_]:
@@ -213,16 +216,17 @@ class _Tables:
         share_cpu, share_memory = _share(self.kinds[big])
         if gpus <= self.kinds[big].gpus:
             clipped_cpu, clipped_memory = min(cpu, most_cpu), min(memory, most_memory)
-            fraction = 1.0
-            share = share_cpu * gpus if not part else share_cpu * part // 1000
-            full = profile_cpu * 1000 * need.gpus
-            if clipped_cpu < full:
-                # linear in CPU between the proportional and the ideal point (Synergy's re-estimate after clipping)
-                fraction = max(0.0, (clipped_cpu - share) / (full - share)) if full > share else 1.0
+            clipped = False
         else:
             clipped_cpu = cpu if cpu <= most_cpu else share_cpu * gpus
             clipped_memory = memory if memory <= most_memory else share_memory * gpus
-            fraction = 1.0 if (clipped_cpu, clipped_memory) == (cpu, memory) else 0.0
+            clipped = (clipped_cpu, clipped_memory) != (cpu, memory)
+        fraction = 0.0 if clipped else 1.0
+        share = share_cpu * gpus if not part else share_cpu * part // 1000
+        full = profile_cpu * 1000 * need.gpus
+        if not clipped and share < full and clipped_cpu < full:
+            # linear in CPU between the proportional and the ideal point (Synergy's re-estimate after clipping)
+            fraction = max(0.0, (clipped_cpu - share) / (full - share))
         return clipped_cpu // gpus, clipped_memory // gpus, fraction
 
     def _stated_cpus(self, profile: ModelProfile, kind: int) -> float:

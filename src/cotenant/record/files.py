@@ -59,12 +59,19 @@ def check_writable(path: str | Path) -> None:
         raise cannot_write(path, error) from error
 
 
-def check_folder(path: str | Path) -> None:
-    """InputError where a folder cannot be made at `path` or filled; to be asked before long work."""
-    target = Path(os.path.abspath(path))
+def _check_destination(target: Path, holds: str, named: str | Path) -> None:
     if target.exists() and not target.is_dir():
-        raise InputError("exists and is not a folder; choose another name", file=path)
-    probe = target.with_name(f".{target.name}.part-{os.getpid()}")
+        raise InputError("exists and is not a folder; choose another name", file=named)
+    if target.is_dir() and any(target.iterdir()) and not (target / holds).exists():
+        raise InputError("exists and holds something else than a run; choose another folder", file=named)
+
+
+def check_folder(path: str | Path, holds: str) -> None:
+    """InputError where a folder cannot be made at `path`, or where one is that has other things than `holds` in it."""
+    target = Path(os.path.abspath(path))
+    _check_destination(target, holds, path)
+    parent = next(folder for folder in target.parents if folder.exists())  # the ones below it will be made
+    probe = parent / f".{target.name}.part-{os.getpid()}"
     try:
         probe.touch()
         probe.unlink()
@@ -81,7 +88,7 @@ class AtomicFolder:
 
     def __init__(self, path: str | Path, replaceable: str) -> None:
         self.path = Path(os.path.abspath(path))
-        self._check_destination(replaceable)
+        _check_destination(self.path, replaceable, path)
         self.part = self.path.with_name(f".{self.path.name}.part-{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,14 +96,6 @@ class AtomicFolder:
             self.part.mkdir()
         except OSError as error:
             raise cannot_write(path, error) from error
-
-    def _check_destination(self, replaceable: str) -> None:
-        if not self.path.exists():
-            return
-        if not self.path.is_dir():
-            raise InputError("exists and is not a folder; choose another name", file=self.path)
-        if any(self.path.iterdir()) and not (self.path / replaceable).is_file():
-            raise InputError("exists and holds something else than a run; choose another folder", file=self.path)
 
     def _remove_leftovers(self) -> None:
         """Parts left by processes that were killed, and our own of an earlier writer."""

@@ -65,10 +65,12 @@ def run_training(
     label: str | None = None,
     more_options: dict[str, object] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    on_ready: Callable[[], None] | None = None,
 ) -> tuple[Record, Outcome]:
     """Run the trace to its end; the record is in folder `out`, or in memory where that is None.
 
-    `progress(finished, jobs)` is called at every flush. Raises InputError for jobs that cannot run on the cluster and
+    `on_ready()` is called once the input proved right, before anything takes long; `progress(finished, jobs)` at every
+    flush. Raises InputError for jobs that cannot run on the cluster and
     WorkError if some job never finished.
     """
     trace.require_jobs()
@@ -87,6 +89,8 @@ def run_training(
     chooser = LevelChooser(workload.demand, workload.nodes, policy.solver_limit_s)
     info = describe_run(trace, cluster, policy, options, label)
     info.options.update(more_options or {})
+    if on_ready is not None:
+        on_ready()
     warm_up(workload.demand, workload.nodes, policy)
     with RecordWriter(out, info, _jobs_table(trace.jobs, workload)) as writer:
         started = time.perf_counter()

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -71,9 +71,12 @@ class Sweep:
         return n
 
 
-def read_sweep(path: Path) -> Sweep:
-    """Read and check a sweep file; InputError names file and field."""
-    options = _options(path)
+def read_sweep(path: Path, changes: Sequence[str] = ()) -> Sweep:
+    """Read and check a sweep file; InputError names file and field.
+
+    `changes`: "name=value" in YAML, which go over what the file says; paths in them are relative to the working folder.
+    """
+    options = _checked(_load(path), path) | _changes(changes)
     title = str(options.pop("title", path.stem))
     axes = {name: value for name, value in options.items() if isinstance(value, list) and len(value) > 1}
     fixed = {
@@ -86,7 +89,7 @@ def read_sweep(path: Path) -> Sweep:
     return sweep
 
 
-def _options(path: Path) -> Point:
+def _load(path: Path) -> Point:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -96,6 +99,32 @@ def _options(path: Path) -> Point:
         raise InputError("is not YAML", file=path, line=mark.line + 1 if mark else None) from None
     if not isinstance(raw, dict) or not raw:
         raise InputError("is not a sweep file: it needs options such as ordering: [fifo, las]", file=path)
+    return raw
+
+
+def _changes(texts: Sequence[str]) -> Point:
+    """Changes of the command line as options, with their paths made absolute."""
+    raw: Point = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            raw[name.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise InputError(f"the value of {text!r} is not YAML", field="set") from None
+        if not equals or raw[name.strip()] is None:
+            raise InputError(f"{text!r} is not NAME=VALUE, such as seed=[1,2,3]", field="set")
+    options = _checked(raw, None)
+    here = Path.cwd()
+    for name, value in options.items():
+        if isinstance(value, list):
+            options[name] = [located({name: item}, here)[name] for item in value]
+        else:
+            options[name] = located({name: value}, here)[name]
+    return options
+
+
+def _checked(raw: Point, path: Path | None) -> Point:
+    """The options by their names with underscores, each a value or a list of values."""
     options: Point = {}
     for key, value in raw.items():
         name = str(key).replace("-", "_")

@@ -59,10 +59,11 @@ def simulate(
     label: str | None = None,
     more_options: dict[str, object] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    on_ready: Callable[[], None] | None = None,
 ) -> tuple[Record, Outcome]:
     """Run the trace on the cluster under the options; the record is in folder `out`, or in memory.
 
-    `more_options` go into the record beside the policy's own (such as the load that a sweep drew the trace for).
+    `on_ready()` is called once the input proved right, before anything takes long. `more_options` go into the record beside the policy's own (such as the load that a sweep drew the trace for).
     """
     known = profiles or load_profiles(config.profiles)
     policy = policy_of(config, known)
@@ -79,5 +80,5 @@ def simulate(
         more["measure"] = [first, last]
     return run_training(
         trace, cluster, known, policy, engine_options(config), out=out, label=label, more_options=more,
-        progress=progress,
+        progress=progress, on_ready=on_ready,
     )  # fmt: skip
