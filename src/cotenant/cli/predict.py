@@ -1,0 +1,52 @@
+"""`cotenant predict`: speeds on MIG slices from latencies measured under MPS."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="MIG speeds from latencies measured under MPS.")
+
+
+@app.command()
+def predict(
+    input: Annotated[
+        str, typer.Option("--input", help="F.npz: X (n,3,7) latencies at 100/50/14 % of seven co-runners, optional Y.")
+    ],
+    model: Annotated[str | None, typer.Option("--model", help="Model file; default: the shipped one.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="Write predictions: P (n,3,7); S (n,7,5) speeds on 7g/4g/3g/2g/1g.")
+    ] = None,
+    card: Annotated[bool, typer.Option("--card", help="Also print the model's card of errors and provenance.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Predict normalised latencies on 7g/4g/3g, and their error where the file has Y. Dummy columns are left out."""
+    from cotenant.model.mig import geometry
+    from cotenant.profile.mps_mig import MpsMigModel, read_measurements, write_predictions
+
+    trained = MpsMigModel.load(model)
+    mps, mig = read_measurements(input)
+    content = trained.evaluate(mps, mig)
+    if out:
+        slices = geometry("A100-40GB", double_memory=False)
+        write_predictions(out, trained.predict(mps), trained.predict_speeds(mps, slices))
+        content["out"] = out
+    if card:
+        content["card"] = trained.card
+    if as_json:
+        json.dump(content, sys.stdout)
+        sys.stdout.write("\n")
+        return
+    if content["mae"] is None:
+        print(f"{content['n_columns']} columns predicted; the file has no Y to compare with")
+    else:
+        print(f"mean absolute error {content['mae']:.4f} over {content['n_columns']} columns of real jobs")
+        for name, value in content["mae_by_slice"].items():
+            print(f"  {name}: {value:.4f}")
+    if out:
+        print(f"written: {out}")
+    if card:
+        print(json.dumps(trained.card, indent=1))

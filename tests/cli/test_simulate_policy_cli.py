@@ -1,0 +1,129 @@
+"""cotenant simulate --policy, as a user calls it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.cli.main import main
+
+HEADER = (
+    "order,job,model,arrival_s,duration_s,num_iters,launch_s,lat_7g.40gb,lat_4g.20gb,lat_3g.20gb,lat_2g.10gb,lat_1g.5gb"
+)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command line; returns exit code, stdout, stderr."""
+
+    def run(*argv: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["cotenant", *map(str, argv)])
+        try:
+            main()
+            code = 0
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    rows = [f"{i},{i},m,{i * 10},0,{100 + i},5,1.0,1.4,1.6,2.5," for i in range(12)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([HEADER, *rows]) + "\n")
+    return f"miso:{path}"
+
+
+@pytest.mark.parametrize("policy", ["whole", "static", "mps", "miso", "miso-perfect", "oracle"])
+def test_every_policy_gives_the_result_keys(call: Any, trace: str, policy: str, tmp_path: Path) -> None:
+    more = ("--layout", "3,2,2") if policy == "static" else ()
+    out = tmp_path / "jct.csv"
+    argv = ("simulate", "--trace", trace, "--cluster", "2x1", "--gpu", "A100-40GB", "--policy", policy, *more)
+    code, text, err = call(*argv, "--json", "--jct-csv", out)
+    assert (code, err) == (0, "")
+    answer = json.loads(text)
+    assert answer["jobs_completed"] == 12
+    for key in ("jct_s", "queueing_s", "slowdown", "ftf_rho"):
+        assert set(answer[key]) == {"mean", "median", "p95", "p99", "p999"}
+    assert set(answer["utilisation"]) == {"gpu", "cpu", "memory"}
+    for key in ("makespan_s", "rounds", "engine_s", "seed", "reconfigurations", "profilings", "restarts"):
+        assert key in answer
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [r["job"] for r in rows] == [str(i) for i in range(12)]
+    assert sum(float(r["jct_s"]) for r in rows) / 12 == pytest.approx(answer["jct_s"]["mean"])
+    again = json.loads(call(*argv, "--json")[1])
+    assert {k: v for k, v in again.items() if k != "engine_s"} == {k: v for k, v in answer.items() if k != "engine_s"}
+
+
+def test_no_overheads_is_never_slower_for_whole_gpus(call: Any, trace: str) -> None:
+    argv = ("simulate", "--trace", trace, "--cluster", "12x1", "--policy", "whole", "--json")
+    paid, free = (json.loads(call(*argv, *more)[1])["jct_s"]["mean"] for more in ((), ("--no-overheads",)))
+    assert paid - free == pytest.approx(5.0)  # one launch each, nobody waits
+    assert free == pytest.approx(sum(100 + i for i in range(12)) / 12)
+
+
+def test_search_for_the_best_static_layout(call: Any, trace: str) -> None:
+    argv = ("simulate", "--trace", trace, "--cluster", "2x1", "--policy", "static")
+    best = json.loads(call(*argv, "--layout", "best", "--json")[1])
+    for layout in ("3,3", "3,2,2", "2,2,2,1", "4,3", "7"):
+        other = json.loads(call(*argv, "--layout", layout, "--json")[1])
+        assert best["jct_s"]["mean"] <= other["jct_s"]["mean"] + 1e-9, layout
+
+
+def test_a_record_is_written_and_told(call: Any, trace: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, err = call("simulate", "--trace", trace, "--cluster", "2x1", "--policy", "oracle", "--out", run)
+    assert code == 0, err
+    assert "oracle" in out
+    code, out, _ = call("explain", run, "11")
+    assert code == 0
+    assert "under oracle" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--policy", "fifo"), "unknown policy 'fifo'"),
+        (("--policy", "static"), "needs --layout"),
+        (("--policy", "static", "--layout", "4,4"), "does not exist on A100-40GB"),
+        (("--policy", "static", "--layout", "1,1,1,1,1,1,1"), "may run on no slice"),
+        (("--policy", "miso", "--layout", "3,3"), "--layout is for policy static"),
+        (("--policy", "miso", "--gpu", "V100"), "has no MIG"),
+        (("--policy", "miso", "--ordering", "las"), "--ordering is for job policies"),
+        (("--policy", "miso", "--placement", "consolidate"), "unknown placement"),
+        (("--policy", "miso", "--objective", "fun"), "unknown objective"),
+        (("--policy", "miso", "--disturb", "none"), "unknown disturb"),
+        (("--policy", "miso", "--horizon", "soon"), "soon"),
+        (("--layout", "3,3"), "needs a --policy"),
+    ],
+)
+def test_refusals_in_one_sentence(call: Any, trace: str, argv: tuple[str, ...], message: str) -> None:
+    code, out, err = call("simulate", "--trace", trace, "--cluster", "2x1", *argv, "--json")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_model_without_a_mig_profile_is_refused_or_given_one(call: Any, tmp_path: Path) -> None:
+    path = tmp_path / "n.csv"
+    path.write_text("id,arrival_s,gpus,duration_s,model\na,0,1,100,my_net\nb,5,2,100,gnn_train128\n")
+    code, _, err = call("simulate", "--trace", path, "--cluster", "1x2", "--policy", "oracle", "--json")
+    assert code == 2
+    assert "no MIG profile for model 'my_net'" in err
+    argv = ("simulate", "--trace", path, "--cluster", "1x2", "--policy", "oracle", "--json")
+    code, out, _ = call(*argv, "--default-profile", "gnn_train128")
+    assert code == 0
+    assert json.loads(out)["jobs_completed"] == 2
+    code, _, err = call("simulate", "--trace", path, "--cluster", "1x1", "--policy", "oracle", "--default-profile",
+                        "gnn_train128", "--json")  # fmt: skip
+    assert code == 2
+    assert "needs 2 GPUs; the cluster has 1" in err
