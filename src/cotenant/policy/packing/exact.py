@@ -35,8 +35,9 @@ def rate_factor(table: CoverTable, rates: np.ndarray, counts: np.ndarray) -> flo
     return best
 
 
-def prove(table: CoverTable, rates: np.ndarray, counts: np.ndarray, time_limit_s: float) -> Proof:
-    """Bound the rates, then look for the fewest GPUs of single-model gpulets that serve them (MILP over patterns)."""
+def prove(table: CoverTable, rates: np.ndarray, counts: np.ndarray, time_limit_s: float, spare: float) -> Proof:
+    """Bound the rates, then look for the fewest GPUs of single-model gpulets that serve `spare` times them (MILP over
+    patterns)."""
     factor = rate_factor(table, rates, counts)
     if factor < 1 - 1e-9:
         return Proof(factor, "infeasible")
@@ -46,7 +47,7 @@ def prove(table: CoverTable, rates: np.ndarray, counts: np.ndarray, time_limit_s
     n = len(table.caps)
     found = solve_milp(
         np.ones(n), (rows.indptr, rows.indices, rows.data),
-        np.concatenate([rates, np.zeros(len(counts))]),
+        np.concatenate([rates * spare, np.zeros(len(counts))]),
         np.concatenate([np.full(len(rates), np.inf), counts.astype(float)]),
         np.zeros(n), np.full(n, float(counts.sum())), np.ones(n, bool), time_limit_s=time_limit_s,
     )  # fmt: skip

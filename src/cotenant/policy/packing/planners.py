@@ -83,7 +83,7 @@ class Packer:
         if state is None:
             state = self._feasible(rates)
         if state is None and self.spec.exact and self.table is not None:
-            proof = prove(self.table, rates * SPARE, self._counts, self.time_limit_s)
+            proof = prove(self.table, rates, self._counts, self.time_limit_s, SPARE)
             best = self._states[2]
             if proof.chosen is not None and self._take(proof.chosen, rates * SPARE, best):
                 state = best

@@ -29,6 +29,7 @@ from cotenant.policy.packing.kernel import (
 
 STEPS = np.int64(7)  # bisections of a partial rate: 1 % of it
 COARSE = np.int64(4)  # to choose among places
+JUST = 1.0 - 1e-6  # a gpulet's very capacity would miss by rounding
 GALLOP = np.array([0.4, 0.55, 0.65, 0.72, 0.78, 0.83, 0.87, 0.91, 0.94, 0.97, 1.0])
 ORDERS = 5
 
@@ -184,7 +185,7 @@ def part_fit(
                 continue
             tests += 1
             copy_gpu(A, g, B, SLOT2)
-            q = most(T, A, B, g, slot, p, s, r, COARSE)
+            q = most(T, A, B, g, slot, p, s, min(r, T.cap[t, s, p] * JUST), COARSE)
             copy_gpu(B, SLOT2, A, g)
             value = q * T.svc[s].cost / take * (1.0 + noise * uniform(rng))
             if value > best:
@@ -193,6 +194,8 @@ def part_fit(
         return 0.0
     if A[bg, bj].part >= 0:
         r = min(r, spare(T, A, bg, bj, s))
+    else:
+        r = min(r, T.cap[T.gpu_type[bg], s, bp] * JUST)
     return most(T, A, B, bg, bj, bp, s, r, STEPS)
 
 
