@@ -17,11 +17,18 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+# Constants that go into kernels are of numpy's type: numba compiles a function anew for every plain number it is given.
+ONE: Any = np.int64(1)
+NONE: Any = np.int64(-1)
+
 # levels of allotment; from GRID on: the points that the optimal allotment chooses among
-PROPORTIONAL, IDEAL, DOWN, GRID = 0, 1, 2, 3
+PROPORTIONAL: Any = np.int64(0)
+IDEAL: Any = np.int64(1)
+DOWN: Any = np.int64(2)
+GRID: Any = np.int64(3)
 
 # a job's level while it does not run
-NOT_RUNNING = -1
+NOT_RUNNING: Any = np.int64(-1)
 
 # what a job of one demand type needs, whatever it is given
 TYPE = np.dtype([
@@ -42,7 +49,7 @@ NODE = np.dtype([("gpus", "i8"), ("cpu", "i8"), ("memory", "i8"), ("kind", "i8")
 
 # per-job state that orderings read and decisions write
 JOB = np.dtype([
-    ("type", "i4"),
+    ("type", "i8"),
     ("priority", "i8"),
     ("arrival_s", "f8"),
     ("total", "f8"),  # iterations in all
@@ -52,12 +59,12 @@ JOB = np.dtype([
     ("rank", "i8"),  # as ordered last
     ("key", "f8"),
     ("dirty", "?"),  # its key may have changed since
-    ("wanted", "i4"),  # level that the optimal allotment chose
-    ("reason", "i1"),  # why it did not get a share in the last decision (model.events.Reason)
+    ("wanted", "i8"),  # level that the optimal allotment chose
+    ("reason", "i8"),  # why it did not get a share in the last decision (model.events.Reason)
 ])  # fmt: skip
 
 # where a job runs: its entries are contiguous from `first`
-GRANT = np.dtype([("first", "i4"), ("count", "i4"), ("level", "i4")])
+GRANT = np.dtype([("first", "i8"), ("count", "i8"), ("level", "i8")])
 
 FREE = np.dtype([
     ("free_gpus", "i8"),  # GPUs that nobody holds any part of
@@ -67,11 +74,11 @@ FREE = np.dtype([
 ])  # fmt: skip
 
 ENTRY = np.dtype([
-    ("node", "i4"),
-    ("gpus", "i4"),
-    ("job", "i4"),
-    ("next", "i4"),  # next older entry on the same node
-    ("slot", "i4"),  # slot of a part of a GPU, -1 for whole GPUs
+    ("node", "i8"),
+    ("gpus", "i8"),
+    ("job", "i8"),
+    ("next", "i8"),  # next older entry on the same node
+    ("slot", "i8"),  # slot of a part of a GPU, -1 for whole GPUs
 ])  # fmt: skip
 
 
@@ -92,7 +99,7 @@ class Allocation(NamedTuple):
     slots: Array  #: i8[N, S] free thousandths of GPUs held in parts; -1: slot not in use
     used: Array  #: i8[2] entries used; GPUs free over all nodes
     free_kind: Array  #: i8[K] GPUs free by kind of node
-    pointer: Array  #: i4[L, T] no node before this one fits (level, type); valid while nothing is released
+    pointer: Array  #: i8[L, T] no node before this one fits (level, type); valid while nothing is released
     bucket: Array  #: u8[max GPUs + 1, words] nodes by free GPUs, a bit each
 
 
@@ -111,6 +118,6 @@ def make_allocation(demand: Demand, nodes: Array, jobs: int) -> Allocation:
         slots=np.full((n, most if len(parts) else 1), -1, np.int64),
         used=np.zeros(2, np.int64),
         free_kind=np.zeros(kinds, np.int64),
-        pointer=np.zeros((levels, types), np.int32),
+        pointer=np.zeros((levels, types), np.int64),
         bucket=np.zeros((most + 1, (n + 63) // 64), np.uint64),
     )
