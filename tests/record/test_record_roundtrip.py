@@ -20,6 +20,7 @@ from cotenant.model.errors import InputError
 from cotenant.model.events import Kind, Reason
 from cotenant.model.work import Jobs
 from cotenant.record import writer as writer_module
+from cotenant.record.files import check_folder
 from cotenant.record.reader import find_records, is_record, read_record
 from cotenant.record.record import jobs_table
 from cotenant.record.schema import EVENTS, JOBS, ROUNDS, RunInfo
@@ -282,3 +283,14 @@ def test_finding_runs(tmp_path: Path) -> None:
         find_records(tmp_path / "empty")
     with pytest.raises(InputError, match="no such folder"):
         find_records(tmp_path / "nowhere")
+
+
+def test_a_folder_is_checked_before_work_starts(tmp_path: Path) -> None:
+    check_folder(tmp_path / "runs" / "fifo", "run.json")
+    hand_record(JOBS_TWO, EVENTS_TWO, path=tmp_path / "run")
+    check_folder(tmp_path / "run", "run.json")
+    with pytest.raises(InputError, match="something else than a run"):
+        check_folder(tmp_path, "run.json")
+    with pytest.raises(InputError, match="cannot write here: not a directory"):
+        check_folder(tmp_path / "run" / "run.json" / "under", "run.json")
+    assert [f.name for f in tmp_path.iterdir()] == ["run"]
