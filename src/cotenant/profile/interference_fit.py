@@ -80,7 +80,8 @@ def read_pairs(path: str | Path) -> list[Pair]:
                 values = [_number(row[c], path, reader.line_num, c) for c in COLUMNS]
                 if values[6] <= 0 or values[7] <= 0:
                     raise InputError("times must be positive", file=path, line=reader.line_num)
-                out.append(Pair(*values[:6], values[7] / values[6]))
+                *shares, alone_ms, together_ms = values
+                out.append(Pair(*shares, slowdown=together_ms / alone_ms))
     except OSError as error:
         raise InputError(f"cannot read: {error.strerror}", file=path) from None
     return out

@@ -13,7 +13,7 @@ Indices: t GPU type, g GPU, j gpulet slot, p partition, s service, k seat (a ser
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -23,7 +23,10 @@ from cotenant.policy.compiled import CACHED
 INF = np.inf
 EPS = 1e-9
 # numba compiles a function once more for every literal integer that it is called with: these are none
-SLOT0, SLOT1, SLOT2, NOWHERE = np.int64(0), np.int64(1), np.int64(2), np.int64(-1)
+SLOT0: Any = np.int64(0)
+SLOT1: Any = np.int64(1)
+SLOT2: Any = np.int64(2)
+NOWHERE: Any = np.int64(-1)
 
 # called from other kernels only: without the wrappers for Python, which cost most of the compile time here
 inner = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
