@@ -1,0 +1,338 @@
+/* The connection to the agent and the helper thread that serves it.
+ *
+ * One socket per process.  Any thread may send; only the helper receives, so a thread that waits for a turn does not
+ * keep another from asking for memory.  The helper also ends turns and watches for idleness (gate.c).  A closed
+ * socket is the agent's death; the shim then does what the agent last said (fail_mode) and keeps trying to return. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "shim.h"
+
+#define CONNECT_PATIENCE_NS UINT64_C(10000000000) /* an agent may still be starting when the tenant does */
+
+struct pending {
+    uint64_t sequence;
+    int outcome; /* 0: waiting, 1: reply, -1: agent lost */
+    struct cotenant_message *reply;
+    struct pending *next;
+};
+
+pthread_mutex_t cot_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t cot_changed = PTHREAD_COND_INITIALIZER;
+
+static pthread_mutex_t connect_lock = PTHREAD_MUTEX_INITIALIZER;
+static int agent_fd = -1;
+static int wake_fd = -1;
+static bool helper_runs, exiting, ever_connected, fork_handler_set;
+static struct cotenant_page *page; /* of the newest connection; older ones stay mapped */
+static struct pending *pending_calls;
+static uint32_t fail_mode = COTENANT_FAIL_CLOSED;
+static uint32_t reconnect_ms = 200;
+static bool helper_stopped;
+static pid_t owner_pid;
+
+bool cot_exiting(void)
+{
+    return exiting;
+}
+
+uint32_t cot_fail_mode(void)
+{
+    return fail_mode;
+}
+
+struct cotenant_page *cot_agent_page(void)
+{
+    return page;
+}
+
+bool cot_agent_is_connected(void)
+{
+    return agent_fd >= 0;
+}
+
+void cot_agent_wake_helper(void)
+{
+    uint64_t one = 1;
+    if (wake_fd >= 0 && write(wake_fd, &one, sizeof one) < 0)
+        return; /* the counter is full: the helper is awake */
+}
+
+int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
+{
+    struct cotenant_message message;
+    cot_wire_fill(&message, type, slot, body, bytes);
+    int fd = __atomic_load_n(&agent_fd, __ATOMIC_ACQUIRE);
+    return fd >= 0 ? cot_wire_send(fd, &message) : -1;
+}
+
+/* Sends and waits for the reply.  -1: the agent is lost. */
+int cot_agent_call(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply)
+{
+    struct cotenant_message message;
+    cot_wire_fill(&message, type, slot, body, bytes);
+    pthread_mutex_lock(&cot_lock);
+    struct pending call = {.sequence = message.header.sequence, .reply = reply, .next = pending_calls};
+    pending_calls = &call;
+    if (agent_fd < 0 || cot_wire_send(agent_fd, &message) != 0)
+        call.outcome = -1;
+    while (call.outcome == 0 && !exiting)
+        pthread_cond_wait(&cot_changed, &cot_lock);
+    for (struct pending **link = &pending_calls; *link; link = &(*link)->next)
+        if (*link == &call) {
+            *link = call.next;
+            break;
+        }
+    pthread_mutex_unlock(&cot_lock);
+    return call.outcome == 1 ? 0 : -1;
+}
+
+void cot_agent_warn(uint32_t code, const char *format, ...)
+{
+    struct cotenant_text text = {.code = code};
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf((char *)text.text, sizeof text.text, format, arguments);
+    va_end(arguments);
+    cot_say("warning: %s", (char *)text.text);
+    cot_agent_send(COTENANT_WARNING, COTENANT_NO_SLOT, &text, sizeof text);
+}
+
+/* ---- receiving ---- */
+
+static struct gpu *gpu_of_slot(uint32_t slot)
+{
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (cot_gpu_at(i)->attached && cot_gpu_at(i)->slot == slot)
+            return cot_gpu_at(i);
+    return NULL;
+}
+
+static void handle(const struct cotenant_message *message) /* with cot_lock */
+{
+    struct gpu *gpu = gpu_of_slot(message->header.slot);
+    switch (message->header.type) {
+    case COTENANT_TOKEN_GRANT:
+        if (gpu)
+            cot_gate_grant(gpu, message->body.token_grant.epoch, message->body.token_grant.deadline_ns);
+        break;
+    case COTENANT_TOKEN_REVOKE:
+        if (gpu && gpu->state == GATE_OPEN && gpu->turn_epoch == message->body.token_revoke.epoch)
+            cot_gate_begin_close(gpu, COTENANT_RELEASE_REVOKED);
+        break;
+    case COTENANT_PAGE_UPDATE:
+        fail_mode = page->fail_mode;
+        pthread_cond_broadcast(&cot_changed);
+        break;
+    default:
+        for (struct pending *call = pending_calls; call; call = call->next)
+            if (call->sequence == message->header.sequence && call->outcome == 0) {
+                *call->reply = *message;
+                call->outcome = 1;
+                pthread_cond_broadcast(&cot_changed);
+                return;
+            }
+        if (message->header.type == COTENANT_ERROR)
+            cot_say("the agent reports: %.200s", (const char *)message->body.text.text);
+    }
+}
+
+static void agent_lost(void) /* with cot_lock */
+{
+    if (agent_fd >= 0)
+        close(agent_fd);
+    agent_fd = -1;
+    for (struct pending *call = pending_calls; call; call = call->next)
+        if (call->outcome == 0)
+            call->outcome = -1;
+    cot_gates_agent_lost(fail_mode);
+    pthread_cond_broadcast(&cot_changed);
+    cot_say("the agent is gone; launches %s until it is back",
+            fail_mode == COTENANT_FAIL_OPEN ? "go on without limits" : "wait");
+}
+
+static void receive_all(void)
+{
+    struct cotenant_message message;
+    int got;
+    while (agent_fd >= 0 && (got = cot_wire_receive(agent_fd, &message, NULL)) != 0) {
+        pthread_mutex_lock(&cot_lock);
+        if (got < 0)
+            agent_lost();
+        else
+            handle(&message);
+        pthread_mutex_unlock(&cot_lock);
+    }
+}
+
+static void take_terms(const struct cotenant_hello_reply *terms)
+{
+    fail_mode = terms->fail_mode;
+    if (terms->reconnect_ms >= 10 && terms->reconnect_ms <= 60000)
+        reconnect_ms = terms->reconnect_ms;
+}
+
+static void try_to_return(void)
+{
+    struct cotenant_hello_reply terms;
+    int fd = cot_wire_introduce(&terms, &page);
+    if (fd < 0)
+        return;
+    take_terms(&terms);
+    pthread_mutex_lock(&cot_lock);
+    agent_fd = fd;
+    pthread_mutex_unlock(&cot_lock);
+    cot_say("the agent is back");
+}
+
+/* After a reconnection the GPUs are attached again; that needs calls, which need this very thread to receive, so it
+ * is done by a short-lived thread. */
+static void *reattach(void *unused)
+{
+    (void)unused;
+    cot_gpus_after_reconnect();
+    return NULL;
+}
+
+static int start_thread(void *(*body)(void *))
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    int failed = pthread_create(&thread, NULL, body, NULL);
+    if (!failed)
+        pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed;
+}
+
+static void *helper(void *unused)
+{
+    (void)unused;
+    pthread_setname_np(pthread_self(), "cotenant");
+    while (!exiting) {
+        uint64_t now = cot_now_ns();
+        uint64_t next = cot_gates_advance(now);
+        bool lost = agent_fd < 0;
+        if (lost && next > reconnect_ms * UINT64_C(1000000))
+            next = reconnect_ms * UINT64_C(1000000);
+        struct timespec wait = {.tv_sec = (time_t)(next / 1000000000), .tv_nsec = (long)(next % 1000000000)};
+        struct pollfd ready[2] = {{.fd = wake_fd, .events = POLLIN}, {.fd = agent_fd, .events = POLLIN}};
+        int count = ppoll(ready, lost ? 1 : 2, &wait, NULL);
+        if (count > 0 && ready[0].revents & POLLIN) {
+            uint64_t drained;
+            if (read(wake_fd, &drained, sizeof drained) < 0)
+                continue;
+        }
+        if (!lost)
+            receive_all();
+        else if (count == 0) {
+            try_to_return();
+            if (agent_fd >= 0)
+                start_thread(reattach);
+        }
+    }
+    pthread_mutex_lock(&cot_lock);
+    helper_stopped = true;
+    pthread_cond_broadcast(&cot_changed);
+    pthread_mutex_unlock(&cot_lock);
+    return NULL;
+}
+
+/* ---- life ---- */
+
+static void at_exit(void)
+{
+    if (owner_pid != getpid() || !ever_connected)
+        return;
+    if (cot_total_contexts() > 0 && cot_total_launches() == 0)
+        cot_gates_exit();
+    pthread_mutex_lock(&cot_lock);
+    exiting = true;
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (cot_gpu_at(i)->attached) {
+            cot_gpu_at(i)->published_ns = 0;
+            cot_gpu_publish(cot_gpu_at(i), cot_now_ns());
+        }
+    cot_gates_agent_lost(COTENANT_FAIL_OPEN); /* whatever runs in later exit handlers is not held up */
+    pthread_cond_broadcast(&cot_changed);
+    cot_agent_wake_helper();
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 1;
+    while (helper_runs && !helper_stopped && pthread_cond_timedwait(&cot_changed, &cot_lock, &until) == 0)
+        ;
+    pthread_mutex_unlock(&cot_lock);
+    /* The socket stays open until the process is gone: only then is its memory free. */
+}
+
+static void after_fork_in_child(void)
+{
+    static const pthread_mutex_t fresh_mutex = PTHREAD_MUTEX_INITIALIZER;
+    static const pthread_cond_t fresh_cond = PTHREAD_COND_INITIALIZER;
+    memcpy(&cot_lock, &fresh_mutex, sizeof fresh_mutex);
+    memcpy(&connect_lock, &fresh_mutex, sizeof fresh_mutex);
+    memcpy(&cot_changed, &fresh_cond, sizeof fresh_cond);
+    if (agent_fd >= 0)
+        close(agent_fd);
+    if (wake_fd >= 0)
+        close(wake_fd);
+    agent_fd = wake_fd = -1;
+    helper_runs = ever_connected = helper_stopped = false;
+    pending_calls = NULL;
+    page = NULL;
+    cot_gate_reset_after_fork();
+    cot_streams_reset_after_fork();
+    cot_memory_reset_after_fork();
+}
+
+static int connect_once(void)
+{
+    uint64_t give_up = cot_now_ns() + CONNECT_PATIENCE_NS;
+    struct cotenant_hello_reply terms;
+    int fd;
+    while ((fd = cot_wire_introduce(&terms, &page)) == -1 && getenv(COTENANT_ENV_SOCKET) && cot_now_ns() < give_up)
+        usleep(20000);
+    if (fd < 0) {
+        if (fd == -1)
+            cot_say("no agent at %s=%s; a tenant does not run without one", COTENANT_ENV_SOCKET,
+                    getenv(COTENANT_ENV_SOCKET) ? getenv(COTENANT_ENV_SOCKET) : "(not set)");
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+    take_terms(&terms);
+    if (wake_fd < 0)
+        wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    agent_fd = fd;
+    if (wake_fd < 0 || start_thread(helper) != 0) {
+        cot_say("the helper thread could not be started");
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    helper_runs = ever_connected = true;
+    owner_pid = getpid();
+    if (!fork_handler_set) {
+        fork_handler_set = true;
+        pthread_atfork(NULL, NULL, after_fork_in_child);
+        atexit(at_exit);
+    }
+    return CUDA_SUCCESS;
+}
+
+int cot_agent_connect(void)
+{
+    if (helper_runs)
+        return CUDA_SUCCESS;
+    pthread_mutex_lock(&connect_lock);
+    int result = helper_runs ? CUDA_SUCCESS : connect_once();
+    pthread_mutex_unlock(&connect_lock);
+    return result;
+}

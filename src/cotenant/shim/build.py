@@ -1,0 +1,186 @@
+"""Build the shim with the system's C compiler, once per source and driver, and say how a tenant is given it.
+
+build()                 -> path of libcotenant-shim.so
+build_nvml()            -> path of libcotenant-nvml.so
+find_driver()           -> the machine's real libcuda, by its versioned name
+tenant_environment(...) -> what the launcher adds to a tenant's environment
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from cotenant.model.errors import InputError
+from cotenant.shim.elf import defined_symbols
+from cotenant.shim.stubs import stub_assembly
+
+SOURCES = Path(__file__).resolve().parent
+C_FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-fno-semantic-interposition", "-Wall", "-Wextra")
+DRIVER_PLACES = (
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/wsl/lib",
+)
+PASSED_ON = ("COTENANT_SOFTGPU_STATE", "COTENANT_SOFTGPU_COUNT", "COTENANT_SOFTGPU_MEMORY")
+
+
+def cache_folder() -> Path:
+    """Where built libraries are kept: $COTENANT_CACHE, else cotenant/ in the user's cache folder."""
+    if named := os.environ.get("COTENANT_CACHE"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cotenant"
+
+
+def compiler() -> str:
+    """The C compiler: $CC, else cc."""
+    return os.environ.get("CC", "cc")
+
+
+def run_compiler(arguments: Iterable[str]) -> None:
+    """Run the compiler; raises InputError with its first lines when it fails or is missing."""
+    command = [compiler(), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise InputError(
+            f"a C compiler is needed to build the driver shim, and {command[0]!r} did not run: {error}"
+        ) from None
+    if done.returncode != 0:
+        raise InputError(f"the C compiler failed: {' '.join(done.stderr.split()[:60])}")
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "little"))
+        whole.update(part)
+    return whole.hexdigest()[:16]
+
+
+def cached(name: str, parts: Iterable[bytes], make: object, cache: Path | None = None) -> Path:
+    """Path of `name` for this content; `make(folder, target)` writes it when it is not there yet.
+
+    The library is put in place by rename, so a process that has an older one mapped keeps it, and two builders do not
+    meet half-written files.
+    """
+    folder = (cache or cache_folder()) / _digest([*parts, platform.machine().encode(), " ".join(C_FLAGS).encode()])
+    target = folder / name
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        built = Path(scratch) / name
+        make(Path(scratch), built)  # type: ignore[operator]
+        os.replace(built, target)
+    return target
+
+
+def _require_machine() -> None:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise InputError(f"the driver shim is written for x86-64; this machine is {platform.machine()}")
+
+
+def known_exports(driver: Path | None) -> set[str]:
+    """Names the shim exports: those of the list that ships, and whatever the given driver exports beyond it."""
+    names = set((SOURCES / "driver_exports.txt").read_text().split())
+    if driver is not None:
+        names |= {
+            name for name in defined_symbols(driver, dynamic=True) if name.startswith("cu") and name[2:3].isupper()
+        }
+    return names
+
+
+def _shim_sources() -> list[Path]:
+    return [path for path in sorted(SOURCES.glob("*.c")) if not path.name.startswith("nvml")]
+
+
+def build(driver: Path | None = None, *, cache: Path | None = None) -> Path:
+    """Build libcotenant-shim.so (SONAME libcuda.so.1) unless it is there; `driver` adds that driver's exports."""
+    _require_machine()
+    exports = known_exports(driver)
+    sources = _shim_sources()
+    texts = [path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))]
+
+    def make(scratch: Path, target: Path) -> None:
+        objects, wrapped = [], set()
+        for source in sources:
+            made = scratch / (source.stem + ".o")
+            run_compiler([*C_FLAGS, "-c", str(source), "-o", str(made)])
+            objects.append(str(made))
+            wrapped |= {name for name in defined_symbols(made, dynamic=False) if _is_entry_point(name)}
+        assembly = scratch / "exports.S"
+        assembly.write_text(stub_assembly(exports, wrapped, "cot_open_driver"))
+        run_compiler(
+            [
+                "-shared",
+                "-Wl,-soname,libcuda.so.1",
+                "-Wl,-z,now",
+                *objects,
+                str(assembly),
+                "-o",
+                str(target),
+                "-ldl",
+                "-lpthread",
+            ]
+        )
+
+    parts = [*texts, (SOURCES / "stubs.py").read_bytes(), "\n".join(sorted(exports)).encode()]
+    return cached("libcotenant-shim.so", parts, make, cache)
+
+
+def _is_entry_point(name: str) -> bool:
+    return name.startswith("cu") and name[2:3].isupper()
+
+
+def find_driver(name: str = "libcuda.so.1") -> Path | None:
+    """The real driver library, resolved to its versioned file; None where there is none."""
+    candidates = [Path(place) / name for place in DRIVER_PLACES]
+    candidates += [Path(place) / name for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
+    if (found := _loader_cache_path(name)) is not None:
+        candidates.insert(0, found)
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate.resolve()
+    return None
+
+
+def _loader_cache_path(name: str) -> Path | None:
+    try:
+        listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return None
+    for line in listed.splitlines():
+        if line.strip().startswith(name + " ") and "x86-64" in line and "=>" in line:
+            return Path(line.split("=>")[1].strip())
+    return None
+
+
+def tenant_environment(
+    socket: Path | str, token: str, driver: Path | str, *, cache: Path | None = None
+) -> dict[str, str]:
+    """What the launcher adds to the environment of a tenant: where things are, never what is allowed.
+
+    `driver` is the real libcuda (find_driver()) or the software GPU's; an LD_PRELOAD that is already set is kept after
+    the shim.
+    """
+    driver = Path(driver).resolve()
+    preload = [str(build(driver, cache=cache))]
+    preload += [entry for entry in os.environ.get("LD_PRELOAD", "").split(":") if entry and entry not in preload]
+    environment = {
+        "LD_PRELOAD": ":".join(preload),
+        "COTENANT_SOCKET": str(socket),
+        "COTENANT_TOKEN": token,
+        "COTENANT_DRIVER": str(driver),
+    }
+    environment.update({name: os.environ[name] for name in PASSED_ON if name in os.environ})
+    return environment

@@ -1,0 +1,222 @@
+/* Opens the real driver at the first call and hands out entry points.
+ *
+ * The library stands in for libcuda.so.1: preloaded with that SONAME it is what dlopen("libcuda.so.1") returns.
+ * cuGetProcAddress is answered by the real one first, with the caller's own arguments, and only then is the returned
+ * address replaced, if it belongs to an export that has a wrapper here.  Versions and flags are right by construction. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shim.h"
+
+/* From the generated exports.S, all of length cot_export_count. */
+extern HIDDEN void *cot_real_table[];
+extern HIDDEN const char *const cot_names[];
+extern HIDDEN void *const cot_wrappers[]; /* NULL where the export is a plain jump */
+extern HIDDEN const uint32_t cot_export_count;
+
+#define SUBSTITUTES 2048 /* power of two, well above the number of wrappers */
+static struct {
+    void *real;
+    void *wrapper;
+} substitutes[SUBSTITUTES];
+
+static pthread_once_t open_once = PTHREAD_ONCE_INIT;
+static void *driver_handle;
+static void *(*next_dlopen)(const char *, int);
+
+DECLARE_REAL(cuGetProcAddress);
+DECLARE_REAL(cuGetProcAddress_v2);
+
+void cot_say(const char *format, ...)
+{
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line, sizeof line - 1, format, arguments);
+    va_end(arguments);
+    if (length < 0)
+        return;
+    if ((size_t)length > sizeof line - 2)
+        length = sizeof line - 2;
+    line[length] = '\n';
+    char whole[640];
+    length = snprintf(whole, sizeof whole, "cotenant: %.*s", length + 1, line);
+    if (write(STDERR_FILENO, whole, (size_t)length) < 0)
+        return;
+}
+
+uint64_t cot_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+static CUresult absent(void)
+{
+    return CUDA_ERROR_NOT_FOUND; /* this driver has no such entry point */
+}
+
+static CUresult no_driver(void)
+{
+    return CUDA_ERROR_NO_DEVICE;
+}
+
+static uint32_t substitute_index(const void *address)
+{
+    return (uint32_t)(((uintptr_t)address * UINT64_C(0x9e3779b97f4a7c15)) >> 53) & (SUBSTITUTES - 1);
+}
+
+static void add_substitute(void *real, void *wrapper)
+{
+    uint32_t i = substitute_index(real);
+    while (substitutes[i].real && substitutes[i].real != real)
+        i = (i + 1) & (SUBSTITUTES - 1);
+    if (!substitutes[i].real) {
+        substitutes[i].wrapper = wrapper;
+        substitutes[i].real = real;
+    }
+}
+
+static void *substitute_for(void *real)
+{
+    for (uint32_t i = substitute_index(real); substitutes[i].real; i = (i + 1) & (SUBSTITUTES - 1))
+        if (substitutes[i].real == real)
+            return substitutes[i].wrapper;
+    return real;
+}
+
+static void find_next_dlopen(void)
+{
+    if (!next_dlopen)
+        next_dlopen = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
+}
+
+static void open_driver(void)
+{
+    find_next_dlopen();
+    const char *path = getenv(COTENANT_ENV_DRIVER);
+    if (!path || path[0] != '/')
+        cot_say("%s must name the real CUDA driver by its absolute path; start programs with `cotenant run`",
+                COTENANT_ENV_DRIVER);
+    else if (!(driver_handle = next_dlopen(path, RTLD_NOW | RTLD_LOCAL)))
+        cot_say("the CUDA driver could not be opened: %s", dlerror());
+    for (uint32_t i = 0; i < cot_export_count; i++) {
+        void *real = driver_handle ? dlsym(driver_handle, cot_names[i]) : NULL;
+        if (real && cot_wrappers[i] && real != cot_wrappers[i])
+            add_substitute(real, cot_wrappers[i]);
+        if (!real)
+            real = driver_handle ? (void *)absent : (void *)no_driver;
+        __atomic_store_n(&cot_real_table[i], real, __ATOMIC_RELEASE);
+    }
+}
+
+int cot_open_driver(void)
+{
+    pthread_once(&open_once, open_driver);
+    return driver_handle ? 0 : -1;
+}
+
+bool cot_driver_is_open(void)
+{
+    return driver_handle != NULL;
+}
+
+void *cot_driver_symbol(const char *name)
+{
+    return cot_open_driver() == 0 ? dlsym(driver_handle, name) : NULL;
+}
+
+/* ---- entry points ---- */
+
+EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags)
+{
+    cot_open_driver();
+    CUresult result =
+        ((CUresult(*)(const char *, void **, int, uint64_t))REAL(cuGetProcAddress))(symbol, pfn, version, flags);
+    if (result == CUDA_SUCCESS && pfn && *pfn)
+        *pfn = substitute_for(*pfn);
+    return result;
+}
+
+EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, int *status)
+{
+    cot_open_driver();
+    CUresult result = ((CUresult(*)(const char *, void **, int, uint64_t, int *))REAL(cuGetProcAddress_v2))(
+        symbol, pfn, version, flags, status);
+    if (result == CUDA_SUCCESS && pfn && *pfn)
+        *pfn = substitute_for(*pfn);
+    return result;
+}
+
+/* Do the addresses that cuGetProcAddress returns belong to the exports?  If not, substitution cannot work and the
+ * program would run without limits. */
+HIDDEN bool cot_driver_is_substitutable(void)
+{
+    static const struct {
+        const char *name;
+        int version;
+        uint64_t flags;
+    } probes[] = {
+        {"cuLaunchKernel", 4000, 0}, {"cuLaunchKernel", 7000, 2}, {"cuMemAlloc", 3020, 0},
+        {"cuGraphLaunch", 10000, 0}, {"cuGetProcAddress", 12000, 0},
+    };
+    for (size_t i = 0; i < sizeof probes / sizeof probes[0]; i++) {
+        void *address = NULL;
+        int status = 0;
+        CUresult result = CUDA_ERROR_NOT_FOUND;
+        if (dlsym(driver_handle, "cuGetProcAddress_v2"))
+            result = ((CUresult(*)(const char *, void **, int, uint64_t, int *))REAL(cuGetProcAddress_v2))(
+                probes[i].name, &address, probes[i].version, probes[i].flags, &status);
+        else if (dlsym(driver_handle, "cuGetProcAddress"))
+            result = ((CUresult(*)(const char *, void **, int, uint64_t))REAL(cuGetProcAddress))(
+                probes[i].name, &address, probes[i].version, probes[i].flags);
+        if (result == CUDA_SUCCESS && address && substitute_for(address) == address)
+            return false;
+    }
+    return true;
+}
+
+/* ---- dlopen: other names of the same driver lead to the shim too ---- */
+
+static bool names_library(const char *file, const char *stem)
+{
+    const char *base = strrchr(file, '/');
+    base = base ? base + 1 : file;
+    size_t length = strlen(stem);
+    return strncmp(base, stem, length) == 0 && (base[length] == '\0' || base[length] == '.');
+}
+
+static const char *path_of(const void *address)
+{
+    Dl_info info;
+    return address && dladdr(address, &info) && info.dli_fname ? info.dli_fname : NULL;
+}
+
+static const char *stand_in_for(const char *file)
+{
+    if (names_library(file, "libcuda.so"))
+        return path_of((void *)cuGetProcAddress_v2);
+    if (names_library(file, "libnvidia-ml.so"))
+        return path_of(dlsym(RTLD_DEFAULT, "cotenant_nvml_shim"));
+    return NULL;
+}
+
+/* The plain case must stay a tail call: the C library looks at the caller's return address for its search path. */
+EXPORT __attribute__((optimize("O2", "optimize-sibling-calls"))) void *dlopen(const char *file, int mode)
+{
+    if (UNLIKELY(!next_dlopen))
+        find_next_dlopen();
+    if (file && strstr(file, ".so")) {
+        const char *stand_in = stand_in_for(file);
+        if (stand_in)
+            file = stand_in;
+    }
+    return next_dlopen(file, mode);
+}

@@ -1,0 +1,253 @@
+/* Turns: may this launch go?
+ *
+ * The hot path (cot_gate_enter in shim.h) decides nearly always, without a call.  Everything else comes here: no turn,
+ * the turn is over, the interval of work is full, a new stream, a new kernel.
+ *
+ * A turn ends in three steps: the gate closes, calls that passed it return, the GPU finishes what they queued.  Only
+ * then is the turn given back, so what is reported is GPU time, not host time. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "shim.h"
+
+#define STALL_PATIENCE_NS UINT64_C(100000000) /* longest wait for a fence: the work may depend on a later launch */
+
+static struct cotenant_slot no_slot;
+static struct gpu no_gpu = {.page_slot = &no_slot, .epoch = EPOCH_CLOSED, .slot = COTENANT_NO_SLOT};
+static struct cost *no_log[INTERVAL_LOG];
+static struct thread no_thread = {.gpu = &no_gpu, .stream = &cot_no_stream, .log = no_log, .log_next = no_log};
+__thread struct thread *cot_thread __attribute__((tls_model("initial-exec"))) = &no_thread;
+struct cost cot_costs[1 << COST_BITS];
+
+static pthread_key_t thread_key;
+static pthread_once_t thread_key_once = PTHREAD_ONCE_INIT;
+
+DECLARE_REAL(cuCtxGetCurrent);
+DECLARE_REAL(cuCtxGetDevice);
+
+static void thread_gone(void *value)
+{
+    struct thread *t = value;
+    cot_thread = &no_thread;
+    for (uint32_t i = 0; i < COTENANT_MAX_GPUS; i++)
+        if (t->rings[i]) {
+            cot_ring_forget(t->rings[i], !cot_exiting());
+            free(t->rings[i]);
+        }
+    free(t);
+}
+
+static void make_thread_key(void)
+{
+    pthread_key_create(&thread_key, thread_gone);
+}
+
+struct thread *cot_thread_get(void)
+{
+    if (cot_thread != &no_thread)
+        return cot_thread;
+    pthread_once(&thread_key_once, make_thread_key);
+    struct thread *t = calloc(1, sizeof *t);
+    if (!t)
+        return NULL;
+    t->gpu = &no_gpu;
+    t->stream = &cot_no_stream;
+    t->log = t->log_next = no_log;
+    pthread_setspecific(thread_key, t);
+    return cot_thread = t;
+}
+
+void cot_thread_context_changed(void)
+{
+    if (cot_thread == &no_thread)
+        return;
+    cot_thread->gpu = &no_gpu;
+    cot_thread->stream = &cot_no_stream;
+    cot_thread->ring = NULL;
+    cot_thread->log = cot_thread->log_next = no_log;
+    cot_thread->budget_ns = 0;
+    cot_thread->context = NULL;
+}
+
+/* The GPU of the current context, attached; the thread's cache is filled. */
+struct gpu *cot_thread_gpu(void)
+{
+    struct thread *t = cot_thread_get();
+    if (!t)
+        return NULL;
+    if (t->gpu != &no_gpu)
+        return t->gpu;
+    CUcontext context = NULL;
+    CUdevice device;
+    if (((CUresult(*)(CUcontext *))REAL(cuCtxGetCurrent))(&context) != CUDA_SUCCESS || !context ||
+        ((CUresult(*)(CUdevice *))REAL(cuCtxGetDevice))(&device) != CUDA_SUCCESS)
+        return NULL;
+    struct gpu *gpu = cot_gpu_of_device(device, true);
+    if (!gpu || !gpu->attached)
+        return NULL;
+    struct ring **ring = &t->rings[gpu - cot_gpu_at(0)];
+    if (!*ring && !(*ring = calloc(1, sizeof **ring)))
+        return NULL;
+    if ((*ring)->context != context) {
+        cot_ring_forget(*ring, false);
+        (*ring)->context = context;
+    }
+    t->gpu = gpu;
+    t->context = context;
+    t->ring = *ring;
+    cot_interval_begin(t);
+    return gpu;
+}
+
+/* ---- waiting for a turn ---- */
+
+static bool is_open(const struct gpu *gpu)
+{
+    return *(volatile uint64_t *)&gpu->page_slot->epoch == *(volatile uint64_t *)&gpu->epoch &&
+           (gpu->deadline_ns == COTENANT_NO_DEADLINE || cot_now_ns() < gpu->deadline_ns);
+}
+
+static uint32_t gang_mask(void)
+{
+    uint32_t mask = 0;
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (cot_gpu_at(i)->attached && cot_gpu_at(i)->contexts > 0)
+            mask |= 1u << cot_gpu_at(i)->slot;
+    return mask;
+}
+
+static void request_turn(struct gpu *gpu) /* with cot_lock */
+{
+    struct cotenant_token_request request = {.burst_ns = gpu->burst_ns, .gap_ns = gpu->gap_ns,
+                                             .waiting_since_ns = gpu->waiting_since_ns, .gang_mask = gang_mask(),
+                                             .threads_waiting = gpu->waiting};
+    if (cot_agent_send(COTENANT_TOKEN_REQUEST, gpu->slot, &request, sizeof request) == 0)
+        gpu->state = GATE_REQUESTED;
+}
+
+static void wait_for_turn(struct gpu *gpu)
+{
+    uint64_t began = cot_now_ns();
+    pthread_mutex_lock(&cot_lock);
+    if (gpu->waiting++ == 0)
+        gpu->waiting_since_ns = began;
+    while (!cot_exiting() && !is_open(gpu)) {
+        if (gpu->state == GATE_OPEN) { /* over, or taken back: the helper ends it */
+            bool revoked = gpu->page_slot->epoch != gpu->turn_epoch;
+            if (revoked && gpu->page_slot->flags & COTENANT_SLOT_UNGATED) {
+                cot_gate_grant(gpu, gpu->page_slot->epoch, COTENANT_NO_DEADLINE);
+                continue;
+            }
+            cot_gate_begin_close(gpu, revoked ? COTENANT_RELEASE_REVOKED : COTENANT_RELEASE_DEADLINE);
+            cot_agent_wake_helper();
+        } else if (gpu->state == GATE_CLOSED && cot_agent_is_connected()) {
+            if (gpu->page_slot->flags & COTENANT_SLOT_UNGATED) {
+                cot_gate_grant(gpu, gpu->page_slot->epoch, COTENANT_NO_DEADLINE);
+                continue;
+            }
+            request_turn(gpu);
+        }
+        pthread_cond_wait(&cot_changed, &cot_lock);
+    }
+    gpu->waiting--;
+    pthread_mutex_unlock(&cot_lock);
+    atomic_fetch_add(&gpu->waited_ns, cot_now_ns() - began);
+}
+
+/* ---- how much is queued ---- */
+
+/* At the end of an interval: fence it, learn from the fences that are done, keep the queue short, and do not start
+ * what cannot end before the turn does.  False: the turn was ended. */
+static bool begin_interval(struct thread *t, int64_t next_ns)
+{
+    struct gpu *gpu = t->gpu;
+    uint32_t flags = gpu->page_slot->flags;
+    if (flags & COTENANT_SLOT_UNFENCED) {
+        cot_interval_begin(t);
+        return true;
+    }
+    if (t->log_next > t->log)
+        cot_fence_close(t, false);
+    else
+        cot_interval_begin(t);
+    cot_fence_resolve(t);
+    int64_t allowed = (int64_t)gpu->page_slot->inflight_allowed_ns;
+    while (!t->ring->stalled && t->ring->newest - t->ring->oldest >= 2 && t->ring->outstanding_ns >= allowed)
+        t->ring->stalled = !cot_fence_wait_oldest(t, STALL_PATIENCE_NS) && atomic_load(&cot_captures) == 0;
+    if (gpu->deadline_ns == COTENANT_NO_DEADLINE || atomic_load(&gpu->started) == gpu->started_at_grant)
+        return true;
+    uint64_t now = cot_now_ns();
+    if (now + (uint64_t)t->ring->outstanding_ns + (uint64_t)next_ns <= gpu->deadline_ns)
+        return true;
+    pthread_mutex_lock(&cot_lock);
+    if (gpu->state == GATE_OPEN) {
+        cot_gate_begin_close(gpu, COTENANT_RELEASE_DEADLINE);
+        cot_agent_wake_helper();
+    }
+    pthread_mutex_unlock(&cot_lock);
+    return false;
+}
+
+enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
+{
+    struct gpu *gpu = cot_thread_gpu();
+    if (!gpu)
+        return GATE_PASS; /* no context: the driver gives its own error */
+    struct thread *t = cot_thread;
+    if (atomic_load(&cot_captures) > 0 && cot_stream_is_capturing(stream))
+        return GATE_PASS;
+    if (t->stream->handle != stream)
+        t->stream = cot_stream_find(stream, t->context, gpu);
+    struct cost *cost = cot_cost(key);
+    if (cost->key != key) {
+        cost->ns = COST_UNKNOWN_NS;
+        cost->key = key;
+    }
+    for (;;) {
+        if (cot_exiting())
+            return GATE_PASS;
+        if (is_open(gpu) && t->budget_ns < cost->ns && !begin_interval(t, cost->ns))
+            continue;
+        atomic_fetch_add(&gpu->started, 1);
+        if (is_open(gpu))
+            break;
+        atomic_fetch_sub(&gpu->started, 1);
+        wait_for_turn(gpu);
+        cot_interval_begin(t); /* what was open is drained by now */
+        if (!(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED))
+            cot_fence_close(t, false);
+    }
+    if (gpu->first_submit_ns == 0)
+        gpu->first_submit_ns = cot_now_ns();
+    int64_t ns = cost->ns;
+    if (ns > t->budget_ns) { /* longer than an interval: it has one to itself */
+        t->budget_begin_ns += ns - t->budget_ns;
+        t->budget_ns = ns;
+    }
+    t->budget_ns -= ns;
+    *t->log_next++ = cost;
+    return GATE_GO;
+}
+
+void cot_count_copy(struct gpu *gpu)
+{
+    if (gpu)
+        atomic_fetch_add_explicit(&gpu->copies, 1, memory_order_relaxed);
+}
+
+void cot_count_graph(struct gpu *gpu)
+{
+    if (gpu)
+        atomic_fetch_add_explicit(&gpu->graph_launches, 1, memory_order_relaxed);
+}
+
+void cot_sync_begin(void)
+{
+    struct thread *t = cot_thread;
+    if (t->ring && t->ring->probe && t->log_next > t->log && atomic_load(&cot_captures) == 0) {
+        cot_fence_close(t, true);
+        t->ring->probe = false;
+    }
+}

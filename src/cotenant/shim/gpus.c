@@ -1,0 +1,196 @@
+/* The GPUs as this process sees them: attaching them to slots of the page, contexts, published numbers. */
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "shim.h"
+
+#define PUBLISH_NS 200000000
+#define SM_COUNT_ATTRIBUTE 16
+
+static struct gpu gpus[COTENANT_MAX_GPUS];
+static _Atomic uint32_t gpu_count;
+static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
+
+DECLARE_REAL(cuDeviceGetUuid);
+DECLARE_REAL(cuDeviceGetUuid_v2);
+DECLARE_REAL(cuDeviceGetName);
+DECLARE_REAL(cuDeviceTotalMem_v2);
+DECLARE_REAL(cuDeviceGetAttribute);
+
+struct gpu *cot_gpu_at(uint32_t index)
+{
+    return &gpus[index];
+}
+
+uint32_t cot_gpu_count(void)
+{
+    return atomic_load(&gpu_count);
+}
+
+static int attach(struct gpu *gpu)
+{
+    struct cotenant_gpu_attach attach = {.ordinal = (uint32_t)gpu->device};
+    CUresult result = ((CUresult(*)(struct cu_uuid *, CUdevice))REAL(cuDeviceGetUuid_v2))(&gpu->uuid, gpu->device);
+    if (result != CUDA_SUCCESS)
+        result = ((CUresult(*)(struct cu_uuid *, CUdevice))REAL(cuDeviceGetUuid))(&gpu->uuid, gpu->device);
+    if (result != CUDA_SUCCESS)
+        return -1;
+    size_t total = 0;
+    int sms = 0;
+    ((CUresult(*)(size_t *, CUdevice))REAL(cuDeviceTotalMem_v2))(&total, gpu->device);
+    ((CUresult(*)(int *, int, CUdevice))REAL(cuDeviceGetAttribute))(&sms, SM_COUNT_ATTRIBUTE, gpu->device);
+    ((CUresult(*)(char *, int, CUdevice))REAL(cuDeviceGetName))((char *)attach.name, sizeof attach.name - 1, gpu->device);
+    memcpy(attach.uuid, gpu->uuid.bytes, sizeof attach.uuid);
+    attach.total_bytes = gpu->total_bytes = total;
+    attach.sm_count = (uint32_t)sms;
+    struct cotenant_message reply;
+    if (cot_agent_call(COTENANT_GPU_ATTACH, COTENANT_NO_SLOT, &attach, sizeof attach, &reply) != 0)
+        return -1;
+    if (reply.header.type != COTENANT_GPU_REPLY || reply.header.status != COTENANT_OK ||
+        reply.header.slot >= COTENANT_MAX_GPUS) {
+        gpu->denied = true;
+        return -1;
+    }
+    pthread_mutex_lock(&cot_lock);
+    gpu->slot = reply.header.slot;
+    gpu->page_slot = &cot_agent_page()->slots[gpu->slot];
+    gpu->epoch = EPOCH_CLOSED;
+    gpu->state = GATE_CLOSED;
+    gpu->attached = true;
+    pthread_cond_broadcast(&cot_changed);
+    pthread_mutex_unlock(&cot_lock);
+    return 0;
+}
+
+/* The record of a device; with attach, NULL when the agent does not give it to this tenant. */
+struct gpu *cot_gpu_of_device(CUdevice device, bool want_attached)
+{
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (gpus[i].device == device && (gpus[i].attached || !want_attached))
+            return &gpus[i];
+    pthread_mutex_lock(&attach_lock);
+    struct gpu *gpu = NULL;
+    uint32_t count = cot_gpu_count();
+    for (uint32_t i = 0; i < count; i++)
+        if (gpus[i].device == device)
+            gpu = &gpus[i];
+    if (!gpu && count < COTENANT_MAX_GPUS) {
+        gpu = &gpus[count];
+        memset(gpu, 0, sizeof *gpu);
+        gpu->device = device;
+        gpu->slot = COTENANT_NO_SLOT;
+        gpu->epoch = EPOCH_CLOSED;
+        atomic_store(&gpu_count, count + 1);
+    }
+    if (gpu && want_attached && !gpu->attached && (cot_agent_connect() != CUDA_SUCCESS || attach(gpu) != 0))
+        gpu = NULL;
+    pthread_mutex_unlock(&attach_lock);
+    return gpu;
+}
+
+/* Asks for the context's own memory; an error is for the program. */
+CUresult cot_gpu_before_context(CUdevice device)
+{
+    struct gpu *gpu = cot_gpu_of_device(device, true);
+    if (!gpu) {
+        gpu = cot_gpu_of_device(device, false);
+        if (!gpu || !gpu->denied)
+            return CUDA_ERROR_SYSTEM_NOT_READY;
+        cot_say("GPU %d is not one that this tenant may use", device);
+        return CUDA_ERROR_NOT_PERMITTED;
+    }
+    if (gpu->contexts > 0)
+        return CUDA_SUCCESS;
+    uint64_t reservation = 0;
+    CUresult result = cot_memory_reserve(gpu, COTENANT_MEMORY_CONTEXT, 0, &reservation);
+    if (result == CUDA_SUCCESS)
+        cot_memory_commit(gpu, COTENANT_MEMORY_CONTEXT, reservation, 0);
+    return result;
+}
+
+void cot_gpu_context_made(CUdevice device, CUcontext context)
+{
+    struct gpu *gpu = cot_gpu_of_device(device, false);
+    if (!gpu)
+        return;
+    pthread_mutex_lock(&cot_lock);
+    gpu->contexts++;
+    gpu->any_context = context;
+    gpu->page_slot->contexts = gpu->contexts;
+    pthread_mutex_unlock(&cot_lock);
+    cot_agent_wake_helper();
+}
+
+void cot_gpu_context_gone(CUdevice device, CUcontext context)
+{
+    struct gpu *gpu = cot_gpu_of_device(device, false);
+    if (!gpu || !gpu->attached)
+        return;
+    if (context)
+        cot_streams_context_gone(context);
+    pthread_mutex_lock(&cot_lock);
+    if (context && gpu->contexts > 0) /* NULL: one was announced and did not come to be */
+        gpu->contexts--;
+    bool last = gpu->contexts == 0;
+    if (gpu->any_context == context)
+        gpu->any_context = NULL;
+    gpu->page_slot->contexts = gpu->contexts;
+    pthread_mutex_unlock(&cot_lock);
+    if (last) {
+        cot_memory_forget_gpu(gpu);
+        cot_memory_release(gpu, COTENANT_MEMORY_CONTEXT, 0);
+    }
+}
+
+void cot_gpus_after_reconnect(void)
+{
+    pthread_mutex_lock(&attach_lock);
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (gpus[i].attached && attach(&gpus[i]) == 0)
+            cot_memory_report_state(&gpus[i]);
+    pthread_mutex_unlock(&attach_lock);
+}
+
+void cot_gpu_publish(struct gpu *gpu, uint64_t now)
+{
+    struct cotenant_slot *slot = gpu->page_slot;
+    uint64_t started = atomic_load(&gpu->started), finished = atomic_load(&gpu->finished);
+    uint64_t copies = atomic_load(&gpu->copies), graphs = atomic_load(&gpu->graph_launches);
+    if (gpu->state == GATE_OPEN && now - gpu->published_ns < PUBLISH_NS)
+        return;
+    gpu->published_ns = now;
+    slot->calls_in_flight = started > finished ? started - finished : 0;
+    slot->launches = started > copies ? started - copies : 0;
+    slot->copies = copies;
+    slot->graph_launches = graphs;
+    slot->fences = atomic_load(&gpu->fences);
+    slot->predicted_busy_ns = atomic_load(&gpu->predicted_busy_ns);
+    slot->waited_ns = atomic_load(&gpu->waited_ns);
+    slot->turns = gpu->turns;
+    slot->last_submit_ns = gpu->activity_ns;
+}
+
+uint64_t cot_total_launches(void)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        total += atomic_load(&gpus[i].started);
+    return total;
+}
+
+uint32_t cot_total_contexts(void)
+{
+    uint32_t total = 0;
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        total += gpus[i].contexts;
+    return total;
+}
+
+void cot_gate_reset_after_fork(void)
+{
+    static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    memcpy(&attach_lock, &fresh, sizeof fresh);
+    cot_thread_context_changed();
+    atomic_store(&gpu_count, 0);
+    memset(gpus, 0, sizeof gpus);
+}

@@ -1,0 +1,164 @@
+/* What the process holds on each GPU, by family.  The agent is asked before the driver is, and told what was really
+ * taken.  An address that is not known here was never charged: freeing it is the driver's business alone. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+
+#include "shim.h"
+
+#define BUCKETS 4096
+
+struct holding {
+    uint64_t address;
+    uint64_t bytes;
+    struct gpu *gpu;
+    uint32_t family;
+    struct holding *next;
+};
+
+static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a call of driver or agent */
+static struct holding *buckets[BUCKETS];
+static uint64_t host_held;
+static _Atomic bool unconfirmed; /* something was told to the agent that the page may not show yet */
+
+static struct holding **bucket(uint64_t address)
+{
+    return &buckets[(address * UINT64_C(0x9e3779b97f4a7c15)) >> 52];
+}
+
+static uint32_t slot_of(const struct gpu *gpu)
+{
+    return gpu ? gpu->slot : COTENANT_NO_SLOT;
+}
+
+/* May bytes more be taken?  Waits for a lost agent if it said so. */
+CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation)
+{
+    *reservation = 0;
+    struct cotenant_memory ask = {.family = family, .bytes = bytes};
+    for (;;) {
+        struct cotenant_message reply;
+        if (cot_agent_call(COTENANT_MEMORY_RESERVE, slot_of(gpu), &ask, sizeof ask, &reply) == 0) {
+            *reservation = reply.body.memory.reservation;
+            return reply.header.status == COTENANT_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        pthread_mutex_lock(&cot_lock);
+        while (!cot_agent_is_connected() && cot_fail_mode() == COTENANT_FAIL_CLOSED && !cot_exiting())
+            pthread_cond_wait(&cot_changed, &cot_lock);
+        bool go = !cot_agent_is_connected() || cot_exiting();
+        pthread_mutex_unlock(&cot_lock);
+        if (go)
+            return CUDA_SUCCESS;
+    }
+}
+
+void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes)
+{
+    struct cotenant_memory done = {.family = family, .reservation = reservation, .bytes = bytes};
+    pthread_mutex_lock(&memory_lock);
+    *(gpu ? &gpu->held[family] : &host_held) += bytes;
+    pthread_mutex_unlock(&memory_lock);
+    atomic_store(&unconfirmed, true);
+    cot_agent_send(COTENANT_MEMORY_COMMIT, slot_of(gpu), &done, sizeof done);
+}
+
+void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes)
+{
+    struct cotenant_memory back = {.family = family, .bytes = bytes};
+    pthread_mutex_lock(&memory_lock);
+    uint64_t *held = gpu ? &gpu->held[family] : &host_held;
+    *held -= bytes < *held ? bytes : *held;
+    pthread_mutex_unlock(&memory_lock);
+    atomic_store(&unconfirmed, true);
+    cot_agent_send(COTENANT_MEMORY_RELEASE, slot_of(gpu), &back, sizeof back);
+}
+
+void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint32_t family)
+{
+    struct holding *holding = malloc(sizeof *holding);
+    if (!holding)
+        return; /* stays charged until the process ends: never less than the truth */
+    *holding = (struct holding){.address = address, .bytes = bytes, .gpu = gpu, .family = family};
+    pthread_mutex_lock(&memory_lock);
+    holding->next = *bucket(address);
+    *bucket(address) = holding;
+    pthread_mutex_unlock(&memory_lock);
+}
+
+/* The memory at address was given back to the driver: credit it to the GPU on which it was taken. */
+void cot_memory_forget(uint64_t address, uint32_t family)
+{
+    pthread_mutex_lock(&memory_lock);
+    struct holding *found = NULL;
+    for (struct holding **link = bucket(address); *link; link = &(*link)->next)
+        if ((*link)->address == address &&
+            ((*link)->family == family || (family == COTENANT_MEMORY_PLAIN && (*link)->family == COTENANT_MEMORY_MANAGED))) {
+            found = *link;
+            *link = found->next;
+            break;
+        }
+    pthread_mutex_unlock(&memory_lock);
+    if (found)
+        cot_memory_release(found->gpu, found->family, found->bytes);
+    free(found);
+}
+
+/* The last context on the GPU is gone, and what was allocated in it. */
+void cot_memory_forget_gpu(struct gpu *gpu)
+{
+    pthread_mutex_lock(&memory_lock);
+    for (uint32_t i = 0; i < BUCKETS; i++)
+        for (struct holding **link = &buckets[i]; *link;) {
+            struct holding *holding = *link;
+            if (holding->gpu == gpu) {
+                *link = holding->next;
+                free(holding);
+            } else
+                link = &holding->next;
+        }
+    uint64_t held[COTENANT_MEMORY_HOST + 1];
+    memcpy(held, gpu->held, sizeof held);
+    pthread_mutex_unlock(&memory_lock);
+    for (uint32_t family = COTENANT_MEMORY_PLAIN; family <= COTENANT_MEMORY_GRAPH; family++)
+        if (held[family])
+            cot_memory_release(gpu, family, held[family]);
+}
+
+void cot_memory_report_state(struct gpu *gpu)
+{
+    for (uint32_t family = COTENANT_MEMORY_PLAIN; family <= COTENANT_MEMORY_CONTEXT; family++) {
+        pthread_mutex_lock(&memory_lock);
+        struct cotenant_memory state = {.family = family, .bytes = gpu->held[family]};
+        pthread_mutex_unlock(&memory_lock);
+        if (state.bytes || (family == COTENANT_MEMORY_CONTEXT && gpu->contexts > 0))
+            cot_agent_send(COTENANT_MEMORY_STATE, gpu->slot, &state, sizeof state);
+    }
+}
+
+/* The tenant's cap and charge, as the agent keeps them in the page.  False: no cap, the driver's numbers hold. */
+bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes)
+{
+    if (!gpu || !gpu->attached || gpu->page_slot->memory_limit_bytes == COTENANT_NO_LIMIT)
+        return false;
+    *limit_bytes = gpu->page_slot->memory_limit_bytes;
+    *used_bytes = gpu->page_slot->memory_used_bytes;
+    struct cotenant_message reply;
+    struct cotenant_memory ask = {0};
+    if (atomic_exchange(&unconfirmed, false) &&
+        cot_agent_call(COTENANT_MEMORY_QUERY, gpu->slot, &ask, sizeof ask, &reply) == 0 &&
+        reply.header.type == COTENANT_MEMORY_REPLY && reply.header.status == COTENANT_OK) {
+        *limit_bytes = reply.body.memory.limit_bytes;
+        *used_bytes = reply.body.memory.used_bytes;
+    }
+    if (gpu->total_bytes && *limit_bytes > gpu->total_bytes)
+        *limit_bytes = gpu->total_bytes;
+    return true;
+}
+
+void cot_memory_reset_after_fork(void)
+{
+    static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    memcpy(&memory_lock, &fresh, sizeof fresh);
+    memset(buckets, 0, sizeof buckets); /* the child gave nothing back: its parent holds it */
+    host_held = 0;
+}

@@ -1,0 +1,277 @@
+/* Internals of the driver shim.  What crosses the process boundary is in protocol.h.
+ *
+ * driver.c   finds and opens the real driver, hands out entry points
+ * wire.c     messages on the socket
+ * agent.c    the connection and the helper thread
+ * gate.c     may this launch go; how much is queued
+ * fence.c    what launches are predicted to cost
+ * turn.c     a turn's life: open, close, drain, report
+ * gpus.c     the GPUs and their contexts
+ * streams.c  the streams a process uses: which hold work, which capture; draining
+ * memory.c   what the process holds, by family; asks the agent before it grows
+ * wrap_*.c   the replaced driver functions, thin
+ */
+#ifndef COTENANT_SHIM_H
+#define COTENANT_SHIM_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+#include "protocol.h"
+
+#define HIDDEN __attribute__((visibility("hidden")))
+#define EXPORT __attribute__((visibility("default")))
+#define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
+/* ---- the real driver: one slot per export, filled at the first call (exports.S, generated) ---- */
+#define REAL(name) cot_real_##name
+#define DECLARE_REAL(name) extern HIDDEN void *cot_real_##name
+HIDDEN int cot_open_driver(void);
+HIDDEN bool cot_driver_is_open(void);
+HIDDEN void *cot_driver_symbol(const char *name);
+HIDDEN void cot_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+HIDDEN uint64_t cot_now_ns(void);
+
+/* ---- one GPU as this process sees it ---- */
+enum gate_state { GATE_CLOSED, GATE_REQUESTED, GATE_OPEN, GATE_CLOSING, GATE_DRAINING };
+
+#define EPOCH_CLOSED UINT64_MAX
+
+struct gpu {
+    /* read by every launch */
+    uint64_t epoch;                   /* launches go while it equals page_slot->epoch; EPOCH_CLOSED never does */
+    struct cotenant_slot *page_slot;
+    _Atomic uint64_t started;         /* gated calls entered; also the count of launches and copies */
+    _Atomic uint64_t finished;        /* gated calls left */
+    /* under cot_lock */
+    enum gate_state state;
+    CUdevice device;
+    uint32_t slot;                    /* COTENANT_NO_SLOT until attached */
+    bool attached;
+    bool denied;
+    struct cu_uuid uuid;
+    uint64_t total_bytes;
+    uint64_t turn_epoch;              /* of the turn that is open or being closed */
+    uint64_t deadline_ns;
+    uint64_t grant_ns;
+    uint64_t started_at_grant;
+    uint64_t copies_at_grant;
+    uint64_t first_submit_ns;
+    uint64_t close_began_ns;
+    uint32_t close_reason;
+    bool reported_hung;
+    uint64_t activity_seen;           /* value of started at the last look */
+    uint64_t activity_ns;             /* when it last changed */
+    uint32_t waiting;                 /* threads that wait for a turn */
+    uint64_t waiting_since_ns;
+    uint64_t burst_ns;                /* estimates, see gate.c */
+    uint64_t gap_ns;
+    uint64_t busy_since_ns;
+    uint64_t idle_since_ns;
+    uint32_t contexts;
+    CUcontext any_context;            /* one that lives, to look at the GPU from the helper thread */
+    uint64_t held[COTENANT_MEMORY_HOST + 1]; /* bytes by family, under the memory lock */
+    uint64_t published_ns;
+    _Atomic uint64_t copies;
+    _Atomic uint64_t graph_launches;
+    _Atomic uint64_t fences;
+    _Atomic uint64_t predicted_busy_ns;
+    _Atomic uint64_t waited_ns;
+    uint64_t turns;
+};
+
+/* ---- a stream that the process has launched into ---- */
+struct stream {
+    CUstream handle;
+    CUcontext context;
+    struct gpu *gpu;
+    CUevent drain_event;              /* only for per-thread streams, which another thread cannot query */
+    uint64_t marked_at;               /* gpu->started when drain_event was recorded */
+};
+#define COT_NO_STREAM ((CUstream)(uintptr_t)-1)
+
+/* ---- what one launch of a kernel, graph or copy is thought to cost ---- */
+struct cost {
+    uintptr_t key;
+    int64_t ns;
+};
+#define COST_BITS 11
+#define COST_FLOOR_NS 4000            /* so that one interval holds fewer than INTERVAL_LOG launches */
+#define COST_UNKNOWN_NS 1000000       /* a new kernel has an interval to itself */
+#define INTERVAL_NS 1000000
+#define INTERVAL_LOG 256              /* > INTERVAL_NS / COST_FLOOR_NS + 1 */
+#define FENCES 32                     /* power of two */
+
+struct fence {
+    CUevent event;
+    int64_t predicted_ns;
+    bool exact;                       /* the GPU had older work when this was recorded: no idle time inside */
+    bool before_sync;                 /* recorded before a wait, not before a later launch: no idle tail */
+    uint32_t count;
+    struct cost *log[INTERVAL_LOG];
+};
+
+struct ring { /* the fences of one thread on one GPU: [oldest, newest) are recorded, newest is the open interval */
+    CUcontext context;
+    uint32_t oldest, newest;          /* grow without bound; the index is taken modulo FENCES */
+    bool stalled;                     /* the oldest fence did not come in time: do not wait for it again */
+    bool have_origin;                 /* fence oldest - 1 is complete: a point to measure from */
+    bool probe;                       /* an estimate was found wrong while the GPU idled: close the next at a sync */
+    int64_t outstanding_ns;           /* predicted time of the recorded fences */
+    struct fence fences[FENCES];
+};
+
+/* ---- per thread ---- */
+struct thread {
+    struct gpu *gpu;
+    struct stream *stream;
+    int64_t budget_ns;                /* predicted time left in the interval */
+    int64_t budget_begin_ns;
+    struct cost **log_next;           /* where the next launch of the open interval is noted */
+    struct cost **log;                /* the interval's first */
+    CUcontext context;
+    struct ring *ring;                /* of gpu, or NULL */
+    struct ring *rings[COTENANT_MAX_GPUS];
+};
+
+extern HIDDEN __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
+extern HIDDEN struct cost cot_costs[1 << COST_BITS];
+extern HIDDEN pthread_mutex_t cot_lock; /* gates, connection state, waiting threads */
+
+/* What gate_slow tells the caller. */
+enum gate_answer { GATE_GO = 0, GATE_PASS = 1 /* into a capture, or nothing to enforce: not counted */ };
+
+HIDDEN enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream);
+
+static inline struct cost *cot_cost(uintptr_t key)
+{
+    return &cot_costs[(key * 0x5bd1e995) >> (64 - COST_BITS)];
+}
+
+/* The hot path: may the launch go, without a call?  Then it is counted in flight on the GPU that is returned.  NULL: ask
+ * cot_gate_slow.  Closing is done by whoever notices first: the helper thread at the deadline, the agent through the
+ * page, the launching thread itself at the end of an interval. */
+static inline struct gpu *cot_gate_try(uintptr_t key, CUstream stream)
+{
+    struct thread *t = cot_thread;
+    struct gpu *gpu = t->gpu;
+    atomic_fetch_add_explicit(&gpu->started, 1, memory_order_seq_cst);
+    if (UNLIKELY(gpu->page_slot->epoch != gpu->epoch))
+        goto no;
+    struct cost *cost = cot_cost(key);
+    if (UNLIKELY(cost->key != key))
+        goto no;
+    int64_t left = t->budget_ns - cost->ns;
+    if (UNLIKELY(left < 0))
+        goto no;
+    struct stream *used = t->stream;
+    if (UNLIKELY(used->handle != stream))
+        goto no;
+    t->budget_ns = left;
+    *t->log_next++ = cost;
+    return gpu;
+no:
+    atomic_fetch_sub_explicit(&gpu->started, 1, memory_order_seq_cst);
+    return NULL;
+}
+
+static inline void cot_gate_exit(struct gpu *gpu)
+{
+    if (gpu)
+        atomic_fetch_add_explicit(&gpu->finished, 1, memory_order_release);
+}
+
+/* For calls that are not launches of kernels: a few instructions do not matter. */
+static inline struct gpu *cot_gate_enter(uintptr_t key, CUstream stream)
+{
+    struct gpu *gpu = cot_gate_try(key, stream);
+    return gpu ? gpu : cot_gate_slow(key, stream) == GATE_GO ? cot_thread->gpu : NULL;
+}
+
+/* ---- gate.c ---- */
+HIDDEN void cot_thread_context_changed(void);
+HIDDEN struct gpu *cot_thread_gpu(void); /* attaches; NULL without a current context */
+HIDDEN struct gpu *cot_gpu_of_device(CUdevice device, bool attach);
+HIDDEN struct gpu *cot_gpu_at(uint32_t index);
+HIDDEN uint32_t cot_gpu_count(void);
+HIDDEN void cot_sync_begin(void);    /* before a call in which the host waits for the GPU */
+HIDDEN void cot_sync_end(void);      /* after it */
+HIDDEN void cot_count_copy(struct gpu *gpu);
+HIDDEN void cot_count_graph(struct gpu *gpu);
+HIDDEN void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns);
+HIDDEN void cot_gate_begin_close(struct gpu *gpu, uint32_t reason);
+HIDDEN uint64_t cot_gates_advance(uint64_t now_ns); /* helper thread; returns when to come back, ns */
+HIDDEN void cot_gates_agent_lost(uint32_t fail_mode);
+HIDDEN void cot_gates_exit(void);
+HIDDEN void cot_gate_reset_after_fork(void);
+HIDDEN void cot_gpu_publish(struct gpu *gpu, uint64_t now_ns);
+HIDDEN int cot_gpu_attach(struct gpu *gpu);
+HIDDEN CUresult cot_gpu_before_context(CUdevice device);
+HIDDEN void cot_gpu_context_made(CUdevice device, CUcontext context);
+HIDDEN void cot_gpu_context_gone(CUdevice device, CUcontext context);
+HIDDEN void cot_gpus_after_reconnect(void);
+HIDDEN uint64_t cot_total_launches(void);
+HIDDEN uint32_t cot_total_contexts(void);
+
+HIDDEN struct thread *cot_thread_get(void); /* this thread's own record, made if need be; NULL without memory */
+
+/* ---- fence.c ---- */
+HIDDEN void cot_interval_begin(struct thread *t);
+HIDDEN void cot_fence_close(struct thread *t, bool before_sync);
+HIDDEN void cot_fence_resolve(struct thread *t);
+HIDDEN bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns);
+HIDDEN void cot_ring_forget(struct ring *ring, bool destroy_events);
+
+/* ---- streams.c ---- */
+extern HIDDEN _Atomic uint32_t cot_captures;       /* streams that capture now */
+extern HIDDEN pthread_mutex_t cot_capture_lock;    /* held while the shim itself touches streams or events */
+HIDDEN struct stream *cot_stream_find(CUstream handle, CUcontext context, struct gpu *gpu);
+HIDDEN void cot_stream_gone(CUstream handle);
+HIDDEN void cot_streams_context_gone(CUcontext context);
+HIDDEN bool cot_stream_is_capturing(CUstream handle);
+HIDDEN bool cot_streams_drained(struct gpu *gpu);
+HIDDEN void cot_capture_before_begin(void);
+HIDDEN void cot_capture_after_begin(CUstream handle, CUresult result);
+HIDDEN void cot_capture_before_end(void);
+HIDDEN void cot_capture_after_end(CUstream handle);
+HIDDEN void cot_streams_reset_after_fork(void);
+extern HIDDEN struct stream cot_no_stream;
+
+/* ---- wire.c ---- */
+HIDDEN void cot_wire_fill(struct cotenant_message *message, uint16_t type, uint32_t slot, const void *body, size_t bytes);
+HIDDEN int cot_wire_send(int fd, struct cotenant_message *message);
+HIDDEN int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd); /* 1, 0: nothing, -1: lost, -2: broken */
+HIDDEN int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page); /* socket, -1, -2 */
+
+/* ---- agent.c ---- */
+HIDDEN int cot_agent_connect(void); /* 0, or a CUresult to give the program */
+HIDDEN bool cot_agent_is_connected(void);
+HIDDEN void cot_agent_wake_helper(void);
+HIDDEN int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes);
+HIDDEN int cot_agent_call(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply);
+HIDDEN void cot_agent_warn(uint32_t code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+HIDDEN struct cotenant_page *cot_agent_page(void);
+HIDDEN uint32_t cot_fail_mode(void);
+HIDDEN bool cot_exiting(void);
+extern HIDDEN pthread_cond_t cot_changed; /* with cot_lock: a gate opened, a reply came, the agent was lost */
+
+/* ---- memory.c ---- */
+HIDDEN CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation);
+HIDDEN void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes);
+HIDDEN void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes);
+HIDDEN void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint32_t family);
+HIDDEN void cot_memory_forget(uint64_t address, uint32_t family);
+HIDDEN void cot_memory_forget_gpu(struct gpu *gpu);
+HIDDEN void cot_memory_report_state(struct gpu *gpu);
+HIDDEN void cot_memory_reset_after_fork(void);
+HIDDEN bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes);
+HIDDEN void cot_pools_refresh(void);
+HIDDEN CUresult cot_graph_memory_check(word graph);
+HIDDEN void cot_graph_memory_settle(word graph);
+HIDDEN void cot_graph_memory_expected(void);
+
+#endif

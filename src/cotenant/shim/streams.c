@@ -1,0 +1,203 @@
+/* The streams that the process has launched into.  A turn is drained when none of them holds work.
+ *
+ * Captures: launches into a capturing stream are not executed, so they are neither gated nor charged, and nothing may
+ * be recorded into such a stream.  cot_capture_lock is held while the shim touches streams or events, and while a
+ * capture begins or ends, so the two cannot meet. */
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "shim.h"
+
+#define STREAMS 1024
+#define CAPTURES 256
+
+struct stream cot_no_stream = {.handle = COT_NO_STREAM};
+_Atomic uint32_t cot_captures;
+pthread_mutex_t cot_capture_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct stream streams[STREAMS]; /* a free record has handle COT_NO_STREAM; never moved, so caches stay valid */
+static uint32_t stream_count, next_victim;
+static CUstream capturing[CAPTURES]; /* under cot_capture_lock */
+
+DECLARE_REAL(cuCtxPushCurrent_v2);
+DECLARE_REAL(cuCtxPopCurrent_v2);
+DECLARE_REAL(cuStreamQuery);
+DECLARE_REAL(cuStreamIsCapturing);
+DECLARE_REAL(cuEventCreate);
+DECLARE_REAL(cuEventRecord);
+DECLARE_REAL(cuEventQuery);
+DECLARE_REAL(cuThreadExchangeStreamCaptureMode);
+
+struct stream *cot_stream_find(CUstream handle, CUcontext context, struct gpu *gpu)
+{
+    struct stream *free_record = NULL;
+    pthread_mutex_lock(&list_lock);
+    for (uint32_t i = 0; i < stream_count; i++) {
+        if (streams[i].handle == handle && streams[i].context == context) {
+            pthread_mutex_unlock(&list_lock);
+            return &streams[i];
+        }
+        if (!free_record && streams[i].handle == COT_NO_STREAM)
+            free_record = &streams[i];
+    }
+    if (!free_record && stream_count < STREAMS)
+        free_record = &streams[stream_count++];
+    if (!free_record) /* more streams than anybody keeps: the oldest is no longer watched */
+        free_record = &streams[next_victim++ % STREAMS];
+    free_record->context = context;
+    free_record->gpu = gpu;
+    free_record->drain_event = NULL;
+    free_record->marked_at = 0;
+    free_record->handle = handle;
+    pthread_mutex_unlock(&list_lock);
+    return free_record;
+}
+
+static void end_capture_locked(CUstream handle)
+{
+    for (uint32_t i = 0; i < CAPTURES; i++)
+        if (capturing[i] == handle) {
+            capturing[i] = NULL;
+            atomic_fetch_sub(&cot_captures, 1);
+            return;
+        }
+}
+
+void cot_stream_gone(CUstream handle)
+{
+    pthread_mutex_lock(&cot_capture_lock);
+    end_capture_locked(handle);
+    pthread_mutex_lock(&list_lock);
+    for (uint32_t i = 0; i < stream_count; i++)
+        if (streams[i].handle == handle)
+            streams[i].handle = COT_NO_STREAM;
+    pthread_mutex_unlock(&list_lock);
+    pthread_mutex_unlock(&cot_capture_lock);
+}
+
+void cot_streams_context_gone(CUcontext context)
+{
+    pthread_mutex_lock(&cot_capture_lock);
+    pthread_mutex_lock(&list_lock);
+    for (uint32_t i = 0; i < stream_count; i++)
+        if (streams[i].context == context && streams[i].handle != COT_NO_STREAM) {
+            end_capture_locked(streams[i].handle);
+            streams[i].handle = COT_NO_STREAM;
+        }
+    pthread_mutex_unlock(&list_lock);
+    pthread_mutex_unlock(&cot_capture_lock);
+}
+
+/* True also when the driver cannot say without harm (the legacy stream beside a capture). */
+bool cot_stream_is_capturing(CUstream handle)
+{
+    int status = CU_CAPTURE_NONE;
+    CUresult result = ((CUresult(*)(CUstream, int *))REAL(cuStreamIsCapturing))(handle, &status);
+    return result != CUDA_SUCCESS || status != CU_CAPTURE_NONE;
+}
+
+/* ---- captures ---- */
+
+void cot_capture_before_begin(void)
+{
+    pthread_mutex_lock(&cot_capture_lock);
+    atomic_fetch_add(&cot_captures, 1);
+    pthread_mutex_unlock(&cot_capture_lock);
+}
+
+void cot_capture_after_begin(CUstream handle, CUresult result)
+{
+    pthread_mutex_lock(&cot_capture_lock);
+    uint32_t place = 0;
+    while (place < CAPTURES && capturing[place])
+        place++;
+    if (result == CUDA_SUCCESS && place < CAPTURES)
+        capturing[place] = handle;
+    else
+        atomic_fetch_sub(&cot_captures, 1);
+    pthread_mutex_unlock(&cot_capture_lock);
+    if (result == CUDA_SUCCESS && cot_thread_get())
+        cot_thread->stream = &cot_no_stream; /* so that launches into the capture leave the hot path */
+}
+
+void cot_capture_before_end(void)
+{
+    /* The count stays up during the call: the helper must not look while the capture ends. */
+}
+
+void cot_capture_after_end(CUstream handle)
+{
+    if (atomic_load(&cot_captures) == 0)
+        return;
+    pthread_mutex_lock(&cot_capture_lock);
+    int status = CU_CAPTURE_ACTIVE;
+    CUresult result = ((CUresult(*)(CUstream, int *))REAL(cuStreamIsCapturing))(handle, &status);
+    if (result != CUDA_SUCCESS || status == CU_CAPTURE_NONE)
+        end_capture_locked(handle);
+    pthread_mutex_unlock(&cot_capture_lock);
+}
+
+/* ---- draining ---- */
+
+static bool marked_end_reached(struct stream *stream)
+{
+    uint64_t started = atomic_load(&stream->gpu->started);
+    if (!stream->drain_event || stream->marked_at != started) { /* the legacy stream waits for every per-thread stream */
+        if (!stream->drain_event && ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(
+                                        &stream->drain_event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+            return true;
+        stream->marked_at = started;
+        if (((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(stream->drain_event, NULL) != CUDA_SUCCESS)
+            return true;
+    }
+    return ((CUresult(*)(CUevent))REAL(cuEventQuery))(stream->drain_event) != CUDA_ERROR_NOT_READY;
+}
+
+static bool is_drained(struct stream *stream)
+{
+    CUstream handle = stream->handle;
+    bool shared = handle == NULL || (uintptr_t)handle <= CU_STREAM_PER_THREAD_VALUE;
+    if (atomic_load(&cot_captures) > 0 && (shared || cot_stream_is_capturing(handle)))
+        return true; /* cannot be asked now; what is captured does not run */
+    if ((uintptr_t)handle == CU_STREAM_PER_THREAD_VALUE)
+        return marked_end_reached(stream);
+    return ((CUresult(*)(CUstream))REAL(cuStreamQuery))(handle) != CUDA_ERROR_NOT_READY;
+}
+
+/* Helper thread only.  Looks at streams without recording anything into those that the program owns. */
+bool cot_streams_drained(struct gpu *gpu)
+{
+    static __thread bool relaxed;
+    if (!relaxed) {
+        int mode = CU_CAPTURE_MODE_RELAXED;
+        ((CUresult(*)(int *))REAL(cuThreadExchangeStreamCaptureMode))(&mode);
+        relaxed = true;
+    }
+    bool drained = true;
+    for (uint32_t i = 0; i < stream_count && drained; i++) {
+        struct stream *stream = &streams[i];
+        if (stream->gpu != gpu || stream->handle == COT_NO_STREAM)
+            continue;
+        pthread_mutex_lock(&cot_capture_lock);
+        if (stream->handle != COT_NO_STREAM &&
+            ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(stream->context) == CUDA_SUCCESS) {
+            CUcontext popped;
+            drained = is_drained(stream);
+            ((CUresult(*)(CUcontext *))REAL(cuCtxPopCurrent_v2))(&popped);
+        }
+        pthread_mutex_unlock(&cot_capture_lock);
+    }
+    return drained;
+}
+
+void cot_streams_reset_after_fork(void)
+{
+    static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    memcpy(&list_lock, &fresh, sizeof fresh);
+    memcpy(&cot_capture_lock, &fresh, sizeof fresh);
+    for (uint32_t i = 0; i < STREAMS; i++)
+        streams[i].handle = COT_NO_STREAM;
+    memset(capturing, 0, sizeof capturing);
+    atomic_store(&cot_captures, 0);
+}

@@ -1,0 +1,215 @@
+/* The life of a turn, as the helper thread drives it: open, close, wait for calls, drain, report. */
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "shim.h"
+
+#define CLOSE_POLL_NS 20000
+#define DRAIN_POLL_NS 30000
+#define HUNG_POLL_NS 2000000
+#define PUBLISH_NS 200000000
+#define LOOK_AGAIN_NS UINT64_C(1000000000) /* of a turn in which nothing happens */
+#define FAR_NS UINT64_C(3600000000000)
+#define NO_LAUNCH_CHECK_NS UINT64_C(1000000000)
+
+static uint64_t last_check_ns;
+static bool warned_no_launch;
+
+DECLARE_REAL(cuCtxPushCurrent_v2);
+DECLARE_REAL(cuCtxPopCurrent_v2);
+DECLARE_REAL(cuStreamQuery);
+
+void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* with cot_lock */
+{
+    if (gpu->state == GATE_CLOSING || gpu->state == GATE_DRAINING)
+        return; /* the agent is told by the release that is on its way */
+    if (gpu->state != GATE_OPEN || gpu->turn_epoch != epoch) {
+        gpu->grant_ns = cot_now_ns();
+        gpu->started_at_grant = atomic_load(&gpu->started);
+        gpu->copies_at_grant = atomic_load(&gpu->copies);
+        gpu->first_submit_ns = 0;
+        gpu->reported_hung = false;
+        gpu->activity_seen = gpu->started_at_grant;
+        gpu->activity_ns = gpu->grant_ns;
+        gpu->turns++;
+        if (gpu->idle_since_ns)
+            gpu->gap_ns = gpu->grant_ns - gpu->idle_since_ns;
+    }
+    gpu->turn_epoch = epoch;
+    gpu->deadline_ns = deadline_ns;
+    gpu->state = GATE_OPEN;
+    gpu->page_slot->epoch_seen = epoch;
+    __atomic_store_n(&gpu->epoch, epoch, __ATOMIC_SEQ_CST);
+    pthread_cond_broadcast(&cot_changed);
+}
+
+void cot_gate_begin_close(struct gpu *gpu, uint32_t reason) /* with cot_lock */
+{
+    __atomic_store_n(&gpu->epoch, EPOCH_CLOSED, __ATOMIC_SEQ_CST);
+    gpu->state = GATE_CLOSING;
+    gpu->close_reason = reason;
+    gpu->close_began_ns = cot_now_ns();
+}
+
+static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* with cot_lock */
+{
+    uint64_t calls = atomic_load(&gpu->started) - gpu->started_at_grant;
+    uint64_t copies = atomic_load(&gpu->copies) - gpu->copies_at_grant;
+    uint64_t first = gpu->first_submit_ns ? gpu->first_submit_ns : calls ? gpu->grant_ns : 0;
+    struct cotenant_token_release release = {
+        .epoch = gpu->turn_epoch,
+        .used_ns = first ? now - first : 0,
+        .overuse_ns = gpu->deadline_ns < now ? now - gpu->deadline_ns : 0,
+        .first_submit_ns = first,
+        .drained_ns = now,
+        .launches = calls > copies ? calls - copies : 0,
+        .copies = copies,
+        .reason = gpu->close_reason,
+        .drained = drained,
+        .wants_more = gpu->waiting > 0,
+    };
+    if (gpu->close_reason == COTENANT_RELEASE_IDLE)
+        gpu->burst_ns = first ? gpu->activity_ns - first : 0;
+    else if (gpu->waiting > 0 && release.used_ns * 2 > gpu->burst_ns)
+        gpu->burst_ns = release.used_ns * 2; /* the busy span was cut: it is longer than what was seen */
+    gpu->idle_since_ns = now;
+    release.burst_ns = gpu->burst_ns;
+    release.gap_ns = gpu->gap_ns;
+    cot_gpu_publish(gpu, now);
+    cot_agent_send(COTENANT_TOKEN_RELEASE, gpu->slot, &release, sizeof release);
+}
+
+/* Closing and draining.  Returns when to look again. */
+static uint64_t advance_close(struct gpu *gpu, uint64_t now)
+{
+    if (gpu->state == GATE_CLOSING) {
+        if (atomic_load(&gpu->finished) != atomic_load(&gpu->started) && !gpu->reported_hung) {
+            if (now - gpu->close_began_ns <= gpu->page_slot->drain_timeout_ns)
+                return now - gpu->close_began_ns < 2000000 ? CLOSE_POLL_NS : HUNG_POLL_NS / 8;
+        } else if (atomic_load(&gpu->finished) == atomic_load(&gpu->started))
+            gpu->state = GATE_DRAINING;
+    }
+    bool drained = gpu->state == GATE_DRAINING && cot_streams_drained(gpu);
+    now = cot_now_ns();
+    if (!drained) {
+        if (now - gpu->close_began_ns <= gpu->page_slot->drain_timeout_ns)
+            return DRAIN_POLL_NS;
+        if (!gpu->reported_hung) {
+            gpu->reported_hung = true;
+            pthread_mutex_lock(&cot_lock);
+            report_release(gpu, false, now);
+            pthread_mutex_unlock(&cot_lock);
+            cot_agent_warn(COTENANT_WARN_DRAIN_TIMEOUT, "GPU work did not end within %.1f s of the end of the turn",
+                           (double)gpu->page_slot->drain_timeout_ns / 1e9);
+        }
+        return HUNG_POLL_NS;
+    }
+    pthread_mutex_lock(&cot_lock);
+    report_release(gpu, true, now);
+    gpu->state = GATE_CLOSED;
+    gpu->page_slot->epoch_seen = 0;
+    pthread_cond_broadcast(&cot_changed); /* a thread that waits asks for the next turn */
+    pthread_mutex_unlock(&cot_lock);
+    return FAR_NS;
+}
+
+static uint64_t advance_open(struct gpu *gpu, uint64_t now)
+{
+    uint32_t flags = gpu->page_slot->flags;
+    uint64_t started = atomic_load(&gpu->started);
+    if (started != gpu->activity_seen) {
+        gpu->activity_seen = started;
+        gpu->activity_ns = now;
+    }
+    uint64_t next = now - gpu->activity_ns < LOOK_AGAIN_NS ? PUBLISH_NS : LOOK_AGAIN_NS;
+    bool taken_back = gpu->page_slot->epoch != gpu->turn_epoch && !(flags & COTENANT_SLOT_UNGATED);
+    bool over = gpu->deadline_ns <= now;
+    bool idle = flags & COTENANT_SLOT_CONTENDED && !(flags & COTENANT_SLOT_UNGATED) && gpu->waiting == 0 &&
+                now - gpu->activity_ns >= gpu->page_slot->idle_release_ns && started == atomic_load(&gpu->finished) &&
+                cot_streams_drained(gpu);
+    if (taken_back || over || idle) {
+        pthread_mutex_lock(&cot_lock);
+        if (gpu->state == GATE_OPEN && (taken_back || idle || gpu->deadline_ns <= now))
+            cot_gate_begin_close(gpu, over        ? COTENANT_RELEASE_DEADLINE
+                                      : taken_back ? COTENANT_RELEASE_REVOKED
+                                                   : COTENANT_RELEASE_IDLE);
+        pthread_mutex_unlock(&cot_lock);
+        return advance_close(gpu, now);
+    }
+    if (flags & COTENANT_SLOT_CONTENDED) {
+        uint64_t period = gpu->page_slot->idle_release_ns / 2;
+        if (period < 100000)
+            period = 100000;
+        if (next > period)
+            next = period;
+    }
+    if (gpu->deadline_ns != COTENANT_NO_DEADLINE && next > gpu->deadline_ns - now)
+        next = gpu->deadline_ns - now;
+    return next;
+}
+
+/* Does the GPU work for this process although no launch passed the gate? */
+static void check_no_launch(struct gpu *gpu)
+{
+    CUcontext context = gpu->any_context;
+    if (!context || ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) != CUDA_SUCCESS)
+        return;
+    bool busy = ((CUresult(*)(CUstream))REAL(cuStreamQuery))(NULL) == CUDA_ERROR_NOT_READY;
+    ((CUresult(*)(CUcontext *))REAL(cuCtxPopCurrent_v2))(&context);
+    if (!busy || warned_no_launch || atomic_load(&gpu->started) > 0)
+        return;
+    warned_no_launch = true;
+    cot_agent_warn(COTENANT_WARN_NO_LAUNCH_SEEN,
+                   "this process uses the GPU, but no launch passed the shim: its share is not enforced");
+}
+
+uint64_t cot_gates_advance(uint64_t now)
+{
+    uint64_t next = FAR_NS;
+    bool check = now - last_check_ns >= NO_LAUNCH_CHECK_NS;
+    for (uint32_t i = 0; i < cot_gpu_count(); i++) {
+        struct gpu *gpu = cot_gpu_at(i);
+        if (!gpu->attached)
+            continue;
+        uint64_t mine = FAR_NS;
+        if (gpu->state == GATE_OPEN)
+            mine = advance_open(gpu, now);
+        else if (gpu->state == GATE_CLOSING || gpu->state == GATE_DRAINING)
+            mine = advance_close(gpu, now);
+        if (gpu->state == GATE_OPEN)
+            cot_gpu_publish(gpu, now);
+        if (!warned_no_launch && gpu->contexts > 0 && atomic_load(&gpu->started) == 0) {
+            if (check)
+                check_no_launch(gpu);
+            if (mine > NO_LAUNCH_CHECK_NS)
+                mine = NO_LAUNCH_CHECK_NS;
+        }
+        if (next > mine)
+            next = mine;
+    }
+    if (check)
+        last_check_ns = now;
+    return next;
+}
+
+void cot_gates_exit(void)
+{
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (cot_gpu_at(i)->attached && cot_gpu_at(i)->contexts > 0 && atomic_load(&cot_gpu_at(i)->started) == 0)
+            check_no_launch(cot_gpu_at(i));
+}
+
+/* The agent is gone (or the process is going): no turn can be asked for or given back. */
+void cot_gates_agent_lost(uint32_t fail_mode) /* with cot_lock */
+{
+    for (uint32_t i = 0; i < cot_gpu_count(); i++) {
+        struct gpu *gpu = cot_gpu_at(i);
+        if (!gpu->attached)
+            continue;
+        bool go = fail_mode == COTENANT_FAIL_OPEN;
+        gpu->turn_epoch = gpu->page_slot->epoch; /* the page of a lost agent does not change any more */
+        gpu->deadline_ns = COTENANT_NO_DEADLINE;
+        gpu->state = go ? GATE_OPEN : GATE_CLOSED;
+        __atomic_store_n(&gpu->epoch, go ? gpu->turn_epoch : EPOCH_CLOSED, __ATOMIC_SEQ_CST);
+    }
+}

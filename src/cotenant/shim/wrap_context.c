@@ -1,0 +1,164 @@
+/* Initialisation and contexts: which GPU a thread is on, and what its contexts take. */
+#include "shim.h"
+
+DECLARE_REAL(cuCtxGetDevice);
+DECLARE_REAL(cuCtxGetCurrent);
+DECLARE_REAL(cuDevicePrimaryCtxGetState);
+DECLARE_REAL(cuCtxPushCurrent_v2);
+DECLARE_REAL(cuCtxPopCurrent_v2);
+
+HIDDEN bool cot_driver_is_substitutable(void);
+
+DECLARE_REAL(cuInit);
+EXPORT CUresult cuInit(unsigned flags)
+{
+    CUresult result = ((CUresult(*)(unsigned))REAL(cuInit))(flags);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = cot_agent_connect();
+    if (result == CUDA_SUCCESS && !cot_driver_is_substitutable()) {
+        cot_agent_warn(COTENANT_WARN_NOT_INTERCEPTED,
+                       "this driver hands out entry points that the shim does not know: the program is not started");
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+    return result;
+}
+
+static CUdevice device_of(CUcontext context)
+{
+    CUdevice device = -1;
+    CUcontext popped;
+    if (((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) != CUDA_SUCCESS)
+        return -1;
+    if (((CUresult(*)(CUdevice *))REAL(cuCtxGetDevice))(&device) != CUDA_SUCCESS)
+        device = -1;
+    ((CUresult(*)(CUcontext *))REAL(cuCtxPopCurrent_v2))(&popped);
+    return device;
+}
+
+/* ---- contexts made ---- */
+
+#define CTX_CREATE(name, parameters, device, types, arguments)    \
+    DECLARE_REAL(name);                                           \
+    EXPORT CUresult name parameters                               \
+    {                                                             \
+        CUresult result = cot_gpu_before_context(device);         \
+        if (result != CUDA_SUCCESS)                               \
+            return result;                                        \
+        result = ((CUresult(*) types)REAL(name))arguments;        \
+        if (result == CUDA_SUCCESS)                               \
+            cot_gpu_context_made(device, *context);               \
+        else                                                      \
+            cot_gpu_context_gone(device, NULL);                   \
+        cot_thread_context_changed();                             \
+        return result;                                            \
+    }
+CTX_CREATE(cuCtxCreate, (CUcontext * context, unsigned flags, CUdevice device), device,
+           (CUcontext *, unsigned, CUdevice), (context, flags, device))
+CTX_CREATE(cuCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice device), device,
+           (CUcontext *, unsigned, CUdevice), (context, flags, device))
+CTX_CREATE(cuCtxCreate_v3, (CUcontext * context, word params, int count, unsigned flags, CUdevice device), device,
+           (CUcontext *, word, int, unsigned, CUdevice), (context, params, count, flags, device))
+CTX_CREATE(cuCtxCreate_v4, (CUcontext * context, word params, unsigned flags, CUdevice device), device,
+           (CUcontext *, word, unsigned, CUdevice), (context, params, flags, device))
+
+static bool primary_is_active(CUdevice device)
+{
+    unsigned flags = 0;
+    int active = 0;
+    return ((CUresult(*)(CUdevice, unsigned *, int *))REAL(cuDevicePrimaryCtxGetState))(device, &flags, &active) ==
+               CUDA_SUCCESS && active;
+}
+
+DECLARE_REAL(cuDevicePrimaryCtxRetain);
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    bool fresh = !primary_is_active(device);
+    if (fresh) {
+        CUresult refused = cot_gpu_before_context(device);
+        if (refused != CUDA_SUCCESS)
+            return refused;
+    }
+    CUresult result = ((CUresult(*)(CUcontext *, CUdevice))REAL(cuDevicePrimaryCtxRetain))(context, device);
+    if (fresh && result == CUDA_SUCCESS)
+        cot_gpu_context_made(device, *context);
+    else if (fresh)
+        cot_gpu_context_gone(device, NULL);
+    return result;
+}
+
+/* ---- contexts gone ---- */
+
+static CUcontext primary_of(CUdevice device)
+{
+    CUcontext context = NULL;
+    if (((CUresult(*)(CUcontext *, CUdevice))REAL(cuDevicePrimaryCtxRetain))(&context, device) != CUDA_SUCCESS)
+        return NULL;
+    DECLARE_REAL(cuDevicePrimaryCtxRelease_v2);
+    ((CUresult(*)(CUdevice))REAL(cuDevicePrimaryCtxRelease_v2))(device);
+    return context;
+}
+
+#define PRIMARY_END(name)                                            \
+    DECLARE_REAL(name);                                              \
+    EXPORT CUresult name(CUdevice device)                            \
+    {                                                                \
+        bool active = primary_is_active(device);                     \
+        CUcontext context = active ? primary_of(device) : NULL;      \
+        CUresult result = ((CUresult(*)(CUdevice))REAL(name))(device); \
+        if (active && !primary_is_active(device)) {                  \
+            cot_thread_context_changed();                            \
+            cot_gpu_context_gone(device, context);                   \
+        }                                                            \
+        return result;                                               \
+    }
+PRIMARY_END(cuDevicePrimaryCtxRelease)
+PRIMARY_END(cuDevicePrimaryCtxRelease_v2)
+PRIMARY_END(cuDevicePrimaryCtxReset)
+PRIMARY_END(cuDevicePrimaryCtxReset_v2)
+
+#define CTX_DESTROY(name)                                                  \
+    DECLARE_REAL(name);                                                    \
+    EXPORT CUresult name(CUcontext context)                                \
+    {                                                                      \
+        CUdevice device = context ? device_of(context) : -1;               \
+        CUresult result = ((CUresult(*)(CUcontext))REAL(name))(context);   \
+        cot_thread_context_changed();                                      \
+        if (result == CUDA_SUCCESS && device >= 0)                         \
+            cot_gpu_context_gone(device, context);                         \
+        return result;                                                     \
+    }
+CTX_DESTROY(cuCtxDestroy)
+CTX_DESTROY(cuCtxDestroy_v2)
+
+/* ---- the current context changes ---- */
+
+DECLARE_REAL(cuCtxSetCurrent);
+EXPORT CUresult cuCtxSetCurrent(CUcontext context)
+{
+    CUresult result = ((CUresult(*)(CUcontext))REAL(cuCtxSetCurrent))(context);
+    if (cot_thread->context != context)
+        cot_thread_context_changed();
+    return result;
+}
+
+static void look_at_current(void)
+{
+    CUcontext now = NULL;
+    ((CUresult(*)(CUcontext *))REAL(cuCtxGetCurrent))(&now);
+    if (now != cot_thread->context)
+        cot_thread_context_changed();
+}
+
+#define CTX_CHANGE(name)                                        \
+    DECLARE_REAL(name);                                         \
+    EXPORT CUresult name(word context)                          \
+    {                                                           \
+        CUresult result = ((CUresult(*)(word))REAL(name))(context); \
+        look_at_current();                                      \
+        return result;                                          \
+    }
+CTX_CHANGE(cuCtxPushCurrent)
+CTX_CHANGE(cuCtxPushCurrent_v2)
+CTX_CHANGE(cuCtxPopCurrent)
+CTX_CHANGE(cuCtxPopCurrent_v2)

@@ -1,0 +1,115 @@
+/* Copies, memsets and prefetches.  All arguments are integers or pointers, so one shape per number of arguments will
+ * do; the tables say which argument is the stream and which the size. */
+#include "shim.h"
+
+#define P(n) word a##n
+#define PTSZ_WORD(stream) ((stream) ? (CUstream)(stream) : (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
+#define PLAIN_WORD(stream) ((CUstream)(stream))
+
+#define P1 P(1)
+#define P2 P1, P(2)
+#define P3 P2, P(3)
+#define P4 P3, P(4)
+#define P5 P4, P(5)
+#define P6 P5, P(6)
+#define P7 P6, P(7)
+#define P8 P7, P(8)
+#define P9 P8, P(9)
+#define A1 a1
+#define A2 A1, a2
+#define A3 A2, a3
+#define A4 A3, a4
+#define A5 A4, a5
+#define A6 A5, a6
+#define A7 A6, a7
+#define A8 A7, a8
+#define A9 A8, a9
+#define T1 word
+#define T2 T1, word
+#define T3 T2, word
+#define T4 T3, word
+#define T5 T4, word
+#define T6 T5, word
+#define T7 T6, word
+#define T8 T7, word
+#define T9 T8, word
+
+/* Copies of one kind and like size (same power of two) are one kind of work. */
+static inline uintptr_t copy_key(uintptr_t kind, uint64_t bytes)
+{
+    return kind * 64 + (bytes ? (uintptr_t)(64 - __builtin_clzll(bytes)) : 0);
+}
+
+#define GATED(name, n, stream, bytes)                                                       \
+    DECLARE_REAL(name);                                                                     \
+    EXPORT CUresult name(P##n)                                                              \
+    {                                                                                       \
+        struct gpu *gpu = cot_gate_enter(copy_key((uintptr_t)name, bytes), stream);         \
+        CUresult result = ((CUresult(*)(T##n))REAL(name))(A##n);                            \
+        cot_gate_exit(gpu);                                                                 \
+        cot_count_copy(gpu);                                                                \
+        return result;                                                                      \
+    }
+#define SYNC(name, n, bytes) GATED(name, n, NULL, bytes)
+#define SYNC_PTDS(name, n, bytes) GATED(name, n, (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE, bytes)
+#define ASYNC(name, n, s, bytes) GATED(name, n, PLAIN_WORD(a##s), bytes)
+#define ASYNC_PTSZ(name, n, s, bytes) GATED(name, n, PTSZ_WORD(a##s), bytes)
+
+/* Four or three variants of one base name. */
+#define SYNC_ALL(name, n, bytes) SYNC(name, n, bytes) SYNC(name##_v2, n, bytes) SYNC_PTDS(name##_v2_ptds, n, bytes)
+#define SYNC_BOTH(name, n, bytes) SYNC(name, n, bytes) SYNC_PTDS(name##_ptds, n, bytes)
+#define ASYNC_BOTH(name, n, s, bytes) ASYNC(name, n, s, bytes) ASYNC_PTSZ(name##_ptsz, n, s, bytes)
+#define ASYNC_ALL(name, n, s, bytes) \
+    ASYNC(name, n, s, bytes) ASYNC(name##_v2, n, s, bytes) ASYNC_PTSZ(name##_v2_ptsz, n, s, bytes)
+
+SYNC_BOTH(cuMemcpy, 3, a3)
+SYNC_BOTH(cuMemcpyPeer, 5, a5)
+SYNC_ALL(cuMemcpyHtoD, 3, a3)
+SYNC_ALL(cuMemcpyDtoH, 3, a3)
+SYNC_ALL(cuMemcpyDtoD, 3, a3)
+SYNC_ALL(cuMemcpyDtoA, 4, a4)
+SYNC_ALL(cuMemcpyAtoD, 4, a4)
+SYNC_ALL(cuMemcpyHtoA, 4, a4)
+SYNC_ALL(cuMemcpyAtoH, 4, a4)
+SYNC_ALL(cuMemcpyAtoA, 5, a5)
+SYNC_ALL(cuMemcpy2D, 1, 0)
+SYNC_ALL(cuMemcpy2DUnaligned, 1, 0)
+SYNC_ALL(cuMemcpy3D, 1, 0)
+SYNC_BOTH(cuMemcpy3DPeer, 1, 0)
+
+ASYNC_BOTH(cuMemcpyAsync, 4, 4, a3)
+ASYNC_BOTH(cuMemcpyPeerAsync, 6, 6, a5)
+ASYNC_ALL(cuMemcpyHtoDAsync, 4, 4, a3)
+ASYNC_ALL(cuMemcpyDtoHAsync, 4, 4, a3)
+ASYNC_ALL(cuMemcpyDtoDAsync, 4, 4, a3)
+ASYNC_ALL(cuMemcpyHtoAAsync, 5, 5, a4)
+ASYNC_ALL(cuMemcpyAtoHAsync, 5, 5, a4)
+ASYNC_ALL(cuMemcpy2DAsync, 2, 2, 0)
+ASYNC_ALL(cuMemcpy3DAsync, 2, 2, 0)
+ASYNC_BOTH(cuMemcpy3DPeerAsync, 2, 2, 0)
+ASYNC_BOTH(cuMemcpyBatchAsync, 9, 9, a4)
+ASYNC_BOTH(cuMemcpyBatchAsync_v2, 8, 8, a4)
+ASYNC_BOTH(cuMemcpy3DBatchAsync, 5, 5, a1)
+ASYNC_BOTH(cuMemcpy3DBatchAsync_v2, 4, 4, a1)
+ASYNC_BOTH(cuMemcpyWithAttributesAsync, 5, 5, a3)
+ASYNC_BOTH(cuMemcpy3DWithAttributesAsync, 3, 3, 0)
+ASYNC_BOTH(cuMemBatchDecompressAsync, 5, 5, a2)
+
+SYNC_ALL(cuMemsetD8, 3, a3)
+SYNC_ALL(cuMemsetD16, 3, a3 * 2)
+SYNC_ALL(cuMemsetD32, 3, a3 * 4)
+SYNC_ALL(cuMemsetD2D8, 5, a4 *a5)
+SYNC_ALL(cuMemsetD2D16, 5, a4 *a5 * 2)
+SYNC_ALL(cuMemsetD2D32, 5, a4 *a5 * 4)
+ASYNC_BOTH(cuMemsetD8Async, 4, 4, a3)
+ASYNC_BOTH(cuMemsetD16Async, 4, 4, a3 * 2)
+ASYNC_BOTH(cuMemsetD32Async, 4, 4, a3 * 4)
+ASYNC_BOTH(cuMemsetD2D8Async, 6, 6, a4 *a5)
+ASYNC_BOTH(cuMemsetD2D16Async, 6, 6, a4 *a5 * 2)
+ASYNC_BOTH(cuMemsetD2D32Async, 6, 6, a4 *a5 * 4)
+
+ASYNC_BOTH(cuMemPrefetchAsync, 4, 4, a2)
+ASYNC_BOTH(cuMemPrefetchAsync_v2, 5, 5, a2)
+ASYNC_BOTH(cuMemPrefetchBatchAsync, 8, 8, a3)
+ASYNC_BOTH(cuMemDiscardBatchAsync, 5, 5, a3)
+ASYNC_BOTH(cuMemDiscardAndPrefetchBatchAsync, 8, 8, a3)

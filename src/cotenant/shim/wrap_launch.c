@@ -1,0 +1,119 @@
+/* Launches: kernels, cooperative kernels, graphs, and the old interface. */
+#include "shim.h"
+
+#define PTSZ(stream) ((stream) ? (stream) : (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
+
+/* What the calling convention puts on the stack after six registers.  Passed on as one value it needs no registers, and
+ * the hot path saves none. */
+struct launch_tail {
+    word bz, shared;
+    CUstream stream;
+    void **params, **extra;
+};
+struct cooperative_tail {
+    word bz, shared;
+    CUstream stream;
+    void **params;
+};
+typedef CUresult (*launch_fn)(CUfunction, word, word, word, word, word, struct launch_tail);
+typedef CUresult (*launch_ex_fn)(const struct cu_launch_config *, CUfunction, void **, void **);
+typedef CUresult (*cooperative_fn)(CUfunction, word, word, word, word, word, struct cooperative_tail);
+typedef CUresult (*graph_fn)(word, CUstream);
+
+/* One kernel with one width of grid is one kind of work. */
+#define KERNEL_KEY(function, gx) ((uintptr_t)(function) + ((uintptr_t)(gx) << 32))
+
+/* The wrapper proper holds only the hot path; whatever else is to be done is in a function of its own with the same
+ * arguments, which the compiler reaches by a jump. */
+#define LAUNCH(name, type, parameters, arguments, key, effective)                              \
+    DECLARE_REAL(name);                                                                        \
+    static __attribute__((noinline, cold)) CUresult name##_slow parameters                     \
+    {                                                                                          \
+        struct gpu *gpu = cot_gate_slow(key, effective) == GATE_GO ? cot_thread->gpu : NULL;   \
+        CUresult result = ((type)REAL(name))arguments;                                         \
+        cot_gate_exit(gpu);                                                                    \
+        return result;                                                                         \
+    }                                                                                          \
+    EXPORT CUresult name parameters                                                            \
+    {                                                                                          \
+        struct gpu *gpu = cot_gate_try(key, effective);                                        \
+        if (UNLIKELY(!gpu))                                                                    \
+            return name##_slow arguments;                                                      \
+        CUresult result = ((type)REAL(name))arguments;                                         \
+        atomic_fetch_add_explicit(&gpu->finished, 1, memory_order_release);                    \
+        return result;                                                                         \
+    }
+
+#define LAUNCH_KERNEL(name, type, tail_type, effective)                                                   \
+    LAUNCH(name, type, (CUfunction f, word gx, word gy, word gz, word bx, word by, tail_type tail), \
+           (f, gx, gy, gz, bx, by, tail), KERNEL_KEY(f, gx), effective)
+LAUNCH_KERNEL(cuLaunchKernel, launch_fn, struct launch_tail, tail.stream)
+LAUNCH_KERNEL(cuLaunchKernel_ptsz, launch_fn, struct launch_tail, PTSZ(tail.stream))
+LAUNCH_KERNEL(cuLaunchCooperativeKernel, cooperative_fn, struct cooperative_tail, tail.stream)
+LAUNCH_KERNEL(cuLaunchCooperativeKernel_ptsz, cooperative_fn, struct cooperative_tail, PTSZ(tail.stream))
+
+/* Without a configuration the driver gives its error, whichever stream the gate took. */
+#define EX_STREAM(config) ((config) ? (config)->stream : NULL)
+#define EX_KEY(config, f) KERNEL_KEY(f, (config) ? (config)->grid[0] : 0)
+#define LAUNCH_KERNEL_EX(name, effective)                                                      \
+    LAUNCH(name, launch_ex_fn, (const struct cu_launch_config *config, CUfunction f, void **params, void **extra), \
+           (config, f, params, extra), EX_KEY(config, f), effective)
+LAUNCH_KERNEL_EX(cuLaunchKernelEx, EX_STREAM(config))
+LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, PTSZ(EX_STREAM(config)))
+
+/* Several devices in one call: each launch has its own stream; the gate of the current GPU stands for all. */
+DECLARE_REAL(cuLaunchCooperativeKernelMultiDevice);
+EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(word list, unsigned count, unsigned flags)
+{
+    struct gpu *gpu = cot_gate_enter((uintptr_t)cuLaunchCooperativeKernelMultiDevice, NULL);
+    CUresult result =
+        ((CUresult(*)(word, unsigned, unsigned))REAL(cuLaunchCooperativeKernelMultiDevice))(list, count, flags);
+    cot_gate_exit(gpu);
+    return result;
+}
+
+DECLARE_REAL(cuLaunch);
+EXPORT CUresult cuLaunch(CUfunction f)
+{
+    struct gpu *gpu = cot_gate_enter((uintptr_t)f, NULL);
+    CUresult result = ((CUresult(*)(CUfunction))REAL(cuLaunch))(f);
+    cot_gate_exit(gpu);
+    return result;
+}
+
+DECLARE_REAL(cuLaunchGrid);
+EXPORT CUresult cuLaunchGrid(CUfunction f, int width, int height)
+{
+    struct gpu *gpu = cot_gate_enter(KERNEL_KEY(f, width), NULL);
+    CUresult result = ((CUresult(*)(CUfunction, int, int))REAL(cuLaunchGrid))(f, width, height);
+    cot_gate_exit(gpu);
+    return result;
+}
+
+DECLARE_REAL(cuLaunchGridAsync);
+EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream)
+{
+    struct gpu *gpu = cot_gate_enter(KERNEL_KEY(f, width), stream);
+    CUresult result =
+        ((CUresult(*)(CUfunction, int, int, CUstream))REAL(cuLaunchGridAsync))(f, width, height, stream);
+    cot_gate_exit(gpu);
+    return result;
+}
+
+/* A graph launch is one unit, charged what its last launches took. */
+#define GRAPH_LAUNCH(name, effective)                                     \
+    DECLARE_REAL(name);                                                   \
+    EXPORT CUresult name(word graph, CUstream stream)                     \
+    {                                                                     \
+        CUresult refused = cot_graph_memory_check(graph);                 \
+        if (UNLIKELY(refused != CUDA_SUCCESS))                            \
+            return refused;                                               \
+        struct gpu *gpu = cot_gate_enter(graph + 1, effective);           \
+        CUresult result = ((graph_fn)REAL(name))(graph, stream);          \
+        cot_gate_exit(gpu);                                               \
+        cot_count_graph(gpu);                                             \
+        cot_graph_memory_settle(graph);                                   \
+        return result;                                                    \
+    }
+GRAPH_LAUNCH(cuGraphLaunch, stream)
+GRAPH_LAUNCH(cuGraphLaunch_ptsz, PTSZ(stream))

@@ -1,0 +1,230 @@
+/* Plain, pitched, managed, array and pinned host allocations, and the questions about how much there is. */
+#include "shim.h"
+
+DECLARE_REAL(cuCtxGetDevice);
+
+/* Reserve, allocate, commit; the device address or handle is what out points to afterwards. */
+#define ALLOCATE(out, amount, family, call)                                                  \
+    do {                                                                                     \
+        struct gpu *gpu = cot_thread_gpu();                                                  \
+        uint64_t bytes = (amount), reservation;                                              \
+        if (!gpu)                                                                            \
+            return (call);                                                                   \
+        CUresult result = cot_memory_reserve(gpu, family, bytes, &reservation);              \
+        if (result != CUDA_SUCCESS)                                                          \
+            return result;                                                                   \
+        result = (call);                                                                     \
+        cot_memory_commit(gpu, family, reservation, result == CUDA_SUCCESS ? bytes : 0);     \
+        if (result == CUDA_SUCCESS)                                                          \
+            cot_memory_remember((uint64_t)*(out), bytes, gpu, family);                       \
+        return result;                                                                       \
+    } while (0)
+
+#define MEM_ALLOC(name)                                                                                      \
+    DECLARE_REAL(name);                                                                                      \
+    EXPORT CUresult name(CUdeviceptr *out, size_t size)                                                      \
+    {                                                                                                        \
+        ALLOCATE(out, size, COTENANT_MEMORY_PLAIN, ((CUresult(*)(CUdeviceptr *, size_t))REAL(name))(out, size)); \
+    }
+MEM_ALLOC(cuMemAlloc)
+MEM_ALLOC(cuMemAlloc_v2)
+
+/* The driver chooses the pitch: at most the next 512 bytes above the width are reserved, what it took is committed. */
+#define MEM_ALLOC_PITCH(name)                                                                                \
+    DECLARE_REAL(name);                                                                                      \
+    EXPORT CUresult name(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element)     \
+    {                                                                                                        \
+        struct gpu *gpu = cot_thread_gpu();                                                                  \
+        uint64_t reservation = 0, wanted = ((width + 511) & ~(uint64_t)511) * height;                        \
+        CUresult result = gpu ? cot_memory_reserve(gpu, COTENANT_MEMORY_PLAIN, wanted, &reservation) : CUDA_SUCCESS; \
+        if (result != CUDA_SUCCESS)                                                                          \
+            return result;                                                                                   \
+        result = ((CUresult(*)(CUdeviceptr *, size_t *, size_t, size_t, unsigned))REAL(name))(out, pitch, width, \
+                                                                                              height, element); \
+        if (gpu) {                                                                                           \
+            uint64_t taken = result == CUDA_SUCCESS ? (uint64_t)*pitch * height : 0;                         \
+            cot_memory_commit(gpu, COTENANT_MEMORY_PLAIN, reservation, taken);                               \
+            if (taken)                                                                                       \
+                cot_memory_remember(*out, taken, gpu, COTENANT_MEMORY_PLAIN);                                \
+        }                                                                                                    \
+        return result;                                                                                       \
+    }
+MEM_ALLOC_PITCH(cuMemAllocPitch)
+MEM_ALLOC_PITCH(cuMemAllocPitch_v2)
+
+DECLARE_REAL(cuMemAllocManaged);
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned flags)
+{
+    ALLOCATE(out, size, COTENANT_MEMORY_MANAGED,
+             ((CUresult(*)(CUdeviceptr *, size_t, unsigned))REAL(cuMemAllocManaged))(out, size, flags));
+}
+
+#define MEM_FREE(name)                                                       \
+    DECLARE_REAL(name);                                                      \
+    EXPORT CUresult name(CUdeviceptr address)                                \
+    {                                                                        \
+        CUresult result = ((CUresult(*)(CUdeviceptr))REAL(name))(address);   \
+        if (result == CUDA_SUCCESS && address)                               \
+            cot_memory_forget(address, COTENANT_MEMORY_PLAIN);               \
+        return result;                                                       \
+    }
+MEM_FREE(cuMemFree)
+MEM_FREE(cuMemFree_v2)
+
+/* ---- arrays ---- */
+
+static uint64_t element_bytes(uint32_t format, uint32_t channels)
+{
+    switch (format) {
+    case 0x01: /* 8 bit */
+    case 0x08:
+        return channels;
+    case 0x02: /* 16 bit */
+    case 0x09:
+    case 0x10:
+        return 2 * (uint64_t)channels;
+    case 0x03: /* 32 bit */
+    case 0x0a:
+    case 0x20:
+        return 4 * (uint64_t)channels;
+    default: /* packed and block-compressed formats take at most 4 bytes an element and channel */
+        return 4 * (uint64_t)(channels ? channels : 1);
+    }
+}
+
+static uint64_t array_bytes(uint64_t width, uint64_t height, uint64_t depth, uint32_t format, uint32_t channels)
+{
+    return width * (height ? height : 1) * (depth ? depth : 1) * element_bytes(format, channels);
+}
+
+#define ARRAY_CREATE(name, type, depth)                                                                         \
+    DECLARE_REAL(name);                                                                                         \
+    EXPORT CUresult name(word *out, const struct type *d)                                                       \
+    {                                                                                                           \
+        if (!d)                                                                                                 \
+            return ((CUresult(*)(word *, const struct type *))REAL(name))(out, d);                              \
+        ALLOCATE(out, array_bytes(d->width, d->height, depth, d->format, d->channels), COTENANT_MEMORY_ARRAY,   \
+                 ((CUresult(*)(word *, const struct type *))REAL(name))(out, d));                               \
+    }
+ARRAY_CREATE(cuArrayCreate, cu_array_descriptor_v1, 1)
+ARRAY_CREATE(cuArrayCreate_v2, cu_array_descriptor, 1)
+ARRAY_CREATE(cuArray3DCreate, cu_array3d_descriptor_v1, d->depth)
+ARRAY_CREATE(cuArray3DCreate_v2, cu_array3d_descriptor, d->depth)
+
+DECLARE_REAL(cuMipmappedArrayCreate);
+EXPORT CUresult cuMipmappedArrayCreate(word *out, const struct cu_array3d_descriptor *d, unsigned levels)
+{
+    uint64_t bytes = 0;
+    for (unsigned level = 0; d && level < levels && level < 64; level++)
+        bytes += array_bytes(d->width >> level ? d->width >> level : 1, d->height >> level, d->depth >> level, d->format,
+                             d->channels);
+    ALLOCATE(out, bytes, COTENANT_MEMORY_ARRAY,
+             ((CUresult(*)(word *, const struct cu_array3d_descriptor *, unsigned))REAL(cuMipmappedArrayCreate))(out, d,
+                                                                                                                 levels));
+}
+
+#define ARRAY_DESTROY(name)                                             \
+    DECLARE_REAL(name);                                                 \
+    EXPORT CUresult name(word array)                                    \
+    {                                                                   \
+        CUresult result = ((CUresult(*)(word))REAL(name))(array);       \
+        if (result == CUDA_SUCCESS)                                     \
+            cot_memory_forget(array, COTENANT_MEMORY_ARRAY);            \
+        return result;                                                  \
+    }
+ARRAY_DESTROY(cuArrayDestroy)
+ARRAY_DESTROY(cuMipmappedArrayDestroy)
+
+/* ---- pinned host memory ---- */
+
+static CUresult host_allocate(void **out, size_t bytes, CUresult (*call)(void **, size_t, unsigned), unsigned flags)
+{
+    uint64_t reservation;
+    CUresult result = cot_memory_reserve(NULL, COTENANT_MEMORY_HOST, bytes, &reservation);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = call(out, bytes, flags);
+    cot_memory_commit(NULL, COTENANT_MEMORY_HOST, reservation, result == CUDA_SUCCESS ? bytes : 0);
+    if (result == CUDA_SUCCESS)
+        cot_memory_remember((uint64_t)(uintptr_t)*out, bytes, NULL, COTENANT_MEMORY_HOST);
+    return result;
+}
+
+#define HOST_ALLOC_2(name)                                                                           \
+    DECLARE_REAL(name);                                                                              \
+    EXPORT CUresult name(void **out, size_t bytes)                                                   \
+    {                                                                                                \
+        return host_allocate(out, bytes, (CUresult(*)(void **, size_t, unsigned))REAL(name), 0);     \
+    }
+HOST_ALLOC_2(cuMemAllocHost)
+HOST_ALLOC_2(cuMemAllocHost_v2)
+
+DECLARE_REAL(cuMemHostAlloc);
+EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
+{
+    return host_allocate(out, bytes, (CUresult(*)(void **, size_t, unsigned))REAL(cuMemHostAlloc), flags);
+}
+
+#define HOST_REGISTER(name)                                                                          \
+    DECLARE_REAL(name);                                                                              \
+    EXPORT CUresult name(void *address, size_t bytes, unsigned flags)                                \
+    {                                                                                                \
+        uint64_t reservation;                                                                        \
+        CUresult result = cot_memory_reserve(NULL, COTENANT_MEMORY_HOST, bytes, &reservation);       \
+        if (result != CUDA_SUCCESS)                                                                  \
+            return result;                                                                           \
+        result = ((CUresult(*)(void *, size_t, unsigned))REAL(name))(address, bytes, flags);         \
+        cot_memory_commit(NULL, COTENANT_MEMORY_HOST, reservation, result == CUDA_SUCCESS ? bytes : 0); \
+        if (result == CUDA_SUCCESS)                                                                  \
+            cot_memory_remember((uint64_t)(uintptr_t)address, bytes, NULL, COTENANT_MEMORY_HOST);    \
+        return result;                                                                               \
+    }
+HOST_REGISTER(cuMemHostRegister)
+HOST_REGISTER(cuMemHostRegister_v2)
+
+#define HOST_FREE(name)                                                               \
+    DECLARE_REAL(name);                                                               \
+    EXPORT CUresult name(void *address)                                               \
+    {                                                                                 \
+        CUresult result = ((CUresult(*)(void *))REAL(name))(address);                 \
+        if (result == CUDA_SUCCESS)                                                   \
+            cot_memory_forget((uint64_t)(uintptr_t)address, COTENANT_MEMORY_HOST);    \
+        return result;                                                                \
+    }
+HOST_FREE(cuMemFreeHost)
+HOST_FREE(cuMemHostUnregister)
+
+/* ---- how much is there ---- */
+
+#define MEM_GET_INFO(name, type)                                                                      \
+    DECLARE_REAL(name);                                                                               \
+    EXPORT CUresult name(type *free_bytes, type *total_bytes)                                         \
+    {                                                                                                 \
+        CUresult result = ((CUresult(*)(type *, type *))REAL(name))(free_bytes, total_bytes);         \
+        uint64_t limit, used;                                                                         \
+        if (result != CUDA_SUCCESS || !cot_memory_view(cot_thread_gpu(), &limit, &used))              \
+            return result;                                                                            \
+        uint64_t left = used < limit ? limit - used : 0;                                              \
+        if (free_bytes && *free_bytes > left)                                                         \
+            *free_bytes = (type)left;                                                                 \
+        if (total_bytes && *total_bytes > limit)                                                      \
+            *total_bytes = (type)limit;                                                               \
+        return result;                                                                                \
+    }
+MEM_GET_INFO(cuMemGetInfo, unsigned)
+MEM_GET_INFO(cuMemGetInfo_v2, size_t)
+
+/* Before a GPU is attached its cap is not known, and asking is not using: attach only on behalf of a context. */
+#define TOTAL_MEM(name, type)                                                            \
+    DECLARE_REAL(name);                                                                  \
+    EXPORT CUresult name(type *bytes, CUdevice device)                                   \
+    {                                                                                    \
+        CUresult result = ((CUresult(*)(type *, CUdevice))REAL(name))(bytes, device);    \
+        uint64_t limit, used;                                                            \
+        if (result == CUDA_SUCCESS && bytes && cot_agent_is_connected() &&               \
+            cot_memory_view(cot_gpu_of_device(device, true), &limit, &used) && *bytes > limit) \
+            *bytes = (type)limit;                                                        \
+        return result;                                                                   \
+    }
+TOTAL_MEM(cuDeviceTotalMem, unsigned)
+TOTAL_MEM(cuDeviceTotalMem_v2, size_t)

@@ -1,0 +1,217 @@
+/* Stream-ordered allocation and the memory nodes of graphs.  What counts is what the driver keeps reserved, not what
+ * the program asked for: a pool that has room costs nothing more, one that shrinks gives back. */
+#include "shim.h"
+
+#define POOLS 256
+#define PTSZ(stream) ((stream) ? (stream) : (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
+#define GRANULE (UINT64_C(2) << 20)
+
+struct pool {
+    word handle;
+    struct gpu *gpu;
+    uint64_t charged;
+};
+
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pool pools[POOLS];
+static _Atomic uint32_t pool_count;
+static _Atomic bool graph_memory;  /* some graph of the process has memory nodes */
+static uint64_t graph_charged[COTENANT_MAX_GPUS];
+
+DECLARE_REAL(cuMemPoolGetAttribute);
+DECLARE_REAL(cuDeviceGetMemPool);
+DECLARE_REAL(cuDeviceGetGraphMemAttribute);
+DECLARE_REAL(cuStreamIsCapturing);
+
+static uint64_t pool_number(word pool, int attribute)
+{
+    uint64_t value = 0;
+    ((CUresult(*)(word, int, void *))REAL(cuMemPoolGetAttribute))(pool, attribute, &value);
+    return value;
+}
+
+static struct pool *find_pool(word handle, struct gpu *gpu) /* with pool_lock */
+{
+    for (uint32_t i = 0; i < pool_count; i++)
+        if (pools[i].handle == handle)
+            return &pools[i];
+    if (!gpu || pool_count >= POOLS)
+        return NULL;
+    pools[pool_count] = (struct pool){.handle = handle, .gpu = gpu};
+    return &pools[pool_count++];
+}
+
+/* Brings the charge to what the driver has reserved now.  reservation: of a growth asked for before. */
+static void settle(word handle, struct gpu *gpu, uint64_t reservation, bool reserved_before)
+{
+    pthread_mutex_lock(&pool_lock);
+    struct pool *pool = find_pool(handle, gpu);
+    uint64_t now = pool ? pool_number(handle, CU_POOL_RESERVED_CURRENT) : 0;
+    uint64_t before = pool ? pool->charged : 0;
+    if (pool)
+        pool->charged = now;
+    pthread_mutex_unlock(&pool_lock);
+    if (reserved_before)
+        cot_memory_commit(gpu, COTENANT_MEMORY_POOL, reservation, now > before ? now - before : 0);
+    else if (now > before)
+        cot_memory_commit(gpu, COTENANT_MEMORY_POOL, 0, now - before);
+    if (now < before)
+        cot_memory_release(gpu, COTENANT_MEMORY_POOL, before - now);
+}
+
+/* After the host waited for the GPU, pools may have shrunk to their thresholds. */
+void cot_pools_refresh(void)
+{
+    for (uint32_t i = 0; i < atomic_load(&pool_count); i++)
+        if (pools[i].handle && pools[i].charged != pool_number(pools[i].handle, CU_POOL_RESERVED_CURRENT))
+            settle(pools[i].handle, pools[i].gpu, 0, false);
+}
+
+static CUresult grow_reserve(word pool, struct gpu *gpu, uint64_t bytes, uint64_t *reservation, bool *reserved)
+{
+    uint64_t used = pool_number(pool, CU_POOL_USED_CURRENT), held = pool_number(pool, CU_POOL_RESERVED_CURRENT);
+    *reserved = used + bytes > held;
+    if (!*reserved)
+        return CUDA_SUCCESS;
+    uint64_t growth = (used + bytes - held + GRANULE - 1) & ~(GRANULE - 1);
+    return cot_memory_reserve(gpu, COTENANT_MEMORY_POOL, growth, reservation);
+}
+
+static bool captures_now(CUstream stream)
+{
+    int status = CU_CAPTURE_NONE;
+    return atomic_load(&cot_captures) > 0 &&
+           ((CUresult(*)(CUstream, int *))REAL(cuStreamIsCapturing))(stream, &status) == CUDA_SUCCESS &&
+           status != CU_CAPTURE_NONE;
+}
+
+#define POOL_ALLOCATION(stream, pool_expression, call)                                  \
+    struct gpu *gpu = cot_thread_gpu();                                                 \
+    if (!gpu)                                                                           \
+        return (call);                                                                  \
+    if (captures_now(stream)) {                                                         \
+        cot_graph_memory_expected();                                                    \
+        return (call);                                                                  \
+    }                                                                                   \
+    word pool = (pool_expression);                                                      \
+    uint64_t reservation = 0;                                                           \
+    bool reserved = false;                                                              \
+    CUresult result = pool ? grow_reserve(pool, gpu, bytes, &reservation, &reserved) : CUDA_SUCCESS; \
+    if (result != CUDA_SUCCESS)                                                         \
+        return result;                                                                  \
+    result = (call);                                                                    \
+    if (pool)                                                                           \
+        settle(pool, gpu, reservation, reserved);                                       \
+    return result;
+
+static word current_pool(struct gpu *gpu)
+{
+    word pool = 0;
+    ((CUresult(*)(word *, CUdevice))REAL(cuDeviceGetMemPool))(&pool, gpu->device);
+    return pool;
+}
+
+#define ALLOC_ASYNC(name, effective)                                                                              \
+    DECLARE_REAL(name);                                                                                           \
+    EXPORT CUresult name(CUdeviceptr *out, size_t bytes, CUstream stream)                                         \
+    {                                                                                                             \
+        POOL_ALLOCATION(effective, current_pool(gpu),                                                             \
+                        ((CUresult(*)(CUdeviceptr *, size_t, CUstream))REAL(name))(out, bytes, stream))           \
+    }
+ALLOC_ASYNC(cuMemAllocAsync, stream)
+ALLOC_ASYNC(cuMemAllocAsync_ptsz, PTSZ(stream))
+
+#define ALLOC_FROM_POOL(name, effective)                                                                          \
+    DECLARE_REAL(name);                                                                                           \
+    EXPORT CUresult name(CUdeviceptr *out, size_t bytes, word from, CUstream stream)                              \
+    {                                                                                                             \
+        POOL_ALLOCATION(effective, from,                                                                          \
+                        ((CUresult(*)(CUdeviceptr *, size_t, word, CUstream))REAL(name))(out, bytes, from, stream)) \
+    }
+ALLOC_FROM_POOL(cuMemAllocFromPoolAsync, stream)
+ALLOC_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, PTSZ(stream))
+
+DECLARE_REAL(cuMemPoolTrimTo);
+EXPORT CUresult cuMemPoolTrimTo(word pool, size_t keep)
+{
+    CUresult result = ((CUresult(*)(word, size_t))REAL(cuMemPoolTrimTo))(pool, keep);
+    cot_pools_refresh();
+    return result;
+}
+
+DECLARE_REAL(cuMemPoolDestroy);
+EXPORT CUresult cuMemPoolDestroy(word handle)
+{
+    CUresult result = ((CUresult(*)(word))REAL(cuMemPoolDestroy))(handle);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&pool_lock);
+    struct pool *pool = find_pool(handle, NULL);
+    struct pool gone = pool ? *pool : (struct pool){0};
+    if (pool)
+        *pool = (struct pool){0};
+    pthread_mutex_unlock(&pool_lock);
+    if (gone.charged)
+        cot_memory_release(gone.gpu, COTENANT_MEMORY_POOL, gone.charged);
+    return result;
+}
+
+/* ---- graphs ---- */
+
+void cot_graph_memory_expected(void)
+{
+    atomic_store(&graph_memory, true);
+}
+
+static uint64_t graph_reserve(struct gpu *gpu)
+{
+    uint64_t value = 0;
+    ((CUresult(*)(CUdevice, int, void *))REAL(cuDeviceGetGraphMemAttribute))(gpu->device, CU_GRAPH_MEM_RESERVED_CURRENT,
+                                                                            &value);
+    return value;
+}
+
+/* Graph memory is taken inside the launch; it can only be counted afterwards.  A tenant that got over its cap so is
+ * refused its next graph launch. */
+CUresult cot_graph_memory_check(word graph)
+{
+    (void)graph;
+    if (!atomic_load(&graph_memory))
+        return CUDA_SUCCESS;
+    uint64_t limit, used;
+    struct gpu *gpu = cot_thread_gpu();
+    return gpu && cot_memory_view(gpu, &limit, &used) && used > limit ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+void cot_graph_memory_settle(word graph)
+{
+    (void)graph;
+    struct gpu *gpu = atomic_load(&graph_memory) ? cot_thread_gpu() : NULL;
+    if (!gpu)
+        return;
+    uint64_t now = graph_reserve(gpu);
+    pthread_mutex_lock(&pool_lock);
+    uint64_t *charged = &graph_charged[gpu - cot_gpu_at(0)], before = *charged;
+    *charged = now;
+    pthread_mutex_unlock(&pool_lock);
+    if (now > before)
+        cot_memory_commit(gpu, COTENANT_MEMORY_GRAPH, 0, now - before);
+    else if (now < before)
+        cot_memory_release(gpu, COTENANT_MEMORY_GRAPH, before - now);
+}
+
+DECLARE_REAL(cuGraphAddMemAllocNode);
+EXPORT CUresult cuGraphAddMemAllocNode(word node, word graph, word dependencies, size_t count, word params)
+{
+    cot_graph_memory_expected();
+    return ((CUresult(*)(word, word, word, size_t, word))REAL(cuGraphAddMemAllocNode))(node, graph, dependencies, count,
+                                                                                      params);
+}
+
+DECLARE_REAL(cuDeviceGraphMemTrim);
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
+{
+    CUresult result = ((CUresult(*)(CUdevice))REAL(cuDeviceGraphMemTrim))(device);
+    cot_graph_memory_settle(0);
+    return result;
+}

@@ -1,0 +1,113 @@
+/* Calls in which the host waits for the GPU, captures, and the end of streams: bookkeeping only. */
+#include "shim.h"
+
+#define PER_THREAD ((CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
+#define PTSZ(stream) ((stream) ? (stream) : PER_THREAD)
+
+#define HOST_WAITS(name)                                    \
+    DECLARE_REAL(name);                                     \
+    EXPORT CUresult name(word what)                         \
+    {                                                       \
+        cot_sync_begin();                                   \
+        CUresult result = ((CUresult(*)(word))REAL(name))(what); \
+        cot_pools_refresh();                                \
+        return result;                                      \
+    }
+HOST_WAITS(cuStreamSynchronize)
+HOST_WAITS(cuStreamSynchronize_ptsz)
+HOST_WAITS(cuEventSynchronize)
+HOST_WAITS(cuCtxSynchronize_v2)
+
+/* Programs that poll instead of waiting. */
+#define HOST_ASKS(name)                                     \
+    DECLARE_REAL(name);                                     \
+    EXPORT CUresult name(word what)                         \
+    {                                                       \
+        cot_sync_begin();                                   \
+        return ((CUresult(*)(word))REAL(name))(what);       \
+    }
+HOST_ASKS(cuStreamQuery)
+HOST_ASKS(cuStreamQuery_ptsz)
+HOST_ASKS(cuEventQuery)
+
+DECLARE_REAL(cuCtxSynchronize);
+EXPORT CUresult cuCtxSynchronize(void)
+{
+    cot_sync_begin();
+    CUresult result = ((CUresult(*)(void))REAL(cuCtxSynchronize))();
+    cot_pools_refresh();
+    return result;
+}
+
+#define BEGIN_CAPTURE_1(name, effective)                                                     \
+    DECLARE_REAL(name);                                                                      \
+    EXPORT CUresult name(CUstream stream)                                                    \
+    {                                                                                        \
+        cot_capture_before_begin();                                                          \
+        CUresult result = ((CUresult(*)(CUstream))REAL(name))(stream);                       \
+        cot_capture_after_begin(effective, result);                                          \
+        return result;                                                                       \
+    }
+#define BEGIN_CAPTURE_2(name, effective)                                                     \
+    DECLARE_REAL(name);                                                                      \
+    EXPORT CUresult name(CUstream stream, word mode)                                         \
+    {                                                                                        \
+        cot_capture_before_begin();                                                          \
+        CUresult result = ((CUresult(*)(CUstream, word))REAL(name))(stream, mode);           \
+        cot_capture_after_begin(effective, result);                                          \
+        return result;                                                                       \
+    }
+#define BEGIN_CAPTURE_6(name, effective)                                                                   \
+    DECLARE_REAL(name);                                                                                    \
+    EXPORT CUresult name(CUstream stream, word graph, word dependencies, word data, word count, word mode) \
+    {                                                                                                      \
+        cot_capture_before_begin();                                                                        \
+        CUresult result = ((CUresult(*)(CUstream, word, word, word, word, word))REAL(name))(               \
+            stream, graph, dependencies, data, count, mode);                                               \
+        cot_capture_after_begin(effective, result);                                                        \
+        return result;                                                                                     \
+    }
+BEGIN_CAPTURE_1(cuStreamBeginCapture, stream)
+BEGIN_CAPTURE_1(cuStreamBeginCapture_ptsz, PTSZ(stream))
+BEGIN_CAPTURE_2(cuStreamBeginCapture_v2, stream)
+BEGIN_CAPTURE_2(cuStreamBeginCapture_v2_ptsz, PTSZ(stream))
+BEGIN_CAPTURE_6(cuStreamBeginCaptureToGraph, stream)
+BEGIN_CAPTURE_6(cuStreamBeginCaptureToGraph_ptsz, PTSZ(stream))
+
+#define END_CAPTURE(name, effective)                                                \
+    DECLARE_REAL(name);                                                             \
+    EXPORT CUresult name(CUstream stream, word graph)                               \
+    {                                                                               \
+        CUresult result = ((CUresult(*)(CUstream, word))REAL(name))(stream, graph); \
+        cot_capture_after_end(effective);                                           \
+        return result;                                                              \
+    }
+END_CAPTURE(cuStreamEndCapture, stream)
+END_CAPTURE(cuStreamEndCapture_ptsz, PTSZ(stream))
+
+/* A wait on a captured event draws the waiting stream into the capture: not while the helper looks at streams. */
+#define WAIT_EVENT(name)                                                                                   \
+    DECLARE_REAL(name);                                                                                    \
+    EXPORT CUresult name(CUstream stream, CUevent event, unsigned flags)                                   \
+    {                                                                                                      \
+        bool locked = atomic_load(&cot_captures) > 0;                                                      \
+        if (locked)                                                                                        \
+            pthread_mutex_lock(&cot_capture_lock);                                                         \
+        CUresult result = ((CUresult(*)(CUstream, CUevent, unsigned))REAL(name))(stream, event, flags);    \
+        if (locked)                                                                                        \
+            pthread_mutex_unlock(&cot_capture_lock);                                                       \
+        return result;                                                                                     \
+    }
+WAIT_EVENT(cuStreamWaitEvent)
+WAIT_EVENT(cuStreamWaitEvent_ptsz)
+
+#define STREAM_DESTROY(name)                              \
+    DECLARE_REAL(name);                                   \
+    EXPORT CUresult name(CUstream stream)                 \
+    {                                                     \
+        if (stream)                                       \
+            cot_stream_gone(stream);                      \
+        return ((CUresult(*)(CUstream))REAL(name))(stream); \
+    }
+STREAM_DESTROY(cuStreamDestroy)
+STREAM_DESTROY(cuStreamDestroy_v2)

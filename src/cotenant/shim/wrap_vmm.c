@@ -1,0 +1,160 @@
+/* Virtual memory management: a handle is charged when it is made on a device and credited when the last of its
+ * references and mappings is gone. */
+#include <stdlib.h>
+
+#include "shim.h"
+
+#define BUCKETS 1024
+
+struct handle {
+    uint64_t value;
+    uint64_t bytes;
+    struct gpu *gpu;
+    uint32_t references;
+    uint32_t mappings;
+    struct handle *next;
+};
+
+struct mapping {
+    uint64_t address;
+    uint64_t bytes;
+    struct handle *handle;
+    struct mapping *next;
+};
+
+static pthread_mutex_t vmm_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct handle *handles[BUCKETS];
+static struct mapping *mappings;
+
+static struct handle **handle_bucket(uint64_t value)
+{
+    return &handles[(value * UINT64_C(0x9e3779b97f4a7c15)) >> 54];
+}
+
+static struct handle *find(uint64_t value)
+{
+    struct handle *handle = *handle_bucket(value);
+    while (handle && handle->value != value)
+        handle = handle->next;
+    return handle;
+}
+
+/* Unlinks and returns the handle if nothing holds it any more; the caller credits and frees it without the lock. */
+static struct handle *take_if_dead(struct handle *handle)
+{
+    if (!handle || handle->references || handle->mappings)
+        return NULL;
+    struct handle **link = handle_bucket(handle->value);
+    while (*link != handle)
+        link = &(*link)->next;
+    *link = handle->next;
+    return handle;
+}
+
+static void credit(struct handle *dead)
+{
+    if (dead)
+        cot_memory_release(dead->gpu, COTENANT_MEMORY_VMM, dead->bytes);
+    free(dead);
+}
+
+DECLARE_REAL(cuMemCreate);
+EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocation_prop *prop, uint64_t flags)
+{
+    CUresult (*call)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t) =
+        (CUresult(*)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t))REAL(cuMemCreate);
+    struct gpu *gpu = prop && prop->location.type == CU_LOCATION_DEVICE ? cot_gpu_of_device(prop->location.id, true) : NULL;
+    if (!gpu)
+        return call(out, bytes, prop, flags); /* host memory, or the driver's own error */
+    uint64_t reservation;
+    CUresult result = cot_memory_reserve(gpu, COTENANT_MEMORY_VMM, bytes, &reservation);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = call(out, bytes, prop, flags);
+    cot_memory_commit(gpu, COTENANT_MEMORY_VMM, reservation, result == CUDA_SUCCESS ? bytes : 0);
+    struct handle *handle = result == CUDA_SUCCESS ? malloc(sizeof *handle) : NULL;
+    if (handle) {
+        *handle = (struct handle){.value = *out, .bytes = bytes, .gpu = gpu, .references = 1};
+        pthread_mutex_lock(&vmm_lock);
+        handle->next = *handle_bucket(*out);
+        *handle_bucket(*out) = handle;
+        pthread_mutex_unlock(&vmm_lock);
+    }
+    return result;
+}
+
+DECLARE_REAL(cuMemRelease);
+EXPORT CUresult cuMemRelease(uint64_t value)
+{
+    CUresult result = ((CUresult(*)(uint64_t))REAL(cuMemRelease))(value);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&vmm_lock);
+    struct handle *handle = find(value);
+    if (handle && handle->references)
+        handle->references--;
+    struct handle *dead = take_if_dead(handle);
+    pthread_mutex_unlock(&vmm_lock);
+    credit(dead);
+    return result;
+}
+
+DECLARE_REAL(cuMemMap);
+EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, uint64_t value, uint64_t flags)
+{
+    CUresult result = ((CUresult(*)(CUdeviceptr, size_t, size_t, uint64_t, uint64_t))REAL(cuMemMap))(address, bytes, offset,
+                                                                                                    value, flags);
+    struct mapping *mapping = result == CUDA_SUCCESS ? malloc(sizeof *mapping) : NULL;
+    if (!mapping)
+        return result;
+    pthread_mutex_lock(&vmm_lock);
+    struct handle *handle = find(value);
+    if (handle) {
+        handle->mappings++;
+        *mapping = (struct mapping){.address = address, .bytes = bytes, .handle = handle, .next = mappings};
+        mappings = mapping;
+        mapping = NULL;
+    }
+    pthread_mutex_unlock(&vmm_lock);
+    free(mapping);
+    return result;
+}
+
+DECLARE_REAL(cuMemUnmap);
+EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
+{
+    CUresult result = ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(address, bytes);
+    while (result == CUDA_SUCCESS) {
+        struct mapping *gone = NULL;
+        struct handle *dead = NULL;
+        pthread_mutex_lock(&vmm_lock);
+        for (struct mapping **link = &mappings; *link; link = &(*link)->next)
+            if ((*link)->address >= address && (*link)->address + (*link)->bytes <= address + bytes) {
+                gone = *link;
+                *link = gone->next;
+                gone->handle->mappings--;
+                dead = take_if_dead(gone->handle);
+                break;
+            }
+        pthread_mutex_unlock(&vmm_lock);
+        credit(dead);
+        free(gone);
+        if (!gone)
+            break;
+    }
+    return result;
+}
+
+DECLARE_REAL(cuMemRetainAllocationHandle);
+EXPORT CUresult cuMemRetainAllocationHandle(uint64_t *out, void *address)
+{
+    CUresult result = ((CUresult(*)(uint64_t *, void *))REAL(cuMemRetainAllocationHandle))(out, address);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&vmm_lock);
+    struct handle *handle = find(*out);
+    if (handle)
+        handle->references++;
+    pthread_mutex_unlock(&vmm_lock);
+    return result;
+}

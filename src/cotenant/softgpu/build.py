@@ -1,0 +1,27 @@
+"""Build the software GPU's driver library with the system's C compiler, once per source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cotenant.shim.build import C_FLAGS, SOURCES, cached, run_compiler
+
+SOFT_SOURCES = Path(__file__).resolve().parent
+LIBRARY = "libcotenant-softgpu.so"
+
+
+def build(*, cache: Path | None = None) -> Path:
+    """Path of the software GPU's library, built if need be.
+
+    It has a name of its own and is never found as libcuda.so.1: a tenant gets it as its driver only when the launcher
+    says so.
+    """
+    sources = sorted(SOFT_SOURCES.glob("*.c"))
+    texts = [path.read_bytes() for path in (*sources, *sorted(SOFT_SOURCES.glob("*.h")), SOURCES / "cuda_abi.h")]
+
+    def make(scratch: Path, target: Path) -> None:
+        del scratch
+        linking = ["-shared", "-Wl,-Bsymbolic", f"-Wl,-soname,{LIBRARY}"]
+        run_compiler([*C_FLAGS, *linking, *map(str, sources), "-o", str(target), "-ldl", "-lpthread"])
+
+    return cached(LIBRARY, texts, make, cache)

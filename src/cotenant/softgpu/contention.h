@@ -1,0 +1,26 @@
+/* The one table of constants of the software GPU.  Where a number stands for the behaviour of a real card, the card and
+ * the figure are named; docs/benchmarks/ holds the measurements. */
+#ifndef COTENANT_SOFTGPU_CONTENTION_H
+#define COTENANT_SOFTGPU_CONTENTION_H
+
+/* Two processes that interleave kernels by the driver's time slicing reach 563.1 of 619.7 products/s together (H100 80GB
+ * HBM3, bf16 8192^3): each kernel that follows another process's takes 1.10 times as long. */
+#define SOFT_SLICED_PERMILLE 1100
+/* A process counts as interleaving while its last kernel ended less than this long ago. */
+#define SOFT_SLICED_WINDOW_NS 2000000
+
+/* Copies over the link and on the card: 52.9 GB/s pinned host to device, 53.9 back, 1500 GB/s on the card (read and
+ * write of a 2 GiB copy in 1.4 ms). */
+#define SOFT_TO_DEVICE_BYTES_PER_US 52900
+#define SOFT_TO_HOST_BYTES_PER_US 53900
+#define SOFT_ON_DEVICE_BYTES_PER_US 1500000
+
+/* Launches a stream may hold before the next one blocks the host. */
+#define SOFT_QUEUE_DEPTH 1024
+/* What one context takes on the device. */
+#define SOFT_CONTEXT_BYTES (UINT64_C(256) << 20)
+#define SOFT_POOL_GRANULE (UINT64_C(32) << 20)
+#define SOFT_DEFAULT_MEMORY (UINT64_C(16) << 30)
+#define SOFT_SM_COUNT 132
+
+#endif

@@ -1,0 +1,128 @@
+/* Events: the time at which the work before them ends. */
+#include <stdlib.h>
+
+#include "softgpu.h"
+
+static struct soft_event *event_of(CUevent handle)
+{
+    struct soft_event *event = (struct soft_event *)handle;
+    return event && event->kind == SOFT_EVENT ? event : NULL;
+}
+
+EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags)
+{
+    CHECK_CONTEXT();
+    (void)context;
+    struct soft_event *event = calloc(1, sizeof *event);
+    event->kind = SOFT_EVENT;
+    event->flags = flags;
+    *out = (CUevent)event;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventDestroy_v2(CUevent handle)
+{
+    struct soft_event *event = event_of(handle);
+    if (!event)
+        return CUDA_ERROR_INVALID_HANDLE;
+    event->kind = 0;
+    free(event);
+    return CUDA_SUCCESS;
+}
+
+static CUresult record(CUevent handle, struct soft_stream *stream)
+{
+    struct soft_event *event = event_of(handle);
+    if (!event || !stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture != CU_CAPTURE_NONE) {
+        event->captured_in = stream->capture_graph;
+        return CUDA_SUCCESS;
+    }
+    CUresult implicit = soft_legacy_beside_capture(stream);
+    if (implicit != CUDA_SUCCESS)
+        return implicit;
+    uint64_t now = soft_now_ns();
+    uint64_t tail = stream == stream->context->legacy ? soft_context_tail(stream->context) : stream->tail_ns;
+    event->captured_in = NULL;
+    event->when_ns = tail > now ? tail : now;
+    event->recorded = true;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
+{
+    return record(event, soft_stream_of(handle, false));
+}
+
+EXPORT CUresult cuEventRecord_ptsz(CUevent event, CUstream handle)
+{
+    return record(event, soft_stream_of(handle, true));
+}
+
+EXPORT CUresult cuEventQuery(CUevent handle)
+{
+    struct soft_event *event = event_of(handle);
+    if (!event)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (event->captured_in) {
+        pthread_mutex_lock(&soft_lock);
+        soft_invalidate(event->captured_in);
+        pthread_mutex_unlock(&soft_lock);
+        return CUDA_ERROR_CAPTURED_EVENT;
+    }
+    CUresult forbidden = soft_unsafe_call();
+    if (forbidden != CUDA_SUCCESS)
+        return forbidden;
+    return event->when_ns <= soft_now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent handle)
+{
+    CUresult state = cuEventQuery(handle);
+    if (state == CUDA_ERROR_NOT_READY) {
+        soft_sleep_until(event_of(handle)->when_ns);
+        return CUDA_SUCCESS;
+    }
+    return state;
+}
+
+EXPORT CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to)
+{
+    struct soft_event *begin = event_of(from), *end = event_of(to);
+    if (!begin || !end || !begin->recorded || !end->recorded || (begin->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
+        return CUDA_ERROR_INVALID_HANDLE;
+    uint64_t now = soft_now_ns();
+    if (begin->when_ns > now || end->when_ns > now)
+        return CUDA_ERROR_NOT_READY;
+    *ms = (float)((double)(int64_t)(end->when_ns - begin->when_ns) / 1e6);
+    return CUDA_SUCCESS;
+}
+
+static CUresult wait_event(struct soft_stream *stream, CUevent handle)
+{
+    struct soft_event *event = event_of(handle);
+    if (!event || !stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (event->captured_in && stream->capture == CU_CAPTURE_NONE) {
+        pthread_mutex_lock(&soft_lock);
+        CUresult result = soft_join_capture(stream, event->captured_in, CU_CAPTURE_MODE_GLOBAL, false);
+        pthread_mutex_unlock(&soft_lock);
+        return result;
+    }
+    if (stream->capture == CU_CAPTURE_NONE && event->when_ns > stream->tail_ns)
+        stream->tail_ns = event->when_ns;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags)
+{
+    (void)flags;
+    return wait_event(soft_stream_of(handle, false), event);
+}
+
+EXPORT CUresult cuStreamWaitEvent_ptsz(CUstream handle, CUevent event, unsigned flags)
+{
+    (void)flags;
+    return wait_event(soft_stream_of(handle, true), event);
+}

@@ -1,0 +1,333 @@
+/* Stream-ordered pools and virtual memory management. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "softgpu.h"
+
+struct soft_pool {
+    enum soft_kind kind;
+    int device;
+    uint64_t used, reserved, threshold;
+    struct soft_pool *next;
+};
+
+struct pool_block {
+    uint64_t address, bytes;
+    struct soft_pool *pool; /* NULL: a node of a graph */
+    struct pool_block *next;
+};
+
+struct soft_handle {
+    enum soft_kind kind;
+    int device;
+    int fd;
+    uint64_t bytes;
+    uint32_t references, mappings;
+};
+
+struct soft_mapping {
+    uint64_t address, bytes;
+    struct soft_handle *handle;
+    struct soft_mapping *next;
+};
+
+static struct soft_pool *pools;
+static struct soft_pool *defaults[SOFT_MAX_DEVICES];
+static struct pool_block *pool_blocks;
+static struct soft_mapping *mappings;
+
+static struct soft_pool *make_pool(int device) /* with soft_lock */
+{
+    struct soft_pool *pool = calloc(1, sizeof *pool);
+    pool->kind = SOFT_POOL;
+    pool->device = device;
+    pool->next = pools;
+    pools = pool;
+    return pool;
+}
+
+EXPORT CUresult cuDeviceGetDefaultMemPool(struct soft_pool **out, CUdevice device)
+{
+    CHECK_READY();
+    if (device < 0 || (uint32_t)device >= soft_state()->device_count)
+        return CUDA_ERROR_INVALID_DEVICE;
+    pthread_mutex_lock(&soft_lock);
+    if (!defaults[device])
+        defaults[device] = make_pool(device);
+    *out = defaults[device];
+    pthread_mutex_unlock(&soft_lock);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetMemPool(struct soft_pool **out, CUdevice device)
+{
+    return cuDeviceGetDefaultMemPool(out, device);
+}
+
+EXPORT CUresult cuMemPoolCreate(struct soft_pool **out, const struct cu_pool_prop *prop)
+{
+    CHECK_READY();
+    pthread_mutex_lock(&soft_lock);
+    *out = make_pool(prop->location.id);
+    pthread_mutex_unlock(&soft_lock);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemPoolDestroy(struct soft_pool *pool)
+{
+    if (!pool || pool->kind != SOFT_POOL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&soft_lock);
+    soft_give_memory(pool->device, pool->reserved);
+    pool->reserved = 0;
+    pool->kind = 0;
+    pthread_mutex_unlock(&soft_lock);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemPoolGetAttribute(struct soft_pool *pool, int attribute, uint64_t *value)
+{
+    if (!pool || pool->kind != SOFT_POOL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *value = attribute == 4 ? pool->threshold : attribute == CU_POOL_USED_CURRENT ? pool->used : pool->reserved;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemPoolSetAttribute(struct soft_pool *pool, int attribute, const uint64_t *value)
+{
+    if (!pool || pool->kind != SOFT_POOL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (attribute == 4)
+        pool->threshold = *value;
+    return CUDA_SUCCESS;
+}
+
+static uint64_t granules(uint64_t bytes)
+{
+    return (bytes + SOFT_POOL_GRANULE - 1) / SOFT_POOL_GRANULE * SOFT_POOL_GRANULE;
+}
+
+static void trim(struct soft_pool *pool, uint64_t keep) /* with soft_lock */
+{
+    uint64_t least = granules(pool->used > keep ? pool->used : keep);
+    if (pool->reserved > least) {
+        soft_give_memory(pool->device, pool->reserved - least);
+        pool->reserved = least;
+    }
+}
+
+void soft_pools_trim(int device)
+{
+    pthread_mutex_lock(&soft_lock);
+    for (struct soft_pool *pool = pools; pool; pool = pool->next)
+        if (pool->kind == SOFT_POOL && pool->device == device)
+            trim(pool, pool->threshold);
+    pthread_mutex_unlock(&soft_lock);
+}
+
+EXPORT CUresult cuMemPoolTrimTo(struct soft_pool *pool, size_t keep)
+{
+    if (!pool || pool->kind != SOFT_POOL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&soft_lock);
+    trim(pool, keep);
+    pthread_mutex_unlock(&soft_lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult grow(struct soft_pool *pool, uint64_t bytes) /* with soft_lock */
+{
+    uint64_t wanted = granules(pool->used + bytes);
+    if (wanted > pool->reserved) {
+        if (!soft_take_memory(pool->device, wanted - pool->reserved))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        pool->reserved = wanted;
+    }
+    pool->used += bytes;
+    return CUDA_SUCCESS;
+}
+
+static CUresult allocate(CUdeviceptr *out, size_t bytes, struct soft_pool *pool, struct soft_stream *stream)
+{
+    if (!stream || !bytes)
+        return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    bool captured = stream->capture != CU_CAPTURE_NONE;
+    if (captured)
+        soft_add_node(stream, (struct soft_node){.allocates = granules(bytes)});
+    else if (!pool)
+        cuDeviceGetDefaultMemPool(&pool, stream->context->device);
+    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    struct pool_block *block = malloc(sizeof *block);
+    pthread_mutex_lock(&soft_lock);
+    CUresult result = captured ? CUDA_SUCCESS : grow(pool, bytes);
+    if (result == CUDA_SUCCESS) {
+        *block = (struct pool_block){(uint64_t)(uintptr_t)address, bytes, captured ? NULL : pool, pool_blocks};
+        pool_blocks = block;
+        *out = block->address;
+    }
+    pthread_mutex_unlock(&soft_lock);
+    return result;
+}
+
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream)
+{
+    return allocate(out, bytes, NULL, soft_stream_of(stream, false));
+}
+
+EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream)
+{
+    return allocate(out, bytes, NULL, soft_stream_of(stream, true));
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, struct soft_pool *pool, CUstream stream)
+{
+    return pool && pool->kind == SOFT_POOL ? allocate(out, bytes, pool, soft_stream_of(stream, false))
+                                           : CUDA_ERROR_INVALID_HANDLE;
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
+{
+    (void)stream;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&soft_lock);
+    for (struct pool_block **link = &pool_blocks; *link; link = &(*link)->next)
+        if ((*link)->address == address) {
+            struct pool_block *block = *link;
+            *link = block->next;
+            if (block->pool)
+                block->pool->used -= block->bytes;
+            munmap((void *)(uintptr_t)block->address, block->bytes);
+            free(block);
+            result = CUDA_SUCCESS;
+            break;
+        }
+    pthread_mutex_unlock(&soft_lock);
+    return result;
+}
+
+EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
+{
+    return cuMemFreeAsync(address, stream);
+}
+
+/* ---- virtual memory management ---- */
+
+EXPORT CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr hint, uint64_t flags)
+{
+    CHECK_READY();
+    (void)alignment, (void)hint, (void)flags;
+    void *address = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *out = (uint64_t)(uintptr_t)address;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes)
+{
+    return munmap((void *)(uintptr_t)address, bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuMemGetAllocationGranularity(size_t *bytes, const struct cu_allocation_prop *prop, int option)
+{
+    (void)prop, (void)option;
+    *bytes = 2 << 20;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemCreate(struct soft_handle **out, size_t bytes, const struct cu_allocation_prop *prop, uint64_t flags)
+{
+    CHECK_READY();
+    (void)flags;
+    bool on_device = prop->location.type == CU_LOCATION_DEVICE;
+    if (on_device && !soft_take_memory(prop->location.id, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    struct soft_handle *handle = calloc(1, sizeof *handle);
+    *handle = (struct soft_handle){SOFT_HANDLE, on_device ? prop->location.id : -1, memfd_create("soft", MFD_CLOEXEC),
+                                   bytes, 1, 0};
+    if (handle->fd < 0 || ftruncate(handle->fd, (off_t)bytes) != 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *out = handle;
+    return CUDA_SUCCESS;
+}
+
+static void drop_if_dead(struct soft_handle *handle)
+{
+    if (handle->references || handle->mappings)
+        return;
+    if (handle->device >= 0)
+        soft_give_memory(handle->device, handle->bytes);
+    close(handle->fd);
+    handle->kind = 0;
+    free(handle);
+}
+
+EXPORT CUresult cuMemRelease(struct soft_handle *handle)
+{
+    if (!handle || handle->kind != SOFT_HANDLE || !handle->references)
+        return CUDA_ERROR_INVALID_VALUE;
+    handle->references--;
+    drop_if_dead(handle);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, struct soft_handle *handle, uint64_t flags)
+{
+    (void)flags;
+    if (!handle || handle->kind != SOFT_HANDLE)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, handle->fd, (off_t)offset) == MAP_FAILED)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct soft_mapping *mapping = malloc(sizeof *mapping);
+    pthread_mutex_lock(&soft_lock);
+    *mapping = (struct soft_mapping){address, bytes, handle, mappings};
+    mappings = mapping;
+    handle->mappings++;
+    pthread_mutex_unlock(&soft_lock);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const void *descriptors, size_t count)
+{
+    (void)descriptors, (void)count;
+    return mprotect((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
+{
+    bool any = false;
+    pthread_mutex_lock(&soft_lock);
+    for (struct soft_mapping **link = &mappings; *link;) {
+        struct soft_mapping *mapping = *link;
+        if (mapping->address < address || mapping->address + mapping->bytes > address + bytes) {
+            link = &mapping->next;
+            continue;
+        }
+        *link = mapping->next;
+        mmap((void *)(uintptr_t)mapping->address, mapping->bytes, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+        mapping->handle->mappings--;
+        drop_if_dead(mapping->handle);
+        free(mapping);
+        any = true;
+    }
+    pthread_mutex_unlock(&soft_lock);
+    return any ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuMemRetainAllocationHandle(struct soft_handle **out, void *address)
+{
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&soft_lock);
+    for (struct soft_mapping *mapping = mappings; mapping; mapping = mapping->next)
+        if ((uint64_t)(uintptr_t)address - mapping->address < mapping->bytes) {
+            mapping->handle->references++;
+            *out = mapping->handle;
+            result = CUDA_SUCCESS;
+            break;
+        }
+    pthread_mutex_unlock(&soft_lock);
+    return result;
+}

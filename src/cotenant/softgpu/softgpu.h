@@ -1,0 +1,160 @@
+/* A stand-in for libcuda on machines without a GPU.  Its kernels compute nothing: they only take time.
+ *
+ * Time is a schedule, not a simulation thread: a launch reserves the next free span of the device, so "done" means
+ * "now is past the end of the span".  Processes that use the same state file share the device's schedule and memory
+ * and contend for both.  The shared state is changed by atomic operations only; there is no lock that a killed process
+ * could leave behind, and what a dead process held is taken back by whoever looks next.
+ *
+ * A module is text, one kernel per line after the first:
+ *
+ *     cotenant-soft-module
+ *     busy 1600000          a kernel that takes 1.6 ms
+ *     timed param           a kernel that takes as many nanoseconds as its first parameter (uint64) says
+ *
+ * Environment: COTENANT_SOFTGPU_STATE (path of the state file), COTENANT_SOFTGPU_COUNT (devices, default 1),
+ * COTENANT_SOFTGPU_MEMORY (bytes per device); the first process of a state file sets the last two. */
+#ifndef COTENANT_SOFTGPU_H
+#define COTENANT_SOFTGPU_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../shim/cuda_abi.h"
+#include "contention.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define SOFT_MAX_DEVICES 16
+#define SOFT_MAX_PROCESSES 1024
+#define SOFT_DRIVER_VERSION 13000
+
+/* ---- shared between processes (state.c) ---- */
+struct soft_process {
+    _Atomic uint64_t owner;        /* pid << 32 | low half of the start time; 0: free */
+    _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last span reserved */
+    _Atomic uint64_t bytes[SOFT_MAX_DEVICES];
+};
+
+struct soft_device {
+    _Atomic uint64_t busy_until_ns;
+    _Atomic uint64_t last_process; /* index + 1 of the process that reserved last */
+    _Atomic uint64_t busy_ns;      /* sum of all spans */
+};
+
+struct soft_state {
+    _Atomic uint64_t magic;
+    uint32_t device_count;
+    uint64_t memory_bytes;
+    struct soft_device devices[SOFT_MAX_DEVICES];
+    struct soft_process processes[SOFT_MAX_PROCESSES];
+};
+
+uint64_t soft_now_ns(void);
+int soft_attach(void); /* maps the state, takes a process entry; 0 or a CUresult */
+struct soft_state *soft_state(void);
+uint64_t soft_reserve(int device, uint64_t not_before_ns, uint64_t length_ns); /* end of the span */
+bool soft_take_memory(int device, uint64_t bytes);
+void soft_give_memory(int device, uint64_t bytes);
+uint64_t soft_used_memory(int device);
+void soft_reap(void);
+void soft_sleep_until(uint64_t when_ns);
+
+/* ---- objects; every handle the program holds points to one and is checked by its kind ---- */
+enum soft_kind { SOFT_CONTEXT = 0x51c0, SOFT_STREAM, SOFT_EVENT, SOFT_MODULE, SOFT_FUNCTION, SOFT_GRAPH, SOFT_EXEC,
+                 SOFT_ARRAY, SOFT_POOL, SOFT_HANDLE, SOFT_NODE };
+
+struct soft_context {
+    enum soft_kind kind;
+    int device;
+    uint32_t references; /* of a primary context */
+    bool primary;
+    struct soft_stream *streams; /* all of it, the two default streams excepted */
+    struct soft_stream *legacy;
+    uint64_t per_thread_tail_ns; /* the last end on any per-thread default stream */
+    struct soft_context *next;
+};
+
+struct soft_stream {
+    enum soft_kind kind;
+    struct soft_context *context;
+    bool blocking;
+    int priority;
+    _Atomic uint64_t tail_ns;
+    uint64_t ends[SOFT_QUEUE_DEPTH]; /* ends of the last launches: the queue */
+    uint32_t queued;
+    int capture;          /* CU_CAPTURE_* */
+    int capture_mode;
+    bool capture_origin;
+    uint64_t capture_thread;
+    struct soft_graph *capture_graph;
+    struct soft_stream *next;
+};
+
+struct soft_event {
+    enum soft_kind kind;
+    unsigned flags;
+    bool recorded;
+    _Atomic uint64_t when_ns;
+    struct soft_graph *captured_in;
+};
+
+struct soft_function {
+    enum soft_kind kind;
+    char name[64];
+    uint64_t length_ns;
+    bool from_parameter;
+};
+
+struct soft_node {
+    uint64_t length_ns;
+    uint64_t allocates;
+    bool frees;
+};
+
+struct soft_graph {
+    enum soft_kind kind;
+    uint32_t count, capacity;
+    struct soft_node *nodes;
+};
+
+struct soft_exec {
+    enum soft_kind kind;
+    uint64_t length_ns;
+    uint64_t allocates; /* memory nodes: reserved at the first launch */
+    bool reserved;
+};
+
+extern pthread_mutex_t soft_lock; /* all objects of this process */
+extern bool soft_ready;
+
+struct soft_context *soft_current(void);
+struct soft_stream *soft_stream_of(CUstream handle, bool per_thread);
+CUresult soft_enqueue(struct soft_stream *stream, uint64_t length_ns, bool waits);
+CUresult soft_add_node(struct soft_stream *stream, struct soft_node node);
+CUresult soft_unsafe_call(void); /* a call that a capture in global mode forbids; CUDA_SUCCESS if none does */
+void soft_invalidate(struct soft_graph *graph); /* with soft_lock; NULL: all captures */
+CUresult soft_legacy_beside_capture(struct soft_stream *stream);
+CUresult soft_join_capture(struct soft_stream *stream, struct soft_graph *graph, int mode, bool origin);
+struct soft_stream *soft_stream_new(struct soft_context *context, bool blocking, int priority);
+uint64_t soft_context_tail(struct soft_context *context);
+void soft_context_drop(struct soft_context *context);
+void soft_pools_trim(int device);
+uint64_t soft_graph_reserved(int device);
+
+#define CHECK_READY()                          \
+    do {                                       \
+        if (!soft_ready)                       \
+            return CUDA_ERROR_NOT_INITIALIZED; \
+    } while (0)
+#define CHECK_CONTEXT()                      \
+    struct soft_context *context;            \
+    do {                                     \
+        CHECK_READY();                       \
+        context = soft_current();            \
+        if (!context)                        \
+            return CUDA_ERROR_INVALID_CONTEXT; \
+    } while (0)
+
+#endif

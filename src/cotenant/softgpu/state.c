@@ -1,0 +1,239 @@
+/* What processes share: the device's schedule and its memory. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "softgpu.h"
+
+#define STATE_MAGIC UINT64_C(0x736f667467707531)
+#define REAP_PERIOD_NS 10000000
+
+static struct soft_state *state;
+static struct soft_process *self;
+static pid_t self_pid;
+static uint64_t last_reap_ns;
+
+uint64_t soft_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+void soft_sleep_until(uint64_t when_ns)
+{
+    struct timespec when = {.tv_sec = (time_t)(when_ns / 1000000000), .tv_nsec = (long)(when_ns % 1000000000)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL) == EINTR)
+        ;
+}
+
+struct soft_state *soft_state(void)
+{
+    return state;
+}
+
+static uint64_t start_time(pid_t pid)
+{
+    char path[64], line[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd >= 0 ? read(fd, line, sizeof line - 1) : -1;
+    if (fd >= 0)
+        close(fd);
+    if (length <= 0)
+        return 0;
+    line[length] = '\0';
+    char *field = strrchr(line, ')');
+    if (field && (field[2] == 'Z' || field[2] == 'X'))
+        return 0; /* dead, only not yet waited for */
+    for (int i = 0; field && i < 20; i++)
+        field = strchr(field + 1, ' ');
+    return field ? strtoull(field + 1, NULL, 10) : 0;
+}
+
+static uint64_t identity(pid_t pid)
+{
+    return (uint64_t)(uint32_t)pid << 32 | (uint32_t)start_time(pid);
+}
+
+static uint64_t number_from(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    uint64_t value = text ? strtoull(text, NULL, 10) : 0;
+    return value ? value : otherwise;
+}
+
+static int open_state(void)
+{
+    char path[256];
+    const char *named = getenv("COTENANT_SOFTGPU_STATE");
+    if (named && named[0])
+        snprintf(path, sizeof path, "%s", named);
+    else
+        snprintf(path, sizeof path, "/dev/shm/cotenant-softgpu-%u", (unsigned)getuid());
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    struct stat about;
+    if (fd < 0 || ftruncate(fd, sizeof(struct soft_state)) != 0 || fstat(fd, &about) != 0) {
+        fprintf(stderr, "software GPU: the state file %s cannot be used: %s\n", path, strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* A fresh file is all zeros; whoever sees that first writes the geometry.  Writing it twice writes the same. */
+static void found(struct soft_state *fresh)
+{
+    if (atomic_load(&fresh->magic) == STATE_MAGIC)
+        return;
+    uint64_t count = number_from("COTENANT_SOFTGPU_COUNT", 1);
+    fresh->device_count = count > SOFT_MAX_DEVICES ? SOFT_MAX_DEVICES : (uint32_t)count;
+    fresh->memory_bytes = number_from("COTENANT_SOFTGPU_MEMORY", SOFT_DEFAULT_MEMORY);
+    atomic_store(&fresh->magic, STATE_MAGIC);
+}
+
+static struct soft_process *take_entry(void)
+{
+    uint64_t mine = identity(getpid());
+    for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++) {
+        uint64_t nobody = 0;
+        if (atomic_compare_exchange_strong(&state->processes[i].owner, &nobody, mine))
+            return &state->processes[i];
+    }
+    return NULL;
+}
+
+int soft_attach(void)
+{
+    if (self && self_pid == getpid())
+        return CUDA_SUCCESS;
+    if (!state) {
+        int fd = open_state();
+        if (fd < 0)
+            return CUDA_ERROR_NO_DEVICE;
+        void *mapped = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        close(fd);
+        if (mapped == MAP_FAILED)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        state = mapped;
+        found(state);
+    }
+    soft_reap();
+    self = take_entry();
+    self_pid = getpid();
+    return self ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static bool is_dead(uint64_t owner)
+{
+    pid_t pid = (pid_t)(owner >> 32);
+    return owner != 0 && (kill(pid, 0) != 0 && errno == ESRCH ? true : identity(pid) != owner);
+}
+
+/* Takes back the entries of dead processes.  A span that a dead process reserved and did not use is free again: a
+ * killed context's work leaves a real device, too. */
+void soft_reap(void)
+{
+    bool freed = false;
+    for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++) {
+        struct soft_process *process = &state->processes[i];
+        uint64_t owner = atomic_load(&process->owner);
+        if (owner == 0 || process == self || !is_dead(owner))
+            continue;
+        for (uint32_t d = 0; d < SOFT_MAX_DEVICES; d++) {
+            atomic_store(&process->tail_ns[d], 0);
+            atomic_store(&process->bytes[d], 0);
+        }
+        atomic_compare_exchange_strong(&process->owner, &owner, 0);
+        freed = true;
+    }
+    for (uint32_t d = 0; freed && d < state->device_count; d++) {
+        uint64_t until = atomic_load(&state->devices[d].busy_until_ns), latest = 0;
+        for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++) {
+            uint64_t tail = atomic_load(&state->processes[i].tail_ns[d]);
+            latest = tail > latest ? tail : latest;
+        }
+        if (latest < until)
+            atomic_compare_exchange_strong(&state->devices[d].busy_until_ns, &until, latest);
+    }
+}
+
+static bool others_interleave(struct soft_device *device, int number, uint64_t now)
+{
+    uint64_t last = atomic_load(&device->last_process);
+    if (last == 0 || &state->processes[last - 1] == self)
+        return false;
+    struct soft_process *other = &state->processes[last - 1];
+    return atomic_load(&other->owner) != 0 && atomic_load(&other->tail_ns[number]) + SOFT_SLICED_WINDOW_NS > now &&
+           atomic_load(&other->tail_ns[number]) > now;
+}
+
+/* Reserves the device's next free span that begins at not_before_ns or later; returns its end. */
+uint64_t soft_reserve(int number, uint64_t not_before_ns, uint64_t length_ns)
+{
+    struct soft_device *device = &state->devices[number];
+    uint64_t now = soft_now_ns();
+    uint64_t until = atomic_load(&device->busy_until_ns), end;
+    if (until > now + REAP_PERIOD_NS && now - last_reap_ns > REAP_PERIOD_NS) {
+        last_reap_ns = now;
+        soft_reap();
+        until = atomic_load(&device->busy_until_ns);
+    }
+    if (others_interleave(device, number, now))
+        length_ns = length_ns * SOFT_SLICED_PERMILLE / 1000;
+    do {
+        uint64_t begin = until > now ? until : now;
+        begin = begin > not_before_ns ? begin : not_before_ns;
+        end = begin + length_ns;
+    } while (!atomic_compare_exchange_weak(&device->busy_until_ns, &until, end));
+    atomic_store(&device->last_process, (uint64_t)(self - state->processes) + 1);
+    atomic_store(&self->tail_ns[number], end);
+    atomic_fetch_add(&device->busy_ns, length_ns);
+    return end;
+}
+
+uint64_t soft_used_memory(int number)
+{
+    uint64_t used = 0;
+    for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++)
+        used += atomic_load(&state->processes[i].bytes[number]);
+    return used;
+}
+
+/* Adds first and looks afterwards, so two processes cannot both take the last of the memory. */
+bool soft_take_memory(int number, uint64_t bytes)
+{
+    if (bytes > state->memory_bytes)
+        return false;
+    for (int tries = 0; tries < 2; tries++) {
+        atomic_fetch_add(&self->bytes[number], bytes);
+        if (soft_used_memory(number) <= state->memory_bytes)
+            return true;
+        atomic_fetch_sub(&self->bytes[number], bytes);
+        soft_reap();
+    }
+    return false;
+}
+
+void soft_give_memory(int number, uint64_t bytes)
+{
+    atomic_fetch_sub(&self->bytes[number], bytes);
+}
+
+static __attribute__((destructor)) void leave(void)
+{
+    if (!self || self_pid != getpid())
+        return;
+    for (uint32_t d = 0; d < SOFT_MAX_DEVICES; d++)
+        atomic_store(&self->bytes[d], 0);
+    atomic_store(&self->owner, 0);
+}

@@ -1,0 +1,286 @@
+/* Modules, launches and graphs. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "softgpu.h"
+
+#define MODULE_HEAD "cotenant-soft-module"
+#define MAX_KERNELS 64
+
+struct soft_module {
+    enum soft_kind kind;
+    uint32_t count;
+    struct soft_function functions[MAX_KERNELS];
+};
+
+static _Atomic uint64_t graph_reserved[SOFT_MAX_DEVICES];
+
+uint64_t soft_graph_reserved(int device)
+{
+    return graph_reserved[device];
+}
+
+/* ---- modules ---- */
+
+static bool parse_kernel(const char *line, struct soft_function *function)
+{
+    char length[32];
+    if (sscanf(line, "%63s %31s", function->name, length) != 2)
+        return false;
+    function->kind = SOFT_FUNCTION;
+    function->from_parameter = strcmp(length, "param") == 0;
+    function->length_ns = strtoull(length, NULL, 10);
+    return true;
+}
+
+EXPORT CUresult cuModuleLoadData(struct soft_module **out, const void *image)
+{
+    CHECK_CONTEXT();
+    (void)context;
+    if (!out || !image)
+        return CUDA_ERROR_INVALID_VALUE;
+    const char *text = image;
+    if (strncmp(text, MODULE_HEAD "\n", sizeof MODULE_HEAD) != 0)
+        return CUDA_ERROR_INVALID_IMAGE; /* real machine code cannot run here */
+    struct soft_module *module = calloc(1, sizeof *module);
+    module->kind = SOFT_MODULE;
+    for (const char *line = strchr(text, '\n'); line && line[1] && module->count < MAX_KERNELS; line = strchr(line + 1, '\n'))
+        if (parse_kernel(line + 1, &module->functions[module->count]))
+            module->count++;
+    *out = module;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleLoadDataEx(struct soft_module **out, const void *image, unsigned count, void *options, void *values)
+{
+    (void)count, (void)options, (void)values;
+    return cuModuleLoadData(out, image);
+}
+
+EXPORT CUresult cuModuleUnload(struct soft_module *module)
+{
+    if (!module || module->kind != SOFT_MODULE)
+        return CUDA_ERROR_INVALID_HANDLE;
+    module->kind = 0; /* kept: functions of it may still be in a graph */
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleGetFunction(CUfunction *out, struct soft_module *module, const char *name)
+{
+    if (!module || module->kind != SOFT_MODULE)
+        return CUDA_ERROR_INVALID_HANDLE;
+    for (uint32_t i = 0; i < module->count; i++)
+        if (strcmp(module->functions[i].name, name) == 0) {
+            *out = (CUfunction)&module->functions[i];
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+/* ---- launches ---- */
+
+static CUresult launch(CUfunction handle, struct soft_stream *stream, void **params)
+{
+    struct soft_function *function = (struct soft_function *)handle;
+    if (!soft_ready)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!function || function->kind != SOFT_FUNCTION)
+        return CUDA_ERROR_INVALID_HANDLE;
+    uint64_t length = function->length_ns;
+    if (function->from_parameter) {
+        if (!params || !params[0])
+            return CUDA_ERROR_INVALID_VALUE;
+        memcpy(&length, params[0], sizeof length);
+    }
+    return soft_enqueue(stream, length, false);
+}
+
+#define LAUNCH_KERNEL(name, per_thread)                                                                              \
+    EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                         unsigned shared, CUstream stream, void **params, void **extra)                              \
+    {                                                                                                                \
+        (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;                       \
+        return launch(f, soft_stream_of(stream, per_thread), params);                                                \
+    }
+LAUNCH_KERNEL(cuLaunchKernel, false)
+LAUNCH_KERNEL(cuLaunchKernel_ptsz, true)
+
+#define LAUNCH_COOPERATIVE(name, per_thread)                                                                         \
+    EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                         unsigned shared, CUstream stream, void **params)                                            \
+    {                                                                                                                \
+        (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared;                                    \
+        return launch(f, soft_stream_of(stream, per_thread), params);                                                \
+    }
+LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, false)
+LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
+
+EXPORT CUresult cuLaunchKernelEx(const struct cu_launch_config *config, CUfunction f, void **params, void **extra)
+{
+    (void)extra;
+    return config ? launch(f, soft_stream_of(config->stream, false), params) : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuLaunchKernelEx_ptsz(const struct cu_launch_config *config, CUfunction f, void **params, void **extra)
+{
+    (void)extra;
+    return config ? launch(f, soft_stream_of(config->stream, true), params) : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream)
+{
+    (void)width, (void)height;
+    return launch(f, soft_stream_of(stream, false), NULL);
+}
+
+EXPORT CUresult cuLaunchHostFunc(CUstream handle, void (*function)(void *), void *data)
+{
+    struct soft_stream *stream = soft_stream_of(handle, false);
+    if (!stream || stream->capture != CU_CAPTURE_NONE)
+        return stream ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_HANDLE;
+    soft_sleep_until(stream->tail_ns);
+    function(data);
+    return CUDA_SUCCESS;
+}
+
+/* ---- graphs ---- */
+
+static CUresult append(struct soft_graph *graph, struct soft_node node)
+{
+    if (graph->count == graph->capacity) {
+        uint32_t capacity = graph->capacity ? graph->capacity * 2 : 64;
+        struct soft_node *grown = realloc(graph->nodes, capacity * sizeof *grown);
+        if (!grown)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        graph->nodes = grown;
+        graph->capacity = capacity;
+    }
+    graph->nodes[graph->count++] = node;
+    return CUDA_SUCCESS;
+}
+
+CUresult soft_add_node(struct soft_stream *stream, struct soft_node node)
+{
+    pthread_mutex_lock(&soft_lock);
+    CUresult result = append(stream->capture_graph, node);
+    pthread_mutex_unlock(&soft_lock);
+    return result;
+}
+
+EXPORT CUresult cuGraphCreate(struct soft_graph **out, unsigned flags)
+{
+    CHECK_READY();
+    (void)flags;
+    struct soft_graph *graph = calloc(1, sizeof *graph);
+    graph->kind = SOFT_GRAPH;
+    *out = graph;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphDestroy(struct soft_graph *graph)
+{
+    if (!graph || graph->kind != SOFT_GRAPH)
+        return CUDA_ERROR_INVALID_HANDLE;
+    free(graph->nodes);
+    graph->kind = 0;
+    free(graph);
+    return CUDA_SUCCESS;
+}
+
+/* Nodes are numbered from 1; only their number is asked for. */
+EXPORT CUresult cuGraphGetNodes(struct soft_graph *graph, uintptr_t *nodes, size_t *count)
+{
+    if (!graph || graph->kind != SOFT_GRAPH)
+        return CUDA_ERROR_INVALID_HANDLE;
+    for (size_t i = 0; nodes && i < *count && i < graph->count; i++)
+        nodes[i] = i + 1;
+    *count = graph->count;
+    return CUDA_SUCCESS;
+}
+
+/* CUDA_KERNEL_NODE_PARAMS: function, grid and block, shared bytes, parameters. */
+struct kernel_node_params {
+    CUfunction function;
+    unsigned grid[3], block[3], shared;
+    void **params;
+    void **extra;
+};
+
+EXPORT CUresult cuGraphAddKernelNode_v2(uintptr_t *out, struct soft_graph *graph, const uintptr_t *dependencies,
+                                        size_t count, const struct kernel_node_params *params)
+{
+    (void)dependencies, (void)count;
+    struct soft_function *function = params ? (struct soft_function *)params->function : NULL;
+    if (!graph || graph->kind != SOFT_GRAPH || !function || function->kind != SOFT_FUNCTION)
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct soft_node node = {.length_ns = function->length_ns};
+    if (function->from_parameter && params->params && params->params[0])
+        memcpy(&node.length_ns, params->params[0], sizeof node.length_ns);
+    CUresult result = append(graph, node);
+    *out = graph->count;
+    return result;
+}
+
+EXPORT CUresult cuGraphInstantiateWithFlags(struct soft_exec **out, struct soft_graph *graph, unsigned long long flags)
+{
+    (void)flags;
+    if (!graph || graph->kind != SOFT_GRAPH)
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct soft_exec *exec = calloc(1, sizeof *exec);
+    exec->kind = SOFT_EXEC;
+    for (uint32_t i = 0; i < graph->count; i++) {
+        exec->length_ns += graph->nodes[i].length_ns;
+        exec->allocates += graph->nodes[i].allocates;
+    }
+    *out = exec;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphExecDestroy(struct soft_exec *exec)
+{
+    if (!exec || exec->kind != SOFT_EXEC)
+        return CUDA_ERROR_INVALID_HANDLE;
+    exec->kind = 0;
+    free(exec);
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch_graph(struct soft_exec *exec, struct soft_stream *stream)
+{
+    if (!exec || exec->kind != SOFT_EXEC || !stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    int device = stream->context->device;
+    if (exec->allocates && !exec->reserved) {
+        if (!soft_take_memory(device, exec->allocates))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        atomic_fetch_add(&graph_reserved[device], exec->allocates);
+        exec->reserved = true;
+    }
+    return soft_enqueue(stream, exec->length_ns, false);
+}
+
+EXPORT CUresult cuGraphLaunch(struct soft_exec *exec, CUstream stream)
+{
+    return launch_graph(exec, soft_stream_of(stream, false));
+}
+
+EXPORT CUresult cuGraphLaunch_ptsz(struct soft_exec *exec, CUstream stream)
+{
+    return launch_graph(exec, soft_stream_of(stream, true));
+}
+
+EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, uint64_t *value)
+{
+    CHECK_READY();
+    (void)attribute;
+    *value = graph_reserved[device];
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
+{
+    CHECK_READY();
+    soft_give_memory(device, atomic_exchange(&graph_reserved[device], 0));
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,76 @@
+"""Graphs: nothing the shim does may touch a capture, and a graph launch is gated like any other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from fake_agent import FakeAgent
+
+from conftest import Tenants
+
+Agents = Callable[..., FakeAgent]
+MS = 1_000_000
+
+
+@pytest.mark.parametrize("resolve", ["v2", "ptds"])
+@pytest.mark.parametrize("turn_ms", [20, 100])
+def test_capture_survives_ends_of_turns(tenants: Tenants, agent: Agents, resolve: str, turn_ms: int) -> None:
+    """300 launches captured over 150 ms while turns of 20 ms end, work is queued beside it and fences come and go: the
+    graph holds exactly the 300 nodes (nvshare#22, HAMi-core PR#192)."""
+    with agent(turn_ns=turn_ms * MS) as broker:
+        process = tenants.client_run(broker, resolve, "capture", "300", "150", CLIENT_KERNEL_NS="20000")
+        assert tenants.output(process).strip() == "capture nodes 300"
+        assert broker.clients[0].slot(0, 160).value == 20
+
+
+def test_capture_needs_no_turn_and_is_not_charged(tenants: Tenants, agent: Agents) -> None:
+    """Captured launches are not executed: they pass while the gate is closed, and count as no launch."""
+    script = (
+        "from cuda_calls import *\nimport sys\n"
+        "kernel = function(start(), b'busy'); stream, graph, run = c_void_p(), c_void_p(), c_void_p()\n"
+        "cu('cuStreamCreate', byref(stream), 1)\n"
+        "cu('cuStreamBeginCapture_v2', stream, 0)\n"
+        "for _ in range(50): launch(kernel, stream)\n"
+        "cu('cuStreamEndCapture', stream, byref(graph))\n"
+        "cu('cuGraphInstantiateWithFlags', byref(run), graph, c_uint64(0)); print('captured', flush=True)\n"
+        "cu('cuGraphLaunch', run, stream); cu('cuStreamSynchronize', stream); print('ran', flush=True)\n"
+    )
+    with agent() as broker:
+        broker.granting = False
+        process = tenants.python(broker, script)
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "captured"
+        time.sleep(0.2)
+        client = broker.clients[0]
+        assert [m.type for m in client.messages].count(3) == 1  # the graph launch asks for a turn
+        broker.resume()
+        assert process.stdout.readline().strip() == "ran"
+        process.wait(timeout=10)
+        assert client.slot(0, 144).value == 1
+        assert client.slot(0, 160).value == 1
+
+
+def test_graph_launches_are_bounded_and_charged(tenants: Tenants, agent: Agents) -> None:
+    """A loop of graph launches of 10 ms each is held to its turns (HAMi#1445: cores had no effect on graphs)."""
+    script = (
+        "from cuda_calls import *\nimport time\n"
+        "kernel = function(start(), b'busy'); stream, graph, run = c_void_p(), c_void_p(), c_void_p()\n"
+        "cu('cuStreamCreate', byref(stream), 1); cu('cuStreamBeginCapture_v2', stream, 0)\n"
+        "for _ in range(100): launch(kernel, stream)\n"
+        "cu('cuStreamEndCapture', stream, byref(graph))\n"
+        "cu('cuGraphInstantiateWithFlags', byref(run), graph, c_uint64(0))\n"
+        "until = time.monotonic() + 1.0; count = 0\n"
+        "while time.monotonic() < until: cu('cuGraphLaunch', run, stream); count += 1\n"
+        "cu('cuStreamSynchronize', stream); print(count)\n"
+    )
+    with agent(turn_ns=50 * MS) as broker:
+        count = int(tenants.output(tenants.python(broker, script)))
+        releases = broker.releases()
+        assert len(releases) >= 8
+        used = sum(m.u64(8) for m in releases)
+        launched = sum(m.u64(40) for m in releases)
+        assert launched <= count
+        assert launched * 10 * MS <= used * 1.001
+        assert sorted(m.u64(16) for m in releases)[len(releases) // 2] < 12 * MS

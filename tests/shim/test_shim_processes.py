@@ -1,0 +1,109 @@
+"""Fork, exec, launches behind the shim's back, and a peer that does not keep to the protocol."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from fake_agent import CONTENDED, HELLO, HELLO_REPLY, WARNING, FakeAgent
+
+from conftest import Tenants
+
+Agents = Callable[..., FakeAgent]
+
+
+def test_fork_of_an_initialised_process(tenants: Tenants, agent: Agents) -> None:
+    """The child neither hangs nor speaks on its parent's connection; the parent goes on."""
+    with agent(turn_ns=50_000_000) as broker:
+        assert tenants.output(tenants.client_run(broker, "v2", "fork")).strip() == "child 7"
+        assert broker.clients[0].slot(0, 144).value == 51
+        assert len(broker.clients[0].of(HELLO)) == 1
+
+
+def test_forked_and_execed_tenants_are_tenants(tenants: Tenants, agent: Agents) -> None:
+    """A launcher script that forks and execs: the program at the end has its own connection, and only that one."""
+    with agent() as broker:
+        command = ["/bin/sh", "-c", f"( exec {tenants.client} v2 launches 7 ) && exec {tenants.client} v2 launches 8"]
+        assert tenants.output(tenants.start(broker, command)).count("launches") == 2
+        assert [client.slot(0, 144).value for client in broker.clients] == [7, 8]
+
+
+def test_python_multiprocessing_fork_before_cuda(tenants: Tenants, agent: Agents) -> None:
+    """Forked before the first CUDA call, as data loaders and servers do: parent and child both work."""
+    script = (
+        "import os\nfrom cuda_calls import *\n"
+        "pid = os.fork()\n"
+        "kernel = function(start(), b'busy')\n"
+        "for _ in range(5): launch(kernel)\n"
+        "cu('cuCtxSynchronize')\n"
+        "assert pid == 0 or os.waitpid(pid, 0)[1] == 0\n"
+    )
+    with agent(flags=CONTENDED) as broker:  # the parent waits for the child: its turn must not
+        tenants.output(tenants.python(broker, script))
+        assert sorted(client.slot(0, 144).value for client in broker.clients) == [5, 5]
+
+
+def test_use_of_the_gpu_without_a_launch_is_reported(tenants: Tenants, agent: Agents) -> None:
+    """Launches behind the shim's back are seen by their effect (nvshare#11: silence when nothing is intercepted)."""
+    with agent() as broker:
+        process = tenants.client_run(broker, "v2", "bypass", str(tenants.driver), "2.5")
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert "no launch passed the shim" in err
+        assert [m.u32(0) for m in broker.clients[0].of(WARNING)] == [1]
+
+
+def test_program_that_launches_is_not_accused(tenants: Tenants, agent: Agents) -> None:
+    with agent() as broker:
+        process = tenants.client_run(broker, "v2", "rate", "1.5", "10")
+        _, err = process.communicate(timeout=30)
+        assert err == ""
+        assert broker.clients[0].of(WARNING) == []
+
+
+def bad_peer(path: Path, reply: bytes) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(path))
+    listener.listen(8)
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connection.recv(256)
+            fd = os.memfd_create("page")
+            os.ftruncate(fd, 8192)
+            socket.send_fds(connection, [reply], [fd])
+            os.close(fd)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener
+
+
+def test_peer_that_breaks_the_protocol_is_no_agent(tenants: Tenants, agent: Agents, tmp_path: Path) -> None:
+    """Short, with a wrong magic, with a wrong version, with a page that is none: never a crash, always 802."""
+    head = struct.Struct("=IHHQIIQ")
+    good = head.pack(0x434F5445, 1, HELLO_REPLY, 1, 0, 0xFFFFFFFF, 0)
+    replies = [b"short", head.pack(1, 1, HELLO_REPLY, 1, 0, 0, 0).ljust(256, b"\0"),
+               head.pack(0x434F5445, 9, HELLO_REPLY, 1, 0, 0, 0).ljust(256, b"\0"), good.ljust(256, b"\0"),
+               good.ljust(256, b"\0") + b"too long"]
+    script = "from cuda_calls import *\nprint(raw('cuInit', 0))"
+    with agent() as broker:
+        started = []
+        for number, reply in enumerate(replies):
+            path = tmp_path / f"bad{number}.sock"
+            listener = bad_peer(path, reply)
+            started.append((listener, tenants.start(broker, [sys.executable, "-c", script], COTENANT_SOCKET=str(path),
+                                                    PYTHONPATH=str(Path(__file__).parent))))
+        for listener, process in started:
+            out, err = process.communicate(timeout=30)
+            listener.close()
+            assert out.strip() == "802", err
+            assert "protocol version 1" in err
