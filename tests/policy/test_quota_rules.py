@@ -111,6 +111,23 @@ def test_alone_a_tenant_never_stops() -> None:
     assert move.deadline_ns == wake + 250 * MS_NS
 
 
+def test_a_limit_ends_a_lone_turn_in_few_steps() -> None:
+    """The budget shrinks while it is used; extending by what is left of it again and again would never end."""
+    turns = GpuTurns("0", QuotaSettings())
+    turns.join("a", Share(limit=0.6), 0)
+    grant = turns.request("a", 0)[0]
+    moves = 0
+    while (wake := turns.wake_ns()) is not None and wake < 2 * SECOND_NS:
+        out = turns.advance(wake)
+        moves += sum(isinstance(step, Move) for step in out)
+        if any(isinstance(step, Revoke) for step in out):
+            break
+    assert moves <= 4
+    # the credit of 250 ms at 60 % is 150 ms of budget, so the first quota is all there is, and a debt
+    assert turns.turn is not None
+    assert turns.turn.deadline_ns <= grant.deadline_ns + 400 * MS_NS
+
+
 def test_a_newcomer_ends_an_extended_turn_at_once() -> None:
     turns = GpuTurns("0", QuotaSettings())
     turns.join("a", Share(), 0)

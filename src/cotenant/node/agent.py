@@ -17,7 +17,7 @@ from typing import Any
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node import config as configs
-from cotenant.node import processes, state
+from cotenant.node import processes, state, wire
 from cotenant.node.broker import Broker
 from cotenant.node.config import AgentConfig, FileWatch, TenantSpec
 from cotenant.node.control import Caller, ControlServer
@@ -308,6 +308,7 @@ class Agent:
         for session in self.server.sessions:
             if session.welcome:
                 session.page.layout.fail_mode = self.server.fail_mode
+                session.send(wire.pack(wire.Type.PAGE_UPDATE))
         listed = {spec.name for spec in config.tenants}
         for tenant in list(self.registry.tenants.values()):
             if tenant.declared and tenant.name not in listed:

@@ -193,14 +193,22 @@ class Broker:
                     self._send_grant(session, slot, self._wire_epoch, hold.deadline_ns)
                 session.asking.discard(slot)
         if not hold.members:
-            # whoever asked has gone between the request and now
-            del self._holds[step.gpu]
-            self._loop.call_soon(self._give_back, step)
+            # whoever asked has gone between the request and now, or a gang does not use this one of its GPUs
+            self._loop.call_soon(self._give_back_unused, hold, step.gpu)
 
-    def _give_back(self, step: Grant) -> None:
-        if step.tenant in self.turns.gpus[step.gpu].accounts:
-            out = self.turns.release(step.gpu, step.tenant, step.epoch, time.monotonic_ns(), None, "gone")
-            self._obey(out, step.gpu)
+    def _give_back_unused(self, hold: _Hold, gpu: str) -> None:
+        """Return a turn that no process holds, unless the tenant's processes hold their turn on its other GPUs."""
+        elsewhere = any(h.tenant is hold.tenant and h.members for h in self._holds.values())
+        if self._holds.get(gpu) is hold and not hold.members and not elsewhere:
+            self._give_back(hold, gpu)
+
+    def _give_back(self, hold: _Hold, gpu: str) -> None:
+        if self._holds.get(gpu) is not hold:
+            return
+        del self._holds[gpu]
+        if hold.tenant.name in self.turns.gpus[gpu].accounts:
+            out = self.turns.release(gpu, hold.tenant.name, hold.epoch, time.monotonic_ns(), None, "gone")
+            self._obey(out, gpu)
 
     def _send_grant(self, session: Session, slot: int, epoch: int, deadline_ns: int) -> None:
         page = session.page.slots[slot]
@@ -228,6 +236,8 @@ class Broker:
             if epoch is not None:
                 session.page.slots[slot].epoch = 0
                 session.send(wire.pack(wire.Type.TOKEN_REVOKE, {"epoch": epoch}, slot=slot))
+        if not hold.members:
+            self._loop.call_soon(self._give_back, hold, step.gpu)
 
     def _mark_stuck(self, step: Stuck) -> None:
         hold = self._holds.pop(step.gpu, None)
@@ -246,6 +256,8 @@ class Broker:
             return
         machine = self.turns.gpus[gpu]
         contended = machine.contended or machine.claim is not None or hold.tenant.spec.limit < 1.0
+        # one GPU of a gang may be idle while the others work: its turn ends at the deadline, not when one is idle
+        contended = contended and len(hold.tenant.gpus) == 1
         if contended == hold.contended:
             return
         hold.contended = contended

@@ -3,8 +3,8 @@
 Ranks of one collective spin on the GPU until their peers run, so a gang with some of its GPUs only would block both
 itself and whoever has the rest. A gang that comes first in line on one of its GPUs claims all of them: no new turn
 starts there, turns under way end at their quota, and once all are free the gang gets them in one step. Claims of two
-gangs never overlap, so they cannot wait for each other. The price is that a claimed GPU may idle for the rest of its
-neighbour's turn.
+gangs never overlap, so they cannot wait for each other. A claimed GPU that is free already is lent until its neighbour's
+turn ends, if that is at least a minimum quota away; less than that it idles.
 """
 
 from __future__ import annotations
@@ -144,7 +144,15 @@ class NodeTurns:
         out: list[Instruction] = []
         for name, members in self._gangs.items():
             machines = [self.gpus[m] for m in members]
-            if any(m.claim != name or m.turn is not None or name in m.overrun for m in machines):
+            if any(m.claim != name for m in machines):
+                continue
+            held = [m.turn for m in machines if m.turn is not None]
+            if held:
+                until_ns = min(turn.deadline_ns for turn in held)
+                for machine in machines:
+                    out += machine.grant_until(now_ns, until_ns, frozenset(self._gangs))
+                continue
+            if any(name in m.overrun for m in machines):
                 continue
             deadline_ns = now_ns + min(m.quota_ns(name) for m in machines)
             for machine in machines:

@@ -175,6 +175,15 @@ class GpuTurns:
         self._grant_next(now_ns, out, skip)
         return out
 
+    def grant_until(self, now_ns: int, until_ns: int, skip: frozenset[str]) -> list[Instruction]:
+        """Fill the time until a gang gets this claimed GPU with a turn that ends by then, if it is worth one."""
+        out: list[Instruction] = []
+        if self.turn is None and until_ns - now_ns >= self.settings.min_quota_ns:
+            account = self._best(now_ns, skip)
+            if account is not None:
+                self._grant(account, now_ns, min(self.quota_ns(account.name), until_ns - now_ns), out)
+        return out
+
     def stop_turn(self, name: str, now_ns: int, reason: str) -> list[Instruction]:
         """End a tenant's turn early (its gang lost another GPU, or the tenant is being stopped)."""
         out: list[Instruction] = []
@@ -265,7 +274,8 @@ class GpuTurns:
         if yields or turn.account.share.gang:
             return
         deadline_ns = now_ns + int(min(float(turn.quota_ns), turn.account.budget_ns(now_ns)))
-        if deadline_ns > turn.deadline_ns:
+        # a limit's budget shrinks as it is used: steps ever smaller would be messages without end
+        if deadline_ns >= turn.deadline_ns + _margin_ns(turn):
             turn.final = False
             turn.deadline_ns = deadline_ns
             out.append(Move(self.gpu, turn.account.name, turn.epoch, deadline_ns))
