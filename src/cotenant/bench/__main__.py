@@ -1,0 +1,60 @@
+"""`python -m cotenant.bench`: shares and overhead with the standard library alone, for bare GPU machines. Prints JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from cotenant.bench import overhead, shares
+from cotenant.bench.workload import KINDS
+from cotenant.model.errors import InputError, WorkError
+
+
+def _fractions(text: str) -> list[float]:
+    return [float(part) / 100.0 for part in text.split(",")]
+
+
+def _run(given: argparse.Namespace) -> dict[str, object]:
+    if given.what == "overhead":
+        kinds = tuple(given.workloads.split(","))
+        return overhead.measure(gpus=given.gpus, workloads=kinds, pairs=given.pairs, block_s=given.block_s)
+    requests = _fractions(given.requests)
+    limits = _fractions(given.limits) if given.limits else [1.0] * len(requests)
+    return shares.measure(
+        requests,
+        limits,
+        given.seconds,
+        gpus=given.gpus,
+        quota_ms=given.quota_ms,
+        work_in_flight_ms=given.work_in_flight_ms,
+    )
+
+
+def main() -> int:
+    """Parse, run, print one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m cotenant.bench")
+    parser.add_argument("what", choices=("shares", "overhead"))
+    parser.add_argument("--gpus", default="soft")
+    parser.add_argument("--requests", default="30,70", help="percent")
+    parser.add_argument("--limits", default="", help="percent")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--quota-ms", type=float, default=100.0)
+    parser.add_argument("--work-in-flight-ms", type=float)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--block-s", type=float, default=0.2)
+    parser.add_argument("--workloads", default=",".join(KINDS))
+    given = parser.parse_args()
+    try:
+        print(json.dumps(_run(given)))
+    except InputError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    except WorkError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
