@@ -190,12 +190,17 @@ def _pace(w: World, job: int) -> float:
 
 @inlined
 def _moved(alloc: Allocation, progress: Array, old_entry: Array, job: int) -> bool:
-    moved = alloc.job[job].count != progress[job].old_count
+    """Whether a running job holds other GPUs than after the last decision; the order of its nodes means nothing."""
+    count = alloc.job[job].count
+    moved = count != progress[job].old_count
     if not moved:
         a, b = alloc.job[job].first, progress[job].old_first
-        for i in range(alloc.job[job].count):
-            if alloc.entry[a + i].node != old_entry[b + i].node or alloc.entry[a + i].gpus != old_entry[b + i].gpus:
-                moved = True
+        for i in range(count):
+            node, gpus = alloc.entry[a + i].node, alloc.entry[a + i].gpus
+            found = node == old_entry[b + i].node and gpus == old_entry[b + i].gpus
+            for k in range(0 if found else count):
+                found = found or (node == old_entry[b + k].node and gpus == old_entry[b + k].gpus)
+            moved = moved or not found
     return moved
 
 
@@ -205,20 +210,17 @@ def _tell_running(w: World, now: float, job: int, moved: bool) -> None:
     progress, level = w.run.job, w.alloc.job[job].level
     old = progress[job].old_level
     progress[job].iteration_s = _pace(w, job)
+    if progress[job].started and (moved or old == NOT_RUNNING):
+        progress[job].debt_s += w.options.resume_cost_s
     if old == NOT_RUNNING:
         reason = R_RESERVED if w.jobs[job].rank == RESERVED_PRIORITY else R_IN_ORDER
-        if progress[job].started:
-            progress[job].debt_s += w.options.resume_cost_s
         _tell(w, now, job, RESUME if progress[job].started else START, reason, HOLDS)
         progress[job].started = True
         progress[job].told_waiting = False
     elif moved and w.options.record_moves:
-        progress[job].debt_s += w.options.resume_cost_s
         _tell(w, now, job, MOVE, R_REPLACED, HOLDS)
     elif level != old:
         _tell(w, now, job, RESIZE, R_GAVE_WAY if level != IDEAL else R_GOT_IDEAL, HOLDS)
-    elif moved:
-        progress[job].debt_s += w.options.resume_cost_s
 
 
 @inner
