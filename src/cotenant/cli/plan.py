@@ -58,6 +58,9 @@ def plan(
     report: Annotated[
         str | None, typer.Option(help="CSV of every scenario's outcome, bound and time.", rich_help_panel=SETS)
     ] = None,
+    repeats: Annotated[
+        int, typer.Option(help="Decide each scenario so often and report the least time.", rich_help_panel=SETS)
+    ] = 1,
     out: Annotated[
         str | None, typer.Option(help="Where the plan (JSON), plans or scenarios (CSV) go.", rich_help_panel=OUTPUT)
     ] = None,
@@ -80,7 +83,8 @@ def plan(
     if scenarios is not None:
         from cotenant.cli.plan_sets import plan_set
 
-        plan_set(scenarios, profile, gpus or 4, find_planner(planner or DEFAULT_PLANNER), limit_s, out, report, as_json)
+        spec = find_planner(planner or DEFAULT_PLANNER)
+        plan_set(scenarios, profile, gpus or 4, spec, limit_s, out, report, as_json, repeats)
         return
     problem, default_planner = _problem(services, tasks, sim_config, device_config, profile, gpus, what_if or [])
     if headroom is not None and not 1 <= headroom <= 100:

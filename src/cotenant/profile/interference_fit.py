@@ -80,8 +80,8 @@ def read_pairs(path: str | Path) -> list[Pair]:
                 values = [_number(row[c], path, reader.line_num, c) for c in COLUMNS]
                 if values[6] <= 0 or values[7] <= 0:
                     raise InputError("times must be positive", file=path, line=reader.line_num)
-                *shares, alone_ms, together_ms = values
-                out.append(Pair(*shares, slowdown=together_ms / alone_ms))
+                l2, dram, own, l2_other, dram_other, other, alone_ms, together_ms = values
+                out.append(Pair(l2, dram, own, l2_other, dram_other, other, together_ms / alone_ms))
     except OSError as error:
         raise InputError(f"cannot read: {error.strerror}", file=path) from None
     return out

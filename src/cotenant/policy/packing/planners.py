@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from cotenant.policy.packing.tables import Gpus, build_tables, new_state
 SEED = 0x9E3779B97F4A7C15
 SMALL = 64  # services or GPUs up to which feasibility is searched for; above, plans are built in one pass
 COVERED = 12  # services up to which patterns are enumerated
+LOOKS = 400  # places tried for one service, the latest opened GPUs first
 GRID = math.log(1.01)  # feasibility is decided at rates rounded up to a geometric grid, see _covers
 TRIES, EXACT_TRIES = 600, 60_000
 WIDEN = np.array([3.0, 2.0, 1.5, 1.3, 1.2, 1.1, 1.05, 1.02, 1.0])
@@ -105,12 +106,11 @@ class Packer:
 
     def _feasible(self, rates: np.ndarray) -> State | None:
         """A packing of all rates, or None."""
-        limit = 1000 if self.small else 40
         A, C, best = self._states
         left = np.zeros(len(rates))
         self._rng[0] = SEED
         if self.spec.climb == 0 or not self.small:
-            return A if search.build(self.tables, A, self._scratch, rates, limit, 1, self._rng, left) else None
+            return A if search.build(self.tables, A, self._scratch, rates, LOOKS, 1, self._rng, left) else None
         need = float(rates.max())
         direction = rates / need
         bound = self.bound(direction)
@@ -120,13 +120,13 @@ class Packer:
             pass
         elif self._climb_pays(len(rates)):
             climbed = search.climb(
-                self.tables, A, self._scratch, C, best, direction, need, bound, self.spec.climb, limit, self._rng
+                self.tables, A, self._scratch, C, best, direction, need, bound, self.spec.climb, LOOKS, self._rng
             )
             if climbed < need:
                 return None
         else:
             return None
-        lean = search.build(self.tables, A, self._scratch, rates, limit, 1, self._rng, left)
+        lean = search.build(self.tables, A, self._scratch, rates, LOOKS, 1, self._rng, left)
         return A if lean and _used(A) <= _used(best) else best
 
     def _climb_pays(self, services: int) -> bool:
@@ -135,24 +135,25 @@ class Packer:
 
     def _covers(self, direction: np.ndarray, need: float, bound: float, out: State) -> bool:
         """Exact cover at the rates rounded up to the grid. Where the search gives up, larger rates on the grid are
-        tried until one is covered or proven not to be: so what is covered is covered for every smaller rate too."""
+        tried until one is covered or proven not to be: so what is covered is covered for every smaller rate too. The
+        exact planner looks at the very rates, longer, and leaves the rest to its solver."""
         table = self.table
         if table is None or len(direction) > 2 * len(self.gpus):
             return False
         chosen = np.full(len(self.gpus), -1, np.int64)
-        tries = EXACT_TRIES if self.spec.exact else TRIES
         k = math.ceil(math.log(need) / GRID - 1e-9)
-        while math.exp(k * GRID) <= bound:
-            demand = direction * (math.exp(k * GRID) * SPARE)
+        size, tries = (need, EXACT_TRIES) if self.spec.exact else (math.exp(k * GRID), TRIES)
+        while size <= bound:
             answer = cover.cover(
-                table.caps, table.kind, table.group, table.limits, table.prices, table.worth, demand, self._counts,
-                chosen, tries,
+                table.caps, table.kind, table.group, table.limits, table.prices, table.worth,
+                direction * (size * SPARE), self._counts, chosen, tries,
             )  # fmt: skip
             if answer == cover.FOUND and self._take(chosen, direction * need * SPARE, out):
                 return True
-            if answer == cover.NONE:
+            if answer == cover.NONE or self.spec.exact:
                 return False
             k += 1
+            size = math.exp(k * GRID)
         return False
 
     def _take(self, chosen: np.ndarray, rates: np.ndarray, out: State) -> bool:
@@ -182,15 +183,20 @@ class Packer:
         search.empty_all(A)
         demand = rates * self.tables.svc["cost"]
         order = np.array(sorted(range(len(rates)), key=lambda s: (-services[s].priority, demand[s])))
-        limit = 1000 if self.small else 40
-        search.fill(self.tables, A, self._scratch, rates, order, limit, 0.0, self._rng, left)
+        search.fill(self.tables, A, self._scratch, rates, order, LOOKS, 0.0, self._rng, left)
         return A
 
     def _kept(self, rates: np.ndarray, start: ServingPlan) -> State | None:
         """The start plan's gpulets with the new rates: seats are raised or lowered in place, then what is missing is
         placed; None when that does not serve everybody."""
-        index = {s.name: i for i, s in enumerate(self.services)}
         A = self._states[0]
+        self._place_as(A, start, {s.name: float(r) for s, r in zip(self.services, rates, strict=True)})
+        return self._mend(A, rates)
+
+    def _place_as(self, A: State, start: ServingPlan, rates: Mapping[str, float], *, own_rates: bool = False) -> None:
+        """Write a plan's gpulets into a state. Seats get their part of the rates, at most as much as each can take, or
+        with `own_rates` what the plan gave them."""
+        index = {s.name: i for i, s in enumerate(self.services)}
         search.empty_all(A)
         capacity = start.capacities()
         for let in start.gpulets:
@@ -204,8 +210,7 @@ class Packer:
             for k, (i, seat) in enumerate(seats):
                 A["svc"][let.gpu, j, k] = i
                 share = let.capacity_rps(seat) / capacity[seat.service]
-                A["rate"][let.gpu, j, k] = rates[i] * min(1.0, share)
-        return self._mend(A, rates)
+                A["rate"][let.gpu, j, k] = seat.rate_rps if own_rates else rates[seat.service] * min(1.0, share)
 
     def _mend(self, A: State, rates: np.ndarray) -> State | None:
         self._rng[0] = SEED
@@ -213,8 +218,7 @@ class Packer:
             return None
         left = np.zeros(len(rates))
         order = np.argsort(-rates * self.tables.svc["cost"], kind="stable")
-        limit = 1000 if self.small else 40
-        lack = search.fill(self.tables, A, self._scratch, rates, order, limit, 0.0, self._rng, left)
+        lack = search.fill(self.tables, A, self._scratch, rates, order, LOOKS, 0.0, self._rng, left)
         return A if lack <= 0 else None
 
     def _extract(self, state: State, services: Sequence[Service], left: np.ndarray) -> ServingPlan:
@@ -249,11 +253,25 @@ class Packer:
             )
         return "no free gpulet keeps its SLO, its neighbours' SLOs and the GPU's memory"
 
+    @cached_property
+    def _seeing(self) -> Packer:
+        """The same planner with open eyes, to set the batches of a blind plan."""
+        spec = replace(self.spec, rules=replace(self.spec.rules, interference=True), cover=False, climb=0)
+        return Packer(spec, self.gpus, self.services)
+
     def _judge(self, plan: ServingPlan, services: Sequence[Service]) -> ServingPlan:
-        """A planner that sees no interference still claims only what holds under it."""
+        """A planner that sees no interference still claims only what holds under it: as it is, or with the batches set
+        anew on the partitions that it chose."""
         wrong = problems(plan, services, self.gpus)
         if not wrong:
             return plan
+        eyes = self._seeing
+        state = eyes._states[0]
+        eyes._place_as(state, plan, {}, own_rates=True)
+        if adjust.settle_all(eyes.tables, state):
+            mended = replace(eyes._extract(state, services, np.zeros(len(services))), planner=self.spec.name)
+            if not problems(mended, services, self.gpus):
+                return mended
         why = "the plan does not hold under interference"
         return replace(plan, left_out=tuple(LeftOut(s.name, s.rate_rps, why) for s in services), notes=tuple(wrong[:5]))
 

@@ -59,16 +59,10 @@ def free_fraction(T: Tables, A: State, g: int) -> tuple[float, int, int]:
 
 
 @inner
-def consumed(T: Tables, t: int, p: int, free: float, lets: int) -> float:
-    """GPU fraction that a new gpulet takes, with what nothing else can use any more."""
-    left = free - T.size[t, p].frac
-    least = INF
-    for i in range(T.size.shape[1]):
-        if T.size[t, i].allowed:
-            least = min(least, T.size[t, i].frac)
-    if lets + 1 >= T.gpu[t].lets or left < least - 1e-9:
-        return free
-    return T.size[t, p].frac + (0.02 if lets == 0 else 0.0)
+def consumed(T: Tables, t: int, p: int, lets: int) -> float:
+    """Part of a GPU that a new gpulet takes: of its SMs or of its number of gpulets, whichever is more. A GPU that is
+    in use already comes a little cheaper."""
+    return max(T.size[t, p].frac, 1.0 / T.gpu[t].lets) + (0.02 if lets == 0 else 0.0)
 
 
 @inner
@@ -133,7 +127,7 @@ def whole_fit(
         for p in range(T.size.shape[1]):
             if not T.size[t, p].allowed or T.size[t, p].frac > free + 1e-9 or T.cap[t, s, p] < r:
                 continue
-            cost = consumed(T, t, p, free, lets) * (1.0 + noise * uniform(rng))
+            cost = consumed(T, t, p, lets) * (1.0 + noise * uniform(rng))
             if cost < best:
                 copy_gpu(A, g, B, SLOT0)
                 tests += 1
@@ -180,7 +174,7 @@ def part_fit(
         for p in range(T.size.shape[1]):
             if not T.size[t, p].allowed or T.size[t, p].frac > free + 1e-9 or T.cap[t, s, p] <= 0.0:
                 continue
-            take = consumed(T, t, p, free, lets)
+            take = consumed(T, t, p, lets)
             if min(r, T.cap[t, s, p]) * T.svc[s].cost / take * (1.0 + noise) <= best:
                 continue
             tests += 1
