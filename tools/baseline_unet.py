@@ -69,11 +69,11 @@ def forward(p, x, stats, training):
         b = norm(n, conv(q, b))
     h = pool(b)
     for q in p["c"]:
-        h = jax.nn.relu(conv(q, h))
+        h = conv(q, h)
     for t, m, d, skip in (("t2", "m2", "d2", b), ("t1", "m1", "d1", a)):
         h = norm(p[m], jnp.concatenate([up(p[t], h), skip], -1))
         for q in p[d]:
-            h = jax.nn.relu(conv(q, h))
+            h = conv(q, h)
     return conv(p["out"], h), seen
 
 

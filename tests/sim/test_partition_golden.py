@@ -58,6 +58,16 @@ def test_whole_static_and_oracle_are_within_two_percent_or_better(shared: Path) 
     assert checked == 21
 
 
+@pytest.mark.parametrize("key", list(TRACES))
+def test_oracle_under_the_public_rules(shared: Path, key: tuple[int, int, int]) -> None:
+    """Everybody restarts at every change, changes need not pay, fewest jobs first: still no worse than theirs."""
+    trace = read(str(shared / f"reference/miso/{TRACES[key]}.csv"), TraceOptions())
+    rules = PartitionRules("oracle", placement="least-loaded", disturb="all", horizon_s=1e9)
+    record, _ = run_partition(trace, cluster(key[0]), rules)
+    theirs = {(8, 100, 60): 1035.52, (8, 1000, 100): 1073.62, (40, 1000, 10): 1302.25}[key]
+    assert summarise(record)["jct_s"]["mean"] <= 1.02 * theirs
+
+
 def test_whole_gpus_are_the_queueing_formula(shared: Path) -> None:
     """Whole GPUs, first come first served: the one policy with a closed recursion to compare with."""
     trace = read(str(shared / "reference/miso/trace_g8_j100_a60_s1.csv"), TraceOptions())

@@ -96,34 +96,28 @@ def replan(
     speeds: (all jobs, kinds) as the policy believes them; downtime_s: (all jobs,). None: they do not fit together.
     """
     rows = list(gpu.jobs)
-    stay_free = not rules.overheads
-    plan = best_partition(
-        geo, speeds[rows], rules.objective, gpu.placements,
-        None if stay_free else downtime_s[rows], rules.horizon_s,
+    if rules.disturb == "all" and rules.overheads:
+        return _all_or_nothing(geo, rules, speeds[rows], gpu, downtime_s[rows])
+    return best_partition(
+        geo, speeds[rows], rules.objective, gpu.placements, downtime_s[rows] if rules.overheads else None,
+        rules.horizon_s,
     )
-    if plan is None or rules.disturb == "moved" or stay_free or not plan.moved:
-        return plan
-    return _all_or_nothing(geo, rules, speeds[rows], gpu, downtime_s[rows], plan)
 
 
 def _all_or_nothing(
-    geo: Geometry, rules: PartitionRules, speeds: np.ndarray, gpu: Tenancy, downtime_s: np.ndarray, plan: PartitionPlan
-) -> PartitionPlan:
+    geo: Geometry, rules: PartitionRules, speeds: np.ndarray, gpu: Tenancy, downtime_s: np.ndarray
+) -> PartitionPlan | None:
     """Under `disturb=all` any change restarts everyone, so the free optimum competes with changing nothing."""
-    free = best_partition(geo, speeds, rules.objective)
+    free = best_partition(geo, speeds, rules.objective, gpu.placements)
     if free is None or any(p is None for p in gpu.placements):
-        return free or plan
+        return free
     now = np.array([speeds[j, geo.kinds.index(p.kind)] for j, p in enumerate(gpu.placements) if p is not None])
     new = np.array([speeds[j, geo.kinds.index(p.kind)] for j, p in enumerate(free.placements)])
-    stop = np.minimum(downtime_s / max(rules.horizon_s, 1e-9), 0.999)
-    if rules.objective == "throughput":
-        pays = (new * (1 - stop)).sum() > now.sum()
-    else:
-        pays = (1 / (new * (1 - stop))).mean() < (1 / now).mean()
-    if pays:
+    new = new * (1 - np.minimum(downtime_s / max(rules.horizon_s, 1e-9), 0.999))
+    if costs(new, rules.objective).sum() < costs(now, rules.objective).sum() - 1e-9:
         return free
     placements = tuple(p for p in gpu.placements if p is not None)
-    return PartitionPlan(placements, plan.objective, plan.cost, ())
+    return PartitionPlan(placements, free.objective, free.cost, ())
 
 
 def cost_table(geo: Geometry, rules: PartitionRules, speeds: np.ndarray) -> np.ndarray:
