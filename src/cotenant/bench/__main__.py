@@ -1,4 +1,4 @@
-"""`python -m cotenant.bench`: shares and overhead with the standard library alone, for bare GPU machines. Prints JSON."""
+"""`python -m cotenant.bench`: shares and overhead with the standard library alone, for bare GPU machines."""
 
 from __future__ import annotations
 
