@@ -184,7 +184,9 @@ static void take_terms(const struct cotenant_hello_reply *terms)
 static void try_to_return(void)
 {
     struct cotenant_hello_reply terms;
-    int fd = cot_wire_introduce(&terms, &page);
+    static bool refused;
+    int fd = cot_wire_introduce(&terms, &page, refused);
+    refused = fd == -2;
     if (fd < 0)
         return;
     take_terms(&terms);
@@ -301,7 +303,7 @@ static int connect_once(void)
     uint64_t give_up = cot_now_ns() + CONNECT_PATIENCE_NS;
     struct cotenant_hello_reply terms;
     int fd;
-    while ((fd = cot_wire_introduce(&terms, &page)) == -1 && getenv(COTENANT_ENV_SOCKET) && cot_now_ns() < give_up)
+    while ((fd = cot_wire_introduce(&terms, &page, false)) == -1 && getenv(COTENANT_ENV_SOCKET) && cot_now_ns() < give_up)
         usleep(20000);
     if (fd < 0) {
         if (fd == -1)

@@ -138,6 +138,26 @@ def build(driver: Path | None = None, *, cache: Path | None = None) -> Path:
     return cached("libcotenant-shim.so", parts, make, cache)
 
 
+def build_nvml(library: Path | None = None, *, cache: Path | None = None) -> Path:
+    """Build libcotenant-nvml.so (SONAME libnvidia-ml.so.1) unless it is there; `library` adds its exports."""
+    _require_machine()
+    source = SOURCES / "nvml_shim.c"
+    exports = set((SOURCES / "nvml_exports.txt").read_text().split())
+    if library is not None:
+        exports |= {name for name in defined_symbols(library, dynamic=True) if name.startswith("nvml")}
+
+    def make(scratch: Path, target: Path) -> None:
+        made, assembly = scratch / "nvml.o", scratch / "nvml_exports.S"
+        run_compiler([*C_FLAGS, "-c", str(source), "-o", str(made)])
+        wrapped = {name for name in defined_symbols(made, dynamic=False) if name.startswith("nvml")}
+        assembly.write_text(stub_assembly(exports, wrapped, "cot_open_nvml"))
+        linking = ["-shared", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,-z,now"]
+        run_compiler([*linking, str(made), str(assembly), "-o", str(target), "-ldl", "-lpthread"])
+
+    parts = [source.read_bytes(), (SOURCES / "stubs.py").read_bytes(), "\n".join(sorted(exports)).encode()]
+    return cached("libcotenant-nvml.so", parts, make, cache)
+
+
 def _is_entry_point(name: str) -> bool:
     return name.startswith("cu") and name[2:3].isupper()
 
@@ -166,21 +186,22 @@ def _loader_cache_path(name: str) -> Path | None:
 
 
 def tenant_environment(
-    socket: Path | str, token: str, driver: Path | str, *, cache: Path | None = None
+    socket: Path | str, token: str, driver: Path | str, *, nvml: Path | None = None, cache: Path | None = None
 ) -> dict[str, str]:
     """What the launcher adds to the environment of a tenant: where things are, never what is allowed.
 
-    `driver` is the real libcuda (find_driver()) or the software GPU's; an LD_PRELOAD that is already set is kept after
-    the shim.
+    `driver` is the real libcuda (find_driver()) or the software GPU's; `nvml` the real libnvidia-ml, found if not given
+    where the driver is a real one. An LD_PRELOAD that is already set is kept after the shims.
     """
     driver = Path(driver).resolve()
+    if nvml is None and driver.name.startswith("libcuda."):
+        nvml = find_driver("libnvidia-ml.so.1")
     preload = [str(build(driver, cache=cache))]
+    environment = {"COTENANT_SOCKET": str(socket), "COTENANT_TOKEN": token, "COTENANT_DRIVER": str(driver)}
+    if nvml is not None:
+        preload.append(str(build_nvml(nvml, cache=cache)))
+        environment["COTENANT_NVML"] = str(nvml.resolve())
     preload += [entry for entry in os.environ.get("LD_PRELOAD", "").split(":") if entry and entry not in preload]
-    environment = {
-        "LD_PRELOAD": ":".join(preload),
-        "COTENANT_SOCKET": str(socket),
-        "COTENANT_TOKEN": token,
-        "COTENANT_DRIVER": str(driver),
-    }
+    environment["LD_PRELOAD"] = ":".join(preload)
     environment.update({name: os.environ[name] for name in PASSED_ON if name in os.environ})
     return environment

@@ -142,7 +142,7 @@ static void wait_for_turn(struct gpu *gpu)
             }
             cot_gate_begin_close(gpu, revoked ? COTENANT_RELEASE_REVOKED : COTENANT_RELEASE_DEADLINE);
             cot_agent_wake_helper();
-        } else if (gpu->state == GATE_CLOSED && cot_agent_is_connected()) {
+        } else if (gpu->state == GATE_CLOSED && cot_agent_is_connected() && !gpu->stale) {
             if (gpu->page_slot->flags & COTENANT_SLOT_UNGATED) {
                 cot_gate_grant(gpu, gpu->page_slot->epoch, COTENANT_NO_DEADLINE);
                 continue;

@@ -56,6 +56,7 @@ static int attach(struct gpu *gpu)
     gpu->page_slot = &cot_agent_page()->slots[gpu->slot];
     gpu->epoch = EPOCH_CLOSED;
     gpu->state = GATE_CLOSED;
+    gpu->stale = false;
     gpu->attached = true;
     pthread_cond_broadcast(&cot_changed);
     pthread_mutex_unlock(&cot_lock);
@@ -140,6 +141,24 @@ void cot_gpu_context_gone(CUdevice device, CUcontext context)
         cot_memory_forget_gpu(gpu);
         cot_memory_release(gpu, COTENANT_MEMORY_CONTEXT, 0);
     }
+}
+
+/* For the NVML shim, which knows a card by its UUID only.  0: the tenant's cap on it and its charge. */
+EXPORT int cotenant_memory_of(const uint8_t uuid[16], uint64_t *limit_bytes, uint64_t *used_bytes)
+{
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (gpus[i].attached && memcmp(gpus[i].uuid.bytes, uuid, sizeof gpus[i].uuid.bytes) == 0)
+            return cot_memory_view(&gpus[i], limit_bytes, used_bytes) ? 0 : -1;
+    struct cotenant_gpu_attach attach = {.ordinal = UINT32_MAX};
+    struct cotenant_message reply;
+    memcpy(attach.uuid, uuid, sizeof attach.uuid);
+    if (cot_agent_connect() != CUDA_SUCCESS ||
+        cot_agent_call(COTENANT_GPU_ATTACH, COTENANT_NO_SLOT, &attach, sizeof attach, &reply) != 0 ||
+        reply.header.status != COTENANT_OK || reply.header.slot >= COTENANT_MAX_GPUS)
+        return -1;
+    struct gpu named = {.attached = true, .slot = reply.header.slot,
+                        .page_slot = &cot_agent_page()->slots[reply.header.slot]};
+    return cot_memory_view(&named, limit_bytes, used_bytes) ? 0 : -1;
 }
 
 void cot_gpus_after_reconnect(void)

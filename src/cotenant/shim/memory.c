@@ -31,6 +31,15 @@ static uint32_t slot_of(const struct gpu *gpu)
     return gpu ? gpu->slot : COTENANT_NO_SLOT;
 }
 
+/* After a lost agent came back, its slot is to be known before anything is said about it. */
+static void wait_until_attached(const struct gpu *gpu)
+{
+    pthread_mutex_lock(&cot_lock);
+    while (gpu && gpu->stale && cot_agent_is_connected() && !cot_exiting())
+        pthread_cond_wait(&cot_changed, &cot_lock);
+    pthread_mutex_unlock(&cot_lock);
+}
+
 /* May bytes more be taken?  Waits for a lost agent if it said so. */
 CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation)
 {
@@ -38,6 +47,7 @@ CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, ui
     struct cotenant_memory ask = {.family = family, .bytes = bytes};
     for (;;) {
         struct cotenant_message reply;
+        wait_until_attached(gpu);
         if (cot_agent_call(COTENANT_MEMORY_RESERVE, slot_of(gpu), &ask, sizeof ask, &reply) == 0) {
             *reservation = reply.body.memory.reservation;
             return reply.header.status == COTENANT_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -59,7 +69,8 @@ void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, u
     *(gpu ? &gpu->held[family] : &host_held) += bytes;
     pthread_mutex_unlock(&memory_lock);
     atomic_store(&unconfirmed, true);
-    cot_agent_send(COTENANT_MEMORY_COMMIT, slot_of(gpu), &done, sizeof done);
+    if (!(gpu && gpu->stale))
+        cot_agent_send(COTENANT_MEMORY_COMMIT, slot_of(gpu), &done, sizeof done);
 }
 
 void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes)
@@ -70,7 +81,8 @@ void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes)
     *held -= bytes < *held ? bytes : *held;
     pthread_mutex_unlock(&memory_lock);
     atomic_store(&unconfirmed, true);
-    cot_agent_send(COTENANT_MEMORY_RELEASE, slot_of(gpu), &back, sizeof back);
+    if (!(gpu && gpu->stale))
+        cot_agent_send(COTENANT_MEMORY_RELEASE, slot_of(gpu), &back, sizeof back);
 }
 
 void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint32_t family)

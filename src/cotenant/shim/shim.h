@@ -52,6 +52,7 @@ struct gpu {
     CUdevice device;
     uint32_t slot;                    /* COTENANT_NO_SLOT until attached */
     bool attached;
+    bool stale;                       /* the agent was lost: not yet attached to the one that came back */
     bool denied;
     struct cu_uuid uuid;
     uint64_t total_bytes;
@@ -245,7 +246,7 @@ extern HIDDEN struct stream cot_no_stream;
 HIDDEN void cot_wire_fill(struct cotenant_message *message, uint16_t type, uint32_t slot, const void *body, size_t bytes);
 HIDDEN int cot_wire_send(int fd, struct cotenant_message *message);
 HIDDEN int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd); /* 1, 0: nothing, -1: lost, -2: broken */
-HIDDEN int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page); /* socket, -1, -2 */
+HIDDEN int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet);
 
 /* ---- agent.c ---- */
 HIDDEN int cot_agent_connect(void); /* 0, or a CUresult to give the program */

@@ -207,6 +207,7 @@ void cot_gates_agent_lost(uint32_t fail_mode) /* with cot_lock */
         if (!gpu->attached)
             continue;
         bool go = fail_mode == COTENANT_FAIL_OPEN;
+        gpu->stale = true;
         gpu->turn_epoch = gpu->page_slot->epoch; /* the page of a lost agent does not change any more */
         gpu->deadline_ns = COTENANT_NO_DEADLINE;
         gpu->state = go ? GATE_OPEN : GATE_CLOSED;

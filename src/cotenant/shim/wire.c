@@ -137,8 +137,22 @@ static void program_name(uint8_t *into, size_t bytes)
 
 DECLARE_REAL(cuDriverGetVersion);
 
-/* One try: connect, HELLO, page.  Returns the socket, -1 if nobody is there, -2 if the agent said no. */
-int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page)
+static void say_why(struct cotenant_message *refusal)
+{
+    if (!refusal)
+        cot_say("the socket's other end does not speak protocol version %u", COTENANT_PROTOCOL_VERSION);
+    else if (refusal->header.type == COTENANT_ERROR) {
+        refusal->body.text.text[sizeof refusal->body.text.text - 1] = 0;
+        cot_say("the agent refused this program: %s", (char *)refusal->body.text.text);
+    } else if (refusal->header.status != COTENANT_OK)
+        cot_say("the agent refused this program (status %u)", refusal->header.status);
+    else
+        cot_say("the agent's page is not one of protocol version %u", COTENANT_PROTOCOL_VERSION);
+}
+
+/* One try: connect, HELLO, page.  Returns the socket, -1 if nobody is there, -2 if the agent said no (and why is said,
+ * unless quiet). */
+int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet)
 {
     int fd = open_socket();
     if (fd < 0)
@@ -165,17 +179,9 @@ int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page 
         close(page_fd);
     if (!good) {
         close(fd);
-        if (got == -1)
-            return -1;
-        message.body.text.text[sizeof message.body.text.text - 1] = 0;
-        cot_say(got != 1                                       ? "the socket's other end does not speak protocol version %s"
-                : message.header.type == COTENANT_ERROR        ? "the agent refused this program: %s"
-                : message.header.status != COTENANT_OK         ? "the agent refused this program%s"
-                                                               : "the agent's page is not one of protocol version %s",
-                got == 1 && message.header.type == COTENANT_ERROR ? (char *)message.body.text.text
-                : got == 1 && message.header.status != COTENANT_OK ? ""
-                                                                   : "1");
-        return -2;
+        if (got != -1 && !quiet)
+            say_why(got == 1 ? &message : NULL);
+        return got == -1 ? -1 : -2;
     }
     *terms = message.body.hello_reply;
     return fd;

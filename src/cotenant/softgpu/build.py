@@ -16,7 +16,7 @@ def build(*, cache: Path | None = None) -> Path:
     It has a name of its own and is never found as libcuda.so.1: a tenant gets it as its driver only when the launcher
     says so.
     """
-    sources = sorted(SOFT_SOURCES.glob("*.c"))
+    sources = [path for path in sorted(SOFT_SOURCES.glob("*.c")) if path.name != "soft_nvml.c"]
     texts = [path.read_bytes() for path in (*sources, *sorted(SOFT_SOURCES.glob("*.h")), SOURCES / "cuda_abi.h")]
 
     def make(scratch: Path, target: Path) -> None:
@@ -25,3 +25,16 @@ def build(*, cache: Path | None = None) -> Path:
         run_compiler([*C_FLAGS, *linking, *map(str, sources), "-o", str(target), "-ldl", "-lpthread"])
 
     return cached(LIBRARY, texts, make, cache)
+
+
+def build_nvml(*, cache: Path | None = None) -> Path:
+    """Path of the software GPU's small stand-in for NVML, built if need be."""
+    sources = [SOFT_SOURCES / "soft_nvml.c", SOFT_SOURCES / "state.c"]
+    texts = [path.read_bytes() for path in (*sources, *sorted(SOFT_SOURCES.glob("*.h")), SOURCES / "cuda_abi.h")]
+
+    def make(scratch: Path, target: Path) -> None:
+        del scratch
+        linking = ["-shared", "-Wl,-Bsymbolic", "-Wl,-soname,libcotenant-softnvml.so"]
+        run_compiler([*C_FLAGS, *linking, *map(str, sources), "-o", str(target), "-lpthread"])
+
+    return cached("libcotenant-softnvml.so", texts, make, cache)

@@ -68,8 +68,7 @@ EXPORT CUresult cuDeviceGetUuid_v2(struct cu_uuid *uuid, CUdevice device)
     CHECK_READY();
     if (!is_device(device))
         return CUDA_ERROR_INVALID_DEVICE;
-    memcpy(uuid->bytes, "cotenant softgpu", 16);
-    uuid->bytes[8] = (uint8_t)('0' + device);
+    soft_uuid(device, uuid->bytes);
     return CUDA_SUCCESS;
 }
 

@@ -52,7 +52,9 @@ struct soft_state {
 };
 
 uint64_t soft_now_ns(void);
-int soft_attach(void); /* maps the state, takes a process entry; 0 or a CUresult */
+int soft_map(void);    /* maps the state; 0 or a CUresult */
+int soft_attach(void); /* and takes a process entry */
+void soft_uuid(int device, uint8_t uuid[16]);
 struct soft_state *soft_state(void);
 uint64_t soft_reserve(int device, uint64_t not_before_ns, uint64_t length_ns); /* end of the span */
 bool soft_take_memory(int device, uint64_t bytes);

@@ -112,21 +112,35 @@ static struct soft_process *take_entry(void)
     return NULL;
 }
 
+int soft_map(void)
+{
+    if (state)
+        return CUDA_SUCCESS;
+    int fd = open_state();
+    if (fd < 0)
+        return CUDA_ERROR_NO_DEVICE;
+    void *mapped = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (mapped == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    state = mapped;
+    found(state);
+    return CUDA_SUCCESS;
+}
+
+void soft_uuid(int device, uint8_t uuid[16])
+{
+    memcpy(uuid, "cotenant softgpu", 16);
+    uuid[8] = (uint8_t)('0' + device);
+}
+
 int soft_attach(void)
 {
     if (self && self_pid == getpid())
         return CUDA_SUCCESS;
-    if (!state) {
-        int fd = open_state();
-        if (fd < 0)
-            return CUDA_ERROR_NO_DEVICE;
-        void *mapped = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        close(fd);
-        if (mapped == MAP_FAILED)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        state = mapped;
-        found(state);
-    }
+    int result = soft_map();
+    if (result != CUDA_SUCCESS)
+        return result;
     soft_reap();
     self = take_entry();
     self_pid = getpid();

@@ -1,0 +1,132 @@
+/* A small stand-in for NVML over the software GPU's shared state: enough to ask which cards there are and what is used
+ * on them. */
+#include <stdio.h>
+#include <string.h>
+
+#include "softgpu.h"
+
+enum { NVML_SUCCESS = 0, NVML_ERROR_UNINITIALIZED = 1, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_UNKNOWN = 999 };
+
+static bool ready;
+
+static int index_of(void *device)
+{
+    return (int)((uintptr_t)device - 1);
+}
+
+EXPORT int nvmlInit_v2(void)
+{
+    ready = soft_map() == CUDA_SUCCESS;
+    return ready ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
+}
+
+EXPORT int nvmlShutdown(void)
+{
+    return NVML_SUCCESS;
+}
+
+EXPORT const char *nvmlErrorString(int error)
+{
+    return error == NVML_SUCCESS ? "Success" : "Error of the software GPU";
+}
+
+EXPORT int nvmlSystemGetDriverVersion(char *text, unsigned length)
+{
+    snprintf(text, length, "software");
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetCount_v2(unsigned *count)
+{
+    if (!ready)
+        return NVML_ERROR_UNINITIALIZED;
+    *count = soft_state()->device_count;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device)
+{
+    if (!ready)
+        return NVML_ERROR_UNINITIALIZED;
+    if (index >= soft_state()->device_count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *device = (void *)(uintptr_t)(index + 1);
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetName(void *device, char *name, unsigned length)
+{
+    (void)device;
+    snprintf(name, length, "Cotenant Software GPU");
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetUUID(void *device, char *text, unsigned length)
+{
+    uint8_t uuid[16];
+    soft_uuid(index_of(device), uuid);
+    size_t used = (size_t)snprintf(text, length, "GPU-");
+    for (int i = 0; i < 16 && used < length; i++)
+        used += (size_t)snprintf(text + used, length - used, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                                 uuid[i]);
+    return NVML_SUCCESS;
+}
+
+struct memory_v1 {
+    uint64_t total, free, used;
+};
+
+struct memory_v2 {
+    uint32_t version;
+    uint64_t total, reserved, free, used;
+};
+
+EXPORT int nvmlDeviceGetMemoryInfo(void *device, struct memory_v1 *memory)
+{
+    if (!ready)
+        return NVML_ERROR_UNINITIALIZED;
+    soft_reap();
+    memory->total = soft_state()->memory_bytes;
+    memory->used = soft_used_memory(index_of(device));
+    memory->free = memory->used < memory->total ? memory->total - memory->used : 0;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory)
+{
+    struct memory_v1 plain;
+    int result = nvmlDeviceGetMemoryInfo(device, &plain);
+    if (result == NVML_SUCCESS) {
+        memory->total = plain.total;
+        memory->free = plain.free;
+        memory->used = plain.used;
+        memory->reserved = 0;
+    }
+    return result;
+}
+
+struct process_info {
+    unsigned pid;
+    unsigned long long used_bytes;
+    unsigned gpu_instance, compute_instance;
+};
+
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process_info *infos)
+{
+    if (!ready)
+        return NVML_ERROR_UNINITIALIZED;
+    unsigned found = 0;
+    soft_reap();
+    for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++) {
+        struct soft_process *process = &soft_state()->processes[i];
+        uint64_t owner = atomic_load(&process->owner), bytes = atomic_load(&process->bytes[index_of(device)]);
+        if (!owner || !bytes)
+            continue;
+        if (infos && found < *count)
+            infos[found] = (struct process_info){(unsigned)(owner >> 32), bytes, UINT32_MAX, UINT32_MAX};
+        found++;
+    }
+    int result = infos && found > *count ? 7 : NVML_SUCCESS; /* 7: the array is too small */
+    *count = found;
+    return result;
+}
