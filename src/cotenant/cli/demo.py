@@ -40,12 +40,12 @@ def demo(
     from cotenant.traces.cluster_files import parse_cluster
     from cotenant.traces.generate import Workload, generate
 
-    check_outputs(out)
-    out.mkdir(parents=True, exist_ok=True)
+    check_outputs(out, holds="report.html")
     profiles = load_profiles()
     cluster = parse_cluster("16x8")
     workload = Workload(jobs=JOBS, load=LOAD, cluster_gpus=cluster.total_gpus, seed=seed)
     drawn = generate(workload, profiles.classes, profiles.iteration_s)
+    out.mkdir(parents=True, exist_ok=True)
     typer.echo(f"{JOBS:,} jobs (seed {seed}) offering {LOAD:.0%} of {cluster.describe()}")
     say_compiling()
     started = time.perf_counter()

@@ -35,10 +35,9 @@ def sweep(
     plan = read_sweep(file, changes or ())
     page = html or out / "report.html"
     check_outputs(out, html, holds="runs")
-    say_compiling()
     try:
         with jobs_progress(f"{plan.title}: runs", len(plan)) as tick:
-            folders = run_sweep(plan, out, file.parent, workers=workers, progress=tick)
+            folders = run_sweep(plan, out, file.parent, workers=workers, progress=tick, on_ready=say_compiling)
     except KeyboardInterrupt:
         print(f"interrupted; finished runs are in {out}, the same command goes on from there", file=sys.stderr)
         raise

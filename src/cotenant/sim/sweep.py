@@ -70,10 +70,17 @@ def compile_once() -> None:
 
 
 def run_sweep(
-    sweep: Sweep, out: Path, base: Path, *, workers: int | None = None, progress: Progress | None = None
+    sweep: Sweep,
+    out: Path,
+    base: Path,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    on_ready: Callable[[], None] | None = None,
 ) -> list[Path]:
     """Run what is not done yet; returns the folders of all runs, in the sweep's order.
 
+    `on_ready()` is called before the first run, if there is one to do; `progress(done, runs)` after each.
     Interrupted (KeyboardInterrupt), finished runs stay, running ones leave nothing, and the next call goes on.
     """
     points = list(sweep.points())
@@ -87,6 +94,8 @@ def run_sweep(
     if progress is not None:
         progress(done, len(points))
     if todo:
+        if on_ready is not None:
+            on_ready()
         compile_once()
         _run_all(todo, base, min(workers or os.cpu_count() or 1, len(todo)), progress, done, len(points))
     with atomic_file(out / "sweep.json") as file:

@@ -151,6 +151,8 @@ def _check_points(sweep: Sweep, path: Path) -> None:
             policy_of(config, profiles)
         for point in sweep.one_at_a_time(CLUSTER):
             cluster = cluster_of(point, path.parent)
+        for point in sweep.one_at_a_time(("seed",)):
+            _whole(point.get("seed", 1), "seed")
         for point in sweep.one_at_a_time(tuple(name for name in TRACE if name != "seed")):
             _check_measure(point, trace_of(_small(point), cluster, profiles, path.parent), path)
     except InputError as error:
@@ -186,18 +188,24 @@ def _small(point: Point) -> Point:
 
 def key_of(point: Point, base: Path) -> str:
     """Name of a point's folder: a hash of its options, of the files they name, and of the program's version."""
-    content = {name: _digest(path) for name, path in _paths(point, base).items()}
+    content = {name: _digest_of(path) for name, path in _paths(point, base).items()}
     text = json.dumps([point, content, version("cotenant")], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-@functools.cache
-def _digest(path: Path) -> str:
+def _digest_of(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        status = path.stat()
+        return _digest(path, status.st_mtime_ns, status.st_size)
     except OSError:
         return ""  # whoever reads it says what is wrong
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(path: Path, mtime_ns: int, size_bytes: int) -> str:
+    """Hash of a file's content, read once as long as its time and size stay as they are."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _paths(point: Point, base: Path) -> dict[str, Path]:

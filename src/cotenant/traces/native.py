@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cotenant.model.work import Trace
+from cotenant.model.errors import InputError
+from cotenant.model.gpus import find_gpu
+from cotenant.model.work import Names, Trace
 from cotenant.traces.files import read_csv, read_parquet
 from cotenant.traces.options import TraceOptions
 from cotenant.traces.table import MAX_SECONDS, Table
@@ -53,5 +55,17 @@ def read_table(table: Table, source: str) -> Trace:
         cpus=table.numbers("cpus", optional=True, above=0),
         memory_bytes=table.numbers("memory_bytes", optional=True, above=0),
         deadline_s=table.numbers("deadline_s", optional=True, least=0, most=MAX_SECONDS),
-        gpu_models=table.texts("gpu_models", optional=True),
+        gpu_models=_known_models(table),
     )
+
+
+def _known_models(table: Table) -> Names:
+    """The GPU models that jobs accept, each a name of the catalog."""
+    texts = table.texts("gpu_models", optional=True)
+    for text in set(texts.tolist()) - {""}:
+        try:
+            for name in text.split("|"):
+                find_gpu(name)
+        except InputError as error:
+            table.fail(int(np.flatnonzero(texts == text)[0]), "gpu_models", error.message)
+    return texts
