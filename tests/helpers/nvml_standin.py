@@ -61,6 +61,7 @@ class Card:
     reset_needed: bool = False
     instances: dict[int, _Instance] = field(default_factory=dict)
     processes: dict[int, int | None] = field(default_factory=dict)
+    mps_clients: list[int] = field(default_factory=list)
     next_id: int = 1
 
 
@@ -170,6 +171,11 @@ class StandIn:
             for pid, where in self.card(handle).processes.items()
         ]
 
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: int) -> list[Any]:
+        if self.old_driver:
+            self.fail("FUNCTION_NOT_FOUND")
+        return [_Info(pid=pid, gpuInstanceId=None) for pid in self.card(handle).mps_clients]
+
     def nvmlDeviceGetGpuInstanceProfileInfo(self, handle: int, index: int, version: int = 2) -> Any:
         if self.old_driver and version == 2:
             self.fail("FUNCTION_NOT_FOUND")
@@ -178,7 +184,10 @@ class StandIn:
             self.fail("NOT_SUPPORTED")
         identity, name, count, mib, sms, slices, _, _ = card.profiles[index]
         values = {
-            "id": identity, "sliceCount": slices, "instanceCount": count, "multiprocessorCount": sms,
+            "id": identity,
+            "sliceCount": slices,
+            "instanceCount": count,
+            "multiprocessorCount": sms,
             "memorySizeMB": mib,
         }
         return _Info(**values, **({"name": name.encode()} if version == 2 else {}))
@@ -236,7 +245,11 @@ class StandIn:
         self.change(f"destroy {instance.id}")
         del card.instances[instance.id]
 
-    def nvmlGpuInstanceGetComputeInstanceProfileInfo(self, handle: Any, index: int, engine: int) -> Any:
+    def nvmlGpuInstanceGetComputeInstanceProfileInfo(
+        self, handle: Any, index: int, engine: int, version: int = 2
+    ) -> Any:
+        if self.old_driver and version == 2:
+            self.fail("FUNCTION_NOT_FOUND")
         card, instance, _ = self.unpack(handle)
         if index != FULL_COMPUTE[card.profiles[instance.index][5]] or engine != 0:
             self.fail("NOT_SUPPORTED")

@@ -156,9 +156,17 @@ def test_failures_of_nvml_become_one_sentence() -> None:
             nvml.find("GPU-ffff")
 
 
+def test_clients_of_an_mps_server_count_as_users() -> None:
+    with Nvml(StandIn(Card(mps_clients=[99]))) as nvml, pytest.raises(WorkError, match="process 99"):
+        mig.apply(nvml, UUID, "3,3")
+
+
 def test_an_old_driver_still_gives_geometry_and_names() -> None:
-    with Nvml(StandIn(old_driver=True)) as nvml:
+    standin = StandIn(old_driver=True)
+    with Nvml(standin) as nvml:
         geo = nvml.geometry(nvml.find("0"))
+        mig.apply(nvml, "0", "4,3")
+    assert placed(standin) == [("MIG 3g.20gb", 4), ("MIG 4g.20gb", 0)]
     assert geo.profiles["3g"].name == "3g.20gb"
     assert geo.profiles["1g"].name == "1g.5gb"
     assert geo.profiles["7g"].name == "7g.40gb"

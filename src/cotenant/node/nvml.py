@@ -151,15 +151,18 @@ class Nvml:
 
     def _profile(self, device: Device, index: int) -> Any | None:
         doing = f"reading the MIG profiles of GPU {device.index}"
+        return self._newest(doing, "nvmlDeviceGetGpuInstanceProfileInfo", device.handle, index)
+
+    def _newest(self, doing: str, function: str, *args: Any) -> Any | None:
+        """A profile by the newest form of the call that the driver has; None where there is no such profile."""
         for version in (2, 1):
             try:
-                return self.call(doing, "nvmlDeviceGetGpuInstanceProfileInfo", device.handle, index, version)
+                return self.call(doing, function, *args, version)
             except NvmlCallError as error:
                 if error.code in ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT", "NVML_ERROR_NOT_FOUND"):
                     return None
-                if version == 1 or error.code not in (
-                    "NVML_ERROR_FUNCTION_NOT_FOUND", "NVML_ERROR_ARGUMENT_VERSION_MISMATCH"
-                ):
+                old = error.code in ("NVML_ERROR_FUNCTION_NOT_FOUND", "NVML_ERROR_ARGUMENT_VERSION_MISMATCH")
+                if version == 1 or not old:
                     raise
         return None
 
@@ -198,15 +201,12 @@ class Nvml:
         """(id, handle) of the compute instances inside a GPU instance, whatever their profile."""
         found = []
         for index in range(8):
-            try:
-                info = self.call(
-                    "reading compute profiles", "nvmlGpuInstanceGetComputeInstanceProfileInfo",
-                    instance, index, SHARED_ENGINES,
-                )
-            except NvmlCallError as error:
-                if error.code in ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT", "NVML_ERROR_NOT_FOUND"):
-                    continue
-                raise
+            info = self._newest(
+                "reading compute profiles", "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, index,
+                SHARED_ENGINES,
+            )
+            if info is None:
+                continue
             array = (self.lib.c_nvmlComputeInstance_t * 8)()
             count = ctypes.c_uint(8)
             self.call(
@@ -246,9 +246,11 @@ class Nvml:
         """Create the compute instance that takes all of a GPU instance."""
         handle = self._instance(device, instance_id)
         doing = f"creating the compute instance of GPU instance {instance_id} on GPU {device.index}"
-        info = self.call(
+        info = self._newest(
             doing, "nvmlGpuInstanceGetComputeInstanceProfileInfo", handle, PROFILES[kind][1], SHARED_ENGINES
         )
+        if info is None:
+            raise WorkError(f"{doing} failed: the driver has no compute profile that fills it")
         self.call(doing, "nvmlGpuInstanceCreateComputeInstance", handle, info.id)
 
     def destroy(self, device: Device, instance_id: int) -> None:
@@ -262,7 +264,12 @@ class Nvml:
     def processes(self, device: Device) -> dict[int, int | None]:
         """Process id -> GPU instance it runs on (None: the whole GPU)."""
         doing = f"listing processes on GPU {device.index}"
-        found = self.call(doing, "nvmlDeviceGetComputeRunningProcesses", device.handle)
+        found = list(self.call(doing, "nvmlDeviceGetComputeRunningProcesses", device.handle))
+        try:  # clients of an MPS server are listed apart
+            found += self.call(doing, "nvmlDeviceGetMPSComputeRunningProcesses", device.handle)
+        except NvmlCallError as error:
+            if error.code not in ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_FUNCTION_NOT_FOUND"):
+                raise
         result: dict[int, int | None] = {}
         for process in found:
             where = getattr(process, "gpuInstanceId", NO_INSTANCE)
