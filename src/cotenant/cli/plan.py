@@ -33,7 +33,7 @@ def plan(
     verify: Annotated[
         bool, typer.Option(help="Simulate the plan and plan for more where requests would be late.")
     ] = True,
-    attainment: Annotated[str, typer.Option(help="SLO attainment that verified plans reach.")] = "99.2%",
+    attainment: Annotated[str, typer.Option(help="SLO attainment that verified plans reach.")] = "99%",
     seed: Annotated[int, typer.Option(help="Seed of the simulated requests.")] = 0,
     time_limit: Annotated[str, typer.Option(help="The exact planner's time for one decision.")] = "30s",
     profile: Annotated[str | None, typer.Option(help="Profile: JSON file or folder.", rich_help_panel=FILES)] = None,

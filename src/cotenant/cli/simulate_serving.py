@@ -98,7 +98,7 @@ def _plan(path: str | None, problem: Problem, planner: str | None, verify: bool,
 
             return read_modellist(path, problem)
         return read_plan(path)
-    target = 0.992 if verify else None
+    target = 0.99 if verify else None
     found = decide(
         problem, find_planner(planner or DEFAULT_PLANNER), problem.headroom, target, False, None, seed + 1_000_003, 30.0
     )

@@ -24,7 +24,7 @@ SMALL = 64  # services or GPUs up to which feasibility is searched for; above, p
 COVERED = 12  # services up to which patterns are enumerated
 LOOKS = 400  # places tried for one service, the latest opened GPUs first
 GRID = math.log(1.01)  # feasibility is decided at rates rounded up to a geometric grid, see _covers
-TRIES, EXACT_TRIES = 600, 60_000
+TRIES, QUICK_TRIES, EXACT_TRIES = 600, 150, 60_000
 WIDEN = np.array([3.0, 2.0, 1.5, 1.3, 1.2, 1.1, 1.05, 1.02, 1.0])
 SPARE = 1 + 3e-6  # rates are met with this to spare, so that rounding never leaves one short
 
@@ -142,8 +142,10 @@ class Packer:
             return False
         chosen = np.full(len(self.gpus), -1, np.int64)
         k = math.ceil(math.log(need) / GRID - 1e-9)
-        size, tries = (need, EXACT_TRIES) if self.spec.exact else (math.exp(k * GRID), TRIES)
+        size = need if self.spec.exact else math.exp(k * GRID)
         while size <= bound:
+            # effort depends on the place in the grid only, never on the rates asked for
+            tries = EXACT_TRIES if self.spec.exact else TRIES if k % 3 == 0 else QUICK_TRIES
             answer = cover.cover(
                 table.caps, table.kind, table.group, table.limits, table.prices, table.worth,
                 direction * (size * SPARE), self._counts, chosen, tries,
