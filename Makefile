@@ -35,6 +35,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing cotenant into $(VENV) (once; about two minutes)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "compiling the simulator (once; about 20 s)"
+	@$(BIN)/python -c 'from cotenant.sim.sweep import compile_once; compile_once()'
 	@touch $(STAMP)
 
 clean:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,13 @@ import platformdirs
 _CONSTANTS = ("policy/arrays.py", "sim/state.py", "model/events.py")
 
 
+FORGET_AFTER_S = 30 * 86400  # code of versions that nobody has used for a month
+
+
 def source_hash() -> str:
-    """Hash of every source that compiled code may come from, of numba, of Python and of the processor's name."""
+    """Hash of every source that compiled code may come from, and of what else makes it: numba, Python, processor, place."""
     package = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()} {platform.machine()}".encode())
+    digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()} {platform.machine()} {package}".encode())
     for folder in ("policy", "sim"):
         for file in sorted((package / folder).rglob("*.py")):
             source = file.read_bytes()
@@ -40,9 +45,13 @@ def _use_cache() -> bool:
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".writable").touch()
+        (folder / ".used").touch()
     except OSError:
         return False  # a read-only home: compile in memory, every time
+    for old in folder.parent.iterdir():
+        used = old / ".used"
+        if used.exists() and time.time() - used.stat().st_mtime > FORGET_AFTER_S:
+            shutil.rmtree(old, ignore_errors=True)
     numba.config.CACHE_DIR = str(folder)
     return True
 
