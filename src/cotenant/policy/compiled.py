@@ -24,7 +24,7 @@ FORGET_AFTER_S = 30 * 86400  # code of versions that nobody has used for a month
 
 
 def source_hash() -> str:
-    """Hash of every source that compiled code may come from, and of what else makes it: numba, Python, processor, place."""
+    """Hash of every source of compiled code and of what else makes it: numba, Python, processor, place."""
     package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()} {platform.machine()} {package}".encode())
     for folder in ("policy", "sim"):
