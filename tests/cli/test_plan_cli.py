@@ -1,0 +1,242 @@
+"""cotenant plan and cotenant simulate SERVICES.yaml, as a person runs them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.cli.main import main
+from cotenant.policy.packing.check import problems
+
+SERVICES = """
+gpus: {count: 4, model: RTX2080Ti}
+mechanism: mps
+partitions: [20%, 40%, 50%, 60%, 80%, 100%]
+replan: {period: 20s, headroom: 1.2}
+services:
+  - {name: cats, model: models/resnet50, rate_rps: 100, slo_ms: 108}
+  - {name: words, model: bert, rate_rps: 60, slo_ms: 22, class: latency-sensitive}
+applications:
+  - {name: traffic, graph: {ssd-mobilenetv1: [googlenet, vgg16]}, rate_rps: 40, slo_ms: 400}
+"""
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Path:
+    path = tmp_path / "services.yaml"
+    path.write_text(SERVICES)
+    return path
+
+
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object) -> tuple[int, str, str]:
+    """(exit code, standard output, standard error) of one command."""
+    monkeypatch.setattr("sys.argv", ["cotenant", *map(str, args)])
+    code: Any = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return int(code or 0), captured.out, captured.err
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda *args: cli(capsys, monkeypatch, *args)
+
+
+def test_plan_then_simulate(run: Any, services: Path, tmp_path: Path) -> None:
+    plan, page, log = tmp_path / "plan.json", tmp_path / "page.html", tmp_path / "log.csv"
+    code, out, _ = run("plan", services, "--out", plan, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["feasible"]
+    assert found["verified"]["holds"]
+    assert set(found["services"]) == {"cats", "words", "traffic:ssd-mobilenetv1", "traffic:googlenet", "traffic:vgg16"}
+    assert all(s["headroom"] >= 1.2 - 1e-6 and s["simulated_attainment"] > 0.99 for s in found["services"].values())
+    code, out, _ = run(
+        "simulate", services, "--plan", plan, "--arrivals", "poisson", "--duration", "30s", "--seed", 3, "--json",
+        "--html", page, "--requests-csv", log,
+    )  # fmt: skip
+    assert code == 0
+    result = json.loads(out)
+    row = result["services"]["cats"]
+    assert set(row) == {"sent", "ok", "late", "dropped", "failed", "p50_ms", "p95_ms", "p99_ms", "slo_attainment"}
+    assert row["sent"] == pytest.approx(3000, rel=0.1)
+    assert result["applications"]["traffic"]["slo_attainment"] > 0.98
+    with log.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == result["requests"]
+    assert sum(r["service"] == "cats" and r["outcome"] == "ok" for r in rows) == row["ok"]
+    text = page.read_text()
+    assert "src=" not in text.split("<script>")[0]
+    assert "traffic:vgg16 (batch" in text
+
+
+def test_simulating_more_than_planned_shows_it(run: Any, services: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    run("plan", services, "--out", plan, "--no-verify")
+    shares = {}
+    for change in ("rate=x1", "rate=x3"):
+        code, out, _ = run("simulate", services, "--plan", plan, "--what-if", change, "--duration", "20s", "--json")
+        assert code == 0
+        shares[change] = json.loads(out)["services"]["cats"]["slo_attainment"]
+    assert shares["rate=x3"] < 0.8 < shares["rate=x1"]
+
+
+def test_fewer_gpus_and_what_if(run: Any, services: Path) -> None:
+    used = {}
+    for change in ("rate=x1", "rate=x1.6"):
+        _, out, _ = run("plan", services, "--min-gpus", "--no-verify", "--what-if", change, "--json")
+        found = json.loads(out)
+        assert found["feasible"]
+        assert found["gpus"] == found["gpus_used"]
+        used[change] = found["gpus_used"]
+    assert used["rate=x1"] <= used["rate=x1.6"]
+    code, out, _ = run("plan", services, "--what-if", "rate=x40", "--json")
+    assert code == 0
+    over = json.loads(out)
+    assert over["proven_infeasible"]
+    assert over["gpulets"]
+    assert "GPUs are needed" in over["left_out"][0]["reason"]
+
+
+def test_moves_from_an_older_plan(run: Any, services: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    run("plan", services, "--out", plan, "--no-verify")
+    _, out, _ = run("plan", services, "--from", plan, "--no-verify", "--json")
+    found = json.loads(out)
+    assert found["disruption"] == 0
+    _, out, _ = run("plan", services, "--from", plan, "--no-verify", "--what-if", "rate.cats=x2", "--json")
+    assert json.loads(out)["disruption"] > 0
+
+
+def test_files_of_the_public_scheduler(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "tasks.csv").write_text("3\n6,100,66,\n7,100,108,\n13,50,22,\n")
+    config = {"GPUs": [{"Type": "2080ti", "Num": 3}], "Max Model": 3, "Part": 1, "Latency Ratio": 1.1,
+              "Interference": 1, "Self Tuning": 0, "Avail_Parts": [100, 80, 60, 50, 40, 20]}  # fmt: skip
+    (tmp_path / "sim-config.json").write_text(json.dumps(config))
+    (tmp_path / "device-config.json").write_text(
+        json.dumps({"device_specs": [{"type": "2080ti", "mem_mb": 11000, "latency_prof_file": "latency.csv"}]})
+    )
+    task_args = ("--tasks", f"glet:{tmp_path / 'tasks.csv'}", "--sim-config", tmp_path / "sim-config.json")
+    files = {n: tmp_path / f"out-{n}" for n in ("modellist", "tasks", "sim-config", "device-config")}
+    code, out, _ = run(
+        "plan", *task_args, "--device-config", tmp_path / "device-config.json", "--json",
+        *(x for n, p in files.items() for x in (f"--write-{n}", p)),
+    )  # fmt: skip
+    assert code == 0
+    found = json.loads(out)
+    assert found["planner"] == "gpulet-interference"
+    assert found["feasible"]
+    assert files["tasks"].read_text() == "3\n6,100,66,\n7,100,108,\n13,50,22,\n"
+    assert json.loads(files["sim-config"].read_text())["GPUs"] == [{"Type": "2080ti", "Num": 3}]
+    assert json.loads(files["device-config"].read_text())["device_specs"][0]["mem_mb"] == 11000
+    rows = [r.split(",") for r in files["modellist"].read_text().splitlines()]
+    assert {r[3] for r in rows} - {"reserved"} == {"googlenet", "resnet50", "bert"}
+
+    from cotenant.config_glet import read_modellist, read_problem
+
+    names = ("tasks.csv", "sim-config.json", "device-config.json")
+    problem, planner = read_problem(*(tmp_path / n for n in names))
+    assert planner == "gpulet-interference"
+    again = read_modellist(files["modellist"], problem)
+    assert again.capacities() == pytest.approx({n: s["capacity_rps"] for n, s in found["services"].items()}, rel=1e-6)
+    # six decimals of a duty cycle may round below the work; nothing else may be wrong
+    assert all("ms of work" in p for p in problems(again, problem.services, problem.gpus))
+
+
+def test_scenario_sets(run: Any, tmp_path: Path) -> None:
+    code, _, _ = run("plan", "scenarios", "--like", "ladder", "--out", tmp_path / "all.csv")
+    assert code == 0
+    lines = (tmp_path / "all.csv").read_text().splitlines()
+    few = [x for x in lines if x.startswith(("scenario", "scen2-01", "scen2-15"))]
+    (tmp_path / "few.csv").write_text("\n".join(few) + "\n")
+    code, out, _ = run(
+        "plan", "--scenarios", tmp_path / "few.csv", "--gpus", 4, "--out", tmp_path / "p.csv", "--report",
+        tmp_path / "r.csv", "--json",
+    )  # fmt: skip
+    assert code == 0
+    found = json.loads(out)
+    assert (found["scenarios"], found["claimed"], found["proven_infeasible"]) == (20, 10, 10)
+    assert set(found["decision_ms"]) == {"median", "max"}
+    with (tmp_path / "p.csv").open() as file:
+        assert len({r["scenario"] for r in csv.DictReader(file)}) == 10
+
+
+GPUS = "gpus: {count: 2, model: RTX2080Ti}\n"
+ONE = "services: [{name: a, model: resnet50, rate_rps: 10, slo_ms: 100}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (GPUS + "services: [{name: a, model: resnet50, rate_rps: 10, slo_ms: 5}]", "below"),
+        (GPUS + "services: [{name: a, model: resnet50, rate_rps: 0, slo_ms: 100}]", "services.0.rate_rps"),
+        (GPUS + "services: [{name: a, model: resnet50, rate_rps: .nan, slo_ms: 100}]", "services.0.rate_rps"),
+        (GPUS + "services: [{name: a, model: resnet9000, rate_rps: 1, slo_ms: 100}]", "absent"),
+        (GPUS + "partitions: [120%]\n" + ONE, "partitions"),
+        (GPUS + "partitions: [35%]\n" + ONE, "no partition 35%"),
+        ("gpus: {count: 2, model: B200}\n" + ONE, "no serving profile for GPU type 'B200'"),
+        (GPUS + "mechanism: mig\n" + ONE, "no MIG slices"),
+        (GPUS + "mechanism: magic\n" + ONE, "mechanism"),
+        (GPUS + "applications: [{name: x, graph: {vgg16: [resnet50], resnet50: [vgg16]}, rate_rps: 1, slo_ms: 900}]",
+         "cycle"),
+        (GPUS + "applications: [{name: x, graph: race, rate_rps: 1, slo_ms: 900}]", "known: game, traffic"),
+        (GPUS + ONE.replace("}]", "}, {name: a, model: bert, slo_ms: 22}]"), "twice"),
+        (GPUS + "services: [", "not YAML"),
+        (GPUS, "no services"),
+        (ONE, "either gpus or cluster"),
+        ("- a\n", "needs gpus and services"),
+    ],
+)  # fmt: skip
+def test_wrong_files_are_one_sentence(run: Any, tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    code, out, err = run("plan", path, "--json")
+    assert (code, out) == (2, "")
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ((), "give SERVICES.yaml"),
+        (("none.yaml",), "cannot read"),
+        (("FILE", "--planner", "best"), "known: temporal"),
+        (("FILE", "--what-if", "rate=lots"), "is no change"),
+        (("FILE", "--what-if", "rate.dogs=2"), "is no service"),
+        (("FILE", "--gpus", "0"), "serve nothing"),
+        (("FILE", "--from", "FILE"), "not JSON"),
+        (("FILE", "--attainment", "120%"), "over 100%"),
+        (("--tasks", "tasks.csv"), "glet:TASKS.csv"),
+        (("scenarios", "--like", "all"), "known: gpulet-1023"),
+        (("--scenarios", "none.csv"), "cannot read"),
+    ],
+)
+def test_wrong_options_are_one_sentence(run: Any, services: Path, args: tuple[str, ...], says: str) -> None:
+    code, _, err = run("plan", *(services if a == "FILE" else a for a in args))
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--arrivals", "sometimes"), "not an arrival process"),
+        (("--duration", "0s"), "not positive"),
+        (("--hold", "2"), "between 0 and 1"),
+        (("--plan", "none.json"), "cannot read the plan"),
+        (("--arrivals", "trace:disb:none.json"), "cannot read"),
+    ],
+)
+def test_wrong_simulations_are_one_sentence(run: Any, services: Path, args: tuple[str, ...], says: str) -> None:
+    code, _, err = run("simulate", services, "--no-verify", *args)
+    assert code == 2
+    assert says in err
