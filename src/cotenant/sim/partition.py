@@ -36,6 +36,8 @@ class PartitionEngine(Enforcer):
                 self.schedule()
             elif what == "free":
                 self.schedule()
+                if self.gpus[subject].revisit:
+                    self.after_departure(self.gpus[subject])
             self.steps += 1
         return self.log
 
@@ -57,6 +59,7 @@ class PartitionEngine(Enforcer):
 
     def after_departure(self, gpu: GpuState) -> None:
         """Give the freed part to those who stay where that pays; reset an empty GPU to the whole instance."""
+        gpu.revisit = False
         if gpu.mode is not Mode.MIG:
             return
         if self.rules.policy == "static":
@@ -69,7 +72,7 @@ class PartitionEngine(Enforcer):
             if plan is not None and plan.moved:
                 self.apply(gpu, gpu.jobs, plan)
         elif self.rules.repartitions:
-            self.clock.at(gpu.busy_until, "free", gpu.index)
+            gpu.revisit = True  # its layout is changing right now: look again when that is done
 
     # ---- admission
 

@@ -23,7 +23,10 @@ class Mode(IntEnum):
 
 @dataclass
 class GpuState:
-    """One GPU. `instances` exist on it; `place` says which of them a job holds; busy until its layout has changed."""
+    """One GPU. `instances` exist on it; `place` says which of them a job holds; busy until its layout has changed.
+
+    `draining`: a gang waits for it. `revisit`: a job left while it was busy.
+    """
 
     index: int
     node: int
@@ -34,6 +37,7 @@ class GpuState:
     busy_until: float = 0.0
     version: int = 0
     draining: bool = False
+    revisit: bool = False
 
 
 @dataclass
