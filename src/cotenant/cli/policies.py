@@ -14,6 +14,7 @@ def policy_lists() -> dict[str, dict[str, str]]:
     """Kind of policy -> name -> what it does, from the lists that the code itself uses."""
     from cotenant.policy.allotment import ALLOTMENTS
     from cotenant.policy.ordering import ORDERINGS
+    from cotenant.policy.packing.specs import PLANNERS
     from cotenant.policy.partition.decide import POLICIES
     from cotenant.policy.placement import PLACEMENTS
 
@@ -22,6 +23,7 @@ def policy_lists() -> dict[str, dict[str, str]]:
         "allotment": {name: entry[1] for name, entry in ALLOTMENTS.items()},
         "placement": {name: entry[1] for name, entry in PLACEMENTS.items()},
         "policy": dict(POLICIES),
+        "planner": {name: planner.help for name, planner in PLANNERS.items()},
     }
 
 
