@@ -188,10 +188,11 @@ def gittins_table(gpu_seconds: Array, points: int = 512) -> tuple[Array, Array]:
     X over the sample `gpu_seconds` and D over the sample's later values.
     """
     sample = np.sort(np.asarray(gpu_seconds, dtype=np.float64))
-    attained = np.unique(np.concatenate([[0.0], np.quantile(sample, np.linspace(0, 1, points))]))
+    # values of the sample, not between them: next to one, the index is a quotient of two roundings
+    ends = np.unique(np.quantile(sample, np.linspace(0, 1, points), method="lower"))
+    attained = np.unique(np.concatenate([[0.0], ends]))
     index = np.zeros(len(attained))
     sums = np.concatenate([[0.0], np.cumsum(sample)])
-    ends = np.unique(np.quantile(sample, np.linspace(0, 1, points)))
     below_end = np.searchsorted(sample, ends, side="right")
     for i, a in enumerate(attained):
         first = int(np.searchsorted(sample, a, side="right"))
