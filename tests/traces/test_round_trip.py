@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cotenant.model.errors import InputError
+from cotenant.model.gpus import CATALOG
 from cotenant.model.work import Jobs
 from cotenant.traces.registry import read_trace
 from cotenant.traces.write import write_native
@@ -20,6 +21,7 @@ positive = st.floats(min_value=1e-6, max_value=1e10, allow_nan=False)
 stated = st.one_of(st.just(math.nan), positive)
 word = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=8).map(str.strip)
 gpus = st.one_of(st.integers(1, 64).map(float), st.floats(min_value=0.001, max_value=0.999))
+accepted = st.lists(st.sampled_from(sorted(CATALOG)), max_size=3, unique=True).map("|".join)
 
 
 @st.composite
@@ -45,7 +47,7 @@ def job_lists(draw: st.DrawFn) -> Jobs:
         cpus=column(stated),
         memory_bytes=column(stated),
         deadline_s=column(stated),
-        gpu_models=column(word),
+        gpu_models=column(accepted),
     )
 
 
