@@ -296,6 +296,31 @@ def test_a_process_that_does_not_read_is_dropped_alone(agent: AgentProcess) -> N
         assert "messages unread" in agent.said()
 
 
+def test_a_flood_of_silent_connections_shuts_nobody_else_out(agent: AgentProcess) -> None:
+    """One process may have 32 connections that have not introduced themselves; they end after ten seconds."""
+    code = (
+        "import socket, sys, time; held = []\n"
+        "for _ in range(200):\n"
+        "    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]); held.append(s)\n"
+        "print('flooding', flush=True); time.sleep(30)"
+    )
+    socket_path = str(agent.folder / "agent.sock")
+    process = subprocess.Popen([sys.executable, "-c", code, socket_path], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"flooding\n"
+        wait_for(lambda: agent.call("status")["refused_connections"] == 168)
+        assert agent.call("status")["connections"] == 32
+        with agent.client() as launcher:
+            good = FakeShim(agent.folder, register(launcher, "good")["token"])
+            good.attach(gpu_uuid(0))
+            good.take()
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: agent.call("status")["connections"] <= 1, 2.0)
+
+
 def test_control_clients_that_talk_nonsense_get_an_answer(agent: AgentProcess) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
         raw.connect(str(agent.folder / "control.sock"))

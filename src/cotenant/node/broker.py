@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cotenant.node.tenants import Tenant
 
 _REASONS = {Reason.DEADLINE: "released", Reason.REVOKED: "released", Reason.IDLE: "idle", Reason.EXIT: "exit"}
+SAFETY_NS = 1_000_000_000
 LATE_REPORT_NS = 20_000_000  # how far back a release may say that its work ended
 
 
@@ -283,6 +284,8 @@ class Broker:
     def _wake(self, gpu: str) -> None:
         del self._timers[gpu]
         now_ns = time.monotonic_ns()
+        # a fault in one decision must not be the last one on this GPU
+        self._timers[gpu] = (now_ns + SAFETY_NS, self._loop.call_later(SAFETY_NS / 1e9, self._wake, gpu))
         wake_ns = self.turns.wake_ns(gpu)
         if wake_ns is not None and wake_ns <= now_ns:
             self._obey(self.turns.advance(gpu, now_ns), gpu)

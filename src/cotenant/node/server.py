@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from cotenant.node.wire import BadMessageError, FailMode, SlotFlag, Status
 MAX_SESSIONS = 8192
 MAX_SESSIONS_PER_TENANT = 1024
 MESSAGES_PER_WAKE = 16
+MAX_STRANGERS = 32
 HELLO_WITHIN_S = 10.0
 CONTEXT_RESERVE_BYTES = 512 << 20
 
@@ -49,6 +51,7 @@ class ShimServer:
         self.loop = asyncio.get_running_loop()
         self.sessions: set[Session] = set()
         self.refused_connections = 0
+        self._strangers: Counter[int] = Counter()  # connections without HELLO, by process
         self._on_idle_tenant = on_idle_tenant
         self._numbers = time.monotonic_ns() // 1000
         self._socket: socket.socket | None = None
@@ -93,8 +96,13 @@ class ShimServer:
             if len(self.sessions) >= MAX_SESSIONS:
                 self._turn_away(connection, Status.TOO_MANY, f"this agent already serves {MAX_SESSIONS} processes")
                 continue
+            peer = processes.peer_of(connection)
+            if self._strangers[peer.pid] >= MAX_STRANGERS:
+                self._turn_away(connection, Status.TOO_MANY, "this process has too many connections without HELLO")
+                continue
+            self._strangers[peer.pid] += 1
             self._numbers += 1
-            session = Session(self, connection, processes.peer_of(connection), self._numbers)
+            session = Session(self, connection, peer, self._numbers)
             self.sessions.add(session)
             self.loop.add_reader(connection, self._readable, session)
             self.loop.call_later(HELLO_WITHIN_S, self._hello_due, session)
@@ -135,6 +143,10 @@ class ShimServer:
                 session.fail(error.status, str(error))
                 self.close(session, str(error))
                 return
+            except Exception as error:  # a fault of ours ends this connection, not the agent
+                session.fail(Status.INTERNAL, "the agent failed on this message")
+                self.close(session, f"the agent failed on its message: {error!r}")
+                return
 
     def bind(self, session: Session, token: str) -> Tenant:
         """The tenant a process belongs to: by its launcher's token, else by ancestry. BadMessageError: none."""
@@ -156,10 +168,20 @@ class ShimServer:
                 Status.TOO_MANY, f"tenant {tenant.name} already has {MAX_SESSIONS_PER_TENANT} processes"
             )
         session.process = processes.key_of(peer.pid)
+        self._known(session)
         session.pidfd = processes.pidfd(session.process)
         if session.pidfd is not None:
             self.loop.add_reader(session.pidfd, self.close, session, "")
         return tenant
+
+    def _known(self, session: Session) -> None:
+        """The process has introduced itself, or has gone: it is no stranger any more."""
+        if not session.stranger:
+            return
+        session.stranger = False
+        self._strangers[session.peer.pid] -= 1
+        if self._strangers[session.peer.pid] <= 0:
+            del self._strangers[session.peer.pid]
 
     def close(self, session: Session, why: str) -> None:
         """End a connection: its turns, requests and memory are free from here on."""
@@ -173,6 +195,7 @@ class ShimServer:
             self.loop.remove_reader(session.pidfd)
         if why:
             self.log(f"process {session.peer.pid} (user {session.peer.uid}) is disconnected: {why}")
+        self._known(session)
         if session.welcome:
             tenant = session.tenant
             tenant.sessions.remove(session)

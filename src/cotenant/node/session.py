@@ -34,6 +34,7 @@ class Session:
         self.process = ProcessKey(peer.pid, 0)
         self.program = ""
         self.welcome = False
+        self.stranger = True
         self.closed = False
         self.slots: dict[int, str] = {}  # slot -> GPU UUID
         self.asking: set[int] = set()
