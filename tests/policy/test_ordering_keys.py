@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 
 from cotenant.policy.arrays import JOB
 from cotenant.policy.choice import JobPolicy
+from cotenant.policy.compiled import bare
 from cotenant.policy.ordering import ORDERINGS, gittins_table, key, sort_jobs
+
+
+@bare
+def _sort(order: Any, n: int, jobs: Any, scratch: Any) -> None:
+    sort_jobs(order, n, jobs, scratch)  # kernels only call it from kernels
 
 
 def test_gittins_index_of_two_equally_likely_sizes() -> None:
@@ -51,7 +58,7 @@ def test_sort_is_by_rank_then_key_then_number(values: list[tuple[int, int]], ran
     jobs["key"] = [v[1] for v in values]
     order = np.arange(n)
     random.shuffle(order)  # type: ignore[attr-defined]
-    sort_jobs.py_func(order, n, jobs, np.zeros(n, np.int64))
+    _sort(order, n, jobs, np.zeros(n, np.int64))
     assert order.tolist() == sorted(range(n), key=lambda j: (-values[j][0], values[j][1], j))
 
 

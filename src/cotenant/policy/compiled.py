@@ -72,7 +72,8 @@ jit: Any = numba.njit(cache=CACHED, nogil=True)
 _BARE: Any = {"cache": CACHED, "nogil": True, "no_cfunc_wrapper": True, "_nrt": False}
 # functions that Python calls
 bare: Any = numba.njit(**_BARE)
-# functions that only kernels call: without the wrapper that unpacks Python's arguments, which is most of their code
+# functions that only kernels call: without the wrapper that unpacks Python's arguments, which is most of their code.
+# Called from Python they crash; a test calls them from a function of its own under `bare`.
 inner: Any = numba.njit(**_BARE, no_cpython_wrapper=True)
 # for small functions on the hot path: a call passes every array of its tuples, which costs more than the work
 inlined: Any = numba.njit(**_BARE, no_cpython_wrapper=True, inline="always")
