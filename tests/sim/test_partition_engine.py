@@ -90,6 +90,12 @@ def test_costs_of_measuring_by_hand() -> None:
     assert ends[1] in (pytest.approx(start + (70 - 30 * mps) / 0.7), pytest.approx(start + (70 - 30 * mps) / 0.6))
 
 
+def test_measuring_a_job_alone_by_hand() -> None:
+    """MPS on 14, launched 19, measured for 30 s on half the GPU (0.65), reconfigured 53, launched again 58."""
+    data = build([(10, 100, 1)], gpus=1)
+    assert finish(data, rules("miso-perfect", profile_sole=True)) == [pytest.approx(58 + 100 - 30 * 0.65)]
+
+
 def test_no_overheads_makes_everything_free() -> None:
     for policy in ("whole", "oracle", "miso-perfect"):
         assert finish(build([(10, 100, 1)]), rules(policy, overheads=False)) == [110.0]

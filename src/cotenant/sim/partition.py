@@ -122,7 +122,8 @@ class PartitionEngine(Enforcer):
         if index is None:
             return False
         gpu = self.gpus[index]
-        if self.rules.profiles and (gpu.jobs or self.rules.profile_sole) and self.must_measure([*gpu.jobs, job]):
+        sole = self.rules.profile_sole and not self.known[job]
+        if self.rules.profiles and (self.must_measure([*gpu.jobs, job]) if gpu.jobs else sole):
             self.begin_profile(gpu, job)
             return True
         tenancy = self.tenancy(gpu)
