@@ -164,3 +164,6 @@ def test_the_demo_shows_six_policies_and_writes_a_page(tmp_path: Path) -> None:
         assert policy in page
     assert "http://" not in page.split("<body", 1)[0]
     assert len([path for path in out.iterdir() if path.is_dir()]) == 6
+    events = (out / "las-tune" / "events.parquet").read_bytes()
+    assert cotenant("demo", "--out", out, "--seed", 2).code == 0  # again into the same folder
+    assert (out / "las-tune" / "events.parquet").read_bytes() == events

@@ -1,0 +1,149 @@
+"""`cotenant sweep`: every combination, the same bytes however often it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from command import command, cotenant
+
+FILE = """\
+title: Small sweep
+jobs: 40
+cluster: 2x8
+load: [0.7, 1.2]
+ordering: [fifo, srtf]
+allotment: tune
+seed: [1, 2]
+"""
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file of a sweep's runs, and its list of them."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "report.html"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(sweep file, finished sweep); also brings the kernels into the cache."""
+    folder = tmp_path_factory.mktemp("sweep")
+    file = folder / "small.yaml"
+    file.write_text(FILE)
+    assert cotenant("sweep", file, "--out", folder / "out", "--workers", 2).code == 0
+    return file, folder / "out"
+
+
+def test_every_combination_is_a_run(undisturbed: tuple[Path, Path]) -> None:
+    file, out = undisturbed
+    again = cotenant("sweep", file, "--out", out, "--json")
+    assert (again.code, again.err) == (0, "")
+    answer = json.loads(again.out)
+    assert answer["title"] == "Small sweep"
+    assert len(answer["runs"]) == 2 * 2 * 2
+    seen = {(run["options"]["load"], run["options"]["ordering"], run["seed"]) for run in answer["runs"]}
+    assert seen == {(load, name, seed) for load in (0.7, 1.2) for name in ("fifo", "srtf") for seed in (1, 2)}
+    assert len({run["label"] for run in answer["runs"]}) == 8
+    assert all(run["jobs_completed"] == 40 for run in answer["runs"])
+    listed = json.loads((out / "sweep.json").read_text())
+    assert listed["axes"] == {"load": ["0.7", "1.2"], "ordering": ["fifo", "srtf"], "seed": ["1", "2"]}
+    assert [run["path"] for run in answer["runs"]] == [str(out / run["folder"]) for run in listed["runs"]]
+    assert (out / "report.html").stat().st_size > 100_000
+
+
+def test_a_run_of_a_sweep_is_the_same_as_simulate(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    _, out = undisturbed
+    trace = tmp_path / "t.csv"
+    drawn = ("--jobs", 40, "--load", 1.2, "--cluster", "2x8", "--seed", 2, "--out", trace)
+    assert cotenant("trace", "generate", *drawn).code == 0
+    single = ("--trace", trace, "--cluster", "2x8", "--ordering", "srtf", "--out", tmp_path / "run")
+    assert cotenant("simulate", *single).code == 0
+    runs = json.loads((out / "sweep.json").read_text())["runs"]
+    folder = next(out / r["folder"] for r in runs if (r["load"], r["ordering"], r["seed"]) == (1.2, "srtf", 2))
+    for name in ("jobs.parquet", "events.parquet", "rounds.parquet"):
+        assert (folder / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+
+
+def test_set_goes_over_the_file(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    file, _ = undisturbed
+    changes = ("--set", "load=0.5", "--set", "ordering=[las]", "--set", "seed=[3,4]")
+    result = cotenant("sweep", file, "--out", tmp_path / "out", *changes, "--json")
+    runs = json.loads(result.out)["runs"]
+    assert {(r["options"]["load"], r["options"]["ordering"]) for r in runs} == {(0.5, "las")}
+    assert [r["seed"] for r in runs] == [3, 4]
+
+
+def test_paths_are_relative_to_the_file_and_a_changed_trace_runs_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    (folder / "t.csv").write_text("id,arrival_s,gpus,duration_s\na,0,1,600\nb,300,1,600\n")
+    file = folder / "s.yaml"
+    file.write_text("trace: native:t.csv\ncluster: 1x8\nallotment: proportional\nordering: [fifo, las]\n")
+    first = json.loads(cotenant("sweep", file, "--out", tmp_path / "out", "--json").out)
+    assert [run["jct_s"]["mean"] for run in first["runs"]] == [600.0, 600.0]
+    (folder / "t.csv").write_text("id,arrival_s,gpus,duration_s\na,0,1,900\nb,300,1,900\n")
+    second = json.loads(cotenant("sweep", file, "--out", tmp_path / "out", "--json").out)
+    assert [run["jct_s"]["mean"] for run in second["runs"]] == [900.0, 900.0]
+
+
+def runs_in(out: Path) -> list[Path]:
+    return [path for path in (out / "runs").glob("*") if not path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill"])
+def test_a_stopped_sweep_goes_on_where_it_stopped(
+    undisturbed: tuple[Path, Path], tmp_path: Path, how: signal.Signals
+) -> None:
+    file, whole = undisturbed
+    out = tmp_path / "out"
+    # as from a terminal: Ctrl-C goes to the whole process group
+    run = subprocess.Popen(
+        command("sweep", file, "--out", out, "--workers", 1), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 240
+    while not runs_in(out) and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    if how is signal.SIGINT:
+        os.killpg(run.pid, how)
+    else:
+        run.kill()
+    _, said = run.communicate(timeout=120)
+    while _alive(run.pid) and time.monotonic() < deadline:  # the group: the workers end with their parent
+        time.sleep(0.05)
+    assert not _alive(run.pid)
+    if how is signal.SIGINT:
+        assert run.returncode == 130
+        assert "Traceback" not in said
+        assert "goes on from there" in said
+        assert not list((out / "runs").glob(".*"))
+    kept = {path.name: (path / "events.parquet").stat().st_mtime_ns for path in runs_in(out)}
+    assert 1 <= len(kept) < 8, "the sweep ended before it could be stopped"
+    assert not (out / "sweep.json").exists()
+    assert all((path / "run.json").exists() for path in runs_in(out))
+
+    assert cotenant("sweep", file, "--out", out).code == 0
+    assert tree(out) == tree(whole)
+    assert {name: (out / "runs" / name / "events.parquet").stat().st_mtime_ns for name in kept} == kept
+
+
+def _alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_failing_run_stops_the_sweep_with_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("jobs: 20\ncluster: 1x4\nload: [0.5, 0.9]\ngpu_mix: 1:50,8:50\n")
+    result = cotenant("sweep", file, "--out", tmp_path / "out")
+    assert result.code == 2
+    assert "Traceback" not in result.err
+    assert not list((tmp_path / "out").rglob("*.part-*"))
