@@ -26,6 +26,7 @@ LOOKS = 400  # places tried for one service, the latest opened GPUs first
 GRID = math.log(1.01)  # feasibility is decided at rates rounded up to a geometric grid, see _covers
 TRIES, QUICK_TRIES, EXACT_TRIES = 600, 150, 60_000
 WIDEN = np.array([3.0, 2.0, 1.5, 1.3, 1.2, 1.1, 1.05, 1.02, 1.0])
+GUARDS = (1.1, 1.25, 1.4)  # what a planner that sees no interference allows for it
 SPARE = 1 + 3e-6  # rates are met with this to spare, so that rounding never leaves one short
 
 
@@ -93,8 +94,8 @@ class Packer:
         plan = self._extract(state, services, left)
         if proof is not None and not plan.feasible:
             plan = _with_proof(plan, proof)
-        if plan.feasible and self.spec.rules.interference is False:
-            plan = self._judge(plan, services)
+        if plan.feasible and not self.spec.rules.interference:
+            return self._guarded(plan, rates, services)
         return plan
 
     def bound(self, rates: np.ndarray) -> float:
@@ -195,9 +196,11 @@ class Packer:
         self._place_as(A, start, {s.name: float(r) for s, r in zip(self.services, rates, strict=True)})
         return self._mend(A, rates)
 
-    def _place_as(self, A: State, start: ServingPlan, rates: Mapping[str, float], *, own_rates: bool = False) -> None:
+    def _place_as(
+        self, A: State, start: ServingPlan, rates: Mapping[str, float], *, own: float | None = None
+    ) -> None:
         """Write a plan's gpulets into a state. Seats get their part of the rates, at most as much as each can take, or
-        with `own_rates` what the plan gave them."""
+        `own` times what the plan gave them."""
         index = {s.name: i for i, s in enumerate(self.services)}
         search.empty_all(A)
         capacity = start.capacities()
@@ -212,7 +215,8 @@ class Packer:
             for k, (i, seat) in enumerate(seats):
                 A["svc"][let.gpu, j, k] = i
                 share = let.capacity_rps(seat) / capacity[seat.service]
-                A["rate"][let.gpu, j, k] = seat.rate_rps if own_rates else rates[seat.service] * min(1.0, share)
+                rate = seat.rate_rps * own if own is not None else rates[seat.service] * min(1.0, share)
+                A["rate"][let.gpu, j, k] = rate
 
     def _mend(self, A: State, rates: np.ndarray) -> State | None:
         self._rng[0] = SEED
@@ -261,15 +265,26 @@ class Packer:
         spec = replace(self.spec, rules=replace(self.spec.rules, interference=True), cover=False, climb=0)
         return Packer(spec, self.gpus, self.services)
 
-    def _judge(self, plan: ServingPlan, services: Sequence[Service]) -> ServingPlan:
+    def _guarded(self, plan: ServingPlan, rates: np.ndarray, services: Sequence[Service]) -> ServingPlan:
+        """A blind plan that holds under interference: for the rates, else for somewhat more than them."""
+        judged = self._judge(plan, services, 1.0)
+        for guard in GUARDS:
+            wider = None if judged.feasible else self._feasible(rates * guard)
+            if wider is None:
+                break
+            again = self._judge(self._extract(wider, services, np.zeros(len(rates))), services, guard)
+            judged = again if again.feasible else judged
+        return judged
+
+    def _judge(self, plan: ServingPlan, services: Sequence[Service], guard: float) -> ServingPlan:
         """A planner that sees no interference still claims only what holds under it: as it is, or with the batches set
-        anew on the partitions that it chose."""
+        anew on the partitions that it chose. `guard`: the factor on the rates that its seats were assigned."""
         wrong = problems(plan, services, self.gpus)
         if not wrong:
             return plan
         eyes = self._seeing
         state = eyes._states[0]
-        eyes._place_as(state, plan, {}, own_rates=True)
+        eyes._place_as(state, plan, {}, own=1.0 / guard)
         if adjust.settle_all(eyes.tables, state):
             mended = replace(eyes._extract(state, services, np.zeros(len(services))), planner=self.spec.name)
             if not problems(mended, services, self.gpus):
