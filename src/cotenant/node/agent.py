@@ -33,6 +33,7 @@ from cotenant.policy.quota import Ended
 WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
 SAVE_WITHIN_S = 0.05
+MAX_DEPARTED = 256
 
 
 def default_folder() -> Path:
@@ -77,6 +78,7 @@ class Agent:
         self.started_ns = time.monotonic_ns()
         self.turn_count = 0
         self.config_fault = ""
+        self.departed: dict[str, list[str]] = {}  # warnings of tenants that have ended, for their launchers
         self.broker: Broker
         self.server: ShimServer
         self._stop = asyncio.Event()
@@ -225,6 +227,9 @@ class Agent:
             self.broker.leave(tenant)
         self.ledger.forget(tenant.name)
         self.registry.remove(tenant)
+        self.departed[tenant.name] = list(tenant.warnings)
+        if len(self.departed) > MAX_DEPARTED:
+            del self.departed[next(iter(self.departed))]
         self.save()
 
     def launcher_gone(self, caller: Caller) -> None:

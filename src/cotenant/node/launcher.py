@@ -126,12 +126,11 @@ def _set_foreground(group: int) -> None:
 
 
 def _report_warnings(folder: Path, name: str) -> None:
-    """Say at the end what the agent noticed about this tenant, if it still knows it."""
+    """Say at the end what the agent noticed about this tenant."""
     try:
         with ControlClient(folder, timeout_s=5.0) as client:
-            rows = [t for t in client.call("list")["tenants"] if t["name"] == name]
+            warnings: list[str] = client.call("warnings", name=name)["warnings"]
     except (WorkError, InputError):
         return
-    for row in rows:
-        for text in row["warnings"]:
-            print(f"cotenant: {name}: {text}", file=sys.stderr)
+    for text in warnings:
+        print(f"cotenant: {name}: {text}", file=sys.stderr)

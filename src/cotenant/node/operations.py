@@ -34,6 +34,7 @@ class Operations:
             "set": self.set_share,
             "stop": self.stop,
             "mechanisms": self.mechanisms,
+            "warnings": self.warnings,
         }
 
     # -- looking ---------------------------------------------------------------------------------------------------
@@ -143,6 +144,12 @@ class Operations:
         if tenant.sessions:
             return "running"
         return "no GPU yet" if tenant.root else "declared"
+
+    async def warnings(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """What was noticed about a tenant, also when it has just ended."""
+        name = str(order.get("name"))
+        tenant = self.agent.registry.tenants.get(name)
+        return {"warnings": list(tenant.warnings) if tenant else self.agent.departed.get(name, [])}
 
     # -- doing -----------------------------------------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ class Session:
 
     def _memory(self, head: wire.Head, data: bytes) -> None:
         family, reservation, size, _used, _limit = wire.body("memory", data)
-        if not Family.PLAIN <= family <= Family.HOST:
+        if not Family.PLAIN <= family <= Family.HOST and head.type != Type.MEMORY_QUERY:
             raise BadMessageError(Status.BAD_MESSAGE, f"memory family {family} is not known")
         if size >> 62:
             raise BadMessageError(Status.BAD_MESSAGE, f"{size} bytes is not an amount of memory")
