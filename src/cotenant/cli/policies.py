@@ -17,6 +17,7 @@ def policy_lists() -> dict[str, dict[str, str]]:
     from cotenant.policy.packing.specs import PLANNERS
     from cotenant.policy.partition.decide import POLICIES
     from cotenant.policy.placement import PLACEMENTS
+    from cotenant.policy.quota import DISCIPLINES
 
     return {
         "ordering": {name: ordering.summary for name, ordering in ORDERINGS.items()},
@@ -24,6 +25,7 @@ def policy_lists() -> dict[str, dict[str, str]]:
         "placement": {name: entry[1] for name, entry in PLACEMENTS.items()},
         "policy": dict(POLICIES),
         "planner": {name: planner.help for name, planner in PLANNERS.items()},
+        "discipline": {entry.name: entry.summary for entry in DISCIPLINES},
     }
 
 
