@@ -13,6 +13,7 @@ from cotenant.model.events import Reason
 from cotenant.policy.allotment import A_OPTIMAL, A_TUNE, allot, relevel
 from cotenant.policy.arrays import ENTRY, IDEAL, NOT_RUNNING, Allocation, Array, Demand
 from cotenant.policy.compiled import bare, inlined, inner
+from cotenant.policy.ordering import Context, order_jobs
 from cotenant.policy.placement import clear, retake
 
 # numba reads enum members as their values only through plain integers
@@ -163,3 +164,22 @@ def decide(
             jobs[job].reason = GPUS_FULL if alloc.used[1] == 0 else NO_CPU_OR_MEMORY
             scratch.failed[typ] = True
     return running
+
+
+# The same two steps for callers in Python: between them a caller may set what the optimal allotment wants.
+
+
+@bare
+def order_at(
+    code: int, now: float, order: Any, n: int, jobs: Array, demand: Demand, context: Context, scratch: Any
+) -> None:
+    """`ordering.order_jobs`, callable from Python."""
+    order_jobs(code, now, order, n, jobs, demand, context, scratch)
+
+
+@bare
+def decide_ordered(
+    order: Any, n: int, jobs: Array, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice, scratch: Scratch
+) -> int:
+    """`decide`, callable from Python."""
+    return int(decide(order, n, jobs, alloc, demand, nodes, choice, scratch))
