@@ -1,6 +1,6 @@
 """Does the shim load under every kind of program, and does it see the launches?  Needs a GPU; writes JSON.
 
-    python tests/gpu/loading.py OUT.json
+    python tests/gpu/loading.py OUT.json [STEP,STEP...]
 
 Uses the tests' small agent (equal turns for all), so that it says something about the shim alone.
 """
@@ -189,6 +189,8 @@ def main() -> None:
             ("two_turns_50", lambda: products_rate(folder, 2, 50, 6)),
             ("overhead", lambda: overhead(folder, 20)),
         ):
+            if len(sys.argv) > 2 and name not in sys.argv[2].split(","):
+                continue
             began = time.monotonic()
             try:
                 steps[name] = step()

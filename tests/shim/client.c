@@ -237,6 +237,25 @@ static void do_bypass(const char *real, double seconds)
     printf("bypassed\n");
 }
 
+/* many KERNELS COUNT: so many different kernels in turn, with three grids each, as a training step launches them */
+static void do_many(int kernels, int count)
+{
+    char image[4096] = "cotenant-soft-module\n";
+    word many, functions[64];
+    for (int i = 0; i < kernels && i < 64; i++)
+        snprintf(image + strlen(image), sizeof image - strlen(image), "k%d %d\n", i, 2000 + 100 * i);
+    must(GET(cuModuleLoadData, 2000)(&many, image), "module");
+    for (int i = 0; i < kernels && i < 64; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "k%d", i);
+        must(GET(cuModuleGetFunction, 2000)(&functions[i], many, name), "function");
+    }
+    for (int i = 0; i < count; i++)
+        must(launch(functions[i % kernels], 1 + i % 3 * 120, 1, 1, 1, 1, 1, 0, (word)0, NULL, NULL), "launch");
+    must(GET(cuCtxSynchronize, 2000)(), "sync");
+    printf("many done\n");
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3)
@@ -266,6 +285,8 @@ int main(int argc, char **argv)
         do_flood((int)a, b);
     else if (strcmp(command, "phases") == 0)
         do_phases(a);
+    else if (strcmp(command, "many") == 0)
+        do_many((int)a, (int)b);
     else if (strcmp(command, "threads") == 0)
         do_threads((int)a, (long)b);
     else if (strcmp(command, "fork") == 0)

@@ -24,7 +24,7 @@ DECLARE_REAL(cuEventRecord);
 DECLARE_REAL(cuEventQuery);
 DECLARE_REAL(cuEventElapsedTime);
 
-static uint32_t corrected_in[1 << COST_BITS]; /* number of the last interval that corrected an entry */
+static uint32_t corrected_in[(1 << COST_BITS) + COST_BESIDE]; /* number of the last interval that corrected an entry */
 static _Atomic uint32_t interval_number;
 
 static struct fence *at(struct ring *ring, uint32_t index)
@@ -35,6 +35,21 @@ static struct fence *at(struct ring *ring, uint32_t index)
 static CUresult query(struct fence *fence)
 {
     return ((CUresult(*)(CUevent))REAL(cuEventQuery))(fence->event);
+}
+
+struct cost *cot_cost_of(uintptr_t key)
+{
+    struct cost *home = cot_cost(key), *empty = NULL;
+    for (struct cost *cost = home; cost < home + COST_BESIDE; cost++) {
+        if (cost->key == key)
+            return cost;
+        if (!cost->key && !empty)
+            empty = cost;
+    }
+    struct cost *cost = empty ? empty : home; /* nowhere free: the one that was here is learned again if it returns */
+    cost->ns = COST_UNKNOWN_NS;
+    cost->key = key;
+    return cost;
 }
 
 void cot_interval_begin(struct thread *t)

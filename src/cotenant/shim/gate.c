@@ -19,7 +19,7 @@ static struct gpu no_gpu = {.page_slot = &no_slot, .epoch = EPOCH_CLOSED, .slot 
 static struct cost *no_log[INTERVAL_LOG];
 static struct thread no_thread = {.gpu = &no_gpu, .stream = &cot_no_stream, .log = no_log, .log_next = no_log};
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec"))) = &no_thread;
-struct cost cot_costs[1 << COST_BITS];
+struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
 
 static pthread_key_t thread_key;
 static pthread_once_t thread_key_once = PTHREAD_ONCE_INIT;
@@ -168,11 +168,11 @@ static bool begin_interval(struct thread *t, int64_t next_ns)
         cot_interval_begin(t);
         return true;
     }
+    cot_fence_resolve(t);
     if (t->log_next > t->log)
         cot_fence_close(t, false);
     else
         cot_interval_begin(t);
-    cot_fence_resolve(t);
     int64_t allowed = (int64_t)gpu->page_slot->inflight_allowed_ns;
     while (!t->ring->stalled && t->ring->newest - t->ring->oldest >= 2 && t->ring->outstanding_ns >= allowed)
         t->ring->stalled = !cot_fence_wait_oldest(t, STALL_PATIENCE_NS) && atomic_load(&cot_captures) == 0;
@@ -200,11 +200,7 @@ enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
         return GATE_PASS;
     if (t->stream->handle != stream)
         t->stream = cot_stream_find(stream, t->context, gpu);
-    struct cost *cost = cot_cost(key);
-    if (cost->key != key) {
-        cost->ns = COST_UNKNOWN_NS;
-        cost->key = key;
-    }
+    struct cost *cost = cot_cost_of(key);
     for (;;) {
         if (cot_exiting())
             return GATE_PASS;

@@ -55,6 +55,7 @@ static int attach(struct gpu *gpu)
     gpu->slot = reply.header.slot;
     gpu->page_slot = &cot_agent_page()->slots[gpu->slot];
     gpu->epoch = EPOCH_CLOSED;
+    gpu->released_epoch = 0;
     gpu->state = GATE_CLOSED;
     gpu->stale = false;
     gpu->attached = true;

@@ -57,6 +57,7 @@ struct gpu {
     struct cu_uuid uuid;
     uint64_t total_bytes;
     uint64_t turn_epoch;              /* of the turn that is open or being closed */
+    uint64_t released_epoch;          /* the last one given back: a late message may still name it */
     uint64_t deadline_ns;
     uint64_t grant_ns;
     uint64_t started_at_grant;
@@ -100,7 +101,7 @@ struct cost {
     uintptr_t key;
     int64_t ns;
 };
-#define COST_BITS 11
+#define COST_BITS 12
 #define COST_FLOOR_NS 4000            /* so that one interval holds fewer than INTERVAL_LOG launches */
 #define COST_UNKNOWN_NS 1000000       /* a new kernel has an interval to itself */
 #define INTERVAL_NS 1000000
@@ -140,7 +141,8 @@ struct thread {
 };
 
 extern HIDDEN __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
-extern HIDDEN struct cost cot_costs[1 << COST_BITS];
+#define COST_BESIDE 8
+extern HIDDEN struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
 extern HIDDEN pthread_mutex_t cot_lock; /* gates, connection state, waiting threads */
 
 /* What gate_slow tells the caller. */
@@ -148,10 +150,13 @@ enum gate_answer { GATE_GO = 0, GATE_PASS = 1 /* into a capture, or nothing to e
 
 HIDDEN enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream);
 
+/* Where the hot path looks for a key; it takes the low half, so keys differ there.  cot_cost_of finds or makes the entry,
+ * beside this place when another key has it: such a kernel takes the slow path, but with its own cost. */
 static inline struct cost *cot_cost(uintptr_t key)
 {
-    return &cot_costs[(key * 0x5bd1e995) >> (64 - COST_BITS)];
+    return &cot_costs[((uint32_t)key * 0x9e3779b1u) >> (32 - COST_BITS)];
 }
+HIDDEN struct cost *cot_cost_of(uintptr_t key);
 
 /* The hot path: may the launch go, without a call?  Then it is counted in flight on the GPU that is returned.  NULL: ask
  * cot_gate_slow.  Closing is done by whoever notices first: the helper thread at the deadline, the agent through the

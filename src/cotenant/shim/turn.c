@@ -23,6 +23,8 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* wi
 {
     if (gpu->state == GATE_CLOSING || gpu->state == GATE_DRAINING)
         return; /* the agent is told by the release that is on its way */
+    if (epoch <= gpu->released_epoch && !(gpu->page_slot->flags & COTENANT_SLOT_UNGATED))
+        return; /* a moved deadline that crossed the release in the socket */
     if (gpu->state != GATE_OPEN || gpu->turn_epoch != epoch) {
         gpu->grant_ns = cot_now_ns();
         gpu->started_at_grant = atomic_load(&gpu->started);
@@ -107,6 +109,7 @@ static uint64_t advance_close(struct gpu *gpu, uint64_t now)
     pthread_mutex_lock(&cot_lock);
     report_release(gpu, true, now);
     gpu->state = GATE_CLOSED;
+    gpu->released_epoch = gpu->turn_epoch;
     gpu->page_slot->epoch_seen = 0;
     pthread_cond_broadcast(&cot_changed); /* a thread that waits asks for the next turn */
     pthread_mutex_unlock(&cot_lock);
@@ -122,9 +125,10 @@ static uint64_t advance_open(struct gpu *gpu, uint64_t now)
         gpu->activity_ns = now;
     }
     uint64_t next = now - gpu->activity_ns < LOOK_AGAIN_NS ? PUBLISH_NS : LOOK_AGAIN_NS;
-    bool taken_back = gpu->page_slot->epoch != gpu->turn_epoch && !(flags & COTENANT_SLOT_UNGATED);
+    bool held = !gpu->stale && !(flags & COTENANT_SLOT_UNGATED); /* by an agent that can take it back */
+    bool taken_back = held && gpu->page_slot->epoch != gpu->turn_epoch;
     bool over = gpu->deadline_ns <= now;
-    bool idle = flags & COTENANT_SLOT_CONTENDED && !(flags & COTENANT_SLOT_UNGATED) && gpu->waiting == 0 &&
+    bool idle = held && flags & COTENANT_SLOT_CONTENDED && gpu->waiting == 0 &&
                 now - gpu->activity_ns >= gpu->page_slot->idle_release_ns && started == atomic_load(&gpu->finished) &&
                 cot_streams_drained(gpu);
     if (taken_back || over || idle) {

@@ -21,7 +21,7 @@ typedef CUresult (*cooperative_fn)(CUfunction, word, word, word, word, word, str
 typedef CUresult (*graph_fn)(word, CUstream);
 
 /* One kernel with one width of grid is one kind of work. */
-#define KERNEL_KEY(function, gx) ((uintptr_t)(function) + ((uintptr_t)(gx) << 32))
+#define KERNEL_KEY(function, gx) ((uintptr_t)(function) + ((uintptr_t)(gx) << 20))
 
 /* The wrapper proper holds only the hot path; whatever else is to be done is in a function of its own with the same
  * arguments, which the compiler reaches by a jump. */
