@@ -70,6 +70,7 @@ FILES = {
 
 TRACE = ("simulate", "--trace")
 SIMULATE = ("simulate", "--cluster", "1x8", "--trace", "native:good.csv")
+MISO = ("--policy", "miso", "--default-profile", "gnn_train128")
 # name: (arguments, words that the sentence must have). Paths are relative to a folder with FILES in it
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # traces
@@ -152,6 +153,17 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown record": ((*SIMULATE, "--record", "some"), ("record", "some")),
     "measure backwards": ((*SIMULATE, "--measure", "3-1"), ("measure", "3-1")),
     "measure beyond the trace": ((*SIMULATE, "--measure", "10-20"), ("measure", "3 jobs")),
+    # partition policies
+    "no MIG profile": ((*SIMULATE, "--policy", "miso"), ("good.csv", "model", "res50", "--default-profile")),
+    "GPU without MIG": ((*SIMULATE, *MISO, "--gpu", "T4"), ("gpu", "T4")),
+    "static without a layout": ((*SIMULATE, *MISO, "--policy", "static"), ("layout",)),
+    "layout of nothing": ((*SIMULATE, *MISO, "--policy", "static", "--layout", "9,9"), ("layout", "9")),
+    "unknown objective": ((*SIMULATE, *MISO, "--objective", "fun"), ("objective", "fun")),
+    "unknown disturb": ((*SIMULATE, *MISO, "--disturb", "some"), ("disturb", "some")),
+    "placement of a job policy": ((*SIMULATE, *MISO, "--placement", "first-fit"), ("placement", "first-fit")),
+    "horizon in words": ((*SIMULATE, *MISO, "--horizon", "soon"), ("horizon", "soon")),
+    "negative profile time": ((*SIMULATE, *MISO, "--profile-time", "-4s"), ("profile-time",)),
+    "a gang larger than the MIG cluster": ((*SIMULATE, *MISO, "--cluster", "1x4"), ("good.csv", "gpus", "8")),
     # outputs
     "no folder for the JCT file": ((*SIMULATE, "--jct-csv", "gone/jct.csv"), ("gone/jct.csv",)),
     "no folder for the page": ((*SIMULATE, "--html", "gone/r.html"), ("gone/r.html",)),

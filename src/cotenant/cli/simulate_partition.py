@@ -50,15 +50,18 @@ def run_policy(
     geo = cluster_geometry(cluster, double_memory=partition_options.double_memory)
     trace = load_trace(spec, trace_options)
     mig_jobs(trace, geo, default_profile=options["default_profile"])  # finds what is wrong, and remarks on it
-    if not quiet:
-        from cotenant.cli.progress import say_inputs
-
-        say_inputs(trace, cluster, remarks)
     rules, searched = named_rules(
         trace, cluster, policy, layout=partition_options.layout or "", **options,
         **partition_options.rules(job_options.get("placement")),
     )
-    if searched and not quiet:
+
+    def say() -> None:
+        from cotenant.cli.progress import say_inputs
+
+        say_inputs(trace, cluster, remarks)
         for layout, mean in list(searched.items())[:5]:
             print(f"  static {layout}: mean JCT {mean:,.0f} s", file=sys.stderr)
-    return run_partition(trace, cluster, rules, out=out, label=label, **options)
+
+    return run_partition(
+        trace, cluster, rules, out=out, label=label, on_ready=None if quiet else say, **options
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -146,16 +147,18 @@ def run_partition(
     seed: int = 1,
     default_profile: str | None = None,
     double_memory: bool | None = None,
+    on_ready: Callable[[], None] | None = None,
 ) -> tuple[Record, PartitionOutcome]:
     """Run a trace under a partition policy to its end; the record is in folder `out`, or in memory where None.
 
-    Raises InputError for jobs that cannot run on the cluster.
+    `on_ready()` is called once the input proved right, before anything takes long. Raises InputError for
+    jobs that cannot run on the cluster.
     """
     geo = cluster_geometry(cluster, double_memory=double_memory)
     jobs = mig_jobs(trace.require_jobs(), geo, default_profile=default_profile)
     if rules.policy == "static" and rules.layout:
         _refuse_homeless(trace, geo, jobs, rules)
-    engine, engine_s = _simulate(trace, cluster, geo, jobs, rules, seed)
+    engine, engine_s = _simulate(trace, cluster, geo, jobs, rules, seed, on_ready)
     stuck = np.flatnonzero(np.isnan(engine.work.finish))
     if len(stuck):
         raise WorkError(
@@ -183,7 +186,8 @@ def _refuse_homeless(trace: Trace, geo: Geometry, jobs: MigJobs, rules: Partitio
 
 
 def _simulate(
-    trace: Trace, cluster: Cluster, geo: Geometry, jobs: MigJobs, rules: PartitionRules, seed: int
+    trace: Trace, cluster: Cluster, geo: Geometry, jobs: MigJobs, rules: PartitionRules, seed: int,
+    on_ready: Callable[[], None] | None = None,
 ) -> tuple[PartitionEngine, float]:
     nodes = [n for n, g in enumerate(g for g in cluster.groups for _ in range(g.count)) for _ in range(g.gpus)]
     gpus = np.maximum(np.ceil(trace.jobs.gpus), 1.0)
@@ -203,6 +207,8 @@ def _simulate(
                 np.where(jobs.measured[[job]] > 0, row[None], 0.0), jobs.measured_on, geo
             )[0]
 
+    if on_ready is not None:
+        on_ready()
     warm_up(geo)
     data = PartitionInput(
         geo, nodes, trace.jobs.arrival_s, gpus, jobs.work_s, jobs.launch_s, jobs.speeds, jobs.qos_floor, predict
