@@ -148,12 +148,15 @@ def decide(
     """Plan a problem: {"plan", "verified" (None without), "decision_ms"}."""
     import time
 
+    from cotenant.cli.plan_notice import PACKING, say_compiling_serving
     from cotenant.policy.packing.planners import Packer
     from cotenant.policy.packing.replan import fewest_gpus, renamed
     from cotenant.sim.serving_verify import plan_verified
 
     services, gpus = problem.services, problem.gpus
     rates = [s.rate_rps * headroom for s in services]
+    Packer(spec, gpus, services)  # what is wrong with the input is said before anything is compiled
+    say_compiling_serving(PACKING)
     if min_gpus:
         least = fewest_gpus(spec, gpus, services, rates)
         gpus = gpus.first(least.gpus_used) if least.feasible else gpus

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cotenant.cli.plan_notice import PACKING, say_compiling_serving
 from cotenant.model.errors import InputError
 from cotenant.model.serving import Service
 from cotenant.policy.packing.planners import Packer
@@ -96,6 +97,7 @@ def plan_set(
 
 def _warm(packer: Packer, rates: list[float]) -> Packer:
     """A packer with its tables made and its code compiled, before anything is timed."""
+    say_compiling_serving(PACKING)
     packer.plan(rates)
     return packer
 

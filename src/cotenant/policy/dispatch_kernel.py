@@ -11,11 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from cotenant.policy.compiled import CACHED
-
-inner = njit(cache=CACHED, nogil=True, no_cfunc_wrapper=True)
+from cotenant.policy.compiled import bare
 
 # a service's place on a gpulet: batch is the planned (largest) one; a smaller batch waits until `hold` ms have passed
 SEAT = np.dtype([("svc", "i8"), ("let", "i8"), ("batch", "i8"), ("hold", "f8")], align=True)
@@ -46,7 +43,7 @@ class Desk(NamedTuple):
     ndrops: np.ndarray
 
 
-@inner
+@bare
 def offer(D: Desk, s: int, now: float, deadline: float, tag: int) -> int:
     """Queue a request of service s; its number, or -1 when the queue is full."""
     tail = D.queues[s].tail
@@ -60,7 +57,7 @@ def offer(D: Desk, s: int, now: float, deadline: float, tag: int) -> int:
     return tail
 
 
-@inner
+@bare
 def drop_head(D: Desk, s: int) -> None:
     """Take the first request off a queue and log it as dropped."""
     head = D.queues[s].head
@@ -72,7 +69,7 @@ def drop_head(D: Desk, s: int) -> None:
     D.queues[s].head = head + 1
 
 
-@inner
+@bare
 def batch_now(D: Desk, k: int, now: float) -> int:
     """Size of the batch that seat k should run now, after dropping what is lost; 0 when nothing waits."""
     s = D.seats[k].svc
@@ -93,7 +90,7 @@ def batch_now(D: Desk, k: int, now: float) -> int:
     return 0
 
 
-@inner
+@bare
 def start(D: Desk, i: int, now: float) -> int:
     """Let idle gpulet i take its next batch; the batch's size, 0 when it has nothing to do (`due` says until when)."""
     count = D.lets[i].count
@@ -122,7 +119,7 @@ def start(D: Desk, i: int, now: float) -> int:
     return 0
 
 
-@inner
+@bare
 def idle_let(D: Desk, s: int) -> int:
     """The fastest idle gpulet of service s, -1 when all are busy."""
     for x in range(D.queues[s].first, D.queues[s].first + D.queues[s].count):
@@ -132,7 +129,7 @@ def idle_let(D: Desk, s: int) -> int:
     return -1
 
 
-@inner
+@bare
 def finish(D: Desk, i: int) -> None:
     """Gpulet i has finished its batch."""
     D.lets[i].busy = 0

@@ -13,6 +13,7 @@ from cotenant.metrics.serving import OUTCOMES, request_metrics
 from cotenant.model.errors import InputError
 from cotenant.model.serving import Application, Service, ServingPlan
 from cotenant.policy.dispatch import build_desk
+from cotenant.policy.dispatch_kernel import Desk
 from cotenant.policy.packing.applications import Stage
 from cotenant.profile.latency import ServingProfile
 from cotenant.sim import serving_kernel as kernel
@@ -170,7 +171,7 @@ def _disb(process: Arrivals, name: str, model: str, rate: float, scenario: Scena
 
 
 def _assemble(
-    plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingProfile], desk: kernel.Desk,
+    plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingProfile], desk: Desk,
     times: np.ndarray, what: np.ndarray, clients: np.ndarray, count: int,
 ) -> kernel.Run:  # fmt: skip
     services = scenario.all_services()
@@ -200,15 +201,16 @@ def _assemble(
         np.array([*children, 0], np.int64), instances, np.zeros((len(instances), roots.shape[1]), np.int64), roots,
         np.array([len(stages) for _, stages in apps] or [0], np.int64),
         np.array([app.slo_ms for app, _ in apps] or [0.0]), clients, mates, cost, scale,
+        np.zeros(desk.exec_ms.shape[1], np.int64),
         scenario.interference == "planned", scenario.duration_s * 1000.0,
     )  # fmt: skip
 
 
-def _reserve(desk: kernel.Desk, children: Sequence[int], roots: np.ndarray) -> int:
+def _reserve(desk: Desk, children: Sequence[int], roots: np.ndarray) -> int:
     return len(children) + 1 + roots.shape[1] + desk.exec_ms.shape[1] * (2 + len(children))
 
 
-def _closed_room(scenario: Scenario, desk: kernel.Desk, clients: np.ndarray) -> int:
+def _closed_room(scenario: Scenario, desk: Desk, clients: np.ndarray) -> int:
     """Most requests that closed-loop clients can send: what all seats can run, and one retry per SLO after drops."""
     if len(clients) == 0:
         return 0
@@ -221,7 +223,7 @@ def _closed_room(scenario: Scenario, desk: kernel.Desk, clients: np.ndarray) -> 
 
 
 def _interference(
-    plan: ServingPlan, profiles: Mapping[str, ServingProfile], desk: kernel.Desk
+    plan: ServingPlan, profiles: Mapping[str, ServingProfile], desk: Desk
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mates (L, J), cost (seats, B+1), scale (seats, 2): alpha0 and margin)."""
     lets = plan.gpulets

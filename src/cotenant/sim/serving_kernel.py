@@ -9,12 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from cotenant.policy.compiled import CACHED, jit
+from cotenant.policy.compiled import bare, inner
 from cotenant.policy.dispatch_kernel import Desk, finish, idle_let, offer, start
-
-inner = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 PENDING, OK, LATE, DROPPED, FULL = 0, 1, 2, 3, 4
 
@@ -40,7 +37,8 @@ COST = np.dtype([("lat", "f8"), ("over", "f8"), ("own", "f8"), ("press", "f8")],
 class Run(NamedTuple):
     """All state of a run. tree (2 * leaves): lets first, then clients; cursor: [rows used, next arrival, instances];
     what: service of an arrival, or -1 - application; roots (A, R) first stages, -1 padded; stages (A); slo (A) ms;
-    client_svc (C); mates: other gpulets of a gpulet's GPU (L, J), -1 padded; alpha0, margin (seats)."""
+    client_svc (C); mates: other gpulets of a gpulet's GPU (L, J), -1 padded; alpha0, margin (seats);
+    rows: room for the requests of one batch."""
 
     D: Desk
     tree: np.ndarray
@@ -59,6 +57,7 @@ class Run(NamedTuple):
     mates: np.ndarray
     cost: np.ndarray
     scale: np.ndarray
+    rows: np.ndarray
     planned: bool
     end: float
 
@@ -77,7 +76,7 @@ def set_time(tree: np.ndarray, leaf: int, time: float) -> None:
         node >>= 1
 
 
-@jit
+@bare
 def set_leaf(tree: np.ndarray, leaf: int, time: float) -> None:
     """`set_time` for callers outside compiled code."""
     set_time(tree, leaf, time)
@@ -199,13 +198,12 @@ def complete(R: Run, i: int, now: float) -> None:
     mask = D.ring.shape[1] - 1
     finish(D, i)
     # freed first and started at once: what the batch brings about below arrives after it
-    rows = np.empty(n, np.int64)
     for x in range(n):
-        rows[x] = D.ring[s, (first + x) & mask].tag
+        R.rows[x] = D.ring[s, (first + x) & mask].tag
     started = D.lets[i].started
     kick(R, i, now)
     for x in range(n):
-        row = rows[x]
+        row = R.rows[x]
         R.rec[row].let = i
         R.rec[row].batch = n
         R.rec[row].started = started
@@ -217,7 +215,7 @@ def complete(R: Run, i: int, now: float) -> None:
             advance_app(R, R.rec[row].app, s, now)
 
 
-@jit
+@bare
 def run(R: Run) -> float:
     """Run to the end: arrivals up to `end` ms, then until nothing is left. Returns the time of the last event, or -1
     when the record is full."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.policy.compiled import jit
-from cotenant.policy.packing.kernel import NOWHERE, SLOT0, SLOT1, State, Tables, batch_ms, copy_gpu, inner, room, settle
+from cotenant.policy.compiled import bare, inner, jit
+from cotenant.policy.packing.kernel import NOWHERE, SLOT0, SLOT1, State, Tables, batch_ms, copy_gpu, room, settle
 
 
-@jit
+@bare
 def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
     """Give each GPU the batches of its rates times the largest factor that still settles, then each of its gpulets as
     much more as its neighbours allow: headroom for bursts. The assigned rates stay what they are."""
@@ -42,7 +42,7 @@ def scale_gpu(A: State, B: State, g: int, only: int, factor: float) -> None:
                 A[g, j].rate[k] *= factor
 
 
-@jit
+@bare
 def settle_all(T: Tables, A: State) -> bool:
     """Settle every GPU at its rates; False when one does not."""
     for g in range(A.shape[0]):  # noqa: SIM110 - a generator does not compile
@@ -51,7 +51,7 @@ def settle_all(T: Tables, A: State) -> bool:
     return True
 
 
-@jit
+@bare
 def shrink_to_fit(T: Tables, A: State, B: State) -> bool:
     """Lower the rates of GPUs that do not settle, all seats of one by a common factor, until each does."""
     for g in range(A.shape[0]):

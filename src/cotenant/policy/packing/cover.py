@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.policy.compiled import jit
+from cotenant.policy.compiled import inner, jit
 
 FOUND, NONE, LIMIT = 1, 0, -1
 TOL = 1.0 + 1e-9
 
 
-@jit
+@inner
 def may_fit(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: np.ndarray) -> bool:
     """Whether no price proves that the demand exceeds what GPUs of these counts can serve."""
     for i in range(prices.shape[0]):
@@ -42,7 +42,7 @@ def bound_of(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: 
     return best, at
 
 
-@jit
+@inner
 def open_node(
     caps: np.ndarray, kind: np.ndarray, group: np.ndarray, largest: np.ndarray, price: np.ndarray, rest: np.ndarray,
     counts: np.ndarray, score: np.ndarray,
@@ -62,7 +62,7 @@ def open_node(
                     score[c] += price[other] * min(caps[c, other], rest[other])
 
 
-@jit
+@inner
 def slots_needed(rest: np.ndarray, whole: np.ndarray, beside: np.ndarray) -> int:
     """Half GPUs that the remaining demands need at least: a gpulet beside another is one half, a whole GPU two."""
     total = 0
@@ -75,7 +75,7 @@ def slots_needed(rest: np.ndarray, whole: np.ndarray, beside: np.ndarray) -> int
     return total
 
 
-@jit
+@inner
 def last_gpu(
     caps: np.ndarray, kind: np.ndarray, group: np.ndarray, rest: np.ndarray, counts: np.ndarray
 ) -> int:

@@ -16,9 +16,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
-from cotenant.policy.compiled import CACHED
+from cotenant.policy.compiled import inner
 
 INF = np.inf
 EPS = 1e-9
@@ -27,9 +26,6 @@ SLOT0: Any = np.int64(0)
 SLOT1: Any = np.int64(1)
 SLOT2: Any = np.int64(2)
 NOWHERE: Any = np.int64(-1)
-
-# called from other kernels only: without the wrappers for Python, which cost most of the compile time here
-inner = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 MAX_SEATS = 4

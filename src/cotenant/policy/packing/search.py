@@ -8,8 +8,9 @@ of rates by construction: what is reached on the way to a high rate was reached 
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
-from cotenant.policy.compiled import jit
+from cotenant.policy.compiled import CACHED, bare, inner, jit
 from cotenant.policy.packing.kernel import (
     INF,
     NOWHERE,
@@ -20,13 +21,14 @@ from cotenant.policy.packing.kernel import (
     batch_ms,
     clear_gpu,
     copy_gpu,
-    inner,
     most,
     seat,
     settle,
     spare,
 )
 
+# for functions that make arrays, or call ones that do
+counted = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 STEPS = np.int64(7)  # bisections of a partial rate: 1 % of it
 COARSE = np.int64(4)  # to choose among places
 JUST = 1.0 - 1e-6  # a gpulet's very capacity would miss by rounding
@@ -94,7 +96,7 @@ def raise_seats(T: Tables, A: State, B: State, s: int, r: float) -> float:
     return r
 
 
-@inner
+@counted
 def whole_fit(
     T: Tables, A: State, B: State, s: int, r: float, used: int, limit: int, noise: float, rng: np.ndarray
 ) -> bool:
@@ -139,7 +141,7 @@ def whole_fit(
     return seat(T, A, bg, bj, bp, s, r)
 
 
-@inner
+@counted
 def part_fit(
     T: Tables, A: State, B: State, s: int, r: float, used: int, limit: int, noise: float, rng: np.ndarray
 ) -> float:
@@ -193,7 +195,7 @@ def part_fit(
     return most(T, A, B, bg, bj, bp, s, r, STEPS)
 
 
-@inner
+@counted
 def place(
     T: Tables, A: State, B: State, s: int, r: float, whole: float, limit: int, noise: float, rng: np.ndarray
 ) -> float:
@@ -215,7 +217,7 @@ def place(
     return 0.0
 
 
-@inner
+@counted
 def held(A: State, services: int) -> np.ndarray:
     """(S,) requests/s that each service holds in all."""
     total = np.zeros(services)
@@ -226,7 +228,7 @@ def held(A: State, services: int) -> np.ndarray:
     return total
 
 
-@inner
+@counted
 def order_of(T: Tables, rates: np.ndarray, variant: int, rng: np.ndarray) -> np.ndarray:
     """Services in the order of one of the variants: by demand, by SLO, by rate x SLO, else demand with noise."""
     key = np.empty(rates.shape[0])
@@ -297,7 +299,7 @@ def copy_all(a: State, b: State) -> None:
         copy_gpu(a, g, b, g)
 
 
-@jit
+@bare
 def empty_all(a: State) -> None:
     """Empty every GPU."""
     for g in range(a.shape[0]):
