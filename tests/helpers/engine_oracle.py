@@ -380,10 +380,13 @@ class Oracle:
         return chosen if not left else []
 
     def excess(self, job: Job, node: Node) -> tuple[int, int]:
-        """CPU and memory that a job holds on the node above level down."""
+        """CPU and memory that a job holds on the node above level down; none if it holds less than that anywhere."""
         k = len(job.held.get(node.number, []))
         if not k or job.level == "down" or job.level is None:
             return 0, 0
+        for n in (self.nodes[number] for number in job.held):
+            if any(h < d for h, d in zip(self.amount(job, job.level, n), self.amount(job, "down", n), strict=True)):
+                return 0, 0
         has, down = self.amount(job, job.level, node), self.amount(job, "down", node)
         return k * (has[0] - down[0]), k * (has[1] - down[1])
 
@@ -393,7 +396,7 @@ class Oracle:
         return len(job.held), -cpu, -memory, self.placed.index(job)
 
     def relevel(self, job: Job, level: Level) -> None:
-        """The job to another level on the GPUs it has, where its nodes have the CPU and memory; else as it was."""
+        """The job to another level on the GPUs it has, if all its nodes have the CPU and memory for it."""
         assert job.level is not None
         changes = []
         for number, gpus in job.held.items():

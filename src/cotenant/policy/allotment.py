@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cotenant.policy.arrays import DOWN, IDEAL, NOT_RUNNING, PROPORTIONAL, Allocation, Array, Demand
+from cotenant.policy.arrays import DOWN, GRID, IDEAL, NOT_RUNNING, PROPORTIONAL, Allocation, Array, Demand
 from cotenant.policy.compiled import inlined, inner
 from cotenant.policy.placement import lower_pointers, place, place_inlined
 
@@ -98,6 +98,21 @@ def _before(alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: in
 
 
 @inner
+def _can_give(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int) -> bool:
+    """Whether cutting a running job to DOWN takes more of nothing: a point of the table may hold less on one axis."""
+    level = alloc.job[job].level
+    if level == DOWN or not demand.type[typ].can_shrink:
+        return False
+    if level >= GRID:
+        for e in range(alloc.job[job].first, alloc.job[job].first + alloc.job[job].count):
+            kind = nodes[alloc.entry[e].node].kind
+            has, down = demand.amount[level, typ, kind], demand.amount[DOWN, typ, kind]
+            if has.cpu < down.cpu or has.memory < down.memory:
+                return False
+    return True
+
+
+@inner
 def _reclaim(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, node: int, need_cpu: int, need_memory: int
 ) -> None:
@@ -107,7 +122,7 @@ def _reclaim(
         e = alloc.node[node].head
         while e >= 0:
             job = alloc.entry[e].job
-            if demand.type[jobs[job].type].can_shrink and alloc.job[job].level != DOWN:
+            if _can_give(alloc, demand, nodes, job, jobs[job].type):
                 had = _entry_amount(demand, nodes, jobs[job].type, alloc.job[job].level, node, alloc.entry[e].gpus)
                 has = _entry_amount(demand, nodes, jobs[job].type, DOWN, node, alloc.entry[e].gpus)
                 useful = (need_cpu > 0 and had[0] > has[0]) or (need_memory > 0 and had[1] > has[1])
