@@ -111,6 +111,15 @@ def test_alone_a_tenant_never_stops() -> None:
     assert move.deadline_ns == wake + 250 * MS_NS
 
 
+def test_a_late_broker_does_not_stop_a_lone_tenant() -> None:
+    turns = GpuTurns("0", QuotaSettings())
+    turns.join("a", Share(), 0)
+    grant = turns.request("a", 0)[0]
+    assert isinstance(grant, Grant)
+    (move,) = turns.advance(grant.deadline_ns + 300 * MS_NS)
+    assert isinstance(move, Move)
+
+
 def test_a_limit_ends_a_lone_turn_in_few_steps() -> None:
     """The budget shrinks while it is used; extending by what is left of it again and again would never end."""
     turns = GpuTurns("0", QuotaSettings())

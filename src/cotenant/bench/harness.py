@@ -78,11 +78,14 @@ class Workload:
 class Bench:
     """Context manager: an agent in a folder of its own, and the workloads started through it."""
 
-    def __init__(self, gpus: str, settings: Mapping[str, Any], *, kernel_ns: int = 1_600_000) -> None:
+    def __init__(
+        self, gpus: str, settings: Mapping[str, Any], *, kernel_ns: int = 1_600_000, trace: Path | None = None
+    ) -> None:
         self.gpus = gpus
         self.soft = gpus == "soft"
         self.settings = dict(settings)
         self.kernel_ns = kernel_ns
+        self.trace = trace
         self.backend = "driver" if self.soft or importlib.util.find_spec("torch") is None else "torch"
         self._workloads: list[Workload] = []
         self._clients: list[ControlClient] = []
@@ -97,6 +100,8 @@ class Bench:
         config = self.folder / "agent.json"
         config.write_text(json.dumps(self.settings))
         command = [sys.executable, "-m", "cotenant.node", "--dir", str(self.folder), "--gpus", self.gpus]
+        if self.trace is not None:
+            command += ["--trace", str(self.trace)]
         self.log = open(self.folder / "agent.log", "wb")
         self._agent = subprocess.Popen(
             [*command, "--config", str(config)], stderr=self.log, stdout=self.log, env=self.environment

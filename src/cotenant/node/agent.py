@@ -34,6 +34,7 @@ WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
 SAVE_WITHIN_S = 0.05
 MAX_DEPARTED = 256
+AGENT_NICE = -10
 
 
 def default_folder() -> Path:
@@ -97,6 +98,9 @@ class Agent:
         """Serve until SIGTERM, SIGINT or `stop`. `ready` is called once tenants can connect."""
         self._take_folder()
         _raise_descriptor_limit()
+        with contextlib.suppress(OSError):
+            # while the agent waits for a processor, a GPU waits for the agent
+            os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICE)
         try:
             if self.options.trace is not None:
                 self.trace = TurnTrace(self.options.trace)

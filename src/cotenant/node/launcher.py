@@ -17,6 +17,7 @@ from cotenant.node.config import TenantSpec
 from cotenant.node.tenants import spec_to_dict
 
 KILL_AFTER_S = 10.0
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
 
@@ -57,29 +58,39 @@ def register(client: ControlClient, launch: Launch) -> dict[str, Any]:
 
 
 def run(launch: Launch) -> int:
-    """Run the program to its end. Returns its exit code, 128 + N for signal N, as a shell does."""
+    """Run the program to its end. Returns its exit code, 128 + N for signal N, as a shell does; 124 after a timeout."""
     with ControlClient(launch.folder) as client:
         answer = register(client, launch)
         environment = program_environment(answer)
+        # On a terminal the program stays in our group, so Ctrl-C, Ctrl-Z and fg work as for any program. Elsewhere it
+        # has a group of its own, and signals sent to us alone are passed on to all of it.
+        group = None if _on_terminal() else 0
         try:
-            # a group of its own: `stop` and the timeout reach its children too, and a terminal's Ctrl-C comes once
-            child = subprocess.Popen(launch.command, env=environment, process_group=0)
+            child = subprocess.Popen(launch.command, env=environment, process_group=group)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise InputError(f"{launch.command[0]}: cannot be started: {reason}") from None
-        _give_terminal(child.pid)
         with contextlib.suppress(WorkError):  # it has ended already
             client.call("started", name=answer["name"], pid=child.pid)
-        code = _wait(child, launch.timeout_s)
-    _take_terminal()
+        code = _wait(child, launch.timeout_s, own_group=group == 0, name=answer["name"], folder=launch.folder)
     _report_warnings(launch.folder, answer["name"])
     return code
 
 
-def _wait(child: subprocess.Popen[bytes], timeout_s: float | None) -> int:
+def _on_terminal() -> bool:
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group: bool, name: str, folder: Path) -> int:
     def pass_on(number: int, _frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
+            if own_group:
+                os.killpg(child.pid, number)
+            elif number not in TERMINAL_SIGNALS:  # those the terminal has sent to the program as well
+                child.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in PASSED_SIGNALS}
     try:
@@ -87,12 +98,7 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None) -> int:
             code = child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             print(f"cotenant: the timeout of {timeout_s:g} s is over: stopping the program", file=sys.stderr)
-            os.killpg(child.pid, signal.SIGTERM)
-            try:
-                child.wait(KILL_AFTER_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+            _stop(child, name, folder)
             return 124  # as timeout(1)
     finally:
         for number, handler in before.items():
@@ -100,29 +106,18 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _give_terminal(group: int) -> None:
-    """Make the program's group the terminal's, so that it may read from it."""
-    _set_foreground(group)
-
-
-def _take_terminal() -> None:
-    _set_foreground(os.getpgrp())
-
-
-def _set_foreground(group: int) -> None:
+def _stop(child: subprocess.Popen[bytes], name: str, folder: Path) -> None:
+    """End the program and its children: through the agent, which knows them all, or without it the program itself."""
     try:
-        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return
-    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        with ControlClient(folder, timeout_s=KILL_AFTER_S + 10) as client:
+            client.call("stop", name=name, grace_s=KILL_AFTER_S)
+    except (WorkError, InputError):
+        child.terminate()
     try:
-        if os.tcgetpgrp(terminal) in (os.getpgrp(), group) or group == os.getpgrp():
-            os.tcsetpgrp(terminal, group)
-    except OSError:
-        pass
-    finally:
-        signal.signal(signal.SIGTTOU, before)
-        os.close(terminal)
+        child.wait(KILL_AFTER_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def _report_warnings(folder: Path, name: str) -> None:

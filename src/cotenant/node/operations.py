@@ -245,11 +245,12 @@ class Operations:
         keys = {s.process for s in tenant.sessions if s.process.start_ticks}
         if tenant.root is not None:
             keys.add(tenant.root)
+        keys |= processes.descendants(keys)
         for key in keys:
             _signal(key, signal.SIGTERM, group=key == tenant.root)
 
         def finish() -> None:
-            for key in keys:
+            for key in keys | processes.descendants(keys):
                 _signal(key, signal.SIGKILL, group=key == tenant.root)
 
         asyncio.get_running_loop().call_later(grace_s, finish)
@@ -271,7 +272,7 @@ class Operations:
 
 
 def _signal(key: processes.ProcessKey, number: int, *, group: bool) -> None:
-    """Signal that very process, and its whole group where the launcher made it one."""
+    """Signal that very process, and its whole group where the launcher gave it one."""
     if not processes.alive(key):
         return
     try:

@@ -62,6 +62,23 @@ def ancestors(pid: int, most: int = 64) -> list[int]:
     return found
 
 
+def descendants(roots: set[ProcessKey]) -> set[ProcessKey]:
+    """All living children of these processes, and theirs."""
+    children: dict[int, list[ProcessKey]] = {}
+    for entry in os.listdir("/proc"):
+        fields = _stat_fields(int(entry)) if entry.isdigit() else None
+        if fields:
+            children.setdefault(int(fields[1]), []).append(ProcessKey(int(entry), int(fields[19])))
+    found: set[ProcessKey] = set()
+    queue = [key.pid for key in roots]
+    while queue:
+        for key in children.get(queue.pop(), []):
+            if key not in found and key not in roots:
+                found.add(key)
+                queue.append(key.pid)
+    return found
+
+
 def key_of(pid: int) -> ProcessKey:
     """Name of a live process; start 0 when it cannot be seen."""
     return ProcessKey(pid, start_ticks(pid) or 0)

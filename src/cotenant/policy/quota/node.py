@@ -3,8 +3,8 @@
 Ranks of one collective spin on the GPU until their peers run, so a gang with some of its GPUs only would block both
 itself and whoever has the rest. A gang that comes first in line on one of its GPUs claims all of them: no new turn
 starts there, turns under way end at their quota, and once all are free the gang gets them in one step. Claims of two
-gangs never overlap, so they cannot wait for each other. A claimed GPU that is free already is lent until its neighbour's
-turn ends, if that is at least a minimum quota away; less than that it idles.
+gangs never overlap, so they cannot wait for each other. A claimed GPU that is free already is lent until its
+neighbour's turn ends, if that is at least a minimum quota away; less than that it idles.
 """
 
 from __future__ import annotations

@@ -255,12 +255,11 @@ class GpuTurns:
             else:
                 turn.deadline_ns = due_ns
                 out.append(Move(self.gpu, turn.account.name, turn.epoch, due_ns))
-        elif not turn.final and turn.deadline_ns - _margin_ns(turn) <= now_ns < turn.deadline_ns:
+        elif not turn.final and turn.deadline_ns - _margin_ns(turn) <= now_ns:
+            # also when we are called late: a holder that nobody waits for need not pay for that
             self._end_or_extend(turn, yields, now_ns, out)
         elif now_ns >= turn.deadline_ns + self.settings.grace_ns:
             self._revoke(turn, now_ns, "expired", out)
-        elif now_ns >= turn.deadline_ns:
-            turn.final = True
 
     def _outranks(self, turn: Turn, challenger: Account, now_ns: int) -> bool:
         """Whether the holder, were it to ask again now, would go before the best of those who wait."""
