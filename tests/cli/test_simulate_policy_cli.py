@@ -127,3 +127,23 @@ def test_a_model_without_a_mig_profile_is_refused_or_given_one(call: Any, tmp_pa
                         "gnn_train128", "--json")  # fmt: skip
     assert code == 2
     assert "needs 2 GPUs; the cluster has 1" in err
+
+
+def test_a_generated_trace_like_miso_runs(call: Any, tmp_path: Path) -> None:
+    argv = ("trace", "generate", "--like", "miso", "--jobs", 30, "--gap", "100s", "--seed", 1)
+    code, text, _ = call(*argv)
+    assert code == 0
+    path = tmp_path / "g.csv"
+    path.write_text(text)
+    arrivals = [float(row["arrival_s"]) for row in csv.DictReader(text.splitlines())]
+    gaps = [b - a for a, b in zip([0.0, *arrivals], arrivals, strict=False)]
+    # Poisson-distributed gaps are nearly constant: 50 s for the first third, then 100 s
+    assert all(25 <= g <= 80 for g in gaps[:10])
+    assert all(65 <= g <= 140 for g in gaps[10:])
+    assert call(*argv, "--json")[0] == 2
+    answers = {}
+    for policy in ("whole", "oracle"):
+        code, out, _ = call("simulate", "--trace", f"miso:{path}", "--cluster", "4x1", "--policy", policy, "--json")
+        assert code == 0
+        answers[policy] = json.loads(out)["jct_s"]["mean"]
+    assert answers["oracle"] < answers["whole"]

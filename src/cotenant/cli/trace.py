@@ -88,7 +88,9 @@ def convert(spec: Spec, out: Out, as_json: Json = False, *, trace_options: Trace
 @takes_cluster_options
 def generate(
     jobs: Annotated[int, typer.Option("--jobs", help="How many jobs.")],
-    out: Out,
+    out: Annotated[
+        Text, typer.Option("--out", help="File to write, F.csv or F.parquet. Default: CSV on standard output.")
+    ] = None,
     like: Annotated[str, typer.Option("--like", help="synergy, miso or philly: fills in the rest.")] = "synergy",
     rate: Annotated[Text, typer.Option("--rate", help="Mean arrival rate: 8/h.")] = None,
     gap: Annotated[Text, typer.Option("--gap", help="Mean time between arrivals instead of a rate: 100s.")] = None,
@@ -120,7 +122,10 @@ def generate(
     from cotenant.traces.generate import generate as draw
     from cotenant.traces.write import check_native_name, write_native
 
-    check_native_name(out)
+    if out is not None:
+        check_native_name(out)
+    elif as_json:
+        raise InputError("--json needs --out: without it the trace itself goes to standard output", field="out")
     if gap is not None and rate is not None:
         raise InputError("give --rate or --gap, not both", field="gap")
     pace = parse_rate_per_s(rate, field="rate") if rate is not None else None
@@ -151,6 +156,14 @@ def generate(
         made.append(draw(workload, profiles.classes, profiles.iteration_s))
         return made[0].trace.jobs
 
+    if out is None:
+        import tempfile
+        from pathlib import Path
+
+        with tempfile.TemporaryDirectory() as folder:
+            write_native(f"{folder}/trace.csv", make)
+            sys.stdout.write(Path(folder, "trace.csv").read_text(encoding="utf-8"))
+        return
     write_native(out, make)
     content = {"out": out, **made[0].summary(workload.cluster_gpus), "remarks": remarks}
     if as_json:
