@@ -150,6 +150,40 @@ def test_files_of_the_public_scheduler(run: Any, tmp_path: Path) -> None:
     assert all("ms of work" in p for p in problems(again, problem.services, problem.gpus))
 
 
+def test_autoscaling_over_measured_rates(run: Any, services: Path, tmp_path: Path) -> None:
+    """Flat, five times as much for 100 s, flat again: up at once, down after three wishes in a row."""
+    rates = tmp_path / "rates.csv"
+    rows = [f"{t},{400 if 100 <= t < 200 else 80},40" for t in range(0, 400, 2)]
+    rates.write_text("time_s,cats,words\n" + "\n".join(rows) + "\n")
+    for forecast in ("trend", "ewma"):
+        code, out, _ = run("plan", services, "--gpus", 8, "--autoscale", rates, "--forecast", forecast, "--json")
+        assert code == 0
+        found = json.loads(out)
+        held = [row["held"] for row in found["decisions"]]
+        assert held[0] == held[-1] < max(held)
+        # the one period that nobody could foresee is the jump; the slow mean needs longer
+        assert found["short_periods"] <= (1 if forecast == "trend" else 3)
+        assert found["gpu_seconds"] >= found["gpu_seconds_needed"] - 3 * 20 * max(held)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("time_s,dogs\n0,1\n2,1\n", "dogs is no service"),
+        ("time_s,cats\n0,1\n2,x\n", "not a number"),
+        ("time_s,cats\n0,1\n0,1\n", "equal steps"),
+        ("time_s,cats\n0,1\n", "two rows"),
+        ("time_s,cats\n0,1\n2,1\n", "two periods"),
+    ],
+)
+def test_wrong_rates_are_one_sentence(run: Any, services: Path, tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "rates.csv"
+    path.write_text(text)
+    code, _, err = run("plan", services, "--autoscale", path)
+    assert code == 2
+    assert says in err
+
+
 def test_scenario_sets(run: Any, tmp_path: Path) -> None:
     code, _, _ = run("plan", "scenarios", "--like", "ladder", "--out", tmp_path / "all.csv")
     assert code == 0

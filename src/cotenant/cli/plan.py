@@ -36,6 +36,12 @@ def plan(
     attainment: Annotated[str, typer.Option(help="SLO attainment that verified plans reach.")] = "99%",
     seed: Annotated[int, typer.Option(help="Seed of the simulated requests.")] = 0,
     time_limit: Annotated[str, typer.Option(help="The exact planner's time for one decision.")] = "30s",
+    autoscale: Annotated[
+        str | None, typer.Option(help="CSV of measured rates (time_s, a column per service): GPUs over time.")
+    ] = None,
+    forecast: Annotated[str, typer.Option(help="ewma or trend, for --autoscale.")] = "trend",
+    patience: Annotated[int, typer.Option(help="Decisions in a row that want fewer GPUs, for --autoscale.")] = 3,
+    period: Annotated[str, typer.Option(help="Time between decisions, for --autoscale.")] = "20s",
     profile: Annotated[str | None, typer.Option(help="Profile: JSON file or folder.", rich_help_panel=FILES)] = None,
     previous: Annotated[
         str | None, typer.Option("--from", help="A plan (JSON) to change as little as possible.", rich_help_panel=FILES)
@@ -85,6 +91,12 @@ def plan(
 
         spec = find_planner(planner or DEFAULT_PLANNER)
         plan_set(scenarios, profile, gpus or 4, spec, limit_s, out, report, as_json, repeats)
+        return
+    if autoscale is not None:
+        from cotenant.cli.plan_autoscale import replay
+
+        problem, default_planner = _problem(services, tasks, sim_config, device_config, profile, gpus, what_if or [])
+        replay(problem, find_planner(planner or default_planner), autoscale, forecast, patience, period, as_json)
         return
     problem, default_planner = _problem(services, tasks, sim_config, device_config, profile, gpus, what_if or [])
     if headroom is not None and not 1 <= headroom <= 100:

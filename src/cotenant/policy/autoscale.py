@@ -37,15 +37,13 @@ class Ewma:
 class Trend:
     """Level and trend (Holt's linear smoothing), plus `cover` times the mean absolute error of recent forecasts.
 
-    The trend is never followed downwards: scaling down is slow by intent. Chance is covered by the square root of the
-    expected count, as Poisson arrivals in an interval of `interval_s` scatter by that.
+    The trend is never followed downwards: scaling down is slow by intent.
     """
 
     level_gain: float = 0.3
     trend_gain: float = 0.1
     error_gain: float = 0.1
     cover: float = 2.0
-    interval_s: float = 0.5
     level: float | None = None
     trend: float = 0.0
     error: float = 0.0
@@ -69,6 +67,9 @@ class Trend:
         # planning windows are long against one interval, so errors of single intervals average out over `ahead`
         scatter = self.cover * self.error / math.sqrt(max(1, ahead))
         return max(0.0, expected + scatter)
+
+
+FORECASTS: dict[str, Callable[[], Ewma | Trend]] = {"ewma": Ewma, "trend": Trend}
 
 
 @dataclass

@@ -70,8 +70,8 @@ def _table(summary: dict[str, Any]) -> str:
     for name, row in _rows(summary).items():
         ms = ["–" if row[k] is None else f"{row[k]:.1f}" for k in ("p50_ms", "p95_ms", "p99_ms")]
         share = "–" if row["slo_attainment"] is None else f"{row['slo_attainment']:.2%}"
-        cells = [html.escape(name), f"{row['sent']:,}", *ms, f"{row['late']:,}", f"{row['dropped']:,}", share]
-        lines.append("<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
+        cells = [f"{row['sent']:,}", *ms, f"{row['late']:,}", f"{row['dropped']:,}", share]
+        lines.append(f"<tr><th>{html.escape(name)}</th>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
     return "\n".join([*lines, "</tbody>"])
 
 

@@ -117,22 +117,40 @@ def replan(packer: Packer, old: ServingPlan, rates_rps: Sequence[float]) -> tupl
     return plan, moves(old, plan)
 
 
+class Sizer:
+    """The fewest GPUs (the first so many of a list) for ever new rates of the same services; tables are kept."""
+
+    def __init__(self, spec: Spec, gpus: Gpus, services: Sequence[Service]) -> None:
+        self.spec, self.gpus, self.services = spec, gpus, list(services)
+        self._packers: dict[int, Packer] = {}
+
+    def packer(self, count: int) -> Packer:
+        """The planner on the first `count` GPUs."""
+        if count not in self._packers:
+            self._packers[count] = Packer(self.spec, self.gpus.first(count), self.services)
+        return self._packers[count]
+
+    def fewest(self, rates_rps: Sequence[float]) -> ServingPlan:
+        """A plan on as few GPUs as the planner can do with; the best plan on all when none is feasible."""
+        whole = self.packer(len(self.gpus))
+        best = whole.plan(rates_rps)
+        if not best.feasible:
+            return best
+        least = max(1, math.ceil(len(self.gpus) / whole.bound(np.asarray(rates_rps, float)) - 1e-9))
+        if whole.small:
+            for count in range(least, best.gpus_used):
+                plan = self.packer(count).plan(rates_rps)
+                if plan.feasible:
+                    return plan
+            return best
+        while best.gpus_used > least:
+            plan = self.packer(best.gpus_used - 1).plan(rates_rps)
+            if not plan.feasible:
+                return best
+            best = plan
+        return best
+
+
 def fewest_gpus(spec: Spec, gpus: Gpus, services: Sequence[Service], rates_rps: Sequence[float]) -> ServingPlan:
     """A plan on as few of the GPUs (in order) as the planner can do with; the plan on all when none is feasible."""
-    whole = Packer(spec, gpus, services)
-    best = whole.plan(rates_rps)
-    if not best.feasible:
-        return best
-    least = max(1, math.ceil(len(gpus) / whole.bound(np.asarray(rates_rps, float)) - 1e-9))
-    if whole.small:
-        for count in range(least, best.gpus_used):
-            plan = Packer(spec, gpus.first(count), services).plan(rates_rps)
-            if plan.feasible:
-                return plan
-        return best
-    while best.gpus_used > least:
-        plan = Packer(spec, gpus.first(best.gpus_used - 1), services).plan(rates_rps)
-        if not plan.feasible:
-            return best
-        best = plan
-    return best
+    return Sizer(spec, gpus, services).fewest(rates_rps)

@@ -1,0 +1,130 @@
+"""`cotenant plan --autoscale RATES.csv`: how many GPUs to hold while rates change."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cotenant.cli.plan_notice import PACKING, say_compiling_serving
+from cotenant.config_planning import Problem
+from cotenant.model.errors import InputError
+from cotenant.model.units import parse_seconds
+from cotenant.policy.autoscale import FORECASTS, Autoscaler
+from cotenant.policy.packing.replan import Sizer
+from cotenant.policy.packing.specs import Spec
+
+LEAST_RATE = 0.01  # a service without requests is still planned for, so that it stays reachable
+
+
+def read_rates(path: str | Path, names: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(times in s, ascending and equally spaced; requests/s by service) from CSV."""
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            columns = [c.strip() for c in reader.fieldnames or ()]
+            unknown = [c for c in columns if c not in ("time_s", *names)]
+            if "time_s" not in columns or unknown or len(columns) < 2:
+                what = f"column {unknown[0]} is no service" if unknown else "needs time_s and a column per service"
+                raise InputError(f"{what}; services are {', '.join(names)}", file=path, line=1)
+            rows = [[_number(row[c], path, reader.line_num, c) for c in reader.fieldnames or ()] for row in reader]
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    if len(rows) < 2:
+        raise InputError("needs two rows or more", file=path)
+    table = dict(zip(columns, np.array(rows).T, strict=True))
+    times = table.pop("time_s")
+    steps = np.diff(times)
+    if (steps <= 0).any() or not np.allclose(steps, steps[0], rtol=1e-3):
+        raise InputError("times must rise in equal steps", file=path, field="time_s")
+    return times, table
+
+
+def _number(text: str | None, path: str | Path, line: int, field: str) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise InputError(f"{text!r} is not a number of at least 0", file=path, line=line, field=field)
+    return value
+
+
+def decisions(
+    problem: Problem, spec: Spec, times: np.ndarray, rates: dict[str, np.ndarray], forecast: str, patience: int,
+    period_s: float,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row per decision: the forecast, the GPUs that it needs and those held, and what the next period needed."""
+    services = problem.services
+    step = float(times[1] - times[0])
+    ahead = max(1, round(period_s / step))
+    tracked = {name: FORECASTS[forecast]() for name in rates}
+    sizer = Sizer(spec, problem.gpus, services)
+    scaler = Autoscaler(most=len(problem.gpus), patience=patience)
+
+    def needed(wanted: dict[str, float]) -> int | None:
+        plan = sizer.fewest([max(LEAST_RATE, wanted.get(s.name, s.rate_rps)) for s in services])
+        return plan.gpus_used if plan.feasible else None
+
+    held, out = 1, []
+    for start in range(0, len(times) - ahead, ahead):
+        for name, series in rates.items():
+            for rate in series[start : start + ahead]:
+                tracked[name].observe(float(rate))
+        expected = {name: tracked[name].forecast(ahead) for name in rates}
+        wish = needed(expected)
+        held = scaler.decide(held, lambda wish=wish: wish)  # type: ignore[misc]
+        came = {name: float(series[start + ahead : start + 2 * ahead].mean()) for name, series in rates.items()}
+        actual = needed(came)
+        out.append(
+            {
+                "time_s": float(times[start + ahead]), "forecast_rps": expected, "wanted": wish, "held": held,
+                "came_rps": came, "needed": actual, "short": actual is None or actual > held,
+            }
+        )  # fmt: skip
+    return out
+
+
+def replay(
+    problem: Problem, spec: Spec, path: str, forecast: str, patience: int, period: str, as_json: bool
+) -> None:
+    """Print the decisions for a file of measured rates."""
+    if forecast not in FORECASTS:
+        raise InputError(f"unknown forecast {forecast!r}; known: {', '.join(FORECASTS)}", field="forecast")
+    if patience < 1:
+        raise InputError("patience is at least 1", field="patience")
+    period_s = parse_seconds(period, field="period")
+    times, rates = read_rates(path, [s.name for s in problem.services])
+    if period_s < times[1] - times[0] or len(times) * (times[1] - times[0]) < 2 * period_s:
+        raise InputError("the rates must cover two periods, in steps no longer than one", file=path, field="period")
+    say_compiling_serving(PACKING)
+    rows = decisions(problem, spec, times, rates, forecast, patience, period_s)
+    content = {
+        "forecast": forecast,
+        "period_s": period_s,
+        "gpu_seconds": sum(r["held"] for r in rows) * period_s,
+        "gpu_seconds_needed": sum(r["needed"] or len(problem.gpus) for r in rows) * period_s,
+        "changes": sum(a["held"] != b["held"] for a, b in itertools.pairwise(rows)),
+        "short_periods": sum(r["short"] for r in rows),
+        "decisions": rows,
+    }
+    if as_json:
+        print(json.dumps(content))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{forecast}: {content['changes']} changes, {content['short_periods']} of {len(rows)} short")
+    for name in ("time", "forecast/s", "came/s", "GPUs held", "needed"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row['time_s']:g} s", f"{sum(row['forecast_rps'].values()):.0f}", f"{sum(row['came_rps'].values()):.0f}",
+            str(row["held"]), "-" if row["needed"] is None else str(row["needed"]),
+        )  # fmt: skip
+    Console().print(table)

@@ -1,0 +1,47 @@
+"""The page of a serving run."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from cotenant.model.serving import Gpulet, Seat, Service, ServingPlan
+from cotenant.profile.latency import ModelProfile, Partition, ServingProfile
+from cotenant.report.serving import build_page, page_data
+from cotenant.sim.serving import Scenario, ServingResult, run
+from cotenant.traces.arrivals import Arrivals
+
+PROFILE = ServingProfile("X", "x", 9, (Partition(1.0, "100%"),), {"m": ModelProfile("m", 1, {"100%": ((1, 10.0),)})})
+
+
+@pytest.fixture
+def result() -> ServingResult:
+    """A request each 20 ms, 10 ms a batch of one; a service with no gpulet drops all; one is named to break the page."""
+    services = [Service("<b>&a", "m", 50.0, 15.0), Service("lost", "m", 5.0, 15.0, max_queue=1)]
+    plan = ServingPlan("p", 1, (Gpulet(0, "X", "100%", 100.0, 0, 10.0, (Seat("<b>&a", "m", 1, 50.0),)),))
+    return run(plan, Scenario(services, 6.0, {"": Arrivals("constant")}), {"X": PROFILE})
+
+
+def test_curves_by_hand(result: ServingResult) -> None:
+    data = page_data(result)
+    served, lost = data["services"]
+    assert set(served["latency_ms"]) == {10.0}
+    assert served["share"][-1] == 1.0
+    assert served["attainment"] == [1.0] * 60
+    assert lost["latency_ms"] == []
+    assert set(lost["attainment"]) == {0.0, None}
+    assert data["gpulets"][0]["busy"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_page_is_whole_and_safe(result: ServingResult) -> None:
+    page = build_page(result)
+    assert "{{" not in page.split("<script>")[0]
+    assert "<b>&a" not in page
+    assert "&lt;b&gt;&amp;a" in page
+    assert "lost answered only 0.00% of its requests in time" in page
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    assert json.loads(found[1])["services"][0]["name"] == "<b>&a"
+    assert "https://" not in page.split('id="data"')[0]
