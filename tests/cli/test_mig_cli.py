@@ -90,6 +90,7 @@ def test_plan(call: Any, tmp_path: Path) -> None:
         ([{"speed": SPEED}], "jobs[0]: a job needs a name"),
         ([{"name": "a", "speed": {"7g": "fast"}}], "speed on 7g is 'fast'"),
         ([{"name": "a", "speed": {"7g": -1}}], "speed on 7g is -1"),
+        ([{"name": "a", "speed": {"7g": 1, "3gg": 0.5}}], "'3gg', which is no MIG profile"),
         ([{"name": "a", "speed": SPEED, "qos_floor": 1.5}], "qos_floor is 1.5"),
         ([{"name": "a", "speed": SPEED, "min_slice": "5g"}], "no MIG profile '5g'"),
         ([{"name": "a", "speed": SPEED, "memory_bytes": "4GiB"}], "memory_bytes"),

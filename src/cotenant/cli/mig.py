@@ -95,7 +95,7 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
     from pathlib import Path
 
     from cotenant.model.errors import InputError
-    from cotenant.model.mig import kind_of
+    from cotenant.model.mig import every_name, kind_of
     from cotenant.policy.partition.optimizer import PartitionJob
 
     try:
@@ -115,6 +115,8 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
         if unknown:
             raise InputError(f"unknown field {sorted(unknown)[0]!r}", file=path, field=where)
         for kind, value in row["speed"].items():
+            if kind.strip().lower().removeprefix("mig ") not in every_name():
+                raise InputError(f"speed is given on {kind!r}, which is no MIG profile", file=path, field=where)
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
                 raise InputError(f"speed on {kind} is {value!r}, not a number of at least 0", file=path, field=where)
         floor = row.get("qos_floor") or 0.0

@@ -185,6 +185,13 @@ def kind_of(geo: Geometry, text: str) -> str:
     raise InputError(f"{geo.gpu} has no MIG profile {text.strip()!r}; it offers {offered}", field="layout")
 
 
+@cache
+def every_name() -> frozenset[str]:
+    """Kinds and full names of the profiles of all catalogued GPUs, and the short forms of the kinds (`3`, `1+`)."""
+    rows = [row for table in TABLES.values() for row in table.rows]
+    return frozenset(n for row in rows for n in (row.kind, row.name, row.kind.replace("g", "")))
+
+
 def parse_layout(geo: Geometry, text: str) -> Layout:
     """A layout from `3,2,2` (compute slices, `1+` the double-memory 1g) or `3g.40gb@0,2g.20gb@4`.
 
