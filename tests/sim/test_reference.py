@@ -5,6 +5,7 @@ docs/decisions/0001 says which rules of the public simulator are left out and wh
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,13 @@ def test_heap_order_of_simultaneous_arrivals() -> None:
     """Worked out by hand for three: the later event e fills the root when 0 leaves, and sinks past 2."""
     assert heap_order(3) == [0, 2, 1]
     assert heap_order(1000)[:8] == [0, 2, 6, 14, 30, 62, 126, 254]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("COTENANT_SLOW" not in os.environ, reason="minutes of plain Python; COTENANT_SLOW=1 runs it")
+def test_with_the_public_rules_put_back_every_job_of_the_large_traces_is_the_same(
+    shared: Path, rows: dict[str, list[Golden]]
+) -> None:
+    differ = [g for trace in TRACES if trace != "stress_multi" for g in rows[trace] if rules_differ(g)]
+    for golden in differ:
+        np.testing.assert_array_equal(run_public(shared, golden).jct_s, golden.jct_s, err_msg=golden.policy)
