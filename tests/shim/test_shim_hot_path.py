@@ -38,9 +38,9 @@ def test_extra_instructions_per_launch(tenants: Tenants, agent: Callable[..., Fa
 
 def test_many_kernels_stay_on_the_hot_path(tenants: Tenants, agent: Callable[..., FakeAgent]) -> None:
     """50 kernels with 3 grids each, 4.5 us on average, 12,000 launches: 54 ms of work, so about 54 fences, and one for
-    each kernel when it is new; thousands would mean that keys push each other out."""
+    each kernel when it is new (half as many alone); thousands would mean that keys push each other out."""
     with agent() as broker:
         tenants.output(tenants.client_run(broker, "v2", "many", "50", "12000"))
         client = broker.clients[0]
         assert client.slot(0, 144).value == 12000
-        assert 40 <= client.slot(0, 168).value <= 54 * 1.5 + 2 * 150
+        assert 20 <= client.slot(0, 168).value <= 54 * 1.5 + 2 * 150

@@ -55,7 +55,8 @@ struct cost *cot_cost_of(uintptr_t key)
 void cot_interval_begin(struct thread *t)
 {
     t->log = t->log_next = at(t->ring, t->ring->newest)->log;
-    t->budget_ns = t->budget_begin_ns = INTERVAL_NS;
+    t->budget_ns = t->gpu->deadline_ns == COTENANT_NO_DEADLINE ? INTERVAL_ALONE_NS : INTERVAL_NS;
+    t->budget_begin_ns = t->budget_ns;
 }
 
 void cot_ring_forget(struct ring *ring, bool destroy_events)

@@ -105,7 +105,8 @@ struct cost {
 #define COST_FLOOR_NS 4000            /* so that one interval holds fewer than INTERVAL_LOG launches */
 #define COST_UNKNOWN_NS 1000000       /* a new kernel has an interval to itself */
 #define INTERVAL_NS 1000000
-#define INTERVAL_LOG 256              /* > INTERVAL_NS / COST_FLOOR_NS + 1 */
+#define INTERVAL_ALONE_NS 2000000     /* in a turn without an end: nobody waits */
+#define INTERVAL_LOG 512              /* > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1 */
 #define FENCES 32                     /* power of two */
 
 struct fence {
