@@ -67,7 +67,7 @@ def test_file_and_back(small: ServingProfile) -> None:
     ("change", "field"),
     [
         ({"memory_mb": "much"}, "memory_mb"),
-        ({"partitions": {"150%": 1.5}}, "partitions.150%"),
+        ({"partitions": {"150%": 1.5}}, "partitions.150%.fraction"),
         ({"source": None, "gpu": None, "models": None}, "models"),
     ],
 )

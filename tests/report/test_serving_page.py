@@ -18,7 +18,7 @@ PROFILE = ServingProfile("X", "x", 9, (Partition(1.0, "100%"),), {"m": ModelProf
 
 @pytest.fixture
 def result() -> ServingResult:
-    """A request each 20 ms, 10 ms a batch of one; a service with no gpulet drops all; one is named to break the page."""
+    """A request each 20 ms, 10 ms a batch of one; a service without a gpulet; one is named to break the page."""
     services = [Service("<b>&a", "m", 50.0, 15.0), Service("lost", "m", 5.0, 15.0, max_queue=1)]
     plan = ServingPlan("p", 1, (Gpulet(0, "X", "100%", 100.0, 0, 10.0, (Seat("<b>&a", "m", 1, 50.0),)),))
     return run(plan, Scenario(services, 6.0, {"": Arrivals("constant")}), {"X": PROFILE})

@@ -9,6 +9,9 @@ from typing import Any
 
 from cotenant.model.errors import InputError
 
+MAX_BATCH = 1024
+MAX_GPUS = 1_000_000
+
 
 @dataclass(frozen=True)
 class Service:
@@ -139,22 +142,32 @@ class ServingPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], file: str = "plan") -> ServingPlan:
-        """Rebuild a plan from `to_dict`; InputError names what is missing."""
+        """Rebuild a plan from `to_dict`; InputError names what is missing or wrong."""
+        from pydantic import TypeAdapter, ValidationError
+
         try:
-            return cls(
-                planner=data["planner"],
+            plan = cls(
+                planner=str(data["planner"]),
                 gpus=int(data["gpus"]),
-                gpulets=tuple(
-                    Gpulet(**{**g, "seats": tuple(Seat(**s) for s in g["seats"])}) for g in data["gpulets"]
-                ),
-                left_out=tuple(LeftOut(**x) for x in data.get("left_out", ())),
+                gpulets=TypeAdapter(tuple[Gpulet, ...]).validate_python(data["gpulets"]),
+                left_out=TypeAdapter(tuple[LeftOut, ...]).validate_python(data.get("left_out", ())),
                 proven_infeasible=bool(data.get("proven_infeasible", False)),
                 bound=data.get("bound"),
-                notes=tuple(data.get("notes", ())),
-                rates_rps={name: float(s["rate_rps"]) for name, s in data["services"].items()},
+                notes=tuple(str(x) for x in data.get("notes", ())),
+                rates_rps={str(name): float(s["rate_rps"]) for name, s in data["services"].items()},
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InputError(f"not a plan: {first['msg']}", file=file, field=f"gpulets.{where}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"not a plan that `cotenant plan --json` wrote: {error!r}", file=file) from None
+        for i, let in enumerate(plan.gpulets):
+            if not (0 <= let.gpu < MAX_GPUS and 0 < let.duty_ms < math.inf and let.seats):
+                raise InputError("needs a GPU, a duty cycle above 0 and seats", file=file, field=f"gpulets.{i}")
+            if any(not (1 <= seat.batch <= MAX_BATCH and 0 <= seat.rate_rps < math.inf) for seat in let.seats):
+                raise InputError(f"batches are 1 to {MAX_BATCH}, rates at least 0", file=file, field=f"gpulets.{i}")
+        return plan
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,9 @@ def build_desk(
     unknown = next((seat.service for _, _, seat in pairs if seat.service not in index), None)
     if unknown is not None:
         raise InputError(f"the plan serves {unknown!r}, which is not among the services", field="plan")
+    for let in plan.gpulets:
+        if let.gpu_model not in profiles:
+            raise InputError(f"the plan is for a {let.gpu_model}; there are {', '.join(profiles)}", field="plan")
     top = max((seat.batch for _, _, seat in pairs), default=1)
     seats, lets = np.zeros(len(pairs), kernel.SEAT), np.zeros(len(plan.gpulets), kernel.LET)
     exec_ms = np.full((len(pairs), top + 1), np.inf)

@@ -13,7 +13,9 @@ import math
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from cotenant.model.errors import InputError
 from cotenant.profile.latency import BLIND, Interference, ModelProfile, Partition, Points, ServingProfile
@@ -67,68 +69,97 @@ def read_profile(path: Path) -> ServingProfile:
     return parse_profile(data, path)
 
 
-def _points(data: Any, file: str | Path, field: str) -> Points:
-    if not isinstance(data, Mapping):
-        raise InputError("must be an object of batch: value", file=file, field=field)
-    points = []
-    for key, value in data.items():
-        if not str(key).isdigit() or not 1 <= int(key) <= MAX_BATCH:
-            raise InputError(f"batch {key!r} is not a whole number from 1 to {MAX_BATCH}", file=file, field=field)
-        points.append((int(key), _number(value, file, field)))
-    return tuple(sorted(points))
+Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Batches = dict[Annotated[int, Field(ge=1, le=MAX_BATCH)], Amount]
 
 
-def _number(value: Any, file: str | Path, field: str, low: float = 0.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < low:
-        raise InputError(f"{value!r} is not a finite number of at least {low:g}", file=file, field=field)
-    return float(value)
+def _as_size(value: Any) -> Any:
+    return {"fraction": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Size(_Strict):
+    fraction: float = Field(gt=0, le=1)
+    slots: int = Field(default=0, ge=0, le=64)
+
+
+class _Coefficients(_Strict):
+    l2_self: float = Field(allow_inf_nan=False)
+    l2_other: float = Field(allow_inf_nan=False)
+    dram_self: float = Field(allow_inf_nan=False)
+    dram_other: float = Field(allow_inf_nan=False)
+    constant: float = Field(allow_inf_nan=False)
+
+
+class _Model(_Strict):
+    memory_mb: Amount
+    latency_ms: dict[str, Batches] = Field(min_length=1)
+    overhead_ms: Batches = {}
+    l2: Batches = {}
+    dram: Batches = {}
+
+
+class _File(_Strict):
+    gpu: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+    memory_mb: Amount
+    usable: float = Field(default=1.0, gt=0, le=1)
+    per_gpulet_mb: Amount = 0.0
+    max_gpulets: int = Field(default=2, ge=1, le=64)
+    margin: float = Field(default=1.0, gt=0, le=100)
+    slots: int = Field(default=0, ge=0, le=64)
+    network_gbps: Amount | None = None
+    partitions: dict[str, Annotated[_Size, BeforeValidator(_as_size)]] = Field(min_length=1)
+    interference: _Coefficients | None = None
+    aliases: dict[str, str] = {}
+    models: dict[str, _Model] = Field(min_length=1)
 
 
 def parse_profile(data: Any, file: str | Path) -> ServingProfile:
     """Build a profile from our JSON, checking every value."""
-    if not isinstance(data, Mapping):
-        raise InputError("a serving profile is one JSON object", file=file)
-    for key in ("gpu", "source", "memory_mb", "partitions", "models"):
-        if key not in data:
-            raise InputError("is missing", file=file, field=key)
-    partitions = []
-    for label, size in data["partitions"].items():
-        spec = size if isinstance(size, Mapping) else {"fraction": size}
-        fraction = _number(spec.get("fraction"), file, f"partitions.{label}")
-        if not 0 < fraction <= 1:
-            at = f"partitions.{label}"
-            raise InputError(f"{fraction:g} is not a fraction of a GPU in (0, 1]", file=file, field=at)
-        partitions.append(Partition(fraction, label, int(spec.get("slots", 0))))
+    try:
+        raw = _File.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or None
+        raise InputError(first["msg"].removeprefix("Value error, "), file=file, field=where) from None
     models = {}
-    for name, m in data["models"].items():
-        at = f"models.{name}"
-        latency = {label: _points(p, file, f"{at}.latency_ms.{label}") for label, p in m.get("latency_ms", {}).items()}
-        unknown = set(latency) - {p.label for p in partitions}
-        if not latency or unknown:
-            what = f"names partitions that are not declared: {sorted(unknown)}" if unknown else "has no latencies"
-            raise InputError(what, file=file, field=f"{at}.latency_ms")
+    for name, m in raw.models.items():
+        unknown = sorted(set(m.latency_ms) - set(raw.partitions))
+        if unknown:
+            what = f"names partitions that are not declared: {', '.join(unknown)}"
+            raise InputError(what, file=file, field=f"models.{name}.latency_ms")
+        empty = [label for label, points in m.latency_ms.items() if not points or min(points.values()) <= 0]
+        if empty:
+            what = "needs a time above 0 for one batch or more, and none of 0"
+            raise InputError(what, file=file, field=f"models.{name}.latency_ms.{empty[0]}")
         models[name] = ModelProfile(
-            name,
-            round(_number(m.get("memory_mb"), file, f"{at}.memory_mb") * MB),
-            latency,
-            *(_points(m.get(key, {}), file, f"{at}.{key}") for key in ("overhead_ms", "l2", "dram")),
-        )
-    network = data.get("network_gbps")
+            name, round(m.memory_mb * MB), {label: _sorted(points) for label, points in m.latency_ms.items()},
+            _sorted(m.overhead_ms), _sorted(m.l2), _sorted(m.dram),
+        )  # fmt: skip
+    inter = raw.interference
     return ServingProfile(
-        gpu=str(data["gpu"]),
-        source=str(data["source"]),
-        memory_bytes=round(_number(data["memory_mb"], file, "memory_mb") * MB),
-        partitions=tuple(sorted(partitions)),
+        gpu=raw.gpu,
+        source=raw.source,
+        memory_bytes=round(raw.memory_mb * MB),
+        partitions=tuple(sorted(Partition(size.fraction, label, size.slots) for label, size in raw.partitions.items())),
         models=models,
-        interference=Interference(**data["interference"]) if data.get("interference") else BLIND,
-        usable=_number(data.get("usable", 1.0), file, "usable"),
-        per_gpulet_bytes=round(_number(data.get("per_gpulet_mb", 0), file, "per_gpulet_mb") * MB),
-        max_gpulets=int(data.get("max_gpulets", 2)),
-        margin=_number(data.get("margin", 1.0), file, "margin"),
-        slots=int(data.get("slots", 0)),
-        network_bps=None if network is None else _number(network, file, "network_gbps") * 1e9,
-        aliases=dict(data.get("aliases", {})),
+        interference=BLIND if inter is None else Interference(**inter.model_dump()),
+        usable=raw.usable,
+        per_gpulet_bytes=round(raw.per_gpulet_mb * MB),
+        max_gpulets=raw.max_gpulets,
+        margin=raw.margin,
+        slots=raw.slots,
+        network_bps=None if raw.network_gbps is None else raw.network_gbps * 1e9,
+        aliases=raw.aliases,
     )
+
+
+def _sorted(points: Mapping[int, float]) -> Points:
+    return tuple(sorted(points.items()))
 
 
 def profile_to_dict(profile: ServingProfile) -> dict[str, Any]:
