@@ -199,7 +199,7 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "limits_by_time": limits_by_time,
     "come_and_go": come_and_go,
     "launch_cost": launch_cost,
-    "overhead": lambda: overheads(2, 41),
+    "overhead": lambda: overheads(3, 31),
     "memory": memory,
 }
 

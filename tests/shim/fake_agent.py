@@ -45,14 +45,15 @@ class Client:
     connection: socket.socket
     page: mmap.mmap
     messages: list[Message] = field(default_factory=list)
+    uuids: list[bytes] = field(default_factory=list)
     epoch: int = 0
     closed: bool = False
 
     def slot(self, index: int, offset: int) -> ctypes.c_uint64:
         return ctypes.c_uint64.from_buffer(self.page, 256 + 256 * index + offset)
 
-    def flags(self, value: int) -> None:
-        ctypes.c_uint32.from_buffer(self.page, 256 + 56).value = value
+    def flags(self, value: int, slot: int = 0) -> None:
+        ctypes.c_uint32.from_buffer(self.page, 256 + 256 * slot + 56).value = value
 
     def send(self, kind: int, body: bytes = b"", *, slot: int = 0xFFFFFFFF, sequence: int = 0, status: int = 0) -> None:
         head = HEADER.pack(MAGIC, VERSION, kind, sequence, status, slot, time.monotonic_ns())
@@ -84,6 +85,7 @@ class FakeAgent:
         self.memory_limit = memory_limit
         self.inflight_ns, self.idle_ns, self.drain_ns = inflight_ns, idle_ns, drain_ns
         self.context_bytes = context_bytes
+        self.denied: set[bytes] = set()
         self.used: dict[int, int] = {}
         self.reservations: dict[int, int] = {}
         self.clients: list[Client] = []
@@ -169,11 +171,7 @@ class FakeAgent:
             head = HEADER.pack(MAGIC, VERSION, HELLO_REPLY, message.sequence, 0, 0xFFFFFFFF, 0)
             socket.send_fds(client.connection, [(head + body).ljust(BYTES, b"\0")], [fd])
         elif message.type == ATTACH:
-            for offset, value in ((16, self.inflight_ns), (24, self.idle_ns), (32, self.drain_ns)):
-                client.slot(0, offset).value = value
-            client.slot(0, 40).value = FOREVER if self.memory_limit is None else self.memory_limit
-            client.flags(1 | self.flags)
-            client.send(GPU_REPLY, slot=0, sequence=message.sequence)
+            self._attach(client, message)
         elif message.type == REQUEST:
             self.queue.append(client)
             self._grant_next()
@@ -187,6 +185,21 @@ class FakeAgent:
             client.send(MEMORY_REPLY, body, slot=0, sequence=message.sequence)
         elif message.type in (RESERVE, COMMIT, MEM_RELEASE):
             self._memory(client, message)
+
+    def _attach(self, client: Client, message: Message) -> None:
+        """A slot for each GPU, in the order in which they come; turns are given on the first only."""
+        uuid = message.body[:16]
+        if uuid in self.denied:
+            client.send(GPU_REPLY, sequence=message.sequence, status=4)
+            return
+        slot = client.uuids.index(uuid) if uuid in client.uuids else len(client.uuids)
+        if slot == len(client.uuids):
+            client.uuids.append(uuid)
+        for offset, value in ((16, self.inflight_ns), (24, self.idle_ns), (32, self.drain_ns)):
+            client.slot(slot, offset).value = value
+        client.slot(slot, 40).value = FOREVER if self.memory_limit is None else self.memory_limit
+        client.flags(1 | self.flags, slot)
+        client.send(GPU_REPLY, slot=slot, sequence=message.sequence)
 
     def _grant_next(self) -> None:
         if self.holder is not None or not self.queue or not self.granting:

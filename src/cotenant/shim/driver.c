@@ -123,16 +123,6 @@ int cot_open_driver(void)
     return driver_handle ? 0 : -1;
 }
 
-bool cot_driver_is_open(void)
-{
-    return driver_handle != NULL;
-}
-
-void *cot_driver_symbol(const char *name)
-{
-    return cot_open_driver() == 0 ? dlsym(driver_handle, name) : NULL;
-}
-
 /* ---- entry points ---- */
 
 EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags)

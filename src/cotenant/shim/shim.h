@@ -30,8 +30,6 @@
 #define REAL(name) cot_real_##name
 #define DECLARE_REAL(name) extern HIDDEN void *cot_real_##name
 HIDDEN int cot_open_driver(void);
-HIDDEN bool cot_driver_is_open(void);
-HIDDEN void *cot_driver_symbol(const char *name);
 HIDDEN void cot_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 HIDDEN uint64_t cot_now_ns(void);
@@ -206,7 +204,6 @@ HIDDEN struct gpu *cot_gpu_of_device(CUdevice device, bool attach);
 HIDDEN struct gpu *cot_gpu_at(uint32_t index);
 HIDDEN uint32_t cot_gpu_count(void);
 HIDDEN void cot_sync_begin(void);    /* before a call in which the host waits for the GPU */
-HIDDEN void cot_sync_end(void);      /* after it */
 HIDDEN void cot_count_copy(struct gpu *gpu);
 HIDDEN void cot_count_graph(struct gpu *gpu);
 HIDDEN void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns);
@@ -216,7 +213,6 @@ HIDDEN void cot_gates_agent_lost(uint32_t fail_mode);
 HIDDEN void cot_gates_exit(void);
 HIDDEN void cot_gate_reset_after_fork(void);
 HIDDEN void cot_gpu_publish(struct gpu *gpu, uint64_t now_ns);
-HIDDEN int cot_gpu_attach(struct gpu *gpu);
 HIDDEN CUresult cot_gpu_before_context(CUdevice device);
 HIDDEN void cot_gpu_context_made(CUdevice device, CUcontext context);
 HIDDEN void cot_gpu_context_gone(CUdevice device, CUcontext context);
@@ -243,7 +239,6 @@ HIDDEN bool cot_stream_is_capturing(CUstream handle);
 HIDDEN bool cot_streams_drained(struct gpu *gpu);
 HIDDEN void cot_capture_before_begin(void);
 HIDDEN void cot_capture_after_begin(CUstream handle, CUresult result);
-HIDDEN void cot_capture_before_end(void);
 HIDDEN void cot_capture_after_end(CUstream handle);
 HIDDEN void cot_streams_reset_after_fork(void);
 extern HIDDEN struct stream cot_no_stream;

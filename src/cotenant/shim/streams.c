@@ -121,11 +121,7 @@ void cot_capture_after_begin(CUstream handle, CUresult result)
         cot_thread->stream = &cot_no_stream; /* so that launches into the capture leave the hot path */
 }
 
-void cot_capture_before_end(void)
-{
-    /* The count stays up during the call: the helper must not look while the capture ends. */
-}
-
+/* The count stays up during the call that ends a capture: the helper must not look meanwhile. */
 void cot_capture_after_end(CUstream handle)
 {
     if (atomic_load(&cot_captures) == 0)

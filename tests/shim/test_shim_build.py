@@ -1,0 +1,73 @@
+"""Building the libraries: once per content, in place by rename, and a sentence when it cannot be done."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cotenant.model.errors import InputError
+from cotenant.shim import build as shim_build
+from cotenant.shim.elf import defined_symbols
+from cotenant.shim.stubs import stub_assembly
+
+
+def test_built_once_per_content(tmp_path: Path) -> None:
+    made = []
+
+    def make(scratch: Path, target: Path) -> None:
+        made.append(scratch)
+        target.write_text("library")
+
+    first = shim_build.cached("l.so", [b"a"], make, tmp_path)
+    again = shim_build.cached("l.so", [b"a"], make, tmp_path)
+    other = shim_build.cached("l.so", [b"ab"], make, tmp_path)
+    apart = shim_build.cached("l.so", [b"a", b"b"], make, tmp_path)
+    assert first == again
+    assert len({first, other, apart}) == 3
+    assert len(made) == 3
+    assert not any(folder.exists() for folder in made)
+
+
+def test_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
+    def make(scratch: Path, target: Path) -> None:
+        target.write_text("half")
+        raise InputError("no")
+
+    with pytest.raises(InputError):
+        shim_build.cached("l.so", [b"a"], make, tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_missing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(InputError, match="a C compiler is needed to build the driver shim"):
+        shim_build.build(cache=tmp_path)
+
+
+def test_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.so"
+    path.write_bytes(b"not ELF at all")
+    with pytest.raises(ValueError, match="not a 64-bit little-endian ELF file"):
+        defined_symbols(path, dynamic=True)
+
+
+def test_every_export_has_a_slot_and_wrapped_ones_no_jump() -> None:
+    text = stub_assembly(["cuA", "cuB"], {"cuB", "cuC"}, "opener")
+    assert text.count("    .quad cot_lazy_") + text.count(": .quad cot_lazy_") == 3
+    assert "jmp *cot_real_cuA(%rip)" in text
+    assert "jmp *cot_real_cuB(%rip)" not in text
+    assert "cot_export_count: .long 3" in text
+
+
+def test_environment_says_where_things_are_and_nothing_else(
+    soft_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/other.so")
+    monkeypatch.delenv("COTENANT_SOFTGPU_STATE", raising=False)
+    environment = shim_build.tenant_environment("/run/a.sock", "secret", soft_library)
+    assert set(environment) == {"LD_PRELOAD", "COTENANT_SOCKET", "COTENANT_TOKEN", "COTENANT_DRIVER"}
+    first, last = environment["LD_PRELOAD"].split(":")
+    assert os.path.basename(first) == "libcotenant-shim.so"
+    assert last == "/usr/lib/other.so"

@@ -1,0 +1,67 @@
+"""Several GPUs in one process: which launch counts where, and a GPU that is not the tenant's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fake_agent import UNGATED, FakeAgent
+
+from conftest import Tenants
+
+Agents = Callable[..., FakeAgent]
+TWO = {"COTENANT_SOFTGPU_COUNT": "2"}
+PRELUDE = """
+from cuda_calls import *
+cu('cuInit', 0)
+contexts, kernels = [], []
+for device in range(2):
+    context, module = c_void_p(), c_void_p()
+    cu('cuDevicePrimaryCtxRetain', byref(context), device); cu('cuCtxSetCurrent', context)
+    cu('cuModuleLoadData', byref(module), b'cotenant-soft-module\\nbusy 10000\\n')
+    contexts.append(context); kernels.append(function(module, b'busy'))
+"""
+
+
+def test_launches_count_on_the_gpu_of_the_current_context(tenants: Tenants, agent: Agents) -> None:
+    """A thread that goes to and fro, by set-current and by push and pop: 25 launches on GPU 0, 35 on GPU 1."""
+    script = PRELUDE + (
+        "for _ in range(5):\n"
+        "    cu('cuCtxSetCurrent', contexts[0])\n"
+        "    for _ in range(5): launch(kernels[0])\n"
+        "    cu('cuCtxPushCurrent_v2', contexts[1])\n"
+        "    for _ in range(7): launch(kernels[1])\n"
+        "    cu('cuCtxPopCurrent_v2', byref(c_void_p()))\n"
+        "for c in contexts: cu('cuCtxSetCurrent', c); cu('cuCtxSynchronize')\n"
+    )
+    with agent(flags=UNGATED) as broker:
+        tenants.output(tenants.python(broker, script, **TWO))
+        client = broker.clients[0]
+        assert [client.slot(slot, 144).value for slot in range(2)] == [25, 35]
+        assert client.uuids == [b"cotenant0softgpu", b"cotenant1softgpu"]
+
+
+def test_gpu_of_others_gives_no_context(tenants: Tenants, agent: Agents) -> None:
+    """CUDA_ERROR_NOT_PERMITTED (800) and a sentence; the tenant's own GPU works beside it."""
+    script = (
+        "from cuda_calls import *\ncu('cuInit', 0); c = c_void_p()\n"
+        "print(raw('cuDevicePrimaryCtxRetain', byref(c), 1), raw('cuCtxCreate_v2', byref(c), 0, 1),"
+        " raw('cuDevicePrimaryCtxRetain', byref(c), 0))\n"
+    )
+    with agent(flags=UNGATED) as broker:
+        broker.denied.add(b"cotenant1softgpu")
+        process = tenants.python(broker, script, **TWO)
+        out, err = process.communicate(timeout=30)
+        assert out.split() == ["800", "800", "0"]
+        assert "GPU 1 is not one that this tenant may use" in err
+
+
+def test_memory_counts_on_the_device_of_the_allocation(tenants: Tenants, agent: Agents) -> None:
+    """Freed while another device is current, it is given back where it was taken (HAMi-core#310)."""
+    script = PRELUDE + (
+        "p = c_uint64(); cu('cuCtxSetCurrent', contexts[0]); cu('cuMemAlloc_v2', byref(p), c_size_t(1 << 20))\n"
+        "cu('cuCtxSetCurrent', contexts[1]); cu('cuMemFree_v2', p)\n"
+    )
+    with agent(flags=UNGATED) as broker:
+        tenants.output(tenants.python(broker, script, **TWO))
+        taken = [(m.type, m.slot, m.u64(16)) for m in broker.clients[0].messages if m.type in (6, 7) and m.u32(0) == 1]
+        assert taken == [(6, 0, 1 << 20), (7, 0, 1 << 20)]
