@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -296,6 +297,27 @@ def test_a_process_that_does_not_read_is_dropped_alone(agent: AgentProcess) -> N
             raise AssertionError(f"still connected after {sent} unread answers")
         good.take()
         assert "messages unread" in agent.said()
+
+
+def test_geminis_file_is_watched(start_agent: Callable[..., AgentProcess], short_folder: Path) -> None:
+    path = short_folder / "resource-config.txt"
+    path.write_text(f"2\npod-a 0.5 0.8 {2 * GIB}\npod-b 0.3 1.0 {GIB}\n")
+    agent = start_agent(config=f"gemini:{path}")
+    row = agent.tenant("pod-a")
+    assert (row["request"], row["limit"], row["gpus"][0]["memory_limit_bytes"]) == (0.5, 0.8, 2 * GIB)
+    with agent.client() as launcher:
+        shim = FakeShim(agent.folder, register(launcher, "pod-a", limit=None)["token"])
+        shim.attach(gpu_uuid(0))
+        turns = shim.take()["epoch"]
+        new = short_folder / "new"
+        new.write_text(f"2\npod-a 0.6 0.9 {3 * GIB}\npod-c 0.1 1.0 {GIB}\n")
+        os.replace(new, path)  # by rename, which a watch of the file itself would miss
+        wait_for(lambda: agent.tenant("pod-a")["limit"] == 0.9, 3.0)
+        assert shim.page is not None
+        assert shim.page.slots[0].memory_limit_bytes == 3 * GIB  # at once, not at the next start
+        assert shim.page.slots[0].epoch == turns  # and the turn under way goes on
+    names = {tenant["name"] for tenant in agent.call("list")["tenants"]}
+    assert names == {"pod-a", "pod-c"}
 
 
 def test_a_flood_of_silent_connections_shuts_nobody_else_out(agent: AgentProcess) -> None:

@@ -67,6 +67,15 @@ def test_a_daemon_that_died_is_not_healthy_and_close_does_not_mind(mps: Mps) -> 
     mps.close()
 
 
+def test_the_daemon_of_a_killed_agent_is_taken_over(mps: Mps, tmp_path: Path) -> None:
+    environment = mps.grant(TenantSpec("a"), (REAL,)).environment
+    after = Mps(tmp_path, command=mps._command)
+    after.grant(TenantSpec("a"), (REAL,))
+    assert calls(environment).count(f"start {REAL.uuid}") == 1
+    after.revoke("a", (REAL,))
+    assert calls(environment)[-1] == "quit -t 5"
+
+
 def test_mps_says_why_it_cannot(mps: Mps, tmp_path: Path) -> None:
     with pytest.raises(WorkError, match="the software GPU has no MPS"):
         mps.grant(TenantSpec("a"), (SOFT,))

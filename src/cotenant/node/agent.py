@@ -35,6 +35,7 @@ HOUSEKEEPING_S = 1.0
 SAVE_WITHIN_S = 0.05
 MAX_DEPARTED = 256
 AGENT_NICE = -10
+RETURN_WITHIN_S = 30.0
 
 
 def default_folder() -> Path:
@@ -146,6 +147,7 @@ class Agent:
             self.ledger,
             self.log,
             self.maybe_remove,
+            self.save,
         )
 
     def _end(self) -> None:
@@ -273,8 +275,10 @@ class Agent:
                 self.log(f"tenant {saved.spec.name} of the last agent is not taken over: {error}")
                 continue
             tenant.timeout_s = saved.timeout_s
-            if saved.alive and saved.root is not None:
+            if saved.root_alive and saved.root is not None:
                 self.set_root(tenant, saved.root)
+            # a process whose program has ended must come back by then, or its tenant goes
+            asyncio.get_running_loop().call_later(RETURN_WITHIN_S, self.maybe_remove, tenant)
 
     def save(self) -> None:
         """Write the state file soon: many changes at once are one write."""

@@ -41,6 +41,7 @@ class ShimServer:
         ledger: Ledger,
         log: Callable[[str], None],
         on_idle_tenant: Callable[[Tenant], None],
+        on_process: Callable[[], None],
     ) -> None:
         self.path = path
         self.config = config
@@ -53,6 +54,7 @@ class ShimServer:
         self.refused_connections = 0
         self._strangers: Counter[int] = Counter()  # connections without HELLO, by process
         self._on_idle_tenant = on_idle_tenant
+        self._on_process = on_process
         self._numbers = time.monotonic_ns() // 1000
         self._socket: socket.socket | None = None
 
@@ -169,6 +171,7 @@ class ShimServer:
             )
         session.process = processes.key_of(peer.pid)
         self._known(session)
+        self._on_process()
         session.pidfd = processes.pidfd(session.process)
         if session.pidfd is not None:
             self.loop.add_reader(session.pidfd, self.close, session, "")

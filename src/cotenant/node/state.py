@@ -24,10 +24,16 @@ class SavedTenant:
         self.timeout_s: float | None = data.get("timeout_s")
         root = data.get("root")
         self.root = ProcessKey(int(root[0]), int(root[1])) if root else None
+        self.processes = [ProcessKey(int(pid), int(ticks)) for pid, ticks in data.get("processes", ())]
 
     @property
     def alive(self) -> bool:
-        """Whether its program still runs."""
+        """Whether its program, or a process that it left behind, still runs."""
+        return self.root_alive or any(alive(key) for key in self.processes)
+
+    @property
+    def root_alive(self) -> bool:
+        """Whether the program that the launcher started still runs."""
         return self.root is not None and alive(self.root)
 
 
@@ -41,6 +47,7 @@ def save(path: Path, tenants: Iterable[Tenant]) -> None:
             "root": list(tenant.root) if tenant.root else None,
             "timeout_s": tenant.timeout_s,
             "declared": tenant.declared,
+            "processes": [list(session.process) for session in tenant.sessions],
         }
         for tenant in tenants
     ]

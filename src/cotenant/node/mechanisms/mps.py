@@ -98,6 +98,9 @@ class Mps(Mechanism):
         daemon = self._daemons.get(uuid)
         if daemon is None:
             return False
+        return self._answers(daemon)
+
+    def _answers(self, daemon: _Daemon) -> bool:
         try:
             self._tell(daemon, "get_server_list")
         except WorkError:
@@ -115,8 +118,13 @@ class Mps(Mechanism):
         # a socket path may hold about 100 bytes, and the daemon adds its own names
         folder = self.folder / f"mps-{gpu.uuid[-12:]}"
         daemon = _Daemon(folder / "pipe", folder / "log", set())
+        left_behind = daemon.pipe.exists()
         for path in (daemon.pipe, daemon.log):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if left_behind and self._answers(daemon):
+            # the daemon of an agent that was killed serves its tenants still: take it over
+            self._daemons[gpu.uuid] = daemon
+            return daemon
         try:
             done = subprocess.run(
                 [self._command, "-d"],
