@@ -194,6 +194,25 @@ def overheads(processes: int, pairs: int) -> dict[str, Any]:
     return found
 
 
+def mps() -> dict[str, Any]:
+    """Two tenants at once under MPS with 50 % of the threads each; what each gets of a native run."""
+    with Bench("all", {}) as bench:
+        native = bench.native("busy")
+        native.wait_ready()
+        solo = statistics.median(native.block(0.7) for _ in range(3))
+        native.close()
+        specs = [TenantSpec(name, 0.5, 0.5, mechanism="mps") for name in ("m1", "m2")]
+        tenants = [bench.tenant("busy", spec) for spec in specs]
+        for tenant in tenants:
+            tenant.wait_ready()
+        for tenant in tenants:
+            tenant.begin(4.0)
+        blocks = [tenant.result() for tenant in tenants]
+        start, end = max(b["begin_ns"] for b in blocks), min(b["end_ns"] for b in blocks)
+        rates = [shares.work_between(b, start, end) / ((end - start) / 1e9) for b in blocks]
+    return {"solo_rate": solo, "got": [rate / solo for rate in rates]}
+
+
 STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "shares": lambda: all_shares(10.0),
     "limits_by_time": limits_by_time,
@@ -201,6 +220,7 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "launch_cost": launch_cost,
     "overhead": lambda: overheads(3, 31),
     "memory": memory,
+    "mps": mps,
 }
 
 

@@ -78,6 +78,8 @@ def coverage(folder: Path) -> dict[str, Any]:
     commands = {name: python(name) for name in ("torch_eager", "torch_graph", "jax", "cupy", "triton", "numba", "nvml")}
     if shutil.which("nvcc"):
         commands |= compile_cudart(folder)
+    if os.environ.get("CUDART12"):
+        commands["cudart12"] = python("cudart12")
     results: dict[str, Any] = {}
     agents = {name: FakeAgent(folder / f"{name}.sock", turn_ns=50_000_000) for name in commands}
     runs = {

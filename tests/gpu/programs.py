@@ -35,6 +35,51 @@ def torch_eager() -> None:
     say(ok=losses[-1] < losses[0], first=losses[0], last=losses[-1])
 
 
+PTX = b"""
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry nothing() { ret; }
+"""
+
+
+def cudart12() -> None:
+    """CUDA 12's runtime library ($CUDART12) on this driver: memory, a kernel from PTX, a graph of it."""
+    import ctypes
+    from ctypes import byref, c_size_t, c_uint, c_void_p
+
+    class Dim3(ctypes.Structure):
+        _fields_ = [("x", c_uint), ("y", c_uint), ("z", c_uint)]
+
+    runtime = ctypes.CDLL(os.environ["CUDART12"])
+
+    def check(code: int) -> None:
+        if code:
+            raise RuntimeError(f"cudart error {code}")
+
+    memory, library, kernel, stream, graph, run = (c_void_p() for _ in range(6))
+    version, back = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    check(runtime.cudaRuntimeGetVersion(byref(version)))
+    check(runtime.cudaMalloc(byref(memory), c_size_t(1 << 20)))
+    check(runtime.cudaMemset(memory, 7, c_size_t(1 << 20)))
+    check(runtime.cudaMemcpy(back, memory, c_size_t(16), 2))
+    check(runtime.cudaLibraryLoadData(byref(library), PTX, None, None, 0, None, None, 0))
+    check(runtime.cudaLibraryGetKernel(byref(kernel), library, b"nothing"))
+    check(runtime.cudaStreamCreate(byref(stream)))
+    one = Dim3(1, 1, 1)
+    for _ in range(100):
+        check(runtime.cudaLaunchKernel(kernel, one, one, None, c_size_t(0), stream))
+    check(runtime.cudaStreamBeginCapture(stream, 0))
+    for _ in range(10):
+        check(runtime.cudaLaunchKernel(kernel, one, one, None, c_size_t(0), stream))
+    check(runtime.cudaStreamEndCapture(stream, byref(graph)))
+    check(runtime.cudaGraphInstantiate(byref(run), graph, ctypes.c_ulonglong(0)))
+    for _ in range(20):
+        check(runtime.cudaGraphLaunch(run, stream))
+    check(runtime.cudaStreamSynchronize(stream))
+    say(ok=bytes(back) == bytes([7] * 16), version=version.value)
+
+
 def torch_graph() -> None:
     import torch
 
@@ -271,7 +316,7 @@ def main() -> None:
     else:
         {"torch_eager": torch_eager, "torch_graph": torch_graph, "torch_memory": torch_memory, "jax": jax_program,
          "cupy": cupy_program, "triton": triton_program, "numba": numba_program, "nvml": nvml_program,
-         "segments": segments}[name]()
+         "segments": segments, "cudart12": cudart12}[name]()
 
 
 if __name__ == "__main__":

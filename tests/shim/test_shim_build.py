@@ -46,6 +46,15 @@ def test_missing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_p
         shim_build.build(cache=tmp_path)
 
 
+def test_cache_that_cannot_be_used_is_one_sentence(soft_library: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(InputError, match="COTENANT_CACHE names another folder"):
+        shim_build.build(cache=blocked)
+    with pytest.raises(InputError, match="must have no blank or colon"):
+        shim_build.tenant_environment("/run/a.sock", "t", soft_library, cache=tmp_path / "a b")
+
+
 def test_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.so"
     path.write_bytes(b"not ELF at all")

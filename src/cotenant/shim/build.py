@@ -13,7 +13,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cotenant.model.errors import InputError
@@ -67,7 +67,7 @@ def _digest(parts: Iterable[bytes]) -> str:
     return whole.hexdigest()[:16]
 
 
-def cached(name: str, parts: Iterable[bytes], make: object, cache: Path | None = None) -> Path:
+def cached(name: str, parts: Iterable[bytes], make: Callable[[Path, Path], None], cache: Path | None = None) -> Path:
     """Path of `name` for this content; `make(folder, target)` writes it when it is not there yet.
 
     The library is put in place by rename, so a process that has an older one mapped keeps it, and two builders do not
@@ -77,11 +77,15 @@ def cached(name: str, parts: Iterable[bytes], make: object, cache: Path | None =
     target = folder / name
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        built = Path(scratch) / name
-        make(Path(scratch), built)  # type: ignore[operator]
-        os.replace(built, target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            built = Path(scratch) / name
+            make(Path(scratch), built)
+            os.replace(built, target)
+    except OSError as error:
+        why = f"{name} cannot be built in {folder} ({error.strerror}); $COTENANT_CACHE names another folder"
+        raise InputError(why) from None
     return target
 
 
@@ -201,7 +205,10 @@ def tenant_environment(
     if nvml is not None:
         preload.append(str(build_nvml(nvml, cache=cache)))
         environment["COTENANT_NVML"] = str(nvml.resolve())
-    preload += [entry for entry in os.environ.get("LD_PRELOAD", "").split(":") if entry and entry not in preload]
+    preload += [entry for entry in os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":") if entry]
+    preload = list(dict.fromkeys(preload))
+    if any(sign in path for path in preload for sign in " :"):
+        raise InputError(f"the loader cannot preload from {preload[0]!r}: $COTENANT_CACHE must have no blank or colon")
     environment["LD_PRELOAD"] = ":".join(preload)
     environment.update({name: os.environ[name] for name in PASSED_ON if name in os.environ})
     return environment

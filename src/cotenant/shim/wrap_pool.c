@@ -62,7 +62,7 @@ static void settle(word handle, struct gpu *gpu, uint64_t reservation, bool rese
 /* After the host waited for the GPU, pools may have shrunk to their thresholds. */
 void cot_pools_refresh(void)
 {
-    for (uint32_t i = 0; i < atomic_load(&pool_count); i++)
+    for (uint32_t i = 0; i < atomic_load(&pool_count) && atomic_load(&cot_captures) == 0; i++)
         if (pools[i].handle && pools[i].charged != pool_number(pools[i].handle, CU_POOL_RESERVED_CURRENT))
             settle(pools[i].handle, pools[i].gpu, 0, false);
 }
