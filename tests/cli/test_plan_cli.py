@@ -184,6 +184,32 @@ def test_wrong_rates_are_one_sentence(run: Any, services: Path, tmp_path: Path, 
     assert says in err
 
 
+def test_fitting_interference(run: Any, tmp_path: Path) -> None:
+    """Pairs made from known coefficients; the profile comes back with them."""
+    import numpy as np
+
+    from cotenant.profile.latency_files import load_profile, profile_to_dict, read_profile
+
+    profile = tmp_path / "p.json"
+    profile.write_text(json.dumps(profile_to_dict(load_profile("RTX2080Ti"))))
+    rng = np.random.default_rng(1)
+    rows = ["l2,dram,fraction,l2_other,dram_other,fraction_other,alone_ms,together_ms"]
+    for _ in range(60):
+        l2, dram, other, far = rng.random(4)
+        slowdown = 1.02 + 0.5 * (0.1 * l2 + 0.3 * dram + 0.8 * other + 0.2 * far)
+        rows.append(f"{l2},{dram},0.5,{other},{far},0.5,10,{10 * slowdown}")
+    (tmp_path / "pairs.csv").write_text("\n".join(rows) + "\n")
+    code, out, _ = run(
+        "plan", "fit-interference", "--pairs", tmp_path / "pairs.csv", "--profile", profile, "--out",
+        tmp_path / "new.json", "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["relative_error"]["p95"] < 1e-6
+    fitted = read_profile(tmp_path / "new.json").interference
+    assert (fitted.l2_other, fitted.dram_self, fitted.constant) == pytest.approx((0.8, 0.3, 1.02))
+    assert run("plan", "fit-interference")[0] == 2
+
+
 def test_scenario_sets(run: Any, tmp_path: Path) -> None:
     code, _, _ = run("plan", "scenarios", "--like", "ladder", "--out", tmp_path / "all.csv")
     assert code == 0

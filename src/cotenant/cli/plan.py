@@ -19,7 +19,7 @@ FILES, OUTPUT, PUBLIC, SETS = "Input", "Output", "Files of the public gpulet sch
 @app.command()
 def plan(
     services: Annotated[
-        str | None, typer.Argument(help="SERVICES.yaml, or the word `scenarios` to generate a scenario set.")
+        str | None, typer.Argument(help="SERVICES.yaml, or `scenarios` (generate a set), or `fit-interference`.")
     ] = None,
     planner: Annotated[
         str | None, typer.Option(help="temporal, greedy, gpulet, gpulet-interference (default) or exact.")
@@ -36,6 +36,7 @@ def plan(
     attainment: Annotated[str, typer.Option(help="SLO attainment that verified plans reach.")] = "99%",
     seed: Annotated[int, typer.Option(help="Seed of the simulated requests.")] = 0,
     time_limit: Annotated[str, typer.Option(help="The exact planner's time for one decision.")] = "30s",
+    pairs: Annotated[str | None, typer.Option(help="CSV of measured pairs, for fit-interference.")] = None,
     autoscale: Annotated[
         str | None, typer.Option(help="CSV of measured rates (time_s, a column per service): GPUs over time.")
     ] = None,
@@ -75,7 +76,8 @@ def plan(
     ] = False,
 ) -> None:
     """Say how to cut the GPUs into gpulets, which models go on each with which batch and duty cycle, and how much
-    headroom every service has. `plan scenarios --like SET --out F` generates scenario sets."""
+    headroom every service has. `plan scenarios --like SET --out F` generates scenario sets; `plan fit-interference
+    --pairs F` fits the interference model of a profile."""
     from cotenant.model.errors import InputError
     from cotenant.model.units import parse_fraction, parse_seconds
     from cotenant.policy.packing.specs import DEFAULT_PLANNER, find_planner
@@ -85,6 +87,11 @@ def plan(
         from cotenant.cli.plan_sets import generate_set
 
         generate_set(like, out, as_json)
+        return
+    if services == "fit-interference":
+        from cotenant.cli.plan_fit import fit
+
+        fit(pairs, profile, out, as_json)
         return
     if scenarios is not None:
         from cotenant.cli.plan_sets import plan_set

@@ -1,0 +1,38 @@
+"""`cotenant plan fit-interference`: the interference model of a profile from measured pairs of neighbours."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from cotenant.model.errors import InputError
+from cotenant.profile.interference_fit import fit_interference, read_pairs
+from cotenant.profile.latency_files import profile_to_dict, read_profile
+from cotenant.record.files import atomic_file
+
+
+def fit(pairs: str | None, profile: str | None, out: str | None, as_json: bool) -> None:
+    """Fit, say how well, and write the profile with the new coefficients where `out` names a file."""
+    from pathlib import Path
+
+    if pairs is None:
+        raise InputError("give --pairs PAIRS.csv", field="pairs")
+    if (profile is None) != (out is None):
+        raise InputError("--profile names the profile to change and --out where it goes: give both or none")
+    found = fit_interference(read_pairs(pairs))
+    if profile is not None and out is not None:
+        changed = replace(read_profile(Path(profile)), interference=found.model)
+        with atomic_file(out) as file:
+            file.write(json.dumps(profile_to_dict(changed), indent=1) + "\n")
+    content = {
+        "pairs": found.pairs,
+        "interference": vars(found.model),
+        "relative_error": {"p90": found.error_p90, "p95": found.error_p95},
+    }
+    if as_json:
+        print(json.dumps(content))
+        return
+    for name, value in vars(found.model).items():
+        print(f"{name:12} {value: .6f}")
+    errors = f"90 % within {found.error_p90:.2%}, 95 % within {found.error_p95:.2%}"
+    print(f"{found.pairs} pairs; error of the slowdown: {errors}")
