@@ -77,7 +77,10 @@ def simulate(
     cluster_options: ClusterOptions,
     partition_options: PartitionOptions,
 ) -> None:
-    """Run a trace on a cluster in virtual time and print what came out."""
+    """Run a trace on a cluster in virtual time and print what came out.
+
+    With SERVICES.yaml first: requests on a serving plan, see cotenant simulate SERVICES.yaml --help.
+    """
     from cotenant.config import training_config
     from cotenant.model.errors import InputError
 
