@@ -7,6 +7,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,3 +108,21 @@ def test_peer_that_breaks_the_protocol_is_no_agent(tenants: Tenants, agent: Agen
             listener.close()
             assert out.strip() == "802", err
             assert "protocol version 1" in err
+
+
+def test_agent_that_talks_nonsense_is_left_and_found_again(tenants: Tenants, agent: Agents) -> None:
+    """A message of another length ends the connection; the tenant waits, connects anew and goes on."""
+    with agent() as broker:
+        process = tenants.client_run(broker, "v2", "rate", "1.0", "10")
+        until = time.monotonic() + 10
+        while not (broker.clients and broker.clients[0].epoch) and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        with broker.lock:
+            broker.clients[0].connection.send(b"nonsense")
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert out.startswith("count")
+        assert "the agent is back" in err
+        assert len(broker.clients) == 2
+        assert broker.clients[1].slot(0, 144).value > 0
