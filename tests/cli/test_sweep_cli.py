@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from command import command, cotenant
@@ -72,7 +74,7 @@ def test_a_run_of_a_sweep_is_the_same_as_simulate(undisturbed: tuple[Path, Path]
 def test_set_goes_over_the_file(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     file, _ = undisturbed
     changes = ("--set", "load=0.5", "--set", "ordering=[las]", "--set", "seed=[3,4]")
-    result = cotenant("sweep", file, "--out", tmp_path / "out", *changes, "--json")
+    result = cotenant("sweep", file, "--out", tmp_path / "out", *changes, "--workers", 1, "--json")
     runs = json.loads(result.out)["runs"]
     assert {(r["options"]["load"], r["options"]["ordering"]) for r in runs} == {(0.5, "las")}
     assert [r["seed"] for r in runs] == [3, 4]
@@ -84,11 +86,31 @@ def test_paths_are_relative_to_the_file_and_a_changed_trace_runs_anew(tmp_path: 
     (folder / "t.csv").write_text("id,arrival_s,gpus,duration_s\na,0,1,600\nb,300,1,600\n")
     file = folder / "s.yaml"
     file.write_text("trace: native:t.csv\ncluster: 1x8\nallotment: proportional\nordering: [fifo, las]\n")
-    first = json.loads(cotenant("sweep", file, "--out", tmp_path / "out", "--json").out)
+    again = ("sweep", file, "--out", tmp_path / "out", "--workers", 1, "--json")
+    first = json.loads(cotenant(*again).out)
     assert [run["jct_s"]["mean"] for run in first["runs"]] == [600.0, 600.0]
     (folder / "t.csv").write_text("id,arrival_s,gpus,duration_s\na,0,1,900\nb,300,1,900\n")
-    second = json.loads(cotenant("sweep", file, "--out", tmp_path / "out", "--json").out)
+    second = json.loads(cotenant(*again).out)
     assert [run["jct_s"]["mean"] for run in second["runs"]] == [900.0, 900.0]
+
+
+def test_the_figure_of_an_experiment_is_drawn_from_its_results(tmp_path: Path) -> None:
+    def run(load: float, allotment: str, seed: int, hours: float) -> dict[str, object]:
+        options = {"load": load, "ordering": "fifo", "allotment": allotment}
+        return {"options": options, "seed": seed, "jct_s": {"mean": hours * 3600}}
+
+    runs = [run(load, a, seed, h * load * seed) for load in (0.5, 1.0) for a, h in (("proportional", 8), ("tune", 2))
+            for seed in (1, 3)]  # fmt: skip
+    (tmp_path / "r.json").write_text(json.dumps({"runs": runs}))
+    script = Path(__file__).resolve().parents[2] / "docs" / "experiments" / "figure.py"
+    for name, kind in (("lines", ["--by", "load", "--axis", "load"]), ("dots", ["--by", "load,ordering"])):
+        svg = tmp_path / f"{name}.svg"
+        drawing = [sys.executable, script, tmp_path / "r.json", *kind, "--svg", svg]
+        drawn = subprocess.run(drawing, capture_output=True, text=True, check=True)
+        root = ElementTree.fromstring(svg.read_text())
+        assert root.tag.endswith("svg")
+        assert "16.0" in drawn.stdout  # 8 h at load 1, seeds 1 and 3
+        assert drawn.stdout.count("4.00×") == 2
 
 
 def runs_in(out: Path) -> list[Path]:
@@ -127,7 +149,7 @@ def test_a_stopped_sweep_goes_on_where_it_stopped(
     assert not (out / "sweep.json").exists()
     assert all((path / "run.json").exists() for path in runs_in(out))
 
-    assert cotenant("sweep", file, "--out", out).code == 0
+    assert cotenant("sweep", file, "--out", out, "--workers", 1).code == 0
     assert tree(out) == tree(whole)
     assert {name: (out / "runs" / name / "events.parquet").stat().st_mtime_ns for name in kept} == kept
 
@@ -143,7 +165,7 @@ def _alive(group: int) -> bool:
 def test_a_failing_run_stops_the_sweep_with_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("jobs: 20\ncluster: 1x4\nload: [0.5, 0.9]\ngpu_mix: 1:50,8:50\n")
-    result = cotenant("sweep", file, "--out", tmp_path / "out")
+    result = cotenant("sweep", file, "--out", tmp_path / "out", "--workers", 1)
     assert result.code == 2
     assert "Traceback" not in result.err
     assert not list((tmp_path / "out").rglob("*.part-*"))
