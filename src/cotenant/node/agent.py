@@ -17,7 +17,7 @@ from typing import Any
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node import config as configs
-from cotenant.node import processes, state, wire
+from cotenant.node import processes, reconfigure, state
 from cotenant.node.broker import Broker
 from cotenant.node.config import AgentConfig, FileWatch, TenantSpec
 from cotenant.node.control import Caller, ControlServer
@@ -69,7 +69,7 @@ class Agent:
         self.options = options
         self.log = options.log
         self.folder = options.folder
-        self.config = self._load()
+        self.config = self.load_config()
         self.gpus: tuple[Gpu, ...] = options.gpus or discover(self.config.gpus)
         self.mechanisms = make_mechanisms(self.folder)
         self.registry = Registry(self.gpus, self.mechanisms)
@@ -89,7 +89,8 @@ class Agent:
         self._lock: int | None = None
         self._root_fds: dict[str, int] = {}
 
-    def _load(self) -> AgentConfig:
+    def load_config(self) -> AgentConfig:
+        """The config file as it is now, with the command line's values over it."""
         source = self.options.source
         return configs.with_options(configs.load(source) if source else AgentConfig(), **self.options.overrides)
 
@@ -109,7 +110,7 @@ class Agent:
             operations = Operations(self)
             control = ControlServer(self.folder / "control.sock", operations.table(), self.launcher_gone, self.log)
             self._restore()
-            self._admit_declared(self.config.tenants)
+            reconfigure.admit_declared(self, self.config.tenants)
             self.server.listen(self.options.socket_mode)
             await control.listen(self.options.socket_mode)
             loop = asyncio.get_running_loop()
@@ -219,13 +220,29 @@ class Agent:
         if fd is not None:
             asyncio.get_running_loop().remove_reader(fd)
             os.close(fd)
+        if tenant.root is not None:
+            tenant.group = tenant.root.pid
         tenant.root = None
-        self.maybe_remove(tenant)
+        self._look_for_heirs(tenant, 0.01)
+
+    def _look_for_heirs(self, tenant: Tenant, wait_s: float) -> None:
+        """A program that has put itself into the background leaves its group behind: the tenant lives as long."""
+        if tenant.group is None or self.registry.tenants.get(tenant.name) is not tenant:
+            return
+        try:
+            os.killpg(tenant.group, 0)
+        except PermissionError:
+            pass  # another user's process: it exists
+        except ProcessLookupError:
+            tenant.group = None
+            self.maybe_remove(tenant)
+            return
+        asyncio.get_running_loop().call_later(wait_s, self._look_for_heirs, tenant, min(2 * wait_s, 0.5))
 
     def maybe_remove(self, tenant: Tenant) -> None:
         """Remove a tenant that has no program, no processes and no launcher any more. Declared ones stay."""
         root_lives = tenant.root is not None and tenant.name in self._root_fds
-        if tenant.declared or tenant.sessions or tenant.launching or root_lives:
+        if tenant.declared or tenant.sessions or tenant.launching or root_lives or tenant.group is not None:
             return
         if self.registry.tenants.get(tenant.name) is not tenant:
             return
@@ -247,21 +264,6 @@ class Agent:
                 self.maybe_remove(tenant)
 
     # -- config and state ------------------------------------------------------------------------------------------
-
-    def _admit_declared(self, specs: tuple[TenantSpec, ...]) -> None:
-        for spec in specs:
-            existing = self.registry.tenants.get(spec.name)
-            try:
-                if existing is None:
-                    self.add_tenant(spec, os.geteuid(), declared=True)
-                else:
-                    existing.declared = True
-                    if existing.spec != spec:
-                        self.change_tenant(existing, dataclasses.replace(spec, gpus=existing.spec.gpus))
-            except InputError as error:
-                source = configs.config_path(self.options.source) if self.options.source else None
-                raise InputError(error.message, file=source, field=f"tenant {spec.name}") from None
-        self.save()
 
     def _restore(self) -> None:
         """Tenants of the last agent whose programs still run, or that are declared, keep their tokens and places."""
@@ -303,46 +305,7 @@ class Agent:
         while True:
             await asyncio.sleep(WATCH_S)
             if watch.changed():
-                self.reload()
-
-    def reload(self) -> None:
-        """Take the config file's new contents; a wrong file changes nothing and is reported."""
-        try:
-            config = self._load()
-            self._check_requests(config)
-        except (InputError, WorkError) as error:
-            self.config_fault = str(error)
-            self.log(f"the new configuration is not taken: {error}")
-            return
-        self.config_fault = ""
-        self.config = self.server.config = config
-        self.broker.inflight_ns = config.inflight_ns
-        self.broker.configure(config.quota)
-        for session in self.server.sessions:
-            if session.welcome:
-                session.page.layout.fail_mode = self.server.fail_mode
-                session.send(wire.pack(wire.Type.PAGE_UPDATE))
-        listed = {spec.name for spec in config.tenants}
-        for tenant in list(self.registry.tenants.values()):
-            if tenant.declared and tenant.name not in listed:
-                tenant.declared = False
-                self.maybe_remove(tenant)
-                if tenant.name in self.registry.tenants:  # still running: it keeps its limit and loses its claim
-                    self.change_tenant(tenant, dataclasses.replace(tenant.spec, request=0.0))
-        try:
-            self._admit_declared(config.tenants)
-        except InputError as error:
-            self.config_fault = str(error)
-            self.log(f"the new configuration is taken in part: {error}")
-            return
-        self.log(f"configuration taken: {len(config.tenants)} tenants")
-
-    def _check_requests(self, config: AgentConfig) -> None:
-        listed = {spec.name for spec in config.tenants}
-        others = sum(t.spec.request for t in self.registry.tenants.values() if not t.declared and t.name not in listed)
-        total = sum(spec.request for spec in config.tenants) + others
-        if total > len(self.gpus) + 1e-9:
-            raise InputError(f"the requests add up to {total:.0%} of {len(self.gpus)} GPU(s)")
+                reconfigure.reload(self)
 
     # -- events ----------------------------------------------------------------------------------------------------
 

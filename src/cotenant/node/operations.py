@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
@@ -248,10 +249,14 @@ class Operations:
         keys |= processes.descendants(keys)
         for key in keys:
             _signal(key, signal.SIGTERM, group=key == tenant.root)
+        if tenant.group is not None:
+            _signal_group(tenant.group, signal.SIGTERM)
 
         def finish() -> None:
             for key in keys | processes.descendants(keys):
                 _signal(key, signal.SIGKILL, group=key == tenant.root)
+            if tenant.group is not None:
+                _signal_group(tenant.group, signal.SIGKILL)
 
         asyncio.get_running_loop().call_later(grace_s, finish)
         return keys
@@ -269,6 +274,12 @@ class Operations:
     def _check_user(self, caller: Caller, tenant: Tenant) -> None:
         if not caller.trusted and caller.peer.uid != tenant.uid:
             raise InputError(f"tenant {tenant.name} belongs to another user")
+
+
+def _signal_group(group: int, number: int) -> None:
+    """Signal the processes that a program has left behind in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
 
 
 def _signal(key: processes.ProcessKey, number: int, *, group: bool) -> None:

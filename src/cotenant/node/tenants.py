@@ -32,6 +32,7 @@ class Tenant:
     enforcement: Enforcement
     declared: bool = False
     root: ProcessKey | None = None
+    group: int | None = None  # process group of a program that has ended, while others of it may live
     launching: bool = False  # registered by a launcher that has not started the program yet
     created_ns: int = 0
     timeout_s: float | None = None
