@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,8 +105,7 @@ def draw(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.G
     raise InputError(f"{process} is not drawn from a rate", field="arrivals")
 
 
-def _renewal(gaps: object, rate_rps: float, duration_s: float) -> np.ndarray:
-    assert callable(gaps)
+def _renewal(gaps: Callable[[int], np.ndarray], rate_rps: float, duration_s: float) -> np.ndarray:
     parts, last = [], 0.0
     while last < duration_s:
         times = last + np.cumsum(gaps(int(rate_rps * (duration_s - last) * 1.1) + 16))
@@ -150,4 +150,5 @@ def fit_to(
     if rounds * len(times) > MAX_REQUESTS:
         raise InputError(f"{rounds * len(times)} requests are over {MAX_REQUESTS}", field="duration")
     times = (times[None, :] + (np.arange(rounds) * span)[:, None]).ravel()
-    return times[times < duration_s]
+    kept: np.ndarray = times[times < duration_s]
+    return kept
