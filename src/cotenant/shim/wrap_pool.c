@@ -208,6 +208,44 @@ EXPORT CUresult cuGraphAddMemAllocNode(word node, word graph, word dependencies,
                                                                                       params);
 }
 
+/* The general form names the kind of node first in its parameters. */
+#define NODE_TYPE_MEM_ALLOC 10
+static void look_at_node(const int *params)
+{
+    if (params && *params == NODE_TYPE_MEM_ALLOC)
+        cot_graph_memory_expected();
+}
+
+DECLARE_REAL(cuGraphAddNode);
+EXPORT CUresult cuGraphAddNode(word node, word graph, word dependencies, size_t count, const int *params)
+{
+    look_at_node(params);
+    return ((CUresult(*)(word, word, word, size_t, const int *))REAL(cuGraphAddNode))(node, graph, dependencies, count,
+                                                                                     params);
+}
+
+DECLARE_REAL(cuGraphAddNode_v2);
+EXPORT CUresult cuGraphAddNode_v2(word node, word graph, word dependencies, word edges, size_t count, const int *params)
+{
+    look_at_node(params);
+    return ((CUresult(*)(word, word, word, word, size_t, const int *))REAL(cuGraphAddNode_v2))(node, graph, dependencies,
+                                                                                              edges, count, params);
+}
+
+#define GRAPH_UPLOAD(name)                                                           \
+    DECLARE_REAL(name);                                                              \
+    EXPORT CUresult name(word graph, CUstream stream)                                \
+    {                                                                                \
+        CUresult result = cot_graph_memory_check(graph);                             \
+        if (result != CUDA_SUCCESS)                                                  \
+            return result;                                                           \
+        result = ((CUresult(*)(word, CUstream))REAL(name))(graph, stream);           \
+        cot_graph_memory_settle(graph);                                              \
+        return result;                                                               \
+    }
+GRAPH_UPLOAD(cuGraphUpload)
+GRAPH_UPLOAD(cuGraphUpload_ptsz)
+
 DECLARE_REAL(cuDeviceGraphMemTrim);
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
 {

@@ -67,6 +67,19 @@ EXPORT CUresult cuCtxSynchronize(void)
         cot_capture_after_begin(effective, result);                                                        \
         return result;                                                                                     \
     }
+#define BEGIN_CAPTURE_5(name, effective)                                                                   \
+    DECLARE_REAL(name);                                                                                    \
+    EXPORT CUresult name(CUstream stream, word mode, word graph, word callback, word data)                 \
+    {                                                                                                      \
+        cot_capture_before_begin();                                                                        \
+        CUresult result = ((CUresult(*)(CUstream, word, word, word, word))REAL(name))(stream, mode, graph, \
+                                                                                     callback, data);      \
+        cot_capture_after_begin(effective, result);                                                        \
+        return result;                                                                                     \
+    }
+BEGIN_CAPTURE_5(cuStreamBeginRecaptureToGraph, stream)
+BEGIN_CAPTURE_5(cuStreamBeginRecaptureToGraph_ptsz, PTSZ(stream))
+BEGIN_CAPTURE_2(cuStreamBeginCaptureToCig, stream)
 BEGIN_CAPTURE_1(cuStreamBeginCapture, stream)
 BEGIN_CAPTURE_1(cuStreamBeginCapture_ptsz, PTSZ(stream))
 BEGIN_CAPTURE_2(cuStreamBeginCapture_v2, stream)
@@ -84,6 +97,14 @@ BEGIN_CAPTURE_6(cuStreamBeginCaptureToGraph_ptsz, PTSZ(stream))
     }
 END_CAPTURE(cuStreamEndCapture, stream)
 END_CAPTURE(cuStreamEndCapture_ptsz, PTSZ(stream))
+
+DECLARE_REAL(cuStreamEndCaptureToCig);
+EXPORT CUresult cuStreamEndCaptureToCig(CUstream stream)
+{
+    CUresult result = ((CUresult(*)(CUstream))REAL(cuStreamEndCaptureToCig))(stream);
+    cot_capture_after_end(stream);
+    return result;
+}
 
 /* A wait on a captured event draws the waiting stream into the capture: not while the helper looks at streams. */
 #define WAIT_EVENT(name)                                                                                   \
