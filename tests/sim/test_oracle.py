@@ -164,3 +164,17 @@ def test_a_move_that_changes_the_level_too_costs_a_restart(record_placements: bo
     assert by_then > 600  # at 600 s `late` has ended (1000 x 0.12 s) and `early` moves back, owing again
     left -= 200 / at_three_cores
     assert finish_times(record)[0] == pytest.approx(600 + 100 + left * at_nine_cores)
+
+
+def test_a_restart_longer_than_a_lease_takes_from_several() -> None:
+    """Worked out by hand: stopped at 300 s by a job of one lease, resumed at 600 s owing 700 s, which is two leases and
+    100 s of a third."""
+    cluster = Cluster((NodeGroup(1, 1, CATALOG["A100-40GB"], 3, 62_500_000_000),))
+    jobs = Jobs.build(
+        2, id=["a", "b"], arrival_s=[0.0, 100.0], gpus=[1, 1], duration_s=[500, 300], model=["gnmt", "gnmt"],
+        priority=[0, 1],
+    )  # fmt: skip
+    trace, policy, chosen = Trace(jobs, "hand"), JobPolicy("fifo", "tune"), EngineOptions(restart_cost_s=700.0)
+    record, _ = run_training(trace, cluster, PROFILES, policy, chosen)
+    assert finish_times(record) == pytest.approx([600 + 700 + 200, 600])
+    check(trace, cluster, policy, chosen)
