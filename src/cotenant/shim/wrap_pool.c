@@ -224,13 +224,16 @@ EXPORT CUresult cuGraphAddNode(word node, word graph, word dependencies, size_t 
                                                                                      params);
 }
 
-DECLARE_REAL(cuGraphAddNode_v2);
-EXPORT CUresult cuGraphAddNode_v2(word node, word graph, word dependencies, word edges, size_t count, const int *params)
-{
-    look_at_node(params);
-    return ((CUresult(*)(word, word, word, word, size_t, const int *))REAL(cuGraphAddNode_v2))(node, graph, dependencies,
-                                                                                              edges, count, params);
-}
+#define ADD_NODE(name)                                                                                          \
+    DECLARE_REAL(name);                                                                                         \
+    EXPORT CUresult name(word node, word graph, word dependencies, word edges, size_t count, const int *params) \
+    {                                                                                                           \
+        look_at_node(params);                                                                                   \
+        return ((CUresult(*)(word, word, word, word, size_t, const int *))REAL(name))(node, graph, dependencies, edges, \
+                                                                                     count, params);            \
+    }
+ADD_NODE(cuGraphAddNode_v2)
+ADD_NODE(cuGraphAddNode_v3)
 
 #define GRAPH_UPLOAD(name)                                                           \
     DECLARE_REAL(name);                                                              \
