@@ -56,5 +56,5 @@ def draw(points: list[tuple[float, float]]) -> str:
 
 
 if __name__ == "__main__":
-    rows = list(csv.DictReader(Path(sys.argv[1]).open()))
+    rows = list(csv.DictReader(Path(sys.argv[1]).read_text().splitlines()))
     Path(sys.argv[2]).write_text(draw([(float(r["rounds_x_jobs"]), float(r["engine_s"])) for r in rows]))

@@ -90,7 +90,7 @@ def test_a_thousand_jobs_on_128_gpus(allotment: str) -> None:
     assert finish_times(record) == [j.finish_s for j in oracle.jobs]
     print(
         f"\n1,000 jobs, 128 GPUs, fifo + {allotment}: engine {engine_s:.3f} s, plain Python {plain_s:.1f} s "
-        f"(ratio {plain_s / engine_s:.0f}), {record.rounds.height} rounds   [{COMMAND} 'thousand and {allotment}']"
+        f"(ratio {plain_s / engine_s:.0f}), {record.rounds.height} rounds   [{COMMAND} 'a_thousand and {allotment}']"
     )
     assert engine_s < 0.1
     assert plain_s / engine_s > 50
