@@ -145,7 +145,10 @@ def test_a_move_that_changes_the_level_too_costs_a_restart(record_placements: bo
     """Worked out by hand: `late` (priority) takes the only node with 2 GPUs at 300 s; `early` moves to the other
     two nodes and is cut at once, since their CPU is less: it owes 100 s whatever the record holds."""
     cluster = Cluster(
-        (NodeGroup(1, 2, CATALOG["A100-40GB"], 24, 500 * 10**9), NodeGroup(2, 1, CATALOG["A100-40GB"], 3, 62 * 10**9))
+        (
+            NodeGroup(1, 2, CATALOG["A100-40GB"], 24, 500 * 10**9),
+            NodeGroup(2, 1, CATALOG["A100-40GB"], 3, 62_500_000_000),
+        )
     )
     jobs = Jobs.build(
         2, id=["early", "late"], arrival_s=[0.0, 250.0], gpus=[2, 2], iterations=[1000, 1000],
