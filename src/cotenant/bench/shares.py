@@ -1,4 +1,4 @@
-"""`cotenant bench shares`: does each tenant get what it was granted? Measured in work done, against a native run."""
+"""`cotenant bench shares`: does each tenant get what it was granted? Measured in GPU time, against a native run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cotenant.node.config import TenantSpec, check_spec
 WARM_S = 1.0
 WINDOW_S = 10.0
 STEP_S = 0.1
+COUNT, BUSY = 1, 2  # places in a mark
 
 
 def granted_shares(requests: Sequence[float], limits: Sequence[float]) -> list[float]:
@@ -42,7 +43,11 @@ def measure(
     work_in_flight_ms: float | None = None,
     solo_block_s: float | None = None,
 ) -> dict[str, Any]:
-    """Run one tenant per request/limit pair for `seconds` and report granted and got, in fractions of a native run."""
+    """Run one tenant per request/limit pair for `seconds` and report granted and got, in fractions of a native run.
+
+    `got` is GPU time: a card that rests half of the time clocks higher, so work would overstate a limited share.
+    `got_work` is work, and `total_over_solo` its sum.
+    """
     specs = [
         check_spec(TenantSpec(f"tenant{index}", request, limit))
         for index, (request, limit) in enumerate(zip(requests, limits, strict=True))
@@ -60,7 +65,7 @@ def measure(
         native.wait_ready()
         block_s = solo_block_s or max(0.5, seconds / 16)
         native.block(min(WARM_S, 2 * block_s))
-        before = _solo(native, block_s)
+        native_blocks = _solo(native, block_s)
         tenants = [bench.tenant("busy", spec) for spec in specs]
         for tenant in tenants:
             tenant.wait_ready()
@@ -70,58 +75,75 @@ def measure(
         turns = [row["gpus"][0]["turns"] for row in bench.tenants()]
         for tenant in tenants:
             tenant.close()
-        after = _solo(native, block_s)
-        solo = median([*before, *after])
+        native_blocks += _solo(native, block_s)
+        rates = [rate(block) for block in native_blocks]
+        solo = median(rates)
         start_ns = max(block["begin_ns"] for block in blocks) + WARM_S * 1e9
         end_ns = start_ns + seconds * 1e9
-        got = [work_between(block, start_ns, end_ns) / seconds / solo for block in blocks]
+        busy = median([block["busy_ns"] / (block["end_ns"] - block["begin_ns"]) for block in native_blocks])
+        got = [between(block, start_ns, end_ns, BUSY) / (seconds * 1e9) / busy for block in blocks]
+        got_work = [between(block, start_ns, end_ns, COUNT) / seconds / solo for block in blocks]
         granted = granted_shares(requests, limits)
         return {
             "gpu": native.gpu,
             "granted": granted,
             "got": got,
             "solo_rate": solo,
-            "total_over_solo": sum(got),
-            "worst_window_error": worst_window_error(blocks, granted, solo, start_ns, end_ns),
+            "total_over_solo": sum(got_work),
+            "worst_window_error": worst_window_error(blocks, granted, busy, start_ns, end_ns),
+            "got_work": got_work,
             "window_s": min(WINDOW_S, seconds),
-            "solo_drift": median(after) / median(before),
+            "solo_drift": median(rates[4:]) / median(rates[:4]),
             "turns": turns,
             "quota_ms": quota_ms,
             "workload": f"busy ({bench.backend})",
         }
 
 
-def _solo(native: Workload, block_s: float) -> list[float]:
-    """Rates of a native run in four blocks; the median of all of them is the baseline."""
-    return [native.block(block_s) for _ in range(4)]
+def _solo(native: Workload, block_s: float) -> list[dict[str, Any]]:
+    """A native run in four blocks; the median of all of them is the baseline."""
+    blocks = []
+    for _ in range(4):
+        native.begin(block_s)
+        blocks.append(native.result())
+    return blocks
 
 
-def work_between(block: dict[str, Any], start_ns: float, end_ns: float) -> float:
-    """Units of work a block had done between two moments; marks are joined by straight lines."""
-    return work_until(block, end_ns) - work_until(block, start_ns)
+def rate(block: dict[str, Any]) -> float:
+    """Units of work per second of a block."""
+    return float(block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9))
 
 
-def work_until(block: dict[str, Any], at_ns: float) -> float:
-    """Units of work a block had done at a moment."""
-    points = [(block["begin_ns"], 0), *block["marks"], (block["end_ns"], block["count"])]
-    if at_ns <= points[0][0]:
+def between(block: dict[str, Any], start_ns: float, end_ns: float, what: int) -> float:
+    """Work (COUNT) or GPU time in ns (BUSY) of a block between two moments; marks are joined by straight lines."""
+    return _until(block, end_ns, what) - _until(block, start_ns, what)
+
+
+def _until(block: dict[str, Any], at_ns: float, what: int) -> float:
+    first = (block["begin_ns"], 0, 0)
+    last = (block["end_ns"], block["count"], block["busy_ns"])
+    if at_ns <= first[0]:
         return 0.0
-    for (left_ns, left), (right_ns, right) in itertools.pairwise(points):
-        if at_ns <= right_ns:
-            return float(left + (right - left) * (at_ns - left_ns) / max(1, right_ns - left_ns))
-    return float(block["count"])
+    for left, right in itertools.pairwise([first, *block["marks"], last]):
+        if at_ns <= right[0]:
+            part = (at_ns - left[0]) / max(1, right[0] - left[0])
+            return float(left[what] + (right[what] - left[what]) * part)
+    return float(last[what])
 
 
 def worst_window_error(
-    blocks: Sequence[dict[str, Any]], granted: Sequence[float], solo: float, start_ns: float, end_ns: float
+    blocks: Sequence[dict[str, Any]], granted: Sequence[float], busy: float, start_ns: float, end_ns: float
 ) -> float:
-    """Largest |got - granted| of any tenant over any window of 10 s (or the whole run, if shorter)."""
+    """Largest |got - granted| of any tenant over any window of 10 s (or the whole run, if shorter).
+
+    `busy` is the part of its time that a native run keeps the GPU busy.
+    """
     window_ns = min(WINDOW_S * 1e9, end_ns - start_ns)
     worst = 0.0
     at_ns = start_ns
     while at_ns + window_ns <= end_ns + 1:
         for block, share in zip(blocks, granted, strict=True):
-            got = work_between(block, at_ns, at_ns + window_ns) / (window_ns / 1e9) / solo
+            got = between(block, at_ns, at_ns + window_ns, BUSY) / window_ns / busy
             worst = max(worst, abs(got - share))
         at_ns += STEP_S * 1e9
     return worst

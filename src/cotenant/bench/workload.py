@@ -1,7 +1,8 @@
 """Programs that the benchmarks run as tenants: `python -m cotenant.bench.workload KIND`.
 
 Protocol: prints `ready NAME` once the GPU is set up; then each line `run SECONDS` on standard input runs one block and
-prints one JSON object {"count", "begin_ns", "end_ns", "marks": [[ns, count], ...]}. End of input ends the program.
+prints one JSON object {"count", "busy_ns", "begin_ns", "end_ns", "marks": [[ns, count, busy_ns], ...]}. busy_ns is GPU
+time, of `busy` only. End of input ends the program.
 
 busy      GPU-bound: long kernels, six in flight (torch: bf16 products of 8192^3)
 training  a step of copies, kernels and a wait, with some host time (torch: a small convolutional network)
@@ -16,6 +17,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,48 +25,81 @@ KINDS = ("busy", "training", "launch", "graph")
 MARK_NS = 20_000_000
 DEPTH = 6
 
+Done = tuple[int, int]  # units of work, GPU time in ns
 
-def run_block(step: Callable[[], int], finish: Callable[[], int], seconds: float) -> dict[str, Any]:
-    """Repeat `step` (returns units of work known to be done) for that long; `finish` waits for the rest."""
+
+def run_block(step: Callable[[], Done], finish: Callable[[], Done], seconds: float) -> dict[str, Any]:
+    """Repeat `step` (returns what is known to be done) for that long; `finish` waits for the rest."""
     begin_ns = time.monotonic_ns()
     until_ns = begin_ns + round(seconds * 1e9)
-    count = 0
-    marks: list[tuple[int, int]] = []
+    count = busy_ns = 0
+    marks: list[tuple[int, int, int]] = []
     next_ns = begin_ns + MARK_NS
     while True:
-        count += step()
+        units, used_ns = step()
+        count += units
+        busy_ns += used_ns
         now_ns = time.monotonic_ns()
         if now_ns >= next_ns:
-            marks.append((now_ns, count))
+            marks.append((now_ns, count, busy_ns))
             next_ns = now_ns + MARK_NS
         if now_ns >= until_ns:
             break
-    count += finish()
-    return {"count": count, "begin_ns": begin_ns, "end_ns": time.monotonic_ns(), "marks": marks}
+    units, used_ns = finish()
+    return {
+        "count": count + units,
+        "busy_ns": busy_ns + used_ns,
+        "begin_ns": begin_ns,
+        "end_ns": time.monotonic_ns(),
+        "marks": marks,
+    }
 
 
-def _pipelined(start: Callable[[], None], record: Callable[[int], None], wait: Callable[[int], None]) -> Any:
-    """Step and finish of a loop that keeps DEPTH units in flight and counts what has ended."""
+def _pipelined(start: Callable[[int], None], wait: Callable[[int], int]) -> Any:
+    """Step and finish of a loop that keeps DEPTH units in flight; `wait` returns the GPU time of its unit."""
     state = {"started": 0, "ended": 0}
 
-    def step() -> int:
-        start()
-        record(state["started"] % DEPTH)
+    def end_one() -> int:
+        used_ns = wait(state["ended"] % DEPTH)
+        state["ended"] += 1
+        return used_ns
+
+    def step() -> Done:
+        start(state["started"] % DEPTH)
         state["started"] += 1
         if state["started"] - state["ended"] < DEPTH:
-            return 0
-        wait(state["ended"] % DEPTH)
-        state["ended"] += 1
-        return 1
+            return 0, 0
+        return 1, end_one()
 
-    def finish() -> int:
+    def finish() -> Done:
         left = state["started"] - state["ended"]
-        while state["ended"] < state["started"]:
-            wait(state["ended"] % DEPTH)
-            state["ended"] += 1
-        return left
+        return left, sum(end_one() for _ in range(left))
 
     return step, finish
+
+
+class GpuTime:
+    """GPU time of units of one kind from pairs of events.
+
+    The first event of a pair is recorded before the launch waits for its turn, so a pair may enclose the wait: what is
+    over 1.3 times the median of the last units counts as that median.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[int] = deque(maxlen=31)
+
+    def unit(self, elapsed_ns: int) -> int:
+        """GPU time of a unit whose events lie that far apart."""
+        if self._last:
+            median_ns = sorted(self._last)[len(self._last) // 2]
+            if elapsed_ns > 1.3 * median_ns:
+                return median_ns
+        self._last.append(elapsed_ns)
+        return elapsed_ns
+
+
+def _nothing() -> Done:
+    return 0, 0
 
 
 def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
@@ -74,41 +109,47 @@ def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
     cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
     if kind == "busy":
         events = [cuda.event() for _ in range(DEPTH)]
-        step, finish = _pipelined(
-            lambda: cuda.launch(kernel_ns), lambda i: cuda.record(events[i]), lambda i: cuda.wait(events[i])
-        )
-        return cuda.name, step, finish
+
+        def start(index: int) -> None:
+            cuda.launch(kernel_ns)
+            cuda.record(events[index])
+
+        def wait(index: int) -> int:
+            cuda.wait(events[index])
+            return kernel_ns
+
+        return cuda.name, *_pipelined(start, wait)
     if kind == "training":
         size = 1 << 20
         device, host = cuda.buffers(size)
 
-        def train() -> int:
+        def train() -> Done:
             cuda.call("cuMemcpyHtoD_v2", device, host, ctypes.c_size_t(size))
             for _ in range(40):
                 cuda.launch(100_000)
             cuda.synchronise()
             sum(range(4000))  # host work between two steps, as a data loader does
-            return 1
+            return 1, 0
 
-        return cuda.name, train, lambda: 0
+        return cuda.name, train, _nothing
     if kind == "launch":
 
-        def launches() -> int:
+        def launches() -> Done:
             for _ in range(500):
                 cuda.launch(1_000)
             cuda.synchronise()
-            return 1
+            return 1, 0
 
-        return cuda.name, launches, lambda: 0
+        return cuda.name, launches, _nothing
     stream = cuda.stream()
     graph = cuda.graph([20_000] * 60, stream)
 
-    def replay() -> int:
+    def replay() -> Done:
         cuda.call("cuGraphLaunch", graph, stream)
         cuda.call("cuStreamSynchronize", stream)
-        return 1
+        return 1, 0
 
-    return cuda.name, replay, lambda: 0
+    return cuda.name, replay, _nothing
 
 
 def torch_workload(kind: str) -> tuple[str, Any, Any]:
@@ -120,21 +161,30 @@ def torch_workload(kind: str) -> tuple[str, Any, Any]:
     if kind == "busy":
         a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
         out = torch.empty_like(a)
-        events = [torch.cuda.Event() for _ in range(DEPTH)]
-        step, finish = _pipelined(
-            lambda: torch.mm(a, a, out=out), lambda i: events[i].record(), lambda i: events[i].synchronize()
-        )
-        return name, step, finish
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(DEPTH)]
+        gpu_time = GpuTime()
+
+        def start(index: int) -> None:
+            events[index][0].record()
+            torch.mm(a, a, out=out)
+            events[index][1].record()
+
+        def wait(index: int) -> int:
+            first, last = events[index]
+            last.synchronize()
+            return gpu_time.unit(round(first.elapsed_time(last) * 1e6))
+
+        return name, *_pipelined(start, wait)
     if kind == "launch":
         x = torch.zeros(64, 64, device="cuda")
 
-        def launches() -> int:
+        def launches() -> Done:
             for _ in range(500):
                 x.add_(1.0)
             torch.cuda.synchronize()
-            return 1
+            return 1, 0
 
-        return name, launches, lambda: 0
+        return name, launches, _nothing
     convolutions = [torch.nn.Conv2d(3 if layer == 0 else 64, 64, 3, padding=1) for layer in range(8)]
     net = torch.nn.Sequential(
         *[torch.nn.Sequential(convolution, torch.nn.ReLU()) for convolution in convolutions],
@@ -155,26 +205,26 @@ def torch_workload(kind: str) -> tuple[str, Any, Any]:
             with torch.cuda.graph(graph):
                 net(batch)
 
-        def replay() -> int:
+        def replay() -> Done:
             graph.replay()
             torch.cuda.synchronize()
-            return 1
+            return 1, 0
 
-        return name, replay, lambda: 0
+        return name, replay, _nothing
     optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
     images = torch.randn(64, 3, 64, 64).pin_memory()
     labels = torch.randint(0, 10, (64,), device="cuda")
 
-    def train() -> int:
+    def train() -> Done:
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = torch.nn.functional.cross_entropy(net(images.cuda(non_blocking=True)), labels)
         loss.backward()
         optimiser.step()
         loss.item()
-        return 1
+        return 1, 0
 
-    return name, train, lambda: 0
+    return name, train, _nothing
 
 
 def orders() -> Iterator[float]:
