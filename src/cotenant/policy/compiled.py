@@ -17,9 +17,7 @@ import numba
 import platformdirs
 
 # beside every file that says "njit" or "compiled": constants that numba freezes into code
-_CONSTANTS = ("policy/arrays.py", "sim/state.py", "model/events.py")
-
-
+_CONSTANTS = ("policy/arrays.py", "sim/state.py")
 FORGET_AFTER_S = 30 * 86400  # code of versions that nobody has used for a month
 
 

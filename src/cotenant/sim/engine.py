@@ -70,8 +70,7 @@ def run_training(
     """Run the trace to its end; the record is in folder `out`, or in memory where that is None.
 
     `on_ready()` is called once the input proved right, before anything takes long; `progress(finished, jobs)` at every
-    flush. Raises InputError for jobs that cannot run on the cluster and
-    WorkError if some job never finished.
+    flush. Raises InputError for jobs that cannot run on the cluster and WorkError if some job never finished.
     """
     trace.require_jobs()
     workload = build_workload(

@@ -63,7 +63,8 @@ def simulate(
 ) -> tuple[Record, Outcome]:
     """Run the trace on the cluster under the options; the record is in folder `out`, or in memory.
 
-    `on_ready()` is called once the input proved right, before anything takes long. `more_options` go into the record beside the policy's own (such as the load that a sweep drew the trace for).
+    `on_ready()` is called once the input proved right, before anything takes long. `more_options` go into the record
+    beside the policy's own (such as the load that a sweep drew the trace for).
     """
     known = profiles or load_profiles(config.profiles)
     policy = policy_of(config, known)
