@@ -92,7 +92,12 @@ def test_plan(call: Any, tmp_path: Path) -> None:
         ([{"name": "a", "speed": {"7g": -1}}], "speed on 7g is -1"),
         ([{"name": "a", "speed": {"7g": 1, "3gg": 0.5}}], "'3gg', which is no MIG profile"),
         ([{"name": "a", "speed": SPEED, "qos_floor": 1.5}], "qos_floor is 1.5"),
-        ([{"name": "a", "speed": SPEED, "min_slice": "5g"}], "no MIG profile '5g'"),
+        ([{"name": "a", "speed": SPEED, "min_slice": "5g"}], "min_slice is '5g'"),
+        ([{"name": "a", "speed": SPEED, "min_slice": 3}], "min_slice is 3"),
+        ([{"name": "a", "speed": {"7g": 1, "7g.40gb": 0.5}}], "one slice of A100-40GB"),
+        ('[{"name": "a", "speed": {"7g": NaN}}]', "speed on 7g is nan"),
+        ([{"name": "a", "speed": {"7g": 1e-320}}], "speed on 7g is 1e-320"),
+        ("[" * 100_000, "nested too deeply"),
         ([{"name": "a", "speed": SPEED, "memory_bytes": "4GiB"}], "memory_bytes"),
         ([{"name": "a", "speed": SPEED, "prio": 1}], "unknown field 'prio'"),
         ([{"name": "a", "speed": {"7g": 1.0}}] * 2, "named 'a'"),
@@ -180,6 +185,10 @@ def test_predict(call: Any, tmp_path: Path) -> None:
         ({"X": np.full((1, 3, 7), np.nan)}, "X[0, 0, 0] is nan"),
         ({"X": np.zeros((1, 3, 7))}, "must be above 0"),
         ({"X": np.ones((2, 3, 7)), "Y": np.ones((1, 3, 7))}, "not that of X"),
+        ({"X": np.ones((1, 3, 7)), "Y": np.ones((1, 7, 3))}, "slices 7g/4g/3g"),
+        ({"X": np.ones((1, 3, 7)), "Y": -np.ones((1, 3, 7))}, "Y[0, 0, 0] is -1.0"),
+        ({"X": np.ones((1, 3, 7)), "Y": np.full((1, 3, 7), "a")}, "Y holds <U1, not numbers"),
+        ({"X": np.ones((1, 3, 7)) + 1j}, "X holds complex128, not numbers"),
         ({"X": np.ones((1, 3, 7)), "Y": np.tile([[0.8889], [1], [0.8889]], (1, 1, 7))}, "dummy"),
     ],
 )
@@ -190,11 +199,29 @@ def test_predict_refuses_in_one_sentence(call: Any, tmp_path: Path, arrays: dict
     assert message in err
 
 
+def test_predict_takes_targets_in_seconds(call: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    mps, mig = rng.uniform(0.3, 1.0, (2, 3, 7)), rng.uniform(0.3, 1.0, (2, 3, 7))
+    np.savez(tmp_path / "seconds.npz", X=mps, Y=mig * 0.02)
+    np.savez(tmp_path / "over.npz", X=mps, Y=mig / mig.max(1, keepdims=True))
+    files = (tmp_path / "seconds.npz", tmp_path / "over.npz")
+    seconds, over = (json.loads(call("predict", "--input", f, "--json")[1]) for f in files)
+    assert seconds["mae"] == pytest.approx(over["mae"])
+
+
 def test_predict_refuses_what_is_no_file_of_its_kind(call: Any, tmp_path: Path) -> None:
     (tmp_path / "f.npz").write_text("hello")
-    for argv in (["--input", tmp_path / "f.npz"], ["--input", tmp_path / "none.npz"]):
-        assert call("predict", *argv)[0] == 2
+    np.save(tmp_path / "plain.npy", np.ones((1, 3, 7)))
     np.savez(tmp_path / "x.npz", X=np.ones((1, 3, 7)))
+    whole = (tmp_path / "x.npz").read_bytes()
+    (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "torn.npz").write_bytes(whole[:200] + bytes(40) + whole[240:])
+    for name in ("f.npz", "plain.npy", "half.npz", "torn.npz", "none.npz"):
+        for option in ("--input", "--model"):
+            other = [] if option == "--input" else ["--input", tmp_path / "x.npz"]
+            code, out, err = call("predict", option, tmp_path / name, *other)
+            assert (code, out, err.count("\n")) == (2, "", 1), (name, option)
+            assert "pickle" not in err
     code, _, err = call("predict", "--input", tmp_path / "x.npz", "--model", tmp_path / "x.npz")
     assert code == 2
     assert "no MPS -> MIG model file" in err

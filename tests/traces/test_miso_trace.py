@@ -93,3 +93,9 @@ def test_a_native_file_is_read_by_its_models(tmp_path: Path) -> None:
     path = write(tmp_path, "a,0,1,100,gnn_train128", header="id,arrival_s,gpus,duration_s,model")
     assert read_latencies(path) is None
     assert list(read(path, TraceOptions()).jobs.model) == ["gnn_train128"]
+
+
+def test_a_file_with_neither_latencies_nor_the_native_columns(tmp_path: Path) -> None:
+    header = HEADER.split(",lat_")[0]
+    with pytest.raises(InputError, match="neither latencies on MIG slices"):
+        read(write(tmp_path, ROW.split(",0.5")[0], header=header), TraceOptions())

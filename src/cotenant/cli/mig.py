@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from cotenant.model.mig import Geometry
     from cotenant.node.nvml import Nvml
 
+LEAST_SPEED, MOST_SPEED = 1e-6, 1e6  # of the whole GPU's; beyond them it is a slip of the pen
+
 app = typer.Typer(no_args_is_help=True, help="MIG layouts: list, plan, and apply to this machine's GPUs.")
 
 Model = Annotated[str, typer.Option("--gpu", help="GPU model of the catalog, such as A100-40GB or H100-80GB.")]
@@ -95,7 +97,6 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
     from pathlib import Path
 
     from cotenant.model.errors import InputError
-    from cotenant.model.mig import every_name, kind_of
     from cotenant.policy.partition.optimizer import PartitionJob
 
     try:
@@ -104,6 +105,8 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
         raise InputError(f"cannot read it: {error}", file=path) from None
     except json.JSONDecodeError as error:
         raise InputError(f"is no JSON: {error.msg}", file=path, line=error.lineno) from None
+    except RecursionError:
+        raise InputError("is nested too deeply", file=path) from None
     if not isinstance(rows, list):
         raise InputError('must be a list of jobs: [{"name": "a", "speed": {"7g": 1.0, "3g": 0.6}}]', file=path)
     jobs = []
@@ -114,11 +117,9 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
         unknown = set(row) - {"name", "speed", "min_slice", "qos_floor", "memory_bytes"}
         if unknown:
             raise InputError(f"unknown field {sorted(unknown)[0]!r}", file=path, field=where)
-        for kind, value in row["speed"].items():
-            if kind.strip().lower().removeprefix("mig ") not in every_name():
-                raise InputError(f"speed is given on {kind!r}, which is no MIG profile", file=path, field=where)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-                raise InputError(f"speed on {kind} is {value!r}, not a number of at least 0", file=path, field=where)
+        wrong = _wrong_speed(row["speed"], geo)
+        if wrong:
+            raise InputError(wrong, file=path, field=where)
         floor = row.get("qos_floor") or 0.0
         if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor <= 1:
             raise InputError(f"qos_floor is {floor!r}, not between 0 and 1", file=path, field=where)
@@ -126,10 +127,38 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
         if isinstance(memory, bool) or not isinstance(memory, int) or memory < 0:
             raise InputError(f"memory_bytes is {memory!r}, not a whole number of bytes", file=path, field=where)
         least = row.get("min_slice")
-        if least is not None:
-            kind_of(geo, str(least))
+        if least is not None and (not isinstance(least, str) or _kind(geo, least) is None):
+            offered = ", ".join(geo.kinds)
+            raise InputError(f"min_slice is {least!r}; {geo.gpu} has {offered}", file=path, field=where)
         jobs.append(PartitionJob(row["name"], row["speed"], least, float(floor), memory))
     return jobs
+
+
+def _kind(geo: Geometry, name: str) -> str | None:
+    from cotenant.model.errors import InputError
+    from cotenant.model.mig import kind_of
+
+    try:
+        return kind_of(geo, name)
+    except InputError:
+        return None
+
+
+def _wrong_speed(speeds: dict[str, Any], geo: Geometry) -> str | None:
+    """What is wrong with a job's speeds: an unknown slice, one slice under two names, a number that is no speed."""
+    from cotenant.model.mig import every_name
+
+    seen: dict[str, str] = {}
+    for name, value in speeds.items():
+        if name.strip().lower().removeprefix("mig ") not in every_name():
+            return f"speed is given on {name!r}, which is no MIG profile"
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not (value == 0 or LEAST_SPEED <= value <= MOST_SPEED):  # NaN fails both
+            return f"speed on {name} is {value!r}, not 0 (does not fit) or from {LEAST_SPEED:g} to {MOST_SPEED:g}"
+        kind = _kind(geo, name)
+        if kind is not None and seen.setdefault(kind, name) != name:
+            return f"speed is given on {seen[kind]!r} and on {name!r}, which are one slice of {geo.gpu}"
+    return None
 
 
 @app.command()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -69,10 +70,10 @@ class MpsMigModel:
         """A model file, the shipped one by default; InputError for a file that is none."""
         if path is None:
             return _shipped()
+        arrays = _read_npz(path)
         try:
-            with np.load(path, allow_pickle=False) as data:
-                return cls({k: data[k] for k in data.files})
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            return cls(arrays)
+        except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"is no MPS -> MIG model file ({error})", file=path) from None
 
     def posterior(self, mps: np.ndarray) -> np.ndarray:
@@ -146,11 +147,9 @@ class MpsMigModel:
         predicted = self.predict(mps)
         if mig is None:
             return {"mae": None, "mae_by_slice": None, "n_columns": int(predicted.shape[0] * predicted.shape[2])}
-        if mig.shape != predicted.shape:
-            raise InputError(f"Y has shape {mig.shape}, not that of X {predicted.shape}", field="Y")
-        if not np.isfinite(mig).all():
-            raise InputError("Y holds a value that is no number", field="Y")
-        truth = mig.transpose(0, 2, 1)
+        truth = normalised(mig, "Y").transpose(0, 2, 1)
+        if len(truth) != len(predicted):
+            raise InputError(f"Y has shape {mig.shape}, not that of X {np.shape(mps)}", field="Y")
         real = np.abs(truth - DUMMY).max(-1) > 5e-4
         gap = np.abs(predicted.transpose(0, 2, 1) - truth)[real]
         if not len(gap):
@@ -159,26 +158,29 @@ class MpsMigModel:
         return {"mae": float(gap.mean()), "mae_by_slice": by_slice, "n_columns": len(gap)}
 
 
-def normalised(mps: np.ndarray) -> np.ndarray:
-    """MPS latencies with every column over its own maximum; InputError for a shape or value that cannot be."""
-    array = np.asarray(mps)
+def normalised(latencies: np.ndarray, field: str = "X") -> np.ndarray:
+    """(n, 3, 7) or (3, 7) latencies, X under MPS or Y on slices, as (n, 3, 7) with every column over its maximum.
+
+    InputError for a shape or a value that cannot be.
+    """
+    array = np.asarray(latencies)
     if array.ndim == 2:
         array = array[None]
     if array.ndim != 3 or array.shape[1:] != (3, 7) or not len(array):
+        rows = "levels 100/50/14 %" if field == "X" else "slices 7g/4g/3g"
         raise InputError(
-            f"X has shape {np.shape(mps)}; it must be (n, 3, 7): levels 100/50/14 % by seven co-runners", field="X"
+            f"{field} has shape {np.shape(latencies)}; it must be (n, 3, 7): {rows} by seven co-runners", field=field
         )
-    try:
-        array = array.astype(np.float64)
-    except (TypeError, ValueError):
-        raise InputError("X does not hold numbers", field="X") from None
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"{field} holds {array.dtype}, not numbers", field=field)
+    array = array.astype(np.float64)
     wrong = ~(np.isfinite(array) & (array > 0))
     if wrong.any():
         n, level, column = (int(v) for v in np.argwhere(wrong)[0])
         raise InputError(
-            f"X[{n}, {level}, {column}] is {array[n, level, column]}; a latency must be above 0 (run a dummy where "
-            "there is no seventh job, and leave out a mix in which one ran out of memory)",
-            field="X",
+            f"{field}[{n}, {level}, {column}] is {array[n, level, column]}; a latency must be above 0 (run a dummy "
+            "where there is no seventh job, and leave out a mix in which one ran out of memory)",
+            field=field,
         )
     return np.asarray(array / array.max(axis=1, keepdims=True))
 
@@ -196,15 +198,24 @@ def _shipped() -> MpsMigModel:
         return MpsMigModel({k: data[k] for k in data.files})
 
 
+def _read_npz(path: str | Path) -> dict[str, np.ndarray]:
+    """All arrays of an npz file; InputError for a file that is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:  # np.load would try .npy and pickle, and say so
+            names = [n for n in archive.namelist() if n.endswith(".npy")]
+        with np.load(path, allow_pickle=False) as data:
+            return {n.removesuffix(".npy"): data[n] for n in names}
+    except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"cannot read it as an npz file ({reason})", file=path) from None
+
+
 def read_measurements(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
     """X (n, 3, 7) and, where there, Y of an npz file."""
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            if "X" not in data.files:
-                raise InputError(f"the file has no array X; it has {', '.join(data.files) or 'none'}", file=path)
-            return data["X"], data["Y"] if "Y" in data.files else None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"cannot read it as an npz file ({error})", file=path) from None
+    arrays = _read_npz(path)
+    if "X" not in arrays:
+        raise InputError(f"the file has no array X; it has {', '.join(arrays) or 'none'}", file=path)
+    return arrays["X"], arrays.get("Y")
 
 
 def write_predictions(path: str | Path, latencies: np.ndarray, speeds: np.ndarray) -> None:

@@ -42,6 +42,11 @@ def read(path: str, options: TraceOptions) -> Trace:
     """Jobs of a file; their durations are those of the whole GPU, with one launch."""
     table = read_csv(path)
     if not _latency_columns(table):
+        if "id" not in table.columns:
+            raise InputError(
+                "the file has neither latencies on MIG slices (columns lat_7g.40gb, ...) nor the native column id",
+                file=path, line=1,
+            )
         return read_table(table, f"miso:{path}")
     geo, columns = measured_on(table)
     iterations = table.numbers("num_iters", least=1, most=MAX_ITERATIONS)
