@@ -32,7 +32,7 @@ def test_yaml(tmp_path: Path) -> None:
             discipline: weighted-round-robin
             tenants:
               - {name: a, request: 30%, limit: 60%, memory: 8GiB}
-              - {name: team/b, request: 0.5, weight: 2}
+              - {name: team/b, request: 0.5, weight: 2, user: 1234}
             """,
         )
     )
@@ -45,6 +45,7 @@ def test_yaml(tmp_path: Path) -> None:
     a, b = config.tenants
     assert (a.name, a.request, a.limit, a.memory_bytes) == ("a", 0.3, 0.6, 8 * GIB)
     assert (b.name, b.request, b.limit, b.weight) == ("team/b", 0.5, 1.0, 2.0)
+    assert (a.uid, b.uid) == (None, 1234)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,8 @@ def test_yaml(tmp_path: Path) -> None:
         ("tenants: [{name: a, limit: 0%}]", "over 0 %"),
         ("tenants: [{name: a, memroy: 1GiB}]", "did you mean memory?"),
         ("tenants: [{name: '../../x'}]", "not a tenant name"),
+        ("tenants: [{name: a, user: nobody-has-this-name}]", "there is no user 'nobody-has-this-name'"),
+        ("tenants: [{name: a, user: -5}]", "there is no user"),
         ("gpus: []", "list of GPU UUIDs"),
     ],
 )

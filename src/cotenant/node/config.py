@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import pwd
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,10 @@ MAX_CONFIG_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class TenantSpec:
-    """What a tenant was promised. `memory_bytes` None: no cap. `gpus` empty: the agent chooses one."""
+    """What a tenant was promised. `memory_bytes` None: no cap. `gpus` empty: the agent chooses one.
+
+    `uid`: the user who may run it, None for the agent's own.
+    """
 
     name: str
     request: float = 0.0
@@ -33,6 +37,7 @@ class TenantSpec:
     gpus: tuple[str, ...] = ()
     gpu_count: int = 1
     mechanism: str = "time"
+    uid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
     return spec
 
 
-_TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism")
+_TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism", "user")
 _AGENT_KEYS = (
     "gpus",
     "quota",
@@ -240,12 +245,23 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
             gpus=gpus,
             gpu_count=max(1, len(gpus)),
             mechanism=str(entry.get("mechanism", "time")),
+            uid=_user(entry["user"]) if "user" in entry else None,
         )
         return check_spec(spec)
     except InputError as error:
         raise InputError(error.message, file=path, field=where) from None
     except (TypeError, ValueError) as error:
         raise InputError(f"not a tenant: {error}", file=path, field=where) from None
+
+
+def _user(text: Any) -> int:
+    """A user's number, from its name or number."""
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+        return text
+    try:
+        return pwd.getpwnam(str(text)).pw_uid
+    except KeyError:
+        raise InputError(f"there is no user {text!r} on this machine") from None
 
 
 def parse_gemini(text: str, path: Path | None = None) -> tuple[TenantSpec, ...]:

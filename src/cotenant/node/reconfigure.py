@@ -20,15 +20,20 @@ def admit_declared(agent: Agent, specs: tuple[TenantSpec, ...]) -> None:
         existing = agent.registry.tenants.get(spec.name)
         try:
             if existing is None:
-                agent.add_tenant(spec, os.geteuid(), declared=True)
+                agent.add_tenant(spec, _owner(spec), declared=True)
             else:
                 existing.declared = True
+                existing.uid = _owner(spec)
                 if existing.spec != spec:
                     agent.change_tenant(existing, dataclasses.replace(spec, gpus=existing.spec.gpus))
         except InputError as error:
             source = config_path(agent.options.source) if agent.options.source else None
             raise InputError(error.message, file=source, field=f"tenant {spec.name}") from None
     agent.save()
+
+
+def _owner(spec: TenantSpec) -> int:
+    return os.geteuid() if spec.uid is None else spec.uid
 
 
 def reload(agent: Agent) -> None:

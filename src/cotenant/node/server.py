@@ -163,7 +163,7 @@ class ShimServer:
                 raise BadMessageError(
                     Status.UNKNOWN_TENANT, f"process {peer.pid} belongs to no tenant: start it with cotenant run"
                 )
-        if peer.uid not in (0, tenant.uid) and tenant.uid != 0:
+        if peer.uid not in (0, tenant.uid, os.geteuid()):
             raise BadMessageError(Status.DENIED, f"user {peer.uid} may not run as tenant {tenant.name}")
         if len(tenant.sessions) >= MAX_SESSIONS_PER_TENANT:
             raise BadMessageError(
