@@ -152,6 +152,26 @@ def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
     return cuda.name, replay, _nothing
 
 
+def _torch_products(torch: Any) -> Any:
+    """Step and finish of bf16 products of 8192^3, with their GPU time."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty_like(a)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(DEPTH)]
+    gpu_time = GpuTime()
+
+    def start(index: int) -> None:
+        events[index][0].record()
+        torch.mm(a, a, out=out)
+        events[index][1].record()
+
+    def wait(index: int) -> int:
+        first, last = events[index]
+        last.synchronize()
+        return gpu_time.unit(round(first.elapsed_time(last) * 1e6))
+
+    return _pipelined(start, wait)
+
+
 def torch_workload(kind: str) -> tuple[str, Any, Any]:
     """The same kinds with PyTorch on a real GPU."""
     import torch
@@ -159,22 +179,7 @@ def torch_workload(kind: str) -> tuple[str, Any, Any]:
     torch.manual_seed(0)
     name = torch.cuda.get_device_name(0)
     if kind == "busy":
-        a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-        out = torch.empty_like(a)
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(DEPTH)]
-        gpu_time = GpuTime()
-
-        def start(index: int) -> None:
-            events[index][0].record()
-            torch.mm(a, a, out=out)
-            events[index][1].record()
-
-        def wait(index: int) -> int:
-            first, last = events[index]
-            last.synchronize()
-            return gpu_time.unit(round(first.elapsed_time(last) * 1e6))
-
-        return name, *_pipelined(start, wait)
+        return name, *_torch_products(torch)
     if kind == "launch":
         x = torch.zeros(64, 64, device="cuda")
 
