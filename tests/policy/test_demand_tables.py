@@ -112,6 +112,20 @@ def test_jobs_the_cluster_can_never_hold() -> None:
         build_workload(jobs.take(np.array([0, 1])), load_profiles(), cluster())
 
 
+@pytest.mark.parametrize(("gpus", "cpus"), [(1, 0.0004), (64, 0.03)])
+def test_a_job_left_without_cpu_is_refused(gpus: float, cpus: float) -> None:
+    """It would wait for its end for ever; amounts are thousandths of a core, rounded down."""
+    with pytest.raises(InputError, match=r"job a would get less than 0\.001 CPU cores per GPU"):
+        build_workload(one("res50", gpus, cpus=cpus), load_profiles(), cluster(nodes=8))
+    assert build_workload(one("res50", gpus, cpus=0.001 * gpus), load_profiles(), cluster(nodes=8)).iterations[0] > 0
+
+
+def test_nodes_too_small_to_share_are_refused() -> None:
+    with pytest.raises(InputError, match=r"at least 0\.001 CPU cores and 1 MB"):
+        cluster(cpus=0.007)
+    assert cluster(cpus=0.008).total_cpus == pytest.approx(0.008 * cluster().total_nodes)
+
+
 def test_a_model_without_profile_is_named_with_its_job() -> None:
     with pytest.raises(InputError, match=r"'vgg16' has no profile \(first at job a\)"):
         build_workload(one("vgg16", 1), load_profiles(), cluster())

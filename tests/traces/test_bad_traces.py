@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from cotenant.model.errors import InputError
+from cotenant.traces.options import TraceOptions
 from cotenant.traces.select import load_trace
 
 H = "id,arrival_s,gpus,duration_s\n"
@@ -88,6 +89,30 @@ def test_bad_file(name: str, tmp_path: Path) -> None:
     assert (error.line, error.field) == (line, field)
     assert str(path) in str(error.file)
     assert "\n" not in str(error)
+
+
+def test_a_job_is_found_in_its_file(tmp_path: Path) -> None:
+    """Rows are sorted and left out before anything finds a job wrong; its line is still that of the file."""
+    philly = tmp_path / "jobs.csv"
+    rows = ["2017-10-09 07:03:00,5,1,5,a", "2017-10-09 07:02:00,5,0,0,a", "2017-10-09 07:01:00,5,2,10,b"]
+    philly.write_text(PHILLY + "\n".join(rows) + "\n")
+    trace = load_trace(f"philly:{philly}")
+    assert [(job, trace.line_of(job)) for job in trace.jobs.id.tolist()] == [("2", 4), ("0", 2)]
+    assert trace.line_of("1") is None
+    replay = tmp_path / "replay.csv"
+    replay.write_text("a,gnmt,36,5,1\nb,gnmt,3,5,1\n")
+    assert load_trace(f"synergy:{replay}").line_of("b") == 2
+    error = trace.wrong("0", "gpus", "too many")
+    assert str(error) == f"philly:{philly}, line 2, field gpus: too many"
+
+
+def test_options_that_change_nothing_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(H + "a,0,1,5\n")
+    with pytest.raises(InputError, match="-1 is not a seed"):
+        load_trace(str(path), TraceOptions(seed=-1))
+    with pytest.raises(InputError, match="the native format has no attempts"):
+        load_trace(str(path), TraceOptions(attempts="last"))
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

@@ -42,8 +42,11 @@ class Cluster:
                 raise InputError(
                     f"{group.gpus} GPUs in one node is not between 0 and {MAX_GPUS_PER_NODE}", file=self.source or None
                 )
-            if group.gpus and (group.cpus <= 0 or group.memory_bytes <= 0):
-                raise InputError("a node with GPUs needs CPU cores and memory", file=self.source or None)
+            # amounts per GPU are counted in thousandths of a core and 10^6 bytes
+            if group.cpus * 1000 < group.gpus or group.memory_bytes < 10**6 * group.gpus:
+                raise InputError(
+                    "a node needs at least 0.001 CPU cores and 1 MB of memory for each GPU", file=self.source or None
+                )
 
     @property
     def total_nodes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +73,11 @@ class Trace:
     left_out: dict[str, int] = field(default_factory=dict)  #: reason -> rows
     remarks: list[str] = field(default_factory=list)  #: sentences, such as "1,203 rows were out of order and sorted"
     seed: int | None = None
+    line_of: Callable[[str], int | None] = field(default=lambda job: None, repr=False)  #: line of the file, by job id
+
+    def wrong(self, job: str, field: str, message: str) -> InputError:
+        """What to raise about one of the jobs: names file, line and field."""
+        return InputError(message, file=self.source or None, line=self.line_of(job), field=field)
 
     def require_jobs(self) -> Trace:
         """Itself; InputError where no job is left, with the reasons."""

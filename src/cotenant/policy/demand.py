@@ -75,22 +75,25 @@ def build_workload(
     whole_iterations: bool = False,
     grid: bool = False,
     default_profile: str | None = None,
-    source: str | None = None,
+    trace: work.Trace | None = None,
 ) -> Workload:
     """Demand tables for the jobs on the cluster.
 
     `two_speed`: only two speeds, proportional and ideal, as the public Synergy simulator knows them; else the whole
     table by interpolation. `proportional_keys`: orderings assume the proportional speed (else the ideal one). `grid`:
-    add the levels that the optimal allotment chooses among. Errors (InputError): a model without a profile, a job
-    larger than the cluster, a GPU model that is unknown.
+    add the levels that the optimal allotment chooses among. `trace`: where the jobs come from, for error messages.
+    Errors (InputError): a model without a profile, a job larger than the cluster, a GPU model that is unknown, a job
+    left with no CPU.
     """
+    trace = trace or work.Trace(jobs, "")
     nodes, kinds = build_nodes(cluster)
-    needs, types = _needs(jobs, profiles, default_profile, source)
-    _check_sizes(jobs, needs, types, nodes, kinds, source)
+    needs, types = _needs(jobs, profiles, default_profile, trace)
+    _check_sizes(jobs, needs, types, nodes, kinds, trace)
     tables = _Tables(nodes, kinds, two_speed, grid)
     for need in needs:
         tables.add(need)
     demand = tables.finish(proportional_keys)
+    _check_paces(jobs, demand, types, trace)
     from_duration = jobs.duration_s / demand.type["isolated_s"][types]
     iterations = np.where(np.isnan(jobs.duration_s), jobs.iterations, from_duration)
     if whole_iterations:
@@ -99,7 +102,7 @@ def build_workload(
 
 
 def _needs(
-    jobs: work.Jobs, profiles: Profiles, default_profile: str | None, source: str | None
+    jobs: work.Jobs, profiles: Profiles, default_profile: str | None, trace: work.Trace
 ) -> tuple[list[Need], NDArray[np.int32]]:
     if default_profile is not None and default_profile not in profiles.models:
         raise InputError(
@@ -110,11 +113,11 @@ def _needs(
         if name not in profiles.models and default_profile is None:
             row = int(np.flatnonzero(model_of == i)[0])
             what = f"model {str(name)!r} has no profile" if name else "the trace names no models"
-            raise InputError(
+            raise trace.wrong(
+                jobs.id[row],
+                "model",
                 f"{what} (first at job {jobs.id[row]}); known: {', '.join(profiles.models)}; "
                 "or give --default-profile NAME",
-                file=source,
-                field="model",
             )
     accepts, accepts_of = np.unique(jobs.gpu_models.astype(str), return_inverse=True)
     columns = np.column_stack([model_of, jobs.gpus, jobs.cpus, jobs.memory_bytes, accepts_of])
@@ -144,7 +147,7 @@ def _accepted(need: Need, kinds: list[NodeGroup]) -> NDArray[np.bool_]:
 
 def _check_sizes(
     jobs: work.Jobs, needs: list[Need], types: NDArray[np.int32], nodes: Array, kinds: list[NodeGroup],
-    source: str | None,
+    trace: work.Trace,
 ) -> None:  # fmt: skip
     per_kind = np.bincount(nodes["kind"], weights=nodes["gpus"], minlength=len(kinds))
     for i, need in enumerate(needs):
@@ -153,11 +156,21 @@ def _check_sizes(
             continue
         row = int(np.flatnonzero(types == i)[0])
         what = f" of model {need.gpu_models}" if need.gpu_models else ""
-        raise InputError(
+        raise trace.wrong(
+            jobs.id[row],
+            "gpus",
             f"job {jobs.id[row]} asks for {need.gpus:g} GPUs{what} and the cluster has {usable:g}; "
             "use a larger --cluster, or leave such jobs out with --skip-too-large",
-            file=source,
-            field="gpus",
+        )
+
+
+def _check_paces(jobs: work.Jobs, demand: Demand, types: NDArray[np.int32], trace: work.Trace) -> None:
+    """Amounts are whole thousandths of a core: a job whose amount rounds down to none would never end."""
+    stuck = (np.isinf(demand.amount["iteration_s"]).any(axis=0) & demand.allowed).any(axis=1)
+    if stuck.any():
+        job = jobs.id[int(np.flatnonzero(stuck[types])[0])]
+        raise trace.wrong(
+            job, "cpus", f"job {job} would get less than 0.001 CPU cores per GPU; it needs more, or the nodes do"
         )
 
 
@@ -254,7 +267,7 @@ class _Tables:
                 memories.append(m)
         scale = part / 1000 if part else 1.0
         speeds = [need.profile.speed(c / 1000 / scale, m / 1000 / scale) for c, m in zip(cpus, memories, strict=True)]
-        return cpus, memories, [need.profile.iteration_s / s / factor for s in speeds]
+        return cpus, memories, [need.profile.iteration_s / s / factor if s > 0 else np.inf for s in speeds]
 
     def _gpu_factor(self, profile: ModelProfile, kind: int) -> float:
         """Speed of the kind's GPU against the reference GPU, which is that of the cluster's first node."""

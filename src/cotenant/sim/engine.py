@@ -82,7 +82,7 @@ def run_training(
         whole_iterations=options.whole_iterations,
         grid=policy.allotment == "optimal",
         default_profile=options.default_profile,
-        source=trace.source,
+        trace=trace,
     )
     world = _world(trace.jobs, workload, policy, options)
     chooser = LevelChooser(workload.demand, workload.nodes, policy.solver_limit_s)

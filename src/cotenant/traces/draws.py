@@ -164,7 +164,7 @@ def parse_gpu_mix(text: str) -> tuple[Floats, Floats]:
             count, weight = float(count_text), float(weight_text.strip().removesuffix("%"))
         except ValueError:
             _bad_mix(text, part)
-        valid = 0 < count <= 100_000 and (count < 1 or count == int(count)) and 0 <= weight < math.inf
+        valid = 0.001 <= count <= 100_000 and (count < 1 or count == int(count)) and 0 <= weight < math.inf
         if not colon or not valid or count in counts:
             _bad_mix(text, part)
         counts.append(count)

@@ -46,6 +46,8 @@ def read_trace(spec: str, options: TraceOptions | None = None) -> Trace:
     options = options or TraceOptions()
     if options.time_unit and name != "chronus":
         raise InputError(f"the {name} format states its time unit; --time-unit is for chronus", field="time-unit")
+    if options.attempts != TraceOptions.attempts and name != "philly-json":
+        raise InputError(f"the {name} format has no attempts; --attempts is for philly-json", field="attempts")
     trace: Trace = importlib.import_module(FORMATS[name][0]).read(path, options)
     return trace
 

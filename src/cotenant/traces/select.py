@@ -77,6 +77,7 @@ def _check(options: TraceOptions) -> None:
         raise InputError("the rate must be above 0, such as 8/h", field="rate")
     if options.split:
         parse_split(options.split)
+    stream(options.seed, "arrivals")  # a wrong seed is wrong whether or not anything is drawn
 
 
 def _keep(trace: Trace, rows: NDArray[np.bool_], reason: str) -> None:

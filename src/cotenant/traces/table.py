@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,15 +47,7 @@ class Table:
         """Line of the file, from 1, where row `row` starts; None for a file without lines."""
         if not self._text:
             return None
-        wanted = int(self.rows[row]) + (1 if self._header else 0)
-        start = 1
-        with open(self.path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            for index, _ in enumerate(reader):
-                if index == wanted:
-                    return start
-                start = reader.line_num + 1
-        return start
+        return _line_of_row(self.path, int(self.rows[row]) + (1 if self._header else 0))
 
     def fail(self, row: int, field: str, message: str) -> NoReturn:
         """Raise InputError about one row."""
@@ -187,6 +180,8 @@ class Table:
         if equal:
             self.remarks.append(f"{equal:,} rows arrive at the same time as another; they keep the order of the file")
         trace = Trace(jobs=jobs, source=source, left_out=dict(self.left_out), remarks=list(self.remarks))
+        if self._text:
+            trace.line_of = _Lines(self.path, columns["id"], self.rows + (1 if self._header else 0))
         if not n and not self.left_out:
             raise InputError("the trace is empty", file=self.path)
         return trace
@@ -200,6 +195,31 @@ class Table:
             where = f"line {self.line(first)}" if self._text else f"row {int(self.rows[first]) + 1}"
             field = next((c for c in ("id", "job_id", "jobid", "name") if c in self.columns), "id")
             self.fail(row, field, f"the id {ids[row]!r} is already on {where}; ids must be unique")
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Where jobs stand in a file of text, found when asked for. `rows[i]`: row of the file, from 0, of job `ids[i]`."""
+
+    path: str
+    ids: Names
+    rows: NDArray[np.int64]
+
+    def __call__(self, job: str) -> int | None:
+        found = np.flatnonzero(self.ids == job)
+        return _line_of_row(self.path, int(self.rows[found[0]])) if len(found) else None
+
+
+def _line_of_row(path: str, row: int) -> int:
+    """Line, from 1, where a row (from 0, a header included) of a CSV file starts."""
+    start = 1
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file)
+        for index, _ in enumerate(reader):
+            if index == row:
+                return start
+            start = reader.line_num + 1
+    return start
 
 
 def check_path(path: str | Path) -> Path:
