@@ -225,3 +225,27 @@ def test_predict_refuses_what_is_no_file_of_its_kind(call: Any, tmp_path: Path) 
     code, _, err = call("predict", "--input", tmp_path / "x.npz", "--model", tmp_path / "x.npz")
     assert code == 2
     assert "no MPS -> MIG model file" in err
+
+
+def test_simulate_against_other_policies(call: Any, tmp_path: Path) -> None:
+    """Two jobs that arrive together on one GPU: 100 s and 100 s of work one after the other, or side by side."""
+    trace = tmp_path / "t.csv"
+    header = "id,arrival_s,num_iters,launch_s,lat_7g.40gb,lat_4g.20gb,lat_3g.20gb"
+    trace.write_text(f"{header}\na,0,100,0,1,1.25,1.25\nb,0,100,0,1,1.25,1.25\n")
+    argv = ("simulate", "--trace", f"miso:{trace}", "--cluster", "1x1", "--policy", "oracle", "--no-overheads")
+    code, out, _ = call(*argv, "--against", "whole,static,oracle", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["jct_s"]["mean"] == pytest.approx(125.0)  # both on a half, 1.25 s an iteration
+    assert [name.split()[0] for name in answer["against"]] == ["whole", "static"]  # not itself
+    static = next(value for name, value in answer["against"].items() if name.startswith("static"))
+    assert static["jct_mean_s"] == pytest.approx(125.0)  # two halves
+    assert answer["against"]["whole"]["jct_mean_s"] == pytest.approx(150.0)  # 100 and 200
+    assert answer["against"]["whole"]["ratio"] == pytest.approx(125 / 150)
+    code, out, _ = call(*argv, "--against", "whole")
+    assert code == 0
+    assert "mean JCT is 0.833 of that of whole" in out
+    for wrong in (("--against", "whole,best"), ("--against", "static", "--layout", "3,3")):
+        code, out, err = call(*argv, *wrong, "--out", tmp_path / "run")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert not (tmp_path / "run").exists()

@@ -23,6 +23,7 @@ def _option(*names: str, **more: Any) -> Any:
 PARTITION_OPTIONS: dict[str, tuple[Any, Any]] = {
     "policy": (Annotated[Text, _option("--policy", help="whole, static, mps, miso, miso-perfect, oracle.")], None),
     "layout": (Annotated[Text, _option("--layout", help="static: MIG layout, 3,2,2, or best to search.")], None),
+    "against": (Annotated[Text, _option("--against", help="Compare with these policies: whole,static or all.")], None),
     "objective": (Annotated[Text, _option("--objective", help="slowdown (default) or throughput.")], None),
     "no_overheads": (Annotated[bool, _option("--no-overheads", help="Moves and measurements cost nothing.")], False),
     "disturb": (
@@ -53,6 +54,7 @@ class PartitionOptions:
 
     policy: str | None = None
     layout: str | None = None
+    against: str | None = None
     objective: str | None = None
     no_overheads: bool = False
     disturb: str | None = None

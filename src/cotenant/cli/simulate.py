@@ -13,6 +13,8 @@ from cotenant.cli.trace_options import ClusterOptions, takes_cluster_options, ta
 from cotenant.traces.options import TraceOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cotenant.config import TrainingConfig
     from cotenant.record.record import Record
     from cotenant.sim.engine import Outcome
@@ -95,13 +97,17 @@ def simulate(
         "measure": measure,
     }  # fmt: skip
     if partition_options.policy is not None:
-        from cotenant.cli.simulate_partition import run_policy
+        from cotenant.cli.simulate_partition import ratios, run_others, run_policy
 
         check_outputs(out, html, jct_csv)
+        others = run_others(trace, trace_options, cluster_options, partition_options, given)
         result, done = run_policy(
             trace, trace_options, cluster_options, partition_options, given, out=out, label=label, quiet=json_
         )
-        finish_up(result, done, html=html, jct_csv=jct_csv, json_=json_, extra=done.extra())
+        against = ratios((result, done), others)
+        extra = done.extra() | ({"against": against} if others else {})
+        beside = [record for record, _ in others]
+        finish_up(result, done, html=html, jct_csv=jct_csv, json_=json_, extra=extra, beside=beside)
         return
     if partition_options.given():
         option = partition_options.given()[0].replace("_", "-")
@@ -159,9 +165,9 @@ def run(
 
 def finish_up(
     record: Record, outcome: Outcome | PartitionOutcome, *, html: Path | None, jct_csv: Path | None, json_: bool,
-    extra: dict[str, Any] | None = None,
+    extra: dict[str, Any] | None = None, beside: Sequence[Record] = (),
 ) -> None:
-    """Summaries and files of a finished run."""
+    """Summaries and files of a finished run; records `beside` it are compared with it in the table and the page."""
     from cotenant.metrics.summary import Analysis
 
     analysis = Analysis(record)
@@ -176,7 +182,7 @@ def finish_up(
         from cotenant.report.runs import arrange, run_of
 
         families = {model.name: model.family for model in load_profiles().models.values()}
-        write_page(html, arrange([run_of(record, families)]), record.info.label)
+        write_page(html, arrange([run_of(r, families) for r in (record, *beside)]), record.info.label)
     if json_:
         import orjson
 
@@ -184,7 +190,9 @@ def finish_up(
         return
     from cotenant.report.table import print_runs
 
-    print_runs([(record.info.label, summary)])
+    print_runs([(record.info.label, summary), *((r.info.label, Analysis(r).summary) for r in beside)])
+    for name, value in summary.get("against", {}).items():
+        typer.echo(f"mean JCT is {value['ratio']:.3f} of that of {name}")
     solver = outcome.solver
     typer.echo(
         f"{summary['rounds']:,} rounds in {outcome.engine_s:.3g} s"

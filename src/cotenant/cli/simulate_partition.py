@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from cotenant.sim.partition_run import PartitionOutcome
     from cotenant.traces.options import TraceOptions
 
+Run = tuple["Record", "PartitionOutcome"]
 SHARED = ("placement", "default_profile")  # options of job policies that partition policies have too
 
 
@@ -28,7 +31,7 @@ def run_policy(
     out: Path | None,
     label: str | None,
     quiet: bool,
-) -> tuple[Record, PartitionOutcome]:
+) -> Run:
     """Read and simulate. `job_options`: the options of job policies that were given; most make no sense here."""
     from cotenant.policy.partition.decide import POLICIES
     from cotenant.sim.partition_run import cluster_geometry, mig_jobs, named_rules, run_partition
@@ -65,3 +68,39 @@ def run_policy(
     return run_partition(
         trace, cluster, rules, out=out, label=label, on_ready=None if quiet else say, **options
     )
+
+
+def run_others(
+    spec: str,
+    trace_options: TraceOptions,
+    cluster_options: ClusterOptions,
+    partition_options: PartitionOptions,
+    job_options: dict[str, Any],
+) -> list[Run]:
+    """The policies that `--against` names on the same input, in memory; static takes its best layout."""
+    from cotenant.policy.partition.decide import POLICIES
+
+    text = partition_options.against or ""
+    names = list(POLICIES) if text == "all" else [n.strip() for n in text.split(",") if n.strip()]
+    for name in names:
+        if name not in POLICIES:
+            raise InputError(f"unknown policy {name!r}; there are all, {', '.join(POLICIES)}", field="against")
+    return [
+        run_policy(
+            spec, trace_options, cluster_options,
+            replace(partition_options, policy=name, layout="best" if name == "static" else None),
+            job_options, out=None, label=None, quiet=True,
+        )
+        for name in dict.fromkeys(names) if name != partition_options.policy
+    ]
+
+
+def ratios(run: Run, others: Sequence[Run]) -> dict[str, dict[str, float]]:
+    """Per other policy its mean JCT and what part of it this run's mean JCT is: below 1 this run is better."""
+    from cotenant.metrics.summary import summarise
+
+    if not others:
+        return {}
+    mine = float(summarise(run[0])["jct_s"]["mean"])
+    theirs = {record.info.label: float(summarise(record)["jct_s"]["mean"]) for record, _ in others}
+    return {label: {"jct_mean_s": mean, "ratio": mine / mean} for label, mean in theirs.items()}

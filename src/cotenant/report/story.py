@@ -215,7 +215,9 @@ def _began(event: Happening, before: Stretch | None) -> str:
 
 def _changed(old: Happening, new: Happening) -> str:
     if new.kind == Kind.MOVE:
-        return f"moved from {_nodes(old.where)} to {_nodes(new.where)}{_size_change(old, new)}{_because(new.reason)}"
+        before, after = _nodes(old.where), _nodes(new.where)
+        way = f"within {after}" if old.where and before == after else f"from {before} to {after}"
+        return f"moved {way}{_size_change(old, new)}{_because(new.reason)}"
     if new.kind == Kind.RESIZE:
         change = _size_change(old, new).removeprefix(", ") or "the same CPU and memory"
         return f"kept its GPUs with {change}{_because(new.reason)}"
@@ -276,6 +278,9 @@ def _share(event: Happening) -> str:
 
 def _size_change(old: Happening, new: Happening) -> str:
     parts = []
+    before, after = (sum(g for _, g in e.where) if e.where else e.gpus for e in (old, new))
+    if f"{before:.3g}" != f"{after:.3g}":
+        parts.append(f"{_gpus(after)} instead of {_gpus(before)}")
     if old.cpus != new.cpus:
         parts.append(f"{plural(new.cpus, 'CPU')} instead of {figures(old.cpus)}")
     if old.memory_bytes != new.memory_bytes:
@@ -288,12 +293,16 @@ def _size_change(old: Happening, new: Happening) -> str:
 def _place(event: Happening) -> str:
     where = event.where
     total = sum(gpus for _, gpus in where) if where else event.gpus
-    amount = f"{figures(total)} of a GPU" if total < 1 else plural(total, "GPU")
+    amount = _gpus(total)
     if not where:
         return amount
     if len(where) == 1 or len(where) > 6:
         return f"{amount} of {_nodes(where)}"
     return f"{amount} of {_nodes(where)} ({' + '.join(figures(gpus) for _, gpus in where)})"
+
+
+def _gpus(count: float) -> str:
+    return f"{figures(count)} of a GPU" if count < 1 else plural(count, "GPU")
 
 
 def _nodes(where: Where | None) -> str:
