@@ -28,7 +28,11 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the report.")] = Path("demo-out"),
     seed: Annotated[int, typer.Option("--seed", help="Seed of the trace.")] = 1,
 ) -> None:
-    """Simulate a seeded 1,000-job trace on 128 GPUs under six policies, print a table, write an HTML report."""
+    """Simulate a seeded 1,000-job trace on 128 GPUs under six policies, print a table, write an HTML report.
+
+    Then two programs share one software GPU, as real processes.
+    """
+    from cotenant.cli.demo_sharing import show_sharing
     from cotenant.cli.progress import say_compiling
     from cotenant.cli.simulate import check_outputs
     from cotenant.config import TrainingConfig
@@ -64,3 +68,4 @@ def demo(
     write_page(page, runs, f"{JOBS:,} jobs on {GPUS} GPUs under six policies")
     typer.echo(f"wrote {page} ({time.perf_counter() - started:.1f} s in all); open it in a browser")
     typer.echo(f"one job's life: cotenant explain {out}/las-tune 17")
+    show_sharing()

@@ -1,0 +1,31 @@
+"""The part of the demo that runs real processes: two tenants share the software GPU."""
+
+from __future__ import annotations
+
+import shutil
+
+import typer
+
+REQUESTS = (0.3, 0.7)
+SECONDS = 2.5
+
+
+def show_sharing() -> None:
+    """Two tenants ask for 30 % and 70 % of one GPU, as real processes under an agent of the demo's own."""
+    from cotenant.bench.shares import measure
+    from cotenant.model.errors import InputError, WorkError
+    from cotenant.shim.build import compiler
+
+    typer.echo("\ntwo programs share one GPU (the software GPU: its kernels only take time):")
+    if shutil.which(compiler()) is None:
+        typer.echo(f"  left out: the driver shim is built with a C compiler, and there is no {compiler()}")
+        return
+    try:
+        result = measure(REQUESTS, (1.0, 1.0), SECONDS, kernel_ms=4.0, work_in_flight_ms=16.0, solo_block_s=0.3)
+    except (InputError, WorkError) as error:
+        typer.echo(f"  left out: {error}")
+        return
+    for asked, got, turns in zip(REQUESTS, result["got"], result["turns"], strict=True):
+        typer.echo(f"  asked for {asked:.0%}, got {got:.1%} of the GPU's time in {turns} turns")
+    typer.echo(f"  together {result['total_over_solo']:.1%} of what one program does alone")
+    typer.echo("  yours: cotenant agent --gpus soft &  then  cotenant run --request 30% -- CMD  and  cotenant top")
