@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import sys
 from typing import Any, NoReturn
@@ -31,6 +33,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "policies": ("cotenant.cli.policies", "List every policy with what it does."),
     "demo": ("cotenant.cli.demo", "Six policies on a seeded trace, a table and an HTML report."),
 }
+
+
+MOST_SHOWN = 2000  # characters of an error
 
 
 def _module(verb: str, args: list[str]) -> str:
@@ -91,7 +96,10 @@ def main() -> None:
     from cotenant.model.errors import InputError, WorkError
 
     try:
+        if sys.stdout is None:  # closed by the caller (>&-)
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
         code = app(standalone_mode=False)  # else typer would print its errors as a box of several lines
+        sys.stdout.flush()  # what is still buffered may find the disk full
     except InputError as error:
         fail(str(error), 2)
     except WorkError as error:
@@ -102,17 +110,35 @@ def main() -> None:
         fail("interrupted", 130)
     except BrokenPipeError:
         # the reader of our output (head, less) has gone: not an error of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         sys.exit(0)
+    except OSError as error:
+        _forget_output()
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}reading or writing failed: {(error.strerror or str(error)).lower()}", 1)
+    except MemoryError:
+        fail("the memory of this machine does not suffice", 1)
     if code == 130:  # what typer makes of Ctrl-C
         fail("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _forget_output() -> None:
+    """Nothing can be written to standard output any more; Python must not try it again at its end."""
+    with contextlib.suppress(io.UnsupportedOperation):  # no stream of the system
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def fail(sentence: str, code: int) -> NoReturn:
     """Print one line on standard error and leave."""
-    print(f"cotenant: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"cotenant: {one_line(sentence)}", file=sys.stderr)
     sys.exit(code)
+
+
+def one_line(sentence: str) -> str:
+    """The sentence as a terminal can show it: what it quotes from a file may be anything, and of any length."""
+    line = " ".join("".join(c if c.isprintable() else "\ufffd" for c in word) for word in sentence.split())
+    return line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
 
 
 def fail_usage(error: ClickException) -> NoReturn:

@@ -20,15 +20,29 @@ def cannot_write(path: str | Path, error: OSError) -> InputError:
     return InputError(f"cannot write here: {(error.strerror or str(error)).lower()}", file=path)
 
 
+def _is_stream(path: str | Path) -> bool:
+    """Whether something other than a file is at `path`, such as a pipe or a device: renaming would replace it."""
+    found = Path(path)
+    return found.exists() and not found.is_file()
+
+
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[IO[str]]:
     """A text file (UTF-8) that appears at `path` when the block ends without an error; until then the old one stays.
 
+    A link stays one: the file behind it is replaced. What is no file (a pipe, /dev/stdout) is written as it goes.
     Raises InputError where the file cannot be made.
     """
-    target = Path(path)
-    if target.is_dir():
+    if Path(path).is_dir():
         raise InputError("is a folder; name a file", file=path)
+    if _is_stream(path):
+        try:
+            with Path(path).open("w", encoding="utf-8", newline="\n") as handle:
+                yield handle
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        return
+    target = Path(os.path.realpath(path))
     part = target.with_name(f".{target.name}.part-{os.getpid()}")
     try:
         handle = part.open("w", encoding="utf-8", newline="\n")
@@ -48,9 +62,11 @@ def atomic_file(path: str | Path) -> Iterator[IO[str]]:
 
 def check_writable(path: str | Path) -> None:
     """InputError where a file cannot be written at `path`; to be asked before long work. Leaves nothing behind."""
-    target = Path(path)
-    if target.is_dir():
+    if Path(path).is_dir():
         raise InputError("is a folder; name a file", file=path)
+    if _is_stream(path):
+        return
+    target = Path(os.path.realpath(path))
     probe = target.with_name(f".{target.name}.part-{os.getpid()}")
     try:
         probe.touch()
