@@ -26,6 +26,7 @@ from cotenant.record.writer import RecordWriter
 from cotenant.sim import kernel
 from cotenant.sim.state import C_ACTIVE, C_EVENTS, C_NEXT, C_NODES, C_ROUNDS, EVENT, ROUND, Options, World, make_world
 
+IDLE_ROUNDS = 10_000  # rounds in which restarts eat everything before a run is given up
 MOVES_RECORDED_UP_TO = 20_000  # jobs; beyond it placements are left out of the record unless asked for
 
 
@@ -107,7 +108,7 @@ def run_training(
 
 def warm_up(demand: Demand, nodes: Array, policy: JobPolicy) -> None:
     """Compile the kernel, or load it from the cache, so that wall times measure the run alone."""
-    options = Options(1.0, False, False, 0.0, False, False)
+    options = Options(1.0, False, False, 0.0, False, 1, False)
     context = policy.context(np.ones(1), 1.0)
     kernel.advance(make_world(np.zeros(0, JOB), demand, nodes, policy.choice(), context, options))
 
@@ -133,6 +134,7 @@ def _world(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, options
         whole_iterations=options.whole_iterations,
         resume_cost_s=cost_s,
         record_moves=recorded,
+        idle_limit=IDLE_ROUNDS + int(10 * cost_s / options.lease_s),
         moves_matter=recorded or cost_s > 0 or unlike,
     )
     context = policy.context(gpu_seconds, float(workload.nodes["gpus"].sum()))
@@ -146,6 +148,11 @@ def _loop(
     gpus = int(world.nodes["gpus"].sum())
     while True:
         status = kernel.advance(world)
+        if status == kernel.NOWHERE:
+            raise WorkError(
+                f"for {IDLE_ROUNDS:,} rounds nobody got any work done: jobs take turns, and restarts and checkpoints take "
+                "longer than their turns; use a longer --lease or --sticky"
+            )
         if status == kernel.NEED_LEVELS:
             n = int(run.counters[C_ACTIVE])
             selected = world.scratch.selected

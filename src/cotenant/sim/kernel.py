@@ -23,6 +23,7 @@ from cotenant.sim.state import (
     C_EVENTS,
     C_FINISHED,
     C_FRESH,
+    C_IDLE,
     C_NEXT,
     C_NODES,
     C_PHASE,
@@ -37,7 +38,7 @@ from cotenant.sim.state import (
 )  # fmt: skip
 
 # why `advance` came back
-DONE, FLUSH, NEED_LEVELS = 0, 1, 2
+DONE, FLUSH, NEED_LEVELS, NOWHERE = 0, 1, 2, 3
 # where to go on
 P_TICK, P_DECIDE, P_TELL, P_SERVE = 0, 1, 2, 3
 
@@ -205,6 +206,18 @@ def _moved(alloc: Allocation, progress: Array, old_entry: Array, job: int) -> bo
 
 
 @inner
+def _gets_other(w: World, job: int, old: int) -> bool:
+    """Whether a job on the same GPUs gets other CPU or memory than before: levels may differ by name alone."""
+    alloc, typ, level = w.alloc, w.jobs[job].type, w.alloc.job[job].level
+    for e in range(alloc.job[job].first, alloc.job[job].first + alloc.job[job].count):
+        kind = w.nodes[alloc.entry[e].node].kind
+        has, had = w.demand.amount[level, typ, kind], w.demand.amount[old, typ, kind]
+        if has.cpu != had.cpu or has.memory != had.memory:
+            return True
+    return False
+
+
+@inner
 def _tell_running(w: World, now: float, job: int, moved: bool) -> None:
     """Tell that a job runs that did not, or runs elsewhere, or with other CPU and memory."""
     progress, level = w.run.job, w.alloc.job[job].level
@@ -219,7 +232,7 @@ def _tell_running(w: World, now: float, job: int, moved: bool) -> None:
         progress[job].told_waiting = False
     elif moved and w.options.record_moves:
         _tell(w, now, job, MOVE, R_REPLACED, HOLDS)
-    elif level != old:
+    elif _gets_other(w, job, old):
         _tell(w, now, job, RESIZE, R_GAVE_WAY if level != IDEAL else R_GOT_IDEAL, HOLDS)
 
 
@@ -324,17 +337,20 @@ def _serve(w: World, now: float) -> None:
     run, c = w.run, w.run.counters
     ends = 0
     anybody = False
+    owing = True  # restarts take the whole lease of everybody who runs
     grants = w.alloc.job
     for i in range(c[C_ACTIVE]):
         job = run.order[i]
         if grants[job].level == NOT_RUNNING:
             continue
         anybody = True
+        owing = owing and run.job[job].debt_s >= w.options.lease_s
         if _serve_job(w.jobs, run.job, w.options, now, job):
             run.ended[ends] = job
             ends += 1
     c[C_FINISHED] = ends
     c[C_TOLD] = 0
+    c[C_IDLE] = c[C_IDLE] + 1 if anybody and owing else ZERO
     if not anybody:
         c[C_STALLED] = 1
     if w.options.exact_finish:
@@ -349,7 +365,10 @@ def _serve(w: World, now: float) -> None:
 
 @bare
 def advance(w: World) -> int:
-    """Go on until DONE, until the buffers are full (FLUSH), or until the allotment wants levels (NEED_LEVELS)."""
+    """Go on until DONE, until the buffers are full (FLUSH), or until the allotment wants levels (NEED_LEVELS).
+
+    NOWHERE: for `idle_limit` rounds restarts took the whole lease of everybody who ran.
+    """
     run, c = w.run, w.run.counters
     while True:
         now = c[C_TICK] * w.options.lease_s
@@ -383,5 +402,7 @@ def advance(w: World) -> int:
             if c[C_STALLED] == 1 and c[C_NEXT] >= len(w.jobs):
                 return DONE  # nobody runs and nobody will come: the rest can never run here
             c[C_STALLED] = 0
+            if c[C_IDLE] > w.options.idle_limit:
+                return NOWHERE
             c[C_TICK] += 1
             c[C_PHASE] = P_TICK

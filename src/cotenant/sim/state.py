@@ -15,7 +15,7 @@ ROUND_ROOM = 1 << 14
 
 # counters, by index
 (C_PHASE, C_TICK, C_ACTIVE, C_NEXT, C_EMIT, C_FINISHED, C_TOLD, C_EVENTS, C_NODES, C_ROUNDS, C_RUNNING, C_FRESH,
- C_SAME, C_DECISIONS, C_STALLED) = range(15)  # fmt: skip
+ C_SAME, C_DECISIONS, C_STALLED, C_IDLE) = range(16)  # fmt: skip
 
 # what the simulator knows of a job beyond what policies read
 PROGRESS = np.dtype([
@@ -49,6 +49,7 @@ class Options(NamedTuple):
     whole_iterations: bool  #: a lease credits whole iterations only, as the public Synergy simulator does
     resume_cost_s: float  #: lost when a job that ran before starts again or moves (checkpoint + restart)
     record_moves: bool
+    idle_limit: int  #: rounds without any work done, restarts aside, after which the run is given up
     moves_matter: bool  #: a move is told, costs time or may change the pace
 
 

@@ -16,14 +16,14 @@ from cotenant.policy.demand import runnable_jobs
 from cotenant.profile.tables import Profiles, load_profiles
 from cotenant.record.record import Record
 from cotenant.sim.engine import EngineOptions, Outcome, run_training
-from cotenant.traces.select import durations_in
+from cotenant.traces.select import gpu_times_in
 
 
 def policy_of(config: TrainingConfig, profiles: Profiles) -> JobPolicy:
     """The job policy that the options name."""
     sample: tuple[float, ...] = ()
     if config.gittins_sample:
-        sample = tuple(float(x) for x in durations_in(config.gittins_sample, profiles.iteration_s))
+        sample = tuple(float(x) for x in gpu_times_in(config.gittins_sample, profiles.iteration_s))
     return JobPolicy(
         ordering=config.ordering,
         allotment=config.allotment,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cotenant.model.errors import InputError
 from cotenant.model.work import Floats, Jobs, Trace
 from cotenant.traces.draws import (
+    check_rate,
     draw_choice,
     is_random,
     parse_arrivals,
@@ -19,9 +20,10 @@ from cotenant.traces.draws import (
     round_ms,
     stream,
 )
-from cotenant.traces.options import DEFAULT_SPLIT, GPU_COUNTS, TraceOptions
+from cotenant.traces.options import DEFAULT_SPLIT, GPU_COUNTS, SPLIT_MODES, TraceOptions
 from cotenant.traces.registry import read_trace
 from cotenant.traces.split import assign_models, parse_split
+from cotenant.traces.table import MAX_SECONDS
 
 Times = Mapping[str, float]
 
@@ -69,12 +71,14 @@ def _check(options: TraceOptions) -> None:
         raise InputError(f"{options.rate_scale:g} is not above 0; 2 means twice as fast", field="rate-scale")
     if options.gpu_counts not in GPU_COUNTS:
         raise InputError(f"{options.gpu_counts!r} is not one of {', '.join(GPU_COUNTS)}", field="gpu-counts")
+    if options.split_mode not in SPLIT_MODES:
+        raise InputError(f"{options.split_mode!r} is not one of {', '.join(SPLIT_MODES)}", field="split-mode")
     if options.rate_per_s is not None and not options.arrivals:
         raise InputError("--rate needs --arrivals; --rate-scale changes the rate of the trace's own", field="rate")
     if options.rate_per_s is not None and options.arrivals == "static":
         raise InputError("static arrivals have no rate; leave --rate out", field="rate")
-    if options.rate_per_s is not None and options.rate_per_s <= 0:
-        raise InputError("the rate must be above 0, such as 8/h", field="rate")
+    if options.rate_per_s is not None:
+        check_rate(options.rate_per_s)
     if options.split:
         parse_split(options.split)
     stream(options.seed, "arrivals")  # a wrong seed is wrong whether or not anything is drawn
@@ -130,14 +134,17 @@ def _rearrange(trace: Trace, options: TraceOptions) -> None:
     if options.arrivals:
         rate = options.rate_per_s if options.rate_per_s is not None else _own_rate(trace, options)
         draw = parse_arrivals(options.arrivals, _arrivals_of)
-        jobs.arrival_s = round_ms(draw(stream(options.seed, "arrivals"), len(jobs), rate))
+        jobs.arrival_s = round_ms(draw(stream(options.seed, "arrivals"), len(jobs), rate), "arrivals")
         at = "" if math.isnan(rate) else f" at {rate * 3600:.4g} jobs/h"
         seeded = ""
         if is_random(options.arrivals):
             trace.seed, seeded = options.seed, f" (seed {options.seed})"
         trace.remarks.append(f"arrivals replaced: {options.arrivals}{at}{seeded}")
     if options.rate_scale != 1:
-        jobs.arrival_s = jobs.arrival_s / options.rate_scale
+        with np.errstate(over="ignore"):
+            jobs.arrival_s = jobs.arrival_s / options.rate_scale
+        if not jobs.arrival_s[-1] <= MAX_SECONDS:
+            raise InputError(f"{options.rate_scale:g} gives arrivals beyond {MAX_SECONDS:g} s", field="rate-scale")
         trace.remarks.append(f"the arrival rate is {options.rate_scale:g} times the trace's")
     jobs.deadline_s = jobs.arrival_s + (jobs.deadline_s - before)
 
@@ -160,7 +167,7 @@ def _redraw(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
     jobs = trace.jobs
     if options.durations:
         draw = parse_durations(options.durations, lambda spec: durations_in(spec, iteration_s))
-        jobs.duration_s = round_ms(draw(stream(options.seed, "durations"), len(jobs)))
+        jobs.duration_s = round_ms(draw(stream(options.seed, "durations"), len(jobs)), "durations")
         jobs.iterations = np.full(len(jobs), np.nan)
         trace.remarks.append(f"durations replaced: {options.durations} (seed {options.seed})")
         trace.seed = options.seed
@@ -173,10 +180,17 @@ def _redraw(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
         raise InputError("the trace states no durations; draw them with --durations", file=trace.source)
 
 
-def durations_in(spec: str, iteration_s: Times | None = None) -> Floats:
-    """The durations of a trace (FORMAT:PATH), or of a one-column CSV file with the header `duration`."""
+def gpu_times_in(spec: str, iteration_s: Times | None = None) -> Floats:
+    """GPU-seconds of a trace's jobs (duration x GPUs); a one-column CSV file `duration` is taken as GPU-seconds."""
+    return durations_in(spec, iteration_s, times_gpus=True)
+
+
+def durations_in(spec: str, iteration_s: Times | None = None, *, times_gpus: bool = False) -> Floats:
+    """The durations of a trace (FORMAT:PATH), or of a one-column CSV file with the header `duration`.
+
+    `times_gpus`: each times the job's GPUs.
+    """
     from cotenant.traces.files import read_csv
-    from cotenant.traces.table import MAX_SECONDS
 
     if spec.endswith(".csv") and ":" not in spec:
         table = read_csv(spec, ("duration", "duration_s"))
@@ -185,7 +199,8 @@ def durations_in(spec: str, iteration_s: Times | None = None) -> Floats:
             if not len(values):
                 raise InputError("the file has no durations", file=spec)
             return values
-    durations = durations_of(read_trace(spec).require_jobs().jobs, iteration_s)
+    jobs = read_trace(spec).require_jobs().jobs
+    durations = durations_of(jobs, iteration_s) * (jobs.gpus if times_gpus else 1.0)
     durations = durations[~np.isnan(durations)]
     if not len(durations):
         raise InputError("the trace states no durations (only iterations)", file=spec, field="durations")
