@@ -150,8 +150,8 @@ def _loop(
         status = kernel.advance(world)
         if status == kernel.NOWHERE:
             raise WorkError(
-                f"for {IDLE_ROUNDS:,} rounds nobody got any work done: jobs take turns, and restarts and checkpoints take "
-                "longer than their turns; use a longer --lease or --sticky"
+                f"for {IDLE_ROUNDS:,} rounds nobody got any work done: jobs take turns, and restarts and checkpoints "
+                "take longer than their turns; use a longer --lease or --sticky"
             )
         if status == kernel.NEED_LEVELS:
             n = int(run.counters[C_ACTIVE])
