@@ -76,6 +76,25 @@ def slots_needed(rest: np.ndarray, whole: np.ndarray, beside: np.ndarray) -> int
 
 
 @inner
+def space_needed(rest: np.ndarray, solo: np.ndarray, frac: np.ndarray, cost: np.ndarray) -> float:
+    """GPUs that the remaining demands take at least: each is served by one gpulet, as large as the smallest that
+    carries it alone, or by two or more. solo (S, P) requests/s, frac (P) ascending, cost (S) least fraction per
+    request/s; no partitions (P of 0) where GPU types differ."""
+    total = 0.0
+    if frac.shape[0] == 0:
+        return total
+    for s in range(rest.shape[0]):
+        if rest[s] > 0.0:
+            need = max(2.0 * frac[0], rest[s] * cost[s])
+            for p in range(frac.shape[0]):
+                if solo[s, p] >= rest[s]:
+                    need = min(need, frac[p])
+                    break
+            total += need
+    return total
+
+
+@inner
 def last_gpu(
     caps: np.ndarray, kind: np.ndarray, group: np.ndarray, rest: np.ndarray, counts: np.ndarray
 ) -> int:
@@ -105,13 +124,15 @@ def last_gpu(
 @jit
 def cover(
     caps: np.ndarray, kind: np.ndarray, group: np.ndarray, limits: np.ndarray, prices: np.ndarray, worth: np.ndarray,
-    demand: np.ndarray, counts: np.ndarray, chosen: np.ndarray, budget: int,
+    solo: np.ndarray, frac: np.ndarray, cost: np.ndarray, demand: np.ndarray, counts: np.ndarray, chosen: np.ndarray,
+    budget: int,
 ) -> int:  # fmt: skip
     """Fill `chosen` with patterns (one per GPU, -1 unused) that serve `demand` with `counts` GPUs per type.
 
     caps (C, S), kind (C) type of each pattern; group as in `last_gpu`; limits (3, S): most that a service gets from a
-    whole GPU, from a gpulet beside another service's, and from any pattern; prices (L, S), worth (L, T). `budget` is
-    the most patterns tried. Returns FOUND, NONE (proven: no set of patterns does) or LIMIT.
+    whole GPU, from a gpulet beside another service's, and from any pattern; prices (L, S), worth (L, T); solo, frac and
+    cost as in `space_needed`. `budget` is the most patterns tried. Returns FOUND, NONE (proven: no set of patterns
+    does) or LIMIT.
     """
     levels, S = counts.sum(), demand.shape[0]
     price = prices[bound_of(prices, worth, demand, counts)[1]] + 1e-9 / limits[2]
@@ -121,6 +142,9 @@ def cover(
     rest[0], left[0] = demand, counts
     chosen[:] = -1
     depth, tries = 0, 0
+    space = space_needed(demand, solo, frac, cost)
+    if slots_needed(demand, limits[0], limits[1]) > 2 * levels or space > levels + 1e-9:
+        return NONE
     if levels > 1:
         open_node(caps, kind, group, limits[2], price, rest[0], left[0], score[0])
     else:
@@ -150,8 +174,10 @@ def cover(
             chosen[depth + 1] = last_gpu(caps, kind, group, rest[depth + 1], left[depth + 1])
             if chosen[depth + 1] >= 0:
                 return FOUND
-        elif slots_needed(rest[depth + 1], limits[0], limits[1]) <= 2 * (levels - depth - 1) and may_fit(
-            prices, worth, rest[depth + 1], left[depth + 1]
+        elif (
+            slots_needed(rest[depth + 1], limits[0], limits[1]) <= 2 * (levels - depth - 1)
+            and space_needed(rest[depth + 1], solo, frac, cost) <= levels - depth - 1 + 1e-9
+            and may_fit(prices, worth, rest[depth + 1], left[depth + 1])
         ):
             depth += 1
             open_node(caps, kind, group, limits[2], price, rest[depth], left[depth], score[depth])

@@ -148,8 +148,8 @@ class Packer:
             # effort depends on the place in the grid only, never on the rates asked for
             tries = EXACT_TRIES if self.spec.exact else TRIES if k % 3 == 0 else QUICK_TRIES
             answer = cover.cover(
-                table.caps, table.kind, table.group, table.limits, table.prices, table.worth,
-                direction * (size * SPARE), self._counts, chosen, tries,
+                table.caps, table.kind, table.group, table.limits, table.prices, table.worth, table.solo, table.frac,
+                table.cost, direction * (size * SPARE), self._counts, chosen, tries,
             )  # fmt: skip
             if answer == cover.FOUND and self._take(chosen, direction * need * SPARE, out):
                 return True

@@ -25,6 +25,9 @@ class CoverTable:
     limits: np.ndarray
     prices: np.ndarray
     worth: np.ndarray
+    solo: np.ndarray
+    frac: np.ndarray
+    cost: np.ndarray
     what: tuple[Pattern, ...]
 
 
@@ -66,7 +69,14 @@ def cover_table(T: Tables) -> CoverTable:
     worth = np.zeros((len(prices), T.gpu.shape[0]))
     for t in set(kind.tolist()):
         worth[:, t] = (caps[kind == t] @ prices.T).max(axis=0)
-    return CoverTable(caps, kind, group, limits, prices, worth, tuple(f[4] for f in found))
+    types = sorted(set(kind.tolist()))
+    sizes = np.nonzero(T.size["allowed"][types[0]])[0] if len(types) == 1 else np.zeros(0, np.int64)
+    sizes = sizes[np.argsort(T.size["frac"][types[0], sizes], kind="stable")]
+    return CoverTable(
+        caps, kind, group, limits, prices, worth, np.ascontiguousarray(T.cap[types[0]][:, sizes]),
+        np.ascontiguousarray(T.size["frac"][types[0], sizes]), np.ascontiguousarray(T.svc["cost"]),
+        tuple(f[4] for f in found),
+    )  # fmt: skip
 
 
 def _library(caps: np.ndarray, kind: np.ndarray, largest: np.ndarray) -> np.ndarray:
