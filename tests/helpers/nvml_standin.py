@@ -160,7 +160,7 @@ class StandIn:
             self.fail("IN_USE")
         self.change(f"mode {mode}")
         card.pending = bool(mode)
-        if card.reset_needed:
+        if card.reset_needed and card.mig != bool(mode):
             return pynvml.NVML_ERROR_RESET_REQUIRED
         card.mig = bool(mode)
         return 0

@@ -141,6 +141,19 @@ def test_mode_that_waits_for_a_reset_is_said() -> None:
             mig.apply(nvml, UUID, "3,3")
 
 
+def test_a_mode_that_waits_for_a_reset_can_be_taken_back() -> None:
+    for mig_on in (False, True):
+        card = Card(mig=mig_on, reset_needed=True)
+        with Nvml(StandIn(card)) as nvml:
+            assert mig.set_mode(nvml, UUID, not mig_on)["reset_needed"] is True
+            assert card.pending is not mig_on
+            back = mig.set_mode(nvml, UUID, mig_on)
+            assert (back["changed"], back["reset_needed"]) == (True, False)
+            assert (card.mig, card.pending) == (mig_on, mig_on)
+            again = mig.set_mode(nvml, UUID, mig_on, dry_run=True)
+            assert (again["changed"], again["dry_run"]) == (False, True)
+
+
 def test_failures_of_nvml_become_one_sentence() -> None:
     with Nvml(StandIn(root=False)) as nvml, pytest.raises(WorkError, match=r"creating 7g.40gb@0 on GPU 0 needs root"):
         mig.apply(nvml, UUID, "7")

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cotenant.model.errors import InputError, WorkError
+from cotenant.model.errors import WorkError
 from cotenant.model.mig import Geometry, Layout, Placement, parse_layout
-from cotenant.node.nvml import Device, GpuInstance, Nvml
+from cotenant.node.nvml import Device, GpuInstance, Nvml, NvmlCallError
 
 Say = Callable[[str], None]
 
@@ -119,20 +119,27 @@ def reset(nvml: Nvml, gpu: str, *, dry_run: bool = False) -> dict[str, Any]:
 
 
 def set_mode(nvml: Nvml, gpu: str, on: bool, *, dry_run: bool = False) -> dict[str, Any]:
-    """Turn MIG on or off; off needs a GPU without instances. Refuses while processes run on it."""
+    """Turn MIG on or off; off needs a GPU without instances. Refuses while processes run on it.
+
+    A switch the other way that still waits for a GPU reset is taken back.
+    """
     device = nvml.find(gpu)
-    now, _ = nvml.mode(device)
-    result = {"gpu": device.uuid, "name": device.name, "mig": on, "changed": now != on, "reset_needed": False}
-    if now == on:
+    now, pending = nvml.mode(device)
+    changed = (now, pending) != (on, on)
+    result = {
+        "gpu": device.uuid, "name": device.name, "mig": on, "changed": changed, "reset_needed": False,
+        "dry_run": dry_run,
+    }
+    if not changed:
         return result
-    running = nvml.processes(device)
+    running = nvml.processes(device) if now != on else {}
     if running:
         raise WorkError(f"GPU {device.index} runs process {', '.join(map(str, sorted(running)))}: stop it first")
-    if not on and nvml.instances(device, nvml.geometry(device)):
+    if now and not on and nvml.instances(device, nvml.geometry(device)):
         raise WorkError(f"GPU {device.index} has MIG instances; `cotenant mig reset --gpu {device.uuid}` removes them")
     if not dry_run:
         result["reset_needed"] = not nvml.set_mode(device, on)
-    return result | {"dry_run": dry_run}
+    return result
 
 
 def describe(nvml: Nvml, device: Device, geo: Geometry) -> list[dict[str, Any]]:
@@ -162,14 +169,9 @@ def export(nvml: Nvml, gpu: str | None = None) -> dict[str, Any]:
 
 def _mode_or_none(nvml: Nvml, device: Device) -> bool | None:
     """MIG mode, None for a GPU without MIG."""
-    from cotenant.node.nvml import NvmlCallError
-
     try:
         return nvml.mode(device)[0]
     except NvmlCallError as error:
         if error.code == "NVML_ERROR_NOT_SUPPORTED":
             return None
         raise
-
-
-__all__ = ["Change", "InputError", "apply", "describe", "difference", "export", "reset", "set_mode"]
