@@ -94,7 +94,7 @@ def _load(path: Path) -> Point:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read it: {(error.strerror or str(error)).lower()}", file=path) from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         raise InputError("is not YAML", file=path, line=mark.line + 1 if mark else None) from None
     if not isinstance(raw, dict) or not raw:

@@ -64,6 +64,8 @@ def read_cluster_yaml(path: str, wishes: Wishes) -> Cluster:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise InputError(f"the file is not YAML: {error.problem}", file=path, line=line) from None
+    except RecursionError:
+        raise InputError("the file is not a cluster: it is nested too deeply", file=path) from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"the file is not YAML: {str(error).splitlines()[0]}", file=path) from None
     try:

@@ -14,9 +14,11 @@ import numpy as np
 from cotenant.model.errors import InputError
 from cotenant.model.units import parse_seconds
 from cotenant.model.work import Floats
+from cotenant.traces.table import MAX_SECONDS
 
 STREAMS = ("arrivals", "durations", "gpus", "models", "tenants")
 MAX_CV = 1000.0
+LEAST_RATE_PER_S = 1e-11  # one arrival within the longest time that a trace may hold
 Sample = Callable[[np.random.Generator, int], Floats]  # (rng, n) -> n values
 Arrivals = Callable[[np.random.Generator, int, float], Floats]  # (rng, n, rate per second) -> n sorted times
 
@@ -28,10 +30,19 @@ def stream(seed: int, part: str) -> np.random.Generator:
     return np.random.default_rng([seed, STREAMS.index(part)])
 
 
-def round_ms(seconds: Floats) -> Floats:
-    """To whole milliseconds: short numbers in files, and far below what scheduling can tell apart."""
+def round_ms(seconds: Floats, field: str) -> Floats:
+    """To whole milliseconds: short numbers in files, and far below what scheduling can tell apart. InputError about
+    `field` where a time is beyond what a trace may hold."""
+    if len(seconds) and not seconds.max() <= MAX_SECONDS:
+        raise InputError(f"gives times beyond {MAX_SECONDS:g} s, the most that makes sense here", field=field)
     rounded: Floats = np.round(seconds, 3)
     return rounded
+
+
+def check_rate(rate_per_s: float) -> None:
+    """InputError for a rate of arrivals that no trace has."""
+    if not LEAST_RATE_PER_S <= rate_per_s < 1e9:
+        raise InputError("the rate must be above 0, such as 8/h, and within reason", field="rate")
 
 
 # -- durations

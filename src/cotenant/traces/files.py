@@ -85,13 +85,16 @@ def _explain(path: Path, width: int, error: Exception) -> NoReturn:
         line = data.count(b"\n", 0, wrong.start) + 1
         raise InputError("the file is not UTF-8 text", file=path, line=line) from None
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file)
+        reader = csv.reader(file, strict=True)
+        lines = data.split(b"\n")
         start = 1
         try:
             for row in reader:
                 if len(row) > width:
                     raise InputError(f"the row has {len(row)} cells instead of {width}", file=path, line=start)
+                if b"".join(lines[start - 1 : reader.line_num]).count(b'"') % 2:
+                    raise csv.Error("a quote inside a cell that does not start with one")
                 start = reader.line_num + 1
         except csv.Error:
-            pass
+            raise InputError("the file is not CSV: the quotes of the row do not match", file=path, line=start) from None
     raise InputError(f"the file is not CSV: {str(error).splitlines()[0]}", file=path) from None

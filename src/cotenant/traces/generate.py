@@ -11,7 +11,15 @@ import numpy as np
 
 from cotenant.model.errors import InputError
 from cotenant.model.work import Floats, Jobs, Names, Trace
-from cotenant.traces.draws import draw_choice, parse_arrivals, parse_durations, parse_gpu_mix, round_ms, stream
+from cotenant.traces.draws import (
+    check_rate,
+    draw_choice,
+    parse_arrivals,
+    parse_durations,
+    parse_gpu_mix,
+    round_ms,
+    stream,
+)
 from cotenant.traces.options import DEFAULT_SEED, DEFAULT_SPLIT
 from cotenant.traces.presets import PRESETS, Preset
 from cotenant.traces.registry import read_trace
@@ -79,11 +87,11 @@ def generate(
     preset = _check(workload)
     n, seed = workload.jobs, workload.seed
     gpus = draw_choice(stream(seed, "gpus"), n, *parse_gpu_mix(workload.gpu_mix or preset.gpu_mix))
-    duration_s = round_ms(_durations(workload, preset, gpus, iteration_s))
+    duration_s = round_ms(_durations(workload, preset, gpus, iteration_s), "durations")
     rate = _rate(workload, preset, float(np.mean(gpus * duration_s)))
     arrivals = workload.arrivals or preset.arrivals
     draw = parse_arrivals(arrivals, lambda spec: read_trace(spec).require_jobs().jobs.arrival_s)
-    arrival_s = round_ms(draw(stream(seed, "arrivals"), n, rate))
+    arrival_s = round_ms(draw(stream(seed, "arrivals"), n, rate), "arrivals")
     weighted = bool(preset.models) and not workload.split
     split = workload.split or DEFAULT_SPLIT
     model = (
@@ -122,8 +130,8 @@ def _check(workload: Workload) -> Preset:
         raise InputError("give --rate or --load, not both: the load sets the rate", field="load")
     if (workload.arrivals or preset.arrivals) == "static" and (workload.rate_per_s or workload.load):
         raise InputError("static arrivals have no rate; leave --rate and --load out", field="arrivals")
-    if workload.rate_per_s is not None and not 0 < workload.rate_per_s < 1e9:
-        raise InputError("the rate must be above 0, such as 8/h", field="rate")
+    if workload.rate_per_s is not None:
+        check_rate(workload.rate_per_s)
     if workload.load is not None and not 0 < workload.load <= 100:
         raise InputError(f"a load of {workload.load:g} is not above 0 and at most 100 (0.9 is 90 %)", field="load")
     if workload.load is not None and not workload.cluster_gpus:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cotenant.model.errors import InputError
 from cotenant.model.work import Floats, Jobs, Names, Trace
 
+csv.field_size_limit(2**31 - 1)  # a complaint about a cell of any length must find its line
 MAX_GPUS_PER_JOB = 100_000
 MAX_SECONDS = 1e11  # three thousand years: anything above is a wrong unit or a broken number
 Mask = NDArray[np.bool_]
@@ -115,6 +116,8 @@ class Table:
         series = self._frame[name]
         if series.dtype == pl.String:
             series = series.str.strip_chars()
+        if series.dtype.is_nested() or series.dtype.is_temporal():  # the cast would make numbers of some of these
+            raise InputError(f"the column holds {series.dtype}, not numbers", file=self.path, field=name)
         try:
             values = series.cast(pl.Float64, strict=False).to_numpy().copy()
         except pl.exceptions.PolarsError:
@@ -143,6 +146,8 @@ class Table:
             self.refuse(self.empty(name), name, "the cell is empty")
         series = self._frame[name]
         if series.dtype != pl.String:
+            if series.dtype.is_nested() or series.dtype == pl.Binary:
+                raise InputError(f"the column holds {series.dtype}, not text", file=self.path, field=name)
             series = series.cast(pl.String, strict=False)
         elif self._text:
             series = series.str.strip_chars()
