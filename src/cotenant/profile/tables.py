@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.model.errors import InputError
+from cotenant.model.gpus import find_gpu
 
 Floats = NDArray[np.float64]
 
@@ -142,13 +143,6 @@ def _axis(raw: dict[str, Any], key: str, file: str) -> Floats:
 
 def _model(name: str, entry: dict[str, Any], cpus: Floats, memory: Floats, file: str) -> ModelProfile:
     where = f"models.{name}"
-
-    def number(source: dict[str, Any], key: str, default: float | None = None) -> float:
-        value = source.get(key, default)
-        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise InputError(f"{value!r} is not a positive number", file=file, field=f"{where}.{key}")
-        return float(value)
-
     try:
         table = np.asarray(entry.get("throughput"), dtype=np.float64)
     except (TypeError, ValueError):
@@ -160,24 +154,70 @@ def _model(name: str, entry: dict[str, Any], cpus: Floats, memory: Floats, file:
             field=f"{where}.throughput",
         )
     knee_c, knee_m = _knee(table)
-    ideal = entry.get("ideal", {})
-    two_speed = {
-        float(ratio): TwoSpeed(number(e, "iteration_s"), number(e, "speedup"), number(e, "cpus_per_gpu"))
-        for ratio, e in entry.get("two_speed", {}).items()
-    }
+    own = _Entry(entry, file, where)
+    ideal, two_speed, gpu_speed = own.part("ideal"), own.part("two_speed"), own.part("gpu_speed")
     return ModelProfile(
         name=name,
         family=str(entry.get("class", "other")),
-        iteration_s=number(entry, "iteration_s"),
+        iteration_s=own.number("iteration_s"),
         cpus_per_gpu=cpus,
         memory_gb_per_gpu=memory,
         throughput=table,
-        ideal_cpus_per_gpu=number(ideal, "cpus_per_gpu", float(cpus[knee_c])),
-        ideal_memory_gb_per_gpu=number(ideal, "memory_gb_per_gpu", float(memory[knee_m])),
-        multi_node_factor=number(entry, "multi_node_factor", 1.0),
-        two_speed=two_speed,
-        gpu_speed={gpu: number(entry["gpu_speed"], gpu) for gpu in entry.get("gpu_speed", {})},
+        ideal_cpus_per_gpu=ideal.number("cpus_per_gpu", float(cpus[knee_c])),
+        ideal_memory_gb_per_gpu=ideal.number("memory_gb_per_gpu", float(memory[knee_m])),
+        multi_node_factor=own.number("multi_node_factor", 1.0, most=1.0),
+        two_speed={two_speed.key_as_number(ratio): _two_speed(two_speed.part(ratio)) for ratio in two_speed.content},
+        gpu_speed={gpu_speed.key_as_gpu(gpu): gpu_speed.number(gpu) for gpu in gpu_speed.content},
     )
+
+
+def _two_speed(entry: _Entry) -> TwoSpeed:
+    return TwoSpeed(entry.number("iteration_s"), entry.number("speedup"), entry.number("cpus_per_gpu"))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An object of a profile file whose values are checked as they are taken; `where`: its place in the file."""
+
+    content: dict[str, Any]
+    file: str
+    where: str
+
+    def part(self, key: str) -> _Entry:
+        """The object at `key`, an empty one where there is none."""
+        content = self.content.get(key, {})
+        if not isinstance(content, dict):
+            raise self._wrong(key, "is not an object")
+        return _Entry(content, self.file, f"{self.where}.{key}")
+
+    def number(self, key: str, default: float | None = None, most: float = math.inf) -> float:
+        """The number at `key`, above 0 and at most `most`."""
+        value = self.content.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            raise self._wrong(key, f"{value!r} is not a positive number")
+        if value > most:
+            raise self._wrong(key, f"{value:g} is more than {most:g}")
+        return float(value)
+
+    def key_as_number(self, key: str) -> float:
+        """A key that is a number above 0."""
+        try:
+            value = float(key)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise self._wrong(key, f"{key!r} is not a number of cores per GPU")
+        return value
+
+    def key_as_gpu(self, key: str) -> str:
+        """A key that is a GPU model, by its name in the catalog."""
+        try:
+            return find_gpu(key).name
+        except InputError as error:
+            raise self._wrong(key, error.message) from None
+
+    def _wrong(self, key: str, message: str) -> InputError:
+        return InputError(message, file=self.file, field=f"{self.where}.{key}")
 
 
 def _knee(table: Floats) -> tuple[int, int]:
