@@ -44,7 +44,7 @@ CASES: dict[str, tuple[str, str | bytes, int | None, str | None, str]] = {
     "row too long": ("native", H + "a,0,1,5\nb,0,1,5,6\n", 3, None, "5 cells instead of 4"),
     "row cut off": ("native", H + "a,0,1,5\nb,0", 3, "gpus", "the cell is empty"),
     "not text": ("native", H.encode() + b"a,0,1,5\n\xff\xfe,0,1,5\n", 3, None, "not UTF-8"),
-    "unclosed quote": ("native", H + '"a,0,1,5\nb,0,1,5\n', None, None, "the file is not CSV"),
+    "unclosed quote": ("native", H + '"a,0,1,5\nb,0,1,5\n', 2, None, "the file is not CSV"),
     "replay row cut off": ("synergy", "0,gnmt,36,25993,1\n1,alexnet,5\n", 2, "gpus", "the cell is empty"),
     "replay without work": ("synergy", "0,gnmt,36,0,1\n", 1, "iterations", "'0' must be above 0"),
     "replay of 0 GPUs": ("synergy", "0,gnmt,36,5,0\n", 1, "gpus", "'0' must be above 0"),

@@ -10,6 +10,7 @@ from cotenant.model.gpus import Gpu
 
 MAX_NODES = 1_000_000
 MAX_GPUS_PER_NODE = 1024
+MAX_MEMORY_BYTES = 10**18
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Cluster:
                 raise InputError(
                     f"{group.gpus} GPUs in one node is not between 0 and {MAX_GPUS_PER_NODE}", file=self.source or None
                 )
+            if group.memory_bytes > MAX_MEMORY_BYTES:
+                raise InputError("a node has at most 1e9 GB of memory", file=self.source or None, field="memory")
             # amounts per GPU are counted in thousandths of a core and 10^6 bytes
             if group.cpus * 1000 < group.gpus or group.memory_bytes < 10**6 * group.gpus:
                 raise InputError(

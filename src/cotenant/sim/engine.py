@@ -13,7 +13,7 @@ import polars as pl
 
 from cotenant.model import work
 from cotenant.model.cluster import Cluster
-from cotenant.model.errors import WorkError
+from cotenant.model.errors import InputError, WorkError
 from cotenant.policy.arrays import IDEAL, JOB, Array, Demand
 from cotenant.policy.choice import JobPolicy
 from cotenant.policy.demand import Workload, build_workload
@@ -27,6 +27,7 @@ from cotenant.sim import kernel
 from cotenant.sim.state import C_ACTIVE, C_EVENTS, C_NEXT, C_NODES, C_ROUNDS, EVENT, ROUND, Options, World, make_world
 
 IDLE_ROUNDS = 10_000  # rounds in which restarts eat everything before a run is given up
+MAX_LEASES_OF_A_JOB = 50_000_000
 MOVES_RECORDED_UP_TO = 20_000  # jobs; beyond it placements are left out of the record unless asked for
 
 
@@ -85,6 +86,7 @@ def run_training(
         default_profile=options.default_profile,
         trace=trace,
     )
+    _check_length(trace.jobs, workload, options.lease_s)
     world = _world(trace.jobs, workload, policy, options)
     chooser = LevelChooser(workload.demand, workload.nodes, policy.solver_limit_s)
     info = describe_run(trace, cluster, policy, options, label)
@@ -104,6 +106,19 @@ def run_training(
             )
         record = writer.close()
     return record, Outcome(engine_s, chooser.summary() if policy.allotment == "optimal" else {})
+
+
+def _check_length(jobs: work.Jobs, workload: Workload, lease_s: float) -> None:
+    """Every round is recorded: a run of a thousand million would end for lack of memory, hours later."""
+    alone_s = workload.demand.type["isolated_s"][workload.type] * workload.iterations
+    longest = int(np.argmax(alone_s))
+    leases = float(alone_s[longest]) / lease_s
+    if leases > MAX_LEASES_OF_A_JOB:
+        raise InputError(
+            f"job {jobs.id[longest]} alone takes {leases:.3g} leases of {lease_s:g} s; at most "
+            f"{MAX_LEASES_OF_A_JOB:,} can be simulated, so use a longer --lease",
+            field="lease",
+        )
 
 
 def warm_up(demand: Demand, nodes: Array, policy: JobPolicy) -> None:
