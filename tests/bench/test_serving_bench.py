@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 import re
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from cotenant.sim import serving
 from cotenant.sim.serving import Scenario, run
 from cotenant.sim.serving_verify import plan_verified
 from cotenant.traces.arrivals import Arrivals
-from cotenant.traces.scenarios import SLO_MS
+from cotenant.traces.scenarios import SLO_MS, generate, write_scenarios
 
 PROFILE = load_profile("RTX2080Ti")
 # public planners, same checker: claimed, valid
@@ -69,6 +70,23 @@ def test_scenarios(shared: Path, tmp_path: Path, planner: str, name: str) -> Non
         mine = re.search(r"valid (\d+)", verdict)
         assert mine is not None
         print(f"; public planner: {claimed} claimed, {valid} valid: x{int(mine[1]) / valid:.2f}", end="")
+
+
+def test_a_thousand_of_the_large_set(shared: Path, tmp_path: Path) -> None:
+    """Nine models at 0, 100 or 200 requests/s: up to nine services on four GPUs."""
+    sets = dict(generate("gpulet-19682"))
+    drawn = random.Random(1).sample(sorted(sets), 1000)
+    few, out = tmp_path / "few.csv", tmp_path / "plans.csv"
+    with few.open("w") as file:
+        write_scenarios(((name, sets[name]) for name in drawn), file)
+    text = io.StringIO()
+    with redirect_stdout(text):
+        plan_set(
+            str(few), str(shared / "reference" / "gpulet"), 4, PLANNERS["gpulet-interference"], 3.0, str(out), None,
+            as_json=True,
+        )  # fmt: skip
+    ms = json.loads(text.getvalue())["decision_ms"]
+    print(f"\n1,000 of 19,682: {judge(shared, few, out)}; decision {ms['median']:.3f} ms, most {ms['max']:.2f} ms")
 
 
 def test_a_thousand_services_on_500_gpus() -> None:
