@@ -192,6 +192,12 @@ def test_admission_promises_nothing_twice(start_agent: object) -> None:
             register(launcher, "a")
         with pytest.raises(InputError, match="not a tenant name"):
             register(launcher, "x" * 64)
+        nonsense = [("request", float("nan")), ("request", -1), ("limit", 0), ("limit", float("inf")), ("weight", -1)]
+        nonsense += [("memory_bytes", 2**70), ("memory_bytes", -1), ("gpu_count", 99), ("request", "much")]
+        for key, value in nonsense:
+            with pytest.raises(InputError):
+                register(launcher, "n", **{key: value})
+        assert len(agent.call("list")["tenants"]) == 2
         gpu = FakeShim(agent.folder, second["token"])
         gpu.send(Type.GPU_ATTACH, {"uuid": bytes([1]) * 16})
         assert gpu.wait(Type.GPU_REPLY)["status"] == Status.DENIED  # b was placed on the other GPU

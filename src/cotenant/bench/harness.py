@@ -119,7 +119,8 @@ class Bench:
         while time.monotonic() < deadline:
             if self._agent.poll() is not None:
                 said = (self.folder / "agent.log").read_text().strip().splitlines()
-                raise WorkError(f"the agent did not start: {said[-1] if said else 'it said nothing'}")
+                last = said[-1].removeprefix("cotenant agent: ") if said else "it said nothing"
+                raise WorkError(f"the agent did not start: {last}")
             try:
                 ControlClient(self.folder).close()
                 return

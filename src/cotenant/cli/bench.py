@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Comparisons against a baseline of the same run.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Comparisons against a baseline of the same run.")
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Gpus = Annotated[str, typer.Option(metavar="soft|all|UUID", help="The software GPU or a real one.")]

@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 KEYS = {"n": "name", "g": "got", "m": "memory", "w": "waited", "a": ""}
 

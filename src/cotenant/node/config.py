@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import pwd
 import re
 from collections.abc import Iterable, Mapping
@@ -70,10 +71,16 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
     check_name(spec.name, **where)
     if not 0.0 < spec.limit <= 1.0:
         raise InputError(f"{spec.name} has a limit of {spec.limit:.0%}; it must be over 0 % and at most 100 %", **where)
+    if not 0.0 <= spec.request <= 1.0:
+        raise InputError(f"{spec.name} asks for {spec.request:.0%}; write 0 % to 100 %", **where)
     if spec.request > spec.limit:
         raise InputError(f"{spec.name} asks for {spec.request:.0%}, over its own limit of {spec.limit:.0%}", **where)
-    if spec.memory_bytes is not None and spec.memory_bytes <= 0:
-        raise InputError(f"the memory of {spec.name} must be over 0 bytes", **where)
+    if spec.memory_bytes is not None and not 0 < spec.memory_bytes < 1 << 62:
+        raise InputError(f"the memory of {spec.name} must be over 0 bytes and fit a machine", **where)
+    if not 0.0 <= spec.weight < math.inf:
+        raise InputError(f"the weight of {spec.name} is {spec.weight}; it must be 0 or more", **where)
+    if not 1 <= spec.gpu_count <= 16:
+        raise InputError(f"{spec.name} asks for {spec.gpu_count} GPUs; a tenant has 1 to 16", **where)
     return spec
 
 
