@@ -51,7 +51,7 @@ class AgentConfig:
     tenants: tuple[TenantSpec, ...] = ()
     idle_release_ns: int = 2_000_000
     inflight_ns: int = 4_000_000
-    context_reserve_bytes: int | None = None  # None: 512 MiB on a real GPU, nothing on the software GPU
+    context_reserve_bytes: int | None = None  # None: 640 MiB on a real GPU, 0 on the software GPU
     reconnect_ms: int = 100
 
 
