@@ -9,7 +9,10 @@ import pytest
 from rich.console import Console
 from sample_records import hand_record, random_record
 
+from cotenant.model.cluster import Cluster, NodeGroup
 from cotenant.model.events import Kind, Reason
+from cotenant.model.gpus import find_gpu
+from cotenant.record.record import cluster_info
 from cotenant.record.schema import RunInfo
 from cotenant.report.runs import Run, arrange, in_order, load_of, run_of
 from cotenant.report.table import COLUMNS, best_rows, print_runs
@@ -93,6 +96,18 @@ def test_what_differs_between_runs_of_one_policy_becomes_facets() -> None:
     runs = arrange([labelled(p, f"synergy:/data/{t}.csv") for t in ("one", "two") for p in ("fifo", "srtf")])
     assert [run.facets for run in runs] == [{"trace": "one.csv"}] * 2 + [{"trace": "two.csv"}] * 2
     assert runs[3].label == "srtf · trace two.csv"
+
+
+def test_clusters_written_alike_are_told_apart() -> None:
+    """8x1 says nothing of the GPU model; what a record says of its cluster does."""
+    runs = [labelled("miso", "t.csv"), labelled("miso", "t.csv")]
+    for run, gpu in zip(runs, ("A30", "H100-80GB"), strict=True):
+        group = NodeGroup(8, 1, find_gpu(gpu), 3, 62 * 10**9)
+        run.info.cluster = cluster_info(Cluster((group, NodeGroup(1, 0, find_gpu(gpu), 3, 1)), source="8x1"))
+        assert run.info.cluster["node_gpus"] == [1] * 8  # node ids count nodes with GPUs
+    facets = [run.facets["cluster"] for run in arrange(runs)]
+    assert "A30" in facets[0]
+    assert "H100-80GB" in facets[1]
 
 
 def test_a_trace_drawn_for_each_load_is_no_facet() -> None:

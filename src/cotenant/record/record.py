@@ -121,14 +121,14 @@ def jobs_table(
 
 
 def cluster_info(cluster: Cluster) -> dict[str, Any]:
-    """What a record says of its cluster: totals, and per node its GPUs (list, length nodes)."""
+    """What a record says of its cluster: totals, and the GPUs of each node that has any, in the order that node ids
+    count them."""
     return {
-        "source": cluster.source,
         "description": cluster.describe(),
         "nodes": cluster.total_nodes,
         "gpus": cluster.total_gpus,
         "cpus": cluster.total_cpus,
         "memory_bytes": cluster.total_memory_bytes,
         "gpu_models": list(cluster.gpu_models),
-        "node_gpus": [g.gpus for g in cluster.groups for _ in range(g.count)],
+        "node_gpus": [g.gpus for g in cluster.groups if g.gpus for _ in range(g.count)],
     }

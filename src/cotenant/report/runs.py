@@ -165,7 +165,7 @@ def _number_the_rest(runs: list[Run]) -> None:
 def _conditions(info: RunInfo) -> dict[str, str]:
     conditions: dict[str, Any] = {
         "trace": info.trace.get("source"),
-        "cluster": info.cluster.get("source") or info.cluster.get("description"),
+        "cluster": info.cluster.get("description"),
         **info.options,
         "seed": info.seed,
     }

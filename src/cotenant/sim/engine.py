@@ -20,7 +20,7 @@ from cotenant.policy.demand import Workload, build_workload
 from cotenant.policy.optimal import LevelChooser
 from cotenant.policy.rounds import gang_prefix
 from cotenant.profile.tables import Profiles
-from cotenant.record.record import Record, jobs_table
+from cotenant.record.record import Record, cluster_info, jobs_table
 from cotenant.record.schema import RunInfo
 from cotenant.record.writer import RecordWriter
 from cotenant.sim import kernel
@@ -240,14 +240,7 @@ def describe_run(
             "left_out": trace.left_out,
             "remarks": trace.remarks,
         },
-        cluster={
-            "description": cluster.describe(),
-            "nodes": cluster.total_nodes,
-            "gpus": cluster.total_gpus,
-            "cpus": cluster.total_cpus,
-            "memory_bytes": cluster.total_memory_bytes,
-            "node_gpus": [g.gpus for g in cluster.groups if g.gpus for _ in range(g.count)],
-        },
+        cluster=cluster_info(cluster),
         placements=jobs <= MOVES_RECORDED_UP_TO if placements is None else placements,
     )
 

@@ -44,9 +44,9 @@ def write_record(
 
 def _per_gpu(cluster: Cluster) -> tuple[np.ndarray, np.ndarray]:
     """CPU cores (thousandths) and memory (MB) beside one GPU, by node."""
-    groups = [g for g in cluster.groups for _ in range(g.count)]
-    cpus = np.array([g.cpus * 1000 / max(g.gpus, 1) for g in groups])
-    return cpus, np.array([g.memory_bytes / 1e6 / max(g.gpus, 1) for g in groups])
+    groups = [g for g in cluster.groups if g.gpus for _ in range(g.count)]
+    cpus = np.array([g.cpus * 1000 / g.gpus for g in groups])
+    return cpus, np.array([g.memory_bytes / 1e6 / g.gpus for g in groups])
 
 
 def _held(entry: Entry, nodes: list[int]) -> list[tuple[int, float]]:
@@ -81,7 +81,7 @@ def _events(writer: RecordWriter, cluster: Cluster, engine: PartitionEngine) -> 
 def _rounds(writer: RecordWriter, cluster: Cluster, engine: PartitionEngine) -> None:
     """One row per moment at which something was decided."""
     cpus, memory = _per_gpu(cluster)
-    sizes = [g.gpus for g in cluster.groups for _ in range(g.count)]
+    sizes = [g.gpus for g in cluster.groups if g.gpus for _ in range(g.count)]
     wanted = engine.data.gpus
     now: dict[int, list[tuple[int, float]]] = {}
     users = [0] * len(sizes)

@@ -189,7 +189,8 @@ def _simulate(
     trace: Trace, cluster: Cluster, geo: Geometry, jobs: MigJobs, rules: PartitionRules, seed: int,
     on_ready: Callable[[], None] | None = None,
 ) -> tuple[PartitionEngine, float]:
-    nodes = [n for n, g in enumerate(g for g in cluster.groups for _ in range(g.count)) for _ in range(g.gpus)]
+    sizes = [g.gpus for g in cluster.groups if g.gpus for _ in range(g.count)]
+    nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
     gpus = np.maximum(np.ceil(trace.jobs.gpus), 1.0)
     if gpus.max() > len(nodes):
         j = int(gpus.argmax())
