@@ -1,4 +1,4 @@
-"""Run files and the options of a training run: the only place with defaults."""
+"""Options of a training run by their command-line names, with their defaults (tested against the library's)."""
 
 from __future__ import annotations
 
