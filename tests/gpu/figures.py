@@ -44,6 +44,19 @@ def all_shares(seconds: float) -> dict[str, Any]:
     }
 
 
+def work_between(block: dict[str, Any], start_ns: float, end_ns: float) -> float:
+    """Units of work a block had done between two moments; between marks it grows evenly."""
+    points = [(block["begin_ns"], 0), *((m[0], m[1]) for m in block["marks"]), (block["end_ns"], block["count"])]
+
+    def until(at_ns: float) -> float:
+        for (left_ns, left), (right_ns, right) in itertools.pairwise(points):
+            if left_ns <= at_ns <= right_ns:
+                return left + (right - left) * (at_ns - left_ns) / max(1, right_ns - left_ns)
+        return 0.0 if at_ns < points[0][0] else float(points[-1][1])
+
+    return until(end_ns) - until(start_ns)
+
+
 def come_and_go() -> dict[str, Any]:
     """A (request 20 %) runs for 34 s, B (30 %) from 5 to 30 s, C (50 %) from 12 to 26 s: in any 10 s in which a tenant
     was there all the time, it got at least its request; and while all three were there, exactly that."""
@@ -72,11 +85,11 @@ def come_and_go() -> dict[str, Any]:
         got = []
         at = block["begin_ns"]
         while at + window <= block["end_ns"]:
-            got.append(shares.work_between(block, at, at + window) / 10 / solo)
+            got.append(work_between(block, at, at + window) / 10 / solo)
             at += 100e6
         found[name] = {"request": request, "least_of_any_10_s": min(got), "most_of_any_10_s": max(got)}
     start, end = blocks["C"]["begin_ns"], blocks["C"]["end_ns"]
-    total = sum(shares.work_between(b, start, end) for b in blocks.values()) / ((end - start) / 1e9) / solo
+    total = sum(work_between(b, start, end) for b in blocks.values()) / ((end - start) / 1e9) / solo
     found["total_over_solo_while_three"] = total
     return found
 
@@ -91,7 +104,7 @@ def limits_by_time() -> dict[str, Any]:
     with Bench("all", TURNS) as bench:
         for limit in (1.0, 0.5, 0.25):
             name = f"limit-{limit}"
-            found[name] = result(start_program(bench, TenantSpec(name, 0.0, limit), timed(20)))
+            found[name] = result(start_program(bench, TenantSpec(name, 0.0, limit), timed(12)))
     return found
 
 
@@ -183,6 +196,15 @@ def launch_cost() -> dict[str, Any]:
     }
 
 
+def launch_pair() -> dict[str, Any]:
+    """Launches and graph launches through the shim and past it, in turn, inside one process; three processes."""
+    with tempfile.TemporaryDirectory() as folder, Bench("all", {}) as bench:
+        program = str(Path(folder) / "launch_pair")
+        source = str(HERE / "launch_pair.c")
+        subprocess.run(["cc", "-O2", "-w", "-o", program, source, "-ldl", "-lm"], check=True)
+        return {str(n): result(start_program(bench, TenantSpec(f"p{n}"), [program])) for n in range(3)}
+
+
 def overheads(processes: int, pairs: int) -> dict[str, Any]:
     """Several pairs of processes, many short pairs of blocks in each: a process may be lucky in its place."""
     kinds = ("training", "launch", "graph")
@@ -209,7 +231,7 @@ def mps() -> dict[str, Any]:
             tenant.begin(4.0)
         blocks = [tenant.result() for tenant in tenants]
         start, end = max(b["begin_ns"] for b in blocks), min(b["end_ns"] for b in blocks)
-        rates = [shares.work_between(b, start, end) / ((end - start) / 1e9) for b in blocks]
+        rates = [work_between(b, start, end) / ((end - start) / 1e9) for b in blocks]
     return {"solo_rate": solo, "got": [rate / solo for rate in rates]}
 
 
@@ -218,9 +240,10 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "limits_by_time": limits_by_time,
     "come_and_go": come_and_go,
     "launch_cost": launch_cost,
-    "overhead": lambda: overheads(3, 31),
+    "launch_pair": launch_pair,
     "memory": memory,
     "mps": mps,
+    "overhead": lambda: overheads(4, 31),
 }
 
 
