@@ -229,3 +229,12 @@ def test_notable_jobs() -> None:
         ("a", "took longest (2.08 h), was slowed down most (75.0) and was furthest behind an equal share, by ρ (75.0)"),
         ("b", "waited longest (117 min)"),
     ]
+
+
+def test_a_wait_for_the_next_round_is_told_as_such() -> None:
+    """What the cluster held explains nothing before a decision was made."""
+    got = lines(
+        [(0.0, 0, Kind.ARRIVE, Reason.NONE), run(120, Kind.START, Reason.IN_ORDER, [(0, 4.0)]), DONE],
+        rounds=[ROUND | {"time_s": 0, "gpus_held": 2, "waiting": 0}],
+    )
+    assert got[2] == "  0:00:00  waited 2 min for the next round"

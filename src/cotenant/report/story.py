@@ -166,7 +166,9 @@ def _waited(
     looked = cluster_at(waits[0].time_s if waits else stretch.begin_s)
     beside = f" ({looked})" if looked else ""
     reasons = _reasons_by_time(waits, stretch.end_s)
-    if not reasons:
+    if not reasons and before is None:  # nothing was decided about it yet: what the cluster held explains nothing
+        steps.append(Step(stretch.begin_s, f"waited {time_text(stretch.length_s)} for the next round"))
+    elif not reasons:
         steps.append(Step(stretch.begin_s, f"waited {time_text(stretch.length_s)}{beside}"))
     elif len(reasons) == 1:
         why = _wait_reason(reasons[0][0], facts)
