@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
@@ -60,3 +61,16 @@ def test_a_link_to_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
         check_writable(link)
     with pytest.raises(InputError, match="cannot write"), atomic_file(link):
         pass
+
+
+@pytest.mark.parametrize("name", ["out.csv", "odd[1].csv"])
+def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(tmp_path: Path, name: str) -> None:
+    done = subprocess.Popen(["true"])
+    done.wait()  # its number is free again
+    dead, alive = tmp_path / f".{name}.part-{done.pid}", tmp_path / f".{name}.part-{os.getppid()}"
+    other = tmp_path / f".x{name}.part-{done.pid}"
+    for file in (dead, alive, other):
+        file.write_text("half", encoding="utf-8")
+    with atomic_file(tmp_path / name) as file:
+        file.write("whole")
+    assert set(os.listdir(tmp_path)) == {name, alive.name, other.name}

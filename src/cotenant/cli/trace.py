@@ -157,12 +157,9 @@ def generate(
         return made[0].trace.jobs
 
     if out is None:
-        import tempfile
-        from pathlib import Path
+        from cotenant.traces.write import native_frame
 
-        with tempfile.TemporaryDirectory() as folder:
-            write_native(f"{folder}/trace.csv", make)
-            sys.stdout.write(Path(folder, "trace.csv").read_text(encoding="utf-8"))
+        sys.stdout.write(native_frame(make()).write_csv())
         return
     write_native(out, make)
     content = {"out": out, **made[0].summary(workload.cluster_gpus), "remarks": remarks}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -44,6 +45,7 @@ def atomic_file(path: str | Path) -> Iterator[IO[str]]:
         return
     target = Path(os.path.realpath(path))
     part = target.with_name(f".{target.name}.part-{os.getpid()}")
+    _remove_leftovers(target)
     try:
         handle = part.open("w", encoding="utf-8", newline="\n")
     except OSError as error:
@@ -108,17 +110,10 @@ class AtomicFolder:
         self.part = self.path.with_name(f".{self.path.name}.part-{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._remove_leftovers()
+            _remove_leftovers(self.path)
             self.part.mkdir()
         except OSError as error:
             raise cannot_write(path, error) from error
-
-    def _remove_leftovers(self) -> None:
-        """Parts left by processes that were killed, and our own of an earlier writer."""
-        for other in self.path.parent.glob(f".{self.path.name}.part-*"):
-            match = _PART.search(other.name)
-            if match and (int(match.group(1)) == os.getpid() or not _alive(int(match.group(1)))):
-                shutil.rmtree(other, ignore_errors=True)
 
     def commit(self) -> None:
         """Put the folder in its place."""
@@ -135,6 +130,17 @@ class AtomicFolder:
     def discard(self) -> None:
         """Remove what was written so far; the destination stays as it was."""
         shutil.rmtree(self.part, ignore_errors=True)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Parts of `target` left by processes that were killed, and our own of an earlier writer."""
+    for other in target.parent.glob(f".{glob.escape(target.name)}.part-*"):
+        match = _PART.search(other.name)
+        if match and (int(match.group(1)) == os.getpid() or not _alive(int(match.group(1)))):
+            if other.is_dir():
+                shutil.rmtree(other, ignore_errors=True)
+            else:
+                other.unlink(missing_ok=True)
 
 
 def _alive(pid: int) -> bool:
