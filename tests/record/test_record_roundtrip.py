@@ -245,6 +245,24 @@ class TestBadFolders:
         with pytest.raises(InputError, match=r"newer cotenant \(record version 99"):
             read_record(run)
 
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"options": []}, "options"),
+            ({"cluster": 5}, "cluster"),
+            ({"trace": "x"}, "trace"),
+            ({"seed": "x"}, "seed"),
+            ({"cluster": {"gpus": "x"}}, "cluster.gpus"),
+            ({"cluster": {"node_gpus": [None]}}, "cluster.node_gpus"),
+        ],
+    )
+    def test_edited(self, run: Path, change: dict[str, object], field: str) -> None:
+        info = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        (run / "run.json").write_text(json.dumps(info | change), encoding="utf-8")
+        with pytest.raises(InputError) as caught:
+            read_record(run)
+        assert caught.value.field == field
+
     @pytest.mark.parametrize("name", ["jobs.parquet", "events.parquet", "rounds.parquet"])
     def test_truncated_or_gone(self, run: Path, name: str) -> None:
         data = (run / name).read_bytes()

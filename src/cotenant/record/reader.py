@@ -82,8 +82,25 @@ def read_info(path: str | Path) -> RunInfo:
             file=file,
             field="schema_version",
         )
+    _check_info(loaded, file)
     known = {f.name for f in fields(RunInfo)}
     return RunInfo(**{name: value for name, value in loaded.items() if name in known})
+
+
+def _check_info(loaded: dict[str, Any], file: Path) -> None:
+    """InputError where a field of run.json is of another kind than the program writes."""
+    kinds: dict[str, Any] = {"options": dict, "trace": dict, "cluster": dict, "placements": bool, "seed": int | None}
+    amounts = ("nodes", "gpus", "cpus", "memory_bytes")
+    for name, kind in kinds.items():
+        if name in loaded and not isinstance(loaded[name], kind):
+            raise InputError(f"{loaded[name]!r} cannot be right; the record is damaged", file=file, field=name)
+    cluster = loaded.get("cluster", {})
+    node_gpus = cluster.get("node_gpus", [])
+    if not isinstance(node_gpus, list) or not all(isinstance(n, int | float) for n in node_gpus):
+        raise InputError("is no list of numbers; the record is damaged", file=file, field="cluster.node_gpus")
+    for name in amounts:
+        if not isinstance(cluster.get(name, 0), int | float):
+            raise InputError(f"{cluster[name]!r} is not a number", file=file, field=f"cluster.{name}")
 
 
 def _table(file: Path, schema: dict[str, pl.DataType], columns: list[str] | None = None) -> pl.DataFrame:
