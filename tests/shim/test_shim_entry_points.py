@@ -101,6 +101,18 @@ def test_without_an_agent_the_program_is_told_at_once(tenants: Tenants, agent: A
         assert "a tenant does not run without one" in err
 
 
+def test_process_without_a_token_may_become_known_a_little_later(tenants: Tenants, agent: Agents) -> None:
+    """Its launcher tells the agent after it has started it; with a token there is nothing to wait for."""
+    with agent(refuse=True) as broker:
+        timer = threading.Timer(0.5, lambda: setattr(broker, "refuse", False))
+        timer.start()
+        process = tenants.client_run(broker, "v2", "launches", "5", COTENANT_TOKEN="")
+        out, err = process.communicate(timeout=30)
+        timer.join()
+        assert out.startswith("launches 5")
+        assert err == ""
+
+
 def test_agent_that_starts_late_is_waited_for(tenants: Tenants, tmp_path: Path) -> None:
     """A tenant may be up before its agent (KubeShare#9)."""
     late: list[FakeAgent] = []

@@ -18,7 +18,8 @@
 
 #include "shim.h"
 
-#define CONNECT_PATIENCE_NS UINT64_C(10000000000) /* an agent may still be starting when the tenant does */
+#define CONNECT_PATIENCE_NS UINT64_C(10000000000)
+#define STRANGER_PATIENCE_NS UINT64_C(2000000000)
 
 struct pending {
     uint64_t sequence;
@@ -300,13 +301,25 @@ static void after_fork_in_child(void)
     cot_memory_reset_after_fork();
 }
 
+/* An agent may still be starting; and one that knows a process by its ancestors may not have heard of them yet. */
+static int reach_agent(struct cotenant_hello_reply *terms)
+{
+    const char *socket_path = getenv(COTENANT_ENV_SOCKET), *token = getenv(COTENANT_ENV_TOKEN);
+    uint64_t began = cot_now_ns();
+    for (;;) {
+        uint64_t waited = cot_now_ns() - began;
+        bool perhaps_later = !(token && token[0]) && waited < STRANGER_PATIENCE_NS;
+        int fd = cot_wire_introduce(terms, &page, perhaps_later);
+        if (fd >= 0 || (fd == -2 && !perhaps_later) || (fd == -1 && (!socket_path || waited >= CONNECT_PATIENCE_NS)))
+            return fd;
+        usleep(20000);
+    }
+}
+
 static int connect_once(void)
 {
-    uint64_t give_up = cot_now_ns() + CONNECT_PATIENCE_NS;
     struct cotenant_hello_reply terms;
-    int fd;
-    while ((fd = cot_wire_introduce(&terms, &page, false)) == -1 && getenv(COTENANT_ENV_SOCKET) && cot_now_ns() < give_up)
-        usleep(20000);
+    int fd = reach_agent(&terms);
     if (fd < 0) {
         if (fd == -1)
             cot_say("no agent at %s=%s; a tenant does not run without one", COTENANT_ENV_SOCKET,
