@@ -244,6 +244,7 @@ class Oracle:
         return math.inf if now - job.last_run_s > self.policy.reserve_after_s else job.priority
 
     def order(self, now: float) -> list[Job]:
+        self.reserved = [j for j in self.active if self.rank(j, now) == math.inf]
         return sorted(self.active, key=lambda j: (-self.rank(j, now), self.key(j, now), j.number))
 
     # -- where things are free
@@ -423,9 +424,14 @@ class Oracle:
         return chosen
 
     def decide(self, order: list[Job]) -> None:
+        chosen = self.prefix(order)
+        self.walk(order, [j for j in chosen if j.held] if self.policy.sticky else [])
+        if self.policy.sticky and any(j in self.reserved and not j.held for j in chosen):
+            self.walk(order, [])
+
+    def walk(self, order: list[Job], kept: list[Job]) -> None:
         self.clear()
         self.placed: list[Job] = []
-        kept = [j for j in self.prefix(order) if j.held] if self.policy.sticky else []
         for job in order:
             if job not in kept:
                 job.held, job.level = {}, None

@@ -96,13 +96,13 @@ def _adopt(alloc: Allocation, snapshot: Snapshot, rows: dict[str, int]) -> None:
 
 
 def _slot(alloc: Allocation, node: int, part_milli: int) -> int:
-    """A slot of the node for an adopted part of a GPU; sizes that shared GPUs before fit together again."""
+    """A slot of the node for an adopted part of a GPU, the first with room; ValueError if there is none."""
     for slot in range(alloc.slots.shape[1]):
         room = alloc.slots[node, slot]
         if room < 0 or room >= part_milli:
             alloc.slots[node, slot] = (1000 if room < 0 else room) - part_milli
             return slot
-    return 0
+    raise ValueError(f"the running grants hold more parts of GPUs on node {node} than it has GPUs")
 
 
 def _grant(snapshot: Snapshot, work: Workload, alloc: Allocation, row: int) -> Grant:

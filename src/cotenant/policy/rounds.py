@@ -13,7 +13,7 @@ from cotenant.model.events import Reason
 from cotenant.policy.allotment import A_OPTIMAL, A_TUNE, allot, relevel
 from cotenant.policy.arrays import ENTRY, IDEAL, NOT_RUNNING, Allocation, Array, Demand
 from cotenant.policy.compiled import bare, inlined, inner
-from cotenant.policy.ordering import Context, order_jobs
+from cotenant.policy.ordering import RESERVED_PRIORITY, Context, order_jobs
 from cotenant.policy.placement import clear, retake
 
 # numba reads enum members as their values only through plain integers
@@ -90,8 +90,9 @@ def gang_prefix(order: Any, n: int, jobs: Any, demand: Demand, gpus: int, select
 @inner
 def _keep_running(
     alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
-) -> None:
-    """Empty the cluster, then give the selected jobs that ran before the very GPUs they had."""
+) -> int:
+    """Empty the cluster, then give the selected jobs that ran before the very GPUs they had; returns how many are
+    selected (scratch.selected)."""
     for e in range(alloc.used[0]):
         scratch.kept[e] = alloc.entry[e]
     total = 0
@@ -116,25 +117,36 @@ def _keep_running(
         if jobs[job].reason != -1:
             alloc.job[job].level = NOT_RUNNING
             alloc.job[job].count = 0
+    return selected
 
 
 @inner
-def decide(
+def _empty(alloc: Allocation, nodes: Array, order: Any, n: int) -> None:
+    """Nobody runs."""
+    clear(alloc, nodes)
+    for i in range(n):
+        alloc.job[order[i]].level = NOT_RUNNING
+        alloc.job[order[i]].count = 0
+
+
+@inner
+def _reserved_waits(alloc: Allocation, jobs: Any, selected: Any, count: int) -> bool:
+    """Whether a job that goes first by reservation found no room, though the GPUs are enough by their number."""
+    for i in range(count):
+        job = selected[i]
+        if jobs[job].rank != RESERVED_PRIORITY:
+            return False
+        if alloc.job[job].level == NOT_RUNNING:
+            return True
+    return False
+
+
+@inner
+def _walk(
     order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
     scratch: Scratch,
 ) -> int:  # fmt: skip
-    """Place order[:n] anew; returns how many run.
-
-    Reads the last allocation only if the choice is sticky. Afterwards alloc.job[job].level tells who runs and
-    jobs[job].reason why a job does not. `jobs[job].wanted`: level chosen by the optimal allotment.
-    """
-    if choice.sticky:
-        _keep_running(alloc, demand, nodes, jobs, order, n, scratch)
-    else:
-        clear(alloc, nodes)
-        for i in range(n):
-            alloc.job[order[i]].level = NOT_RUNNING
-            alloc.job[order[i]].count = 0
+    """Place in order who does not run yet; returns how many run."""
     scratch.failed[:] = False
     running = 0
     for i in range(n):
@@ -164,6 +176,26 @@ def decide(
             jobs[job].reason = GPUS_FULL if alloc.used[1] == 0 else NO_CPU_OR_MEMORY
             scratch.failed[typ] = True
     return running
+
+
+@inner
+def decide(
+    order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
+    scratch: Scratch,
+) -> int:  # fmt: skip
+    """Place order[:n] anew; returns how many run.
+
+    Reads the last allocation only if the choice is sticky. Afterwards alloc.job[job].level tells who runs and
+    jobs[job].reason why a job does not. `jobs[job].wanted`: level chosen by the optimal allotment.
+    """
+    if choice.sticky:
+        selected = _keep_running(alloc, demand, nodes, jobs, order, n, scratch)
+        running = _walk(order, n, jobs, alloc, demand, nodes, choice, scratch)
+        # those who keep their GPUs may sit on the only ones that a reserved job can use, for ever
+        if not _reserved_waits(alloc, jobs, scratch.selected, selected):
+            return running
+    _empty(alloc, nodes, order, n)
+    return int(_walk(order, n, jobs, alloc, demand, nodes, choice, scratch))
 
 
 # The same two steps for callers in Python: between them a caller may set what the optimal allotment wants.

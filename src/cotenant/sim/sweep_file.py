@@ -9,6 +9,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import yaml
 from cotenant.config import TrainingConfig, training_config
 from cotenant.model.cluster import Cluster
 from cotenant.model.errors import InputError
-from cotenant.model.units import parse_fraction, parse_rate_per_s
+from cotenant.model.units import parse_fraction, parse_rate_per_s, parse_seconds
 from cotenant.model.work import Trace
 from cotenant.profile.tables import Profiles, load_profiles
 from cotenant.traces.cluster_files import parse_cluster
@@ -34,10 +35,16 @@ POLICY = tuple(TrainingConfig.model_fields)
 CLUSTER = ("cluster", "gpu", "cpus_per_node", "memory_per_node", "storage_mbps")
 TEXTS = ("arrivals", "durations", "gpu_mix", "split", "split_mode")
 DRAWN = ("jobs", "like", "load")  # of a trace that is drawn
-READ = ("trace", "rate_scale", "gpu_counts", "max_jobs")  # of a trace that is read
+# of a trace that is read
+READ = (
+    "trace", "rate_scale", "gpu_counts", "max_jobs", "from", "to", "tenant", "only_gpus", "min_duration", "max_duration",
+)  # fmt: skip
 TRACE = (*READ, *DRAWN, "rate", *TEXTS, "seed")
 # what a record says of how its trace and cluster were made, for reports to tell runs apart
-SHOWN = ("load", "rate", "split", "gpu_mix", "arrivals", "durations", "rate_scale", "cpus_per_node")
+SHOWN = (
+    "load", "rate", "split", "gpu_mix", "arrivals", "durations", "rate_scale", "from", "to", "tenant", "only_gpus",
+    "cpus_per_node",
+)  # fmt: skip
 KNOWN = {"title", *POLICY, *CLUSTER, *TRACE}
 
 Point = dict[str, Any]
@@ -260,6 +267,14 @@ def trace_of(point: Point, cluster: Cluster, profiles: Profiles, base: Path) -> 
             rate_scale=_number(point.get("rate_scale", 1.0), "rate_scale"),
             gpu_counts=str(point.get("gpu_counts", "all")),
             max_jobs=_whole(point["max_jobs"], "max_jobs") if "max_jobs" in point else None,
+            from_s=parse_seconds(point.get("from", 0.0), "from"),
+            to_s=parse_seconds(point["to"], "to") if "to" in point else math.inf,
+            tenants=(str(point["tenant"]),) if "tenant" in point else (),
+            only_gpus=tuple(_whole(part, "only_gpus") for part in str(point["only_gpus"]).split(","))
+            if "only_gpus" in point
+            else (),
+            min_duration_s=parse_seconds(point.get("min_duration", 0.0), "min_duration"),
+            max_duration_s=parse_seconds(point["max_duration"], "max_duration") if "max_duration" in point else math.inf,
             rate_per_s=rate,
             seed=seed,
             **texts,
