@@ -37,7 +37,8 @@ TEXTS = ("arrivals", "durations", "gpu_mix", "split", "split_mode")
 DRAWN = ("jobs", "like", "load")  # of a trace that is drawn
 # of a trace that is read
 READ = (
-    "trace", "rate_scale", "gpu_counts", "max_jobs", "from", "to", "tenant", "only_gpus", "min_duration", "max_duration",
+    "trace", "rate_scale", "gpu_counts", "max_jobs", "from", "to", "tenant", "only_gpus", "min_duration",
+    "max_duration",
 )  # fmt: skip
 TRACE = (*READ, *DRAWN, "rate", *TEXTS, "seed")
 # what a record says of how its trace and cluster were made, for reports to tell runs apart
@@ -268,13 +269,13 @@ def trace_of(point: Point, cluster: Cluster, profiles: Profiles, base: Path) -> 
             gpu_counts=str(point.get("gpu_counts", "all")),
             max_jobs=_whole(point["max_jobs"], "max_jobs") if "max_jobs" in point else None,
             from_s=parse_seconds(point.get("from", 0.0), "from"),
-            to_s=parse_seconds(point["to"], "to") if "to" in point else math.inf,
+            to_s=_seconds(point, "to"),
             tenants=(str(point["tenant"]),) if "tenant" in point else (),
             only_gpus=tuple(_whole(part, "only_gpus") for part in str(point["only_gpus"]).split(","))
             if "only_gpus" in point
             else (),
             min_duration_s=parse_seconds(point.get("min_duration", 0.0), "min_duration"),
-            max_duration_s=parse_seconds(point["max_duration"], "max_duration") if "max_duration" in point else math.inf,
+            max_duration_s=_seconds(point, "max_duration"),
             rate_per_s=rate,
             seed=seed,
             **texts,
@@ -298,6 +299,10 @@ def _number(value: Any, field: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise InputError(f"{value!r} is not a number", field=field) from None
+
+
+def _seconds(point: Point, name: str) -> float:
+    return parse_seconds(point[name], name) if name in point else math.inf
 
 
 def _whole(value: Any, field: str) -> int:
