@@ -104,3 +104,10 @@ def test_a_cluster_file_nested_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deep.yaml").write_text("[" * 5000, encoding="utf-8")
     with pytest.raises(InputError, match=r"deep\.yaml"):
         parse_cluster(str(tmp_path / "deep.yaml"))
+
+
+@pytest.mark.parametrize("gpus", ["0.0009", "1e-9", "5e-324"])
+def test_parts_finer_than_policies_count_are_refused(tmp_path: Path, gpus: str) -> None:
+    (tmp_path / "t.csv").write_text(f"{HEADER}a,0,0.001,600,res50\nb,0,{gpus},600,res50\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"line 3, field gpus: .* smallest part"):
+        load_trace(f"native:{tmp_path / 't.csv'}")

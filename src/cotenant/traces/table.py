@@ -17,6 +17,7 @@ from cotenant.model.work import Floats, Jobs, Names, Trace
 
 csv.field_size_limit(2**31 - 1)  # a complaint about a cell of any length must find its line
 MAX_GPUS_PER_JOB = 100_000
+LEAST_PART = 0.001  # of a GPU: policies count in thousandths
 MAX_SECONDS = 1e11  # three thousand years: anything above is a wrong unit or a broken number
 Mask = NDArray[np.bool_]
 
@@ -164,6 +165,8 @@ class Table:
         values = self.numbers(name, least=0, most=MAX_GPUS_PER_JOB)
         part = (values > 1) & (values != np.floor(values))
         self.refuse(part, name, "{} GPUs is neither a whole number nor a fraction of one GPU")
+        tiny = (values > 0) & (values < LEAST_PART)
+        self.refuse(tiny, name, f"{{}} GPUs is less than {LEAST_PART:g}, the smallest part of a GPU")
         return values
 
     # -- the result
