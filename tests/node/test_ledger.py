@@ -9,6 +9,7 @@ from cotenant.node.ledger import Ledger
 from cotenant.node.wire import NO_LIMIT, Family
 
 GIB = 1 << 30
+MIB = 1 << 20
 
 
 def test_reserve_commit_release() -> None:
@@ -122,3 +123,17 @@ def test_used_is_the_sum_of_what_processes_hold_and_never_over_the_cap(operation
             held = sum(ledger.used_by(p, name) for p in (1, 2, 3))
             pending = sum(s for p in outstanding.values() for g, s in p.values() if g == name)
             assert ledger.used("t", name) == held + pending
+
+
+def test_what_was_taken_without_asking_is_charged_over_the_cap() -> None:
+    """A graph's memory is known only after its launch: 300 MiB twice under a cap of 512 are 600, and nothing fits."""
+    ledger = Ledger()
+    ledger.cap("a", "gpu", 512 * MIB)
+    ledger.join(1, "a")
+    for _ in range(2):
+        ledger.take(1, "gpu", Family.GRAPH, 300 * MIB)
+    assert ledger.used("a", "gpu") == 600 * MIB
+    assert ledger.families("a", "gpu") == {"graph": 600 * MIB}
+    assert ledger.reserve(1, "gpu", Family.PLAIN, 1) is None
+    assert ledger.release(1, "gpu", Family.GRAPH, 600 * MIB) == 600 * MIB
+    assert ledger.used("a", "gpu") == 0

@@ -44,3 +44,15 @@ def test_many_kernels_stay_on_the_hot_path(tenants: Tenants, agent: Callable[...
         client = broker.clients[0]
         assert client.slot(0, 144).value == 12000
         assert 20 <= client.slot(0, 168).value <= 54 * 1.5 + 2 * 150
+
+
+def test_launches_of_nothing_get_the_drivers_error(tenants: Tenants, agent: Callable[..., FakeAgent]) -> None:
+    """20,000 launches without a function or a grid: an error each, as without the shim, and the process lives."""
+    script = (
+        "from cuda_calls import *\nstart()\n"
+        "no = [None, *[0] * 7, None, None, None]\n"
+        "codes = {raw('cuLaunchKernel', *no) for _ in range(20000)}\n"
+        "print(len(codes - {0}), raw('cuLaunchKernelEx', None, None, None, None) > 0)\n"
+    )
+    with agent() as broker:
+        assert tenants.output(tenants.python(broker, script)).split() == ["1", "True"]

@@ -213,3 +213,37 @@ def test_context_reset_gives_everything_back(tenants: Tenants, agent: Agents) ->
             time.sleep(0.01)
         assert broker.total_used == 0
         assert {m.u32(0) for m in broker.clients[0].of(RESERVE)} == {1, 7}
+
+
+def test_pools_made_and_destroyed_do_not_wear_out_the_count(tenants: Tenants, agent: Agents) -> None:
+    """After 1,100 short-lived pools the next one is still held to the cap of 512 MiB: 8 pieces of 64."""
+    script = (
+        "from cuda_calls import *\nstart(); prop = (c_int * 32)(1, 0, 1, 0); pool, p = c_void_p(), c_uint64()\n"
+        "for i in range(1100):\n"
+        "    cu('cuMemPoolCreate', byref(pool), prop)\n"
+        "    cu('cuMemAllocFromPoolAsync', byref(p), c_size_t(1 << 20), pool, None)\n"
+        "    cu('cuMemFreeAsync', p, None); cu('cuMemPoolDestroy', pool)\n"
+        "cu('cuMemPoolCreate', byref(pool), prop)\n"
+        "codes = [raw('cuMemAllocFromPoolAsync', byref(p), c_size_t(64 << 20), pool, None) for i in range(10)]\n"
+        "print(codes.count(0), codes[-1])\n"
+    )
+    with agent(memory_limit=512 * MIB) as broker:
+        assert tenants.output(tenants.python(broker, script)).split() == ["8", "2"]
+
+
+def test_a_context_made_again_counts_its_graphs_memory_again(tenants: Tenants, agent: Agents) -> None:
+    """The charge goes with the context; after the next one's launch it is again what the driver has reserved."""
+    script = (
+        "from cuda_calls import *\nreserved = c_uint64()\nfor turn in range(2):\n"
+        "    start(); stream, graph, run, p = c_void_p(), c_void_p(), c_void_p(), c_uint64()\n"
+        "    cu('cuStreamCreate', byref(stream), 1); cu('cuStreamBeginCapture_v2', stream, 0)\n"
+        "    cu('cuMemAllocAsync', byref(p), c_size_t(128 << 20), stream)\n"
+        "    cu('cuStreamEndCapture', stream, byref(graph))\n"
+        "    cu('cuGraphInstantiateWithFlags', byref(run), graph, c_uint64(0))\n"
+        "    cu('cuGraphLaunch', run, stream); cu('cuStreamSynchronize', stream)\n"
+        "    cu('cuDeviceGetGraphMemAttribute', 0, 2, byref(reserved))\n"
+        "    print((512 << 20) - mem_info()[0] - reserved.value, reserved.value >= 128 << 20)\n"
+        "    cu('cuDevicePrimaryCtxReset_v2', 0)\n"
+    )
+    with agent(memory_limit=512 * MIB) as broker:
+        assert tenants.output(tenants.python(broker, script)).split() == ["0", "True"] * 2

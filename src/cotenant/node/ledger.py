@@ -93,6 +93,11 @@ class Ledger:
             holding.held[(gpu, family)] = holding.held.get((gpu, family), 0) + size
         return True
 
+    def take(self, process: int, gpu: str, family: int, size: int) -> None:
+        """Charge what was taken without asking (memory of graphs, a pool that grew by itself), over the cap or not."""
+        holding = self._processes[process]
+        self._hold(holding, gpu, family, holding.held.get((gpu, family), 0) + size)
+
     def release(self, process: int, gpu: str, family: int, size: int) -> int:
         """Give memory back; returns what was credited (at most what this process holds in that family)."""
         holding = self._processes[process]

@@ -258,6 +258,14 @@ class ShimServer:
             f"out of memory: {size / 2**20:.0f} MiB asked with {used / 2**20:.0f} of {limit / 2**20:.0f} MiB in use"
         )
 
+    def over(self, tenant: Tenant, gpu: str) -> None:
+        """Note memory that could only be counted after it was taken, and is over the cap."""
+        limit, used = self.ledger.limit(tenant.name, gpu), self.ledger.used(tenant.name, gpu)
+        tenant.warn(
+            f"over its memory: {used / 2**20:.0f} of {limit / 2**20:.0f} MiB in use (a graph's memory is counted after"
+            " its launch)"
+        )
+
     def warn(self, tenant: Tenant, text: str) -> None:
         """A warning of a shim, for people."""
         tenant.warn(text)

@@ -184,6 +184,11 @@ class Session:
                 status = Status.OUT_OF_MEMORY
                 self.server.refused(self.tenant, gpu, size)
             number = granted or 0
+        elif head.type == Type.MEMORY_COMMIT and reservation == 0:
+            # could not be asked for before it was taken: memory of graphs, a pool that grew by itself
+            ledger.take(self.number, gpu, family, size)
+            if ledger.used(tenant, gpu) > ledger.limit(tenant, gpu):
+                self.server.over(self.tenant, gpu)
         elif head.type == Type.MEMORY_COMMIT:
             # a reservation of an agent that has restarted is not known here: MEMORY_STATE brings the truth
             ledger.commit(self.number, reservation, size)

@@ -118,6 +118,7 @@ void cot_memory_forget(uint64_t address, uint32_t family)
 /* The last context on the GPU is gone, and what was allocated in it. */
 void cot_memory_forget_gpu(struct gpu *gpu)
 {
+    cot_pools_forget_gpu(gpu);
     pthread_mutex_lock(&memory_lock);
     for (uint32_t i = 0; i < BUCKETS; i++)
         for (struct holding **link = &buckets[i]; *link;) {

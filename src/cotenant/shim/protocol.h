@@ -31,7 +31,8 @@
  *
  * Memory.  Amounts are charged to the tenant.  MEMORY_RESERVE before the driver is called; the reply says yes
  * (status OK, a reservation number) or no (status OUT_OF_MEMORY).  MEMORY_COMMIT after it with what was really taken
- * (0: the driver refused).  MEMORY_RELEASE when it is given back.  The agent keeps slot.memory_used_bytes (the whole
+ * (0: the driver refused).  Reservation 0 in a COMMIT: taken without asking, because it could only be counted afterwards
+ * (graphs, a pool that grew by itself); it is charged, over the cap or not.  MEMORY_RELEASE when it is given back.  The agent keeps slot.memory_used_bytes (the whole
  * tenant's charge on that GPU, context reserve included) and slot.memory_limit_bytes current, so that queries need no
  * message.  After a lost agent comes back, a new HELLO is followed by MEMORY_STATE for each slot and family in use.
  *

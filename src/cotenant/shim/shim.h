@@ -272,6 +272,7 @@ HIDDEN void cot_memory_report_state(struct gpu *gpu);
 HIDDEN void cot_memory_reset_after_fork(void);
 HIDDEN bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes);
 HIDDEN void cot_pools_refresh(void);
+HIDDEN void cot_pools_forget_gpu(struct gpu *gpu);
 HIDDEN CUresult cot_graph_memory_check(word graph);
 HIDDEN void cot_graph_memory_settle(word graph);
 HIDDEN void cot_graph_memory_expected(void);

@@ -20,8 +20,9 @@ typedef CUresult (*launch_ex_fn)(const struct cu_launch_config *, CUfunction, vo
 typedef CUresult (*cooperative_fn)(CUfunction, word, word, word, word, word, struct cooperative_tail);
 typedef CUresult (*graph_fn)(word, CUstream);
 
-/* One kernel with one width of grid is one kind of work. */
-#define KERNEL_KEY(function, gx) ((uintptr_t)(function) + ((uintptr_t)(gx) << 20))
+/* One kernel with one width of grid is one kind of work.  Never 0, also for a launch without a function: 0 is the key of
+ * an empty entry, which costs nothing. */
+#define KERNEL_KEY(function, gx) ((uintptr_t)(function) + 1 + ((uintptr_t)(gx) << 20))
 
 /* The wrapper proper holds only the hot path; whatever else is to be done is in a function of its own with the same
  * arguments, which the compiler reaches by a jump. */
@@ -75,7 +76,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(word list, unsigned count, 
 DECLARE_REAL(cuLaunch);
 EXPORT CUresult cuLaunch(CUfunction f)
 {
-    struct gpu *gpu = cot_gate_enter((uintptr_t)f, NULL);
+    struct gpu *gpu = cot_gate_enter(KERNEL_KEY(f, 0), NULL);
     CUresult result = ((CUresult(*)(CUfunction))REAL(cuLaunch))(f);
     cot_gate_exit(gpu);
     return result;

@@ -2,7 +2,7 @@
  * the program asked for: a pool that has room costs nothing more, one that shrinks gives back. */
 #include "shim.h"
 
-#define POOLS 256
+#define POOLS 1024 /* beyond them a pool gets nothing: what is not watched would not be counted */
 #define PTSZ(stream) ((stream) ? (stream) : (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
 #define GRANULE (UINT64_C(2) << 20)
 
@@ -32,13 +32,21 @@ static uint64_t pool_number(word pool, int attribute)
 
 static struct pool *find_pool(word handle, struct gpu *gpu) /* with pool_lock */
 {
-    for (uint32_t i = 0; i < pool_count; i++)
+    struct pool *unused = NULL;
+    for (uint32_t i = 0; i < pool_count; i++) {
         if (pools[i].handle == handle)
             return &pools[i];
-    if (!gpu || pool_count >= POOLS)
+        if (!pools[i].handle)
+            unused = &pools[i];
+    }
+    if (!gpu || (!unused && pool_count >= POOLS))
         return NULL;
-    pools[pool_count] = (struct pool){.handle = handle, .gpu = gpu};
-    return &pools[pool_count++];
+    if (!unused)
+        unused = &pools[pool_count];
+    *unused = (struct pool){.handle = handle, .gpu = gpu};
+    if (unused == &pools[pool_count])
+        pool_count++;
+    return unused;
 }
 
 /* Brings the charge to what the driver has reserved now.  reservation: of a growth asked for before. */
@@ -69,6 +77,12 @@ void cot_pools_refresh(void)
 
 static CUresult grow_reserve(word pool, struct gpu *gpu, uint64_t bytes, uint64_t *reservation, bool *reserved)
 {
+    pthread_mutex_lock(&pool_lock);
+    bool watched = find_pool(pool, gpu) != NULL;
+    pthread_mutex_unlock(&pool_lock);
+    *reserved = false;
+    if (!watched)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t used = pool_number(pool, CU_POOL_USED_CURRENT), held = pool_number(pool, CU_POOL_RESERVED_CURRENT);
     *reserved = used + bytes > held;
     if (!*reserved)
@@ -154,6 +168,17 @@ EXPORT CUresult cuMemPoolDestroy(word handle)
     if (gone.charged)
         cot_memory_release(gone.gpu, COTENANT_MEMORY_POOL, gone.charged);
     return result;
+}
+
+/* The last context on the GPU is gone and its charge with it: what is there later is charged from nothing. */
+void cot_pools_forget_gpu(struct gpu *gpu)
+{
+    pthread_mutex_lock(&pool_lock);
+    for (uint32_t i = 0; i < pool_count; i++)
+        if (pools[i].gpu == gpu)
+            pools[i] = (struct pool){0};
+    graph_charged[gpu - cot_gpu_at(0)] = 0;
+    pthread_mutex_unlock(&pool_lock);
 }
 
 /* ---- graphs ---- */
