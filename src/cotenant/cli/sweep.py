@@ -39,7 +39,8 @@ def sweep(
         with jobs_progress(f"{plan.title}: runs", len(plan)) as tick:
             folders = run_sweep(plan, out, file.parent, workers=workers, progress=tick, on_ready=say_compiling)
     except KeyboardInterrupt:
-        print(f"cotenant: interrupted; finished runs are in {out}, the same command goes on from there", file=sys.stderr)
+        text = f"interrupted; finished runs are in {out}, the same command goes on from there"
+        print(f"cotenant: {text}", file=sys.stderr)
         raise typer.Exit(130) from None
     families = {model.name: model.family for model in load_profiles().models.values()}
     runs = arrange([run_of(read_record(folder), families) for folder in folders])
