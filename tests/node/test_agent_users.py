@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +16,9 @@ import pytest
 from agent_harness import AgentProcess, declare
 from fake_shim import FakeShim, register
 
-from cotenant.model.errors import InputError
+from cotenant.model.errors import InputError, WorkError
+from cotenant.node import agent as agents
+from cotenant.node.client import ControlClient
 from cotenant.node.wire import Type
 
 
@@ -54,3 +61,102 @@ def test_other_users_have_what_the_configuration_gives_them(open_folder: Path) -
     finally:
         os.seteuid(0)
         agent.close()
+
+
+def test_only_the_launchers_own_child_becomes_a_tenants_program(agent: AgentProcess) -> None:
+    """`stop` signals a tenant's program and everything below it, as the agent's user: not what a caller names."""
+    bystander = subprocess.Popen(["sleep", "60"])
+    liar = "import sys\nfrom pathlib import Path\nfrom cotenant.node.client import ControlClient\n" + (
+        "client = ControlClient(Path(sys.argv[1])); client.call('register', tenant={'name': 'x'})\n"
+        "for pid in (int(sys.argv[2]), 1, -1, 0, 'x', None, True, 1 << 80):\n"
+        "    try: client.call('started', name='x', pid=pid)\n"
+        "    except Exception as error: print(error)\n"
+        "    else: print('believed', pid)\n"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", liar, str(agent.folder), str(bystander.pid)],
+            capture_output=True, text=True, timeout=30, check=True,
+        )  # fmt: skip
+        lines = done.stdout.splitlines()
+        assert len(lines) == 8
+        assert f"process {bystander.pid} is not one that process" in lines[0]
+        assert not any("believed" in line for line in lines)
+        with agent.client() as client:
+            assert all(row["root_pid"] is None for row in client.call("list")["tenants"])
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_orders_with_odd_numbers_change_nothing(agent: AgentProcess) -> None:
+    nan = float("nan")
+    with agent.client() as client:
+        register(client, "a", request=0.2)
+        for order in (
+            {"op": "set", "limit": "0.5"},
+            {"op": "set", "priority": "x"},
+            {"op": "set", "priority": 0.5},
+            {"op": "set", "weight": True},
+            {"op": "set", "memory_bytes": "1"},
+            {"op": "set", "limit": nan},
+            {"op": "stop", "grace_s": nan},
+            {"op": "stop", "grace_s": 1e99},
+            {"op": "stop", "grace_s": "x"},
+            {"op": "stop", "grace_s": -1},
+            {"op": "register", "tenant": {"name": "b"}, "timeout_s": "x"},
+            {"op": "register", "tenant": {"name": "b"}, "timeout_s": nan},
+        ):
+            with pytest.raises(InputError):
+                client.call(**({"name": "a"} | order))
+        rows = client.call("list")["tenants"]
+        assert [(row["name"], row["request"], row["limit"], row["priority"]) for row in rows] == [("a", 0.2, 1.0, 0)]
+
+
+def test_stop_waits_for_a_program_that_is_being_started(agent: AgentProcess) -> None:
+    """Between `register` and `started` there is no process yet: stop ends the program that comes."""
+    with agent.client() as launcher, agent.client() as other:
+        register(launcher, "a")
+        child = subprocess.Popen(["sleep", "60"], process_group=0)
+        try:
+            timer = threading.Timer(0.3, lambda: launcher.call("started", name="a", pid=child.pid))
+            timer.start()
+            reaper = threading.Thread(target=child.wait)
+            reaper.start()
+            answer = other.call("stop", name="a", grace_s=1.0)
+            assert answer["stopped"] == 1
+            reaper.join(5)
+            assert child.returncode == -signal.SIGTERM
+        finally:
+            timer.join()
+            child.kill()
+
+
+def test_the_folder_of_somebody_else_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Anybody can make a folder under /tmp beforehand, and who answers there says what a program is started with."""
+    folder = tmp_path / "cotenant-1"
+    assert agents._own(folder) == folder
+    folder.mkdir()
+    assert agents._own(folder) == folder
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(WorkError, match="is not a folder of this user"):
+        agents._own(folder)
+
+
+def test_one_user_cannot_take_all_descriptors(agent: AgentProcess) -> None:
+    """Control connections are a quarter of the agent's descriptors: beyond them a sentence, and shims still get in."""
+    with agent.client() as first:
+        pid = first.call("status")["pid"]
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (400, 400))
+        token = register(first, "a")["token"]
+        held = [ControlClient(agent.folder) for _ in range(98)]
+        for client in held:
+            client.call("status")
+        held += [ControlClient(agent.folder) for _ in range(2)]
+        held[-2].call("status")
+        with pytest.raises(WorkError, match="already has 100 connections"):
+            held[-1].call("status")
+        assert FakeShim(agent.folder, token).answer["type"] == Type.HELLO_REPLY
+        for client in held:
+            client.close()

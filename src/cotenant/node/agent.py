@@ -9,6 +9,7 @@ import fcntl
 import os
 import resource
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -46,7 +47,16 @@ def default_folder() -> Path:
     if os.geteuid() == 0:
         return Path("/run/cotenant")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "cotenant" if runtime else Path(f"/tmp/cotenant-{os.geteuid()}")
+    return Path(runtime) / "cotenant" if runtime else _own(Path(f"/tmp/cotenant-{os.geteuid()}"))
+
+
+def _own(folder: Path) -> Path:
+    """The folder, if nobody else has put it there: an agent decides what a tenant's program is started with."""
+    with contextlib.suppress(FileNotFoundError):
+        found = folder.lstat()
+        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+            raise WorkError(f"{folder} is not a folder of this user: name another one with COTENANT_DIR or --dir")
+    return folder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,15 @@ from cotenant.model.errors import InputError, WorkError
 from cotenant.node.processes import Peer, peer_of
 
 MAX_LINE = 64 << 10
+MAX_CALLERS = 4096  # of one user; a launcher keeps one while its program runs
 
 Handler = Callable[["Caller", dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+def most_callers() -> int:
+    """How many connections one user may hold: a quarter of the agent's descriptors, for the tenants need theirs."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_CALLERS if soft == resource.RLIM_INFINITY else min(MAX_CALLERS, soft // 4)
 
 
 class Caller:
@@ -43,6 +52,7 @@ class ControlServer:
         self._log = log
         self._server: asyncio.AbstractServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._callers: Counter[int] = Counter()  # connections by user
 
     async def listen(self, mode: int) -> None:
         """Open the socket."""
@@ -59,21 +69,31 @@ class ControlServer:
         self._tasks.add(task)
         raw: socket.socket = writer.get_extra_info("socket")._sock
         caller = Caller(peer_of(raw))
+        self._callers[caller.peer.uid] += 1
         try:
+            most = most_callers()
+            if self._callers[caller.peer.uid] > most:
+                await asyncio.wait_for(reader.readline(), 1.0)  # an answer is read only after the order is sent
+                text = f"user {caller.peer.uid} already has {most} connections to this agent"
+                writer.write(json.dumps({"error": text, "kind": "work"}).encode() + b"\n")
+                return
             while line := await reader.readline():
                 writer.write(json.dumps(await self._answer(caller, line)).encode() + b"\n")
                 await writer.drain()
-        except (ConnectionError, ValueError, asyncio.CancelledError):
+        except (ConnectionError, TimeoutError, ValueError, asyncio.CancelledError):
             pass  # gone, or a line over the limit
         finally:
             self._tasks.discard(task)
+            self._callers[caller.peer.uid] -= 1
+            if not self._callers[caller.peer.uid]:
+                del self._callers[caller.peer.uid]
             self._on_gone(caller)
             writer.close()
 
     async def _answer(self, caller: Caller, line: bytes) -> dict[str, Any]:
         try:
             order = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"error": "not a JSON object", "kind": "input"}
         if not isinstance(order, dict) or not isinstance(order.get("op"), str):
             return {"error": "an order is a JSON object with an op", "kind": "input"}

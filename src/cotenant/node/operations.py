@@ -18,6 +18,9 @@ from cotenant.node.tenants import Tenant, spec_from_dict
 if TYPE_CHECKING:
     from cotenant.node.agent import Agent
 
+STARTING_S = 5.0  # how long `stop` waits for a program that is being started
+YEAR_S = 366 * 86400.0
+
 
 class Operations:
     """The orders of the control socket; each takes the caller and a JSON object and returns one."""
@@ -185,9 +188,10 @@ class Operations:
                 )
             if not caller.trusted:
                 raise InputError(f"user {caller.peer.uid} may only start tenants declared in the agent's configuration")
+            timeout_s = None if order.get("timeout_s") is None else _seconds(order, "timeout_s", 0.0)
             tenant = agent.add_tenant(spec, caller.peer.uid)
             tenant.launching = True
-            tenant.timeout_s = order.get("timeout_s")
+            tenant.timeout_s = timeout_s
             caller.registered.append(tenant.name)
         agent.save()
         environment = dict(tenant.enforcement.environment)
@@ -207,11 +211,13 @@ class Operations:
         """A launcher has started the program of a tenant."""
         tenant = self._find(order)
         self._check_user(caller, tenant)
-        key = processes.key_of(int(order.get("pid", 0)))
-        if key.start_ticks == 0:
+        pid = order.get("pid")
+        key = processes.key_of(pid if isinstance(pid, int) and pid > 0 else 0)
+        if key.start_ticks == 0 or caller.peer.pid not in processes.ancestors(key.pid):
+            # `stop` signals that process and all below it: it must be the caller's own
             tenant.launching = False
             self.agent.maybe_remove(tenant)
-            return {"ok": False, "error": f"there is no process {key.pid}", "kind": "work"}
+            return {"error": f"process {pid} is not one that process {caller.peer.pid} has started", "kind": "work"}
         if tenant.root is None:
             self.agent.set_root(tenant, key)
         self.agent.save()
@@ -223,7 +229,7 @@ class Operations:
         if not caller.trusted:
             raise InputError(f"user {caller.peer.uid} may not change shares on this agent")
         allowed = ("request", "limit", "memory_bytes", "priority", "weight")
-        changes = {key: order[key] for key in allowed if order.get(key) is not None}
+        changes = {key: _number(order, key) for key in allowed if order.get(key) is not None}
         if not changes:
             raise InputError("nothing to change: give --request, --limit, --memory, --priority or --weight")
         when = self.agent.change_tenant(tenant, dataclasses.replace(tenant.spec, **changes))
@@ -233,7 +239,10 @@ class Operations:
         """End a tenant's processes: SIGTERM, after `grace_s` SIGKILL. Answers once they have ended."""
         tenant = self._find(order)
         self._check_user(caller, tenant)
-        grace_s = float(order.get("grace_s", 10.0))
+        grace_s = _seconds(order, "grace_s", 10.0)
+        patience = time.monotonic() + STARTING_S
+        while tenant.launching and time.monotonic() < patience:  # its program is about to be there
+            await asyncio.sleep(0.02)
         keys = self.kill(tenant, grace_s)
         deadline = time.monotonic() + grace_s + 5.0
         while any(processes.alive(key) for key in keys) and time.monotonic() < deadline:
@@ -274,6 +283,23 @@ class Operations:
     def _check_user(self, caller: Caller, tenant: Tenant) -> None:
         if not caller.trusted and caller.peer.uid != tenant.uid:
             raise InputError(f"tenant {tenant.name} belongs to another user")
+
+
+def _number(order: dict[str, Any], key: str) -> Any:
+    """A number of an order, whole where the share wants it whole. InputError when it is something else."""
+    value = order[key]
+    whole = key in ("memory_bytes", "priority")
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise InputError(f"{key} is {str(value)[:40]!r}, which is not a {'whole ' if whole else ''}number", field=key)
+    return value
+
+
+def _seconds(order: dict[str, Any], key: str, default: float) -> float:
+    """A time of an order, 0 s to a year. InputError when it is something else."""
+    value = order.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= YEAR_S:
+        raise InputError(f"{key} is {str(value)[:40]!r}, which is not a time of 0 s to a year", field=key)
+    return float(value)
 
 
 def _signal_group(group: int, number: int) -> None:
