@@ -167,3 +167,46 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
             read_requests(form, tmp_path / "none")
     with pytest.raises(InputError, match="unknown request format"):
         read_requests("har", tmp_path / "none")
+
+
+WEEKS = "".join(f"{600 * i},{rate},1,Gamma,1,1\n" for i, rate in enumerate([200, 100] * 1008))  # 150/s for two weeks
+
+
+def test_servegen_weeks_are_drawn_as_far_as_the_run_reaches(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text(WEEKS)
+    with pytest.raises(InputError, match="more than 50000000 requests"):
+        read_requests("servegen", path)
+    recorded = read_requests("servegen", path, seed=1, duration_s=1200.0)
+    own = fit_to(recorded.times_s, None, 1200.0, recorded.span_s, recorded.total)
+    assert np.histogram(own, [0, 600, 1200])[0] == pytest.approx([120_000, 60_000], rel=0.02)
+    # a mean of 15/s: time runs ten times slower, and the first window, twice as busy as the second, lasts 6000 s
+    scaled = read_requests("servegen", path, seed=1, rate_rps=15.0, duration_s=9000.0)
+    own = fit_to(scaled.times_s, 15.0, 9000.0, scaled.span_s, scaled.total)
+    assert np.histogram(own, [0, 3000, 6000, 9000])[0] == pytest.approx([60_000, 60_000, 30_000], rel=0.02)
+
+
+def test_a_longer_servegen_run_begins_alike(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text(WEEKS)
+    short, long = (read_requests("servegen", path, seed=4, duration_s=d).times_s for d in (300.0, 900.0))
+    assert len(long) > len(short) > 1000
+    assert (long[: len(short)] == short).all()
+
+
+def test_servegen_windows_that_do_not_move_on(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("0,1,1\n0,1,1\n")
+    with pytest.raises(InputError, match="one after another"):
+        read_requests("servegen", path)
+
+
+@pytest.mark.parametrize("text", ["gamma:1e9", "gamma:101"])
+def test_gaps_without_end_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="coefficient of variation"):
+        parse_arrivals(text)
+
+
+def test_stays_far_shorter_than_the_run_are_refused() -> None:
+    with pytest.raises(InputError, match="mean stays"):
+        draw(parse_arrivals("mmpp:1,1e-9;2,1e-9"), 10.0, 5.0, np.random.default_rng(0))

@@ -116,6 +116,8 @@ def run(plan: ServingPlan, scenario: Scenario, profiles: Mapping[str, ServingPro
     """Simulate a scenario on a plan; `profiles` by GPU model. The same input gives the same record, byte for byte."""
     if scenario.interference not in INTERFERENCE:
         raise InputError(f"interference {scenario.interference!r} is not one of {', '.join(INTERFERENCE)}")
+    if scenario.seed < 0:
+        raise InputError(f"a seed of {scenario.seed} is below 0", field="seed")
     services = scenario.all_services()
     times, what, clients = _arrivals(scenario)
     desk = build_desk(plan, services, profiles, scenario.hold)
@@ -134,7 +136,7 @@ def _arrivals(scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     times, what, clients = [np.zeros(0)], [np.zeros(0, np.int64)], []
     sources = [(s.name, s.model, s.rate_rps, i) for i, s in enumerate(scenario.services)]
     sources += [(app.name, app.name, app.rate_rps, -1 - a) for a, (app, _) in enumerate(scenario.applications)]
-    recorded: dict[tuple[str, str], Recorded] = {}
+    recorded: dict[tuple[str, str, float | None], Recorded] = {}
     for n, (name, model, rate, code) in enumerate(sources):
         process = scenario.arrivals.get(name) or scenario.arrivals.get("") or Arrivals("poisson")
         if process.kind == "trace" and process.format == "disb":
@@ -146,11 +148,12 @@ def _arrivals(scenario: Scenario) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             continue
         rng = np.random.default_rng([scenario.seed, n])
         if process.kind == "trace":
-            key = (process.format, process.path)
+            asked = None if scenario.as_recorded else rate
+            key = (process.format, process.path, asked if process.format == "servegen" else None)
             if key not in recorded:
-                recorded[key] = read_requests(*key, seed=scenario.seed)
+                recorded[key] = read_requests(*key[:2], scenario.seed, asked, scenario.duration_s)
             found = recorded[key]
-            own = fit_to(found.times_s, None if scenario.as_recorded else rate, scenario.duration_s, found.span_s)
+            own = fit_to(found.times_s, asked, scenario.duration_s, found.span_s, found.total)
         else:
             own = draw(process, rate, scenario.duration_s, rng)
         times.append(own * 1000.0)

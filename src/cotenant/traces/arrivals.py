@@ -21,6 +21,8 @@ from cotenant.model.errors import InputError
 
 KINDS = ("poisson", "constant", "gamma", "mmpp", "closed", "trace")
 MAX_REQUESTS = 50_000_000
+MAX_CV = 100.0
+MAX_STAYS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,10 @@ def parse_arrivals(text: str) -> Arrivals:
     if kind in ("poisson", "constant") and not rest:
         return Arrivals(kind)
     if kind == "gamma" and rest:
-        return Arrivals(kind, cv=_positive(rest, "coefficient of variation"))
+        cv = _positive(rest, "coefficient of variation")
+        if cv > MAX_CV:
+            raise InputError(f"a coefficient of variation of {cv:g} is over {MAX_CV:g}", field="arrivals")
+        return Arrivals(kind, cv=cv)
     if kind == "mmpp" and rest:
         states = []
         for part in rest.split(";"):
@@ -120,6 +125,8 @@ def _mmpp(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.
     factors = np.array([r for r, _ in process.states])
     stays = np.array([d for _, d in process.states])
     factors = factors * stays.sum() / (factors * stays).sum()
+    if duration_s > MAX_STAYS * stays.mean():
+        raise InputError(f"the run is over {MAX_STAYS} of its mean stays: make them longer", field="arrivals")
     out, now, state = [], 0.0, int(rng.integers(len(stays)))
     while now < duration_s:
         end = min(duration_s, now + rng.exponential(stays[state]))
@@ -130,11 +137,18 @@ def _mmpp(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.
 
 
 def fit_to(
-    times_s: np.ndarray, rate_rps: float | None, duration_s: float, span_s: float | None = None
+    times_s: np.ndarray,
+    rate_rps: float | None,
+    duration_s: float,
+    span_s: float | None = None,
+    total: float | None = None,
 ) -> np.ndarray:
     """Recorded times made to last `duration_s`: stretched to the asked mean rate (None: as recorded), repeated when too
-    short. The shape of the trace is kept. `span_s`: the length of one round, where the format says so."""
-    if len(times_s) == 0:
+    short. The shape of the trace is kept. `span_s`: the length of one round, where the format says so; `total`: the
+    requests of a whole round, where `times_s` are only as many as the duration needs."""
+    if not math.isfinite(duration_s) or duration_s <= 0:
+        raise InputError(f"a duration of {duration_s:g} s is not positive", field="duration")
+    if len(times_s) == 0 and total is None:
         raise InputError("the trace has no requests", field="arrivals")
     if span_s is not None:
         times, span = np.sort(times_s), span_s
@@ -144,7 +158,7 @@ def fit_to(
     if span <= 0:
         raise InputError("all requests of the trace come at one time", field="arrivals")
     if rate_rps is not None:
-        scale = len(times) / (rate_rps * span)
+        scale = (total or len(times)) / (rate_rps * span)
         times, span = times * scale, span * scale
     rounds = math.ceil(duration_s / span)
     if rounds * len(times) > MAX_REQUESTS:

@@ -31,19 +31,26 @@ _MAX_MEMBER = 64 * 2**20
 
 @dataclass(frozen=True)
 class Recorded:
-    """Times in seconds, ascending; `span_s` where the format fixes the length of a round; remarks: what was mended."""
+    """Times in seconds, ascending; `span_s` where the format fixes the length of a round; `total` requests of the whole
+    round, where only its beginning was drawn; remarks: what was mended."""
 
     times_s: np.ndarray
     span_s: float | None = None
     remarks: tuple[str, ...] = ()
+    total: float | None = None
 
 
-def read_requests(form: str, path: str | Path, seed: int = 0) -> Recorded:
-    """Read a file of recorded requests in one of FORMATS (disb has clients instead: disb_clients)."""
+def read_requests(
+    form: str, path: str | Path, seed: int = 0, rate_rps: float | None = None, duration_s: float = math.inf
+) -> Recorded:
+    """Read a file of recorded requests in one of FORMATS (disb has clients instead: disb_clients).
+
+    Requests that are drawn anew (servegen) are drawn as far as `duration_s` at `rate_rps` (None: as recorded) needs.
+    """
     readers = {"azure-llm": _azure, "mooncake": _mooncake, "offsets-ms": _offsets}
     where = Path(path)
     if form == "servegen":
-        return _servegen(where, seed)
+        return _servegen(where, seed, rate_rps, duration_s)
     if form not in readers:
         raise InputError(f"unknown request format {form!r}; known: {', '.join(FORMATS)}", field="arrivals")
     times = np.fromiter(readers[form](where), np.float64)
@@ -133,10 +140,9 @@ def _servegen_texts(path: Path) -> Iterator[tuple[str, str]]:
         yield path.name, "\n".join(line for _, line in _lines(path))
 
 
-def _servegen(path: Path, seed: int) -> Recorded:
-    """Windows of length the gap between starts (600 s); rows with no rate are idle windows."""
-    rng = np.random.default_rng(seed)
-    parts, total, end = [], 0, 0.0
+def _servegen_windows(path: Path) -> list[np.ndarray]:
+    """Per client (windows, 4): start s, length s, rate, CV. The length is the gap between starts, or 600 s."""
+    clients = []
     for name, text in _servegen_texts(path):
         windows = []
         for number, line in enumerate(text.splitlines(), start=1):
@@ -145,22 +151,36 @@ def _servegen(path: Path, seed: int) -> Recorded:
                 raise InputError(f"{name}: a row is start,rate,cv,...", file=path, line=number)
             windows.append([_finite(c, path, number, f) for c, f in zip(cells, ("start", "rate", "cv"), strict=False)])
         step = windows[1][0] - windows[0][0] if len(windows) > 1 else 600.0
-        for start, rate, cv in windows:
-            end = max(end, start + step)
-            if rate <= 0:
-                continue
+        if step <= 0:
+            raise InputError(f"{name}: windows must start one after another", file=path, line=2, field="start")
+        clients.append(np.array([(start, step, rate, cv) for start, rate, cv in windows]).reshape(-1, 4))
+    return clients
+
+
+def _servegen(path: Path, seed: int, rate_rps: float | None, duration_s: float) -> Recorded:
+    """Rows with no rate are idle windows. Weeks of many clients are billions of requests, so windows past those that
+    the run reaches are counted, not drawn; each client draws from a stream of its own, so a longer run begins alike."""
+    clients = _servegen_windows(path)
+    total = sum(float((w[:, 1] * w[:, 2]).sum()) for w in clients)
+    if not total:
+        raise InputError("has no requests", file=path)
+    end = max(float((w[:, 0] + w[:, 1]).max()) for w in clients if len(w))
+    reach = duration_s if rate_rps is None else duration_s * rate_rps * end / total
+    parts, drawn = [], 0
+    for client, windows in enumerate(clients):
+        rng = np.random.default_rng([seed, client])
+        for start, step, rate, cv in windows[(windows[:, 0] < reach) & (windows[:, 2] > 0)]:
             shape = 1.0 / max(cv, 0.05) ** 2
             count = int(rate * step * 1.5 + 10 * max(cv, 1.0) * math.sqrt(rate * step) + 10)
-            total += count
-            if total > MAX_REQUESTS:
-                raise InputError(f"more than {MAX_REQUESTS} requests", file=path)
+            drawn += count
+            if drawn > MAX_REQUESTS:
+                raise InputError(f"more than {MAX_REQUESTS} requests; a shorter run needs fewer", file=path)
             gaps = rng.gamma(shape, 1.0 / (shape * rate), count)
             # a renewal process in equilibrium does not begin with an arrival
             times = start + np.cumsum(gaps) - gaps[0] * rng.random()
             parts.append(times[times < start + step])
-    if not parts:
-        raise InputError("has no requests", file=path)
-    return Recorded(np.sort(np.concatenate(parts)), end)
+    times = np.sort(np.concatenate(parts)) if parts else np.zeros(0)
+    return Recorded(times, end) if reach >= end else Recorded(times, end, total=total)
 
 
 @dataclass(frozen=True)
