@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
-from cotenant.model.serving import Gpulet, Seat, Service, ServingPlan
+from cotenant.model.serving import Application, Gpulet, Seat, Service, ServingPlan
+from cotenant.policy.packing.applications import stages
 from cotenant.profile.latency import ModelProfile, Partition, ServingProfile
 from cotenant.report.serving import build_page, page_data
 from cotenant.sim.serving import Scenario, ServingResult, run
@@ -45,3 +47,18 @@ def test_page_is_whole_and_safe(result: ServingResult) -> None:
     assert found is not None
     assert json.loads(found[1])["services"][0]["name"] == "<b>&a"
     assert "https://" not in page.split('id="data"')[0]
+
+
+def test_a_stage_is_timed_from_its_applications_arrival() -> None:
+    """Two stages of 10 ms one after the other on gpulets of their own: done 10 and 20 ms after the arrival."""
+    app = Application("app", {"m": ("n",)}, 10.0, 30.0)
+    profile = replace(PROFILE, models={name: replace(PROFILE.models["m"], name=name) for name in "mn"})
+    found = stages(app, profile)
+    names = [stage.service.name for stage in found]
+    lets = [Gpulet(i, "X", "100%", 100.0, 0, 10.0, (Seat(name, name[-1], 1, 10.0),)) for i, name in enumerate(names)]
+    plan = ServingPlan("p", 2, tuple(lets))
+    data = page_data(run(plan, Scenario([], 6.0, {"": Arrivals("constant")}, [(app, found)]), {"X": profile}))
+    first, second = data["services"]
+    assert (first["slo_ms"], second["slo_ms"]) == pytest.approx((15.0, 30.0))
+    assert first["latency_ms"] == pytest.approx([10.0] * len(first["latency_ms"]))
+    assert second["latency_ms"] == pytest.approx([20.0] * len(second["latency_ms"]))

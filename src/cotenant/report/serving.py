@@ -77,16 +77,19 @@ def _table(summary: dict[str, Any]) -> str:
 
 def page_data(result: ServingResult) -> dict[str, Any]:
     """Curves and bars of the page: per service the latency distribution over its SLO and windows of attainment; the
-    gpulets of every GPU with the part of time that each was busy."""
+    gpulets of every GPU with the part of time that each was busy. A stage of an application is timed as it is judged:
+    from the application's arrival to the time by which the stage must be done."""
     rows = result.requests
     services = result.scenario.all_services()
+    staged = {stage.service.name: stage.deadline_ms for _, stages in result.scenario.applications for stage in stages}
     end_ms = max(result.end_ms, result.scenario.duration_s * 1000.0)
     edges = np.linspace(0.0, result.scenario.duration_s * 1000.0, WINDOWS + 1)
     curves = []
     for s, service in enumerate(services):
         mine = rows[rows["svc"] == s]
         answered = mine[(mine["outcome"] == 1) | (mine["outcome"] == 2)]
-        latency = np.sort(answered["finished"] - answered["arrived"])
+        since = result.instances["arrived"][answered["app"]] if service.name in staged else answered["arrived"]
+        latency = np.sort(answered["finished"] - since)
         at = np.unique(np.linspace(0, len(latency) - 1, POINTS).astype(int)) if len(latency) else np.zeros(0, int)
         where = np.clip(np.searchsorted(edges, mine["arrived"], side="right") - 1, 0, WINDOWS - 1)
         sent = np.bincount(where, minlength=WINDOWS)
@@ -94,7 +97,7 @@ def page_data(result: ServingResult) -> dict[str, Any]:
         curves.append(
             {
                 "name": service.name,
-                "slo_ms": service.slo_ms,
+                "slo_ms": staged.get(service.name, service.slo_ms),
                 "latency_ms": [round(float(x), 4) for x in latency[at]],
                 "share": [round((float(i) + 1) / max(1, len(mine)), 6) for i in at],
                 "attainment": [None if n == 0 else round(float(k / n), 5) for k, n in zip(ok, sent, strict=True)],
