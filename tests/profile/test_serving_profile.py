@@ -143,3 +143,43 @@ def test_fit_needs_enough_pairs() -> None:
 
 def test_partitions_keep_their_order(small: ServingProfile) -> None:
     assert replace(small, partitions=tuple(sorted((WHOLE, HALF)))).partitions == (HALF, WHOLE)
+
+
+FOLDER = {
+    "latency.csv": "model,partition_pct,batch,latency_ms\nm,100,1,10\n",
+    "utilisation.csv": "bench,batch,ms,sm,l2,mem\nm,1,1,1,20,30\n",
+    "interference-constants.csv": "a,b,c,d,e\n0.1,0.7,0.3,0.1,0.9\n",
+    "mem-config.json": '{"models": [{"name": "m", "mem": 50}]}',
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("utilisation.csv", None, "needs utilisation.csv"),
+        ("utilisation.csv", "bench,batch,ms,sm,l2,mem\nm,1,1\n", "line 2: has 3 cells"),
+        ("interference-constants.csv", "a,b,c,d,e\n", "needs a heading and a row"),
+        ("interference-constants.csv", "a,b,c,d,e\n1,2\n", "line 2: has 2 cells"),
+        ("mem-config.json", "{", "is not"),
+        ("mem-config.json", '{"models": [{"name": "m"}]}', "is not"),
+        ("mem-config.json", '{"models": [{"name": "m", "mem": NaN}]}', "is not a memory"),
+        ("latency.csv", "model,partition_pct,batch,latency_ms\nm,100,0.5,10\n", "batch 0.5 is not 1 to"),
+        ("latency.csv", "\x00", "latency.csv"),
+    ],
+)
+def test_a_public_folder_that_is_wrong_names_the_file(
+    tmp_path: Path, name: str, content: str | None, sentence: str
+) -> None:
+    for file, text in (FOLDER | {name: content}).items():
+        if text is not None:
+            (tmp_path / file).write_text(text)
+    with pytest.raises(InputError, match=sentence):
+        read_gpulet_dir(tmp_path)
+
+
+def test_a_public_folder_that_is_whole(tmp_path: Path) -> None:
+    for file, text in FOLDER.items():
+        (tmp_path / file).write_text(text)
+    profile = read_gpulet_dir(tmp_path)
+    assert profile.effective_ms("m", 1, "100%", 0.5) == pytest.approx(10 * (0.9 + 0.1 * 0.2 + 0.3 * 0.3 + 0.5) * 1.1)
+    assert profile.model("m").memory_bytes == 50e6

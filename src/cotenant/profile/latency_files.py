@@ -205,15 +205,20 @@ _GPULET_MB, _GPU_MB, _USABLE, _MARGIN = 1230, 11_000, 0.9, 1.1
 LENETS = {f"lenet{i}": "lenet1" for i in range(2, 7)}
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: Path, least: int = 1) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of a CSV without its empty lines; each has `least` cells or more."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.reader(file), start=1):
                 cells = [c.strip() for c in row]
+                if any(cells) and len(cells) < least:
+                    raise InputError(f"has {len(cells)} cells of {least} or more", file=path, line=number)
                 if any(cells):
                     yield number, cells
     except OSError as error:
         raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    except (UnicodeDecodeError, csv.Error):
+        raise InputError("is not a CSV in UTF-8", file=path) from None
 
 
 def _float(text: str, path: Path, line: int, field: str) -> float:
@@ -235,6 +240,8 @@ def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
         if len(row) < 4:
             raise InputError("a row is model,partition_pct,batch,latency_ms", file=path, line=line)
         pct, batch = _float(row[1], path, line, "partition_pct"), _float(row[2], path, line, "batch")
+        if not 1 <= batch <= MAX_BATCH:
+            raise InputError(f"batch {row[2]} is not 1 to {MAX_BATCH}", file=path, line=line, field="batch")
         if not 0 < pct <= 100:
             raise InputError(f"{row[1]} is not a percentage in (0, 100]", file=path, line=line, field="partition_pct")
         ms = _float(row[3], path, line, "latency_ms")
@@ -247,10 +254,12 @@ def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
 def _utilisations(path: Path) -> dict[str, tuple[Points, Points]]:
     """model -> (L2, DRAM) by batch as fractions, at the profiled powers of two, between which the model is linear."""
     table: dict[str, list[tuple[int, float, float]]] = {}
-    for line, row in _rows(path):
+    for line, row in _rows(path, 6):
         if line == 1:
             continue
         batch = int(_float(row[1], path, line, "batch"))
+        if not 1 <= batch <= MAX_BATCH:
+            raise InputError(f"batch {batch} is not 1 to {MAX_BATCH}", file=path, line=line, field="batch")
         if batch & (batch - 1) == 0:
             l2, dram = (_float(row[k], path, line, "utilisation") / 100 for k in (4, 5))
             table.setdefault("lenet1" if row[0] == "lenet" else row[0], []).append((batch, l2, dram))
@@ -266,9 +275,21 @@ def _overhead(folder: Path, name: str) -> Points:
             if table is None:
                 return ((1, factor), (MAX_BATCH, factor))
             path = folder / table
-            cells = ((int(_float(r[0], path, n, "batch")), _float(r[1], path, n, "ms")) for n, r in _rows(path))
+            cells = ((int(_float(r[0], path, n, "batch")), _float(r[1], path, n, "ms")) for n, r in _rows(path, 2))
             return tuple(sorted((b, ms * factor) for b, ms in cells))
     raise AssertionError("the last prefix matches every name")
+
+
+def _memory(path: Path) -> dict[str, float]:
+    """model -> MB."""
+    try:
+        found = {str(m["name"]): float(m["mem"]) for m in json.loads(path.read_text(encoding="utf-8"))["models"]}
+    except (ValueError, KeyError, TypeError):
+        raise InputError('is not {"models": [{"name": ..., "mem": MB}, ...]}', file=path) from None
+    for name, mb in found.items():
+        if not 0 <= mb <= 1e9:
+            raise InputError(f"{mb:g} MB is not a memory", file=path, field=name)
+    return found
 
 
 def read_gpulet_dir(folder: Path, gpu: str = "RTX2080Ti", memory_mb: float = _GPU_MB) -> ServingProfile:
@@ -278,13 +299,16 @@ def read_gpulet_dir(folder: Path, gpu: str = "RTX2080Ti", memory_mb: float = _GP
         raise InputError("has no latencies", file=folder / "latency.csv")
     memory: dict[str, float] = {}
     if (folder / "mem-config.json").exists():
-        config = json.loads((folder / "mem-config.json").read_text(encoding="utf-8"))
-        memory = {m["name"]: float(m["mem"]) for m in config["models"]}
+        memory = _memory(folder / "mem-config.json")
     utilisation = _utilisations(folder / "utilisation.csv") if (folder / "utilisation.csv").exists() else {}
     inter = BLIND
     constants = folder / "interference-constants.csv"
-    if constants.exists() and utilisation:
-        row = list(_rows(constants))[-1][1]
+    if constants.exists():
+        if not utilisation:
+            raise InputError("needs utilisation.csv beside it, or neighbours would seem harmless", file=constants)
+        row = next((row for line, row in _rows(constants, 5) if line > 1), None)
+        if row is None:
+            raise InputError("needs a heading and a row of five coefficients", file=constants)
         inter = Interference(*(_float(c, constants, 2, "coefficient") for c in row[:5]))
     models = {}
     for name, cells in latencies.items():
