@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cotenant.config_services import Deployment
+from cotenant.config_services import MAX_GPUS, Deployment
 from cotenant.model.errors import InputError
 from cotenant.model.serving import Application, Service
 from cotenant.policy.packing.applications import Stage, stages
@@ -64,6 +64,8 @@ def build_problem(deployment: Deployment, profile: str | Path | None = None, gpu
     if gpus is not None:
         if gpus < 1:
             raise InputError(f"{gpus} GPUs serve nothing", field="gpus")
+        if gpus > MAX_GPUS:
+            raise InputError(f"{gpus} GPUs are over {MAX_GPUS}", field="gpus")
         models = models[:gpus] if gpus <= len(models) else models + (models[0],) * (gpus - len(models))
     loaded: dict[str, ServingProfile] = {}
     for model in dict.fromkeys(models):

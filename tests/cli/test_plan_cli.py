@@ -300,3 +300,32 @@ def test_wrong_simulations_are_one_sentence(run: Any, services: Path, args: tupl
     code, _, err = run("simulate", services, "--no-verify", *args)
     assert code == 2
     assert says in err
+
+
+def test_outputs_are_checked_before_any_is_written(run: Any, services: Path, tmp_path: Path) -> None:
+    code, _, err = run("plan", services, "--write-tasks", tmp_path / "t.csv", "--out", tmp_path / "no" / "plan.json")
+    assert code == 2
+    assert "cannot write here" in err
+    assert not (tmp_path / "t.csv").exists()
+    scenarios = tmp_path / "s.csv"
+    scenarios.write_text("scenario,model,rate_rps,slo_ms\nx,resnet50,30,108\n")
+    code, _, err = run("plan", "--scenarios", scenarios, "--out", tmp_path / "p.csv", "--report", tmp_path / "no" / "r")
+    assert code == 2
+    assert not (tmp_path / "p.csv").exists()
+
+
+@pytest.mark.parametrize("gpus", ["0", "-2", "99999999"])
+def test_numbers_of_gpus_that_cannot_be(run: Any, services: Path, tmp_path: Path, gpus: str) -> None:
+    scenarios = tmp_path / "s.csv"
+    scenarios.write_text("scenario,model,rate_rps,slo_ms\nx,resnet50,30,108\n")
+    for args in (("plan", services), ("plan", "--scenarios", scenarios), ("simulate", services, "--no-verify")):
+        code, out, err = run(*args, "--gpus", gpus)
+        assert (code, out) == (2, "")
+        assert "field gpus" in err
+
+
+def test_seeds_below_zero_are_refused(run: Any, services: Path) -> None:
+    for verb in ("plan", "simulate"):
+        code, out, err = run(verb, services, "--seed", "-5")
+        assert (code, out) == (2, "")
+        assert "seed of -5" in err

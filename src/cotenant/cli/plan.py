@@ -81,8 +81,14 @@ def plan(
     from cotenant.model.errors import InputError
     from cotenant.model.units import parse_fraction, parse_seconds
     from cotenant.policy.packing.specs import DEFAULT_PLANNER, find_planner
+    from cotenant.record.files import check_writable
 
     limit_s = parse_seconds(time_limit, field="time-limit")
+    if services is not None and (tasks is not None or scenarios is not None):
+        raise InputError("give one of SERVICES.yaml, --tasks and --scenarios")
+    for path in (out, write_modellist, write_tasks, write_sim_config, write_device_config):
+        if path is not None:
+            check_writable(path)
     if services == "scenarios":
         from cotenant.cli.plan_sets import generate_set
 
@@ -97,7 +103,7 @@ def plan(
         from cotenant.cli.plan_sets import plan_set
 
         spec = find_planner(planner or DEFAULT_PLANNER)
-        plan_set(scenarios, profile, gpus or 4, spec, limit_s, out, report, as_json, repeats)
+        plan_set(scenarios, profile, 4 if gpus is None else gpus, spec, limit_s, out, report, as_json, repeats)
         return
     if autoscale is not None:
         from cotenant.cli.plan_autoscale import replay
@@ -110,6 +116,8 @@ def plan(
         raise InputError(f"a headroom of {headroom:g} is not between 1 and 100", field="headroom")
     spec = find_planner(planner or default_planner)
     factor = headroom or problem.headroom
+    if seed < 0:
+        raise InputError(f"a seed of {seed} is below 0", field="seed")
     old = None if previous is None else read_plan(previous)
     target = parse_fraction(attainment, field="attainment") if verify and tasks is None else None
     found = decide(problem, spec, factor, target, min_gpus, old, seed, limit_s)

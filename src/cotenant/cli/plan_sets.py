@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.cli.plan_notice import PACKING, say_compiling_serving
+from cotenant.config_services import MAX_GPUS
 from cotenant.model.errors import InputError
 from cotenant.model.serving import Service
 from cotenant.policy.packing.planners import Packer
 from cotenant.policy.packing.specs import Spec
 from cotenant.policy.packing.tables import Gpus
 from cotenant.profile.latency_files import load_profile
-from cotenant.record.files import atomic_file
+from cotenant.record.files import atomic_file, check_writable
 from cotenant.traces.scenarios import PLAN_COLUMNS, generate, plan_rows, read_scenarios, write_scenarios
 
 REFERENCE_GPU = "RTX2080Ti"
@@ -46,6 +47,11 @@ def plan_set(
     models, which are built once, and is the least of `repeats`."""
     if repeats < 1:
         raise InputError(f"{repeats} repeats decide nothing", field="repeats")
+    if not 1 <= gpus <= MAX_GPUS:
+        raise InputError(f"{gpus} GPUs are not 1 to {MAX_GPUS}", field="gpus")
+    for path in (out, report):
+        if path is not None:
+            check_writable(path)
     sets = read_scenarios(scenarios)
     gpu_set = Gpus.uniform(load_profile(REFERENCE_GPU, profile), gpus)
     packers: dict[tuple[tuple[str, float], ...], Packer] = {}

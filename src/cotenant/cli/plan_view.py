@@ -78,6 +78,6 @@ def _services_table(data: dict[str, Any]) -> Any:
         simulated = row.get("simulated_attainment")
         table.add_row(
             name, f"{row['rate_rps']:g}", f"{row['capacity_rps']:.0f}", f"x{row['headroom']:.2f}",
-            f"{row['slo_ms']:g} ms", "-" if simulated is None else f"{simulated:.2%}",
+            f"{row['slo_ms']:.4g} ms", "-" if simulated is None else f"{simulated:.2%}",
         )  # fmt: skip
     return table
