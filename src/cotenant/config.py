@@ -39,6 +39,7 @@ class TrainingConfig(BaseModel):
     gittins_sample: str | None = None
     profiles: str | None = None
     default_profile: str | None = None
+    trace_gpu: str | None = None
     record: Recorded = "auto"
     skip_too_large: bool = False
     measure: tuple[int, int] | None = None  #: jobs FROM-TO (by arrival, TO left out) that figures of jobs cover

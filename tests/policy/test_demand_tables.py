@@ -97,6 +97,18 @@ def test_a_slower_gpu_scales_by_the_catalogs_estimate() -> None:
     assert allowed.tolist() == [[False, True]]
 
 
+def test_the_traces_gpu_is_the_yardstick() -> None:
+    jobs = Jobs.build(1, id=["a"], arrival_s=[0.0], model=["res18"], gpus=[1], duration_s=[6400.0])
+    h100 = cluster(gpu="H100-80GB")
+    faster = find_gpu("H100-80GB").relative_speed
+    own = build_workload(jobs, load_profiles(), h100)
+    other = build_workload(jobs, load_profiles(), h100, trace_gpu="A100-40GB")
+    assert own.iterations[0] == other.iterations[0] == pytest.approx(10_000)  # 0.64 s each where the trace was measured
+    pace = [w.demand.amount["iteration_s"][PROPORTIONAL, 0, 0] for w in (own, other)]
+    assert pace[0] / pace[1] == pytest.approx(faster)
+    assert other.demand.type["isolated_s"][0] * other.iterations[0] == pytest.approx(6400)
+
+
 def test_shares_of_the_cluster_for_drf_and_tetris() -> None:
     types = build_workload(one("alexnet", 1), load_profiles(), cluster(nodes=1)).demand.type
     gpu, cpu, memory = 1 / 8, 12 / 24, 125 / 500

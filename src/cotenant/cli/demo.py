@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +25,12 @@ POLICIES = (
 JOBS, GPUS, LOAD = 1000, 128, 1.5
 
 
+def _own_name() -> str:
+    """The command as it was called, for a line to copy: `cotenant`, or its path where that is not on PATH."""
+    called = sys.argv[0]
+    return "cotenant" if shutil.which("cotenant") == str(Path(called).resolve()) else called
+
+
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the report.")] = Path("demo-out"),
@@ -38,7 +46,7 @@ def demo(
     from cotenant.config import TrainingConfig
     from cotenant.profile.tables import load_profiles
     from cotenant.report.page import write_page
-    from cotenant.report.runs import arrange, run_of
+    from cotenant.report.runs import arrange, moves_note, run_of
     from cotenant.report.table import print_runs
     from cotenant.sim.training import simulate
     from cotenant.traces.cluster_files import parse_cluster
@@ -56,16 +64,17 @@ def demo(
     records = []
     for ordering, allotment in POLICIES:
         config = TrainingConfig(ordering=ordering, allotment=allotment)
-        record, outcome = simulate(
-            drawn.trace, cluster, config, profiles=profiles, out=out / f"{ordering}-{allotment}"
-        )
+        record, outcome = simulate(drawn.trace, cluster, config, profiles=profiles, out=out / f"{ordering}-{allotment}")
         typer.echo(f"  {record.info.label:20} {record.rounds.height:,} rounds in {outcome.engine_s:.2f} s")
         records.append(record)
     families = {model.name: model.family for model in profiles.models.values()}
     runs = arrange([run_of(record, families) for record in records])
-    print_runs([(run.label, run.summary) for run in runs])
+    print_runs(
+        [(run.label, run.summary) for run in runs], moves_note=moves_note((run.info, run.summary) for run in runs)
+    )
     page = out / "report.html"
     write_page(page, runs, f"{JOBS:,} jobs on {GPUS} GPUs under six policies")
     typer.echo(f"wrote {page} ({time.perf_counter() - started:.1f} s in all); open it in a browser")
-    typer.echo(f"one job's life: cotenant explain {out}/las-tune 17")
+    typer.echo(f"one job's life: {_own_name()} explain {out}/las-tune 17")
+    typer.echo("here moving a job is free; --restart-cost 60s charges for it, and jobs keep their GPUs")
     show_sharing()

@@ -60,6 +60,9 @@ def simulate(
     default_profile: Annotated[
         Text, _engine("--default-profile", help="Profile for models that have none of their own.")
     ] = None,
+    trace_gpu: Annotated[
+        Text, _engine("--trace-gpu", help="GPU model that the trace's times hold for. Default: the cluster's first.")
+    ] = None,
     skip_too_large: Annotated[
         bool, _engine("--skip-too-large", help="Leave out jobs that the cluster could never hold.")
     ] = False,
@@ -93,7 +96,7 @@ def simulate(
         "reserve_after": reserve_after, "queues": queues, "gittins_sample": gittins_sample,
         "solver_limit": solver_limit, "speeds": speeds, "lease": lease, "finish": finish,
         "restart_cost": restart_cost, "checkpoint_cost": checkpoint_cost, "profiles": profiles,
-        "default_profile": default_profile, "skip_too_large": skip_too_large, "record": record,
+        "default_profile": default_profile, "trace_gpu": trace_gpu, "skip_too_large": skip_too_large, "record": record,
         "measure": measure,
     }  # fmt: skip
     if partition_options.policy is not None:
@@ -149,6 +152,10 @@ def run(
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks, default="16x8")
     trace = load_trace(spec, trace_options, classes=profiles.classes, iteration_s=profiles.iteration_s)
+    if config.trace_gpu is None and (cluster_options.gpu or len(cluster.gpu_models) > 1):
+        remarks.append(
+            f"the trace's times are taken to hold on {cluster.gpu_models[0]}; --trace-gpu MODEL says on which they do"
+        )
     from cotenant.cli.progress import jobs_progress, say_compiling, say_inputs
     from cotenant.sim.training import simulate as simulate_training
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cotenant.model import work
 from cotenant.model.cluster import Cluster, NodeGroup
 from cotenant.model.errors import InputError
-from cotenant.model.gpus import find_gpu
+from cotenant.model.gpus import Gpu, find_gpu
 from cotenant.policy.arrays import AMOUNT, DOWN, IDEAL, NODE, PROPORTIONAL, TYPE, Array, Demand
 from cotenant.profile.tables import ModelProfile, Profiles
 
@@ -75,13 +75,16 @@ def build_workload(
     whole_iterations: bool = False,
     grid: bool = False,
     default_profile: str | None = None,
+    trace_gpu: str | None = None,
     trace: work.Trace | None = None,
 ) -> Workload:
     """Demand tables for the jobs on the cluster.
 
     `two_speed`: only two speeds, proportional and ideal, as the public Synergy simulator knows them; else the whole
     table by interpolation. `proportional_keys`: orderings assume the proportional speed (else the ideal one). `grid`:
-    add the levels that the optimal allotment chooses among. `trace`: where the jobs come from, for error messages.
+    add the levels that the optimal allotment chooses among. `trace_gpu`: the GPU model on which the trace's run times
+    and the profiles' iteration times hold (default: that of the cluster's first node). `trace`: where the jobs come
+    from, for error messages.
     Errors (InputError): a model without a profile, a job larger than the cluster, a GPU model that is unknown, a job
     left with no CPU.
     """
@@ -89,7 +92,7 @@ def build_workload(
     nodes, kinds = build_nodes(cluster)
     needs, types = _needs(jobs, profiles, default_profile, trace)
     _check_sizes(jobs, needs, types, nodes, kinds, trace)
-    tables = _Tables(nodes, kinds, two_speed, grid)
+    tables = _Tables(nodes, kinds, two_speed, grid, find_gpu(trace_gpu, "trace-gpu") if trace_gpu else None)
     for need in needs:
         tables.add(need)
     demand = tables.finish(proportional_keys)
@@ -195,8 +198,11 @@ def runnable_jobs(jobs: work.Jobs, cluster: Cluster) -> NDArray[np.bool_]:
 class _Tables:
     """Rows of the demand tables, one type at a time."""
 
-    def __init__(self, nodes: Array, kinds: list[NodeGroup], two_speed: bool, grid: bool) -> None:
+    def __init__(
+        self, nodes: Array, kinds: list[NodeGroup], two_speed: bool, grid: bool, trace_gpu: Gpu | None
+    ) -> None:
         self.nodes, self.kinds, self.two_speed = nodes, kinds, two_speed
+        self.trace_gpu = trace_gpu
         self.grid = grid and not two_speed
         self.rows: list[tuple[Ints, Ints, Floats]] = []
         self.scalars: list[tuple[int, int, NDArray[np.bool_], float, float]] = []
@@ -211,7 +217,10 @@ class _Tables:
         table = [np.array([levels[k][i] for k in range(len(self.kinds))]).T for i in range(3)]
         self.rows.append((table[0].astype(np.int64), table[1].astype(np.int64), table[2].astype(np.float64)))
         reference = int(np.flatnonzero(allowed)[0])
-        self.scalars.append((gpus, part, allowed, need.profile.multi_node_factor, table[2][PROPORTIONAL, reference]))
+        isolated_s = table[2][PROPORTIONAL, reference]
+        if self.trace_gpu is not None:
+            isolated_s *= self._gpu_factor(need.profile, reference)
+        self.scalars.append((gpus, part, allowed, need.profile.multi_node_factor, isolated_s))
         self.ideal_totals.append((need.gpus, cpu * gpus, memory * gpus))
 
     def _ideal(self, need: Need, gpus: int, part: int, allowed: NDArray[np.bool_]) -> tuple[int, int, float]:
@@ -270,8 +279,8 @@ class _Tables:
         return cpus, memories, [need.profile.iteration_s / s / factor if s > 0 else np.inf for s in speeds]
 
     def _gpu_factor(self, profile: ModelProfile, kind: int) -> float:
-        """Speed of the kind's GPU against the reference GPU, which is that of the cluster's first node."""
-        own, reference = self.kinds[kind].gpu, self.kinds[0].gpu
+        """Speed of the kind's GPU against the trace's, which is the cluster's first unless said otherwise."""
+        own, reference = self.kinds[kind].gpu, self.trace_gpu or self.kinds[0].gpu
         if own.name == reference.name:
             return 1.0
         if own.name in profile.gpu_speed and reference.name in profile.gpu_speed:

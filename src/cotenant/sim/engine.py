@@ -41,6 +41,7 @@ class EngineOptions:
     restart_cost_s: float = 0.0
     checkpoint_cost_s: float = 0.0
     default_profile: str | None = None
+    trace_gpu: str | None = None  #: GPU model on which the trace's times hold; None: the cluster's first
     record_placements: bool | None = None  #: None: up to MOVES_RECORDED_UP_TO jobs
 
     @property
@@ -84,6 +85,7 @@ def run_training(
         whole_iterations=options.whole_iterations,
         grid=policy.allotment == "optimal",
         default_profile=options.default_profile,
+        trace_gpu=options.trace_gpu,
         trace=trace,
     )
     _check_length(trace.jobs, workload, options.lease_s)
@@ -231,6 +233,7 @@ def describe_run(
             "lease_s": options.lease_s,
             "finish": options.finish,
             "speeds": options.speeds,
+            "trace_gpu": options.trace_gpu,
             "restart_cost_s": options.restart_cost_s,
             "checkpoint_cost_s": options.checkpoint_cost_s,
         },

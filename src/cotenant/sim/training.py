@@ -45,6 +45,7 @@ def engine_options(config: TrainingConfig) -> EngineOptions:
         restart_cost_s=config.restart_cost,
         checkpoint_cost_s=config.checkpoint_cost,
         default_profile=config.default_profile,
+        trace_gpu=config.trace_gpu,
         record_placements={"auto": None, "all": True, "no-moves": False}[config.record],
     )
 
