@@ -14,7 +14,7 @@ from cotenant.model.events import Kind, Reason
 from cotenant.model.gpus import find_gpu
 from cotenant.record.record import cluster_info
 from cotenant.record.schema import RunInfo
-from cotenant.report.runs import Run, arrange, in_order, load_of, run_of
+from cotenant.report.runs import Run, arrange, in_order, load_of, moves_note, run_of
 from cotenant.report.table import COLUMNS, best_rows, print_runs
 
 
@@ -35,7 +35,9 @@ def test_best_is_lowest_or_highest_as_the_metric_says() -> None:
     rows = [summary(7200, 0.5), summary(3600, 0.9), summary(3600.4, 0.7)]
     # 3600 and 3600.4 s read alike: both are best
     assert best_rows(rows, column("jct_s.mean")) == {1, 2}
-    assert best_rows(rows, column("utilisation.gpu")) == {1}
+    # of two runs of the same jobs the slower one holds its GPUs longer: high use is no merit
+    assert best_rows(rows, column("utilisation.gpu")) == set()
+    assert best_rows([{**rows[0], "moves": 4}, {**rows[1], "moves": 3}], column("moves")) == {1}
     assert best_rows(rows, column("makespan_s")) == set()
     assert best_rows(rows, column("utilisation.memory")) == set()
     assert best_rows(rows[:1], column("jct_s.mean")) == set()
@@ -53,13 +55,60 @@ def test_table_on_a_terminal() -> None:
     assert "memory" not in text
 
 
-def test_a_narrow_terminal_gets_fewer_columns() -> None:
-    console = Console(width=100, record=True, file=io.StringIO(), force_terminal=True)
-    print_runs([("fifo + proportional", summary(7200)), ("srtf + tune", summary(3600))], console=console)
-    text = console.export_text()
-    assert "JCT mean" in text
-    assert "slowdown" not in text
-    assert all(len(line) <= 100 for line in text.splitlines())
+def shown(rows: list[tuple[str, dict[str, Any]]], width: int, **more: Any) -> str:
+    console = Console(width=width, record=True, file=io.StringIO(), force_terminal=True)
+    print_runs(rows, console=console, **more)
+    return console.export_text()
+
+
+LABELS = ("fifo + proportional", "srtf + tune · load 1.5 · split 100,0,0 · seed 3")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_no_number_is_cut_at_any_width(width: int) -> None:
+    """6.5 and 4.25 h, 1,234,567 moves: every column that stands is whole, the rest are named below the table."""
+    rows = [(label, {**summary(s), "moves": 1_234_567}) for label, s in zip(LABELS, (23400, 15300), strict=True)]
+    text = shown(rows, width)
+    assert "…" not in text
+    assert all(len(line) <= width for line in text.splitlines())
+    head = next(line for line in text.splitlines() if "JCT mean" in line)
+    assert "6.50 h" in text
+    assert "4.25 h" in text
+    words = " ".join(text.split())
+    left_out = words.partition(f"left out at {width} columns: ")[2].partition(";")[0].split(", ")
+    for c in COLUMNS:
+        known = c.key not in ("utilisation.memory", "fragmentation")
+        assert (f" {c.head}" in head) == (known and c.head not in left_out), c.head
+    assert ("1,234,567" in text) == ("moved" in head)
+    assert "".join(LABELS[1].split()) in "".join(line[:width].split("  ")[0] for line in text.splitlines()).replace(
+        " ", ""
+    )
+
+
+def test_the_least_important_columns_go_first() -> None:
+    rows = [("fifo + proportional", summary(7200)), ("srtf + tune", summary(3600))]
+    text = shown(rows, 80)
+    assert "makespan" in text.partition("left out")[0]
+    assert "p99.9" in text.partition("left out")[2]
+    assert "left out" not in shown(rows, 240)
+
+
+def test_free_moves_are_said_where_moves_stand() -> None:
+    def run(moves: int, **options: Any) -> tuple[RunInfo, dict[str, Any]]:
+        return RunInfo("x", options=options), {"moves": moves}
+
+    free = {"restart_cost_s": 0.0, "checkpoint_cost_s": 0.0}
+    paid = {**free, "restart_cost_s": 30.0}
+    note = moves_note([run(7, **free), run(0, **paid)])
+    assert note is not None
+    assert "Moving is free here" in note
+    assert "--restart-cost" in note
+    assert "free in some of these runs" in (moves_note([run(7, **free), run(9, **paid)]) or "")
+    for none in ([run(7, **paid)], [run(0, **free)], [run(7)]):
+        assert moves_note(none) is None
+    rows = [("a", summary(7200)), ("b", summary(3600))]
+    assert "Moving is free" in shown(rows, 240, moves_note=note)
+    assert "Moving is free" not in shown(rows, 60, moves_note=note)  # no moves, no note
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def demo(
     from cotenant.config import TrainingConfig
     from cotenant.profile.tables import load_profiles
     from cotenant.report.page import write_page
-    from cotenant.report.runs import arrange, moves_note, run_of
+    from cotenant.report.runs import arrange, run_of
     from cotenant.report.table import print_runs
     from cotenant.sim.training import simulate
     from cotenant.traces.cluster_files import parse_cluster
@@ -69,9 +69,7 @@ def demo(
         records.append(record)
     families = {model.name: model.family for model in profiles.models.values()}
     runs = arrange([run_of(record, families) for record in records])
-    print_runs(
-        [(run.label, run.summary) for run in runs], moves_note=moves_note((run.info, run.summary) for run in runs)
-    )
+    print_runs([(run.label, run.summary) for run in runs])
     page = out / "report.html"
     write_page(page, runs, f"{JOBS:,} jobs on {GPUS} GPUs under six policies")
     typer.echo(f"wrote {page} ({time.perf_counter() - started:.1f} s in all); open it in a browser")

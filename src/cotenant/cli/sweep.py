@@ -28,7 +28,7 @@ def sweep(
     from cotenant.profile.tables import load_profiles
     from cotenant.record.reader import read_record
     from cotenant.report.page import write_page
-    from cotenant.report.runs import arrange, run_of
+    from cotenant.report.runs import arrange, moves_note, run_of
     from cotenant.sim.sweep import run_sweep
     from cotenant.sim.sweep_file import read_sweep
 
@@ -56,5 +56,6 @@ def sweep(
         return
     from cotenant.report.table import print_runs
 
-    print_runs([(run.label, run.summary) for run in runs], title=plan.title)
+    note = moves_note((run.info, run.summary) for run in runs)
+    print_runs([(run.label, run.summary) for run in runs], title=plan.title, moves_note=note)
     typer.echo(f"wrote {page}")

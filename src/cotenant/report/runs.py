@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,19 @@ def in_order(runs: list[Run]) -> list[Run]:
         return tuple((float(p), "") if p[0].isdigit() else (math.inf, p) for p in pieces)
 
     return sorted(runs, key=lambda run: (run.policy, *(natural(value) for value in run.facets.values())))
+
+
+def moves_note(runs: Iterable[tuple[RunInfo, dict[str, Any]]]) -> str | None:
+    """What to say beside the moves of (info, summary) where moving cost nothing; None where it did, or none moved."""
+    moved = [info.options for info, summary in runs if summary["moves"]]
+    free = [o for o in moved if o.get("restart_cost_s") == 0 and o.get("checkpoint_cost_s") == 0]
+    if not free:
+        return None
+    where = "here" if len(free) == len(moved) else "in some of these runs"
+    return (
+        f"Moving is free {where}: restart and checkpoint cost are 0, so jobs move whenever it helps at all. "
+        "--restart-cost and --checkpoint-cost charge for it."
+    )
 
 
 FACET_NAMES = {"cpus_per_node": "CPUs per node", "gpu_mix": "GPU mix", "memory_per_node": "memory per node"}

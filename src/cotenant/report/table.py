@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,12 @@ class Column:
     def metric(self) -> Metric:
         return METRICS.get(self.key) or METRICS[self.key.rsplit(".", 1)[0]]
 
+    @property
+    def better(self) -> str:
+        """Which way is better between runs; neither for utilisation: of two runs of the same jobs, the one in which
+        they run slower holds its GPUs for longer."""
+        return "neither" if self.key.startswith("utilisation.") else self.metric.better
+
 
 COLUMNS: tuple[Column, ...] = (
     Column("jct_s.mean", "JCT mean", "Completion time", "mean"),
@@ -47,19 +54,23 @@ COLUMNS: tuple[Column, ...] = (
     Column("moves", "moved", "Disruption"),
     Column("jobs_completed", "jobs", "Jobs", "done"),
 )
-# what still fits 80 characters
-NARROW = ("jct_s.mean", "jct_s.median", "jct_s.p99", "queueing_s.mean", "makespan_s", "utilisation.gpu")
+# where all do not fit, the last of these goes first
+BY_IMPORTANCE = (
+    "jct_s.mean", "queueing_s.mean", "jct_s.p99", "makespan_s", "jct_s.median", "utilisation.gpu", "slowdown.mean",
+    "utilisation.cpu", "ftf_rho.mean", "jct_s.p95", "preemptions", "moves", "fragmentation", "utilisation.memory",
+    "jobs_completed", "jct_s.p999",
+)  # fmt: skip
+LABEL_WIDTH = 20  # a longer label is folded rather than a column left out
 
 
 def best_rows(summaries: Sequence[dict[str, Any]], column: Column) -> set[int]:
     """Rows that hold the best value as it is shown; none where all are alike or neither way is better."""
-    metric = column.metric
     values = [lookup(summary, column.key) for summary in summaries]
     known = [value for value in values if value is not None]
-    if metric.better == "neither" or len(known) < 2:
+    if column.better == "neither" or len(known) < 2:
         return set()
-    best = min(known) if metric.better == "lower" else max(known)
-    shown = column_texts(values, metric.unit)
+    best = min(known) if column.better == "lower" else max(known)
+    shown = column_texts(values, column.metric.unit)
     if len(set(shown)) == 1:
         return set()
     return {i for i, text in enumerate(shown) if text == shown[values.index(best)]}
@@ -70,18 +81,29 @@ def cell_texts(summaries: Sequence[dict[str, Any]], column: Column) -> list[str]
     return column_texts([lookup(summary, column.key) for summary in summaries], column.metric.unit)
 
 
-def runs_table(rows: Sequence[tuple[str, dict[str, Any]]], *, title: str | None = None, narrow: bool = False) -> Table:
-    """A table of (label, summary); the best value of a column is green."""
+def known_columns(summaries: Sequence[dict[str, Any]]) -> list[Column]:
+    """The columns that hold a value in any of the summaries."""
+    return [c for c in COLUMNS if any(lookup(summary, c.key) is not None for summary in summaries)]
+
+
+def runs_table(
+    rows: Sequence[tuple[str, dict[str, Any]]],
+    *,
+    title: str | None = None,
+    columns: Sequence[Column] | None = None,
+    label_width: int | None = None,
+) -> Table:
+    """A table of (label, summary); the best value of a column is green. Labels longer than `label_width` are folded;
+    numbers never are."""
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", no_wrap=True, style="bold")
-    columns = [c for c in COLUMNS if not narrow or c.key in NARROW]
-    columns = [c for c in columns if any(lookup(summary, c.key) is not None for _, summary in rows)]
+    table.add_column("run", style="bold", width=label_width, no_wrap=label_width is None, overflow="fold")
+    summaries = [summary for _, summary in rows]
+    columns = known_columns(summaries) if columns is None else columns
     for column in columns:
         table.add_column(column.head, justify="right", no_wrap=True)
-    summaries = [summary for _, summary in rows]
     best = [best_rows(summaries, column) for column in columns]
     texts = [cell_texts(summaries, column) for column in columns]
     for i, (label, _) in enumerate(rows):
@@ -93,18 +115,51 @@ def runs_table(rows: Sequence[tuple[str, dict[str, Any]]], *, title: str | None 
 
 
 def print_runs(
-    rows: Sequence[tuple[str, dict[str, Any]]], *, title: str | None = None, console: Console | None = None
+    rows: Sequence[tuple[str, dict[str, Any]]],
+    *,
+    title: str | None = None,
+    moves_note: str | None = None,
+    console: Console | None = None,
 ) -> None:
-    """Print (label, summary) side by side; fewer columns where the terminal is narrow, all where output is a file."""
+    """Print (label, summary) side by side; `moves_note` stands below where moves are shown.
+
+    Where the terminal is too narrow, long labels are folded and columns left out, which is said below the table. Output
+    to a file has every column, unless COLUMNS is set.
+    """
     from rich.console import Console
 
     out = console or Console()
-    if console is None and not out.is_terminal:
-        out = Console(width=220)
-    table = runs_table(rows, title=title)
-    if out.measure(table, options=out.options.update(max_width=10_000)).maximum > out.width:
-        table = runs_table(rows, title=title, narrow=True)
-    out.print(table)
+    columns = known_columns([summary for _, summary in rows])
+    if console is None and not out.is_terminal and "COLUMNS" not in os.environ:
+        out = Console(width=max(220, _width(out, runs_table(rows, columns=columns))))
+    fitting, label_width = _fit(out, rows, columns)
+    out.print(runs_table(rows, title=title, columns=fitting, label_width=label_width))
+    left_out = [c.head for c in columns if c not in fitting]
+    if left_out:
+        where = f"left out at {out.width} columns: {', '.join(left_out)}"
+        out.print(f"{where}; a wider terminal and the HTML report have them", style="dim", highlight=False)
+    if moves_note and any(c.key == "moves" for c in fitting):
+        out.print(_escaped(moves_note), style="dim", highlight=False)
+
+
+def _fit(
+    console: Console, rows: Sequence[tuple[str, dict[str, Any]]], columns: list[Column]
+) -> tuple[list[Column], int | None]:
+    """The most columns that fit the console, and the width that is left for labels; None: they need no folding."""
+    longest = max([3, *(len(label) for label, _ in rows)])
+    ranked = sorted(columns, key=lambda c: BY_IMPORTANCE.index(c.key))
+    for n in range(len(ranked), 0, -1):
+        kept = [c for c in columns if c in ranked[:n]]
+        spare = console.width - _width(console, runs_table(rows, columns=kept)) + longest
+        if spare >= longest:
+            return kept, None
+        if spare >= LABEL_WIDTH or (n == 1 and spare >= 3):
+            return kept, spare
+    return ranked[:1], 3
+
+
+def _width(console: Console, table: Table) -> int:
+    return console.measure(table, options=console.options.update(max_width=10_000)).maximum
 
 
 def _escaped(label: str) -> str:
