@@ -238,3 +238,17 @@ def test_impossible_rates(rate: float) -> None:
 def test_unknown_planner() -> None:
     with pytest.raises(InputError, match="known: temporal, greedy"):
         find_planner("best")
+
+
+def test_an_infeasible_rate_gets_the_whole_gpu() -> None:
+    """Half a GPU serves 100/s, a whole one 150/s; beside a neighbour, requests are slower than the SLO allows."""
+    model = ModelProfile("m", 1, {"50%": ((1, 10.0),), "100%": ((1, 20 / 3),)}, l2=((1, 0.5),), dram=((1, 0.5),))
+    profile = ServingProfile(
+        "X", "made up", 100, (Partition(0.5, "50%"), Partition(1.0, "100%")), {"m": model},
+        interference=Interference(0.0, 4.0, 0.0, 0.0, 1.0),
+    )  # fmt: skip
+    p = Packer(PLANNERS["gpulet-interference"], Gpus.uniform(profile, 1), [Service("s", "m", 1.0, 20.1)])
+    plan = p.plan([400.0])
+    assert [g.partition for g in plan.gpulets] == ["100%"]
+    assert plan.left_out[0].missing_rps == pytest.approx(250.0, rel=0.02)
+    assert plan.proven_infeasible

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-PACKING = "cover.cover"  # what every plan needs; parts that only hard ones need are compiled when they do
+PACKING = "adjust.widen"  # the last step of every plan; what only hard ones need is compiled when they do
 
 
 def say_compiling_serving(kernel: str) -> None:

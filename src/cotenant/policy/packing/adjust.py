@@ -5,7 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from cotenant.policy.compiled import bare, inner, jit
-from cotenant.policy.packing.kernel import NOWHERE, SLOT0, SLOT1, State, Tables, batch_ms, copy_gpu, room, settle
+from cotenant.policy.packing.kernel import (
+    NOWHERE,
+    SLOT0,
+    SLOT1,
+    SLOT2,
+    State,
+    Tables,
+    batch_ms,
+    copy_gpu,
+    most,
+    room,
+    settle,
+)
+
+STEPS = np.int64(7)  # bisections of a rate: 1 % of it
 
 
 @bare
@@ -29,6 +43,46 @@ def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
                     break
                 copy_gpu(B, SLOT1, A, g)
         scale_gpu(A, B, g, NOWHERE, 1.0)
+
+
+@bare
+def grow(T: Tables, A: State, B: State, order: np.ndarray, left: np.ndarray) -> None:
+    """Make gpulets of services that found no place for all of their rate larger where that serves more of it. The
+    search prefers sizes that buy most for their part of a GPU, no use where nothing else fits beside them."""
+    for i in range(order.shape[0]):
+        s = order[i]
+        for g in range(A.shape[0]):
+            for j in range(A.shape[1]):
+                if left[s] > 0.0 and has_seat(A, g, j, s):
+                    grow_let(T, A, B, g, j, s, left)
+
+
+@inner
+def has_seat(A: State, g: int, j: int, s: int) -> bool:
+    """Whether service s is on gpulet j of GPU g."""
+    for k in range(A[g, j].count):  # noqa: SIM110 - a generator does not compile
+        if A[g, j].svc[k] == s:
+            return True
+    return False
+
+
+@inner
+def grow_let(T: Tables, A: State, B: State, g: int, j: int, s: int, left: np.ndarray) -> None:
+    """Try the larger partitions for gpulet j in turn; each that serves more of service s is kept."""
+    t = T.gpu_type[g]
+    for p in range(T.size.shape[1]):
+        larger = T.size[t, p].frac > T.size[t, A[g, j].part].frac
+        if left[s] <= 0.0 or not larger or not T.size[t, p].allowed or T.cap[t, s, p] <= 0.0:
+            continue
+        copy_gpu(A, g, B, SLOT2)
+        A[g, j].part = p
+        q = 0.0
+        if settle(T, A, g, 1.0):
+            q = most(T, A, B, g, j, p, s, min(left[s], T.cap[t, s, p]), STEPS)
+        if q > 0.0:
+            left[s] -= q
+        else:
+            copy_gpu(B, SLOT2, A, g)
 
 
 @inner

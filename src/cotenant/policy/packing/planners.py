@@ -187,6 +187,8 @@ class Packer:
         demand = rates * self.tables.svc["cost"]
         order = np.array(sorted(range(len(rates)), key=lambda s: (-services[s].priority, demand[s])))
         search.fill(self.tables, A, self._scratch, rates, order, LOOKS, 0.0, self._rng, left)
+        if self.bound(rates) < 1:  # else it could claim what the search, which is monotone, did not
+            adjust.grow(self.tables, A, self._scratch, order, left)
         return A
 
     def _kept(self, rates: np.ndarray, start: ServingPlan) -> State | None:
