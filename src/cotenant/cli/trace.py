@@ -96,7 +96,8 @@ def generate(
     gap: Annotated[Text, typer.Option("--gap", help="Mean time between arrivals instead of a rate: 100s.")] = None,
     load: Annotated[Text, typer.Option("--load", help="Offered GPU-time over the --cluster's: 0.9 or 90%.")] = None,
     arrivals: Annotated[
-        Text, typer.Option("--arrivals", help="poisson, static, bursty:CV, trace:FORMAT:PATH.")
+        Text,
+        typer.Option("--arrivals", help="poisson, static, bursty:CV, lognormal:CV, hyperexp:..., trace:FORMAT:PATH."),
     ] = None,
     durations: Annotated[
         Text,

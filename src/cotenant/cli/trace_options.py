@@ -55,7 +55,13 @@ TRACE_OPTIONS: dict[str, tuple[Any, Any]] = {
     "max_duration": (Annotated[Text, _trace("--max-duration", help="Keep jobs of at most this run time.")], None),
     "rate_scale": (Annotated[float, _trace("--rate-scale", help="2 makes jobs arrive twice as fast.")], 1.0),
     "arrivals": (
-        Annotated[Text, _trace("--arrivals", help="Replace arrivals: poisson, static, bursty:CV, trace:FORMAT:PATH.")],
+        Annotated[
+            Text,
+            _trace(
+                "--arrivals",
+                help="Replace arrivals: poisson, static, bursty:CV, lognormal:CV, hyperexp:..., trace:FORMAT:PATH.",
+            ),
+        ],
         None,
     ),
     "rate": (Annotated[Text, _trace("--rate", help="Rate of replaced arrivals: 8/h. Default: its own mean.")], None),

@@ -13,11 +13,12 @@ import numpy as np
 
 from cotenant.model.errors import InputError
 from cotenant.model.units import parse_seconds
-from cotenant.model.work import Floats
+from cotenant.model.work import Floats, Ints
 from cotenant.traces.table import MAX_SECONDS
 
 STREAMS = ("arrivals", "durations", "gpus", "models", "tenants")
 MAX_CV = 1000.0
+MAX_RUN = 1_000_000
 LEAST_RATE_PER_S = 1e-11  # one arrival within the longest time that a trace may hold
 Sample = Callable[[np.random.Generator, int], Floats]  # (rng, n) -> n values
 Arrivals = Callable[[np.random.Generator, int, float], Floats]  # (rng, n, rate per second) -> n sorted times
@@ -100,11 +101,14 @@ def _two_part(rng: np.random.Generator, n: int, common: tuple[float, float], rar
 
 
 def parse_arrivals(text: str, empirical: Callable[[str], Floats]) -> Arrivals:
-    """poisson | static | bursty:CV | trace:F -> a function (rng, n, rate per second) -> sorted arrival times.
+    """poisson | static | bursty:CV | lognormal:CV | hyperexp:SHARE,MEAN[,RUN];... | trace:F -> a function (rng, n, rate
+    per second) -> sorted arrival times.
 
-    poisson: exponential gaps; bursty: Gamma gaps whose standard deviation is CV times their mean; trace: the arrivals
-    that `empirical` gives for F, scaled to the rate (as they are where it is NaN), and repeated where F is shorter.
-    The first job of poisson and bursty arrives after one gap.
+    poisson: exponential gaps; bursty and lognormal: Gamma and lognormal gaps whose standard deviation is CV times
+    their mean; hyperexp: each gap exponential with one of these means, by their shares, all means scaled to the rate,
+    the gaps of one mean coming in runs of RUN on average (geometric; 1, the default: independent gaps); trace: the
+    arrivals that `empirical` gives for F, scaled to the rate (as they are where it is NaN), and repeated where F is
+    shorter. The first job of drawn gaps arrives after one of them.
     """
     kind, _, rest = text.partition(":")
     if text == "poisson":
@@ -118,11 +122,22 @@ def parse_arrivals(text: str, empirical: Callable[[str], Floats]) -> Arrivals:
     if kind == "bursty":
         shape = 1.0 / _cv(text, rest) ** 2
         return lambda rng, n, rate: np.cumsum(rng.gamma(shape, 1.0 / (rate * shape), n))
+    if kind == "lognormal":
+        # variance over squared mean is exp(sigma^2) - 1, the mean exp(mu + sigma^2 / 2)
+        variance = math.log1p(_cv(text, rest) ** 2)
+        sigma, mu = math.sqrt(variance), -variance / 2
+        return lambda rng, n, rate: np.cumsum(np.exp(mu + sigma * rng.standard_normal(n)) / rate)
+    if kind == "hyperexp":
+        shares, means, runs = _phases(text, rest)
+        return lambda rng, n, rate: np.cumsum(
+            means[_phase_of_each(rng, n, shares, runs)] * rng.exponential(1.0 / rate, n)
+        )
     if kind == "trace" and rest:
         times = empirical(rest)
         return lambda rng, n, rate: _repeated(times - times[0], n, rate)
     raise InputError(
-        f"unknown arrivals {text!r}; write poisson, static, bursty:CV (such as bursty:4) or trace:FORMAT:PATH",
+        f"unknown arrivals {text!r}; write poisson, static, bursty:CV or lognormal:CV (such as bursty:4), "
+        "hyperexp:SHARE,MEAN[,RUN];... or trace:FORMAT:PATH",
         field="arrivals",
     )
 
@@ -138,8 +153,48 @@ def _cv(text: str, rest: str) -> float:
     except ValueError:
         cv = math.nan
     if not 0.01 <= cv <= MAX_CV:
-        raise InputError(f"{text!r} is not bursty:CV, CV being 0.01 to {MAX_CV:g}, such as bursty:4", field="arrivals")
+        kind = text.partition(":")[0]
+        raise InputError(f"{text!r} is not {kind}:CV, CV being 0.01 to {MAX_CV:g}, such as {kind}:4", field="arrivals")
     return cv
+
+
+def _phases(text: str, rest: str) -> tuple[Floats, Floats, Floats]:
+    """Shares (of 1), means (1 over all gaps) and mean runs of the phases of hyperexponential gaps."""
+    try:
+        phases = np.array([([float(x) for x in part.split(",")] + [1.0])[:3] for part in rest.split(";")])
+    except ValueError:
+        phases = np.empty(0)
+    if (
+        phases.ndim != 2
+        or phases.shape[1] != 3
+        or max(part.count(",") for part in rest.split(";")) > 2
+        or not ((phases > 0) & (phases < 1e12)).all()
+        or not ((phases[:, 2] >= 1) & (phases[:, 2] <= MAX_RUN)).all()
+    ):
+        raise InputError(
+            f"{text!r} is not hyperexp:SHARE,MEAN[,RUN];SHARE,MEAN[,RUN] with numbers above 0 and runs from 1 to "
+            f"{MAX_RUN:,}, such as hyperexp:90,10,50;10,400",
+            field="arrivals",
+        )
+    shares, means = phases[:, 0] / phases[:, 0].sum(), phases[:, 1]
+    return shares, means / (shares * means).sum(), phases[:, 2]
+
+
+def _phase_of_each(rng: np.random.Generator, n: int, shares: Floats, runs: Floats) -> Ints:
+    """(n,) phases in runs of geometric length. Runs are chosen by share / length, so that gaps have the shares."""
+    by_run = shares / runs / (shares / runs).sum()
+    index = np.arange(len(shares), dtype=np.float64)
+    # what is left of a geometric run is geometric too: with its first phase by the shares all of it is stationary
+    phases = [draw_choice(rng, 1, index, shares).astype(np.int64)]
+    lengths = [rng.geometric(1.0 / runs[phases[0]])]
+    have = int(lengths[0].sum())
+    while have < n:
+        more = int((n - have) / float((by_run * runs).sum())) + 16
+        phases.append(draw_choice(rng, more, index, by_run).astype(np.int64))
+        lengths.append(rng.geometric(1.0 / runs[phases[-1]]))
+        have += int(lengths[-1].sum())
+    each: Ints = np.repeat(np.concatenate(phases), np.concatenate(lengths))[:n]
+    return each
 
 
 def _poisson_gap(rng: np.random.Generator, n: int, rate: float) -> Floats:

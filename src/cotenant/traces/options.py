@@ -29,7 +29,7 @@ class TraceOptions:
     min_duration_s: float = 0.0
     max_duration_s: float = math.inf
     rate_scale: float = 1.0  #: 2 makes jobs arrive twice as fast
-    arrivals: str = ""  #: poisson | static | bursty:CV | trace:F; empty: as in the trace
+    arrivals: str = ""  #: as draws.parse_arrivals reads it; empty: as in the trace
     rate_per_s: float | None = None  #: for drawn arrivals; None: the trace's own mean rate
     durations: str = ""  #: two-part | two-part-short | lognormal:MEDIAN:SIGMA | trace:F; empty: as in the trace
     gpu_mix: str = ""  #: such as 1:70,2:10,4:15,8:5; empty: as in the trace
