@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -126,3 +127,73 @@ def test_agent_that_talks_nonsense_is_left_and_found_again(tenants: Tenants, age
         assert "the agent is back" in err
         assert len(broker.clients) == 2
         assert broker.clients[1].slot(0, 144).value > 0
+
+
+def test_a_program_that_closes_all_its_files_goes_on(tenants: Tenants, agent: Callable[..., FakeAgent]) -> None:
+    """Everything from 3 up is closed, the shim's socket with it, and the numbers are used again: no file of the program
+    is touched, and launches pass once the agent is found again."""
+    script = (
+        "from cuda_calls import *\nimport os, time\nmodule = start(); kernel = function(module, b'busy')\n"
+        "launch(kernel); cu('cuCtxSynchronize')\n"
+        "files = [int(fd) for fd in os.listdir('/proc/self/fd')]; assert all(not 3 < fd < 600 for fd in files), files\n"
+        "os.closerange(3, 4096); own = [os.open('/dev/null', os.O_RDONLY) for _ in range(40)]\n"
+        "time.sleep(2.5)\n"
+        "for _ in range(20): launch(kernel)\n"
+        "cu('cuCtxSynchronize'); [os.fstat(fd) for fd in own]; print('went on')\n"
+    )
+    with agent() as broker:
+        assert tenants.output(tenants.python(broker, script)).split() == ["went", "on"]
+
+
+CANCELLED = r"""
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+static void *kernel, *context;
+typedef unsigned n;
+static int (*launch)(void *, n, n, n, n, n, n, n, void *, void *, void *);
+static int (*set_current)(void *);
+static void *endless(void *unused)
+{
+    set_current(context);
+    for (;;) {
+        launch(kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
+        pthread_testcancel();
+    }
+}
+int main(void)
+{
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *module;
+    ((int (*)(unsigned))dlsym(cuda, "cuInit"))(0);
+    ((int (*)(void **, int))dlsym(cuda, "cuDevicePrimaryCtxRetain"))(&context, 0);
+    set_current = (int (*)(void *))dlsym(cuda, "cuCtxSetCurrent");
+    set_current(context);
+    ((int (*)(void **, const void *))dlsym(cuda, "cuModuleLoadData"))(&module, "cotenant-soft-module\nbusy 2000000\n");
+    ((int (*)(void **, void *, const char *))dlsym(cuda, "cuModuleGetFunction"))(&kernel, module, "busy");
+    launch = dlsym(cuda, "cuLaunchKernel");
+    for (int i = 0; i < 12; i++) {
+        pthread_t thread;
+        pthread_create(&thread, 0, endless, 0);
+        usleep(20000 + i * 9000);
+        pthread_cancel(thread);
+        pthread_join(thread, 0);
+    }
+    puts(launch(kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) ? "failed" : "went on");
+    fflush(stdout);
+    _exit(0);
+}
+"""
+
+
+def test_a_thread_that_is_cancelled_while_it_waits_leaves_no_lock_behind(
+    tenants: Tenants, agent: Callable[..., FakeAgent], tmp_path: Path
+) -> None:
+    """Threads cancelled inside launches, most of them while another tenant has the turn: the others launch on."""
+    source, program = tmp_path / "cancelled.c", tmp_path / "cancelled"
+    source.write_text(CANCELLED)
+    subprocess.run(["cc", "-w", str(source), "-o", str(program), "-ldl", "-lpthread"], check=True)
+    with agent(turn_ns=30_000_000) as broker:
+        other = tenants.client_run(broker, "v2", "rate", "4", "0", CLIENT_KERNEL_NS="1600000")
+        assert tenants.output(tenants.start(broker, [str(program)])).split() == ["went", "on"]
+        tenants.output(other)

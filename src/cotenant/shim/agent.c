@@ -82,6 +82,8 @@ int cot_agent_call(uint16_t type, uint32_t slot, const void *body, size_t bytes,
 {
     struct cotenant_message message;
     cot_wire_fill(&message, type, slot, body, bytes);
+    int cancel;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     pthread_mutex_lock(&cot_lock);
     struct pending call = {.sequence = message.header.sequence, .reply = reply, .next = pending_calls};
     pending_calls = &call;
@@ -95,6 +97,7 @@ int cot_agent_call(uint16_t type, uint32_t slot, const void *body, size_t bytes,
             break;
         }
     pthread_mutex_unlock(&cot_lock);
+    pthread_setcancelstate(cancel, NULL);
     return call.outcome == 1 ? 0 : -1;
 }
 
@@ -234,6 +237,10 @@ static void *helper(void *unused)
         struct timespec wait = {.tv_sec = (time_t)(next / 1000000000), .tv_nsec = (long)(next % 1000000000)};
         struct pollfd ready[2] = {{.fd = wake_fd, .events = POLLIN}, {.fd = agent_fd, .events = POLLIN}};
         int count = ppoll(ready, lost ? 1 : 2, &wait, NULL);
+        if (count > 0 && ready[0].revents & POLLNVAL) { /* the program has closed all its files, and ours with them */
+            wake_fd = cot_wire_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+            count = 0;
+        }
         if (count > 0 && ready[0].revents & POLLIN) {
             uint64_t drained;
             if (read(wake_fd, &drained, sizeof drained) < 0)
@@ -328,7 +335,7 @@ static int connect_once(void)
     }
     take_terms(&terms);
     if (wake_fd < 0)
-        wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        wake_fd = cot_wire_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     agent_fd = fd;
     if (wake_fd < 0 || start_thread(helper) != 0) {
         cot_say("the helper thread could not be started");

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "shim.h"
@@ -149,7 +150,10 @@ static void wait_for_turn(struct gpu *gpu)
             }
             request_turn(gpu);
         }
-        pthread_cond_wait(&cot_changed, &cot_lock);
+        struct timespec look_again; /* a request may have found no room in the socket */
+        clock_gettime(CLOCK_REALTIME, &look_again);
+        look_again.tv_sec++;
+        pthread_cond_timedwait(&cot_changed, &cot_lock, &look_again);
     }
     gpu->waiting--;
     pthread_mutex_unlock(&cot_lock);
@@ -190,7 +194,7 @@ static bool begin_interval(struct thread *t, int64_t next_ns)
     return false;
 }
 
-enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
+static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
 {
     struct gpu *gpu = cot_thread_gpu();
     if (!gpu)
@@ -225,6 +229,16 @@ enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
     t->budget_ns -= ns;
     *t->log_next++ = cost;
     return GATE_GO;
+}
+
+/* A thread that is cancelled while it waits here would take a lock with it. */
+enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
+{
+    int cancel;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+    enum gate_answer answer = pass_gate(key, stream);
+    pthread_setcancelstate(cancel, NULL);
+    return answer;
 }
 
 void cot_count_copy(struct gpu *gpu)

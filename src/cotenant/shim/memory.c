@@ -40,8 +40,7 @@ static void wait_until_attached(const struct gpu *gpu)
     pthread_mutex_unlock(&cot_lock);
 }
 
-/* May bytes more be taken?  Waits for a lost agent if it said so. */
-CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation)
+static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation)
 {
     *reservation = 0;
     struct cotenant_memory ask = {.family = family, .bytes = bytes};
@@ -60,6 +59,16 @@ CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, ui
         if (go)
             return CUDA_SUCCESS;
     }
+}
+
+/* May bytes more be taken?  Waits for a lost agent if it said so. */
+CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation)
+{
+    int cancel;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+    CUresult result = reserve(gpu, family, bytes, reservation);
+    pthread_setcancelstate(cancel, NULL);
+    return result;
 }
 
 void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes)

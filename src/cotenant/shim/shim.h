@@ -245,6 +245,7 @@ extern HIDDEN struct stream cot_no_stream;
 
 /* ---- wire.c ---- */
 HIDDEN void cot_wire_fill(struct cotenant_message *message, uint16_t type, uint32_t slot, const void *body, size_t bytes);
+HIDDEN int cot_wire_high(int fd); /* the same file under a high number, where that is possible */
 HIDDEN int cot_wire_send(int fd, struct cotenant_message *message);
 HIDDEN int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd); /* 1, 0: nothing, -1: lost, -2: broken */
 HIDDEN int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet);

@@ -13,6 +13,8 @@
 #include "shim.h"
 
 #define SEND_PATIENCE_MS 2000
+#define ANSWER_PATIENCE_S 10
+#define HIGH_FD 600
 
 static _Atomic uint64_t next_sequence = 1;
 
@@ -93,6 +95,16 @@ int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd)
     return 1;
 }
 
+/* Programs close what they think is theirs by low numbers, and expect the next one to be low: stay out of the way. */
+int cot_wire_high(int fd)
+{
+    int high = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD) : -1;
+    if (high < 0)
+        return fd;
+    close(fd);
+    return high;
+}
+
 static int open_socket(void)
 {
     const char *path = getenv(COTENANT_ENV_SOCKET);
@@ -102,7 +114,10 @@ static int open_socket(void)
         return -1;
     }
     memcpy(address.sun_path, path, strlen(path));
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int fd = cot_wire_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    struct timeval patience = {.tv_sec = ANSWER_PATIENCE_S}; /* also for a place in the line of an agent that stands still */
+    if (fd >= 0)
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
         int saved = errno;
         close(fd);
@@ -157,7 +172,7 @@ int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page 
     int fd = open_socket();
     if (fd < 0)
         return -1;
-    struct timeval patience = {.tv_sec = 10};
+    struct timeval patience = {.tv_sec = ANSWER_PATIENCE_S};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     struct cotenant_hello hello = {.pid = (uint32_t)getpid(), .start_time_ticks = own_start_time(),
                                    .shim_version = COTENANT_PROTOCOL_VERSION};
@@ -179,7 +194,9 @@ int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page 
         close(page_fd);
     if (!good) {
         close(fd);
-        if (got != -1 && !quiet)
+        if (got == 0 && !quiet)
+            cot_say("the agent does not answer");
+        else if (got != -1 && !quiet)
             say_why(got == 1 ? &message : NULL);
         return got == -1 ? -1 : -2;
     }
