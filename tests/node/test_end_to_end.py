@@ -300,38 +300,6 @@ def test_memory_is_capped_and_comes_back_within_a_second(node: Node) -> None:
     assert "greedy: out of memory: 256 MiB asked" in process.communicate()[1]
 
 
-GRAPHS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from cuda_calls import *
-start()
-codes = []
-for _ in range(3):
-    stream, graph, run, p = c_void_p(), c_void_p(), c_void_p(), c_uint64()
-    cu("cuStreamCreate", byref(stream), 1)
-    cu("cuStreamBeginCapture_v2", stream, 2)
-    cu("cuMemAllocAsync", byref(p), c_size_t(300 << 20), stream)
-    cu("cuStreamEndCapture", stream, byref(graph))
-    cu("cuGraphInstantiateWithFlags", byref(run), graph, c_uint64(0))
-    codes.append(raw("cuGraphLaunch", run, stream))
-    cu("cuStreamSynchronize", stream)
-print(*codes, raw("cuMemAlloc_v2", byref(p), c_size_t(1)), mem_info()[0], flush=True)
-sys.stdin.readline()
-"""
-
-
-def test_memory_of_graphs_counts_at_the_agent(node: Node) -> None:
-    """300 MiB a graph under a cap of 512: it is known after the launch, so the second passes and nothing after it."""
-    command = [sys.executable, "-c", GRAPHS, str(CLIENT.parent)]
-    process = node.launch("graphs", command, "--memory", "512MiB", stdin=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline().split() == ["0", "0", "2", "2", "0"]
-    row = node.row("graphs")
-    assert row is not None
-    assert row["gpus"][0]["memory"]["graph"] >= 600 << 20  # in the driver's own steps
-    assert "of 512 MiB in use (a graph's memory" in process.communicate("\n", timeout=20)[1]
-
-
 def test_whole_gives_the_gpu_to_one_tenant(node: Node, client_program: Path) -> None:
     alone = node.launch("alone", [str(client_program), "v2", "rate", "2", "1"], "--mechanism", "whole")
     wait_for(lambda: (row := node.row("alone")) and row["launches"] > 100, 15.0)
