@@ -77,7 +77,7 @@ def test_runs_keep_gaps_of_one_mean_together() -> None:
     "text",
     ["lognormal", "lognormal:", "lognormal:0", "lognormal:nan", "lognormal:1001", "hyperexp:", "hyperexp:1",
      "hyperexp:1,0", "hyperexp:1,2;3", "hyperexp:1,2,0.5", "hyperexp:1,2,3,4", "hyperexp:1,nan",
-     "hyperexp:-1,2", "hyperexp:1,2,1e9"],
+     "hyperexp:-1,2", "hyperexp:1,2,1e9", "hyperexp:1e-300,1e-300"],
 )  # fmt: skip
 def test_wrong_gaps(text: str) -> None:
     with pytest.raises(InputError) as caught:

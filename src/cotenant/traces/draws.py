@@ -168,12 +168,12 @@ def _phases(text: str, rest: str) -> tuple[Floats, Floats, Floats]:
         phases.ndim != 2
         or phases.shape[1] != 3
         or max(part.count(",") for part in rest.split(";")) > 2
-        or not ((phases > 0) & (phases < 1e12)).all()
+        or not ((phases >= 1e-9) & (phases <= 1e12)).all()
         or not ((phases[:, 2] >= 1) & (phases[:, 2] <= MAX_RUN)).all()
     ):
         raise InputError(
-            f"{text!r} is not hyperexp:SHARE,MEAN[,RUN];SHARE,MEAN[,RUN] with numbers above 0 and runs from 1 to "
-            f"{MAX_RUN:,}, such as hyperexp:90,10,50;10,400",
+            f"{text!r} is not hyperexp:SHARE,MEAN[,RUN];SHARE,MEAN[,RUN] with numbers from 1e-9 to 1e12 and runs "
+            f"from 1 to {MAX_RUN:,}, such as hyperexp:90,10,50;10,400",
             field="arrivals",
         )
     shares, means = phases[:, 0] / phases[:, 0].sum(), phases[:, 1]
