@@ -51,6 +51,10 @@ def test_yaml(tmp_path: Path) -> None:
         ("nodes: [\n", 2, None, "not YAML"),
         ("nodes:\n  - {count: 2, gpus: 0}\n", None, None, "the cluster has no GPUs"),
         ("- 1\n", 1, None, "valid dictionary"),
+        ("nodes:\n  - {gpus: 2, count: true}\n", 2, "nodes[0].count", "true is not a number"),
+        ("nodes:\n  - gpus: 2\n    memory: false\n", 3, "nodes[0].memory", "false is not a quantity"),
+        ("nodes:\n  - gpus: 2\n    cpus: 4\n    gpus: 8\n", 4, "gpus", "gpus is already given on line 2"),
+        ("nodes: [{gpus: 1}]\n\nnodes: [{gpus: 2}]\n", 3, "nodes", "nodes is already given on line 1"),
     ],
 )
 def test_bad_yaml(tmp_path: Path, text: str, line: int | None, field: str | None, message: str) -> None:
@@ -62,6 +66,18 @@ def test_bad_yaml(tmp_path: Path, text: str, line: int | None, field: str | None
     assert message in error.message
     assert (error.line, error.field, error.file) == (line, field, str(path))
     assert "\n" not in str(error)
+
+
+def test_aliases_are_no_repeated_keys(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("nodes:\n  - &big {gpus: 8, cpus: 96}\n  - *big\n  - {<<: *big, gpus: 4}\n")
+    assert [(g.gpus, g.cpus) for g in parse_cluster(str(path)).groups] == [(8, 96), (8, 96), (4, 96)]
+
+
+@pytest.mark.parametrize("kind", ["openb", "tiresias", "synergy-ini"])
+def test_no_file_named(kind: str) -> None:
+    with pytest.raises(InputError, match=f"'{kind}:' names no file; write {kind}:FILE"):
+        parse_cluster(f"{kind}:")
 
 
 INI = """# comment

@@ -13,6 +13,7 @@ from cotenant.traces.cluster_files import parse_cluster
 from cotenant.traces.generate import Workload, generate
 from cotenant.traces.options import TraceOptions
 from cotenant.traces.select import load_trace
+from cotenant.traces.table import check_path
 
 HEADER = "id,arrival_s,gpus,duration_s,model\n"
 CLASSES = {"image": ["res50"], "language": ["lstm"], "speech": ["m5"]}
@@ -111,3 +112,8 @@ def test_parts_finer_than_policies_count_are_refused(tmp_path: Path, gpus: str) 
     (tmp_path / "t.csv").write_text(f"{HEADER}a,0,0.001,600,res50\nb,0,{gpus},600,res50\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"line 3, field gpus: .* smallest part"):
         load_trace(f"native:{tmp_path / 't.csv'}")
+
+
+def test_an_empty_path_is_said_to_be_empty() -> None:
+    with pytest.raises(InputError, match="its name is empty"):
+        check_path("")

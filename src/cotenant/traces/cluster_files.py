@@ -47,6 +47,8 @@ def parse_cluster(
     if short:
         return _short(spec, int(short.group(1)), int(short.group(2)), wishes)
     kind, colon, path = spec.partition(":")
+    if colon and not path and kind in ("synergy-ini", "openb", "tiresias"):
+        raise InputError(f"{spec!r} names no file; write {kind}:FILE", field="cluster")
     if colon and kind == "synergy-ini":
         return _synergy_ini(path, wishes)
     if colon and kind == "openb":

@@ -28,6 +28,13 @@ class NodesEntry(BaseModel):
     storage_mbps: float | None = Field(default=None, gt=0, lt=1e9)
     name: str | None = None
 
+    @field_validator("count", "gpus", "cpus", "storage_mbps", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # Python counts them as 0 and 1
+            raise ValueError(f"{str(value).lower()} is not a number")
+        return value
+
     @field_validator("memory", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
@@ -60,6 +67,7 @@ def read_cluster_yaml(path: str, wishes: Wishes) -> Cluster:
     data = check_path(path).read_bytes()
     try:
         tree = yaml.compose(data, Loader=yaml.SafeLoader)
+        _refuse_repeated_keys(path, tree)
         content = yaml.safe_load(data)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
@@ -96,6 +104,26 @@ def _group(entry: NodesEntry, wishes: Wishes) -> NodeGroup:
         storage_mbps=defaults.storage_mbps if entry.storage_mbps is None else entry.storage_mbps,
         name=entry.name or "node",
     )
+
+
+def _refuse_repeated_keys(path: str, tree: Any) -> None:
+    """InputError where a mapping names a key twice: YAML forbids it, yet the loader would take the last one."""
+    pending, seen = [tree], set()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            pending += reversed(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                name, line = str(key.value), key.start_mark.line + 1
+                if isinstance(key, yaml.ScalarNode) and name in lines:
+                    raise InputError(f"{name} is already given on line {lines[name]}", file=path, line=line, field=name)
+                lines.setdefault(name, line)
+            pending += reversed([value for _, value in node.value])
 
 
 def line_of(tree: Any, where: tuple[int | str, ...]) -> int | None:

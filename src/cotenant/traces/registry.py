@@ -9,6 +9,8 @@ from pathlib import Path
 from cotenant.model.errors import InputError
 from cotenant.model.work import Trace
 from cotenant.traces.options import TraceOptions
+from cotenant.traces.recognise import looks_like
+from cotenant.traces.table import MissingColumnError
 
 # format -> (module with `read(path, options) -> Trace`, one line of help). A new reader is one module and one line.
 FORMATS: dict[str, tuple[str, str]] = {
@@ -48,7 +50,18 @@ def read_trace(spec: str, options: TraceOptions | None = None) -> Trace:
         raise InputError(f"the {name} format states its time unit; --time-unit is for chronus", field="time-unit")
     if options.attempts != TraceOptions.attempts and name != "philly-json":
         raise InputError(f"the {name} format has no attempts; --attempts is for philly-json", field="attempts")
-    trace: Trace = importlib.import_module(FORMATS[name][0]).read(path, options)
+    try:
+        trace: Trace = importlib.import_module(FORMATS[name][0]).read(path, options)
+    except MissingColumnError as missing:
+        fitting = looks_like(missing.header)
+        if fitting is None or fitting == f"{name}:":
+            raise
+        raise InputError(
+            f"the file is not in the {name} format (it has no column {missing.field!r}); it looks like {fitting}{path}",
+            file=missing.file,
+            line=missing.line,
+            field=missing.field,
+        ) from None
     return trace
 
 

@@ -22,6 +22,12 @@ MAX_SECONDS = 1e11  # three thousand years: anything above is a wrong unit or a 
 Mask = NDArray[np.bool_]
 
 
+class MissingColumnError(InputError):
+    """A column that is needed is absent from the `header` of a file."""
+
+    header: tuple[str, ...] = ()
+
+
 class Table:
     """Rows of one file. `left_out` counts the rows taken out so far, by reason; `remarks` collects sentences."""
 
@@ -69,12 +75,14 @@ class Table:
         for name in names:
             if name not in self.columns:
                 shown = ", ".join(self.header[:12]) + (", ..." if len(self.header) > 12 else "")
-                raise InputError(
+                missing = MissingColumnError(
                     f"the file has no column {name!r}; it has {shown or 'none'}",
                     file=self.path,
                     line=1 if self._text else None,
                     field=name,
                 )
+                missing.header = self.header
+                raise missing
 
     def leave_out(self, rows: Mask, reason: str) -> None:
         """Take rows out and count them under `reason`."""
@@ -232,6 +240,8 @@ def _line_of_row(path: str, row: int) -> int:
 
 def check_path(path: str | Path) -> Path:
     """The path of a readable file; InputError otherwise."""
+    if not str(path):
+        raise InputError("a file is needed, but its name is empty")
     found = Path(path)
     try:
         with found.open("rb"):

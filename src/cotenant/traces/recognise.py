@@ -1,0 +1,38 @@
+"""Which known format a table's header belongs to, to tell who named another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# columns that only this format has together -> the words to write before its path; the first that fits counts
+SIGNS: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset(("id", "arrival_s", "gpus")), "native:"),
+    (frozenset(("timestamp", "duration", "num_gpus")), "philly:"),
+    (frozenset(("job_id", "num_gpu", "submit_time", "duration", "expect_time_list")), "chronus:"),
+    (frozenset(("job_id", "num_gpu", "submit_time", "duration")), "tiresias:"),
+    (frozenset(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")), "openb:"),
+    (frozenset(("arrival_s", "num_iters", "launch_s")), "miso:"),
+    (frozenset(("sn", "cpu_milli", "memory_mib", "gpu", "model")), "--cluster openb:"),
+    (frozenset(("num_switch", "num_node_p_switch", "num_gpu_p_node")), "--cluster tiresias:"),
+)
+
+
+def looks_like(header: Sequence[str]) -> str | None:
+    """What to write before the path of a file with this header, such as `philly:`; None where it looks like nothing.
+
+    A first row of id, model and three numbers is no header: it is the public Synergy simulator's replay file.
+    """
+    for columns, words in SIGNS:
+        if columns <= set(header):
+            return words
+    if len(header) == 5 and not _is_number(header[1]) and all(map(_is_number, header[2:])):
+        return "synergy:"
+    return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
