@@ -77,6 +77,21 @@ def test_plan_then_simulate(run: Any, services: Path, tmp_path: Path) -> None:
     assert "traffic:vgg16 (batch" in text
 
 
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+def test_stages_are_told_apart_on_a_narrow_terminal(
+    run: Any, services: Path, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, _ = run("simulate", services, "--duration", "6s", "--no-verify")
+    assert code == 0
+    for model in ("ssd-mobilenetv1", "googlenet", "vgg16"):
+        assert model in out
+    assert "…" not in out
+    assert "in time" in out
+    assert ("left out at" in out) == (columns == "60")
+    assert ("traffic:googlenet" in out) == (columns == "200")
+
+
 def test_simulating_more_than_planned_shows_it(run: Any, services: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     run("plan", services, "--out", plan, "--no-verify")

@@ -55,6 +55,7 @@ def test_ps_top_set_stop(busy_agent: AgentProcess) -> None:
         look = cotenant("top", "--once", *where)
         assert "promised 30%" in look
         assert "holder team/a" in look
+        assert "LAUNCHES" in look  # a pipe has no width: nothing is left out
         assert json.loads(cotenant("top", "--json", *where))["tenants"][0]["name"] == "team/a"
         changed = json.loads(cotenant("set", "team/a", "--limit", "80%", "--json", *where))
         assert (changed["limit"], changed["holds"]) == (0.8, "at once")

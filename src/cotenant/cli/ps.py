@@ -35,6 +35,7 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     from rich.console import Console
 
     from cotenant.cli.tenant_table import tenant_table
+    from cotenant.report.fitting import FILE_WIDTH, table_width, to_file
 
     console = Console()
     if answer["agent"]["config_fault"]:
@@ -42,7 +43,12 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     if not answer["tenants"]:
         console.print("no tenants: start one with cotenant run")
         return
-    console.print(tenant_table(answer, bars=False))
+    table, left_out = tenant_table(answer, bars=False, width=None if to_file() else console.width)
+    if to_file():
+        console = Console(width=max(FILE_WIDTH, table_width(table)))
+    console.print(table)
+    if left_out:
+        console.print(f"left out at {console.width} columns: {', '.join(left_out)}", style="dim", highlight=False)
     for tenant in answer["tenants"]:
         for text in tenant["warnings"]:
             console.print(f"[yellow]{tenant['name']}[/yellow]: {text}", highlight=False)

@@ -171,8 +171,14 @@ def run(
 
 
 def finish_up(
-    record: Record, outcome: Outcome | PartitionOutcome, *, html: Path | None, jct_csv: Path | None, json_: bool,
-    extra: dict[str, Any] | None = None, beside: Sequence[Record] = (),
+    record: Record,
+    outcome: Outcome | PartitionOutcome,
+    *,
+    html: Path | None,
+    jct_csv: Path | None,
+    json_: bool,
+    extra: dict[str, Any] | None = None,
+    beside: Sequence[Record] = (),
 ) -> None:
     """Summaries and files of a finished run; records `beside` it are compared with it in the table and the page."""
     from cotenant.metrics.summary import Analysis

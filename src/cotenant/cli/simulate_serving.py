@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from cotenant.config_planning import Problem
     from cotenant.config_services import Deployment
     from cotenant.model.serving import ServingPlan
@@ -134,15 +137,35 @@ def _write_tables(result: ServingResult, requests_csv: str | None, client_csv: s
                 file.write(table().write_csv())
 
 
+HEADS = ("sent", "p50 ms", "p95 ms", "p99 ms", "late", "dropped", "in time")
+DISPENSABLE = ("p50 ms", "sent", "p95 ms", "dropped", "late", "p99 ms")
+
+
 def _show(content: dict[str, Any]) -> None:
-    from rich.console import Console
+    from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"{content['requests']} requests, seed {content['seed']}, {content['gpus_used']} GPUs")
-    for name in ("service", "sent", "p50", "p95", "p99", "late", "dropped", "in time"):
-        table.add_column(name, justify="left" if name == "service" else "right")
-    for name, row in {**content["services"], **content["applications"]}.items():
-        ms = [("-" if row[k] is None else f"{row[k]:.1f} ms") for k in ("p50_ms", "p95_ms", "p99_ms")]
-        share = "-" if row["slo_attainment"] is None else f"{row['slo_attainment']:.2%}"
-        table.add_row(name, str(row["sent"]), *ms, str(row["late"]), str(row["dropped"]), share)
-    Console().print(table)
+    from cotenant.report.fitting import print_fitting
+
+    rows = {**content["services"], **content["applications"]}
+
+    def build(heads: Sequence[str], broken: bool = False) -> Table:
+        title = f"{content['requests']:,} requests, seed {content['seed']}, {content['gpus_used']} GPUs"
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("service", overflow="fold")
+        for head in heads:
+            table.add_column(head, justify="right", no_wrap=True)
+        for name, row in rows.items():
+            cells = _cells(row)
+            # a stage is application:model; a line for each leaves room for the figures
+            table.add_row(escape(name.replace(":", ":\n  ", 1) if broken else name), *(cells[head] for head in heads))
+        return table
+
+    print_fitting(build, lambda heads: build(heads, broken=True), HEADS, DISPENSABLE)
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    times = {f"{p} ms": "-" if row[f"{p}_ms"] is None else f"{row[f'{p}_ms']:.1f}" for p in ("p50", "p95", "p99")}
+    counts = {name: f"{row[name]:,}" for name in ("sent", "late", "dropped")}
+    return {**times, **counts, "in time": "-" if row["slo_attainment"] is None else f"{row['slo_attainment']:.2%}"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from cotenant.model.units import format_bytes, format_seconds
+from cotenant.report.fitting import fit
 
 BAR = 16
 
@@ -52,46 +54,55 @@ def _memory(share: dict[str, Any]) -> Text:
     return Text(f"{format_bytes(used)} / {format_bytes(cap)}", style=style)
 
 
-def tenant_table(answer: dict[str, Any], *, bars: bool = True, sort: str = "") -> Table:
-    """One row per tenant and GPU. `sort`: a key of SORTS, or the order of arrival."""
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=bars)
-    table.add_column("TENANT", no_wrap=True, overflow="ellipsis", ratio=2 if bars else None)
-    table.add_column("GPU", justify="right")
-    table.add_column("STATE", no_wrap=True)
-    for head in ("ASKED", "LIMIT", "GOT"):
-        table.add_column(head, justify="right")
-    if bars:
-        table.add_column("OF THE WINDOW", no_wrap=True, width=BAR)
-    for head in ("MEMORY", "TURNS", "WAITED", "LAUNCHES", "PIDS"):
-        table.add_column(head, justify="right", no_wrap=True)
+BAR_HEAD = "OF THE WINDOW"
+HEADS = ("GPU", "STATE", "ASKED", "LIMIT", "GOT", BAR_HEAD, "MEMORY", "TURNS", "WAITED", "LAUNCHES", "PIDS")
+DISPENSABLE = ("LAUNCHES", "PIDS", "TURNS", BAR_HEAD, "LIMIT", "WAITED", "GPU", "MEMORY", "ASKED", "STATE")
+
+
+def tenant_table(
+    answer: dict[str, Any], *, bars: bool = True, sort: str = "", width: int | None = None
+) -> tuple[Table, list[str]]:
+    """One row per tenant and GPU, and the columns that `width` has no room for (None: all have). `sort`: a key of
+    SORTS, or the order of arrival. Names of tenants stand in full: they are what commands take."""
     rows = [(tenant, share) for tenant in answer["tenants"] for share in tenant["gpus"]]
     if sort:
         rows.sort(key=SORTS[sort], reverse=sort != "name")
-    for tenant, share in rows:
-        name = Text(tenant["name"])
-        if tenant["warnings"]:
-            name.append(" ⚠", style="yellow")
-        cells: list[Text | str] = [
-            name,
-            str(share["index"]),
-            _state(tenant, share),
-            _percent(tenant["request"]),
-            _percent(tenant["limit"]),
-            _percent(share["got"]),
-        ]
-        if bars:
-            cells.append(share_bar(share["got"], tenant["request"], tenant["limit"]))
-        waited_s = share["waited_s"] or tenant["gate_wait_s"]
-        pids = tenant["pids"]
-        cells += [
-            _memory(share),
-            f"{share['turns']:,}",
-            format_seconds(waited_s),
-            f"{tenant['launches'] + tenant['graph_launches']:,}",
-            str(pids[0]) if len(pids) == 1 else f"{len(pids)} procs" if pids else "-",
-        ]
-        table.add_row(*cells)
-    return table
+
+    def build(heads: Sequence[str]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("TENANT", overflow="fold")
+        for head in heads:
+            left = head in ("STATE", BAR_HEAD)
+            table.add_column(head, justify="left" if left else "right", no_wrap=True)
+        for tenant, share in rows:
+            name = Text(tenant["name"])
+            if tenant["warnings"]:
+                name.append(" ⚠", style="yellow")
+            cells = _cells(tenant, share)
+            table.add_row(name, *(cells[head] for head in heads))
+        return table
+
+    heads = [head for head in HEADS if bars or head != BAR_HEAD]
+    if width is None:
+        return build(heads), []
+    return fit(build, heads, DISPENSABLE, width)
+
+
+def _cells(tenant: dict[str, Any], share: dict[str, Any]) -> dict[str, Text | str]:
+    pids = tenant["pids"]
+    return {
+        "GPU": str(share["index"]),
+        "STATE": _state(tenant, share),
+        "ASKED": _percent(tenant["request"]),
+        "LIMIT": _percent(tenant["limit"]),
+        "GOT": _percent(share["got"]),
+        BAR_HEAD: share_bar(share["got"], tenant["request"], tenant["limit"]),
+        "MEMORY": _memory(share),
+        "TURNS": f"{share['turns']:,}",
+        "WAITED": format_seconds(share["waited_s"] or tenant["gate_wait_s"]),
+        "LAUNCHES": f"{tenant['launches'] + tenant['graph_launches']:,}",
+        "PIDS": str(pids[0]) if len(pids) == 1 else f"{len(pids)} procs" if pids else "-",
+    }
 
 
 SORTS = {

@@ -43,14 +43,21 @@ def top(
         return
     from rich.console import Console
 
+    from cotenant.report.fitting import FILE_WIDTH, to_file
+
     if once or not sys.stdout.isatty():
-        Console().print(screen(answer, sort="", key_line=False))
+        width = FILE_WIDTH if to_file() else None
+        console = Console(width=width)
+        console.print(screen(answer, sort="", key_line=False, width=console.width))
         return
     _live(folder or default_folder(), period_s)
 
 
-def screen(answer: dict[str, Any], *, sort: str, key_line: bool = True, lost: str = "") -> RenderableType:
-    """The whole picture: one line per GPU, then the tenants, then warnings."""
+def screen(
+    answer: dict[str, Any], *, sort: str, key_line: bool = True, lost: str = "", width: int | None = None
+) -> RenderableType:
+    """The whole picture: one line per GPU, then the tenants, then warnings; columns of tenants that `width` has no room
+    for are left out and named."""
     from rich.console import Group
     from rich.text import Text
 
@@ -75,7 +82,10 @@ def screen(answer: dict[str, Any], *, sort: str, key_line: bool = True, lost: st
                 (gpu["holder"] or "nobody", "green" if gpu["holder"] else "dim"),
             )
         )
-    parts += [Text(), tenant_table(answer, sort=sort)]
+    table, left_out = tenant_table(answer, sort=sort, width=width)
+    parts += [Text(), table]
+    if left_out:
+        parts.append(Text(f"left out at {width} columns: {', '.join(left_out)}", style="dim"))
     if not answer["tenants"]:
         parts.append(Text("no tenants: start one with cotenant run", style="dim"))
     warnings = [(t["name"], text) for t in answer["tenants"] for text in t["warnings"]]
@@ -117,7 +127,7 @@ def _live(folder: Path, period_s: float) -> None:
                 except WorkError as error:
                     client, lost = None, str(error)
                 if answer is not None:
-                    live.update(screen(answer, sort=sort, lost=lost), refresh=True)
+                    live.update(screen(answer, sort=sort, lost=lost, width=live.console.width), refresh=True)
                 if before is None:
                     time.sleep(period_s)
                     continue

@@ -1,0 +1,52 @@
+"""The table of tenants on terminals of any width."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cotenant.cli.top import screen
+
+GIB = 1 << 30
+
+
+def answer(*names: str) -> dict[str, Any]:
+    """An agent with one GPU and these tenants, each with 1.5 of 2 GiB."""
+    share = {
+        "index": 0, "got": 0.3, "holding": True, "waiting": False, "memory_used_bytes": 3 * GIB // 2,
+        "memory_limit_bytes": 2 * GIB, "turns": 1234, "waited_s": 12.5,
+    }  # fmt: skip
+    tenants = [
+        {
+            "name": name, "state": "running", "request": 0.3, "limit": 0.6, "gpus": [share], "warnings": [],
+            "pids": [4711], "launches": 98765, "graph_launches": 0, "gate_wait_s": 0.0,
+        }
+        for name in names
+    ]  # fmt: skip
+    gpu = {
+        "index": 0, "name": "H100", "memory_charged_bytes": GIB, "memory_bytes": 80 * GIB, "promised": 0.6,
+        "holder": names[0],
+    }  # fmt: skip
+    agent = {
+        "pid": 7, "uptime_s": 60.0, "connections": 2, "turns": 9, "discipline": "window", "quota_ms": 30.0,
+        "window_s": 10.0, "gpus": [gpu], "config_fault": None,
+    }  # fmt: skip
+    return {"agent": agent, "tenants": tenants}
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_names_of_tenants_and_figures_stay_whole(width: int) -> None:
+    names = ("serving/recommendation-a", "serving/recommendation-b")
+    console = Console(width=width, file=io.StringIO(), record=True, force_terminal=True)
+    console.print(screen(answer(*names), sort="", width=width))
+    text = console.export_text()
+    rows = [line for line in text.partition("TENANT")[2].splitlines() if line.startswith("serving/")]
+    assert [row.split()[0] for row in rows] == list(names)
+    assert "…" not in text
+    for row in rows:
+        assert "30%" in row
+    assert ("98,765" in text) == (width == 200)
+    assert ("left out at" in text) == (width < 200)
