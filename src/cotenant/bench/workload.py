@@ -1,4 +1,4 @@
-"""Programs that the benchmarks run as tenants: `python -m cotenant.bench.workload KIND`.
+"""Programs that the benchmarks run as tenants: `python -m cotenant.bench.workload [KIND [driver|torch [NS]]]`.
 
 Protocol: prints `ready NAME` once the GPU is set up; then each line `run SECONDS` on standard input runs one block and
 prints one JSON object {"count", "busy_ns", "begin_ns", "end_ns", "marks": [[ns, count, busy_ns], ...]}. busy_ns is GPU
@@ -241,8 +241,12 @@ def orders() -> Iterator[float]:
 
 
 def main(arguments: list[str]) -> int:
-    """Set up, say so, run blocks."""
-    kind, backend, kernel_ns = arguments[0], arguments[1], int(arguments[2])
+    """Set up, say so, run blocks. Arguments: KIND, backend (driver, torch), length of a kernel in ns."""
+    given = dict(enumerate(arguments))
+    kind, backend, kernel_ns = given.get(0, "busy"), given.get(1, "driver"), int(given.get(2, "1600000"))
+    if kind not in KINDS:
+        print(f"unknown workload {kind!r}; known: {', '.join(KINDS)}", file=sys.stderr)
+        return 2
     if backend == "torch":
         name, step, finish = torch_workload(kind)
     else:
