@@ -42,8 +42,22 @@ def test_a_full_disk_is_said_once_and_counted() -> None:
     trace._retry_at = 0.0
     trace.turn(turn(2))
     assert trace.flush() == ""  # the same fault again
-    assert trace.dropped == 3  # the head and both turns
+    assert trace.dropped == 2
     trace.close()
+
+
+def test_the_head_is_written_once_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    trace = TurnTrace(path)
+    room = trace._file
+    with open("/dev/full", "ab", buffering=0) as trace._file:
+        trace.turn(turn(1))
+        assert "No space left on device" in trace.flush()
+    trace._file, trace._retry_at = room, 0.0
+    trace.turn(turn(2))
+    trace.close()
+    head, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert (head["cotenant_turns"], second["epoch"]) == (1, 2)
 
 
 def test_a_trace_that_cannot_be_opened_is_an_input_error(tmp_path: Path) -> None:

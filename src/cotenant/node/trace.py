@@ -29,7 +29,7 @@ class TurnTrace:
             raise InputError(f"the trace cannot be written: {error.strerror}", file=path) from None
         offset_ns = time.time_ns() - time.monotonic_ns()
         head = {"cotenant_turns": 1, "clock": "CLOCK_MONOTONIC", "unix_minus_clock_ns": offset_ns}
-        self._lines.append(json.dumps(head).encode() + b"\n")
+        self._head = json.dumps(head).encode() + b"\n"  # until it is written: without it the times mean nothing
 
     def turn(self, ended: Ended) -> None:
         """Note one turn."""
@@ -52,14 +52,16 @@ class TurnTrace:
 
     def flush(self) -> str:
         """Write what has gathered. Returns a sentence when the file cannot be written (once per fault), else ""."""
-        if not self._lines or self._file is None or time.monotonic() < self._retry_at:
+        if not (self._lines or self._head) or self._file is None or time.monotonic() < self._retry_at:
             return ""
-        data = b"".join(self._lines)
+        data = self._head + b"".join(self._lines)
         count = len(self._lines)
         self._lines.clear()
         try:
             position = os.fstat(self._file.fileno()).st_size
             written = self._file.write(data)
+            if written is not None and written >= len(self._head):
+                self._head = b""
             if written is None or written < len(data):
                 os.ftruncate(self._file.fileno(), position + data[: written or 0].rfind(b"\n") + 1)
                 raise OSError(28, "No space left on device")
