@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cotenant.model.events import Kind
@@ -155,6 +157,35 @@ def test_static_promotes_to_a_larger_free_slice_when_nobody_waits() -> None:
     assert ends[1] == pytest.approx(moved + 5 + (400 - 0.4 * (moved - 5)) / 0.6)
 
 
+SLOW = [1.0, 0.15, 0.15, 0.15, 0.15]
+
+
+def put_back_before_a_gang() -> PartitionInput:
+    """a (floor 0.5) and c cannot share, which measuring finds out after gang d has claimed both GPUs; b is brief."""
+    return build(
+        [(0, 5, 1), (1, 1, 1), (1, 4, 1), (2, 1, 2)], [SLOW] * 4, floors=[0.5, 0.0, 0.0, 0.0], launch=0.0
+    )
+
+
+@pytest.mark.parametrize("policy", ["miso", "miso-perfect"])
+def test_a_job_put_back_before_a_gang_is_not_shut_out_by_its_claim(policy: str) -> None:
+    """MPS on at 5, measured until 35; then c has b's GPU, idle since 2, and a the other after 4 s; d when a is done."""
+    data = put_back_before_a_gang()
+    assert list(data.work_s) == [5, 1, 4, 1]
+    mps = 0.15 / 1.15  # half the GPU lies between 3g and 4g, which are alike; two share it
+    end_c = 35 + 4 - 30 * mps
+    end_a = 35 + 4 + (5 - 1) - 30 * mps
+    assert finish(data, rules(policy)) == pytest.approx([end_a, 2.0, end_c, end_a + 1])
+
+
+def test_an_estimate_below_the_floor_everywhere_leaves_the_whole_gpu() -> None:
+    data = build([(0, 100, 1), (1, 100, 1)], gpus=1, floors=[1.0, 0.9], launch=0.0)
+    data.predict = lambda job, together: np.array([0.8, 0.5, 0.4, 0.3, 0.2])
+    ends = finish(data, rules("miso", profile_sole=True, reconfigure_s=0.0))
+    # a is measured alone for 30 s on half the GPU (0.65), then has all of it; likewise b
+    assert ends == pytest.approx([130 - 30 * 0.65, 2 * (130 - 30 * 0.65)])
+
+
 # ---- invariants
 
 
@@ -175,6 +206,7 @@ def workloads(draw: st.DrawFn) -> PartitionInput:
 
 
 @settings(max_examples=50, deadline=None)
+@example(put_back_before_a_gang(), "miso", True, "moved", True)
 @given(workloads(), st.sampled_from(list(POLICIES)), st.booleans(), st.sampled_from(["moved", "all"]), st.booleans())
 def test_invariants(data: PartitionInput, policy: str, overheads: bool, disturb: str, greedy: bool) -> None:
     if policy == "static":
@@ -203,6 +235,57 @@ def test_invariants(data: PartitionInput, policy: str, overheads: bool, disturb:
     again = PartitionEngine(data, chosen)
     again.run()
     assert again.work.finish == engine.work.finish
+
+
+@st.composite
+def hard_workloads(draw: st.DrawFn) -> PartitionInput:
+    """Much waiting: high floors, jobs of up to every GPU, jobs that fit few slices, estimates that are far off."""
+    gpus, per_node = draw(st.sampled_from([(1, 1), (2, 2), (3, 3), (4, 2), (4, 1)]))
+    n = draw(st.integers(1, 12))
+    late, brief = draw(st.sampled_from([5, 60, 300])), draw(st.sampled_from([5, 60, 500]))
+    slow = draw(st.booleans())  # nothing but the whole GPU meets a floor, which only measuring finds out
+    jobs, speeds, floors = [], [], []
+    for _ in range(n):
+        gang = draw(st.sampled_from([1, 1, 1, 1, 2, gpus]))
+        jobs.append((float(draw(st.integers(0, late))), float(draw(st.integers(1, brief))), min(gang, gpus)))
+        row = [1.0] + [draw(st.sampled_from([0.0, 0.15, 0.5, 0.9, 1.02])) for _ in range(4)]
+        speeds.append(SLOW if slow else row)
+        floors.append(draw(st.sampled_from([0.0, 0.0, 0.3, 0.5, 1.0])))
+    launch = draw(st.sampled_from([0.0, 5.0, 700.0]))
+    data = build(jobs, speeds, gpus=gpus, per_node=per_node, floors=floors, launch=launch)
+    if draw(st.booleans()):
+        rng = np.random.default_rng(draw(st.integers(0, 99)))
+        data.predict = lambda job, together: data.speeds[job] * rng.uniform(0.5, 1.5, len(A100.kinds))
+    return data
+
+
+OPTIONS = st.fixed_dictionaries({
+    "placement": st.sampled_from(["best-fit", "least-loaded"]),
+    "objective": st.sampled_from(["slowdown", "throughput"]),
+    "disturb": st.sampled_from(["moved", "all"]), "overheads": st.booleans(), "profile_sole": st.booleans(),
+    "horizon_s": st.sampled_from([0.001, 20.0, 300.0, 1e9]), "profile_after_s": st.sampled_from([0.0, 60.0, 1e9]),
+    "profile_s": st.sampled_from([0.0, 30.0]), "reconfigure_s": st.sampled_from([0.0, 4.0]),
+    "checkpoint_s": st.sampled_from([0.0, 50.0]), "mps_jobs": st.sampled_from([1, 2, 3, 7]),
+})
+LAYOUTS = ["7", "4,3", "3,2,2", "1,1,1,1,1,1,1"]
+
+
+@settings(max_examples=int(os.environ.get("COTENANT_PARTITION_EXAMPLES", "150")), deadline=None)
+@example(put_back_before_a_gang(), "miso", {}, "7")
+@given(hard_workloads(), st.sampled_from([*POLICIES, "miso"]), OPTIONS, st.sampled_from(LAYOUTS))
+def test_a_job_that_could_run_alone_always_finishes(
+    data: PartitionInput, policy: str, options: dict[str, object], layout: str
+) -> None:
+    """Whatever else waits: a single job needs one GPU (static: one slice that it may have), a gang its GPUs."""
+    static = parse_layout(A100, layout) if policy == "static" else None
+    offered = sorted({A100.kinds.index(p.kind) for p in static}) if static else [0]
+    usable = data.speeds[:, offered]
+    could = (data.gpus > 1) | ((usable > 0) & (usable >= data.qos_floor[:, None])).any(axis=1)
+    engine = PartitionEngine(data, PartitionRules(policy, layout=static, **options))  # type: ignore[arg-type]
+    log = engine.run()
+    assert not (np.isnan(engine.work.finish) & could).any(), "a job waits for ever"
+    assert not (~np.isnan(engine.work.finish) & ~could).any()
+    _never_oversubscribed(engine, log)
 
 
 def _never_oversubscribed(engine: PartitionEngine, log: list) -> None:

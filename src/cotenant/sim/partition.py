@@ -6,6 +6,7 @@ The policy side (policy.partition) decides who sits where; the enforcer makes it
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from cotenant.model.events import Kind, Reason
 from cotenant.policy.partition.decide import Tenancy, choose_gpu, replan
@@ -19,8 +20,10 @@ class PartitionEngine(Enforcer):
 
     # ---- the loop
 
-    def run(self) -> list[Entry]:
-        """Process every event until all jobs are done."""
+    def run(self, progress: Callable[[int, int], None] | None = None) -> list[Entry]:
+        """Process every event until all jobs are done; `progress(done, of)` is called about a thousand times."""
+        done, of = 0, len(self.data.arrival_s)
+        stride = max(1, of // 1000)
         for job, time_s in enumerate(self.data.arrival_s):
             self.clock.at(float(time_s), "arrive", job)
         while (event := self.clock.next()) is not None:
@@ -31,6 +34,9 @@ class PartitionEngine(Enforcer):
                 self.schedule()
             elif what == "finish" and self.work.version[subject] == version:
                 self.finish(subject)
+                done += 1
+                if progress is not None and (done % stride == 0 or done == of):
+                    progress(done, of)
             elif what == "measured" and self.gpus[subject].version == version:
                 self.measured(self.gpus[subject])
                 self.schedule()
@@ -80,8 +86,13 @@ class PartitionEngine(Enforcer):
         """Admit waiting jobs, first come first served.
 
         Later jobs pass one that fits no free slice (static), and single ones pass a gang that waits for its GPUs to
-        drain, which are closed to them; a later gang does not.
+        drain, which are closed to them; a later gang does not. A gang's claim holds for one pass, so it closes GPUs
+        only to jobs behind it: were it kept, a job put back before the gang would wait for those GPUs for ever, and
+        the gang behind that job.
         """
+        for gpu in self.claimed:
+            gpu.draining = False
+        self.claimed = []
         waiting: deque[int] = deque()
         gang_waits = False
         while self.queue:
@@ -173,8 +184,6 @@ class PartitionEngine(Enforcer):
     def admit_gang(self, job: int) -> bool:
         """Whole GPUs for a job of several, on one node where one has enough; until then those it waits for drain."""
         wanted = int(self.data.gpus[job])
-        for gpu in self.gpus:
-            gpu.draining = False
         by_node: dict[int, list[GpuState]] = {}
         for gpu in self.gpus:
             if gpu.mode is not Mode.GANG:
@@ -185,6 +194,7 @@ class PartitionEngine(Enforcer):
         ]
         chosen = sorted(pool, key=lambda g: (len(g.jobs), g.index))[:wanted]
         if len(chosen) < wanted or any(g.jobs or self.clock.now < g.busy_until for g in chosen):
+            self.claimed = chosen
             for gpu in chosen:
                 gpu.draining = True
             return False

@@ -54,6 +54,7 @@ class Enforcer:
         # static: free instances, the largest last, of equal ones the lowest GPU last
         self.free = sorted((self.slice_size(p), -g.index, p) for g in self.gpus for p in g.instances)
         self.queue: deque[int] = deque()
+        self.claimed: list[GpuState] = []  # GPUs that a waiting gang keeps closed to those behind it
         self.known = np.full(len(data.arrival_s), not rules.profiles)
         believed = _prior(self.geo, data.speeds) if rules.profiles else data.speeds
         self.believed = np.where(believed >= data.qos_floor[:, None], believed, 0.0)
@@ -220,7 +221,10 @@ class Enforcer:
             speeds = self.data.speeds[job]
             if self.data.predict is not None:
                 speeds = np.where(speeds > 0, self.data.predict(job, len(gpu.jobs)), 0.0)
-            self.believed[job] = np.where(speeds >= self.data.qos_floor[job], speeds, 0.0)
+            believed = np.where(speeds >= self.data.qos_floor[job], speeds, 0.0)
+            if believed[0] <= 0:  # no estimate may rule out the whole GPU, or the job would wait for ever
+                believed[0] = self.data.speeds[job, 0]
+            self.believed[job] = believed
             self.known[job] = True
             self.masks[job] = fit_mask(self.believed[[job]])[0]
             self.cost[job] = cost_table(self.geo, self.rules, self.believed[[job]])[0]

@@ -25,7 +25,7 @@ class Mode(IntEnum):
 class GpuState:
     """One GPU. `instances` exist on it; `place` says which of them a job holds; busy until its layout has changed.
 
-    `draining`: a gang waits for it. `revisit`: a job left while it was busy.
+    `draining`: a gang waits for it, for those behind that gang in the queue. `revisit`: a job left while it was busy.
     """
 
     index: int
