@@ -23,6 +23,13 @@ def write(folder: Path, *rows: str, header: str = HEADER) -> str:
     return str(path)
 
 
+def test_a_duration_is_not_used_but_a_negative_one_is_refused(tmp_path: Path) -> None:
+    assert read(write(tmp_path, ROW.replace(",120,", ",,")), TraceOptions()).jobs.duration_s[0] == 100 * 0.5 + 5
+    with pytest.raises(InputError, match="must be at least 0") as wrong:
+        read(write(tmp_path, ROW.replace(",120,", ",-120,")), TraceOptions())
+    assert (wrong.value.line, wrong.value.field) == (2, "duration_s")
+
+
 def test_jobs_and_latencies(tmp_path: Path) -> None:
     path = write(tmp_path, ROW, "1,3,m,10,50,200,4.0,0.1,0.1,0.1,0.2,0.4")
     jobs = read(path, TraceOptions()).jobs

@@ -69,6 +69,8 @@ class PartitionRules:
         for name in ("reconfigure_s", "profile_s", "checkpoint_s", "horizon_s", "profile_after_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"must be a number of at least 0, not {getattr(self, name)}", field=name)
+        if self.horizon_s == 0:
+            raise InputError("must be above 0: a move that has no time to pay never does", field="horizon")
 
     @property
     def profiles(self) -> bool:
