@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,32 @@ def test_search_for_the_best_static_layout(call: Any, trace: str) -> None:
     for layout in ("3,3", "3,2,2", "2,2,2,1", "4,3", "7"):
         other = json.loads(call(*argv, "--layout", layout, "--json")[1])
         assert best["jct_s"]["mean"] <= other["jct_s"]["mean"] + 1e-9, layout
+
+
+@pytest.mark.parametrize(("policy", "titles"), [
+    ("oracle", ["simulating oracle"]), ("static", ["searching static layouts", "simulating static"]),
+])
+def test_long_runs_say_how_far_they_are(
+    call: Any, trace: str, policy: str, titles: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, list[tuple[int, int]]] = {}
+
+    @contextmanager
+    def listen(what: str, total: int) -> Iterator[Any]:
+        assert total == 12
+        yield lambda done, of: told.setdefault(what, []).append((done, of))
+
+    monkeypatch.setattr("cotenant.cli.progress.jobs_progress", listen)
+    layout = ("--layout", "best") if policy == "static" else ()
+    code, _, _ = call("simulate", "--trace", trace, "--cluster", "2x1", "--policy", policy, *layout, "--json")
+    assert code == 0
+    assert list(told) == titles
+    for steps in told.values():
+        assert steps == sorted(steps)
+        assert steps[-1][0] <= steps[-1][1]
+    assert told[f"simulating {policy}"] == [(i, 12) for i in range(1, 13)]
+    if policy == "static":
+        assert {of % 12 for _, of in told["searching static layouts"]} == {0}
 
 
 def test_a_record_is_written_and_told(call: Any, trace: str, tmp_path: Path) -> None:

@@ -186,6 +186,17 @@ def test_an_estimate_below_the_floor_everywhere_leaves_the_whole_gpu() -> None:
     assert ends == pytest.approx([130 - 30 * 0.65, 2 * (130 - 30 * 0.65)])
 
 
+@pytest.mark.parametrize(("jobs", "most"), [(1, 1), (30, 30), (2500, 1250)])
+def test_progress_rises_to_the_number_of_jobs_in_about_a_thousand_steps(jobs: int, most: int) -> None:
+    told: list[tuple[int, int]] = []
+    data = build([(float(10 * j), 1.0, 1) for j in range(jobs)])
+    PartitionEngine(data, rules("whole")).run(lambda done, of: told.append((done, of)))
+    assert told == sorted(set(told))
+    assert told[-1] == (jobs, jobs)
+    assert {of for _, of in told} == {jobs}
+    assert len(told) == most
+
+
 # ---- invariants
 
 

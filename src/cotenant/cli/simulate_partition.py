@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ def run_policy(
     quiet: bool,
 ) -> Run:
     """Read and simulate. `job_options`: the options of job policies that were given; most make no sense here."""
+    from cotenant.cli.progress import jobs_progress, say_inputs
     from cotenant.policy.partition.decide import POLICIES
     from cotenant.sim.partition_run import cluster_geometry, mig_jobs, named_rules, run_partition
     from cotenant.traces.select import load_trace
@@ -53,21 +55,21 @@ def run_policy(
     geo = cluster_geometry(cluster, double_memory=partition_options.double_memory)
     trace = load_trace(spec, trace_options)
     mig_jobs(trace, geo, default_profile=options["default_profile"])  # finds what is wrong, and remarks on it
-    rules, searched = named_rules(
-        trace, cluster, policy, layout=partition_options.layout or "", **options,
-        **partition_options.rules(job_options.get("placement")),
-    )
+    chosen = {**options, **partition_options.rules(job_options.get("placement"))}
+    layout = partition_options.layout or ""
+    search = jobs_progress("searching static layouts", len(trace.jobs)) if layout == "best" else nullcontext()
+    with search as tick:
+        rules, searched = named_rules(trace, cluster, policy, layout=layout, progress=tick, **chosen)
 
     def say() -> None:
-        from cotenant.cli.progress import say_inputs
-
         say_inputs(trace, cluster, remarks)
         for layout, mean in list(searched.items())[:5]:
             print(f"  static {layout}: mean JCT {mean:,.0f} s", file=sys.stderr)
 
-    return run_partition(
-        trace, cluster, rules, out=out, label=label, on_ready=None if quiet else say, **options
-    )
+    with jobs_progress(f"simulating {policy}", len(trace.jobs)) as tick:
+        return run_partition(
+            trace, cluster, rules, out=out, label=label, on_ready=None if quiet else say, progress=tick, **options
+        )
 
 
 def run_others(

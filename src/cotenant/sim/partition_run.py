@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from cotenant.sim.partition import PartitionEngine
 from cotenant.sim.partition_enforce import PartitionInput
 from cotenant.sim.partition_record import write_record
 from cotenant.traces.miso import MigLatencies, read_latencies
+
+Progress = Callable[[int, int], None]  # (jobs done, of)
+T = TypeVar("T")
 
 
 @dataclass
@@ -148,22 +152,23 @@ def run_partition(
     default_profile: str | None = None,
     double_memory: bool | None = None,
     on_ready: Callable[[], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Record, PartitionOutcome]:
     """Run a trace under a partition policy to its end; the record is in folder `out`, or in memory where None.
 
-    `on_ready()` is called once the input proved right, before anything takes long. Raises InputError for
-    jobs that cannot run on the cluster.
+    `on_ready()` is called once the input proved right, before anything takes long; `progress(done, of)` as jobs
+    finish. Raises InputError for jobs that cannot run on the cluster.
     """
     geo = cluster_geometry(cluster, double_memory=double_memory)
     jobs = mig_jobs(trace.require_jobs(), geo, default_profile=default_profile)
     if rules.policy == "static" and rules.layout:
         _refuse_homeless(trace, geo, jobs, rules)
-    engine, engine_s = _simulate(trace, cluster, geo, jobs, rules, seed, on_ready)
+    engine, engine_s = _simulate(trace, cluster, geo, jobs, rules, seed, on_ready, progress)
     stuck = np.flatnonzero(np.isnan(engine.work.finish))
     if len(stuck):
         raise WorkError(
-            f"{len(stuck)} jobs can never run here (first: job {trace.jobs.id[stuck[0]]}): no layout and no set of "
-            f"GPUs has a place for them under policy {rules.policy}"
+            f"policy {rules.policy} left {len(stuck)} jobs waiting on an idle cluster (first: job "
+            f"{trace.jobs.id[stuck[0]]}); each of them could run, so this is an error of the simulator"
         )
     layout = geo.format(rules.layout) if rules.layout else None
     record = write_record(trace, cluster, rules, geo, jobs.work_s, jobs.launch_s, engine, out, label, seed)
@@ -187,7 +192,7 @@ def _refuse_homeless(trace: Trace, geo: Geometry, jobs: MigJobs, rules: Partitio
 
 def _simulate(
     trace: Trace, cluster: Cluster, geo: Geometry, jobs: MigJobs, rules: PartitionRules, seed: int,
-    on_ready: Callable[[], None] | None = None,
+    on_ready: Callable[[], None] | None = None, progress: Progress | None = None,
 ) -> tuple[PartitionEngine, float]:
     sizes = [g.gpus for g in cluster.groups if g.gpus for _ in range(g.count)]
     nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
@@ -216,26 +221,29 @@ def _simulate(
     )
     engine = PartitionEngine(data, rules)
     begin = time.perf_counter()
-    engine.run()
+    engine.run(progress)
     return engine, time.perf_counter() - begin
 
 
 def best_static(
     trace: Trace, cluster: Cluster, rules: PartitionRules, *, seed: int = 1, default_profile: str | None = None,
-    double_memory: bool | None = None,
+    double_memory: bool | None = None, progress: Progress | None = None,
 ) -> tuple[PartitionRules, dict[str, float]]:
-    """The static layout with the least mean JCT among all maximal multisets on which every job fits somewhere."""
+    """The static layout with the least mean JCT among all maximal multisets on which every job fits somewhere.
+
+    `progress(done, of)` counts the jobs of all runs of the search together.
+    """
     geo = cluster_geometry(cluster, double_memory=double_memory)
     jobs = mig_jobs(trace.require_jobs(), geo, default_profile=default_profile)
     found: dict[str, float] = {}
     best: tuple[float, PartitionRules] | None = None
-    for kinds in maximal_multisets(geo):
+    for kinds, told in _parts(progress, maximal_multisets(geo)):
         usable = jobs.speeds[:, [geo.kinds.index(k) for k in kinds]]
         layout = place(geo, kinds)
         if layout is None or not (usable >= np.maximum(jobs.qos_floor, 1e-12)[:, None]).any(axis=1).all():
             continue
         candidate = replace(rules, policy="static", layout=layout)
-        engine, _ = _simulate(trace, cluster, geo, jobs, candidate, seed)
+        engine, _ = _simulate(trace, cluster, geo, jobs, candidate, seed, progress=told)
         mean = float(np.mean(np.array(engine.work.finish) - trace.jobs.arrival_s))
         found[geo.format(layout)] = mean
         if best is None or mean < best[0]:
@@ -245,20 +253,33 @@ def best_static(
     return best[1], dict(sorted(found.items(), key=lambda item: item[1]))
 
 
+def _parts(progress: Progress | None, layouts: Sequence[T]) -> Iterator[tuple[T, Progress | None]]:
+    """Every layout with a progress function for its run, one part of the whole."""
+    for i, layout in enumerate(layouts):
+        part = None if progress is None else partial(_tell_part, progress, i, len(layouts))
+        yield layout, part
+
+
+def _tell_part(progress: Progress, i: int, parts: int, done: int, of: int) -> None:
+    progress(i * of + done, parts * of)
+
+
 def named_rules(
     trace: Trace, cluster: Cluster, policy: str, *, layout: str = "", seed: int = 1, default_profile: str | None = None,
-    double_memory: bool | None = None, **options: Any,
+    double_memory: bool | None = None, progress: Progress | None = None, **options: Any,
 ) -> tuple[PartitionRules, dict[str, float]]:
     """Rules of a policy as a user names it; `layout` is a layout, or `best` to search, for policy static only.
 
-    Also returns the mean JCT of every layout searched. `options` are fields of PartitionRules.
+    Also returns the mean JCT of every layout searched; `progress` tells of the search. `options` are fields of
+    PartitionRules.
     """
     if layout and policy != "static":
         raise InputError(f"--layout is for policy static, not {policy}", field="layout")
     if layout == "best":
         start = PartitionRules("whole", **options)
         return best_static(
-            trace, cluster, start, seed=seed, default_profile=default_profile, double_memory=double_memory
+            trace, cluster, start, seed=seed, default_profile=default_profile, double_memory=double_memory,
+            progress=progress,
         )
     geo = cluster_geometry(cluster, double_memory=double_memory)
     return PartitionRules(policy, layout=parse_layout(geo, layout) if layout else None, **options), {}
