@@ -197,6 +197,12 @@ def test_progress_rises_to_the_number_of_jobs_in_about_a_thousand_steps(jobs: in
     assert len(told) == most
 
 
+def test_slices_of_a_static_layout_exist_again_4_s_after_a_gang() -> None:
+    """The gang: 4 s to the whole GPUs, 5 s launch, 100 s. Then 4 s back to 3,2,2, 5 s launch, on the 3g."""
+    data = build([(0, 100, 2), (1, 60, 1)])
+    assert finish(data, rules("static")) == [109.0, pytest.approx(109 + 4 + 5 + 60 / 0.6)]
+
+
 # ---- invariants
 
 

@@ -69,6 +69,7 @@ class PartitionEngine(Enforcer):
         if gpu.mode is not Mode.MIG:
             return
         if self.rules.policy == "static":
+            gpu.revisit = self.clock.now < gpu.busy_until
             self.promote()
         elif self.rules.repartitions and not gpu.jobs:
             if gpu.instances != set(self.geo.whole):
@@ -125,10 +126,7 @@ class PartitionEngine(Enforcer):
         return self.admit_partitioned(job)
 
     def admit_partitioned(self, job: int) -> bool:
-        now = self.clock.now
-        open_gpus = [
-            (g.index, g.jobs) for g in self.gpus if g.mode is Mode.MIG and now >= g.busy_until and not g.draining
-        ]
+        open_gpus = [(g.index, g.jobs) for g in self.gpus if self.usable(g)]
         index = choose_gpu(self.geo, self.rules, self.cost, self.masks, open_gpus, job)
         if index is None:
             return False
@@ -154,11 +152,10 @@ class PartitionEngine(Enforcer):
         return self.clock.now - self.work.start[job] if job in self._started else 0.0
 
     def admit_static(self, job: int) -> bool:
-        """The largest free slice anywhere on which the job may run."""
+        """The largest free slice anywhere on which the job may run; a GPU that a gang left gets its slices first."""
         for size, index, place in reversed(self.free):
             gpu = self.gpus[-index]
-            usable = gpu.mode is Mode.MIG and not gpu.draining
-            if usable and self.believed[job, self.geo.kinds.index(place.kind)] > 0:
+            if self.usable(gpu) and self.believed[job, self.geo.kinds.index(place.kind)] > 0:
                 self.free.remove((size, index, place))
                 self.sit(gpu, job, place)
                 return True

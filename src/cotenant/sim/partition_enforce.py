@@ -177,12 +177,16 @@ class Enforcer:
                 if slot[0] <= size:
                     break
                 old = self.gpus[source].place[job]
-                if gpu.mode is Mode.MIG and not gpu.draining and self.gains(job, old, slot[2]):
+                if self.usable(gpu) and self.gains(job, old, slot[2]):
                     self.work.stop(job, self.clock.now)
                     self.drop(self.gpus[source], job)
                     self.free.remove(slot)
                     self.sit(gpu, job, slot[2])
                     break
+
+    def usable(self, gpu: GpuState) -> bool:
+        """Whether a job may go to an instance of it now."""
+        return gpu.mode is Mode.MIG and self.clock.now >= gpu.busy_until and not gpu.draining
 
     def gains(self, job: int, old: Placement, new: Placement) -> bool:
         """Whether a job is faster on the new instance by enough to pay its restart within the horizon."""
