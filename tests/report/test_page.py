@@ -17,7 +17,7 @@ from sample_records import random_record
 
 from cotenant.model.errors import InputError
 from cotenant.report.distributions import MOST_POINTS, cdf_points, ratio_to, rounded
-from cotenant.report.page import build_page, headline, table_html, write_page
+from cotenant.report.page import build_page, headline, opening, table_html, write_page
 from cotenant.report.runs import Run, arrange, run_of
 
 POLICIES = (("fifo + proportional", 1.0), ("srtf + tune", 3.0), ("<b>las</b> & {{data}} + greedy", 2.0))
@@ -137,7 +137,47 @@ def test_a_sweep_gets_facets_and_loads_in_order(sweep: list[Run]) -> None:
     assert [run["load"] for run in data["runs"]] == [0.5] * 4 + [1.0] * 4 + [0.75] * 4
     assert data["runs"][1]["label"] == "srtf + tune · load 0.5 · seed 1"
     assert 'srtf + tune<span class="cond"> · load 0.5 · seed 1</span>' in page
-    assert re.search(r"has the lowest mean completion time in \d of 6 conditions", page)
+    # 3 loads; seeds are repetitions
+    assert re.search(r"has the lowest mean completion time in \d of 3 conditions, 2 seeds each", page)
+
+
+def test_a_page_opens_where_the_policies_differ_most() -> None:
+    """Both policies alike at load 1; at load 0.5 the second is faster. A condition of one policy alone says nothing."""
+    made = [("a", 1.0, 0.5), ("b", 3.0, 0.5), ("a", 1.0, 1.0), ("b", 1.0, 1.0), ("a", 9.0, 2.0)]
+    runs = arrange(
+        [run_of(random_record(1, jobs=20, label=p, boost=boost, options={"load": load})) for p, boost, load in made]
+    )
+    assert opening(runs) == {"load": "0.5"}
+    assert data_of(build_page(runs))["opens"] == {"load": "0.5"}
+    assert opening(runs[2:4] + runs[:2]) == {"load": "0.5"}
+    alone = arrange([run_of(random_record(1, jobs=20, label="a", options={"load": load})) for load in (0.5, 1.0)])
+    assert opening(alone) == {"load": "1"}
+
+
+def test_seeds_alone_are_no_conditions() -> None:
+    runs = [
+        run_of(random_record(seed, jobs=20, label=p, boost=b)) for seed in (1, 2) for p, b in (("a", 1.0), ("b", 3.0))
+    ]
+    for run, seed in zip(runs, (1, 1, 2, 2), strict=True):
+        run.info.seed = seed
+    assert headline(arrange(runs)).startswith("<b>b</b> has the lowest mean completion time over 2 seeds, at best")
+
+
+def test_the_page_says_where_moving_was_free() -> None:
+    free = {"restart_cost_s": 0.0, "checkpoint_cost_s": 0.0}
+    runs = {cost: run_of(random_record(1, jobs=20, options={**free, "restart_cost_s": cost})) for cost in (0.0, 30.0)}
+    for run in runs.values():
+        run.summary["moves"] = 5
+    assert "Moving is free here" in markup_of(build_page([runs[0.0]]))
+    assert "Moving is free" not in markup_of(build_page([runs[30.0]]))
+
+
+def test_use_of_the_cluster_has_no_best(runs: list[Run]) -> None:
+    heads = dict(
+        re.findall(r'data-better="(\w+)"><button type="button">([^<]*)', table_html(runs))[i][::-1] for i in range(15)
+    )
+    assert {heads[name] for name in ("GPU", "CPU", "memory")} == {"neither"}
+    assert heads["mean"] == "lower"
 
 
 def test_labels_are_unique_even_for_the_same_run_twice() -> None:

@@ -62,3 +62,10 @@ def test_a_stage_is_timed_from_its_applications_arrival() -> None:
     assert (first["slo_ms"], second["slo_ms"]) == pytest.approx((15.0, 30.0))
     assert first["latency_ms"] == pytest.approx([10.0] * len(first["latency_ms"]))
     assert second["latency_ms"] == pytest.approx([20.0] * len(second["latency_ms"]))
+
+
+def test_every_gpulet_is_told_below_the_bars(result: ServingResult) -> None:
+    """Bars of a narrow window have no room for words: the page has a list of them, filled from the same data."""
+    page = build_page(result)
+    assert '<ul id="lets"' in page
+    assert "listLets();" in page

@@ -6,6 +6,7 @@ import contextlib
 import html
 import json
 import re
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from cotenant.metrics.registry import lookup
 from cotenant.model.errors import InputError
 from cotenant.record.files import atomic_file
 from cotenant.report.distributions import cdf_points, ratio_to, rounded
-from cotenant.report.runs import Run, arrange, facet_name
+from cotenant.report.runs import Run, arrange, facet_name, moves_note
 from cotenant.report.table import COLUMNS, Column, best_rows, cell_texts
 from cotenant.report.text import count_text, metric_text, plural, time_text
 
@@ -46,6 +47,7 @@ def build_page(runs: list[Run], title: str = "Cotenant runs", baseline: str | No
         "headline": headline(runs),
         "tiles": tiles(runs),
         "table": table_html(runs),
+        "moves": html.escape(moves_note((run.info, run.summary) for run in runs) or ""),
         "single": " data-single" if len(runs) == 1 else "",
         "conditions": conditions_html(runs),
         "css": assets.joinpath("report.css").read_text(encoding="utf-8"),
@@ -113,6 +115,7 @@ def page_data(runs: list[Run], baseline: str) -> dict[str, Any]:
         "policies": policies,
         "byPolicy": by_policy,
         "facets": _facets(runs),
+        "opens": opening(runs),
         "baseline": baseline,
     }
 
@@ -145,6 +148,19 @@ def _facets(runs: list[Run]) -> list[dict[str, Any]]:
     return facets
 
 
+def opening(runs: list[Run]) -> dict[str, str]:
+    """The condition a page opens on: where the policies' mean completion times are furthest apart, by ratio; of
+    conditions that are alike the last. A condition with one policy only is a last resort."""
+    best, facets = -1.0, dict(runs[0].facets) if runs else {}
+    for condition in dict.fromkeys(tuple(run.facets.items()) for run in runs):
+        here = [run for run in runs if tuple(run.facets.items()) == condition]
+        means = [mean for run in here if (mean := run.summary["jct_s"]["mean"])]
+        spread = max(means) / min(means) if means and len({run.policy for run in here}) > 1 else 0.0
+        if spread >= best:
+            best, facets = spread, dict(condition)
+    return facets
+
+
 # ---- text
 
 
@@ -166,49 +182,58 @@ def headline(runs: list[Run]) -> str:
     if len(finished) == 1:
         summary = finished[0].summary
         return (
-            f"Under <b>{html.escape(finished[0].label)}</b> a job takes {time_text(summary['jct_s']['mean'])} on "
-            f"average, {time_text(summary['queueing_s']['mean'])} of that waiting."
+            f"Under <b>{html.escape(finished[0].label)}</b> a job takes {_time(summary['jct_s']['mean'])} on "
+            f"average, {_time(summary['queueing_s']['mean'])} of that waiting."
         )
-    conditions = list(dict.fromkeys(tuple(run.facets.items()) for run in finished))
-    if len(conditions) > 1:
-        return _headline_over_conditions(finished, conditions)
+    if len({tuple(run.facets.items()) for run in finished}) > 1:
+        return _headline_over_conditions(finished)
     ranked = sorted(finished, key=lambda run: run.summary["jct_s"]["mean"])
     best, worst = ranked[0], ranked[-1]
     fast, slow = best.summary["jct_s"]["mean"], worst.summary["jct_s"]["mean"]
     if fast >= slow * 0.995:
-        return f"All {len(finished)} runs finish a job in about {time_text(fast)} on average."
+        return f"All {len(finished)} runs finish a job in about {_time(fast)} on average."
     return (
-        f"<b>{html.escape(best.label)}</b> finishes a job in {time_text(fast)} on average, {_sooner(fast, slow)} than "
-        f"<b>{html.escape(worst.label)}</b> ({time_text(slow)})."
+        f"<b>{html.escape(best.label)}</b> finishes a job in {_time(fast)} on average, {_sooner(fast, slow)} than "
+        f"<b>{html.escape(worst.label)}</b> ({_time(slow)})."
     )
 
 
-def _headline_over_conditions(runs: list[Run], conditions: list[tuple[tuple[str, str], ...]]) -> str:
-    wins: dict[str, int] = {}
-    for condition in conditions:
-        here = [run for run in runs if tuple(run.facets.items()) == condition]
-        best = min(here, key=lambda run: run.summary["jct_s"]["mean"])
-        wins[best.policy] = wins.get(best.policy, 0) + 1
-    winner = max(wins, key=lambda policy: wins[policy])
+def _headline_over_conditions(runs: list[Run]) -> str:
+    """Which policy wins where; seeds are repetitions of a condition, and a policy's mean is taken over them."""
+    means: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+    for run in runs:
+        condition = tuple((key, value) for key, value in run.facets.items() if key != "seed")
+        means.setdefault(condition, {})[run.policy] = 0.0
+    for condition, by_policy in means.items():
+        for policy in by_policy:
+            here = [r for r in runs if r.policy == policy and all(r.facets[k] == v for k, v in condition)]
+            by_policy[policy] = sum(r.summary["jct_s"]["mean"] for r in here) / len(here)
+    seeds = len({run.facets["seed"] for run in runs if "seed" in run.facets})
+    over = f", {seeds} seeds each" if seeds > 1 else ""
+    wins = Counter(min(by_policy, key=lambda policy: by_policy[policy]) for by_policy in means.values())
+    winner, won = wins.most_common(1)[0]
+    name = f"<b>{html.escape(winner)}</b>"
     if len({run.policy for run in runs}) == 1:
-        means = [run.summary["jct_s"]["mean"] for run in runs]
-        return (
-            f"<b>{html.escape(winner)}</b> finishes a job in {time_text(min(means))} to {time_text(max(means))} on "
-            f"average over {len(conditions)} conditions."
-        )
-    text = (
-        f"<b>{html.escape(winner)}</b> has the lowest mean completion time in {wins[winner]} of {len(conditions)} "
-        "conditions"
-    )
-    gains = []
-    for condition in conditions:
-        by_policy = {r.policy: r.summary["jct_s"]["mean"] for r in runs if tuple(r.facets.items()) == condition}
-        if winner in by_policy:
-            gains += [(mean / by_policy[winner], policy, mean) for policy, mean in by_policy.items()]
-    ratio, policy, slow = max(gains, default=(1.0, winner, 1.0))
+        every = [by_policy[winner] for by_policy in means.values()]
+        span = f"{_time(min(every))} to {_time(max(every))}" if len(every) > 1 else _time(every[0])
+        return f"{name} finishes a job in {span} on average over {plural(len(means), 'condition')}{over}."
+    where = f"in {won} of {len(means)} conditions{over}" if len(means) > 1 else f"over {seeds} seeds"
+    text = f"{name} has the lowest mean completion time {where}"
+    gains = [
+        (mean / by_policy[winner], policy, mean)
+        for by_policy in means.values()
+        if winner in by_policy
+        for policy, mean in by_policy.items()
+    ]
+    ratio, policy, slow = max(gains)
     if ratio > 1.005:
         text += f", at best {_sooner(slow / ratio, slow)} than <b>{html.escape(policy)}</b>"
     return text + "."
+
+
+def _time(seconds: float | None) -> str:
+    """A time as the table and the tiles write it."""
+    return time_text(seconds, trim=False)
 
 
 def _sooner(fast: float, slow: float) -> str:
@@ -281,7 +306,7 @@ def _table_heads(columns: list[Column], leads: set[str]) -> str:
             span = sum(c.group == column.group for c in columns)
             over.append(f'<th scope="colgroup" class="lead" colspan="{span}">{column.group}</th>')
         button = f'<button type="button">{html.escape(column.short or column.head)}</button>'
-        heads.append(f'<th scope="col"{lead} data-better="{column.metric.better}">{button}</th>')
+        heads.append(f'<th scope="col"{lead} data-better="{column.better}">{button}</th>')
     return f'<tr class="over">{"".join(over)}</tr><tr class="heads">{"".join(heads)}</tr>'
 
 

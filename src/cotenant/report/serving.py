@@ -71,7 +71,11 @@ def _table(summary: dict[str, Any]) -> str:
         ms = ["–" if row[k] is None else f"{row[k]:.1f}" for k in ("p50_ms", "p95_ms", "p99_ms")]
         share = "–" if row["slo_attainment"] is None else f"{row['slo_attainment']:.2%}"
         cells = [f"{row['sent']:,}", *ms, f"{row['late']:,}", f"{row['dropped']:,}", share]
-        lines.append(f"<tr><th>{html.escape(name)}</th>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
+        lines.append(
+            f"<tr><th>{html.escape(name).replace(':', ':<wbr>')}</th>"
+            + "".join(f"<td>{c}</td>" for c in cells)
+            + "</tr>"
+        )
     return "\n".join([*lines, "</tbody>"])
 
 

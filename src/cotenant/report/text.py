@@ -47,6 +47,7 @@ def figures(value: float, n: int = 3, trim: bool = True) -> str:
     """n significant figures without an exponent: 0.0123, 1.5, 134, 1,340; `trim` drops trailing zeros."""
     if value == 0:
         return "0"
+    value = float(f"{value:.{n - 1}e}")  # first: 0.9996 has the decimals of 1.00
     decimals = n - 1 - math.floor(math.log10(abs(value)))
     text = f"{round(value, decimals):,.{max(decimals, 0)}f}"
     return text.rstrip("0").rstrip(".") if trim and "." in text else text

@@ -8,8 +8,7 @@ const TOUCH = matchMedia("(pointer: coarse)").matches;
 
 const state = {
   hidden: new Set(),
-  // of each facet the value whose runs are drawn: the last load (where policies differ most), else the first value
-  facet: Object.fromEntries(DATA.facets.map((f) => [f.key, f.key === "load" || f.key === "rate" ? f.values.at(-1) : f.values[0]])),
+  facet: { ...DATA.opens }, // of each facet the value whose runs are drawn
   sweepX: null,
   sweepY: "jct_s.mean",
   groups: null,
@@ -29,14 +28,17 @@ function faded(hex, alpha) {
   return `rgba(${n >> 16},${(n >> 8) & 255},${n & 255},${alpha})`;
 }
 
-function figures(value, n = 3) {
+// like figures() of the tables: trailing zeros stay, but for round ticks of an axis
+function figures(value, n = 3, trim = false) {
   if (value === 0) return "0";
+  value = Number(value.toPrecision(n));
   const decimals = n - 1 - Math.floor(Math.log10(Math.abs(value)));
   if (decimals <= 0) {
     const step = 10 ** -decimals;
     return (Math.round(value / step) * step).toLocaleString("en-US", { maximumFractionDigits: 0 });
   }
-  return value.toLocaleString("en-US", { maximumFractionDigits: Math.min(decimals, 20) });
+  const digits = Math.min(decimals, 20);
+  return value.toLocaleString("en-US", { minimumFractionDigits: trim ? 0 : digits, maximumFractionDigits: digits });
 }
 
 function timeText(seconds) {

@@ -30,7 +30,7 @@ function plainTicks(values) {
   for (let e = -3; e < 7; e++) for (const m of high / low > 300 ? [1] : high / low > 20 ? [1, 3] : [1, 1.5, 2, 3, 5, 7]) steps.push(m * 10 ** e);
   const ticks = steps.filter((v) => v >= low / 1.05 && v <= high * 1.05);
   const pad = Math.log10(high / low) * 0.03;
-  return { tickvals: ticks, ticktext: ticks.map((v) => figures(v)), range: [Math.log10(low) - pad, Math.log10(high) + pad] };
+  return { tickvals: ticks, ticktext: ticks.map((v) => figures(v, 3, true)), range: [Math.log10(low) - pad, Math.log10(high) + pad] };
 }
 
 function overTime(runs, pick, { title, percent = true, held = null, mark = null }) {
@@ -40,7 +40,7 @@ function overTime(runs, pick, { title, percent = true, held = null, mark = null 
     const { from, to } = run.series;
     const width = (to - from) / values.length;
     const x = values.map((_, i) => (from + i * width) / scale);
-    const text = values.map((v) => (percent ? shareText(v) : figures(v)));
+    const text = values.map((v) => (percent ? shareText(v) : figures(v, 3, true)));
     return line(run, { x: [...x, to / scale], y: [...values, values.at(-1)], text: [...text, text.at(-1)], line: { shape: "hv", width: 1.8, ...extra.line }, hovertemplate: `<b>%{fullData.name}</b><br>${extra.note || ""}%{text} at ${unit.slice(0, -1)} %{x:.1f}<extra></extra>`, ...Object.fromEntries(Object.entries(extra).filter(([k]) => k !== "line" && k !== "note")) });
   };
   for (const run of runs) {
@@ -142,7 +142,7 @@ function sweep() {
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
 
 const CHARTS = {
-  sweep: { title: () => capital(`${SWEEP_Y.find((y) => y[0] === state.sweepY)[1]} by ${DATA.facets.find((f) => f.key === state.sweepX).name}`), how: "Each line is a policy. Lower is better for times, higher for use. Bars span the seeds where there are several. Offered load is the GPU-time that arrives against the GPU-time the cluster has.", draw: sweep },
+  sweep: { title: () => capital(`${SWEEP_Y.find((y) => y[0] === state.sweepY)[1]} by ${DATA.facets.find((f) => f.key === state.sweepX).name}`), how: "Each line is a policy. For times, lower is better; a cluster is in use for longer where jobs are slower. Bars span the seeds where there are several. Offered load is the GPU-time that arrives against the GPU-time the cluster has.", draw: sweep },
   jct: { title: "Completion times", how: "The height of a curve is the share of jobs done within the time below it. Further left is better; the far right is the tail.", draw: (runs) => cdf(runs, "jct_s", { floor: 0.01, title: "job completion time" }) },
   percentiles: { title: "Completion times at a glance", how: "● median ◆ p95 ■ p99 ▸ p99.9, and | the mean. A short bar far to the left is a fast and even policy.", draw: percentiles },
   ratio: { title: () => `Who gains, who pays`, how: () => `Each job against itself under ${DATA.baseline}. What lies left of 1 got faster; the height at 1 is the share of jobs that lost nothing.`, draw: ratio, when: () => DATA.runs.some((run) => run.ratio) },

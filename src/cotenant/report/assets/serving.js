@@ -8,11 +8,34 @@ const color = (i) => css(`--c${i % 10}`);
 function layout(height, more) {
   return {
     height, margin: { l: 64, r: 16, t: 8, b: 48 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: css("--font"), size: 13, color: css("--ink") }, legend: { orientation: "h", y: -0.22 }, ...more,
+    font: { family: css("--font"), size: 13, color: css("--ink") }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, ...more,
   };
 }
+// a narrow window stacks the legend, a row each, over the chart
+const legendRows = () => (innerWidth < 600 ? 20 * DATA.services.length : 24);
 const axis = (title, more) => ({ title: { text: title }, gridcolor: css("--grid"), zerolinecolor: css("--line"), automargin: true, ...more });
 const OPTIONS = { displayModeBar: false, responsive: true };
+
+const busyText = (x) => `busy ${(x.busy * 100).toFixed(0)} %, cycle ${x.duty_ms.toFixed(1)} ms`;
+
+// a bar is labelled with what it has room for at a size that can be read; the list below the bars says everything
+function fitting(x) {
+  const room = ((Math.min(innerWidth, 1380) - 150) * x.percent) / 100;
+  const whole = [`${x.label}: ${x.seats.join(", ")}`, busyText(x)];
+  if (Math.max(...whole.map((line) => line.length)) * 6.8 < room) return whole.join("<br>");
+  return x.label.length * 7.5 < room ? x.label : "";
+}
+
+function listLets() {
+  document.getElementById("lets").replaceChildren(...DATA.gpulets.map((x, i) => {
+    const row = document.createElement("li"), swatch = document.createElement("i"), text = document.createElement("span");
+    swatch.className = "swatch";
+    swatch.style.setProperty("--swatch", `var(--c${i % 10})`);
+    text.textContent = `GPU ${x.gpu}, ${x.label}: ${x.seats.join(", ")}; ${busyText(x)}`;
+    row.append(swatch, text);
+    return row;
+  }));
+}
 
 function drawPlan() {
   const lets = DATA.gpulets;
@@ -20,8 +43,7 @@ function drawPlan() {
   const traces = lets.map((x, i) => ({
     type: "bar", orientation: "h", y: [`GPU ${x.gpu}`], x: [x.percent], showlegend: false,
     marker: { color: color(i), line: { color: css("--surface"), width: 2 } },
-    text: [`${x.label}: ${x.seats.join(", ")}<br>busy ${(x.busy * 100).toFixed(0)} %, cycle ${x.duty_ms.toFixed(1)} ms`],
-    textposition: "inside", insidetextanchor: "middle", hoverinfo: "text", hovertext: x.seats.join("<br>"),
+    text: [fitting(x)], textangle: 0, constraintext: "none", textposition: "inside", insidetextanchor: "middle", hoverinfo: "text", hovertext: x.seats.join("<br>"),
     textfont: { color: "#fff", size: 12 },
   }));
   Plotly.react("plan", traces, layout(80 + 58 * gpus.length, {
@@ -35,7 +57,7 @@ function drawLatency() {
     x: s.latency_ms.map((ms) => ms / s.slo_ms), y: s.share, customdata: s.latency_ms,
     hovertemplate: "%{customdata:.1f} ms: %{y:.2%}<extra>" + s.name + "</extra>",
   }));
-  Plotly.react("latency", traces, layout(380, {
+  Plotly.react("latency", traces, layout(360 + legendRows(), {
     xaxis: axis("latency / SLO", { rangemode: "tozero" }), yaxis: axis("share of requests", { range: [0, 1.01], tickformat: ".0%" }),
     shapes: [{ type: "line", x0: 1, x1: 1, yref: "paper", y0: 0, y1: 1, line: { color: css("--faint"), dash: "dot" } }],
   }), OPTIONS);
@@ -46,8 +68,8 @@ function drawTime() {
     type: "scatter", mode: "lines", name: s.name, line: { color: color(i) }, x: DATA.windows_s, y: s.attainment,
     hovertemplate: "%{x:.0f} s: %{y:.2%}<extra>" + s.name + "</extra>",
   }));
-  Plotly.react("time", traces, layout(340, {
-    xaxis: axis("s"), yaxis: axis("in time", { tickformat: ".0%", rangemode: "normal" }),
+  Plotly.react("time", traces, layout(320 + legendRows(), {
+    xaxis: axis("s"), yaxis: axis("in time", { tickformat: ".2~%", rangemode: "normal" }),
   }), OPTIONS);
 }
 
@@ -57,6 +79,13 @@ function draw() {
   drawTime();
 }
 
+listLets();
+let drawnAt = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth === drawnAt) return;
+  drawnAt = innerWidth;
+  draw();
+});
 const button = document.getElementById("theme");
 function theme(name) {
   document.documentElement.dataset.theme = name;
