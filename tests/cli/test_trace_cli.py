@@ -57,7 +57,7 @@ def test_inspect_for_people_names_what_was_left_out(
     path.write_text("job_id,num_gpu,submit_time,duration\na,1,0,10\nb,0,5,10\n")
     code, out, _ = run(capsys, monkeypatch, "trace", "inspect", f"tiresias:{path}")
     assert code == 0
-    assert "1 jobs kept, 1 rows left out" in out
+    assert "1 job kept, 1 row left out" in out
     assert "1 with 0 GPUs" in out
 
 
@@ -191,3 +191,18 @@ def test_help_of_the_verb_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+def test_what_generate_prints_is_for_people(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--durations", "lognormal:2h:0", "--gpu-mix", "1:1", "--arrivals", "poisson", "--out", tmp_path / "t.csv")
+    code, out, _ = run(capsys, monkeypatch, "trace", "generate", "--jobs", 20_000, "--rate", "1600/h", *asked)
+    assert code == 0
+    for line in ("t.csv: 20,000 jobs", "rate asked for: 1,600 jobs/h", "GPU-time: 40,000 GPU-hours"):
+        assert line in out
+    fewer = ("--max-jobs", 1, "--out", tmp_path / "u.csv")
+    code, out, _ = run(capsys, monkeypatch, "trace", "convert", tmp_path / "t.csv", *fewer)
+    assert code == 0
+    assert "u.csv: 1 job\n" in out
+    assert "left out: 19,999 beyond the first 1 job\n" in out

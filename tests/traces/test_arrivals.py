@@ -85,7 +85,7 @@ def test_azure(tmp_path: Path) -> None:
     )
     found = read_requests("azure-llm", path)
     assert found.times_s == pytest.approx([0.0, 3.31941, 4.314579])
-    assert found.remarks == ("1 requests were out of order and were sorted",)
+    assert found.remarks == ("1 request was out of order; sorted by time",)
 
 
 def test_mooncake(tmp_path: Path) -> None:

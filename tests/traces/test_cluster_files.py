@@ -141,7 +141,7 @@ def test_openb_node_list(tmp_path: Path) -> None:
     a, b = parse_cluster(f"openb:{path}", remarks=notes).groups
     assert (a.count, a.gpus, a.gpu.name, a.cpus, a.memory_bytes) == (2, 2, "P100", 64, 2**38)
     assert (b.count, b.gpus, b.gpu.name, b.cpus, b.memory_bytes) == (1, 8, "A10", 96, 393216 * 2**20)
-    assert notes == ["1 nodes without GPUs left out of the cluster"]
+    assert notes == ["1 node without GPUs left out of the cluster"]
     with pytest.raises(InputError, match="leave --gpu out"):
         parse_cluster(f"openb:{path}", gpu="T4")
     path.write_text("sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,P100\nn1,64000,262144,2,P101\n")

@@ -66,7 +66,7 @@ def test_unsorted_rows_are_sorted_equal_times_keep_file_order_and_both_are_said(
     trace = read_trace(f"native:{write(tmp_path, text)}")
     assert trace.jobs.id.tolist() == ["f", "b", "d", "a", "c", "e"]
     # b, d and f stand below a row that arrives later than they do
-    assert trace.remarks[0].startswith("3 rows arrive before a row above them")
+    assert trace.remarks[0].startswith("3 rows arrive before a row above;")
     assert trace.remarks[1].startswith("2 rows arrive at the same time as another")
 
 
@@ -171,7 +171,7 @@ def test_openb_without_times_needs_both_draws(tmp_path: Path) -> None:
     trace = read_trace(spec, TraceOptions(arrivals="static", durations="two-part"))
     assert trace.jobs.id.tolist() == ["p0"]
     assert trace.left_out == {"with 0 GPUs": 1}
-    assert "all 1 arrivals and durations are drawn" in trace.remarks[0]
+    assert "the arrivals and durations of 1 job are drawn" in trace.remarks[0]
 
 
 def test_tiresias_with_and_without_optional_columns(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_philly_json_sums_attempts_and_says_what_it_left_out(tmp_path: Path) -> 
     assert trace.jobs.gpus.tolist() == [1.0, 2.0]
     assert trace.jobs.tenant.tolist() == ["6214e9", "ee9e8c"]
     assert "kept by status: 1 Pass, 1 Killed" in trace.remarks
-    assert any("1 jobs changed their GPU count" in remark for remark in trace.remarks)
+    assert any("the GPU count of 1 job changed" in remark for remark in trace.remarks)
     assert read_trace(spec, TraceOptions(attempts="last")).jobs.duration_s.tolist() == [600.0, 30.0]
     assert read_trace(spec, TraceOptions(attempts="longest")).jobs.duration_s.tolist() == [600.0, 60.0]
 

@@ -52,7 +52,7 @@ def test_tenants_gpu_counts_durations_and_count_in_that_order(spec: str) -> None
     trace = load_trace(spec, options)
     assert ids(trace) == ["2"]
     # b's five; of a's (0 2 4 6 8, GPUs 1 4 0.5 2 8) two are single; none shorter than 25 s; two beyond the first
-    assert trace.left_out == {"of other tenants": 5, "on 1 GPU or less": 2, "beyond the first 1 jobs": 2}
+    assert trace.left_out == {"of other tenants": 5, "on 1 GPU or less": 2, "beyond the first 1 job": 2}
 
 
 @pytest.mark.parametrize(

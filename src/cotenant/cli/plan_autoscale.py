@@ -14,7 +14,7 @@ import numpy as np
 from cotenant.cli.plan_notice import PACKING, say_compiling_serving
 from cotenant.config_planning import Problem
 from cotenant.model.errors import InputError
-from cotenant.model.units import parse_seconds
+from cotenant.model.units import counted, parse_seconds
 from cotenant.policy.autoscale import FORECASTS, Autoscaler
 from cotenant.policy.packing.replan import Sizer
 from cotenant.policy.packing.specs import Spec
@@ -119,7 +119,8 @@ def replay(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{forecast}: {content['changes']} changes, {content['short_periods']} of {len(rows)} short")
+    changes = counted(content["changes"], "change")
+    table = Table(title=f"{forecast}: {changes}, {content['short_periods']:,} of {len(rows):,} short")
     for name in ("time", "forecast/s", "came/s", "GPUs held", "needed"):
         table.add_column(name, justify="right")
     for row in rows:

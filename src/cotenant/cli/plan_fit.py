@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from cotenant.model.errors import InputError
+from cotenant.model.units import counted
 from cotenant.profile.interference_fit import fit_interference, read_pairs
 from cotenant.profile.latency_files import profile_to_dict, read_profile
 from cotenant.record.files import atomic_file
@@ -35,4 +36,4 @@ def fit(pairs: str | None, profile: str | None, out: str | None, as_json: bool) 
     for name, value in vars(found.model).items():
         print(f"{name:12} {value: .6f}")
     errors = f"90 % within {found.error_p90:.2%}, 95 % within {found.error_p95:.2%}"
-    print(f"{found.pairs} pairs; error of the slowdown: {errors}")
+    print(f"{counted(found.pairs, 'pair')}; error of the slowdown: {errors}")

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cotenant.model.units import format_seconds
+from cotenant.model.units import counted, format_seconds
 
 MOST = 12  # rows of a distribution before the rest is summed up
+
+
+def _figures(value: float) -> str:
+    """Four figures, or all the whole ones, in groups of three."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+# what `generate` reports in its JSON -> (label, value) for people
+SHOWN: dict[str, Callable[[Any], tuple[str, str]]] = {
+    "rate_per_h": lambda value: ("rate asked for", f"{_figures(value)} jobs/h"),
+    "span_s": lambda value: ("last arrival", format_seconds(value)),
+    "gpu_hours": lambda value: ("GPU-time", f"{_figures(value)} GPU-hours"),
+    "offered_load": lambda value: ("offered load", f"{value:.1%}"),
+}
 
 
 def show_summary(summary: dict[str, Any]) -> None:
@@ -17,7 +32,7 @@ def show_summary(summary: dict[str, Any]) -> None:
     console = Console(highlight=False)
     left_out = sum(summary["left_out"].values())
     console.print(f"[bold]{summary['source']}[/bold]", soft_wrap=True)
-    console.print(f"{summary['kept']:,} jobs kept, {left_out:,} rows left out")
+    console.print(f"{counted(summary['kept'], 'job')} kept, {counted(left_out, 'row')} left out")
     facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     facts.add_column(style="dim")
     facts.add_column()
@@ -25,10 +40,11 @@ def show_summary(summary: dict[str, Any]) -> None:
         facts.add_row("left out", f"{rows:,} {reason}")
     facts.add_row("span", format_seconds(summary["span_s"]))
     if summary["rate_per_h"] is not None:
-        facts.add_row("arrivals", f"{summary['rate_per_h']:.4g} jobs/h, gaps with CV {summary['interarrival_cv']:.3g}")
-    facts.add_row("GPU-time", f"{summary['gpu_hours']:,.0f} GPU-hours")
+        rate = f"{_figures(summary['rate_per_h'])} jobs/h"
+        facts.add_row("arrivals", f"{rate}, gaps with CV {summary['interarrival_cv']:.3g}")
+    facts.add_row("GPU-time", f"{_figures(summary['gpu_hours'])} GPU-hours")
     if summary["with_deadline"]:
-        facts.add_row("deadlines", f"{summary['with_deadline']:,} jobs")
+        facts.add_row("deadlines", counted(summary["with_deadline"], "job"))
     if summary["seed"] is not None:
         facts.add_row("seed", str(summary["seed"]))
     console.print(facts)
@@ -43,13 +59,13 @@ def show_summary(summary: dict[str, Any]) -> None:
 def show_written(content: dict[str, Any]) -> None:
     """Print what `cotenant trace convert` and `generate` wrote."""
     console = Console(highlight=False)
-    console.print(f"[bold]{content['out']}[/bold]: {content['jobs']:,} jobs", soft_wrap=True)
+    console.print(f"[bold]{content['out']}[/bold]: {counted(content['jobs'], 'job')}", soft_wrap=True)
     for reason, rows in content.get("left_out", {}).items():
         console.print(f"  left out: {rows:,} {reason}")
     for name, value in content.items():
         if name not in ("out", "jobs", "left_out", "remarks") and value is not None:
-            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-            console.print(f"  [dim]{name}:[/dim] {shown}", soft_wrap=True)
+            label, shown = SHOWN[name](value) if name in SHOWN else (name, str(value))
+            console.print(f"  [dim]{label}:[/dim] {shown}", soft_wrap=True)
     for remark in content.get("remarks", []):
         console.print(f"  [dim]note:[/dim] {remark}", soft_wrap=True)
 
@@ -62,7 +78,7 @@ def _show_durations(console: Console, durations: dict[str, Any]) -> None:
     table.add_row(*(format_seconds(durations[name]) if durations[name] is not None else "-" for name in names))
     console.print(table)
     if durations["unknown"]:
-        console.print(f"{durations['unknown']:,} jobs state only iterations of models without a profile")
+        console.print(f"without duration, since their models have no profile: {counted(durations['unknown'], 'job')}")
 
 
 def _show_counts(console: Console, title: str, counts: dict[str, int]) -> None:

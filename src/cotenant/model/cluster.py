@@ -7,6 +7,7 @@ from functools import cached_property
 
 from cotenant.model.errors import InputError
 from cotenant.model.gpus import Gpu
+from cotenant.model.units import format_memory
 
 MAX_NODES = 1_000_000
 MAX_GPUS_PER_NODE = 1024
@@ -75,5 +76,7 @@ class Cluster:
     def describe(self) -> str:
         """One line for people: 16 nodes x 8 A100-40GB, 24 CPUs, 500 GB each."""
         return "; ".join(
-            f"{g.count} x {g.gpus} {g.gpu.name}, {g.cpus:g} CPUs, {g.memory_bytes / 1e9:g} GB" for g in self.groups
+            f"{g.count:,} x {g.gpus} {g.gpu.name}, {g.cpus:g} CPU{'' if g.cpus == 1 else 's'}, "
+            f"{format_memory(g.memory_bytes)}"
+            for g in self.groups
         )

@@ -80,6 +80,20 @@ def parse_rate_per_s(text: str | float, field: str | None = None) -> float:
     return number
 
 
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """How many of what, for people: 1 job, 12,345 jobs; `many` where the plural is no mere s behind `one`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def format_memory(n: int) -> str:
+    """Memory as it was bought: whole in powers of two where it is, else in powers of ten: 1 TiB, 768 GiB, 62.5 GB."""
+    for power, unit in ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB")):
+        if n >= power and n % power == 0:
+            return f"{n // power:,} {unit}"
+    power, unit = next((found for found in ((10**15, "PB"), (10**12, "TB")) if n >= found[0]), (10**9, "GB"))
+    return f"{n / power:.4g} {unit}"
+
+
 def format_bytes(n: float) -> str:
     """Bytes for people, binary units: 1.5 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -12,7 +12,7 @@ import numpy as np
 from cotenant.model.cluster import Cluster, NodeGroup
 from cotenant.model.errors import InputError
 from cotenant.model.gpus import Gpu, find_gpu
-from cotenant.model.units import parse_bytes
+from cotenant.model.units import counted, parse_bytes
 from cotenant.traces.files import read_csv
 from cotenant.traces.table import check_path
 
@@ -172,7 +172,7 @@ def _openb(path: str, wishes: Wishes, notes: list[str]) -> Cluster:
     gpus = table.numbers("gpu", least=0, most=1024, whole=True)
     cpu_only = int((gpus == 0).sum())
     if cpu_only:
-        notes.append(f"{cpu_only:,} nodes without GPUs left out of the cluster")
+        notes.append(f"{counted(cpu_only, 'node')} without GPUs left out of the cluster")
         table.leave_out(gpus == 0, "no GPUs")
     rows = zip(
         table.numbers("gpu").tolist(),

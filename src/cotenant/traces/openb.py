@@ -12,6 +12,7 @@ import polars as pl
 
 from cotenant.model.errors import InputError
 from cotenant.model.gpus import find_gpu
+from cotenant.model.units import counted
 from cotenant.model.work import Floats, Names, Trace
 from cotenant.traces.files import read_csv
 from cotenant.traces.options import TraceOptions
@@ -57,7 +58,8 @@ def read(path: str, options: TraceOptions) -> Trace:
         gpu_models=_models(table),
     )
     if not timed:
-        trace.remarks = [f"the file has no times: all {len(trace.jobs):,} arrivals and durations are drawn"]
+        drawn = f"the arrivals and durations of {counted(len(trace.jobs), 'job')} are drawn"
+        trace.remarks = [f"the file has no times: {drawn}"]
     return trace
 
 

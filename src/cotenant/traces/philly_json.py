@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 
 from cotenant.model.errors import InputError
+from cotenant.model.units import counted
 from cotenant.model.work import Trace
 from cotenant.traces.options import ATTEMPTS, TraceOptions
 from cotenant.traces.table import MAX_GPUS_PER_JOB, Table, check_path
@@ -48,7 +49,8 @@ def read(path: str, options: TraceOptions) -> Trace:
     if status:
         table.remarks.append("kept by status: " + ", ".join(f"{n:,} {name}" for name, n in status.most_common()))
     if uneven:
-        table.remarks.append(f"{uneven:,} jobs changed their GPU count between attempts; the first one's counts")
+        changed = f"the GPU count of {counted(uneven, 'job')} changed between attempts"
+        table.remarks.append(f"{changed}; the first one's counts")
     columns: dict[str, Any] = {name: np.array(values, dtype=object) for name, values in kept.items()}
     arrival_s = np.array(kept["arrival_s"], dtype=np.float64)
     columns["arrival_s"] = arrival_s - arrival_s.min() if len(arrival_s) else arrival_s

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from cotenant.model.errors import InputError
+from cotenant.model.units import counted
 from cotenant.traces.arrivals import MAX_REQUESTS, Arrivals
 
 WRAP_S = 60.0
@@ -57,7 +58,7 @@ def read_requests(
     if not len(times):
         raise InputError("has no requests", file=where)
     back = int((np.diff(times) < 0).sum())
-    remarks = (f"{back} requests were out of order and were sorted",) if back else ()
+    remarks = (f"{counted(back, 'request was', 'requests were')} out of order; sorted by time",) if back else ()
     if form == "offsets-ms":
         return Recorded(np.sort(times), WRAP_S, remarks)
     return Recorded(np.sort(times) - times.min(), None, remarks)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.model.errors import InputError
+from cotenant.model.units import counted
 from cotenant.model.work import Floats, Jobs, Trace
 from cotenant.traces.draws import (
     check_rate,
@@ -122,7 +123,8 @@ def _filter(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
         inside = (durations >= options.min_duration_s) & (durations <= options.max_duration_s)
         _keep(trace, inside, "with a duration outside the limits")
     if options.max_jobs is not None:
-        _keep(trace, np.arange(len(trace.jobs)) < options.max_jobs, f"beyond the first {options.max_jobs} jobs")
+        first = np.arange(len(trace.jobs)) < options.max_jobs
+        _keep(trace, first, f"beyond the first {counted(options.max_jobs, 'job')}")
 
 
 def _rearrange(trace: Trace, options: TraceOptions) -> None:
@@ -235,4 +237,5 @@ def _give_models(
     if options.split_mode == "random":
         trace.seed = options.seed
     how = "in turn" if options.split_mode == "overall" else f"at random, seed {options.seed}"
-    trace.remarks.append(f"{int(rows.sum()):,} jobs got models by the split {split} (image,language,speech; {how})")
+    served = counted(int(rows.sum()), "job")
+    trace.remarks.append(f"{served} got models by the split {split} (image,language,speech; {how})")

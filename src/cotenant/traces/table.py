@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from cotenant.model.errors import InputError
+from cotenant.model.units import counted
 from cotenant.model.work import Floats, Jobs, Names, Trace
 
 csv.field_size_limit(2**31 - 1)  # a complaint about a cell of any length must find its line
@@ -191,10 +192,12 @@ class Table:
         if late:
             behind = int((jobs.arrival_s < np.maximum.accumulate(jobs.arrival_s)).sum())
             jobs = jobs.take(np.argsort(jobs.arrival_s, kind="stable"))
-            self.remarks.append(f"{behind:,} rows arrive before a row above them; the rows were sorted by time")
+            early = counted(behind, "row arrives", "rows arrive")
+            self.remarks.append(f"{early} before a row above; the rows were sorted by time")
         equal = int((np.diff(jobs.arrival_s) == 0).sum()) if n else 0
         if equal:
-            self.remarks.append(f"{equal:,} rows arrive at the same time as another; they keep the order of the file")
+            again = counted(equal, "row arrives", "rows arrive")
+            self.remarks.append(f"{again} at the same time as another; the order of the file is kept")
         trace = Trace(jobs=jobs, source=source, left_out=dict(self.left_out), remarks=list(self.remarks))
         if self._text:
             trace.line_of = _Lines(self.path, columns["id"], self.rows + (1 if self._header else 0))
