@@ -182,6 +182,7 @@ def finish_up(
 ) -> None:
     """Summaries and files of a finished run; records `beside` it are compared with it in the table and the page."""
     from cotenant.metrics.summary import Analysis
+    from cotenant.model.units import counted
 
     analysis = Analysis(record)
     summary = {**analysis.summary, "engine_s": outcome.engine_s, "seed": record.info.seed, **(extra or {})}
@@ -208,8 +209,8 @@ def finish_up(
         typer.echo(f"mean JCT is {value['ratio']:.3f} of that of {name}")
     solver = outcome.solver
     typer.echo(
-        f"{summary['rounds']:,} rounds in {outcome.engine_s:.3g} s"
-        + (f"; {solver['solves']} programs solved, worst gap {solver['worst_gap']:.2%}" if solver else "")
+        f"{counted(summary['rounds'], 'round')} in {outcome.engine_s:.3g} s"
+        + (f"; {counted(solver['solves'], 'program')} solved, worst gap {solver['worst_gap']:.2%}" if solver else "")
     )
     for path in (html, jct_csv):
         if path is not None:
