@@ -202,9 +202,11 @@ def finish_up(
 
         sys.stdout.write(orjson.dumps(summary).decode() + "\n")
         return
+    from cotenant.report.runs import moves_note
     from cotenant.report.table import print_runs
 
-    print_runs([(record.info.label, summary), *((r.info.label, Analysis(r).summary) for r in beside)])
+    both = [(record.info, summary), *((r.info, Analysis(r).summary) for r in beside)]
+    print_runs([(info.label, figures) for info, figures in both], moves_note=moves_note(both))
     for name, value in summary.get("against", {}).items():
         typer.echo(f"mean JCT is {value['ratio']:.3f} of that of {name}")
     solver = outcome.solver

@@ -28,7 +28,8 @@ def write_perfetto(record: Record, path: str | Path) -> int:
     """
     if record.placements is None:
         raise InputError(
-            "was recorded without placements, so there are no nodes and GPUs to draw; run it again with --record all",
+            "was recorded without placements, so there are no nodes and GPUs to draw; run it again with --record all "
+            "(in a sweep file: record: all)",
             file=record.path,
         )
     slices = 0
