@@ -175,7 +175,7 @@ WEEKS = "".join(f"{600 * i},{rate},1,Gamma,1,1\n" for i, rate in enumerate([200,
 def test_servegen_weeks_are_drawn_as_far_as_the_run_reaches(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text(WEEKS)
-    with pytest.raises(InputError, match="more than 50000000 requests"):
+    with pytest.raises(InputError, match="more than 50,000,000 requests"):
         read_requests("servegen", path)
     recorded = read_requests("servegen", path, seed=1, duration_s=1200.0)
     own = fit_to(recorded.times_s, None, 1200.0, recorded.span_s, recorded.total)

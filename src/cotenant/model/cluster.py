@@ -39,10 +39,11 @@ class Cluster:
             raise InputError("the cluster has no GPUs", file=self.source or None)
         for group in self.groups:
             if not 0 < group.count <= MAX_NODES:
-                raise InputError(f"{group.count} nodes is not between 1 and {MAX_NODES}", file=self.source or None)
+                raise InputError(f"{group.count:,} nodes is not between 1 and {MAX_NODES:,}", file=self.source or None)
             if not 0 <= group.gpus <= MAX_GPUS_PER_NODE:
                 raise InputError(
-                    f"{group.gpus} GPUs in one node is not between 0 and {MAX_GPUS_PER_NODE}", file=self.source or None
+                    f"{group.gpus:,} GPUs in one node is not between 0 and {MAX_GPUS_PER_NODE:,}",
+                    file=self.source or None,
                 )
             if group.memory_bytes > MAX_MEMORY_BYTES:
                 raise InputError("a node has at most 1e9 GB of memory", file=self.source or None, field="memory")

@@ -97,7 +97,7 @@ def draw(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.G
     if not math.isfinite(duration_s) or duration_s <= 0:
         raise InputError(f"a duration of {duration_s:g} s is not positive", field="duration")
     if rate_rps * duration_s > MAX_REQUESTS:
-        raise InputError(f"{rate_rps * duration_s:.3g} requests are over {MAX_REQUESTS}", field="duration")
+        raise InputError(f"{rate_rps * duration_s:.3g} requests are over {MAX_REQUESTS:,}", field="duration")
     if process.kind == "constant":
         return np.arange(math.ceil(rate_rps * duration_s)) / rate_rps
     if process.kind == "poisson":
@@ -126,7 +126,7 @@ def _mmpp(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.
     stays = np.array([d for _, d in process.states])
     factors = factors * stays.sum() / (factors * stays).sum()
     if duration_s > MAX_STAYS * stays.mean():
-        raise InputError(f"the run is over {MAX_STAYS} of its mean stays: make them longer", field="arrivals")
+        raise InputError(f"the run is over {MAX_STAYS:,} of its mean stays: make them longer", field="arrivals")
     out, now, state = [], 0.0, int(rng.integers(len(stays)))
     while now < duration_s:
         end = min(duration_s, now + rng.exponential(stays[state]))
@@ -162,7 +162,7 @@ def fit_to(
         times, span = times * scale, span * scale
     rounds = math.ceil(duration_s / span)
     if rounds * len(times) > MAX_REQUESTS:
-        raise InputError(f"{rounds * len(times)} requests are over {MAX_REQUESTS}", field="duration")
+        raise InputError(f"{rounds * len(times):,} requests are over {MAX_REQUESTS:,}", field="duration")
     times = (times[None, :] + (np.arange(rounds) * span)[:, None]).ravel()
     kept: np.ndarray = times[times < duration_s]
     return kept

@@ -122,7 +122,7 @@ def generate(
 
 def _check(workload: Workload) -> Preset:
     if not 1 <= workload.jobs <= MAX_JOBS:
-        raise InputError(f"{workload.jobs} jobs is not between 1 and {MAX_JOBS:,}", field="jobs")
+        raise InputError(f"{workload.jobs:,} jobs is not between 1 and {MAX_JOBS:,}", field="jobs")
     if workload.like not in PRESETS:
         raise InputError(f"{workload.like!r} is not one of {', '.join(PRESETS)}", field="like")
     preset = PRESETS[workload.like]

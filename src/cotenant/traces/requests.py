@@ -69,7 +69,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if number > MAX_REQUESTS:
-                    raise InputError(f"more than {MAX_REQUESTS} lines", file=path)
+                    raise InputError(f"more than {MAX_REQUESTS:,} lines", file=path)
                 if line.strip():
                     yield number, line.strip()
     except OSError as error:
@@ -175,7 +175,7 @@ def _servegen(path: Path, seed: int, rate_rps: float | None, duration_s: float) 
             count = int(rate * step * 1.5 + 10 * max(cv, 1.0) * math.sqrt(rate * step) + 10)
             drawn += count
             if drawn > MAX_REQUESTS:
-                raise InputError(f"more than {MAX_REQUESTS} requests; a shorter run needs fewer", file=path)
+                raise InputError(f"more than {MAX_REQUESTS:,} requests; a shorter run needs fewer", file=path)
             gaps = rng.gamma(shape, 1.0 / (shape * rate), count)
             # a renewal process in equilibrium does not begin with an arrival
             times = start + np.cumsum(gaps) - gaps[0] * rng.random()
