@@ -50,7 +50,9 @@ def jobs_progress(what: str, total: int) -> Iterator[Tick]:
 
 def say_inputs(trace: Trace, cluster: Cluster, remarks: list[str]) -> None:
     """What was read, on standard error."""
-    print(f"{len(trace.jobs):,} jobs of {trace.source} on {cluster.describe()}", file=sys.stderr)
+    from cotenant.model.units import counted
+
+    print(f"{counted(len(trace.jobs), 'job')} of {trace.source} on {cluster.describe()}", file=sys.stderr)
     for reason, rows in trace.left_out.items():
         print(f"  left out: {rows:,} {reason}", file=sys.stderr)
     for remark in [*trace.remarks, *remarks]:
