@@ -95,6 +95,6 @@ def test_parts_of_a_gpu_share_it() -> None:
 
 def test_without_placements_there_is_nothing_to_draw(tmp_path: Path) -> None:
     record = hand_record(JOBS, [(0.0, 0, Kind.ARRIVE, Reason.NONE)], placements=False)
-    with pytest.raises(InputError, match="recorded without placements.*run it again with --record all"):
+    with pytest.raises(InputError, match=r"recorded without placements.*run it again with --record all"):
         write_perfetto(record, tmp_path / "trace.json")
     assert list(tmp_path.iterdir()) == []
