@@ -163,6 +163,14 @@ def test_seeds_alone_are_no_conditions() -> None:
     assert headline(arrange(runs)).startswith("<b>b</b> has the lowest mean completion time over 2 seeds, at best")
 
 
+def test_of_policies_that_are_level_somewhere_the_faster_one_is_named() -> None:
+    """All alike at load 1, b faster at load 2: b is best in both, a in one."""
+    made = [("a", 1.0, 1), ("b", 1.0, 1), ("a", 1.0, 2), ("b", 3.0, 2)]
+    runs = [run_of(random_record(1, jobs=20, label=p, boost=b, options={"load": load})) for p, b, load in made]
+    expected = "<b>b</b> has the lowest mean completion time, alone or level with others, in 2 of 2 conditions, at best"
+    assert headline(arrange(runs)).startswith(expected)
+
+
 def test_the_page_says_where_moving_was_free() -> None:
     free = {"restart_cost_s": 0.0, "checkpoint_cost_s": 0.0}
     runs = {cost: run_of(random_record(1, jobs=20, options={**free, "restart_cost_s": cost})) for cost in (0.0, 30.0)}

@@ -22,6 +22,7 @@ from cotenant.report.table import COLUMNS, Column, best_rows, cell_texts
 from cotenant.report.text import count_text, metric_text, plural, time_text
 
 SERIES = ("running", "waiting", "gpu", "cpu", "memory", "useful_cpu", "useful_memory", "wanted", "stranded")
+LEVEL = 1.005  # means within half a percent are level
 SPREADS_SHOWN = ("jct_s", "queueing_s", "slowdown", "ftf_rho")
 
 
@@ -210,15 +211,18 @@ def _headline_over_conditions(runs: list[Run]) -> str:
             by_policy[policy] = sum(r.summary["jct_s"]["mean"] for r in here) / len(here)
     seeds = len({run.facets["seed"] for run in runs if "seed" in run.facets})
     over = f", {seeds} seeds each" if seeds > 1 else ""
-    wins = Counter(min(by_policy, key=lambda policy: by_policy[policy]) for by_policy in means.values())
-    winner, won = wins.most_common(1)[0]
+    best = [{p for p, mean in by.items() if mean <= LEVEL * min(by.values())} for by in means.values()]
+    wins = Counter(policy for policies in best for policy in policies)
+    # of policies that win alike often, the one with the lower times
+    winner = min(sorted(wins), key=lambda p: (-wins[p], sum(by.get(p, 0.0) for by in means.values())))
+    won, level = wins[winner], any(winner in policies and len(policies) > 1 for policies in best)
     name = f"<b>{html.escape(winner)}</b>"
     if len({run.policy for run in runs}) == 1:
         every = [by_policy[winner] for by_policy in means.values()]
         span = f"{_time(min(every))} to {_time(max(every))}" if len(every) > 1 else _time(every[0])
         return f"{name} finishes a job in {span} on average over {plural(len(means), 'condition')}{over}."
     where = f"in {won} of {len(means)} conditions{over}" if len(means) > 1 else f"over {seeds} seeds"
-    text = f"{name} has the lowest mean completion time {where}"
+    text = f"{name} has the lowest mean completion time{', alone or level with others,' if level else ''} {where}"
     gains = [
         (mean / by_policy[winner], policy, mean)
         for by_policy in means.values()
