@@ -69,3 +69,20 @@ def test_every_gpulet_is_told_below_the_bars(result: ServingResult) -> None:
     page = build_page(result)
     assert '<ul id="lets"' in page
     assert "listLets();" in page
+
+
+def test_table_and_chart_judge_a_stage_by_the_same_deadline() -> None:
+    """A busy application: what the chart has within one SLO is what the table calls in time, stage by stage."""
+    app = Application("app", {"m": ("n",)}, 60.0, 90.0)
+    profile = replace(PROFILE, models={name: replace(PROFILE.models["m"], name=name) for name in "mn"})
+    found = stages(app, profile)
+    names = [stage.service.name for stage in found]
+    lets = [Gpulet(i, "X", "100%", 100.0, 0, 10.0, (Seat(name, name[-1], 1, 10.0),)) for i, name in enumerate(names)]
+    plan = ServingPlan("p", 2, tuple(lets))
+    done = run(plan, Scenario([], 20.0, {"": Arrivals("poisson")}, [(app, found)], seed=3), {"X": profile})
+    curves, rows = page_data(done)["services"], done.summary()["services"]
+    assert any(0.5 < rows[name]["slo_attainment"] < 0.999 for name in names)
+    for curve in curves:
+        within = [y for x, y in zip(curve["latency_ms"], curve["share"], strict=True) if x <= curve["slo_ms"]]
+        # the curve is drawn from at most 200 points
+        assert within[-1] == pytest.approx(rows[curve["name"]]["slo_attainment"], abs=0.01)
