@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -23,6 +25,25 @@ def shared() -> Path:
     if not (folder / "reference").is_dir():
         pytest.skip("the reference data beside the checkout is absent")
     return folder
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command line; returns exit code, stdout, stderr."""
+
+    from cotenant.cli.main import main
+
+    def run(*argv: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["cotenant", *map(str, argv)])
+        try:
+            main()
+            code = 0
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sample_records import random_record
 
-from cotenant.cli.main import main
 from cotenant.metrics.summary import summarise
 
 
@@ -20,23 +18,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, (label, boost) in enumerate((("fifo + proportional", 1.0), ("srtf + tune", 3.0))):
         random_record(1, jobs=40, boost=boost, label=label, path=out / f"run-{i}")
     return out
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run the command line; returns exit code, stdout, stderr."""
-
-    def run(*argv: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cotenant", *map(str, argv)])
-        try:
-            main()
-            code = 0
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_compare_prints_a_table(call: Any, folder: Path) -> None:

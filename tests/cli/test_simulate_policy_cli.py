@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,28 +11,9 @@ from typing import Any
 
 import pytest
 
-from cotenant.cli.main import main
-
 HEADER = (
     "order,job,model,arrival_s,duration_s,num_iters,launch_s,lat_7g.40gb,lat_4g.20gb,lat_3g.20gb,lat_2g.10gb,lat_1g.5gb"
 )
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run the command line; returns exit code, stdout, stderr."""
-
-    def run(*argv: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cotenant", *map(str, argv)])
-        try:
-            main()
-            code = 0
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
