@@ -203,6 +203,8 @@ static void do_threads(int threads, long each)
         pthread_create(&ids[i], NULL, thread_body, (void *)each);
     for (int i = 0; i < threads; i++)
         pthread_join(ids[i], NULL);
+    if (getenv("CLIENT_LINGER_MS")) /* until the last turn is over and reported */
+        usleep(1000 * (unsigned)atoi(getenv("CLIENT_LINGER_MS")));
     printf("threads done\n");
 }
 

@@ -7,11 +7,13 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fake_agent import CONTENDED, RELEASE, REQUEST, UNGATED, WARNING, FakeAgent, Message
 
 from conftest import Tenants
+from cotenant.shim.build import run_compiler
 
 Agents = Callable[..., FakeAgent]
 DEADLINE, REVOKED, IDLE = 1, 2, 3
@@ -190,3 +192,44 @@ def test_threads_share_the_process_turn(tenants: Tenants, agent: Agents) -> None
     with agent(turn_ns=30 * MS) as broker:
         assert tenants.output(tenants.client_run(broker, "v2", "threads", "4", "200")).strip() == "threads done"
         assert broker.clients[0].slot(0, 144).value == 800
+
+
+NO_MEMBARRIER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/syscall.h>
+long syscall(long number, long a, long b, long c, long d, long e, long f)
+{
+    static long (*next)();
+    if (number == SYS_membarrier) {
+        errno = ENOSYS;
+        return -1;
+    }
+    if (!next)
+        next = (long (*)())dlsym(RTLD_NEXT, "syscall");
+    return next(number, a, b, c, d, e, f);
+}
+"""
+
+
+@pytest.mark.parametrize("membarrier", [True, False])
+def test_no_launch_slips_through_a_closing_gate(
+    tenants: Tenants, agent: Agents, tmp_path: Path, membarrier: bool
+) -> None:
+    """Two threads launch without a pause in turns of 2 ms.  A launch that passed a closed gate would be counted in no
+    turn: it comes after the count that the release holds and before the one at the next grant."""
+    extra = {"CLIENT_KERNEL_NS": "1000", "CLIENT_LINGER_MS": "300"}
+    if not membarrier:
+        source, library = tmp_path / "no_membarrier.c", tmp_path / "no_membarrier.so"
+        source.write_text(NO_MEMBARRIER)
+        run_compiler(["-shared", "-fPIC", "-w", str(source), "-o", str(library), "-ldl"])
+    with agent(turn_ns=2 * MS) as broker:
+        command = [str(tenants.client), "v2", "threads", "2", "60000"]
+        if not membarrier:
+            command = ["sh", "-c", f"LD_PRELOAD={library}:$LD_PRELOAD exec {' '.join(command)}"]
+        tenants.output(tenants.start(broker, command, **extra))
+        reported = sum(message.u64(40) for message in broker.releases())
+        done = broker.clients[0].slot(0, 144).value
+        assert len(broker.releases()) > 20
+        assert reported == 120000 == done

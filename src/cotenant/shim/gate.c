@@ -18,7 +18,8 @@
 static struct cotenant_slot no_slot;
 static struct gpu no_gpu = {.page_slot = &no_slot, .epoch = EPOCH_CLOSED, .slot = COTENANT_NO_SLOT};
 static struct cost *no_log[INTERVAL_LOG];
-static struct thread no_thread = {.gpu = &no_gpu, .stream = &cot_no_stream, .log = no_log, .log_next = no_log};
+static struct calls no_calls = {.gpu = &no_gpu}; /* of threads that are in no list: never read */
+static struct thread no_thread = {.gpu = &no_gpu, .calls = &no_calls, .stream = &cot_no_stream, .log = no_log, .log_next = no_log};
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec"))) = &no_thread;
 struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
 
@@ -37,6 +38,7 @@ static void thread_gone(void *value)
             cot_ring_forget(t->rings[i], !cot_exiting());
             free(t->rings[i]);
         }
+    cot_calls_retire(t);
     free(t);
 }
 
@@ -54,6 +56,7 @@ struct thread *cot_thread_get(void)
     if (!t)
         return NULL;
     t->gpu = &no_gpu;
+    t->calls = &no_calls;
     t->stream = &cot_no_stream;
     t->log = t->log_next = no_log;
     pthread_setspecific(thread_key, t);
@@ -65,6 +68,7 @@ void cot_thread_context_changed(void)
     if (cot_thread == &no_thread)
         return;
     cot_thread->gpu = &no_gpu;
+    cot_thread->calls = &no_calls;
     cot_thread->stream = &cot_no_stream;
     cot_thread->ring = NULL;
     cot_thread->log = cot_thread->log_next = no_log;
@@ -95,7 +99,11 @@ struct gpu *cot_thread_gpu(void)
         cot_ring_forget(*ring, false);
         (*ring)->context = context;
     }
+    struct calls *calls = cot_calls_of(t, gpu);
+    if (!calls)
+        return NULL;
     t->gpu = gpu;
+    t->calls = calls;
     t->context = context;
     t->ring = *ring;
     cot_interval_begin(t);
@@ -180,7 +188,7 @@ static bool begin_interval(struct thread *t, int64_t next_ns)
     int64_t allowed = (int64_t)gpu->page_slot->inflight_allowed_ns;
     while (!t->ring->stalled && t->ring->newest - t->ring->oldest >= 2 && t->ring->outstanding_ns >= allowed)
         t->ring->stalled = !cot_fence_wait_oldest(t, STALL_PATIENCE_NS) && atomic_load(&cot_captures) == 0;
-    if (gpu->deadline_ns == COTENANT_NO_DEADLINE || atomic_load(&gpu->started) == gpu->started_at_grant)
+    if (gpu->deadline_ns == COTENANT_NO_DEADLINE || cot_calls_sum(gpu).started == gpu->started_at_grant)
         return true;
     uint64_t now = cot_now_ns();
     if (now + (uint64_t)t->ring->outstanding_ns + (uint64_t)next_ns <= gpu->deadline_ns)
@@ -210,10 +218,11 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
             return GATE_PASS;
         if (is_open(gpu) && t->budget_ns < cost->ns && !begin_interval(t, cost->ns))
             continue;
-        atomic_fetch_add(&gpu->started, 1);
+        cot_count(&t->calls->started, 1);
+        atomic_thread_fence(memory_order_seq_cst);
         if (is_open(gpu))
             break;
-        atomic_fetch_sub(&gpu->started, 1);
+        cot_count(&t->calls->started, -1);
         wait_for_turn(gpu);
         cot_interval_begin(t); /* what was open is drained by now */
         if (!(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED))
@@ -239,18 +248,6 @@ enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
     enum gate_answer answer = pass_gate(key, stream);
     pthread_setcancelstate(cancel, NULL);
     return answer;
-}
-
-void cot_count_copy(struct gpu *gpu)
-{
-    if (gpu)
-        atomic_fetch_add_explicit(&gpu->copies, 1, memory_order_relaxed);
-}
-
-void cot_count_graph(struct gpu *gpu)
-{
-    if (gpu)
-        atomic_fetch_add_explicit(&gpu->graph_launches, 1, memory_order_relaxed);
 }
 
 void cot_sync_begin(void)

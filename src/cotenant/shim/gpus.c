@@ -174,15 +174,14 @@ void cot_gpus_after_reconnect(void)
 void cot_gpu_publish(struct gpu *gpu, uint64_t now)
 {
     struct cotenant_slot *slot = gpu->page_slot;
-    uint64_t started = atomic_load(&gpu->started), finished = atomic_load(&gpu->finished);
-    uint64_t copies = atomic_load(&gpu->copies), graphs = atomic_load(&gpu->graph_launches);
     if (gpu->state == GATE_OPEN && now - gpu->published_ns < PUBLISH_NS)
         return;
     gpu->published_ns = now;
-    slot->calls_in_flight = started > finished ? started - finished : 0;
-    slot->launches = started > copies ? started - copies : 0;
-    slot->copies = copies;
-    slot->graph_launches = graphs;
+    struct call_counts counts = cot_calls_sum(gpu);
+    slot->calls_in_flight = counts.started > counts.finished ? counts.started - counts.finished : 0;
+    slot->launches = counts.started > counts.copies ? counts.started - counts.copies : 0;
+    slot->copies = counts.copies;
+    slot->graph_launches = counts.graph_launches;
     slot->fences = atomic_load(&gpu->fences);
     slot->predicted_busy_ns = atomic_load(&gpu->predicted_busy_ns);
     slot->waited_ns = atomic_load(&gpu->waited_ns);
@@ -194,7 +193,7 @@ uint64_t cot_total_launches(void)
 {
     uint64_t total = 0;
     for (uint32_t i = 0; i < cot_gpu_count(); i++)
-        total += atomic_load(&gpus[i].started);
+        total += cot_calls_sum(&gpus[i]).started;
     return total;
 }
 
@@ -213,4 +212,5 @@ void cot_gate_reset_after_fork(void)
     cot_thread_context_changed();
     atomic_store(&gpu_count, 0);
     memset(gpus, 0, sizeof gpus);
+    cot_calls_reset_after_fork();
 }

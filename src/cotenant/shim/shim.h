@@ -4,6 +4,7 @@
  * wire.c     messages on the socket
  * agent.c    the connection and the helper thread
  * gate.c     may this launch go; how much is queued
+ * calls.c    how many calls went and are on their way, by thread
  * fence.c    what launches are predicted to cost
  * turn.c     a turn's life: open, close, drain, report
  * gpus.c     the GPUs and their contexts
@@ -34,6 +35,22 @@ HIDDEN void cot_say(const char *format, ...) __attribute__((format(printf, 1, 2)
 
 HIDDEN uint64_t cot_now_ns(void);
 
+/* ---- calls that passed the gate ---- */
+struct call_counts {
+    uint64_t started;                 /* gated calls entered: launches and copies */
+    uint64_t finished;                /* gated calls left */
+    uint64_t copies;
+    uint64_t graph_launches;
+};
+
+/* One thread's calls on one GPU.  Only that thread writes, and with plain stores: a locked instruction behind the store that
+ * rings the card's doorbell waits for it, which costs more than all the rest of the hot path. */
+struct calls {
+    _Atomic uint64_t started, finished, copies, graph_launches;
+    struct gpu *gpu;
+    struct calls *next;
+} __attribute__((aligned(64)));
+
 /* ---- one GPU as this process sees it ---- */
 enum gate_state { GATE_CLOSED, GATE_REQUESTED, GATE_OPEN, GATE_CLOSING, GATE_DRAINING };
 
@@ -43,8 +60,9 @@ struct gpu {
     /* read by every launch */
     uint64_t epoch;                   /* launches go while it equals page_slot->epoch; EPOCH_CLOSED never does */
     struct cotenant_slot *page_slot;
-    _Atomic uint64_t started;         /* gated calls entered; also the count of launches and copies */
-    _Atomic uint64_t finished;        /* gated calls left */
+    /* under the lock of calls.c */
+    struct calls *calls;              /* of the threads that live */
+    struct call_counts calls_retired; /* of those that ended */
     /* under cot_lock */
     enum gate_state state;
     CUdevice device;
@@ -76,8 +94,6 @@ struct gpu {
     CUcontext any_context;            /* one that lives, to look at the GPU from the helper thread */
     uint64_t held[COTENANT_MEMORY_HOST + 1]; /* bytes by family, under the memory lock */
     uint64_t published_ns;
-    _Atomic uint64_t copies;
-    _Atomic uint64_t graph_launches;
     _Atomic uint64_t fences;
     _Atomic uint64_t predicted_busy_ns;
     _Atomic uint64_t waited_ns;
@@ -129,6 +145,7 @@ struct ring { /* the fences of one thread on one GPU: [oldest, newest) are recor
 /* ---- per thread ---- */
 struct thread {
     struct gpu *gpu;
+    struct calls *calls;              /* on gpu */
     struct stream *stream;
     int64_t budget_ns;                /* predicted time left in the interval */
     int64_t budget_begin_ns;
@@ -137,11 +154,13 @@ struct thread {
     CUcontext context;
     struct ring *ring;                /* of gpu, or NULL */
     struct ring *rings[COTENANT_MAX_GPUS];
+    struct calls *calls_of[COTENANT_MAX_GPUS];
 };
 
 extern HIDDEN __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
 #define COST_BESIDE 8
 extern HIDDEN struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
+extern HIDDEN bool cot_calls_fenced;
 extern HIDDEN pthread_mutex_t cot_lock; /* gates, connection state, waiting threads */
 
 /* What gate_slow tells the caller. */
@@ -157,15 +176,24 @@ static inline struct cost *cot_cost(uintptr_t key)
 }
 HIDDEN struct cost *cot_cost_of(uintptr_t key);
 
-/* The hot path: may the launch go, without a call?  Then it is counted in flight on the GPU that is returned.  NULL: ask
+/* The thread's own counter, see struct calls: one instruction, not locked, and in order with the stores and calls around it. */
+static inline void cot_count(_Atomic uint64_t *own, int64_t more)
+{
+    __asm__ volatile("addq %1, %0" : "+m"(*own) : "er"(more) : "memory", "cc");
+}
+
+/* The hot path: may the launch go, without a call?  Then it is counted in flight in what is returned.  NULL: ask
  * cot_gate_slow.  Closing is done by whoever notices first: the helper thread at the deadline, the agent through the
  * page, the launching thread itself at the end of an interval. */
-static inline struct gpu *cot_gate_try(uintptr_t key, CUstream stream)
+static inline struct calls *cot_gate_try(uintptr_t key, CUstream stream)
 {
     struct thread *t = cot_thread;
     struct gpu *gpu = t->gpu;
-    atomic_fetch_add_explicit(&gpu->started, 1, memory_order_seq_cst);
-    if (UNLIKELY(gpu->page_slot->epoch != gpu->epoch))
+    struct calls *calls = t->calls;
+    cot_count(&calls->started, 1);
+    if (UNLIKELY(cot_calls_fenced)) /* else cot_calls_barrier orders this count and the look at the epoch */
+        atomic_thread_fence(memory_order_seq_cst);
+    if (UNLIKELY(*(volatile uint64_t *)&gpu->page_slot->epoch != *(volatile uint64_t *)&gpu->epoch))
         goto no;
     struct cost *cost = cot_cost(key);
     if (UNLIKELY(cost->key != key))
@@ -178,24 +206,45 @@ static inline struct gpu *cot_gate_try(uintptr_t key, CUstream stream)
         goto no;
     t->budget_ns = left;
     *t->log_next++ = cost;
-    return gpu;
+    if (!calls) /* never: the caller's test for NULL need not be made */
+        __builtin_unreachable();
+    return calls;
 no:
-    atomic_fetch_sub_explicit(&gpu->started, 1, memory_order_seq_cst);
+    cot_count(&calls->started, -1);
     return NULL;
 }
 
-static inline void cot_gate_exit(struct gpu *gpu)
+static inline void cot_gate_exit(struct calls *calls)
 {
-    if (gpu)
-        atomic_fetch_add_explicit(&gpu->finished, 1, memory_order_release);
+    if (calls)
+        cot_count(&calls->finished, 1);
 }
 
 /* For calls that are not launches of kernels: a few instructions do not matter. */
-static inline struct gpu *cot_gate_enter(uintptr_t key, CUstream stream)
+static inline struct calls *cot_gate_enter(uintptr_t key, CUstream stream)
 {
-    struct gpu *gpu = cot_gate_try(key, stream);
-    return gpu ? gpu : cot_gate_slow(key, stream) == GATE_GO ? cot_thread->gpu : NULL;
+    struct calls *calls = cot_gate_try(key, stream);
+    return calls ? calls : cot_gate_slow(key, stream) == GATE_GO ? cot_thread->calls : NULL;
 }
+
+static inline void cot_count_copy(struct calls *calls)
+{
+    if (calls)
+        cot_count(&calls->copies, 1);
+}
+
+static inline void cot_count_graph(struct calls *calls)
+{
+    if (calls)
+        cot_count(&calls->graph_launches, 1);
+}
+
+/* ---- calls.c ---- */
+HIDDEN struct calls *cot_calls_of(struct thread *t, struct gpu *gpu); /* registered; NULL without memory */
+HIDDEN struct call_counts cot_calls_sum(const struct gpu *gpu);
+HIDDEN void cot_calls_barrier(void);
+HIDDEN void cot_calls_retire(struct thread *t);
+HIDDEN void cot_calls_reset_after_fork(void);
 
 /* ---- gate.c ---- */
 HIDDEN void cot_thread_context_changed(void);
@@ -204,8 +253,6 @@ HIDDEN struct gpu *cot_gpu_of_device(CUdevice device, bool attach);
 HIDDEN struct gpu *cot_gpu_at(uint32_t index);
 HIDDEN uint32_t cot_gpu_count(void);
 HIDDEN void cot_sync_begin(void);    /* before a call in which the host waits for the GPU */
-HIDDEN void cot_count_copy(struct gpu *gpu);
-HIDDEN void cot_count_graph(struct gpu *gpu);
 HIDDEN void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns);
 HIDDEN void cot_gate_begin_close(struct gpu *gpu, uint32_t reason);
 HIDDEN uint64_t cot_gates_advance(uint64_t now_ns); /* helper thread; returns when to come back, ns */

@@ -138,7 +138,7 @@ void cot_capture_after_end(CUstream handle)
 
 static bool marked_end_reached(struct stream *stream)
 {
-    uint64_t started = atomic_load(&stream->gpu->started);
+    uint64_t started = cot_calls_sum(stream->gpu).started;
     if (!stream->drain_event || stream->marked_at != started) { /* the legacy stream waits for every per-thread stream */
         if (!stream->drain_event && ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(
                                         &stream->drain_event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)

@@ -27,8 +27,9 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* wi
         return; /* a moved deadline that crossed the release in the socket */
     if (gpu->state != GATE_OPEN || gpu->turn_epoch != epoch) {
         gpu->grant_ns = cot_now_ns();
-        gpu->started_at_grant = atomic_load(&gpu->started);
-        gpu->copies_at_grant = atomic_load(&gpu->copies);
+        struct call_counts counts = cot_calls_sum(gpu);
+        gpu->started_at_grant = counts.started;
+        gpu->copies_at_grant = counts.copies;
         gpu->first_submit_ns = 0;
         gpu->reported_hung = false;
         gpu->activity_seen = gpu->started_at_grant;
@@ -48,6 +49,7 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* wi
 void cot_gate_begin_close(struct gpu *gpu, uint32_t reason) /* with cot_lock */
 {
     __atomic_store_n(&gpu->epoch, EPOCH_CLOSED, __ATOMIC_SEQ_CST);
+    cot_calls_barrier();
     gpu->state = GATE_CLOSING;
     gpu->close_reason = reason;
     gpu->close_began_ns = cot_now_ns();
@@ -55,8 +57,9 @@ void cot_gate_begin_close(struct gpu *gpu, uint32_t reason) /* with cot_lock */
 
 static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* with cot_lock */
 {
-    uint64_t calls = atomic_load(&gpu->started) - gpu->started_at_grant;
-    uint64_t copies = atomic_load(&gpu->copies) - gpu->copies_at_grant;
+    struct call_counts counts = cot_calls_sum(gpu);
+    uint64_t calls = counts.started - gpu->started_at_grant;
+    uint64_t copies = counts.copies - gpu->copies_at_grant;
     uint64_t first = gpu->first_submit_ns ? gpu->first_submit_ns : calls ? gpu->grant_ns : 0;
     struct cotenant_token_release release = {
         .epoch = gpu->turn_epoch,
@@ -85,10 +88,11 @@ static void report_release(struct gpu *gpu, bool drained, uint64_t now) /* with 
 static uint64_t advance_close(struct gpu *gpu, uint64_t now)
 {
     if (gpu->state == GATE_CLOSING) {
-        if (atomic_load(&gpu->finished) != atomic_load(&gpu->started) && !gpu->reported_hung) {
+        struct call_counts counts = cot_calls_sum(gpu);
+        if (counts.finished != counts.started && !gpu->reported_hung) {
             if (now - gpu->close_began_ns <= gpu->page_slot->drain_timeout_ns)
                 return now - gpu->close_began_ns < 2000000 ? CLOSE_POLL_NS : HUNG_POLL_NS / 8;
-        } else if (atomic_load(&gpu->finished) == atomic_load(&gpu->started))
+        } else if (counts.finished == counts.started)
             gpu->state = GATE_DRAINING;
     }
     bool drained = gpu->state == GATE_DRAINING && cot_streams_drained(gpu);
@@ -119,9 +123,9 @@ static uint64_t advance_close(struct gpu *gpu, uint64_t now)
 static uint64_t advance_open(struct gpu *gpu, uint64_t now)
 {
     uint32_t flags = gpu->page_slot->flags;
-    uint64_t started = atomic_load(&gpu->started);
-    if (started != gpu->activity_seen) {
-        gpu->activity_seen = started;
+    struct call_counts counts = cot_calls_sum(gpu);
+    if (counts.started != gpu->activity_seen) {
+        gpu->activity_seen = counts.started;
         gpu->activity_ns = now;
     }
     uint64_t next = now - gpu->activity_ns < LOOK_AGAIN_NS ? PUBLISH_NS : LOOK_AGAIN_NS;
@@ -129,7 +133,7 @@ static uint64_t advance_open(struct gpu *gpu, uint64_t now)
     bool taken_back = held && gpu->page_slot->epoch != gpu->turn_epoch;
     bool over = gpu->deadline_ns <= now;
     bool idle = held && flags & COTENANT_SLOT_CONTENDED && gpu->waiting == 0 &&
-                now - gpu->activity_ns >= gpu->page_slot->idle_release_ns && started == atomic_load(&gpu->finished) &&
+                now - gpu->activity_ns >= gpu->page_slot->idle_release_ns && counts.started == counts.finished &&
                 cot_streams_drained(gpu);
     if (taken_back || over || idle) {
         pthread_mutex_lock(&cot_lock);
@@ -160,7 +164,7 @@ static void check_no_launch(struct gpu *gpu)
         return;
     bool busy = ((CUresult(*)(CUstream))REAL(cuStreamQuery))(NULL) == CUDA_ERROR_NOT_READY;
     ((CUresult(*)(CUcontext *))REAL(cuCtxPopCurrent_v2))(&context);
-    if (!busy || warned_no_launch || atomic_load(&gpu->started) > 0)
+    if (!busy || warned_no_launch || cot_calls_sum(gpu).started > 0)
         return;
     warned_no_launch = true;
     cot_agent_warn(COTENANT_WARN_NO_LAUNCH_SEEN,
@@ -182,7 +186,7 @@ uint64_t cot_gates_advance(uint64_t now)
             mine = advance_close(gpu, now);
         if (gpu->state == GATE_OPEN)
             cot_gpu_publish(gpu, now);
-        if (!warned_no_launch && gpu->contexts > 0 && atomic_load(&gpu->started) == 0) {
+        if (!warned_no_launch && gpu->contexts > 0 && cot_calls_sum(gpu).started == 0) {
             if (check)
                 check_no_launch(gpu);
             if (mine > NO_LAUNCH_CHECK_NS)
@@ -199,7 +203,7 @@ uint64_t cot_gates_advance(uint64_t now)
 void cot_gates_exit(void)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++)
-        if (cot_gpu_at(i)->attached && cot_gpu_at(i)->contexts > 0 && atomic_load(&cot_gpu_at(i)->started) == 0)
+        if (cot_gpu_at(i)->attached && cot_gpu_at(i)->contexts > 0 && cot_calls_sum(cot_gpu_at(i)).started == 0)
             check_no_launch(cot_gpu_at(i));
 }
 

@@ -44,10 +44,10 @@ static inline uintptr_t copy_key(uintptr_t kind, uint64_t bytes)
     DECLARE_REAL(name);                                                                     \
     EXPORT CUresult name(P##n)                                                              \
     {                                                                                       \
-        struct gpu *gpu = cot_gate_enter(copy_key((uintptr_t)name, bytes), stream);         \
+        struct calls *call = cot_gate_enter(copy_key((uintptr_t)name, bytes), stream);      \
         CUresult result = ((CUresult(*)(T##n))REAL(name))(A##n);                            \
-        cot_gate_exit(gpu);                                                                 \
-        cot_count_copy(gpu);                                                                \
+        cot_gate_exit(call);                                                                \
+        cot_count_copy(call);                                                               \
         return result;                                                                      \
     }
 #define SYNC(name, n, bytes) GATED(name, n, NULL, bytes)

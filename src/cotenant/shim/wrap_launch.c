@@ -1,4 +1,7 @@
 /* Launches: kernels, cooperative kernels, graphs, and the old interface. */
+#ifdef __GNUC__ /* The words on the stack were just written, one by one: a wide load of two of them would wait for both stores. */
+#pragma GCC target("general-regs-only")
+#endif
 #include "shim.h"
 
 #define PTSZ(stream) ((stream) ? (stream) : (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
@@ -30,18 +33,18 @@ typedef CUresult (*graph_fn)(word, CUstream);
     DECLARE_REAL(name);                                                                        \
     static __attribute__((noinline, cold)) CUresult name##_slow parameters                     \
     {                                                                                          \
-        struct gpu *gpu = cot_gate_slow(key, effective) == GATE_GO ? cot_thread->gpu : NULL;   \
+        struct calls *call = cot_gate_slow(key, effective) == GATE_GO ? cot_thread->calls : NULL; \
         CUresult result = ((type)REAL(name))arguments;                                         \
-        cot_gate_exit(gpu);                                                                    \
+        cot_gate_exit(call);                                                                   \
         return result;                                                                         \
     }                                                                                          \
     EXPORT CUresult name parameters                                                            \
     {                                                                                          \
-        struct gpu *gpu = cot_gate_try(key, effective);                                        \
-        if (UNLIKELY(!gpu))                                                                    \
+        struct calls *call = cot_gate_try(key, effective);                                     \
+        if (UNLIKELY(!call))                                                                   \
             return name##_slow arguments;                                                      \
         CUresult result = ((type)REAL(name))arguments;                                         \
-        atomic_fetch_add_explicit(&gpu->finished, 1, memory_order_release);                    \
+        cot_count(&call->finished, 1);                                                         \
         return result;                                                                         \
     }
 
@@ -66,38 +69,38 @@ LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, PTSZ(EX_STREAM(config)))
 DECLARE_REAL(cuLaunchCooperativeKernelMultiDevice);
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(word list, unsigned count, unsigned flags)
 {
-    struct gpu *gpu = cot_gate_enter((uintptr_t)cuLaunchCooperativeKernelMultiDevice, NULL);
+    struct calls *call = cot_gate_enter((uintptr_t)cuLaunchCooperativeKernelMultiDevice, NULL);
     CUresult result =
         ((CUresult(*)(word, unsigned, unsigned))REAL(cuLaunchCooperativeKernelMultiDevice))(list, count, flags);
-    cot_gate_exit(gpu);
+    cot_gate_exit(call);
     return result;
 }
 
 DECLARE_REAL(cuLaunch);
 EXPORT CUresult cuLaunch(CUfunction f)
 {
-    struct gpu *gpu = cot_gate_enter(KERNEL_KEY(f, 0), NULL);
+    struct calls *call = cot_gate_enter(KERNEL_KEY(f, 0), NULL);
     CUresult result = ((CUresult(*)(CUfunction))REAL(cuLaunch))(f);
-    cot_gate_exit(gpu);
+    cot_gate_exit(call);
     return result;
 }
 
 DECLARE_REAL(cuLaunchGrid);
 EXPORT CUresult cuLaunchGrid(CUfunction f, int width, int height)
 {
-    struct gpu *gpu = cot_gate_enter(KERNEL_KEY(f, width), NULL);
+    struct calls *call = cot_gate_enter(KERNEL_KEY(f, width), NULL);
     CUresult result = ((CUresult(*)(CUfunction, int, int))REAL(cuLaunchGrid))(f, width, height);
-    cot_gate_exit(gpu);
+    cot_gate_exit(call);
     return result;
 }
 
 DECLARE_REAL(cuLaunchGridAsync);
 EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream)
 {
-    struct gpu *gpu = cot_gate_enter(KERNEL_KEY(f, width), stream);
+    struct calls *call = cot_gate_enter(KERNEL_KEY(f, width), stream);
     CUresult result =
         ((CUresult(*)(CUfunction, int, int, CUstream))REAL(cuLaunchGridAsync))(f, width, height, stream);
-    cot_gate_exit(gpu);
+    cot_gate_exit(call);
     return result;
 }
 
@@ -109,10 +112,10 @@ EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream 
         CUresult refused = cot_graph_memory_check(graph);                 \
         if (UNLIKELY(refused != CUDA_SUCCESS))                            \
             return refused;                                               \
-        struct gpu *gpu = cot_gate_enter(graph + 1, effective);           \
+        struct calls *call = cot_gate_enter(graph + 1, effective);           \
         CUresult result = ((graph_fn)REAL(name))(graph, stream);          \
-        cot_gate_exit(gpu);                                               \
-        cot_count_graph(gpu);                                             \
+        cot_gate_exit(call);                                               \
+        cot_count_graph(call);                                             \
         cot_graph_memory_settle(graph);                                   \
         return result;                                                    \
     }
