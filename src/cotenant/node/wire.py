@@ -30,6 +30,7 @@ class Type(enum.IntEnum):
     BURST_REPORT = 10
     WARNING = 11
     GOODBYE = 12
+    COPY_ATTACH = 13
     HELLO_REPLY = 64
     GPU_REPLY = 65
     TOKEN_GRANT = 66
@@ -37,6 +38,15 @@ class Type(enum.IntEnum):
     MEMORY_REPLY = 68
     PAGE_UPDATE = 69
     ERROR = 70
+    COPY_REPLY = 71
+    MOVE_STATE = 80
+    MOVE_ROOM = 81
+    MOVE_PROGRESS = 82
+    MOVE_DONE = 83
+    MOVE_OUT = 88
+    MOVE_IN = 89
+    MOVE_ALLOW = 90
+    MOVE_ROOM_REPLY = 91
 
 
 class Status(enum.IntEnum):
@@ -67,6 +77,27 @@ class Family(enum.IntEnum):
     HOST = 8
 
 
+class Oversubscribe(enum.IntEnum):
+    """enum cotenant_oversubscribe."""
+
+    NONE = 0
+    SWAP = 1
+    MANAGED = 2
+    PARK = 3
+
+
+class HelloFlag(enum.IntFlag):
+    """enum cotenant_hello_flags."""
+
+    HAS_BACKING = 1
+
+
+class MoveFlag(enum.IntFlag):
+    """enum cotenant_move_flags."""
+
+    FIXED = 1
+
+
 class FailMode(enum.IntEnum):
     """enum cotenant_fail_mode."""
 
@@ -90,6 +121,7 @@ class SlotFlag(enum.IntFlag):
     CONTENDED = 2
     UNGATED = 4
     UNFENCED = 8
+    COPIES = 256
 
 
 class Warn(enum.IntEnum):
@@ -127,7 +159,10 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("fail_mode", "I"),
         ("reconnect_ms", "I"),
         ("tenant", "64s"),
-        ("reserved", "144x"),
+        ("backing_bytes", "Q"),
+        ("oversubscribe", "I"),
+        ("reserved_0", "4x"),
+        ("reserved", "128x"),
     ),
     "gpu_attach": (
         ("uuid", "16s"),
@@ -180,6 +215,28 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "text": (("code", "I"), ("reserved_0", "4x"), ("text", "216s")),
     "burst": (("burst_ns", "Q"), ("gap_ns", "Q"), ("reserved", "208x")),
+    "copies": (
+        ("queue", "I"),
+        ("participant", "I"),
+        ("page_bytes", "I"),
+        ("reserved_0", "4x"),
+        ("reserved", "208x"),
+    ),
+    "move": (
+        ("bytes", "Q"),
+        ("base", "Q"),
+        ("span_bytes", "Q"),
+        ("resident_bytes", "Q"),
+        ("away_bytes", "Q"),
+        ("backing_bytes", "Q"),
+        ("pinned_bytes", "Q"),
+        ("backing_low", "Q"),
+        ("backing_high", "Q"),
+        ("elapsed_ns", "Q"),
+        ("flags", "I"),
+        ("reserved_0", "4x"),
+        ("reserved", "136x"),
+    ),
 }
 
 STRUCTS: dict[str, struct.Struct] = {
@@ -204,6 +261,15 @@ BODY_OF: dict[int, str] = {
     Type.TOKEN_REVOKE: "token_revoke",
     Type.MEMORY_REPLY: "memory",
     Type.ERROR: "text",
+    Type.COPY_REPLY: "copies",
+    Type.MOVE_STATE: "move",
+    Type.MOVE_ROOM: "move",
+    Type.MOVE_PROGRESS: "move",
+    Type.MOVE_DONE: "move",
+    Type.MOVE_OUT: "move",
+    Type.MOVE_IN: "move",
+    Type.MOVE_ALLOW: "move",
+    Type.MOVE_ROOM_REPLY: "move",
 }
 _NAMES = {name: [f for f, fmt in fields if not fmt.endswith("x")] for name, fields in LAYOUTS.items()}
 _EMPTY_BODY = bytes(MESSAGE_BYTES - HEADER.size)

@@ -36,6 +36,14 @@
  * tenant's charge on that GPU, context reserve included) and slot.memory_limit_bytes current, so that queries need no
  * message.  After a lost agent comes back, a new HELLO is followed by MEMORY_STATE for each slot and family in use.
  *
+ * Moves.  HELLO_REPLY says whether the tenant oversubscribes and, for swap, carries a second memfd: the host memory that
+ * its contents go to.  The agent decides who is resident; the process that owns a context moves its own memory, only while
+ * it has no turn.  MOVE_OUT names a span of that host memory and how much is to leave; MOVE_IN brings everything back,
+ * never more than the agent has allowed so far (MOVE_ALLOW raises it, so that one tenant's way in follows another's way
+ * out).  MOVE_PROGRESS counts, MOVE_DONE ends a move and echoes the order's sequence; its status says whether everything
+ * went as ordered.  A process that cannot take memory because the GPU is full asks with MOVE_ROOM: OK (room was made), DENIED
+ * (not now: it has no turn, so the memory comes when it gets one) or OUT_OF_MEMORY.  MOVE_STATE says what is where.
+ *
  * All times are nanoseconds of CLOCK_MONOTONIC.  Only fixed-width integers, so every field has one offset everywhere.
  */
 #ifndef COTENANT_PROTOCOL_H
@@ -72,6 +80,7 @@ enum cotenant_message_type {
     COTENANT_BURST_REPORT = 10,   /* one way */
     COTENANT_WARNING = 11,        /* one way: something the operator must see */
     COTENANT_GOODBYE = 12,        /* one way */
+    COTENANT_COPY_ATTACH = 13,
     /* agent -> shim */
     COTENANT_HELLO_REPLY = 64,
     COTENANT_GPU_REPLY = 65,
@@ -80,7 +89,33 @@ enum cotenant_message_type {
     COTENANT_MEMORY_REPLY = 68,   /* answers MEMORY_RESERVE and MEMORY_QUERY */
     COTENANT_PAGE_UPDATE = 69,    /* look at the page again: flags or numbers changed */
     COTENANT_ERROR = 70,          /* answers anything that cannot be done; header.status says why */
-    /* 80..95 are kept for moving a tenant's memory (park, resume). */
+    COTENANT_COPY_REPLY = 71,     /* answers COPY_ATTACH; status OK: carries the GPU's copy page (copy_page.h) */
+    /* moving a tenant's memory: shim -> agent */
+    COTENANT_MOVE_STATE = 80,     /* one way */
+    COTENANT_MOVE_ROOM = 81,
+    COTENANT_MOVE_PROGRESS = 82,  /* one way */
+    COTENANT_MOVE_DONE = 83,      /* one way; header.sequence of the order */
+    /* agent -> shim */
+    COTENANT_MOVE_OUT = 88,
+    COTENANT_MOVE_IN = 89,
+    COTENANT_MOVE_ALLOW = 90,
+    COTENANT_MOVE_ROOM_REPLY = 91,
+};
+
+/* What a tenant does when its memory and that of others exceed the card. */
+enum cotenant_oversubscribe {
+    COTENANT_OVERSUBSCRIBE_NONE = 0,
+    COTENANT_OVERSUBSCRIBE_SWAP = 1,    /* moved in bulk at the same addresses, by its own process */
+    COTENANT_OVERSUBSCRIBE_MANAGED = 2, /* managed memory: prefetched in bulk, paged by the driver */
+    COTENANT_OVERSUBSCRIBE_PARK = 3,    /* whole processes, by the driver's checkpoint */
+};
+
+enum cotenant_hello_flags {
+    COTENANT_HELLO_HAS_BACKING = 1, /* the process keeps the host memory that a lost agent gave it */
+};
+
+enum cotenant_move_flags {
+    COTENANT_MOVE_FIXED = 1, /* this process's memory cannot be moved (any more) */
 };
 
 enum cotenant_status {
@@ -127,6 +162,7 @@ enum cotenant_slot_flags {           /* written by the agent */
     COTENANT_SLOT_CONTENDED = 1u << 1, /* somebody else waits for this GPU: give the turn back when idle */
     COTENANT_SLOT_UNGATED = 1u << 2,   /* this tenant needs no turns on this GPU (whole, mps): count, do not wait */
     COTENANT_SLOT_UNFENCED = 1u << 3,  /* do not bound work in flight (with UNGATED: the least overhead) */
+    COTENANT_SLOT_COPIES = 1u << 8,    /* copies take turns on this GPU's link: ask for its page with COPY_ATTACH */
 };
 
 enum cotenant_warning_code {
@@ -148,7 +184,7 @@ struct cotenant_header { /* 32 bytes */
 
 struct cotenant_hello {
     uint32_t pid;             /* as the process sees itself; the agent believes SO_PEERCRED */
-    uint32_t flags;           /* reserved */
+    uint32_t flags;           /* cotenant_hello_flags */
     uint64_t start_time_ticks; /* field 22 of /proc/self/stat */
     uint32_t driver_version;  /* cuDriverGetVersion, e.g. 13000 */
     uint32_t shim_version;    /* COTENANT_PROTOCOL_VERSION the shim was built with */
@@ -162,7 +198,10 @@ struct cotenant_hello_reply {
     uint32_t fail_mode;       /* cotenant_fail_mode */
     uint32_t reconnect_ms;    /* how long to wait between tries to reconnect */
     uint8_t tenant[64];       /* for people */
-    uint8_t reserved[144];
+    uint64_t backing_bytes;   /* size of the second memfd, 0 without one */
+    uint32_t oversubscribe;   /* cotenant_oversubscribe */
+    uint32_t reserved_0;
+    uint8_t reserved[128];
 };
 
 struct cotenant_gpu_attach { /* the reply is a bare header */
@@ -235,6 +274,31 @@ struct cotenant_burst { /* BURST_REPORT */
     uint8_t reserved[208];
 };
 
+struct cotenant_move { /* MOVE_*; sizes in bytes */
+    uint64_t bytes;           /* OUT: at least so much is to leave; IN, ALLOW: allowed to be mapped so far; ROOM: wanted;
+                                 PROGRESS, DONE: moved so far */
+    uint64_t base;            /* OUT: where the span of host memory begins */
+    uint64_t span_bytes;      /* OUT: and how long it is */
+    uint64_t resident_bytes;  /* STATE, DONE: movable memory on the GPU */
+    uint64_t away_bytes;      /* STATE, DONE: movable memory that is not */
+    uint64_t backing_bytes;   /* STATE, DONE: host memory that is there to move to */
+    uint64_t pinned_bytes;    /* STATE, DONE: of it, registered with the driver */
+    uint64_t backing_low;     /* STATE, DONE: span of host memory that holds contents; low == high: none */
+    uint64_t backing_high;
+    uint64_t elapsed_ns;      /* DONE: from order to end, waits for allowance left out */
+    uint32_t flags;           /* STATE: cotenant_move_flags */
+    uint32_t reserved_0;
+    uint8_t reserved[136];
+};
+
+struct cotenant_copies { /* COPY_REPLY; the request is a bare header with the GPU's slot */
+    uint32_t queue;           /* the tenant's queue on the copy page */
+    uint32_t participant;     /* this process's number there, never 0 */
+    uint32_t page_bytes;
+    uint32_t reserved_0;
+    uint8_t reserved[208];
+};
+
 struct cotenant_message {
     struct cotenant_header header;
     union {
@@ -248,6 +312,8 @@ struct cotenant_message {
         struct cotenant_memory memory;
         struct cotenant_text text;
         struct cotenant_burst burst;
+        struct cotenant_copies copies;
+        struct cotenant_move move;
         uint8_t bytes[224];
     } body;
 };
@@ -307,6 +373,8 @@ COTENANT_CHECK(token_revoke, sizeof(struct cotenant_token_revoke) == 224);
 COTENANT_CHECK(memory, sizeof(struct cotenant_memory) == 224);
 COTENANT_CHECK(text, sizeof(struct cotenant_text) == 224);
 COTENANT_CHECK(burst, sizeof(struct cotenant_burst) == 224);
+COTENANT_CHECK(copies, sizeof(struct cotenant_copies) == 224);
+COTENANT_CHECK(move, sizeof(struct cotenant_move) == 224);
 COTENANT_CHECK(slot, sizeof(struct cotenant_slot) == 256);
 COTENANT_CHECK(page, sizeof(struct cotenant_page) <= COTENANT_PAGE_BYTES);
 
