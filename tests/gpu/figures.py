@@ -1,6 +1,6 @@
 """The figures of docs/benchmarks/shares.md, on a real GPU with the real agent; writes JSON.
 
-    PYTHONPATH=src python tests/gpu/figures.py OUT.json [STEP,STEP...]
+PYTHONPATH=src python tests/gpu/figures.py OUT.json [STEP,STEP...]
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -27,6 +28,7 @@ from cotenant.node.client import ControlClient  # noqa: E402
 from cotenant.node.config import TenantSpec, check_spec  # noqa: E402
 from cotenant.node.launcher import Launch, program_environment, register  # noqa: E402
 
+GPUS = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"  # a UUID keeps to one card of several
 PROGRAMS = str(HERE / "programs.py")
 TURNS = {"quota": 0.1, "min_quota": 0.02, "max_quota": 0.1}
 SCENARIOS = {
@@ -39,7 +41,7 @@ SCENARIOS = {
 
 def all_shares(seconds: float) -> dict[str, Any]:
     return {
-        name: shares.measure(requests, limits, seconds, gpus="all", quota_ms=100.0)
+        name: shares.measure(requests, limits, seconds, gpus=GPUS, quota_ms=100.0)
         for name, (requests, limits) in SCENARIOS.items()
     }
 
@@ -61,7 +63,7 @@ def come_and_go() -> dict[str, Any]:
     """A (request 20 %) runs for 34 s, B (30 %) from 5 to 30 s, C (50 %) from 12 to 26 s: in any 10 s in which a tenant
     was there all the time, it got at least its request; and while all three were there, exactly that."""
     plan = {"A": (0.2, 0.0, 34.0), "B": (0.3, 5.0, 25.0), "C": (0.5, 12.0, 14.0)}
-    with Bench("all", TURNS) as bench:
+    with Bench(GPUS, TURNS) as bench:
         native = bench.native("busy")
         native.wait_ready()
         solo = statistics.median(native.block(0.7) for _ in range(4))
@@ -101,7 +103,7 @@ def limits_by_time() -> dict[str, Any]:
     environment = dict(os.environ)
     alone = subprocess.Popen(timed(8), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     found["native"] = result(alone)
-    with Bench("all", TURNS) as bench:
+    with Bench(GPUS, TURNS) as bench:
         for limit in (1.0, 0.5, 0.25):
             name = f"limit-{limit}"
             found[name] = result(start_program(bench, TenantSpec(name, 0.0, limit), timed(12)))
@@ -136,7 +138,7 @@ def memory() -> dict[str, Any]:
     """A cap of 4 GiB by each of PyTorch's allocators; what NVML says inside and outside; the ledger after kill -9."""
     found: dict[str, Any] = {}
     kinds = {"default": "", "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
-    with Bench("all", {}) as bench:
+    with Bench(GPUS, {}) as bench:
         runs = {
             name: start_program(bench, capped(name), program("torch_memory"), PYTORCH_CUDA_ALLOC_CONF=setting)
             for name, setting in kinds.items()
@@ -179,7 +181,7 @@ def hold_and_kill(bench: Bench) -> dict[str, Any]:
 
 def launch_cost() -> dict[str, Any]:
     """Host time per launch, native and tenant in turn, 15 times each."""
-    with tempfile.TemporaryDirectory() as folder, Bench("all", {}) as bench:
+    with tempfile.TemporaryDirectory() as folder, Bench(GPUS, {}) as bench:
         program = str(Path(folder) / "launch_cost")
         subprocess.run(["nvcc", "-O2", "-o", program, str(HERE / "launch_cost.cu")], check=True)
         taken: dict[str, list[float]] = {"native": [], "tenant": []}
@@ -198,27 +200,39 @@ def launch_cost() -> dict[str, Any]:
 
 def launch_pair() -> dict[str, Any]:
     """Launches and graph launches through the shim and past it, in turn, inside one process; three processes."""
-    with tempfile.TemporaryDirectory() as folder, Bench("all", {}) as bench:
+    with tempfile.TemporaryDirectory() as folder, Bench(GPUS, {}) as bench:
         program = str(Path(folder) / "launch_pair")
         source = str(HERE / "launch_pair.c")
         subprocess.run(["cc", "-O2", "-w", "-o", program, source, "-ldl", "-lm"], check=True)
         return {str(n): result(start_program(bench, TenantSpec(f"p{n}"), [program])) for n in range(3)}
 
 
-def overheads(processes: int, pairs: int) -> dict[str, Any]:
-    """Several pairs of processes, many short pairs of blocks in each: a process may be lucky in its place."""
-    kinds = ("training", "launch", "graph")
-    runs = [overhead.measure(gpus="all", workloads=kinds, pairs=pairs, block_s=0.15) for _ in range(processes)]
-    found: dict[str, Any] = {"runs": runs}
-    for kind in kinds:
-        ratios = [run["workloads"][kind]["ratio"] for run in runs]
-        found[kind] = {"ratios_by_process_pair": ratios, "median": statistics.median(ratios)}
-    return found
+def launch_pair_intervals(ms: int) -> dict[str, Any]:
+    """launch_pair with another length of the intervals between fences, built from a copy of the sources."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "src"
+        shutil.copytree(HERE.parent.parent / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
+        header = copy / "cotenant" / "shim" / "shim.h"
+        text = header.read_text()
+        text = text.replace("INTERVAL_ALONE_NS 2000000", f"INTERVAL_ALONE_NS {ms}000000")
+        header.write_text(text.replace("INTERVAL_LOG 512", f"INTERVAL_LOG {ms * 256}"))
+        program = f"import sys; sys.path.insert(0, {str(copy)!r}); sys.path.insert(1, {str(HERE)!r})\n"
+        program += "import json, figures; print(json.dumps(figures.launch_pair()))"
+        environment = os.environ | {"PYTHONPATH": str(copy)}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+        )
+        return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-2000:]}
+
+
+def overheads(kind: str, processes: int, pairs: int) -> dict[str, Any]:
+    """Many pairs of processes, some short pairs of blocks in each: a process may be lucky in its place."""
+    return overhead.measure(gpus=GPUS, workloads=[kind], pairs=pairs, block_s=0.1, processes=processes)
 
 
 def mps() -> dict[str, Any]:
     """Two tenants at once under MPS with 50 % of the threads each; what each gets of a native run."""
-    with Bench("all", {}) as bench:
+    with Bench(GPUS, {}) as bench:
         native = bench.native("busy")
         native.wait_ready()
         solo = statistics.median(native.block(0.7) for _ in range(3))
@@ -241,9 +255,13 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "come_and_go": come_and_go,
     "launch_cost": launch_cost,
     "launch_pair": launch_pair,
+    "launch_pair_4ms": lambda: launch_pair_intervals(4),
+    "launch_pair_8ms": lambda: launch_pair_intervals(8),
     "memory": memory,
     "mps": mps,
-    "overhead": lambda: overheads(4, 31),
+    "overhead_training": lambda: overheads("training", 12, 21),
+    "overhead_launch": lambda: overheads("launch", 16, 21),
+    "overhead_graph": lambda: overheads("graph", 12, 21),
 }
 
 

@@ -18,7 +18,9 @@ def _fractions(text: str) -> list[float]:
 def _run(given: argparse.Namespace) -> dict[str, object]:
     if given.what == "overhead":
         kinds = tuple(given.workloads.split(","))
-        return overhead.measure(gpus=given.gpus, workloads=kinds, pairs=given.pairs, block_s=given.block_s)
+        return overhead.measure(
+            gpus=given.gpus, workloads=kinds, pairs=given.pairs, block_s=given.block_s, processes=given.processes
+        )
     requests = _fractions(given.requests)
     limits = _fractions(given.limits) if given.limits else [1.0] * len(requests)
     return shares.measure(
@@ -43,6 +45,7 @@ def main() -> int:
     parser.add_argument("--work-in-flight-ms", type=float)
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--block-s", type=float, default=0.2)
+    parser.add_argument("--processes", type=int, default=1, help="pairs of processes per workload")
     parser.add_argument("--workloads", default=",".join(KINDS))
     given = parser.parse_args()
     try:

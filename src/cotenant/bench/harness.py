@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cotenant.bench.workload import LAUNCH_CORE
 from cotenant.model.errors import WorkError
 from cotenant.node.client import ControlClient
 from cotenant.node.config import TenantSpec
@@ -145,13 +146,13 @@ class Bench:
         self.log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, kind: str, environment: Mapping[str, str]) -> Workload:
+    def _start(self, kind: str, environment: Mapping[str, str], core: int | None) -> Workload:
         command = [sys.executable, "-m", "cotenant.bench.workload", kind, self.backend, str(self.kernel_ns)]
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
         process = subprocess.Popen(
             command,
-            env=dict(environment) | {"PYTHONPATH": path},
+            env=dict(environment) | {"PYTHONPATH": path} | ({} if core is None else {LAUNCH_CORE: str(core)}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -160,16 +161,16 @@ class Bench:
         self._workloads.append(workload)
         return workload
 
-    def native(self, kind: str) -> Workload:
-        """A workload without the shim."""
+    def native(self, kind: str, *, core: int | None = None) -> Workload:
+        """A workload without the shim; `core`: where its launching thread runs."""
         environment = dict(self.environment)
         if self.soft:
             from cotenant.softgpu.build import build
 
             environment["COTENANT_BENCH_LIBRARY"] = str(build())
-        return self._start(kind, environment)
+        return self._start(kind, environment, core)
 
-    def tenant(self, kind: str, spec: TenantSpec) -> Workload:
+    def tenant(self, kind: str, spec: TenantSpec, *, core: int | None = None) -> Workload:
         """A workload as a tenant of the agent."""
         client = ControlClient(self.folder)
         self._clients.append(client)
@@ -180,7 +181,7 @@ class Bench:
         finally:
             if not self.soft or not os.environ["COTENANT_SOFTGPU_STATE"]:
                 del os.environ["COTENANT_SOFTGPU_STATE"]
-        workload = self._start(kind, environment)
+        workload = self._start(kind, environment, core)
         client.call("started", name=spec.name, pid=workload.process.pid)
         return workload
 

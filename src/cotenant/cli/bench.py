@@ -76,6 +76,7 @@ def overhead(
     gpus: Gpus = "soft",
     pairs: Annotated[int, typer.Option(help="Interleaved pairs per workload.")] = 30,
     block: Annotated[str, typer.Option(metavar="TIME", help="Length of each half of a pair.")] = "200ms",
+    processes: Annotated[int, typer.Option(min=1, help="Pairs of processes per workload.")] = 1,
     workloads: Annotated[str, typer.Option(metavar="LIST", help="busy,training,launch,graph")] = "",
     as_json: Json = False,
 ) -> None:
@@ -98,12 +99,17 @@ def overhead(
         print(text, file=sys.stderr, flush=True)
 
     result = measure(
-        gpus=gpus, workloads=kinds, pairs=pairs, block_s=parse_seconds(block, "--block"), progress=progress
+        gpus=gpus,
+        workloads=kinds,
+        pairs=pairs,
+        block_s=parse_seconds(block, "--block"),
+        processes=processes,
+        progress=progress,
     )
     if as_json:
         print(json.dumps(result))
         return
-    print(f"{result['gpu']}, {pairs} pairs of {block} each ({result['backend']}):")
+    print(f"{result['gpu']}, {processes} x {pairs} pairs of {block} each ({result['backend']}):")
     for kind, row in result["workloads"].items():
         low, high = row["ratio_ci95"]
         print(f"  {kind:9} tenant / native {row['ratio']:.4f}  (95 %: {low:.4f} to {high:.4f})")
