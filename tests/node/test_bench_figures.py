@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.bench.overhead import median_interval, summary
+from cotenant.bench.overhead import median_interval, summary, summary_of_processes
 from cotenant.bench.shares import BUSY, COUNT, between, granted_shares, worst_window_error
 from cotenant.bench.workload import GpuTime, run_block
 
@@ -65,3 +65,11 @@ def test_interval_of_the_median() -> None:
     row = summary([(100.0, 99.0 + index / 10) for index in range(10)])
     assert row["ratio"] == pytest.approx(0.9945)
     assert row["ratio_ci95"] == [pytest.approx(0.991), pytest.approx(0.998)]
+
+
+def test_several_processes_make_the_interval() -> None:
+    """Two of three programs lost 1 %, one 9 %: the median of them is 0.99, and three are too few to leave any out."""
+    row = summary_of_processes([[(100.0, 99.0)] * 5, [(50.0, 45.5)] * 5, [(10.0, 9.9)] * 5])
+    assert row["by_process"] == [pytest.approx(0.99), pytest.approx(0.91), pytest.approx(0.99)]
+    assert row["ratio"] == pytest.approx(0.99)
+    assert row["ratio_ci95"] == [pytest.approx(0.91), pytest.approx(0.99)]
