@@ -25,6 +25,9 @@ def agent(
     discipline: Annotated[Text, typer.Option(metavar="NAME", help="Who is next (request-limit).")] = None,
     fail: Annotated[Text, typer.Option(metavar="open|closed", help="Tenants without an agent: go on, or wait.")] = None,
     socket_mode: Annotated[str, typer.Option(metavar="OCTAL", help="Permissions of the sockets.")] = "600",
+    tenant_socket: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Tenants' socket, for containers: apart, open to every user.")
+    ] = None,
 ) -> None:
     """Own this node's GPUs: hand out turns and memory to the tenants that `cotenant run` starts. Runs until stopped."""
     import asyncio
@@ -44,7 +47,9 @@ def agent(
     settings = _quota(config, discipline, quota=quota, min_quota=min_quota, max_quota=max_quota, window=window)
     if settings is not None:
         overrides["quota"] = settings
-    asyncio.run(serve(AgentOptions(folder or default_folder(), config, trace, mode, overrides)))
+    folder = folder or default_folder()
+    options = AgentOptions(folder, config, trace, mode, overrides, tenant_socket=tenant_socket)
+    asyncio.run(serve(options))
 
 
 def _quota(config: Text, discipline: Text, **times: Text) -> Any:

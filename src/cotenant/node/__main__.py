@@ -29,9 +29,10 @@ def main() -> int:
     parser.add_argument("--gpus", help="soft, all, or UUIDs")
     parser.add_argument("--config")
     parser.add_argument("--trace", type=Path)
+    parser.add_argument("--tenant-socket", type=Path)
     given = parser.parse_args()
     overrides = {"gpus": tuple(given.gpus.split(","))} if given.gpus else {}
-    options = AgentOptions(given.dir, given.config, given.trace, overrides=overrides)
+    options = AgentOptions(given.dir, given.config, given.trace, overrides=overrides, tenant_socket=given.tenant_socket)
     try:
         asyncio.run(serve(options))
     except InputError as error:

@@ -18,11 +18,12 @@ from typing import Any
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node import config as configs
-from cotenant.node import processes, reconfigure, state
+from cotenant.node import holding, processes, reconfigure, state
 from cotenant.node.broker import Broker
 from cotenant.node.config import AgentConfig, FileWatch, TenantSpec
 from cotenant.node.control import Caller, ControlServer
 from cotenant.node.gpus import Gpu, discover
+from cotenant.node.holders import Place, place_of
 from cotenant.node.ledger import HOST, Ledger
 from cotenant.node.mechanisms import make_mechanisms
 from cotenant.node.operations import Operations
@@ -37,6 +38,7 @@ SAVE_WITHIN_S = 0.05
 MAX_DEPARTED = 256
 AGENT_NICE = -10
 RETURN_WITHIN_S = 30.0
+TENANT_SOCKET_MODE = 0o666  # who a process is, its cgroup says, whichever user it runs as
 
 
 def default_folder() -> Path:
@@ -69,6 +71,8 @@ class AgentOptions:
     socket_mode: int = 0o600
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
     gpus: tuple[Gpu, ...] | None = None  # given instead of discovered
+    tenant_socket: Path | None = None  # for containers: apart from the control socket, open to every user
+    locate: Callable[[int], Place | None] = place_of  # the pod or job of a process
     log: Callable[[str], None] = lambda text: print(f"cotenant agent: {text}", file=sys.stderr, flush=True)
 
 
@@ -121,7 +125,7 @@ class Agent:
             control = ControlServer(self.folder / "control.sock", operations.table(), self.launcher_gone, self.log)
             self._restore()
             reconfigure.admit_declared(self, self.config.tenants)
-            self.server.listen(self.options.socket_mode)
+            self.server.listen(TENANT_SOCKET_MODE if self.options.tenant_socket else self.options.socket_mode)
             await control.listen(self.options.socket_mode)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -151,7 +155,7 @@ class Agent:
             on_fault=self._tenant_fault,
         )
         self.server = ShimServer(
-            self.folder / "agent.sock",
+            self.options.tenant_socket or self.folder / "agent.sock",
             self.config,
             self.registry,
             self.broker,
@@ -159,6 +163,7 @@ class Agent:
             self.log,
             self.maybe_remove,
             self.save,
+            self.options.locate,
         )
 
     def _end(self) -> None:
@@ -250,9 +255,11 @@ class Agent:
         asyncio.get_running_loop().call_later(wait_s, self._look_for_heirs, tenant, min(2 * wait_s, 0.5))
 
     def maybe_remove(self, tenant: Tenant) -> None:
-        """Remove a tenant that has no program, no processes and no launcher any more. Declared ones stay."""
+        """Remove a tenant that has no program, no processes and no launcher any more. Declared and held ones stay."""
         root_lives = tenant.root is not None and tenant.name in self._root_fds
-        if tenant.declared or tenant.sessions or tenant.launching or root_lives or tenant.group is not None:
+        if tenant.declared or tenant.holder is not None or tenant.group is not None:
+            return
+        if tenant.sessions or tenant.launching or root_lives:
             return
         if self.registry.tenants.get(tenant.name) is not tenant:
             return
@@ -279,7 +286,7 @@ class Agent:
         """Tenants of the last agent whose programs still run, or that are declared, keep their tokens and places."""
         declared = {spec.name for spec in self.config.tenants}
         for saved in state.load(self.folder / "state.json"):
-            if not saved.alive and saved.spec.name not in declared:
+            if not saved.alive and saved.spec.name not in declared and saved.holder is None:
                 continue
             try:
                 tenant = self.add_tenant(saved.spec, saved.uid, token=saved.token)
@@ -287,6 +294,8 @@ class Agent:
                 self.log(f"tenant {saved.spec.name} of the last agent is not taken over: {error}")
                 continue
             tenant.timeout_s = saved.timeout_s
+            if saved.holder is not None:
+                holding.keep(self, tenant, saved.holder)
             if saved.root_alive and saved.root is not None:
                 self.set_root(tenant, saved.root)
             # a process whose program has ended must come back by then, or its tenant goes

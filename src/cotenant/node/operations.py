@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cotenant.model.errors import InputError
 from cotenant.node import processes
 from cotenant.node.control import Caller, Handler
+from cotenant.node.holding import Holding
 from cotenant.node.tenants import Tenant, spec_from_dict
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Operations:
             "stop": self.stop,
             "mechanisms": self.mechanisms,
             "warnings": self.warnings,
+            **Holding(self.agent).table(),
         }
 
     # -- looking ---------------------------------------------------------------------------------------------------
@@ -92,6 +94,7 @@ class Operations:
             "priority": spec.priority,
             "mechanism": spec.mechanism,
             "declared": tenant.declared,
+            "holder": tenant.holder._asdict() if tenant.holder else None,
             "state": self._state(tenant),
             "age_s": (now_ns - tenant.created_ns) / 1e9,
             "pids": sorted({s.peer.pid for s in tenant.sessions}),
@@ -168,11 +171,11 @@ class Operations:
             raise InputError("a tenant needs a name", field="--name")
         spec = spec_from_dict(given)
         existing = agent.registry.tenants.get(spec.name)
-        if existing is not None and existing.declared:
+        if existing is not None and (existing.declared or existing.holder):
             if any(given.get(key) for key in ("request", "memory_bytes", "weight")) or given.get("limit") is not None:
+                origin = "held for its job" if existing.holder else "declared in the agent's configuration"
                 raise InputError(
-                    f"{spec.name} is declared in the agent's configuration and has its share from there: leave out"
-                    " --request, --limit and --memory",
+                    f"{spec.name} is {origin} and has its share from there: leave out --request, --limit and --memory",
                     field="--name",
                 )
             self._check_user(caller, existing)
@@ -201,7 +204,7 @@ class Operations:
         return {
             "name": tenant.name,
             "token": tenant.token,
-            "socket": str(agent.folder / "agent.sock"),
+            "socket": str(agent.server.path),
             "soft": soft,
             "gpus": [gpu.as_dict() for gpu in tenant.gpus],
             "environment": environment,

@@ -16,6 +16,7 @@ from cotenant.model.errors import WorkError
 from cotenant.node import processes, wire
 from cotenant.node.broker import Broker
 from cotenant.node.config import AgentConfig
+from cotenant.node.holders import PATIENCE_S, Holders, NotYetError, Place, place_of
 from cotenant.node.ledger import Ledger
 from cotenant.node.session import Session
 from cotenant.node.tenants import Registry, Tenant
@@ -42,6 +43,7 @@ class ShimServer:
         log: Callable[[str], None],
         on_idle_tenant: Callable[[Tenant], None],
         on_process: Callable[[], None],
+        locate: Callable[[int], Place | None] = place_of,
     ) -> None:
         self.path = path
         self.config = config
@@ -51,6 +53,7 @@ class ShimServer:
         self.log = log
         self.loop = asyncio.get_running_loop()
         self.sessions: set[Session] = set()
+        self.holders = Holders(locate)
         self.refused_connections = 0
         self._strangers: Counter[int] = Counter()  # connections without HELLO, by process
         self._on_idle_tenant = on_idle_tenant
@@ -67,6 +70,7 @@ class ShimServer:
 
     def listen(self, mode: int) -> None:
         """Open the socket; the caller holds the lock that makes us the only agent here."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
@@ -138,22 +142,42 @@ class ShimServer:
             if not data:
                 self.close(session, "")
                 return
-            try:
-                session.receive(data)
-            except BadMessageError as error:
-                self.refused_connections += 1
-                session.fail(error.status, str(error))
-                self.close(session, str(error))
-                return
-            except Exception as error:  # a fault of ours ends this connection, not the agent
-                session.fail(Status.INTERNAL, "the agent failed on this message")
-                self.close(session, f"the agent failed on its message: {error!r}")
-                return
+            self.hear(session, data)
+
+    def hear(self, session: Session, data: bytes) -> None:
+        """Let a session handle a message; what it must not say ends its connection."""
+        try:
+            session.receive(data)
+        except NotYetError as early:
+            self.holders.wait(early.place, session, data)
+            self.loop.call_later(PATIENCE_S, self._too_early, session, early.place)
+        except BadMessageError as error:
+            self._refuse(session, error.status, str(error))
+        except Exception as error:  # a fault of ours ends this connection, not the agent
+            session.fail(Status.INTERNAL, "the agent failed on this message")
+            self.close(session, f"the agent failed on its message: {error!r}")
+
+    def _refuse(self, session: Session, status: Status, why: str) -> None:
+        self.refused_connections += 1
+        session.fail(status, why)
+        self.close(session, why)
+
+    def _too_early(self, session: Session, place: Place) -> None:
+        if not session.welcome and not session.closed:
+            text = f"{place.kind} {place.id[:36]} has no share for this container on this node (its events may say why)"
+            self._refuse(session, Status.UNKNOWN_TENANT, text)
 
     def bind(self, session: Session, token: str) -> Tenant:
         """The tenant a process belongs to: by its launcher's token, else by ancestry. BadMessageError: none."""
         peer = session.peer
-        if token:
+        if peer.pid == 0:
+            raise BadMessageError(
+                Status.DENIED, "the agent cannot see this process: it has to run in the host's PID namespace (hostPID)"
+            )
+        tenant = self.holders.tenant_of(peer.pid, token)
+        if tenant is not None:
+            pass  # its cgroup says it, whatever token it has
+        elif token:
             tenant = self.registry.by_token(token)
             if tenant is None:
                 raise BadMessageError(Status.UNKNOWN_TENANT, "no tenant here has this token: it is stopped, or forged")
@@ -163,7 +187,8 @@ class ShimServer:
                 raise BadMessageError(
                     Status.UNKNOWN_TENANT, f"process {peer.pid} belongs to no tenant: start it with cotenant run"
                 )
-        if peer.uid not in (0, tenant.uid, os.geteuid()):
+        in_pod = tenant.holder is not None and tenant.holder.kind == "pod"  # whoever it runs as there
+        if not in_pod and peer.uid not in (0, tenant.uid, os.geteuid()):
             raise BadMessageError(Status.DENIED, f"user {peer.uid} may not run as tenant {tenant.name}")
         if len(tenant.sessions) >= MAX_SESSIONS_PER_TENANT:
             raise BadMessageError(

@@ -10,6 +10,7 @@ from typing import Any
 
 from cotenant.model.errors import InputError
 from cotenant.node.config import TenantSpec
+from cotenant.node.holders import Holder
 from cotenant.node.processes import ProcessKey, alive
 from cotenant.node.tenants import Tenant, spec_from_dict, spec_to_dict
 
@@ -22,6 +23,8 @@ class SavedTenant:
         self.token = str(data["token"])
         self.uid = int(data["uid"])
         self.timeout_s: float | None = data.get("timeout_s")
+        holder = data.get("holder")
+        self.holder = Holder(*map(str, holder)) if holder else None
         root = data.get("root")
         self.root = ProcessKey(int(root[0]), int(root[1])) if root else None
         self.processes = [ProcessKey(int(pid), int(ticks)) for pid, ticks in data.get("processes", ())]
@@ -47,6 +50,7 @@ def save(path: Path, tenants: Iterable[Tenant]) -> None:
             "root": list(tenant.root) if tenant.root else None,
             "timeout_s": tenant.timeout_s,
             "declared": tenant.declared,
+            "holder": list(tenant.holder) if tenant.holder else None,
             "processes": [list(session.process) for session in tenant.sessions],
         }
         for tenant in tenants

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cotenant.model.errors import InputError
 from cotenant.node.config import TenantSpec, check_spec
 from cotenant.node.gpus import Gpu
+from cotenant.node.holders import Holder
 from cotenant.node.mechanisms import Enforcement, Mechanism
 from cotenant.node.processes import ProcessKey
 from cotenant.policy.quota import Share
@@ -31,6 +32,7 @@ class Tenant:
     uid: int
     enforcement: Enforcement
     declared: bool = False
+    holder: Holder | None = None  # the pod or job that keeps it, whatever its processes do
     root: ProcessKey | None = None
     group: int | None = None  # process group of a program that has ended, while others of it may live
     launching: bool = False  # registered by a launcher that has not started the program yet

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "paths.h"
 #include "shim.h"
 
 /* From the generated exports.S, all of length cot_export_count. */
@@ -101,10 +102,13 @@ static void find_next_dlopen(void)
 static void open_driver(void)
 {
     find_next_dlopen();
-    const char *path = getenv(COTENANT_ENV_DRIVER);
-    if (!path || path[0] != '/')
+    char place[COTENANT_PATH_BYTES];
+    const char *given = getenv(COTENANT_ENV_DRIVER), *path = cot_first_file(given, place);
+    if (!given || given[0] != '/')
         cot_say("%s must name the real CUDA driver by its absolute path; start programs with `cotenant run`",
                 COTENANT_ENV_DRIVER);
+    else if (!path)
+        cot_say("no CUDA driver was found at %s: is this container given a GPU?", given);
     else if (!(driver_handle = next_dlopen(path, RTLD_NOW | RTLD_LOCAL)))
         cot_say("the CUDA driver could not be opened: %s", dlerror());
     for (uint32_t i = 0; i < cot_export_count; i++) {

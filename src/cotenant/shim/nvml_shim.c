@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "paths.h"
+
 #define HIDDEN __attribute__((visibility("hidden")))
 #define EXPORT __attribute__((visibility("default")))
 #define DECLARE_REAL(name) extern HIDDEN void *cot_real_##name
@@ -37,8 +39,9 @@ static int no_library(void)
 static void open_library(void)
 {
     void *(*next_dlopen)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
-    const char *path = getenv("COTENANT_NVML");
-    if (path && path[0] == '/' && next_dlopen)
+    char place[COTENANT_PATH_BYTES];
+    const char *path = cot_first_file(getenv("COTENANT_NVML"), place);
+    if (path && next_dlopen)
         nvml_handle = next_dlopen(path, RTLD_NOW | RTLD_LOCAL);
     for (uint32_t i = 0; i < cot_export_count; i++) {
         void *real = nvml_handle ? dlsym(nvml_handle, cot_names[i]) : NULL;

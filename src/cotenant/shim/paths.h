@@ -1,0 +1,26 @@
+/* A library may lie in one of several places: in a container nobody knows beforehand which. */
+#ifndef COTENANT_PATHS_H
+#define COTENANT_PATHS_H
+
+#include <string.h>
+#include <unistd.h>
+
+#define COTENANT_PATH_BYTES 4096
+
+/* The first readable file of a colon-separated list of absolute paths, copied to `found`; NULL if there is none. */
+static inline const char *cot_first_file(const char *list, char found[COTENANT_PATH_BYTES])
+{
+    while (list && *list) {
+        size_t length = strcspn(list, ":");
+        if (list[0] == '/' && length < COTENANT_PATH_BYTES) {
+            memcpy(found, list, length);
+            found[length] = '\0';
+            if (access(found, R_OK) == 0)
+                return found;
+        }
+        list += length + (list[length] == ':');
+    }
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,101 @@
+"""An agent as a real process whose view of cgroups is a file: pid -> contents of /proc/PID/cgroup."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cotenant.node.client import ControlClient
+
+SCRIPT = """
+import asyncio, json, sys
+from pathlib import Path
+from cotenant.node.__main__ import serve
+from cotenant.node.agent import AgentOptions
+from cotenant.node.gpus import Gpu, uuid_text
+from cotenant.node.holders import place_in
+
+folder, count, memory = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+gpus = tuple(Gpu(uuid_text(bytes([i + 1]) * 16), "Test GPU", memory << 30, i, soft=True) for i in range(count))
+
+def locate(pid):
+    try:
+        return place_in(json.loads((folder / "cgroups.json").read_text()).get(str(pid), ""))
+    except FileNotFoundError:
+        return None
+
+sys.argv = sys.argv[:1]
+asyncio.run(serve(AgentOptions(folder, gpus=gpus, tenant_socket=folder / "tenants" / "agent.sock", locate=locate)))
+"""
+
+
+def uuid_of(index: int) -> str:
+    """UUID of the agent's GPU with that index, as text."""
+    digits = f"{index + 1:02x}" * 16
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def pod_cgroup(uid: str, container_id: str = "") -> str:
+    """Contents of /proc/PID/cgroup of a process in a pod, as systemd and containerd make it."""
+    scope = f"/cri-containerd-{container_id}.scope" if container_id else ""
+    return f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid.replace('-', '_')}.slice{scope}\n"
+
+
+class HeldAgent:
+    """Agent with `count` GPUs of `memory_gib` GiB; `tenants` is the folder a container would have mounted."""
+
+    def __init__(self, folder: Path, count: int = 1, memory_gib: int = 8) -> None:
+        self.folder, self.tenants = folder, folder / "tenants"
+        self.arguments = [str(folder), str(count), str(memory_gib)]
+        self.process: subprocess.Popen[bytes]
+        self.start()
+
+    def start(self) -> None:
+        self.log = open(self.folder / "agent.log", "ab")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, *self.arguments], stdout=self.log, stderr=self.log, start_new_session=True
+        )
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                self.call("status")
+                return
+            except Exception:
+                assert self.process.poll() is None, (self.folder / "agent.log").read_text()
+                time.sleep(0.02)
+        raise AssertionError("the agent did not come up")
+
+    def call(self, op: str, **order: Any) -> dict[str, Any]:
+        with ControlClient(self.folder, timeout_s=20) as client:
+            return client.call(op, **order)
+
+    def held(self) -> dict[str, dict[str, Any]]:
+        """Held pods by tenant name."""
+        return {row["name"]: row for row in self.call("held", kind="pod")["held"]}
+
+    def put(self, text: str, pid: int | None = None) -> None:
+        """From now on that process (this one by default) is in that cgroup, as the agent sees it."""
+        path = self.folder / "cgroups.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(known | {str(pid or os.getpid()): text}))
+        fresh.rename(path)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.log.close()
