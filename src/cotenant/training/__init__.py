@@ -1,0 +1,1 @@
+"""What runs inside a training job: the loop, checkpoints, the lease. Standard library only; torch where it is there."""

@@ -1,0 +1,192 @@
+"""Checkpoints on disk: whole or not there, whatever happens to the process or the machine while one is written.
+
+    checkpoint/manifest.json     {"step", "attempt", "world", "folder", "previous"}: the one thing that is ever replaced
+    checkpoint/step-120/rank-0.pt ...
+
+A checkpoint is written beside the last one, synced, and becomes the last one when the manifest is renamed over the old.
+The one before is kept until then, and one longer, for the day that the last cannot be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.model.errors import WorkError
+from cotenant.training.contract import read_json
+
+MANIFEST = "manifest.json"
+
+
+class FencedError(WorkError):
+    """A later start of this job owns the folder now."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint as loaded. `world`: how many ranks wrote it; `remark`: what had to be passed over to find it."""
+
+    step: int
+    world: int
+    state: dict[str, Any]
+    remark: str | None = None
+
+
+class CheckpointStore:
+    """The checkpoints of a job, as one of its ranks sees them. Ranks share the folder.
+
+    `attempt`: how often the job was started before; one of an earlier attempt that still runs cannot overwrite those
+    of a later one. Raises WorkError when the disk fails; the last checkpoint is then still the last.
+    """
+
+    def __init__(self, folder: Path, rank: int = 0, world: int = 1, attempt: int = 0) -> None:
+        self.folder, self.rank, self.world, self.attempt = folder, rank, world, attempt
+
+    def step(self) -> int | None:
+        """Step of the last checkpoint; None without one."""
+        manifest = read_json(self.folder / MANIFEST)
+        return None if manifest is None else _whole(manifest.get("step"))
+
+    def save(self, step: int, state: dict[str, Any], together: Callable[[bool], bool] = lambda well: well) -> int:
+        """Make `state` the checkpoint of `step`; returns the bytes this rank wrote.
+
+        `together(well)` returns once every rank of the gang has called it, and whether all is well with all. A step
+        that is the last checkpoint's already may be written again: it is the same state.
+        """
+        written, trouble = 0, None
+        try:
+            written = self._write(step, state)
+        except (OSError, pickle.PicklingError, AttributeError, TypeError, WorkError) as error:
+            trouble = error
+        well = together(trouble is None)
+        if well and self.rank == 0:
+            try:
+                self._commit(step)
+            except (OSError, WorkError) as error:
+                trouble = error
+        well = together(well and trouble is None)
+        if isinstance(trouble, FencedError):
+            raise trouble
+        if not well:
+            why = _why(trouble) if trouble is not None else "another rank could not write its part"
+            raise WorkError(f"the checkpoint of step {step} could not be written: {why}") from trouble
+        return written
+
+    def load(self) -> Saved | None:
+        """The last checkpoint, or the one before where the last cannot be read; None where there is none.
+
+        WorkError when there are checkpoints and none can be read: to begin anew would hide the loss.
+        """
+        manifest: dict[str, Any] | None = read_json(self.folder / MANIFEST)
+        if manifest is None:
+            if (self.folder / MANIFEST).exists():
+                raise WorkError(f"{self.folder / MANIFEST} cannot be read; remove the folder to begin anew")
+            return None
+        troubles: list[str] = []
+        while manifest is not None:
+            folder = self.folder / str(manifest.get("folder"))
+            world = _whole(manifest.get("world")) or 1
+            try:
+                # a gang of another size has no state of its own for the ranks beyond: they take that of rank 0
+                state = _read(folder, self.rank if self.rank < world else 0)
+                return Saved(int(manifest["step"]), world, state, "; ".join(troubles) or None)
+            except Exception as error:  # whatever a damaged pickle raises
+                troubles.append(f"{folder.name} cannot be read ({error})")
+            previous = manifest.get("previous")
+            manifest = previous if isinstance(previous, dict) else None
+        raise WorkError(f"{self.folder}: {'; '.join(troubles)}; remove the folder to begin anew")
+
+    def _write(self, step: int, state: dict[str, Any]) -> int:
+        self._refuse_fenced()
+        folder = self.folder / f"step-{step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        dump, ending = _format()
+        path = folder / f"rank-{self.rank}.{ending}"
+        part = path.with_suffix(".part")
+        try:
+            with part.open("wb") as file:
+                dump(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+            part.replace(path)
+            _sync(folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
+        return size
+
+    def _commit(self, step: int) -> None:
+        last = self._refuse_fenced()
+        if last is not None and last.get("step") == step:
+            previous = last.get("previous")
+        else:
+            previous = None if last is None else {name: last[name] for name in last if name != "previous"}
+        content = {
+            "step": step, "attempt": self.attempt, "world": self.world, "folder": f"step-{step}", "previous": previous,
+        }  # fmt: skip
+        part = self.folder / f".{MANIFEST}.part"
+        with part.open("w") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(self.folder)  # the step's folder itself must be there before the manifest names it
+        part.replace(self.folder / MANIFEST)
+        _sync(self.folder)
+        kept = {content["folder"], (previous or {}).get("folder")}
+        for old in self.folder.glob("step-*"):
+            if old.name not in kept:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _refuse_fenced(self) -> dict[str, Any] | None:
+        last = read_json(self.folder / MANIFEST)
+        if last is not None and (_whole(last.get("attempt")) or 0) > self.attempt:
+            raise FencedError(
+                f"start {last['attempt']} of this job has written a checkpoint; this one, start {self.attempt}, ends"
+            )
+        return last
+
+
+def _format() -> tuple[Callable[[Any, Any], None], str]:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return torch.save, "pt"
+    return pickle.dump, "pickle"
+
+
+def _read(folder: Path, rank: int) -> dict[str, Any]:
+    plain = folder / f"rank-{rank}.pickle"
+    if plain.exists():
+        with plain.open("rb") as file:
+            state: dict[str, Any] = pickle.load(file)
+            return state
+    import torch
+
+    # the folder is the job's own; optimizers and random states are more than tensors. load_state_dict copies to the GPU
+    loaded: dict[str, Any] = torch.load(folder / f"rank-{rank}.pt", map_location="cpu", weights_only=False)
+    return loaded
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _why(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,0 +1,139 @@
+"""How a job and whoever started it talk: environment, files in the job's folder, one exit code.
+
+Files are JSON and replaced by rename, so a reader sees the old or the new one. They outlive both sides: a controller
+that comes back finds what its jobs did meanwhile. The folder is the same wherever the job is moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+JOB_ENV = "COTENANT_JOB"
+FOLDER_ENV = "COTENANT_JOB_DIR"
+ATTEMPT_ENV = "COTENANT_ATTEMPT"
+CPUS_ENV = "COTENANT_CPUS"
+MEMORY_ENV = "COTENANT_MEMORY_BYTES"
+GPUS_ENV = "COTENANT_GPUS"
+
+PREEMPTED_EXIT = 75  # EX_TEMPFAIL of sysexits: try again later
+PROGRESS_FILE = "progress.json"
+CHECKPOINT_FOLDER = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What a job may use until when. `until_s` is on this machine's monotonic clock, which no clock change moves; None:
+    without end. `cpus` and `memory_bytes`: what its node gives the process. `stop`: save and leave after this step."""
+
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    stop: bool = False
+    until_s: float | None = None
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is. `step`: whole steps done; `checkpoint_step`: those that a crash cannot take; None: none yet."""
+
+    attempt: int
+    state: str  #: running | preempted | finished
+    step: int
+    total_steps: int | None
+    fraction: float | None
+    epoch: int
+    checkpoint_step: int | None
+    steps_per_s: float | None
+    written_unix_s: float
+    problem: str | None = None
+
+
+def lease_file(folder: Path, rank: int = 0) -> Path:
+    """Where the lease of a rank is."""
+    return folder / f"lease-{rank}.json"
+
+
+def write_lease(folder: Path, rank: int, lease: Lease) -> None:
+    """Grant, renew, change or end a lease."""
+    write_json(lease_file(folder, rank), asdict(lease))
+
+
+def read_lease(folder: Path, rank: int = 0) -> Lease | None:
+    """The lease as it stands; None where there is none, or none that makes sense."""
+    raw = read_json(lease_file(folder, rank))
+    if raw is None:
+        return None
+    return Lease(
+        cpus=_number(raw.get("cpus")),
+        memory_bytes=_whole(raw.get("memory_bytes")),
+        stop=raw.get("stop") is True,
+        until_s=_number(raw.get("until_s")),
+        attempt=_whole(raw.get("attempt")) or 0,
+    )
+
+
+def write_progress(folder: Path, progress: Progress) -> None:
+    """Tell how far the job is."""
+    write_json(folder / PROGRESS_FILE, asdict(progress))
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """What the job told last; None where it told nothing, or nothing that makes sense."""
+    raw = read_json(folder / PROGRESS_FILE)
+    if raw is None or set(raw) != {field.name for field in fields(Progress)}:
+        return None
+    step, attempt = _whole(raw["step"]), _whole(raw["attempt"])
+    if step is None or attempt is None:
+        return None
+    problem = raw["problem"]
+    return Progress(
+        attempt=attempt,
+        state=str(raw["state"]),
+        step=step,
+        total_steps=_whole(raw["total_steps"]),
+        fraction=_number(raw["fraction"]),
+        epoch=_whole(raw["epoch"]) or 0,
+        checkpoint_step=_whole(raw["checkpoint_step"]),
+        steps_per_s=_number(raw["steps_per_s"]),
+        written_unix_s=_number(raw["written_unix_s"]) or 0.0,
+        problem=None if problem is None else str(problem),
+    )
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file in one step. Not synced to the disk: it is a message, and a lost one is told again."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(json.dumps(content))
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """An object from a file; None for anything else."""
+    try:
+        raw = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return raw if isinstance(raw, dict) else None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None or number < 0 else int(number)

@@ -1,0 +1,76 @@
+"""The lease as a running job sees it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from cotenant.training.contract import CPUS_ENV, MEMORY_ENV, Lease, lease_file, read_lease
+from cotenant.training.gang import stated_rank
+
+LOOK_S = 0.05  # between looks at the file
+
+
+class LeaseWatch:
+    """Keeps up with the lease file; `lease` is what holds now.
+
+    Without a file, the lease is what the environment says, for ever. `fenced`: the file is for a later start of this
+    job, so whoever reads it here should not be running.
+    """
+
+    def __init__(self, folder: Path | None, attempt: int) -> None:
+        self._folder, self._attempt = folder, attempt
+        self._rank = stated_rank()
+        self._file = None if folder is None else lease_file(folder, self._rank)
+        self._seen: tuple[int, int] | None = None
+        self._next_s = 0.0
+        self.fenced = False
+        self.lease = Lease(cpus=_number(CPUS_ENV), memory_bytes=_whole(MEMORY_ENV), attempt=attempt)
+        self.look(time.monotonic())
+
+    def look(self, now_s: float) -> bool:
+        """Read the file if it is time and it has changed; whether the lease is another than before."""
+        if self._file is None or self._folder is None or now_s < self._next_s:
+            return False
+        self._next_s = now_s + LOOK_S
+        try:
+            status = self._file.stat()
+        except OSError:
+            return False
+        seen = (status.st_ino, status.st_mtime_ns)
+        if seen == self._seen:
+            return False
+        found = read_lease(self._folder, self._rank)
+        if found is None:
+            return False
+        self._seen = seen
+        self.fenced = found.attempt > self._attempt
+        if found.attempt < self._attempt:
+            return False  # of the start before; ours is not written yet
+        before = self.lease
+        self.lease = replace(
+            found,
+            cpus=before.cpus if found.cpus is None else found.cpus,
+            memory_bytes=before.memory_bytes if found.memory_bytes is None else found.memory_bytes,
+        )
+        return self.lease != before
+
+    def over(self, now_s: float) -> bool:
+        """Whether the job is to leave."""
+        until_s = self.lease.until_s
+        return self.fenced or self.lease.stop or (until_s is not None and now_s >= until_s)
+
+
+def _number(name: str) -> float | None:
+    try:
+        value = float(os.environ.get(name, ""))
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None
+
+
+def _whole(name: str) -> int | None:
+    number = _number(name)
+    return None if number is None else int(number)

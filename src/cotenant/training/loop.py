@@ -1,0 +1,272 @@
+"""`for batch in cotenant.loop(loader, checkpoint=...)`: a training loop that can be stopped, moved and resumed exactly.
+
+After every step the loop looks at its lease, tells how far it is, and saves where that is due or wanted. Asked to
+leave, it saves and ends the process with exit code 75; started again with the same folder, it goes on with the next
+batch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from cotenant.model.errors import InputError, WorkError
+from cotenant.training import randomness
+from cotenant.training.checkpoint import CheckpointStore, FencedError
+from cotenant.training.contract import (
+    ATTEMPT_ENV,
+    CHECKPOINT_FOLDER,
+    FOLDER_ENV,
+    PREEMPTED_EXIT,
+    Lease,
+    Progress,
+    write_progress,
+)
+from cotenant.training.gang import Gang, find_gang
+from cotenant.training.leases import LeaseWatch
+from cotenant.training.measuring import Measuring
+from cotenant.training.sources import Source, find_source
+from cotenant.training.state import States, find_states
+
+REPORT_S = 0.5  # between reports of progress
+
+
+class Loop:
+    """One training loop of a process; see `cotenant.loop` for what it is given. Iterate over it once.
+
+    `step`: whole steps done since the beginning of training; `epoch`: the current one, from 0; `lease`: what the job
+    may use at the moment.
+    """
+
+    def __init__(
+        self, source: Source, states: States, epochs: int, steps: int | None, folder: Path | None, every_s: float,
+        seed: int | None,
+    ) -> None:  # fmt: skip
+        self._source, self._states, self._folder = source, states, folder
+        self._epochs, self._steps, self._every_s = epochs, steps, every_s
+        self._seed = seed
+        self._attempt = int(os.environ.get(ATTEMPT_ENV, "0") or 0)
+        self.step = self.epoch = 0
+        self._batch = 0  # number of the next batch in its epoch
+        self._gang: Gang = Gang()
+        self._store: CheckpointStore | None = None
+        self._watch = LeaseWatch(folder, self._attempt)
+        self._signalled = self._begun = self._asked = False
+        self._saved_step: int | None = None
+        self._problem: str | None = None
+        self._told_s = self._told_step = 0.0
+        self._saved_s = time.monotonic()
+        self._measuring = Measuring.wanted(folder)
+
+    @property
+    def lease(self) -> Lease:
+        """What this process may use: as last told, else as it was started with."""
+        return self._watch.lease
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole training; None where the loader cannot tell."""
+        length = self._source.length()
+        total = None if length is None else length * self._epochs
+        return total if self._steps is None else self._steps if total is None else min(self._steps, total)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._begun:
+            raise RuntimeError("a loop is iterated over once; start another for more training")
+        self._begun = True
+        self._gang = find_gang()
+        before = self._listen()
+        try:
+            self._resume()
+            yield from self._epochs_left()
+            self._finish()
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
+
+    def save(self) -> None:
+        """Ask for a checkpoint; it is made when the current step is done (in a gang: one step later)."""
+        self._asked = True
+
+    def _save(self) -> None:
+        if self._store is None:
+            return
+        state = {
+            "epoch": self.epoch, "batch": self._batch, "seed": self._seed, "random": randomness.take(),
+            "objects": self._states.take(),
+        }  # fmt: skip
+        self._store.save(self.step, state, self._gang.together)
+        self._saved_step, self._saved_s, self._problem = self.step, time.monotonic(), None
+
+    # ---- going on
+
+    def _epochs_left(self) -> Iterator[Any]:
+        while self.epoch < self._epochs and not self._enough():
+            lease = self.lease
+            ended = True
+            for batch in self._source.batches(self._seed or 0, self.epoch, self._batch, lease.cpus):
+                yield batch
+                self.step += 1
+                self._batch += 1
+                self._after_step()
+                if self._enough():
+                    return
+                if self._source.workers(self.lease.cpus) != self._source.workers(lease.cpus):
+                    ended = False  # other cores, other workers: go on with new ones at the next batch
+                    break
+            if ended:
+                self.epoch += 1
+                self._batch = 0
+
+    def _enough(self) -> bool:
+        return self._steps is not None and self.step >= self._steps
+
+    def _after_step(self) -> None:
+        now = time.monotonic()
+        if self._measuring is not None:
+            self._measuring.step(self._source, self.lease)
+        memory = self.lease.memory_bytes
+        if self._watch.look(now) and self.lease.memory_bytes not in (None, memory):
+            self._source.set_memory(self.lease.memory_bytes or 0)
+        due = self._store is not None and (self._asked or now - self._saved_s >= self._every_s)
+        leave, due = self._gang.agree(self._signalled or self._watch.over(now), due)
+        if leave:
+            self._leave()
+        if due:
+            self._asked = False
+            self._try_to_save()
+        if now - self._told_s >= REPORT_S:
+            self._tell("running")
+
+    # ---- beginning and ending
+
+    def _listen(self) -> Any:
+        """Take SIGTERM as a wish to leave; returns the handler before, None where signals are not ours to take."""
+        if threading.current_thread() is not threading.main_thread():
+            return None
+
+        def wish(_number: int, _frame: FrameType | None) -> None:
+            self._signalled = True
+
+        return signal.signal(signal.SIGTERM, wish)
+
+    def _resume(self) -> None:
+        if self._folder is not None and self._states.wanted and self._measuring is None:
+            self._store = CheckpointStore(
+                self._folder / CHECKPOINT_FOLDER, self._gang.rank, self._gang.world, self._attempt
+            )
+            saved = self._store.load()
+            if saved is not None:
+                if saved.remark:
+                    print(f"cotenant: {saved.remark}; going on from step {saved.step}", file=sys.stderr)
+                state = saved.state
+                self._states.put(state["objects"])
+                self.step = self._saved_step = saved.step
+                self.epoch, self._batch, self._seed = state["epoch"], state["batch"], state["seed"]
+                if self._gang.rank < saved.world:
+                    randomness.put(state["random"])
+                else:  # a rank that is new: nobody's numbers, but the same ones every time
+                    randomness.set_all(randomness.derive(self._seed, saved.step, self._gang.rank))
+        if self._seed is None:
+            self._seed = _seed_of_process()
+        if self.lease.memory_bytes is not None:
+            self._source.set_memory(self.lease.memory_bytes)
+        self._tell("running")
+
+    def _leave(self) -> NoReturn:
+        if not self._watch.fenced:
+            self._try_to_save()
+        self._gang.close()
+        self._tell("preempted")
+        raise SystemExit(PREEMPTED_EXIT)
+
+    def _finish(self) -> None:
+        self._gang.close()
+        if self._store is not None and self._saved_step != self.step:
+            self._try_to_save()
+        self._tell("finished")
+
+    def _try_to_save(self) -> None:
+        """Save; where the disk fails, training goes on and the report says so. A job that was replaced ends."""
+        try:
+            self._save()
+        except FencedError as error:
+            raise SystemExit(f"cotenant: {error}") from None
+        except WorkError as error:
+            self._saved_s = time.monotonic()  # again when it is due again
+            self._problem = str(error)
+            print(f"cotenant: {error}", file=sys.stderr)
+
+    def _tell(self, state: str) -> None:
+        now = time.monotonic()
+        rate = (self.step - self._told_step) / (now - self._told_s) if self._told_s and now > self._told_s else None
+        self._told_s, self._told_step = now, self.step
+        if self._folder is None or self._gang.rank != 0 or self._watch.fenced:
+            return
+        total = self.total_steps
+        try:
+            write_progress(
+                self._folder,
+                Progress(
+                    attempt=self._attempt, state=state, step=self.step, total_steps=total,
+                    fraction=min(1.0, self.step / total) if total else None, epoch=self.epoch,
+                    checkpoint_step=self._saved_step, steps_per_s=rate, written_unix_s=time.time(),
+                    problem=self._problem,
+                ),
+            )  # fmt: skip
+        except OSError as error:
+            print(f"cotenant: progress could not be told: {error.strerror or error}", file=sys.stderr)
+
+
+def loop(
+    loader: Any,
+    *,
+    checkpoint: Any = None,
+    epochs: int = 1,
+    steps: int | None = None,
+    folder: str | Path | None = None,
+    every_s: float = 600.0,
+    seed: int | None = None,
+) -> Loop:
+    """Iterate over the batches of `epochs` epochs (at most `steps` of them), so that training can be stopped anywhere
+    and resumed exactly.
+
+    `loader`: a torch DataLoader, a sequence of batches, an iterable, or a function from the epoch to an iterable.
+    `checkpoint`: what training changes, by name: `{"model": model, "optimizer": optimizer, "scheduler": scheduler}`;
+    anything with `state_dict` and `load_state_dict`, and random generators of numpy and torch. Saved beside it: the
+    place in the data and the random state of Python, numpy and torch. None: nothing is saved.
+    `folder`: where; by default the job's folder that the fleet gives, and outside of a fleet nothing is saved.
+    `every_s`: seconds between checkpoints while running. `seed`: of the order of the data; by default torch's initial
+    seed, so `torch.manual_seed` before governs it.
+    InputError for arguments that cannot be right, WorkError for a checkpoint that cannot be read.
+    """
+    if epochs < 1:
+        raise InputError(f"{epochs} epochs are no training", field="epochs")
+    if steps is not None and steps < 0:
+        raise InputError(f"{steps} steps are fewer than none", field="steps")
+    if not every_s > 0:
+        raise InputError(f"{every_s} seconds between checkpoints are not above 0", field="every_s")
+    where = Path(folder) if folder is not None else _folder_given()
+    if where is not None:
+        try:
+            where.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{where} cannot be made: {error.strerror or error}", field="folder") from None
+    return Loop(find_source(loader), find_states(checkpoint), epochs, steps, where, every_s, seed)
+
+
+def _folder_given() -> Path | None:
+    text = os.environ.get(FOLDER_ENV, "")
+    return Path(text) if text else None
+
+
+def _seed_of_process() -> int:
+    torch = sys.modules.get("torch")
+    return int(torch.initial_seed()) if torch is not None else randomness.derive("cotenant")

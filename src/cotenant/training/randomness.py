@@ -1,0 +1,94 @@
+"""The random number generators of a process: taken, put back, set from a seed. Those of libraries that are loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+State = dict[str, Any]
+
+
+def take() -> State:
+    """The state of every generator: Python's, numpy's global one, torch's of the CPU and of every GPU in use."""
+    state: State = {"python": random.getstate()}
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        state["numpy"] = numpy.random.get_state()
+    if torch is not None:
+        state["torch"] = torch.get_rng_state()
+        if torch.cuda.is_initialized():
+            state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def put(state: State) -> None:
+    """Put a state back. GPUs beyond those that the state knows keep theirs."""
+    random.setstate(state["python"])
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and "numpy" in state:
+        numpy.random.set_state(state["numpy"])
+    if torch is None or "torch" not in state:
+        return
+    torch.set_rng_state(state["torch"])
+    for device, one in enumerate(state.get("cuda", ())):
+        if device < torch.cuda.device_count():
+            torch.cuda.set_rng_state(one, device)
+
+
+def set_all(seed: int) -> None:
+    """Set every generator of the CPU from a seed."""
+    random.seed(seed)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    if torch is not None:
+        torch.default_generator.manual_seed(seed % 2**63)
+
+
+@contextlib.contextmanager
+def apart(seed: int) -> Iterator[None]:
+    """Inside, the CPU's generators start from a seed; afterwards they go on where they were."""
+    kept = _take_cpu()
+    set_all(seed)
+    try:
+        yield
+    finally:
+        put(kept)
+
+
+def derive(*parts: object) -> int:
+    """A seed of 63 bits from any parts, the same on every machine and in every process."""
+    text = "/".join(map(repr, parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _take_cpu() -> State:
+    state = {"python": random.getstate()}
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        state["numpy"] = numpy.random.get_state()
+    if torch is not None:
+        state["torch"] = torch.get_rng_state()
+    return state
+
+
+class Stream:
+    """CPU generators of their own, from a seed: what runs inside `with stream` draws from them and leaves the process's
+    alone, however the two take turns."""
+
+    def __init__(self, seed: int) -> None:
+        with apart(seed):
+            self._own = _take_cpu()
+        self._kept: State = {}
+
+    def __enter__(self) -> None:
+        self._kept = _take_cpu()
+        put(self._own)
+
+    def __exit__(self, *_: object) -> None:
+        self._own = _take_cpu()
+        put(self._kept)

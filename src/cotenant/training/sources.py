@@ -1,0 +1,118 @@
+"""Where batches come from, by number: every source can begin an epoch at any batch and gives the same batches again.
+
+What a loader draws (its order, its augmentations) comes from the seed, the epoch and the batch's number alone. So it
+needs no saving, and it does not change with the number of workers, which follows the cores that the job has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from cotenant.model.errors import InputError
+from cotenant.training.randomness import Stream, derive
+
+
+class Source(ABC):
+    """Batches of epochs."""
+
+    @abstractmethod
+    def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
+        """The batches of an epoch from number `first` on. `cpus`: cores the job has, None: not known."""
+
+    def length(self) -> int | None:
+        """Batches per epoch, None: not known."""
+        return None
+
+    def workers(self, cpus: float | None) -> int:
+        """Processes that prepare batches with that many cores."""
+        return 0
+
+    def samples_per_batch(self) -> int | None:
+        """Samples in a batch, None: not known."""
+        return None
+
+    def set_memory(self, memory_bytes: int) -> None:  # noqa: B027 most sources keep nothing
+        """Tell whoever keeps data in memory how much the job has."""
+
+
+class SequenceSource(Source):
+    """A sequence of batches, the same in every epoch."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = batches
+
+    def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
+        """See Source."""
+        for number in range(first, len(self._batches)):
+            with Stream(derive(seed, epoch, number)):
+                batch = self._batches[number]
+            yield batch
+
+    def length(self) -> int | None:
+        """See Source."""
+        return len(self._batches)
+
+
+class IterableSource(Source):
+    """Anything that can be iterated anew for each epoch, or a function from the epoch to an iterable. To begin in the
+    middle, the batches before are drawn and dropped."""
+
+    def __init__(self, make: Callable[[int], Iterable[Any]], length: int | None) -> None:
+        self._make, self._length = make, length
+
+    def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
+        """See Source."""
+        stream = Stream(derive(seed, epoch))
+        with stream:
+            iterator = iter(self._make(epoch))
+        for number in itertools.count():
+            with stream:
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+            if number >= first:
+                yield batch
+
+    def length(self) -> int | None:
+        """See Source."""
+        return self._length
+
+
+def find_source(loader: Any) -> Source:
+    """The source for a loader: torch's DataLoader, a sequence, an iterable, or a function of the epoch."""
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and isinstance(loader, data.DataLoader):
+        from cotenant.training.torch_source import torch_source
+
+        return torch_source(loader)
+    if isinstance(loader, Sequence) and not isinstance(loader, str | bytes):
+        return SequenceSource(loader)
+    if isinstance(loader, Iterator):
+        raise InputError(
+            "the loader is an iterator, which cannot begin again: give what it was made of, or a function of the epoch",
+            field="loader",
+        )
+    if isinstance(loader, Iterable):
+        return IterableSource(lambda epoch: _at_epoch(loader, epoch), _length(loader))
+    if callable(loader):
+        return IterableSource(loader, None)
+    raise InputError(f"{type(loader).__name__} is neither iterable nor a function of the epoch", field="loader")
+
+
+def _at_epoch(loader: Any, epoch: int) -> Iterable[Any]:
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch)
+    iterable: Iterable[Any] = loader
+    return iterable
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None

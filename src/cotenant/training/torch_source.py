@@ -1,0 +1,156 @@
+"""PyTorch's DataLoader as a source: its dataset, sampler and settings in a loader that can begin at any batch."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Generator
+from torch.utils.data import DataLoader, IterableDataset
+
+from cotenant.training.randomness import Stream, apart, derive
+from cotenant.training.sources import IterableSource, Source
+
+
+class _Numbered(list[Any]):
+    """The indices of a batch and its number in the epoch."""
+
+    number: int
+
+
+class _Seeded:
+    """A dataset that gives whole batches, whose random choices depend on seed, epoch and batch number alone: those of
+    the samples and those of putting them together."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int, epoch: int) -> None:
+        self._dataset, self._collate, self._seed, self._epoch = loader.dataset, loader.collate_fn, seed, epoch
+
+    def __getitems__(self, batch: _Numbered) -> Any:
+        with apart(derive(self._seed, self._epoch, batch.number)):
+            many = getattr(self._dataset, "__getitems__", None)
+            return self._collate(many(list(batch)) if many else [self._dataset[index] for index in batch])
+
+    def __getitem__(self, one: _Numbered) -> Any:  # a loader that does not batch: the list holds what its sampler gave
+        with apart(derive(self._seed, self._epoch, one.number)):
+            return self._collate(self._dataset[one[0]])
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class _Order:
+    """The sampler's batches from one on, drawn as they are asked for, from random generators of their own."""
+
+    def __init__(self, sampler: Any, seed: int, epoch: int, first: int, *, batched: bool) -> None:
+        self._sampler, self._first, self._batched = sampler, first, batched
+        self._stream = Stream(derive(seed, epoch, "order"))
+        parts: tuple[Any, ...] = (sampler, getattr(sampler, "sampler", None))
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+            if isinstance(getattr(part, "generator", None), Generator):
+                part.generator.manual_seed(derive(seed, epoch, "generator"))
+
+    def __iter__(self) -> Iterator[_Numbered]:
+        with self._stream:
+            iterator = iter(self._sampler)
+        number = 0
+        while True:
+            with self._stream:
+                try:
+                    drawn = next(iterator)
+                except StopIteration:
+                    return
+            if number >= self._first:
+                batch = _Numbered(drawn if self._batched else [drawn])
+                batch.number = number
+                yield batch
+            number += 1
+
+
+class _Worker:
+    """What a worker process does first: leave signals for the job to the job, then what the user wants."""
+
+    def __init__(self, users: Callable[[int], None] | None) -> None:
+        self._users = users
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stop goes to the whole group; workers end with the loop
+        if self._users is not None:
+            self._users(worker)
+
+
+class TorchSource(Source):
+    """A DataLoader over a dataset with indices."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._batched = loader.batch_sampler is not None
+
+    def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
+        """See Source."""
+        own, workers = self._loader, self.workers(cpus)
+        order = _Order(
+            own.batch_sampler if self._batched else own.sampler, seed, epoch, first, batched=self._batched
+        )
+        sampling: dict[str, Any] = (
+            {"batch_sampler": order} if self._batched else {"batch_size": None, "sampler": order}
+        )
+        if workers:
+            sampling |= {
+                "prefetch_factor": own.prefetch_factor,
+                "multiprocessing_context": own.multiprocessing_context,
+                "timeout": own.timeout,
+            }
+        anew: DataLoader[Any] = DataLoader(
+            _Seeded(own, seed, epoch),
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            pin_memory=own.pin_memory,
+            worker_init_fn=_Worker(own.worker_init_fn) if workers else None,
+            generator=Generator().manual_seed(derive(seed, epoch, first, "workers")),
+            **sampling,
+        )
+        return iter(anew)
+
+    def length(self) -> int | None:
+        """See Source."""
+        return _length(self._loader)
+
+    def workers(self, cpus: float | None) -> int:
+        """As many as there are cores, where the loader has workers at all and the cores are known."""
+        stated = self._loader.num_workers
+        return stated if stated == 0 or cpus is None else max(1, int(cpus))
+
+    def samples_per_batch(self) -> int | None:
+        """See Source."""
+        return self._loader.batch_size or getattr(self._loader.batch_sampler, "batch_size", None)
+
+    def set_memory(self, memory_bytes: int) -> None:
+        """See Source."""
+        tell_memory(self._loader.dataset, memory_bytes)
+
+
+def torch_source(loader: DataLoader[Any]) -> Source:
+    """A DataLoader as a source. One over a stream (IterableDataset) has no indices: it keeps its workers, and to begin
+    in the middle of an epoch its batches are drawn and dropped."""
+    if isinstance(loader.dataset, IterableDataset):
+        return IterableSource(lambda epoch: loader, _length(loader))
+    return TorchSource(loader)
+
+
+def tell_memory(dataset: Any, memory_bytes: int) -> None:
+    """Tell the dataset, and what it wraps (`.dataset`), how much memory the job has, where it wants to know."""
+    while dataset is not None:
+        if hasattr(dataset, "set_memory_budget"):
+            dataset.set_memory_budget(memory_bytes)
+        dataset = getattr(dataset, "dataset", None)
+
+
+def _length(loader: DataLoader[Any]) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
