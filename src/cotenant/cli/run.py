@@ -23,6 +23,12 @@ def run(
     mechanism: Annotated[str, typer.Option(metavar="time|whole|mps", help="How the share is enforced.")] = "time",
     priority: Annotated[int, typer.Option(help="For discipline priority: larger goes first.")] = 0,
     weight: Annotated[float, typer.Option(help="For discipline weighted-round-robin.")] = 0.0,
+    best_effort: Annotated[
+        bool, typer.Option("--best-effort", help="Stay out of the way of latency-sensitive services on this GPU.")
+    ] = False,
+    work_class: Annotated[
+        str, typer.Option(metavar="unknown|memory|compute", help="What its kernels need most (scheme orion).")
+    ] = "unknown",
     timeout: Annotated[Text, typer.Option(metavar="10m", help="Stop the program after that time.")] = None,
     join: Annotated[bool, typer.Option("--join", help="Run inside the tenant of that name.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
@@ -47,6 +53,8 @@ def run(
         gpus=which,
         gpu_count=int(gpus) if gpus and _is_count(gpus) else max(1, len(which)),
         mechanism=mechanism,
+        best_effort=best_effort,
+        work_class=work_class,
     )
     check_spec(spec, field="--name" if name else None)
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None

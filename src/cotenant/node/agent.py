@@ -22,6 +22,8 @@ from cotenant.node import holding, processes, reconfigure, state
 from cotenant.node.broker import Broker
 from cotenant.node.config import AgentConfig, FileWatch, TenantSpec
 from cotenant.node.control import Caller, ControlServer
+from cotenant.node.floor import Floors
+from cotenant.node.floor_page import SOCKET as FLOOR_SOCKET
 from cotenant.node.gpus import Gpu, discover
 from cotenant.node.holders import Place, place_of
 from cotenant.node.ledger import HOST, Ledger
@@ -97,6 +99,7 @@ class Agent:
         self.departed: dict[str, list[str]] = {}  # warnings of tenants that have ended, for their launchers
         self.broker: Broker
         self.server: ShimServer
+        self.floors: Floors
         self._stop = asyncio.Event()
         self._saved_fault = ""
         self._save_timer: asyncio.TimerHandle | None = None
@@ -126,6 +129,7 @@ class Agent:
             self._restore()
             reconfigure.admit_declared(self, self.config.tenants)
             self.server.listen(TENANT_SOCKET_MODE if self.options.tenant_socket else self.options.socket_mode)
+            self.floors.listen(TENANT_SOCKET_MODE if self.options.tenant_socket else self.options.socket_mode)
             await control.listen(self.options.socket_mode)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -165,8 +169,13 @@ class Agent:
             self.save,
             self.options.locate,
         )
+        floor_path = self.server.path.with_name(FLOOR_SOCKET)
+        gpus = [gpu.uuid for gpu in self.gpus]
+        self.floors = Floors(floor_path, gpus, self.config.colocation, self.server.tenant_of, self.log)
 
     def _end(self) -> None:
+        if hasattr(self, "floors"):
+            self.floors.close()
         if hasattr(self, "server"):
             self.save_now()
             self.broker.close()

@@ -15,6 +15,8 @@ from typing import Any
 
 from cotenant.model.errors import InputError
 from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
+from cotenant.node.config_colocation import check_work, parse_colocation
+from cotenant.policy.colocation import ColocationSettings
 from cotenant.policy.quota import DISCIPLINES, QuotaSettings
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")
@@ -39,6 +41,9 @@ class TenantSpec:
     gpu_count: int = 1
     mechanism: str = "time"
     uid: int | None = None
+    best_effort: bool = False
+    work_class: str = "unknown"  # what its kernels need most: unknown, memory, compute; for the scheme orion
+    work_sms: int = 0  # SMs that they fill; 0: not known
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class AgentConfig:
     inflight_ns: int = 4_000_000
     context_reserve_bytes: int | None = None  # None: 640 MiB on a real GPU, 0 on the software GPU
     reconnect_ms: int = 100
+    colocation: ColocationSettings = field(default_factory=ColocationSettings)
 
 
 def check_name(name: object, **where: Any) -> str:
@@ -79,12 +85,14 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
         raise InputError(f"the memory of {spec.name} must be over 0 bytes and fit a machine", **where)
     if not 0.0 <= spec.weight < math.inf:
         raise InputError(f"the weight of {spec.name} is {spec.weight}; it must be 0 or more", **where)
+    check_work(spec.work_class, spec.work_sms, **where)
     if not 1 <= spec.gpu_count <= 16:
         raise InputError(f"{spec.name} asks for {spec.gpu_count} GPUs; a tenant has 1 to 16", **where)
     return spec
 
 
-_TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism", "user")
+_TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism", "user", "best_effort",
+                "work_class", "work_sms")  # fmt: skip
 _AGENT_KEYS = (
     "gpus",
     "quota",
@@ -102,6 +110,7 @@ _AGENT_KEYS = (
     "work_in_flight",
     "context_reserve",
     "reconnect",
+    "colocation",
 )
 _TIMES = {
     "quota": "quota_ns",
@@ -191,6 +200,8 @@ def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
             values["reconnect_ms"] = round(parse_seconds(data["reconnect"], "reconnect") * 1e3)
         if "context_reserve" in data:
             values["context_reserve_bytes"] = parse_bytes(data["context_reserve"], "context_reserve")
+        if "colocation" in data:
+            values["colocation"] = parse_colocation(data["colocation"])
     except InputError as error:
         raise InputError(error.message, file=path, field=error.field) from None
     fail = data.get("fail", "closed")
@@ -253,6 +264,9 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
             gpu_count=max(1, len(gpus)),
             mechanism=str(entry.get("mechanism", "time")),
             uid=_user(entry["user"]) if "user" in entry else None,
+            best_effort=bool(entry.get("best_effort", False)),
+            work_class=str(entry.get("work_class", "unknown")),
+            work_sms=int(entry.get("work_sms", 0)),
         )
         return check_spec(spec)
     except InputError as error:

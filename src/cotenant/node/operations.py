@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError
-from cotenant.node import processes
+from cotenant.node import floor, processes
 from cotenant.node.control import Caller, Handler
 from cotenant.node.holding import Holding
 from cotenant.node.tenants import Tenant, spec_from_dict
@@ -40,6 +40,7 @@ class Operations:
             "stop": self.stop,
             "mechanisms": self.mechanisms,
             "warnings": self.warnings,
+            "colocation": self.colocation,
             **Holding(self.agent).table(),
         }
 
@@ -237,6 +238,15 @@ class Operations:
             raise InputError("nothing to change: give --request, --limit, --memory, --priority or --weight")
         when = self.agent.change_tenant(tenant, dataclasses.replace(tenant.spec, **changes))
         return {"name": tenant.name, "holds": when, **{k: getattr(tenant.spec, k) for k in allowed}}
+
+    async def colocation(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """The floor's settings and who is there, after changing what the order names."""
+        changes = {key: value for key, value in order.items() if key != "op" and value is not None}
+        if changes and not caller.trusted:
+            raise InputError(f"user {caller.peer.uid} may not change the agent's co-location scheme")
+        if changes:
+            self.agent.floors.configure(floor.changed(self.agent.floors.settings, changes))
+        return self.agent.floors.status()
 
     async def stop(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """End a tenant's processes: SIGTERM, after `grace_s` SIGKILL. Answers once they have ended."""

@@ -48,6 +48,7 @@ def reload(agent: Agent) -> None:
     agent.config_fault = ""
     agent.config = agent.server.config = config
     agent.broker.inflight_ns = config.inflight_ns
+    agent.floors.configure(config.colocation)
     agent.broker.configure(config.quota)
     for session in agent.server.sessions:
         if session.welcome:

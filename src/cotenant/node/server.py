@@ -257,7 +257,8 @@ class ShimServer:
         page.memory_limit_bytes = self.ledger.limit(tenant.name, gpu)
         page.memory_used_bytes = self.ledger.used(tenant.name, gpu)
         page.uuid[:] = uuid
-        page.flags = SlotFlag.ATTACHED | tenant.enforcement.slot_flags
+        gate = SlotFlag.BEST_EFFORT if tenant.spec.best_effort else SlotFlag(0)
+        page.flags = SlotFlag.ATTACHED | tenant.enforcement.slot_flags | gate
 
     def publish_memory(self, tenant: Tenant, gpu: str) -> None:
         """Write a tenant's memory numbers into the pages of all its processes."""
@@ -290,6 +291,10 @@ class ShimServer:
             f"over its memory: {used / 2**20:.0f} of {limit / 2**20:.0f} MiB in use (a graph's memory is counted after"
             " its launch)"
         )
+
+    def tenant_of(self, pid: int) -> Tenant | None:
+        """Whose a connected process is."""
+        return next((s.tenant for s in self.sessions if s.welcome and s.peer.pid == pid), None)
 
     def warn(self, tenant: Tenant, text: str) -> None:
         """A warning of a shim, for people."""

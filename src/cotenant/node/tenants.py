@@ -195,6 +195,9 @@ def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
         "gpus": list(spec.gpus),
         "gpu_count": spec.gpu_count,
         "mechanism": spec.mechanism,
+        "best_effort": spec.best_effort,
+        "work_class": spec.work_class,
+        "work_sms": spec.work_sms,
     }
 
 
@@ -212,6 +215,9 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
             gpus=tuple(str(g) for g in data.get("gpus") or ()),
             gpu_count=int(data.get("gpu_count") or 1),
             mechanism=str(data.get("mechanism") or "time"),
+            best_effort=bool(data.get("best_effort")),
+            work_class=str(data.get("work_class") or "unknown"),
+            work_sms=int(data.get("work_sms") or 0),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"not a tenant: {error}") from None

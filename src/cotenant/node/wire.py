@@ -43,10 +43,12 @@ class Type(enum.IntEnum):
     MOVE_ROOM = 81
     MOVE_PROGRESS = 82
     MOVE_DONE = 83
+    MOVE_BACKING = 84
     MOVE_OUT = 88
     MOVE_IN = 89
     MOVE_ALLOW = 90
     MOVE_ROOM_REPLY = 91
+    MOVE_BACKING_REPLY = 92
 
 
 class Status(enum.IntEnum):
@@ -86,12 +88,6 @@ class Oversubscribe(enum.IntEnum):
     PARK = 3
 
 
-class HelloFlag(enum.IntFlag):
-    """enum cotenant_hello_flags."""
-
-    HAS_BACKING = 1
-
-
 class MoveFlag(enum.IntFlag):
     """enum cotenant_move_flags."""
 
@@ -121,6 +117,7 @@ class SlotFlag(enum.IntFlag):
     CONTENDED = 2
     UNGATED = 4
     UNFENCED = 8
+    BEST_EFFORT = 16
     COPIES = 256
 
 
@@ -131,6 +128,8 @@ class Warn(enum.IntEnum):
     NOT_INTERCEPTED = 2
     DRAIN_TIMEOUT = 3
     OVER_LIMIT = 4
+    NOT_MOVABLE = 8
+    NO_FLOOR = 16
 
 
 # Field name and struct format, in order; "_" pads. The names are those of the C structs.
@@ -159,10 +158,9 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("fail_mode", "I"),
         ("reconnect_ms", "I"),
         ("tenant", "64s"),
-        ("backing_bytes", "Q"),
         ("oversubscribe", "I"),
         ("reserved_0", "4x"),
-        ("reserved", "128x"),
+        ("reserved", "136x"),
     ),
     "gpu_attach": (
         ("uuid", "16s"),
@@ -270,6 +268,8 @@ BODY_OF: dict[int, str] = {
     Type.MOVE_IN: "move",
     Type.MOVE_ALLOW: "move",
     Type.MOVE_ROOM_REPLY: "move",
+    Type.MOVE_BACKING: "move",
+    Type.MOVE_BACKING_REPLY: "move",
 }
 _NAMES = {name: [f for f, fmt in fields if not fmt.endswith("x")] for name, fields in LAYOUTS.items()}
 _EMPTY_BODY = bytes(MESSAGE_BYTES - HEADER.size)

@@ -216,7 +216,9 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     for (;;) {
         if (cot_exiting())
             return GATE_PASS;
-        if (is_open(gpu) && t->budget_ns < cost->ns && !begin_interval(t, cost->ns))
+        if (gpu->floor && is_open(gpu))
+            cot_floor_enter(t, cost);
+        else if (is_open(gpu) && t->budget_ns < cost->ns && !begin_interval(t, cost->ns))
             continue;
         cot_count(&t->calls->started, 1);
         atomic_thread_fence(memory_order_seq_cst);
@@ -225,11 +227,15 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
         cot_count(&t->calls->started, -1);
         wait_for_turn(gpu);
         cot_interval_begin(t); /* what was open is drained by now */
-        if (!(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED))
+        if (!gpu->floor && !(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED))
             cot_fence_close(t, false);
     }
     if (gpu->first_submit_ns == 0)
         gpu->first_submit_ns = cot_now_ns();
+    if (gpu->floor) {
+        t->budget_ns = -1; /* every launch comes here */
+        return GATE_GO;
+    }
     int64_t ns = cost->ns;
     if (ns > t->budget_ns) { /* longer than an interval: it has one to itself */
         t->budget_begin_ns += ns - t->budget_ns;

@@ -36,8 +36,8 @@
  * tenant's charge on that GPU, context reserve included) and slot.memory_limit_bytes current, so that queries need no
  * message.  After a lost agent comes back, a new HELLO is followed by MEMORY_STATE for each slot and family in use.
  *
- * Moves.  HELLO_REPLY says whether the tenant oversubscribes and, for swap, carries a second memfd: the host memory that
- * its contents go to.  The agent decides who is resident; the process that owns a context moves its own memory, only while
+ * Moves.  HELLO_REPLY says whether the tenant oversubscribes; for swap, MOVE_BACKING then asks for the memfd (SCM_RIGHTS)
+ * that its contents go to, one for all processes of the tenant.  The agent decides who is resident; the process that owns a context moves its own memory, only while
  * it has no turn.  MOVE_OUT names a span of that host memory and how much is to leave; MOVE_IN brings everything back,
  * never more than the agent has allowed so far (MOVE_ALLOW raises it, so that one tenant's way in follows another's way
  * out).  MOVE_PROGRESS counts, MOVE_DONE ends a move and echoes the order's sequence; its status says whether everything
@@ -95,11 +95,13 @@ enum cotenant_message_type {
     COTENANT_MOVE_ROOM = 81,
     COTENANT_MOVE_PROGRESS = 82,  /* one way */
     COTENANT_MOVE_DONE = 83,      /* one way; header.sequence of the order */
+    COTENANT_MOVE_BACKING = 84,
     /* agent -> shim */
     COTENANT_MOVE_OUT = 88,
     COTENANT_MOVE_IN = 89,
     COTENANT_MOVE_ALLOW = 90,
     COTENANT_MOVE_ROOM_REPLY = 91,
+    COTENANT_MOVE_BACKING_REPLY = 92, /* move.backing_bytes and the memfd; 0 bytes: there is none */
 };
 
 /* What a tenant does when its memory and that of others exceed the card. */
@@ -108,10 +110,6 @@ enum cotenant_oversubscribe {
     COTENANT_OVERSUBSCRIBE_SWAP = 1,    /* moved in bulk at the same addresses, by its own process */
     COTENANT_OVERSUBSCRIBE_MANAGED = 2, /* managed memory: prefetched in bulk, paged by the driver */
     COTENANT_OVERSUBSCRIBE_PARK = 3,    /* whole processes, by the driver's checkpoint */
-};
-
-enum cotenant_hello_flags {
-    COTENANT_HELLO_HAS_BACKING = 1, /* the process keeps the host memory that a lost agent gave it */
 };
 
 enum cotenant_move_flags {
@@ -162,6 +160,7 @@ enum cotenant_slot_flags {           /* written by the agent */
     COTENANT_SLOT_CONTENDED = 1u << 1, /* somebody else waits for this GPU: give the turn back when idle */
     COTENANT_SLOT_UNGATED = 1u << 2,   /* this tenant needs no turns on this GPU (whole, mps): count, do not wait */
     COTENANT_SLOT_UNFENCED = 1u << 3,  /* do not bound work in flight (with UNGATED: the least overhead) */
+    COTENANT_SLOT_BEST_EFFORT = 1u << 4, /* launches wait while latency-sensitive work holds the floor: see floor.h */
     COTENANT_SLOT_COPIES = 1u << 8,    /* copies take turns on this GPU's link: ask for its page with COPY_ATTACH */
 };
 
@@ -170,6 +169,8 @@ enum cotenant_warning_code {
     COTENANT_WARN_NOT_INTERCEPTED = 2, /* the driver hands out entry points that the shim cannot replace */
     COTENANT_WARN_DRAIN_TIMEOUT = 3,   /* work did not drain in time: hung kernel, or a wait on something outside */
     COTENANT_WARN_OVER_LIMIT = 4,      /* memory was taken that could only be counted afterwards */
+    COTENANT_WARN_NOT_MOVABLE = 8,     /* memory of an oversubscribing tenant stays on the GPU */
+    COTENANT_WARN_NO_FLOOR = 16,       /* a best-effort program could not join the floor of its GPU */
 };
 
 struct cotenant_header { /* 32 bytes */
@@ -184,7 +185,7 @@ struct cotenant_header { /* 32 bytes */
 
 struct cotenant_hello {
     uint32_t pid;             /* as the process sees itself; the agent believes SO_PEERCRED */
-    uint32_t flags;           /* cotenant_hello_flags */
+    uint32_t flags;           /* reserved */
     uint64_t start_time_ticks; /* field 22 of /proc/self/stat */
     uint32_t driver_version;  /* cuDriverGetVersion, e.g. 13000 */
     uint32_t shim_version;    /* COTENANT_PROTOCOL_VERSION the shim was built with */
@@ -198,10 +199,9 @@ struct cotenant_hello_reply {
     uint32_t fail_mode;       /* cotenant_fail_mode */
     uint32_t reconnect_ms;    /* how long to wait between tries to reconnect */
     uint8_t tenant[64];       /* for people */
-    uint64_t backing_bytes;   /* size of the second memfd, 0 without one */
     uint32_t oversubscribe;   /* cotenant_oversubscribe */
     uint32_t reserved_0;
-    uint8_t reserved[128];
+    uint8_t reserved[136];
 };
 
 struct cotenant_gpu_attach { /* the reply is a bare header */

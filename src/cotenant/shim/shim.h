@@ -6,6 +6,7 @@
  * gate.c     may this launch go; how much is queued
  * calls.c    how many calls went and are on their way, by thread
  * fence.c    what launches are predicted to cost
+ * floor.c    best-effort tenants: nothing beside latency-sensitive work, little in flight
  * turn.c     a turn's life: open, close, drain, report
  * gpus.c     the GPUs and their contexts
  * streams.c  the streams a process uses: which hold work, which capture; draining
@@ -60,6 +61,7 @@ struct gpu {
     /* read by every launch */
     uint64_t epoch;                   /* launches go while it equals page_slot->epoch; EPOCH_CLOSED never does */
     struct cotenant_slot *page_slot;
+    struct floor *floor;              /* of a best-effort tenant, else NULL */
     /* under the lock of calls.c */
     struct calls *calls;              /* of the threads that live */
     struct call_counts calls_retired; /* of those that ended */
@@ -275,6 +277,11 @@ HIDDEN void cot_fence_close(struct thread *t, bool before_sync);
 HIDDEN void cot_fence_resolve(struct thread *t);
 HIDDEN bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns);
 HIDDEN void cot_ring_forget(struct ring *ring, bool destroy_events);
+
+/* ---- floor.c ---- */
+HIDDEN void cot_floor_join(struct gpu *gpu);
+HIDDEN void cot_floor_enter(struct thread *t, struct cost *cost);
+HIDDEN void cot_floor_after_fork(struct gpu *gpu);
 
 /* ---- streams.c ---- */
 extern HIDDEN _Atomic uint32_t cot_captures;       /* streams that capture now */

@@ -1,0 +1,47 @@
+"""Settings of the floor and of best-effort tenants, as they are written in the agent's configuration."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from cotenant.model.errors import InputError
+from cotenant.model.units import parse_fraction, parse_seconds
+from cotenant.policy.colocation import ColocationSettings, settings_for
+
+_KEYS = ("scheme", "interval", "lead", "beside", "hold_limit", "sm_threshold")
+_CLASSES = ("unknown", "memory", "compute")
+
+
+def parse_colocation(data: Any) -> ColocationSettings:
+    """ColocationSettings from `scheme: tidal` or a mapping of settings. InputError names the setting."""
+    if isinstance(data, str):
+        return settings_for(data)
+    if not isinstance(data, Mapping):
+        raise InputError("write the name of a scheme, or a mapping of settings", field="colocation")
+    for key in data:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(str(key), _KEYS, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(_KEYS)}"
+            raise InputError(f"unknown setting {key!r}{hint}", field="colocation")
+    changes: dict[str, Any] = {}
+    for key in ("interval", "lead", "hold_limit"):
+        if key in data:
+            changes[f"{key}_ns"] = round(parse_seconds(data[key], f"colocation.{key}") * 1e9)
+    if "beside" in data:
+        changes["beside"] = parse_fraction(data["beside"], "colocation.beside")
+    if "sm_threshold" in data:
+        threshold = data["sm_threshold"]
+        if isinstance(threshold, bool) or not isinstance(threshold, int):
+            raise InputError(f"{threshold!r} is not a number of SMs", field="colocation.sm_threshold")
+        changes["sm_threshold"] = threshold
+    return settings_for(str(data.get("scheme", "tidal")), **changes)
+
+
+def check_work(work_class: str, work_sms: int, **where: Any) -> None:
+    """What a best-effort tenant says of its kernels."""
+    if work_class not in _CLASSES:
+        raise InputError(f"unknown class of work {work_class!r}; known: {', '.join(_CLASSES)}", **where)
+    if not 0 <= work_sms <= 1 << 20:
+        raise InputError(f"kernels cannot fill {work_sms} SMs", **where)

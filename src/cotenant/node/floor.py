@@ -1,0 +1,212 @@
+"""The agent's side of the floor: one page per GPU, handed to LS workers and best-effort programs over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cotenant.model.errors import InputError, WorkError
+from cotenant.node import floor_page
+from cotenant.node.floor_page import BEST_EFFORT, LATENCY_SENSITIVE, FloorPage
+from cotenant.node.gpus import uuid_text
+from cotenant.node.processes import Peer, peer_of
+from cotenant.node.tenants import Tenant
+from cotenant.node.wire import MESSAGE_BYTES
+from cotenant.policy.colocation import ColocationSettings, WorkClass, settings_for
+
+MAX_MEMBERS = 4096
+JOIN_WITHIN_S = 5.0
+WORK_CLASSES = {
+    "unknown": WorkClass.UNKNOWN,
+    "memory": WorkClass.MEMORY,
+    "compute": WorkClass.COMPUTE,
+}
+
+
+@dataclass(eq=False)
+class Member:
+    """One process on the floor of one GPU. `holder`: its index there, for LS."""
+
+    socket: socket.socket
+    peer: Peer
+    gpu: str = ""
+    role: int = 0
+    holder: int | None = None
+
+
+class Floors:
+    """All floors of a node. Lives in the agent's event loop."""
+
+    def __init__(
+        self,
+        path: Path,
+        gpus: Iterable[str],
+        settings: ColocationSettings,
+        tenant_of: Callable[[int], Tenant | None],
+        log: Callable[[str], None],
+    ) -> None:
+        self.path = path
+        self.settings = settings
+        self.pages = {uuid: FloorPage() for uuid in gpus}
+        self._tenant_of = tenant_of
+        self._log = log
+        self._members: set[Member] = set()
+        self._listener: socket.socket | None = None
+        self.configure(settings)
+
+    def configure(self, settings: ColocationSettings) -> None:
+        """Put other settings into force, at once and for all."""
+        self.settings = settings
+        for page in self.pages.values():
+            page.write(settings)
+
+    def listen(self, mode: int) -> None:
+        """Open the socket."""
+        self.path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            listener.bind(str(self.path))
+            os.chmod(self.path, mode)
+            listener.listen(1024)
+        except OSError as error:
+            listener.close()
+            raise WorkError(f"{self.path}: cannot listen: {error.strerror or error}") from None
+        listener.setblocking(False)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(BlockingIOError, OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                if len(self._members) >= MAX_MEMBERS:
+                    connection.close()
+                    continue
+                member = Member(connection, peer_of(connection))
+                self._members.add(member)
+                loop = asyncio.get_running_loop()
+                loop.add_reader(connection, self._readable, member)
+                loop.call_later(JOIN_WITHIN_S, self._join_due, member)
+
+    def _join_due(self, member: Member) -> None:
+        if not member.role:
+            self._drop(member)
+
+    def _readable(self, member: Member) -> None:
+        try:
+            data = member.socket.recv(MESSAGE_BYTES + 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data or member.role or not self._join(member, data):
+            self._drop(member)
+
+    def _join(self, member: Member, data: bytes) -> bool:
+        asked = floor_page.parse_join(data)
+        if asked is None:
+            return False
+        gpu, role = uuid_text(asked[0]), asked[1]
+        page = self.pages.get(gpu)
+        tenant = self._tenant_of(member.peer.pid)
+        if page is None or not self._allowed(member, role, tenant):
+            self._log(f"process {member.peer.pid} may not join the floor of {gpu}")
+            return False
+        if role == LATENCY_SENSITIVE:
+            taken = {other.holder for other in self._members if other.gpu == gpu}
+            member.holder = next((i for i in range(floor_page.HOLDERS) if i not in taken), None)
+            if member.holder is None:
+                self._log(f"the floor of {gpu} has {floor_page.HOLDERS} holders already")
+                return False
+            page.layout.pid[member.holder] = member.peer.pid
+            page.layout.raises[member.holder] = 0
+        member.gpu, member.role = gpu, role
+        self._count(gpu)
+        spec = tenant.spec if tenant is not None else None
+        work_class = WORK_CLASSES[spec.work_class] if spec else WorkClass.UNKNOWN
+        reply = floor_page.pack_page(member.holder or 0, work_class, spec.work_sms if spec else 0)
+        fd = page.fd if role == LATENCY_SENSITIVE else page.read_fd
+        try:
+            socket.send_fds(member.socket, [reply], [fd])
+        except OSError:
+            return False
+        return True
+
+    def _allowed(self, member: Member, role: int, tenant: Tenant | None) -> bool:
+        """LS: the agent's own user and root (our workers). BE: a process that the agent knows as a tenant's."""
+        if role == LATENCY_SENSITIVE:
+            return member.peer.uid in (0, os.geteuid())
+        return role == BEST_EFFORT and tenant is not None
+
+    def _count(self, gpu: str) -> None:
+        members = [m for m in self._members if m.gpu == gpu and m.role == BEST_EFFORT]
+        self.pages[gpu].layout.tenants = len(members)
+
+    def _drop(self, member: Member) -> None:
+        """A process has gone: what it held is lowered."""
+        if member not in self._members:
+            return
+        self._members.discard(member)
+        asyncio.get_running_loop().remove_reader(member.socket)
+        member.socket.close()
+        if not member.role:
+            return
+        page = self.pages[member.gpu]
+        if member.holder is not None:
+            page.layout.raised[member.holder] = 0
+            page.layout.pid[member.holder] = 0
+        self._count(member.gpu)
+
+    def status(self) -> dict[str, Any]:
+        """Settings in force, and who is on each floor."""
+        return {
+            "scheme": self.settings.scheme,
+            "interval_us": self.settings.interval_ns / 1e3,
+            "lead_us": self.settings.lead_ns / 1e3,
+            "beside": self.settings.beside,
+            "hold_limit_ms": self.settings.hold_limit_ns / 1e6,
+            "sm_threshold": self.settings.sm_threshold,
+            "gpus": {gpu: self._gpu(gpu) for gpu in self.pages},
+        }
+
+    def _gpu(self, gpu: str) -> dict[str, Any]:
+        layout = self.pages[gpu].layout
+        holders = sorted(m.holder for m in self._members if m.gpu == gpu and m.holder is not None)
+        return {
+            "best_effort_processes": layout.tenants,
+            "holders": [
+                {"pid": layout.pid[i], "up": bool(layout.raised[i]), "raises": layout.raises[i]} for i in holders
+            ],
+        }
+
+    def close(self) -> None:
+        """Close the socket and all connections; processes keep the pages they have."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self.path.unlink(missing_ok=True)
+        for member in list(self._members):
+            self._drop(member)
+        for page in self.pages.values():
+            page.close()
+
+
+def changed(settings: ColocationSettings, order: dict[str, Any]) -> ColocationSettings:
+    """Settings after an order of the control socket. A new scheme brings its own times. InputError."""
+    allowed = ("interval_ns", "lead_ns", "beside", "hold_limit_ns", "sm_threshold")
+    changes = {key: order[key] for key in allowed if order.get(key) is not None}
+    for key, value in changes.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or (key != "beside" and value != int(value)):
+            raise InputError(f"{key} is {str(value)[:40]!r}, which is not a number of its kind", field=key)
+    if order.get("scheme") is None:
+        return replace(settings, **changes)
+    kept = {"beside": settings.beside, "hold_limit_ns": settings.hold_limit_ns, "sm_threshold": settings.sm_threshold}
+    return settings_for(str(order["scheme"]), **(kept | changes))

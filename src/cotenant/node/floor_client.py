@@ -1,0 +1,157 @@
+"""The floor as a latency-sensitive worker sees it: raise before a batch, lower after it. No system call on either.
+
+floor = join_floor(agent_folder, gpu_uuid)      # or NullFloor()
+floor.raise_()                                  # work has arrived
+...                                             # the batch runs
+floor.lower()                                   # nothing waits any more
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from cotenant.model.errors import WorkError
+from cotenant.node import floor_page
+from cotenant.node.floor_page import FLOOR_BYTES, FLOOR_MAGIC, LATENCY_SENSITIVE, FloorLayout
+from cotenant.node.gpus import uuid_bytes
+from cotenant.node.wire import MESSAGE_BYTES
+from cotenant.policy.colocation import WorkClass
+
+RETRY_S = 0.05
+PATIENCE_S = 5.0
+
+
+class Holder(Protocol):
+    """What a worker needs of a floor."""
+
+    def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
+        """LS work is active from now on; again while it goes on, as a sign of life."""
+
+    def lower(self) -> None:
+        """No LS work of this worker is active any more."""
+
+    def close(self) -> None:
+        """Leave the floor."""
+
+
+class NullFloor:
+    """The floor where nobody is best-effort."""
+
+    def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
+        """Nothing to tell."""
+
+    def lower(self) -> None:
+        """Nothing to tell."""
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class _Mapping:
+    """One agent's page, mapped for writing."""
+
+    def __init__(self, connection: socket.socket, fd: int, holder: int) -> None:
+        self.connection = connection
+        try:
+            self.memory = mmap.mmap(fd, FLOOR_BYTES)
+        finally:
+            os.close(fd)
+        layout = FloorLayout.from_buffer(self.memory)
+        if layout.magic != FLOOR_MAGIC:
+            raise WorkError("the agent's floor page is not one")
+        self.holder = holder
+        self.layout = layout
+        self.raised, self.raised_ns, self.raises = layout.raised, layout.raised_ns, layout.raises
+
+
+def _connect(path: Path, uuid: str) -> _Mapping:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    connection.settimeout(PATIENCE_S)
+    try:
+        connection.connect(str(path))
+        connection.send(floor_page.pack_join(uuid_bytes(uuid), LATENCY_SENSITIVE))
+        reply, fds, *_ = socket.recv_fds(connection, MESSAGE_BYTES + 1, 1)
+    except OSError as error:
+        connection.close()
+        raise WorkError(f"no floor at {path}: {error.strerror or error}") from None
+    holder = floor_page.holder_of(reply)
+    if holder is None or not fds:
+        connection.close()
+        raise WorkError(f"the agent at {path} did not let this process onto the floor of {uuid}")
+    connection.settimeout(None)
+    return _Mapping(connection, fds[0], holder)
+
+
+class Floor:
+    """One LS process on the floor of one GPU. When the agent goes, the page goes on working between those that have it;
+    when another agent comes, this joins it, within RETRY_S."""
+
+    def __init__(self, path: Path, uuid: str) -> None:
+        self._path, self._uuid = path, uuid
+        self._class = 0
+        self._closed = False
+        self._mapping = _connect(path, uuid)
+        self._watcher = threading.Thread(target=self._watch, name="floor", daemon=True)
+        self._watcher.start()
+
+    def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
+        """See Holder. Two stores, the time first."""
+        self._class = work_class
+        mapping = self._mapping
+        mapping.raised_ns[mapping.holder] = time.monotonic_ns()
+        mapping.raised[mapping.holder] = work_class
+        mapping.raises[mapping.holder] += 1
+
+    def lower(self) -> None:
+        """See Holder. One store."""
+        self._class = 0
+        mapping = self._mapping
+        mapping.raised[mapping.holder] = 0
+
+    @contextlib.contextmanager
+    def held(self, work_class: int = WorkClass.UNKNOWN) -> Iterator[None]:
+        """Raised inside, lowered after, whatever happens."""
+        self.raise_(work_class)
+        try:
+            yield
+        finally:
+            self.lower()
+
+    def close(self) -> None:
+        """See Holder."""
+        self._closed = True
+        self.lower()
+        with contextlib.suppress(OSError):
+            self._mapping.connection.shutdown(socket.SHUT_RDWR)
+        self._watcher.join(1.0)
+        self._mapping.connection.close()
+
+    def _watch(self) -> None:
+        """Notice that the agent has gone, and come back to its successor."""
+        while not self._closed:
+            with contextlib.suppress(OSError):
+                self._mapping.connection.recv(1)
+            while not self._closed:
+                time.sleep(RETRY_S)
+                with contextlib.suppress(WorkError):
+                    fresh, stale = _connect(self._path, self._uuid), self._mapping
+                    stale.connection.close()
+                    self._mapping = fresh
+                    if self._class:
+                        self.raise_(self._class)
+                        if not self._class:  # lowered meanwhile
+                            self.lower()
+                    break
+
+
+def join_floor(folder: Path, uuid: str) -> Floor:
+    """Join the floor of a GPU at the agent of `folder`. WorkError when there is none."""
+    return Floor(folder / floor_page.SOCKET, uuid)

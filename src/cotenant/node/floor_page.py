@@ -1,0 +1,108 @@
+"""The floor of a GPU as a page of memory: the Python side of shim/floor.h. A test compares every offset."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+
+from cotenant.node.wire import HEADER, MAGIC, MESSAGE_BYTES, VERSION
+from cotenant.policy.colocation import ColocationSettings, scheme_named
+
+SOCKET = "floor.sock"
+FLOOR_BYTES = 4096
+FLOOR_MAGIC = 0x464C4F52
+FLOOR_VERSION = 1
+HOLDERS = 64
+JOIN, PAGE = 112, 113
+LATENCY_SENSITIVE, BEST_EFFORT = 1, 2
+
+_JOIN = struct.Struct("=16s64sI4x136x")
+_REPLY = struct.Struct("=II216x")
+
+
+class FloorLayout(ctypes.Structure):
+    """struct cotenant_floor."""
+
+    _fields_ = [
+        ("magic", ctypes.c_uint32),
+        ("version", ctypes.c_uint32),
+        ("page_bytes", ctypes.c_uint32),
+        ("holders", ctypes.c_uint32),
+        ("scheme", ctypes.c_uint32),
+        ("tenants", ctypes.c_uint32),
+        ("interval_ns", ctypes.c_uint64),
+        ("lead_ns", ctypes.c_uint64),
+        ("hold_limit_ns", ctypes.c_uint64),
+        ("beside_permille", ctypes.c_uint32),
+        ("sm_threshold", ctypes.c_uint32),
+        ("reserved_agent", ctypes.c_uint8 * 200),
+        ("raised", ctypes.c_uint8 * HOLDERS),
+        ("reserved_raised", ctypes.c_uint8 * 192),
+        ("raised_ns", ctypes.c_uint64 * HOLDERS),
+        ("raises", ctypes.c_uint64 * HOLDERS),
+        ("pid", ctypes.c_uint32 * HOLDERS),
+        ("reserved", ctypes.c_uint8 * 2304),
+    ]
+
+
+def pack_join(uuid: bytes, role: int, token: str = "") -> bytes:
+    """FLOOR_JOIN."""
+    head = HEADER.pack(MAGIC, VERSION, JOIN, 1, 0, 0xFFFFFFFF, 0)
+    return head + _JOIN.pack(uuid, token.encode(), role)
+
+
+def parse_join(data: bytes) -> tuple[bytes, int] | None:
+    """(GPU's UUID, role) of a FLOOR_JOIN; None for anything else."""
+    if len(data) != MESSAGE_BYTES:
+        return None
+    magic, version, kind, *_ = HEADER.unpack_from(data)
+    if (magic, version, kind) != (MAGIC, VERSION, JOIN):
+        return None
+    uuid, _token, role = _JOIN.unpack_from(data, HEADER.size)
+    return uuid, role
+
+
+def pack_page(holder: int, work_class: int, work_sms: int) -> bytes:
+    """FLOOR_PAGE; the page itself travels beside it."""
+    head = HEADER.pack(MAGIC, VERSION, PAGE, 1, 0, holder, 0)
+    return head + _REPLY.pack(work_class, work_sms)
+
+
+def holder_of(reply: bytes) -> int | None:
+    """The holder's index from a FLOOR_PAGE; None for anything else."""
+    if len(reply) != MESSAGE_BYTES:
+        return None
+    magic, version, kind, _sequence, status, slot, _ = HEADER.unpack_from(reply)
+    return slot if (magic, version, kind, status) == (MAGIC, VERSION, PAGE, 0) else None
+
+
+class FloorPage:
+    """The agent's page of one GPU: a sealed memfd, handed out writable and read-only."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("cotenant-floor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, FLOOR_BYTES)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self.read_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        self._map = mmap.mmap(self.fd, FLOOR_BYTES)
+        self.layout = FloorLayout.from_buffer(self._map)
+        self.layout.magic, self.layout.version = FLOOR_MAGIC, FLOOR_VERSION
+        self.layout.page_bytes, self.layout.holders = FLOOR_BYTES, HOLDERS
+
+    def write(self, settings: ColocationSettings) -> None:
+        """Put settings into force; BE processes see them at their next launch."""
+        layout = self.layout
+        layout.interval_ns = settings.interval_ns
+        layout.lead_ns = settings.lead_ns
+        layout.hold_limit_ns = settings.hold_limit_ns
+        layout.beside_permille = round(settings.beside * 1000)
+        layout.sm_threshold = settings.sm_threshold
+        layout.scheme = int(scheme_named(settings.scheme).rule)
+
+    def close(self) -> None:
+        """Drop the descriptors; processes keep their mappings."""
+        os.close(self.fd)
+        os.close(self.read_fd)

@@ -1,0 +1,48 @@
+"""How much best-effort work LS tolerates beside it, from a measured curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """LS took `slowdown` times its own latency while BE ran `beside` of the time, at `gb_per_s` on so many `sms`."""
+
+    beside: float
+    slowdown: float
+    gb_per_s: float = 0.0
+    sms: int = 0
+
+
+def choose_budget(curve: Sequence[CurvePoint], tolerated: float) -> CurvePoint:
+    """The point with the most BE work that still keeps LS within `tolerated` (1.05: 5 % slower).
+
+    Points between two measured ones are interpolated along `beside`, between points of the same SMs. A curve that
+    rises, falls and rises again is cut at its first crossing: what lies behind it is noise or luck. Without any point
+    that holds: no BE work beside LS.
+    """
+    best = CurvePoint(0.0, 1.0)
+    for sms in sorted({point.sms for point in curve}):
+        points = sorted((point for point in curve if point.sms == sms), key=lambda point: point.beside)
+        last = CurvePoint(0.0, 1.0, 0.0, sms)
+        for point in points:
+            if point.slowdown > tolerated:
+                if point.slowdown > last.slowdown:
+                    part = (tolerated - last.slowdown) / (point.slowdown - last.slowdown)
+                    last = _between(last, point, max(0.0, part))
+                break
+            last = point
+        if (last.gb_per_s, last.beside) > (best.gb_per_s, best.beside):
+            best = last
+    return best
+
+
+def _between(low: CurvePoint, high: CurvePoint, part: float) -> CurvePoint:
+    def mix(a: float, b: float) -> float:
+        return a + (b - a) * part
+
+    return CurvePoint(
+        mix(low.beside, high.beside), mix(low.slowdown, high.slowdown), mix(low.gb_per_s, high.gb_per_s), low.sms
+    )

@@ -1,0 +1,109 @@
+"""The one list of co-location schemes: what each does with processes, SMs and best-effort launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cotenant.model.errors import InputError
+from cotenant.policy.colocation.gate import Rule, RuleKind, WorkClass
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to let LS and BE share a GPU. `together`: processes run at once (MPS); else the driver slices time.
+
+    `ls_sms`, `be_sms`: the part of the SMs that each may use. `be_below`: BE has the lower client priority.
+    """
+
+    name: str
+    summary: str
+    rule: RuleKind
+    together: bool = True
+    ls_sms: float = 1.0
+    be_sms: float = 1.0
+    be_below: bool = False
+    interval_ns: int = 100_000
+    lead_ns: int = 0
+
+
+SCHEMES: tuple[Scheme, ...] = (
+    Scheme(
+        "temporal",
+        "one at a time: a BE kernel only while LS is idle, none beside it, none queued",
+        RuleKind.TEMPORAL,
+        together=False,
+    ),
+    Scheme(
+        "orion",
+        "beside LS by class and SMs; BE in batches of DUR_THRESHOLD, each drained; LS has priority",
+        RuleKind.ORION,
+        be_below=True,
+        interval_ns=160_000,
+    ),
+    Scheme("mps-plus", "all at once, copies in fair queues", RuleKind.FREE),
+    Scheme("static", "all at once, each on its own part of the SMs", RuleKind.FREE, ls_sms=0.25, be_sms=0.75),
+    Scheme(
+        "tidal",
+        "BE has the whole GPU until LS work arrives, and gives it back within its time in flight",
+        RuleKind.TIDAL,
+        lead_ns=20_000,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ColocationSettings:
+    """How a GPU's floor is kept. Times in nanoseconds.
+
+    `interval_ns`: BE work in flight (orion: DUR_THRESHOLD). `lead_ns`: how long before the end of one BE kernel the
+    next may be queued. `beside`: part of the time BE may work beside LS, from a measured budget. `hold_limit_ns`: an LS
+    process that neither raises again nor lowers for so long is no longer believed. `sm_threshold`: orion's, 0 for all.
+    """
+
+    scheme: str = "tidal"
+    interval_ns: int = 100_000
+    lead_ns: int = 20_000
+    beside: float = 0.0
+    hold_limit_ns: int = 500_000_000
+    sm_threshold: int = 0
+
+    def __post_init__(self) -> None:
+        scheme_named(self.scheme)
+        if not 1_000 <= self.interval_ns <= 1_000_000_000:
+            raise InputError("best-effort work in flight is 1 us to 1 s", field="interval")
+        if not 0 <= self.lead_ns <= 1_000_000_000:
+            raise InputError("the lead is 0 s to 1 s", field="lead")
+        if not 0.0 <= self.beside <= 1.0:
+            raise InputError("the part of the time beside latency-sensitive work is 0 % to 100 %", field="beside")
+        if not 1_000_000 <= self.hold_limit_ns <= 60_000_000_000:
+            raise InputError("a holder is believed for 1 ms to 60 s", field="hold_limit")
+        if not 0 <= self.sm_threshold <= 1024:
+            raise InputError("the SM threshold is 0 (all) to 1024", field="sm_threshold")
+
+    def rule(self, work_class: WorkClass = WorkClass.UNKNOWN, work_sms: int = 0, tenants: int = 1) -> Rule:
+        """The rule of one of `tenants` BE processes whose kernels are of that class and fill that many SMs."""
+        return Rule(
+            scheme_named(self.scheme).rule,
+            self.interval_ns // max(1, tenants),
+            self.lead_ns,
+            round(self.beside * 1000),
+            self.sm_threshold,
+            work_class,
+            work_sms,
+        )
+
+
+def scheme_named(name: str) -> Scheme:
+    """The scheme of that name. InputError lists them all."""
+    for scheme in SCHEMES:
+        if scheme.name == name:
+            return scheme
+    known = ", ".join(scheme.name for scheme in SCHEMES)
+    raise InputError(f"unknown co-location scheme {name!r}; known: {known}", field="colocation")
+
+
+def settings_for(name: str, **changes: object) -> ColocationSettings:
+    """The scheme's own settings; `changes` are fields of ColocationSettings."""
+    scheme = scheme_named(name)
+    values: dict[str, object] = {"interval_ns": scheme.interval_ns, "lead_ns": scheme.lead_ns} | changes
+    return ColocationSettings(name, **values)  # type: ignore[arg-type]

@@ -1,0 +1,368 @@
+/* Best-effort tenants: every launch asks the floor (floor.h) and the rule (floor_rule.h), and what is in flight is told by events.
+ *
+ * A best-effort process takes this path for each launch; other tenants never come here.  Launches between two events
+ * are a piece.  A piece is closed with an event when it is long enough to matter or when somebody has to wait for it, so
+ * work that is bound by the host pays for few of them.  Pieces that ran back to back teach what launches cost.
+ *
+ * Two threads of a process may launch at once: one lock per GPU makes one sequence of them.  It is never taken inside
+ * cot_lock, and cot_capture_lock only inside it. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "floor_rule.h"
+#include "shim.h"
+
+#define PIECES 32                     /* power of two */
+#define PIECE_LOG 64
+#define LEAST_PIECE_NS 25000          /* an event costs about 2 us of host and 1 us of GPU time */
+#define SPIN_NS 60000                 /* then other threads may have the processor */
+#define UP_SPIN_NS 3000000            /* LS bursts are short: be there when one ends */
+#define NAP_NS 30000
+#define SLEEP_OVER_NS 400000          /* a wait so long is slept, but for the last part */
+#define WAKE_EARLY_NS 200000
+#define STALL_NS INT64_C(100000000)   /* nothing ends: it may wait for a later launch */
+#define ANSWER_PATIENCE_S 2
+
+struct piece {
+    CUevent event;
+    bool told;                        /* the event was recorded; else it ends by the clock */
+    bool exact;                       /* no idle time between the event before and this one */
+    int64_t predicted_ns;
+    uint32_t count;
+    struct cost *log[PIECE_LOG];
+};
+
+struct floor {
+    const struct cotenant_floor *page;
+    pthread_mutex_t lock;
+    int fd;
+    uint32_t work_class, work_sms;
+    struct floor_state state;
+    CUcontext context;
+    struct piece pieces[PIECES];
+    uint32_t oldest, newest;          /* [oldest, newest) are closed, newest is open */
+    bool have_origin;                 /* the piece before the oldest was told and ended: a time to measure from */
+    bool open_solo;                   /* the open piece is one new kernel, and the event before it was recorded for it */
+    bool stalled;                     /* nothing ended for long: do not wait for that again */
+    struct stream *stream;            /* of the open piece */
+    CUstream handle;
+    struct thread *thread;
+};
+
+DECLARE_REAL(cuEventCreate);
+DECLARE_REAL(cuEventRecord);
+DECLARE_REAL(cuEventQuery);
+DECLARE_REAL(cuEventElapsedTime);
+
+/* ---- joining ---- */
+
+static int open_socket(void)
+{
+    const char *path = getenv(COTENANT_ENV_SOCKET);
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    size_t folder = slash ? (size_t)(slash - path) + 1 : 0;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (!path || folder + sizeof COTENANT_FLOOR_SOCKET > sizeof address.sun_path)
+        return -1;
+    memcpy(address.sun_path, path, folder);
+    memcpy(address.sun_path + folder, COTENANT_FLOOR_SOCKET, sizeof COTENANT_FLOOR_SOCKET);
+    int fd = cot_wire_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    struct timeval patience = {.tv_sec = ANSWER_PATIENCE_S};
+    if (fd < 0)
+        return -1;
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static const struct cotenant_floor *map_floor(int fd)
+{
+    const struct cotenant_floor *page = mmap(NULL, COTENANT_FLOOR_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    if (page->magic == COTENANT_FLOOR_MAGIC && page->version == COTENANT_FLOOR_VERSION)
+        return page;
+    munmap((void *)page, COTENANT_FLOOR_BYTES);
+    return NULL;
+}
+
+static const struct cotenant_floor *ask(struct gpu *gpu, int fd, struct cotenant_floor_reply *reply)
+{
+    struct cotenant_floor_join join = {.role = COTENANT_FLOOR_BEST_EFFORT};
+    const char *token = getenv(COTENANT_ENV_TOKEN);
+    memcpy(join.uuid, gpu->uuid.bytes, sizeof join.uuid);
+    if (token)
+        strncpy((char *)join.token, token, sizeof join.token - 1);
+    struct cotenant_message message;
+    cot_wire_fill(&message, COTENANT_FLOOR_JOIN, COTENANT_NO_SLOT, &join, sizeof join);
+    int page_fd = -1;
+    if (cot_wire_send(fd, &message) != 0 || cot_wire_receive(fd, &message, &page_fd) != 1 ||
+        message.header.type != COTENANT_FLOOR_PAGE || page_fd < 0) {
+        if (page_fd >= 0)
+            close(page_fd);
+        return NULL;
+    }
+    const struct cotenant_floor *page = map_floor(page_fd);
+    close(page_fd);
+    memcpy(reply, message.body.bytes, sizeof *reply);
+    return page;
+}
+
+/* After the GPU was attached, to a first agent or to one that came back. */
+void cot_floor_join(struct gpu *gpu)
+{
+    if (!(gpu->page_slot->flags & COTENANT_SLOT_BEST_EFFORT))
+        return;
+    struct cotenant_floor_reply reply;
+    int fd = open_socket();
+    const struct cotenant_floor *page = fd >= 0 ? ask(gpu, fd, &reply) : NULL;
+    struct floor *floor = gpu->floor;
+    if (page && !floor && (floor = calloc(1, sizeof *floor)) != NULL) {
+        pthread_mutex_init(&floor->lock, NULL);
+        floor->fd = -1;
+    }
+    if (!page || !floor) {
+        if (fd >= 0)
+            close(fd);
+        cot_agent_warn(COTENANT_WARN_NO_FLOOR, "the agent's %s could not be joined: this best-effort program does not "
+                       "see latency-sensitive work", COTENANT_FLOOR_SOCKET);
+        return;
+    }
+    if (floor->fd >= 0)
+        close(floor->fd);
+    floor->fd = fd; /* stays open: its end tells the agent that this process is gone */
+    floor->work_class = reply.work_class;
+    floor->work_sms = reply.work_sms;
+    __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE); /* an older page stays mapped */
+    __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);
+}
+
+/* ---- the floor ---- */
+
+/* The class of an LS holder that is active and believed; 0 if there is none. */
+static uint32_t active_class(const struct cotenant_floor *page, int64_t now_ns)
+{
+    uint64_t words[COTENANT_FLOOR_HOLDERS / 8];
+    uint64_t any = 0;
+    for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS / 8; i++) {
+        words[i] = __atomic_load_n((const uint64_t *)page->raised + i, __ATOMIC_RELAXED);
+        any |= words[i];
+    }
+    if (!any)
+        return 0;
+    const uint8_t *raised = (const uint8_t *)words;
+    for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++)
+        if (raised[i] && now_ns - (int64_t)__atomic_load_n(&page->raised_ns[i], __ATOMIC_RELAXED) <
+                             (int64_t)page->hold_limit_ns)
+            return raised[i];
+    return 0;
+}
+
+static struct floor_rule current_rule(const struct floor *floor)
+{
+    const struct cotenant_floor *page = floor->page;
+    uint32_t tenants = page->tenants ? page->tenants : 1;
+    return (struct floor_rule){.scheme = page->scheme,
+                               .beside_permille = page->beside_permille,
+                               .sm_threshold = page->sm_threshold,
+                               .work_class = floor->work_class,
+                               .work_sms = floor->work_sms,
+                               .interval_ns = (int64_t)(page->interval_ns / tenants),
+                               .lead_ns = (int64_t)page->lead_ns};
+}
+
+/* ---- pieces of work in flight ---- */
+
+static struct piece *at(struct floor *floor, uint32_t index)
+{
+    return &floor->pieces[index % PIECES];
+}
+
+static void forget(struct floor *floor, CUcontext context)
+{
+    for (uint32_t i = 0; i < PIECES; i++)
+        floor->pieces[i] = (struct piece){0}; /* events of a context die with it */
+    floor->oldest = floor->newest = 0;
+    floor->have_origin = floor->open_solo = floor->stalled = false;
+    floor->context = context;
+    floor->state = (struct floor_state){0};
+}
+
+static void learn(struct piece *piece, double elapsed_ns)
+{
+    int64_t thought_ns = 0;
+    for (uint32_t i = 0; i < piece->count; i++)
+        thought_ns += piece->log[i]->ns;
+    double ratio = thought_ns > 0 ? elapsed_ns / (double)thought_ns : 1;
+    if (ratio > 0.95 && ratio < 1.05)
+        return;
+    if (!piece->exact && ratio >= 1) /* may hold idle time: only an upper bound */
+        return;
+    for (uint32_t i = 0; i < piece->count; i++) {
+        bool before = false;
+        for (uint32_t j = 0; j < i && !before; j++)
+            before = piece->log[j] == piece->log[i];
+        int64_t ns = (int64_t)((double)piece->log[i]->ns * ratio);
+        if (!before)
+            piece->log[i]->ns = ns > COST_FLOOR_NS ? ns : COST_FLOOR_NS;
+    }
+}
+
+static void ended(struct floor *floor, struct piece *piece, int64_t now_ns)
+{
+    floor_ended(&floor->state, piece->predicted_ns, now_ns);
+    floor->oldest++;
+    floor->stalled = false;
+}
+
+/* Takes pieces that have ended off the ring. */
+static void resolve(struct floor *floor, int64_t now_ns)
+{
+    if (floor->oldest == floor->newest)
+        return;
+    pthread_mutex_lock(&cot_capture_lock);
+    bool may_query = atomic_load(&cot_captures) == 0;
+    while (floor->oldest != floor->newest) {
+        struct piece *piece = at(floor, floor->oldest);
+        int64_t left_after = floor->state.outstanding_ns - piece->predicted_ns;
+        if (!piece->told || !may_query) {
+            if (floor->state.busy_until_ns - left_after > now_ns)
+                break;
+            floor->have_origin = false;
+            ended(floor, piece, now_ns);
+            continue;
+        }
+        CUresult state = ((CUresult(*)(CUevent))REAL(cuEventQuery))(piece->event);
+        if (state == CUDA_ERROR_NOT_READY)
+            break;
+        float elapsed_ms = 0;
+        if (state == CUDA_SUCCESS && floor->have_origin && piece->count > 0 &&
+            ((CUresult(*)(float *, CUevent, CUevent))REAL(cuEventElapsedTime))(
+                &elapsed_ms, at(floor, floor->oldest - 1)->event, piece->event) == CUDA_SUCCESS && elapsed_ms > 0)
+            learn(piece, (double)elapsed_ms * 1e6);
+        floor->have_origin = state == CUDA_SUCCESS;
+        ended(floor, piece, now_ns);
+    }
+    pthread_mutex_unlock(&cot_capture_lock);
+}
+
+/* Ends the open piece with an event in its stream; an empty one gives a time to measure from. */
+static void close_piece(struct floor *floor)
+{
+    struct piece *piece = at(floor, floor->newest);
+    if (floor->newest - floor->oldest >= PIECES - 2)
+        return;
+    pthread_mutex_lock(&cot_capture_lock);
+    piece->told = atomic_load(&cot_captures) == 0 && floor->stream->handle == floor->handle &&
+                  (floor->handle != (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE || floor->thread == cot_thread) &&
+                  (piece->event ||
+                   ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&piece->event, 0) == CUDA_SUCCESS) &&
+                  ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(piece->event, floor->handle) == CUDA_SUCCESS;
+    pthread_mutex_unlock(&cot_capture_lock);
+    piece->exact = floor->newest != floor->oldest || (floor->open_solo && piece->count == 1);
+    floor->open_solo = false;
+    floor->newest++;
+    floor->state.unfinished++;
+    at(floor, floor->newest)->count = 0;
+    at(floor, floor->newest)->predicted_ns = 0;
+}
+
+static void resolve_and_close(struct floor *floor)
+{
+    resolve(floor, (int64_t)cot_now_ns());
+    close_piece(floor);
+}
+
+static void pause_a_little(bool up, int64_t waited_ns, int64_t left_ns)
+{
+    if (!up && left_ns > SLEEP_OVER_NS)
+        nanosleep(&(struct timespec){.tv_nsec = (left_ns > 10000000 ? 10000000 : left_ns) - WAKE_EARLY_NS}, NULL);
+    else if (up && waited_ns > UP_SPIN_NS)
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    else if (waited_ns > SPIN_NS)
+        sched_yield();
+    else
+        for (int i = 0; i < 16; i++)
+            __builtin_ia32_pause();
+}
+
+/* Waits until the launch may go; returns whether LS was active then (by class). */
+static uint32_t wait_for_floor(struct floor *floor, struct gpu *gpu, int64_t next_ns)
+{
+    int64_t began = 0, progress = 0, now = (int64_t)cot_now_ns();
+    uint32_t oldest = floor->oldest;
+    for (;; now = (int64_t)cot_now_ns()) {
+        struct floor_rule rule = current_rule(floor);
+        resolve(floor, now);
+        uint32_t ls_class = active_class(floor->page, now);
+        if (cot_exiting() || floor_may_go(&rule, &floor->state, ls_class, next_ns, now))
+            break;
+        if (!began)
+            began = progress = now;
+        if (floor->oldest != oldest || ls_class) {
+            oldest = floor->oldest;
+            progress = now;
+        }
+        if (floor->oldest != floor->newest && now - progress > STALL_NS)
+            floor->stalled = true;
+        if (floor->stalled && !ls_class)
+            break;
+        if (at(floor, floor->newest)->count > 0)
+            close_piece(floor);
+        pause_a_little(ls_class != 0, now - began, floor->state.busy_until_ns - now);
+    }
+    if (began)
+        atomic_fetch_add(&gpu->waited_ns, (uint64_t)(now - began));
+    return active_class(floor->page, now);
+}
+
+/* Waits until this launch of a best-effort process may go, and counts it. */
+void cot_floor_enter(struct thread *t, struct cost *cost)
+{
+    struct floor *floor = t->gpu->floor;
+    pthread_mutex_lock(&floor->lock);
+    if (floor->context != t->context)
+        forget(floor, t->context);
+    struct piece *open = at(floor, floor->newest);
+    int64_t enough_ns = (int64_t)floor->page->interval_ns / 2;
+    if (open->count > 0 && (open->predicted_ns >= (enough_ns > LEAST_PIECE_NS ? enough_ns : LEAST_PIECE_NS) ||
+                            open->count >= PIECE_LOG || floor->stream != t->stream || floor->handle != t->stream->handle))
+        resolve_and_close(floor);
+    uint32_t ls_class = wait_for_floor(floor, t->gpu, cost->ns);
+    open = at(floor, floor->newest);
+    if (floor->newest - floor->oldest >= PIECES - 2 && open->count >= PIECE_LOG)
+        open->count = 0; /* stalled for long: what is lost is only what it would have taught */
+    floor->stream = t->stream;
+    floor->handle = t->stream->handle;
+    floor->thread = t;
+    if (floor->state.outstanding_ns == 0 && cost->ns == COST_UNKNOWN_NS && open->count == 0) {
+        close_piece(floor); /* new: time it from its start */
+        open = at(floor, floor->newest);
+        floor->open_solo = true;
+    }
+    struct floor_rule rule = current_rule(floor);
+    floor_went(&rule, &floor->state, ls_class, cost->ns, (int64_t)cot_now_ns());
+    open->log[open->count++] = cost;
+    open->predicted_ns += cost->ns;
+    pthread_mutex_unlock(&floor->lock);
+    atomic_fetch_add_explicit(&t->gpu->predicted_busy_ns, (uint64_t)cost->ns, memory_order_relaxed);
+}
+
+/* A child has neither the lock's owner nor the connection. */
+void cot_floor_after_fork(struct gpu *gpu)
+{
+    if (gpu->floor && gpu->floor->fd >= 0)
+        close(gpu->floor->fd);
+    gpu->floor = NULL;
+}

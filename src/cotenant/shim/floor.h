@@ -1,0 +1,76 @@
+/* The floor of a GPU: a page that says whether latency-sensitive (LS) work is active there, so that best-effort (BE) work
+ * stays out of its way.  LS processes raise and lower it with plain stores, BE processes look at it before each launch;
+ * neither makes a system call for it.
+ *
+ * The agent listens at COTENANT_FLOOR_SOCKET beside its other socket: AF_UNIX, SOCK_SEQPACKET, messages of protocol.h's
+ * size and header.  A process sends FLOOR_JOIN and gets FLOOR_PAGE with the page of that GPU as a memfd (by SCM_RIGHTS),
+ * writable for LS and read-only for BE.  It keeps the connection: when it closes, whatever the process held is lowered,
+ * so that an LS process that is killed does not leave BE waiting. */
+#ifndef COTENANT_FLOOR_H
+#define COTENANT_FLOOR_H
+
+#include <stdint.h>
+
+#define COTENANT_FLOOR_SOCKET "floor.sock"
+#define COTENANT_FLOOR_BYTES 4096u
+#define COTENANT_FLOOR_MAGIC 0x464c4f52u /* "FLOR" */
+#define COTENANT_FLOOR_VERSION 1u
+#define COTENANT_FLOOR_HOLDERS 64u
+
+enum cotenant_floor_message { COTENANT_FLOOR_JOIN = 112, COTENANT_FLOOR_PAGE = 113 };
+enum cotenant_floor_role { COTENANT_FLOOR_LATENCY_SENSITIVE = 1, COTENANT_FLOOR_BEST_EFFORT = 2 };
+
+/* What work needs most.  A raised byte holds the class of the LS work that is active; 0 there: down. */
+enum cotenant_work_class { COTENANT_WORK_UNKNOWN = 1, COTENANT_WORK_MEMORY = 2, COTENANT_WORK_COMPUTE = 3 };
+
+/* Rules of BE; floor_rule.h holds them. */
+enum cotenant_floor_scheme {
+    COTENANT_SCHEME_FREE = 0,     /* no gate: mps-plus, static */
+    COTENANT_SCHEME_TEMPORAL = 1, /* one kernel at a time, and only while LS is idle */
+    COTENANT_SCHEME_ORION = 2,    /* beside LS by class and SMs, in batches of interval_ns */
+    COTENANT_SCHEME_TIDAL = 3,    /* none beside LS (or a measured part), bounded time in flight otherwise */
+};
+
+struct cotenant_floor_join {
+    uint8_t uuid[16];
+    uint8_t token[64];       /* of the tenant, as in HELLO */
+    uint32_t role;
+    uint32_t reserved_0;
+    uint8_t reserved[136];
+};
+
+struct cotenant_floor_reply { /* header.slot: index of the holder (LS) */
+    uint32_t work_class;     /* of this tenant's kernels (BE) */
+    uint32_t work_sms;       /* SMs that they fill, which may be more than there are; 0: not known */
+    uint8_t reserved[216];
+};
+
+struct cotenant_floor { /* 4096 bytes */
+    /* written by the agent */
+    uint32_t magic;
+    uint32_t version;
+    uint32_t page_bytes;
+    uint32_t holders;         /* COTENANT_FLOOR_HOLDERS */
+    uint32_t scheme;          /* cotenant_floor_scheme */
+    uint32_t tenants;         /* BE processes here: they divide interval_ns */
+    uint64_t interval_ns;     /* predicted BE work that may be in flight, all BE processes together */
+    uint64_t lead_ns;         /* a kernel may be queued this long before the one in front of it ends */
+    uint64_t hold_limit_ns;   /* a holder that has not raised again for so long is not believed any more */
+    uint32_t beside_permille; /* part of the time that BE may work beside LS */
+    uint32_t sm_threshold;    /* orion: SMs that BE may fill beside LS; 0: any number */
+    uint8_t reserved_agent[200];
+    /* written by LS processes, each its own index, raised_ns before raised */
+    uint8_t raised[COTENANT_FLOOR_HOLDERS]; /* cotenant_work_class, 0: down; one cache line, read by every BE launch */
+    uint8_t reserved_raised[192];
+    uint64_t raised_ns[COTENANT_FLOOR_HOLDERS];
+    uint64_t raises[COTENANT_FLOOR_HOLDERS]; /* since it joined */
+    /* written by the agent, for people */
+    uint32_t pid[COTENANT_FLOOR_HOLDERS];
+    uint8_t reserved[2304];
+};
+
+typedef char cotenant_check_floor[sizeof(struct cotenant_floor) == COTENANT_FLOOR_BYTES ? 1 : -1];
+typedef char cotenant_check_floor_join[sizeof(struct cotenant_floor_join) == 224 ? 1 : -1];
+typedef char cotenant_check_floor_reply[sizeof(struct cotenant_floor_reply) == 224 ? 1 : -1];
+
+#endif

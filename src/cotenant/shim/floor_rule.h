@@ -1,0 +1,106 @@
+/* The rule of best-effort work, as arithmetic on numbers: may this launch go now?  policy/colocation/gate.py is the same rule
+ * in Python, and a test drives both with the same events. */
+#ifndef COTENANT_FLOOR_RULE_H
+#define COTENANT_FLOOR_RULE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "floor.h"
+
+struct floor_rule {
+    uint32_t scheme;
+    uint32_t beside_permille;
+    uint32_t sm_threshold;
+    uint32_t work_class; /* of the BE work */
+    uint32_t work_sms;   /* that it fills, which may be more than there are; 0: not known */
+    int64_t interval_ns;
+    int64_t lead_ns;
+};
+
+struct floor_state {
+    int64_t outstanding_ns;  /* predicted time of what was launched and is not known to have ended */
+    int64_t unfinished;      /* pieces of it that can be told apart */
+    int64_t busy_until_ns;   /* when all of it should have ended */
+    int64_t batch_ns;        /* orion: launched since the last drain */
+    bool batch_full;
+    int64_t credit_ns;       /* tidal: time earned beside LS; a debt if below 0 */
+    int64_t credit_at_ns;
+};
+
+static inline int64_t floor_least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline bool floor_orion(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class)
+{
+    if (ls_class && rule->sm_threshold && rule->work_sms > rule->sm_threshold)
+        return false;
+    if (ls_class && ls_class != COTENANT_WORK_UNKNOWN && rule->work_class != COTENANT_WORK_UNKNOWN &&
+        ls_class == rule->work_class)
+        return false;
+    if (!s->batch_full)
+        return true;
+    if (s->outstanding_ns > 0)
+        return false;
+    s->batch_full = false;
+    s->batch_ns = 0;
+    return true;
+}
+
+static inline bool floor_tidal(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
+                               int64_t now_ns)
+{
+    int64_t passed_ns = ls_class && s->credit_at_ns ? now_ns - s->credit_at_ns : 0;
+    s->credit_at_ns = ls_class ? now_ns : 0;
+    s->credit_ns = floor_least(s->credit_ns + passed_ns * rule->beside_permille / 1000, rule->interval_ns);
+    if (ls_class)
+        return rule->beside_permille > 0 && s->outstanding_ns == 0 &&
+               s->credit_ns >= floor_least(next_ns, rule->interval_ns);
+    if (s->outstanding_ns == 0 || s->outstanding_ns + next_ns <= rule->interval_ns)
+        return true;
+    return s->unfinished <= 1 && s->busy_until_ns - now_ns <= rule->lead_ns;
+}
+
+/* May a launch that should take next_ns go?  ls_class: of the LS work that is active, 0 if none is. */
+static inline bool floor_may_go(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
+                                int64_t now_ns)
+{
+    switch (rule->scheme) {
+    case COTENANT_SCHEME_TEMPORAL:
+        return !ls_class && s->outstanding_ns == 0;
+    case COTENANT_SCHEME_ORION:
+        return floor_orion(rule, s, ls_class);
+    case COTENANT_SCHEME_TIDAL:
+        return floor_tidal(rule, s, ls_class, next_ns, now_ns);
+    default:
+        return true;
+    }
+}
+
+/* It goes. */
+static inline void floor_went(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
+                              int64_t now_ns)
+{
+    if (s->busy_until_ns < now_ns)
+        s->busy_until_ns = now_ns;
+    s->busy_until_ns += next_ns;
+    s->outstanding_ns += next_ns;
+    if (rule->scheme == COTENANT_SCHEME_ORION) {
+        s->batch_ns += next_ns;
+        s->batch_full = s->batch_ns > rule->interval_ns;
+    }
+    if (rule->scheme == COTENANT_SCHEME_TIDAL && ls_class)
+        s->credit_ns -= next_ns;
+}
+
+/* A piece of predicted_ns was seen to have ended; what is left begins about now. */
+static inline void floor_ended(struct floor_state *s, int64_t predicted_ns, int64_t now_ns)
+{
+    s->outstanding_ns -= predicted_ns;
+    s->unfinished--;
+    s->busy_until_ns = now_ns + s->outstanding_ns;
+}
+
+#endif

@@ -1,0 +1,263 @@
+"""The rule of best-effort launches: worked cases, and the C of the shim against the Python of the simulator."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cotenant.shim
+from cotenant.model.errors import InputError
+from cotenant.policy.colocation import (
+    ColocationSettings,
+    CurvePoint,
+    GateState,
+    Rule,
+    WorkClass,
+    choose_budget,
+    ended,
+    may_go,
+    settings_for,
+    went,
+)
+from cotenant.policy.colocation.gate import RuleKind
+
+US = 1_000
+NONE, UNKNOWN, MEMORY, COMPUTE = WorkClass.NONE, WorkClass.UNKNOWN, WorkClass.MEMORY, WorkClass.COMPUTE
+
+
+def test_tidal_lets_nothing_go_beside_ls_work() -> None:
+    rule, state = settings_for("tidal").rule(), GateState()
+    assert not may_go(rule, state, UNKNOWN, 5 * US, 0)
+    assert may_go(rule, state, NONE, 5 * US, 0)
+
+
+def test_tidal_bounds_the_work_in_flight_by_time() -> None:
+    rule, state = settings_for("tidal", interval_ns=100 * US).rule(), GateState()
+    for _ in range(3):
+        assert may_go(rule, state, NONE, 30 * US, 0)
+        went(rule, state, NONE, 30 * US, 0)
+    state.unfinished = 3
+    assert not may_go(rule, state, NONE, 30 * US, 0)  # 90 + 30 > 100
+    assert may_go(rule, state, NONE, 10 * US, 0)
+    ended(state, 30 * US, 30 * US)
+    assert state.outstanding_ns == 60 * US
+    assert state.busy_until_ns == 90 * US
+    assert may_go(rule, state, NONE, 30 * US, 30 * US)
+
+
+def test_tidal_queues_a_long_kernel_just_before_the_one_in_front_ends() -> None:
+    rule, state = settings_for("tidal", interval_ns=100 * US, lead_ns=20 * US).rule(), GateState()
+    assert may_go(rule, state, NONE, 1600 * US, 0)  # nothing in front: a kernel of any length goes
+    went(rule, state, NONE, 1600 * US, 0)
+    state.unfinished = 1
+    assert not may_go(rule, state, NONE, 1600 * US, 1579 * US)
+    assert may_go(rule, state, NONE, 1600 * US, 1580 * US)
+    went(rule, state, NONE, 1600 * US, 1580 * US)
+    state.unfinished = 2
+    assert not may_go(rule, state, NONE, 1600 * US, 3190 * US)  # two that are not known to have ended: never a third
+
+
+def test_tidal_beside_ls_spends_a_credit_that_time_earns() -> None:
+    rule, state = settings_for("tidal", beside=0.1).rule(), GateState()
+    assert not may_go(rule, state, MEMORY, 50 * US, 1000)
+    assert not may_go(rule, state, MEMORY, 50 * US, 1000 + 400 * US)  # 40 us earned
+    assert may_go(rule, state, MEMORY, 50 * US, 1000 + 500 * US)
+    went(rule, state, MEMORY, 50 * US, 1000 + 500 * US)
+    ended(state, 50 * US, 1000 + 560 * US)
+    assert not may_go(rule, state, MEMORY, 50 * US, 1000 + 560 * US)
+
+
+def test_a_longer_kernel_than_the_credit_can_be_leaves_a_debt() -> None:
+    rule, state = settings_for("tidal", beside=0.5, interval_ns=100 * US).rule(), GateState()
+    may_go(rule, state, MEMORY, 300 * US, 1)
+    assert may_go(rule, state, MEMORY, 300 * US, 1 + 200 * US)
+    went(rule, state, MEMORY, 300 * US, 1 + 200 * US)
+    ended(state, 300 * US, 1 + 500 * US)
+    assert state.credit_ns == -200 * US
+    assert not may_go(rule, state, MEMORY, 300 * US, 1 + 500 * US)  # earned 150 since: still 50 in debt
+
+
+def test_orion_pairs_other_classes_and_drains_each_batch() -> None:
+    rule = Rule(RuleKind.ORION, 160 * US, work_class=MEMORY)
+    state = GateState()
+    assert not may_go(rule, state, MEMORY, 100 * US, 0)
+    assert may_go(rule, state, COMPUTE, 100 * US, 0)
+    assert may_go(rule, state, UNKNOWN, 100 * US, 0)  # Orion's free pass
+    for _ in range(2):
+        assert may_go(rule, state, NONE, 100 * US, 0)
+        went(rule, state, NONE, 100 * US, 0)
+    state.unfinished = 2
+    assert not may_go(rule, state, NONE, 1, 0)  # 200 > 160: full, also while LS is idle
+    ended(state, 100 * US, 100 * US)
+    assert not may_go(rule, state, NONE, 1, 100 * US)  # until all of it has ended
+    ended(state, 100 * US, 200 * US)
+    assert may_go(rule, state, NONE, 1, 200 * US)
+    assert state.batch_ns == 0
+
+
+def test_orion_keeps_kernels_that_fill_more_sms_than_the_threshold_away_from_ls() -> None:
+    rule = Rule(RuleKind.ORION, 160 * US, sm_threshold=80, work_class=MEMORY, work_sms=98)
+    assert not may_go(rule, GateState(), COMPUTE, 10 * US, 0)
+    assert may_go(rule, GateState(), NONE, 10 * US, 0)
+
+
+def test_temporal_has_one_kernel_in_flight() -> None:
+    rule, state = settings_for("temporal").rule(), GateState()
+    assert may_go(rule, state, NONE, 1600 * US, 0)
+    went(rule, state, NONE, 1600 * US, 0)
+    assert not may_go(rule, state, NONE, US, 1599 * US)
+    state.unfinished = 1
+    ended(state, 1600 * US, 1600 * US)
+    assert may_go(rule, state, NONE, US, 1600 * US)
+
+
+def test_several_best_effort_processes_divide_the_time_in_flight() -> None:
+    assert ColocationSettings(interval_ns=100 * US).rule(tenants=4).interval_ns == 25 * US
+
+
+@pytest.mark.parametrize("bad", [{"interval_ns": 0}, {"beside": 1.5}, {"lead_ns": -1}, {"hold_limit_ns": 1}])
+def test_settings_out_of_range_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        ColocationSettings(**bad)  # type: ignore[arg-type]
+
+
+def test_the_budget_is_interpolated_to_what_ls_tolerates() -> None:
+    curve = [CurvePoint(0.1, 1.02, 150.0), CurvePoint(0.2, 1.08, 300.0), CurvePoint(0.5, 3.0, 800.0)]
+    budget = choose_budget(curve, 1.05)
+    assert budget.beside == pytest.approx(0.15)
+    assert budget.gb_per_s == pytest.approx(225.0)
+    assert choose_budget([CurvePoint(0.1, 1.3, 150.0)], 1.0).beside == 0.0
+    assert choose_budget([], 1.05) == CurvePoint(0.0, 1.0)
+
+
+def test_the_budget_takes_the_sms_that_move_most_bytes() -> None:
+    curve = [CurvePoint(0.2, 1.04, 100.0, 16), CurvePoint(0.1, 1.04, 250.0, 132)]
+    assert choose_budget(curve, 1.05) == CurvePoint(0.1, 1.04, 250.0, 132)
+
+
+# -- the C of the shim -------------------------------------------------------------------------------------------------
+
+
+class CRule(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in ("scheme", "beside", "sm_threshold", "work_class", "work_sms")] + [
+        ("interval_ns", ctypes.c_int64),
+        ("lead_ns", ctypes.c_int64),
+    ]
+
+
+class CState(ctypes.Structure):
+    _fields_ = [
+        ("outstanding_ns", ctypes.c_int64),
+        ("unfinished", ctypes.c_int64),
+        ("busy_until_ns", ctypes.c_int64),
+        ("batch_ns", ctypes.c_int64),
+        ("batch_full", ctypes.c_bool),
+        ("credit_ns", ctypes.c_int64),
+        ("credit_at_ns", ctypes.c_int64),
+    ]
+
+
+SOURCE = """
+#include "floor_rule.h"
+int may_go(struct floor_rule *r, struct floor_state *s, uint32_t c, int64_t n, int64_t t)
+{ return floor_may_go(r, s, c, n, t); }
+void went(struct floor_rule *r, struct floor_state *s, uint32_t c, int64_t n, int64_t t)
+{ floor_went(r, s, c, n, t); }
+void ended(struct floor_state *s, int64_t p, int64_t t) { floor_ended(s, p, t); }
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("rule")
+    (folder / "rule.c").write_text(SOURCE)
+    headers = Path(cotenant.shim.__file__).parent
+    subprocess.run(
+        [compiler, "-O2", "-shared", "-fPIC", f"-I{headers}", "-o", str(folder / "rule.so"), str(folder / "rule.c")],
+        check=True,
+    )
+    library = ctypes.CDLL(str(folder / "rule.so"))
+    library.may_go.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64, ctypes.c_int64]
+    library.went.argtypes = library.may_go.argtypes
+    library.ended.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    return library
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # class of the LS work
+        st.integers(1, 2_000 * US),  # length of the launch
+        st.integers(0, 500 * US),  # time that passes before it
+        st.booleans(),  # whether the oldest piece has ended by then
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(list(RuleKind)),
+    st.integers(1_000, 400 * US),
+    st.integers(0, 50 * US),
+    st.integers(0, 1000),
+    st.integers(0, 132),
+    st.integers(1, 3),
+    st.integers(0, 200),
+    EVENTS,
+)
+def test_c_and_python_decide_alike(
+    compiled: ctypes.CDLL, kind: RuleKind, interval: int, lead: int, beside: int, threshold: int, work: int, sms: int,
+    events: list[tuple[int, int, int, bool]],
+) -> None:  # fmt: skip
+    rule = Rule(kind, interval, lead, beside, threshold, WorkClass(work), sms)
+    c_rule = CRule(int(kind), beside, threshold, work, sms, interval, lead)
+    state, c_state = GateState(), CState()
+    pieces: list[int] = []
+    now = 1
+    for active, length, passes, done in events:
+        now += passes
+        if done and pieces:
+            piece = pieces.pop(0)
+            ended(state, piece, now)
+            compiled.ended(ctypes.byref(c_state), piece, now)
+        goes = may_go(rule, state, WorkClass(active), length, now)
+        assert goes == bool(compiled.may_go(ctypes.byref(c_rule), ctypes.byref(c_state), active, length, now))
+        if goes:
+            went(rule, state, WorkClass(active), length, now)
+            compiled.went(ctypes.byref(c_rule), ctypes.byref(c_state), active, length, now)
+            state.unfinished += 1
+            c_state.unfinished += 1
+            pieces.append(length)
+        for field, _ in CState._fields_:
+            assert getattr(state, field) == getattr(c_state, field), field
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(10 * US, 400 * US), st.integers(0, 50 * US), EVENTS)
+def test_tidal_never_has_more_in_flight_than_it_says(
+    interval: int, lead: int, events: list[tuple[int, int, int, bool]]
+) -> None:
+    """At most interval_ns, or one kernel that is longer and one behind it, queued lead_ns before its end."""
+    rule, state = Rule(RuleKind.TIDAL, interval, lead), GateState()
+    pieces: list[int] = []
+    now = 0
+    for active, length, passes, done in events:
+        now += passes
+        if done and pieces:
+            ended(state, pieces.pop(0), now)
+        if may_go(rule, state, WorkClass(active), length, now):
+            assert not active
+            assert not pieces or sum(pieces) + length <= interval or len(pieces) == 1
+            went(rule, state, WorkClass(active), length, now)
+            state.unfinished += 1
+            pieces.append(length)
+        assert state.outstanding_ns == sum(pieces)
