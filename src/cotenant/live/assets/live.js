@@ -1,0 +1,267 @@
+"use strict";
+// Rows come as server-sent events ("all", then "change"); what is shown is drawn anew from them, at most four times a second.
+
+const SECTIONS = ["sources", "gpus", "shares", "services", "jobs", "decisions", "warnings"];
+const rows = Object.fromEntries(SECTIONS.map((name) => [name, new Map()]));
+const MOST_ROWS = 200; // of a table at once: a thousand rows of which nobody sees more than forty cost too much
+const MOST_NAMED = 10; // tenants of one GPU that have a colour of their own
+const REDRAW_MS = 250;
+
+const $ = (id) => document.getElementById(id);
+const sort = { shares: ["got", -1], services: ["name", 1], jobs: ["state", 1] };
+let shownShares = MOST_ROWS;
+let timer = 0;
+let drawn = 0;
+
+// ---- formats ----
+const DASH = "–";
+const percent = (x) => (x == null ? DASH : `${(100 * x).toFixed(x > 0 && x < 0.0995 ? 1 : 0)} %`);
+function bytes(n) {
+  if (n == null) return DASH;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (n >= 1024 && unit < 4) { n /= 1024; unit++; }
+  return `${n >= 100 || unit === 0 ? Math.round(n) : n.toFixed(1)} ${units[unit]}`;
+}
+function seconds(s) {
+  if (s == null) return DASH;
+  if (s < 1) return `${Math.round(s * 1000)} ms`;
+  if (s < 120) return `${s.toFixed(s < 10 ? 1 : 0)} s`;
+  return s < 7200 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`;
+}
+const ms = (x) => (x == null ? DASH : `${x < 100 ? x.toFixed(1) : Math.round(x)} ms`);
+const count = (n) => (n == null ? DASH : Math.round(n).toLocaleString("en-US"));
+const rate = (x) => (x == null ? DASH : x < 10 ? x.toFixed(1) : count(x));
+
+// ---- elements; text goes in as text, never as markup ----
+function make(tag, props = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(props)) {
+    if (key === "style") for (const [name, text] of Object.entries(value)) element.style.setProperty(name, text);
+    else if (key in element) element[key] = value;
+    else element.setAttribute(key, value);
+  }
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+function colorOf(name) {
+  let hash = 0;
+  for (const letter of name) hash = (hash * 31 + letter.charCodeAt(0)) >>> 0;
+  return `var(--c${hash % 10})`;
+}
+const wanted = () => $("find").value.trim().toLowerCase();
+const matches = (...texts) => { const word = wanted(); return !word || texts.some((text) => String(text ?? "").toLowerCase().includes(word)); };
+
+// ---- GPUs ----
+function segments(shares, value, total) {
+  const track = make("div", { className: "track" });
+  for (const share of shares) {
+    const part = value(share) / total;
+    if (part > 0) track.append(make("i", { title: `${share.tenant}: ${percent(part)}`, style: { width: `${Math.min(100, 100 * part)}%`, "--c": share.color } }));
+  }
+  return track;
+}
+function gathered(shares) {
+  const sorted = [...shares].sort((a, b) => (b.got ?? b.granted ?? 0) - (a.got ?? a.granted ?? 0) || a.tenant.localeCompare(b.tenant));
+  const used = new Set();
+  for (const share of sorted) {
+    let color = colorOf(share.tenant);
+    for (let step = 0; used.has(color) && step < 10; step++) color = `var(--c${(parseInt(color.slice(7), 10) + 1) % 10})`;
+    used.add(color);
+    share.color = color;
+  }
+  if (sorted.length <= MOST_NAMED) return sorted;
+  const rest = { tenant: `${sorted.length - MOST_NAMED + 1} others`, granted: 0, got: 0, memory_bytes: 0, color: "var(--faint)" };
+  for (const share of sorted.slice(MOST_NAMED - 1)) {
+    rest.granted += share.granted ?? 0;
+    rest.got += share.got ?? 0;
+    rest.memory_bytes += share.memory_bytes ?? 0;
+    share.color = rest.color;
+  }
+  return [...sorted.slice(0, MOST_NAMED - 1), rest];
+}
+function drawGpus() {
+  const byGpu = new Map();
+  for (const share of rows.shares.values()) (byGpu.get(share.gpu) ?? byGpu.set(share.gpu, []).get(share.gpu)).push(share);
+  const cards = [...rows.gpus.values()].sort((a, b) => a.node.localeCompare(b.node) || a.index - b.index).map((gpu) => {
+    const all = byGpu.get(gpu.key) ?? [];
+    const shares = gathered(all);
+    const sum = (field) => all.reduce((total, share) => total + (share[field] ?? 0), 0);
+    const line = (name, field, total, text, thin) => make("div", { className: `row${thin ? " thin" : ""}`, role: "img", ariaLabel: `${name}: ${text}` },
+      make("span", {}, name), segments(shares, (share) => share[field] ?? 0, total), make("b", {}, text));
+    return make("article", { className: "gpu", ariaLabel: `GPU ${gpu.index} of ${gpu.node}` },
+      make("h3", {}, `GPU ${gpu.index}`, make("span", {}, gpu.model), make("span", {}, gpu.node)),
+      line("granted", "granted", Math.max(1, sum("granted")), percent(sum("granted"))),
+      line("got", "got", Math.max(1, sum("got")), percent(sum("got"))),
+      line("memory", "memory_bytes", gpu.memory_bytes || 1, bytes(gpu.memory_used_bytes ?? sum("memory_bytes")), true),
+      shares.length ? make("ul", { className: "legend" }, ...shares.map((share) => make("li", { title: share.tenant }, make("i", { style: { "--c": share.color } }), make("span", {}, share.tenant)))) : make("p", { className: "soft" }, "free"));
+  });
+  $("gpus").replaceChildren(...cards);
+}
+
+// ---- tables ----
+function drawTable(name, columns, list) {
+  const [by, direction] = sort[name];
+  const column = columns.find((each) => each.key === by) ?? columns[0];
+  const value = (row) => (column.value ? column.value(row) : row[column.key]);
+  list.sort((a, b) => {
+    const x = value(a) ?? "", y = value(b) ?? "";
+    return direction * (typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", { numeric: true })) || String(a.key).localeCompare(String(b.key));
+  });
+  const table = $(name);
+  const focused = document.activeElement?.closest?.(`#${name} th`)?.cellIndex;
+  const head = make("tr", {}, ...columns.map((each) => {
+    const cell = make("th", { scope: "col", className: each.text ? "text" : "" }, make("button", { type: "button", onclick: () => {
+      sort[name] = [each.key, sort[name][0] === each.key ? -sort[name][1] : each.text ? 1 : -1];
+      draw();
+    } }, each.name));
+    if (each.key === by) cell.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
+    return cell;
+  }));
+  const body = list.slice(0, name === "shares" ? shownShares : MOST_ROWS).map((row) => make("tr", {}, ...columns.map((each) => {
+    const shown = each.show ? each.show(row) : row[each.key] ?? DASH;
+    return make("td", { className: each.wide ? "text" : "" }, ...(Array.isArray(shown) ? shown : [shown]));
+  })));
+  table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
+  if (focused != null) table.tHead.rows[0].cells[focused]?.querySelector("button")?.focus({ preventScroll: true });
+}
+const bar = (part, mark, color) => make("span", { className: "mini", ariaHidden: "true" },
+  make("i", { style: { width: `${100 * Math.min(1, part ?? 0)}%`, ...(color ? { "--c": color } : {}) } }),
+  mark != null && mark < 1 ? make("u", { style: { left: `calc(${100 * mark}% - 1px)` }, title: "granted" }) : null);
+const figure = (text) => make("span", { className: "figure" }, text);
+const pill = (text, kind) => make("span", { className: `pill ${kind ?? ""}` }, text);
+
+const SHARES = [
+  { key: "tenant", name: "tenant", text: true, show: (row) => [make("i", { className: "dot", style: { "--c": row.color ?? colorOf(row.tenant) } }), ` ${row.tenant}`] },
+  { key: "gpu", name: "GPU", value: (row) => gpuName(row.gpu), show: (row) => gpuName(row.gpu) },
+  { key: "state", name: "state", show: (row) => pill(row.residency && row.residency !== "resident" ? row.residency : row.holding ? "on the GPU" : row.waiting ? "waiting" : row.state ?? "", row.holding ? "go" : row.waiting ? "wait" : row.state === "running" ? "go" : "") },
+  { key: "granted", name: "granted", show: (row) => percent(row.granted) },
+  { key: "got", name: "got", show: (row) => [bar(row.got, row.granted, row.color), figure(percent(row.got))] },
+  { key: "limit", name: "limit", show: (row) => percent(row.limit) },
+  { key: "memory_bytes", name: "memory", show: (row) => `${bytes(row.memory_bytes)}${row.memory_limit_bytes ? ` / ${bytes(row.memory_limit_bytes)}` : ""}` },
+  { key: "waited_s", name: "waited", show: (row) => seconds(row.waited_s) },
+  { key: "turns", name: "turns", show: (row) => count(row.turns) },
+  { key: "mechanism", name: "by", show: (row) => row.mechanism ?? DASH },
+];
+const SERVICES = [
+  { key: "name", name: "service", text: true, value: (row) => row.key, show: (row) => row.key },
+  { key: "rate_rps", name: "requests/s", show: (row) => rate(row.rate_rps) },
+  { key: "p50_ms", name: "p50", show: (row) => ms(row.p50_ms) },
+  { key: "p99_ms", name: "p99 of SLO", show: (row) => [bar(row.p99_ms / row.slo_ms, null, row.p99_ms > row.slo_ms ? "var(--bad)" : "var(--good)"), `${ms(row.p99_ms)} / ${ms(row.slo_ms)}`] },
+  { key: "attainment", name: "in time", show: (row) => make("span", { className: row.attainment == null ? "" : row.attainment < 0.99 ? "bad" : "good" }, row.attainment == null ? DASH : `${(100 * row.attainment).toFixed(2)} %`) },
+  { key: "dropped", name: "dropped", show: (row) => count(row.dropped) },
+  { key: "failed", name: "failed", show: (row) => count(row.failed) },
+  { key: "queue", name: "queue", show: (row) => count(row.queue) },
+  { key: "places", name: "on", wide: true, show: (row) => row.places ?? DASH },
+];
+const JOB_ORDER = { running: 0, starting: 1, waiting: 2, queued: 2 };
+const JOBS = [
+  { key: "name", name: "job", text: true, show: (row) => `${row.name ?? row.key}${row.name && row.name !== row.key ? ` (${row.key})` : ""}` },
+  { key: "state", name: "state", value: (row) => JOB_ORDER[row.state] ?? 3, show: (row) => pill(row.state ?? "", row.state === "running" ? "go" : row.state === "failed" ? "bad" : row.state === "waiting" || row.state === "queued" ? "wait" : "") },
+  { key: "gpus", name: "GPUs", show: (row) => row.gpus ?? DASH },
+  { key: "place", name: "on", show: (row) => row.place || DASH },
+  { key: "progress", name: "done", show: (row) => (row.progress == null ? DASH : [bar(row.progress), figure(percent(row.progress))]) },
+  { key: "ran_s", name: "ran", show: (row) => seconds(row.ran_s) },
+  { key: "waited_s", name: "waited", show: (row) => seconds(row.waited_s) },
+  { key: "reason", name: "why", text: true, wide: true, show: (row) => row.reason || DASH },
+];
+function gpuName(key) {
+  const gpu = rows.gpus.get(key);
+  if (!gpu) return key ?? DASH;
+  return new Set([...rows.gpus.values()].map((each) => each.node)).size > 1 ? `${gpu.node}:${gpu.index}` : String(gpu.index);
+}
+
+// ---- the page ----
+function drawTotals() {
+  const shares = [...rows.shares.values()], gpus = [...rows.gpus.values()], services = [...rows.services.values()], jobs = [...rows.jobs.values()];
+  const used = shares.reduce((sum, share) => sum + (share.got ?? 0), 0);
+  const tiles = [];
+  if (gpus.length) tiles.push(["GPUs", count(gpus.length)], ["GPU time in use", percent(gpus.length ? used / gpus.length : 0)],
+    ["memory in use", percent(gpus.reduce((sum, gpu) => sum + (gpu.memory_used_bytes ?? 0), 0) / (gpus.reduce((sum, gpu) => sum + gpu.memory_bytes, 0) || 1))]);
+  if (shares.length) tiles.push(["tenants", count(new Set(shares.map((share) => share.tenant)).size)], ["waiting for a turn", count(shares.filter((share) => share.waiting).length)]);
+  if (services.length) {
+    const asked = services.reduce((sum, row) => sum + (row.rate_rps ?? 0), 0);
+    const met = services.reduce((sum, row) => sum + (row.rate_rps ?? 0) * (row.attainment ?? 1), 0);
+    tiles.push(["requests/s", rate(asked)], ["in time", asked ? percent(met / asked) : DASH]);
+  }
+  if (jobs.length) tiles.push(["jobs running", count(jobs.filter((job) => job.state === "running").length)], ["jobs waiting", count(jobs.filter((job) => job.state === "waiting" || job.state === "queued").length)]);
+  $("totals").replaceChildren(...tiles.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+}
+function drawDecisions() {
+  const now = Date.now() / 1000;
+  const list = [...rows.decisions.values()].sort((a, b) => b.time_s - a.time_s).slice(0, 30);
+  $("decisions").replaceChildren(...list.map((row) => make("li", {}, make("time", { dateTime: new Date(1000 * row.time_s).toISOString() }, `${seconds(Math.max(0, now - row.time_s))} ago`), make("span", {}, row.text))));
+}
+function drawWarnings() {
+  const list = [...rows.warnings.values()].map((row) => `${row.about}: ${row.text}`);
+  for (const source of rows.sources.values()) {
+    if (source.ok === false) list.unshift(`${source.name}: not reached${source.note ? `: ${source.note}` : ""}`);
+    else if (source.note) list.unshift(`${source.name}: ${source.note}`);
+  }
+  $("warn").hidden = !list.length;
+  $("warn").replaceChildren(...list.slice(0, 8).map((text) => make("p", {}, text)), list.length > 8 ? make("p", {}, `and ${list.length - 8} more`) : "");
+}
+function draw() {
+  drawn = performance.now();
+  timer = 0;
+  $("where").textContent = [...rows.sources.values()].map((source) => source.name).join(", ");
+  drawTotals();
+  drawWarnings();
+  drawGpus();
+  const shares = [...rows.shares.values()].filter((row) => matches(row.tenant, row.state, gpuName(row.gpu)));
+  const services = [...rows.services.values()].filter((row) => matches(row.key, row.places));
+  const jobs = [...rows.jobs.values()].filter((row) => matches(row.key, row.name, row.state, row.reason, row.place));
+  drawTable("shares", SHARES, shares);
+  drawTable("services", SERVICES, services);
+  drawTable("jobs", JOBS, jobs);
+  const more = shares.length - shownShares;
+  $("shares-more").replaceChildren(...(more > 0 ? [`${count(shownShares)} of ${count(shares.length)} shown `, make("button", { type: "button", onclick: () => { shownShares += MOST_ROWS; draw(); } }, "Show more")] : []));
+  drawDecisions();
+  for (const name of ["gpus", "shares", "services", "jobs", "decisions"]) $(`${name}-at`).hidden = !rows[name].size;
+  $("empty").hidden = SECTIONS.slice(1).some((name) => rows[name].size);
+}
+function soon() {
+  if (!timer) timer = setTimeout(draw, Math.max(0, REDRAW_MS - (performance.now() - drawn)));
+}
+function take(sections) {
+  for (const name of SECTIONS) for (const row of sections[name] ?? []) rows[name].set(row.key, row);
+}
+function link(state, text) {
+  $("link").className = state;
+  $("link").lastElementChild.textContent = text;
+}
+function listen() {
+  const source = new EventSource(`/events${location.search}`);
+  source.addEventListener("all", (event) => {
+    for (const name of SECTIONS) rows[name].clear();
+    take(JSON.parse(event.data));
+    link("on", "live");
+    soon();
+  });
+  source.addEventListener("change", (event) => {
+    const { set, gone } = JSON.parse(event.data);
+    for (const [name, keys] of Object.entries(gone)) for (const key of keys) rows[name].delete(key);
+    take(set);
+    soon();
+  });
+  source.onerror = () => {
+    link("off", "not connected, trying again");
+    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
+  };
+}
+
+const stored = localStorage.getItem("cotenant-theme");
+const theme = (name) => document.documentElement.setAttribute("data-theme", name);
+theme(stored ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
+$("theme").onclick = () => {
+  const next = document.documentElement.getAttribute("data-theme") === "dark" ? "light" : "dark";
+  theme(next);
+  localStorage.setItem("cotenant-theme", next);
+};
+$("find").oninput = () => { shownShares = MOST_ROWS; draw(); };
+addEventListener("keydown", (event) => {
+  if (event.key === "/" && document.activeElement !== $("find")) { event.preventDefault(); $("find").focus(); }
+  if (event.key === "Escape" && document.activeElement === $("find")) { $("find").value = ""; draw(); }
+});
+setInterval(drawDecisions, 5000); // the ages
+listen();

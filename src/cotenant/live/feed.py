@@ -1,0 +1,124 @@
+"""What the live page shows, as flat rows, and the stream of their changes.
+
+A component describes itself by rows: (section, key, fields). The feed asks for all rows twice a second while somebody
+looks, and sends each viewer everything once and then only the rows that changed, so a thousand quiet tenants cost
+nothing.
+
+Sections and their fields (times in seconds, shares in fractions 0..1, memory in bytes; a field may be missing or null):
+
+sources    name, kind (agent, server, fleet), address, ok, note
+gpus       node, index, model, memory_bytes, memory_used_bytes, holder, promised
+shares     gpu (key of a GPU), tenant, kind (job, service, tenant), mechanism, granted, limit, got, memory_bytes,
+           memory_limit_bytes, state, residency, holding, waiting, waited_s, turns, note
+services   rate_rps, ok_rps, slo_ms, p50_ms, p99_ms, attainment, dropped, failed, queue, places, state
+jobs       name, state, reason, gpus, place, progress, waited_s, ran_s
+decisions  time_s (unix), source, text
+warnings   source, about, text
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+SECTIONS = ("sources", "gpus", "shares", "services", "jobs", "decisions", "warnings")
+PERIOD_S = 0.5
+HEARTBEAT_S = 10.0
+PAUSE_EVERY = 50  # rows between two looks at the event loop: an agent must not keep its tenants waiting
+QUEUE = 8  # events that a viewer may be behind before it is sent everything anew
+
+Row = tuple[str, str, dict[str, Any]]
+Build = Callable[[], AsyncIterator[Row]]
+
+
+class Feed:
+    """Rows of one component for any number of viewers. One event loop uses it."""
+
+    def __init__(self, build: Build, period_s: float = PERIOD_S) -> None:
+        self._build = build
+        self._period_s = period_s
+        self._rows: dict[tuple[str, str], str] = {}
+        self._viewers: set[asyncio.Queue[bytes]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.fault = ""
+
+    async def snapshot(self) -> str:
+        """All rows as one JSON object {section: [row]}, each row with its `key`."""
+        return _whole(await self._collect())
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Server-sent events for one viewer: `all` first, then `change`, and a comment when nothing happens."""
+        queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUE)
+        self._rows = await self._collect()
+        self._viewers.add(queue)
+        yield _event("all", _whole(self._rows))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        try:
+            while True:
+                try:
+                    yield await asyncio.wait_for(queue.get(), HEARTBEAT_S)
+                except TimeoutError:
+                    yield b": still here\n\n"
+        finally:
+            self._viewers.discard(queue)
+
+    async def close(self) -> None:
+        """Stop asking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._viewers:
+            await asyncio.sleep(self._period_s)
+            try:
+                rows = await self._collect()
+            except Exception as error:  # a fault in one look must not end the page
+                self.fault = repr(error)
+                continue
+            change = _change(self._rows, rows)
+            self._rows = rows
+            if change is not None:
+                self._send(_event("change", change))
+
+    def _send(self, event: bytes) -> None:
+        for queue in self._viewers:
+            if queue.full():  # too slow for every change: it gets the whole picture instead
+                while not queue.empty():
+                    queue.get_nowait()
+                event = _event("all", _whole(self._rows))
+            queue.put_nowait(event)
+
+    async def _collect(self) -> dict[tuple[str, str], str]:
+        found: dict[tuple[str, str], str] = {}
+        async for section, key, fields in self._build():
+            found[(section, key)] = json.dumps({"key": key} | fields, separators=(",", ":"), default=str)
+            if len(found) % PAUSE_EVERY == 0:
+                await asyncio.sleep(0)
+        return found
+
+
+def _whole(rows: dict[tuple[str, str], str]) -> str:
+    parts: dict[str, list[str]] = {section: [] for section in SECTIONS}
+    for (section, _), text in rows.items():
+        parts[section].append(text)
+    inside = ",".join(f'"{section}":[{",".join(texts)}]' for section, texts in parts.items())
+    return f'{{"time_s":{time.time():.3f},{inside}}}'
+
+
+def _change(before: dict[tuple[str, str], str], after: dict[tuple[str, str], str]) -> str | None:
+    new = {place: text for place, text in after.items() if before.get(place) != text}
+    gone: dict[str, list[str]] = {}
+    for section, key in before.keys() - after.keys():
+        gone.setdefault(section, []).append(key)
+    if not new and not gone:
+        return None
+    return f'{{"set":{_whole(new)},"gone":{json.dumps(gone)}}}'
+
+
+def _event(name: str, data: str) -> bytes:
+    return f"event: {name}\ndata: {data}\n\n".encode()

@@ -1,0 +1,101 @@
+"""The names, units and labels of live metrics: the one list that exposition, dashboards, alerts and documents refer to.
+
+Names follow Prometheus's conventions: a base unit at the end (`_seconds`, `_bytes`, `_ratio` for fractions 0..1),
+`_total` for counters. Labels are bounded: tenants, services and GPUs that exist now, never users or requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gauge", "counter", "histogram"]
+
+TURN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric family. `buckets`: upper bounds of a histogram, in its unit, without +Inf."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+GPU_INFO = Metric("cotenant_gpu_info", "gauge", "1 for each GPU of this agent.", ("gpu", "index", "model"))
+GPU_MEMORY = Metric("cotenant_gpu_memory_bytes", "gauge", "Memory of the GPU.", ("gpu",))
+GPU_CHARGED = Metric("cotenant_gpu_memory_charged_bytes", "gauge", "Memory charged to all tenants.", ("gpu",))
+GPU_PROMISED = Metric("cotenant_gpu_promised_ratio", "gauge", "Sum of the requests of the GPU's tenants.", ("gpu",))
+AGENT_START = Metric("cotenant_agent_start_time_seconds", "gauge", "When the agent started, unix time.")
+AGENT_TENANTS = Metric("cotenant_agent_tenants", "gauge", "Tenants of this agent.")
+AGENT_UNLISTED = Metric(
+    "cotenant_agent_tenants_unlisted", "gauge", "Tenants beyond the most that are exported one by one."
+)
+AGENT_PROCESSES = Metric("cotenant_agent_processes", "gauge", "Connected processes of tenants.")
+AGENT_REFUSED = Metric("cotenant_agent_refused_connections_total", "counter", "Connections that were turned away.")
+AGENT_TURNS = Metric("cotenant_agent_turns_total", "counter", "Turns that have ended.", ("gpu",))
+AGENT_CONFIG_FAULT = Metric(
+    "cotenant_agent_config_fault", "gauge", "1 while the configuration file cannot be used and the last good one holds."
+)
+TURN_SECONDS = Metric("cotenant_turn_seconds", "histogram", "How long turns were held.", ("gpu",), TURN_BUCKETS_S)
+TURN_WAIT = Metric(
+    "cotenant_turn_wait_seconds", "histogram", "How long a turn was waited for.", ("gpu",), TURN_BUCKETS_S
+)
+TENANT_REQUEST = Metric("cotenant_tenant_request_ratio", "gauge", "Share that the tenant was promised.", ("tenant",))
+TENANT_LIMIT = Metric("cotenant_tenant_limit_ratio", "gauge", "Share that it never exceeds.", ("tenant",))
+TENANT_SHARE = Metric(
+    "cotenant_tenant_share_ratio", "gauge", "GPU time it got over the last window.", ("tenant", "gpu")
+)
+TENANT_MEMORY = Metric("cotenant_tenant_memory_bytes", "gauge", "GPU memory charged to it.", ("tenant", "gpu"))
+TENANT_MEMORY_LIMIT = Metric(
+    "cotenant_tenant_memory_limit_bytes", "gauge", "Its memory cap, where it has one.", ("tenant",)
+)
+TENANT_HOST = Metric("cotenant_tenant_host_pinned_bytes", "gauge", "Host memory it has pinned.", ("tenant",))
+TENANT_HELD = Metric("cotenant_tenant_held_seconds_total", "counter", "GPU time of its turns.", ("tenant", "gpu"))
+TENANT_WAIT = Metric("cotenant_tenant_wait_seconds_total", "counter", "Time it waited for turns.", ("tenant", "gpu"))
+TENANT_OVERRUN = Metric(
+    "cotenant_tenant_overrun_seconds_total", "counter", "Time its turns lasted beyond their end.", ("tenant", "gpu")
+)
+TENANT_TURNS = Metric("cotenant_tenant_turns_total", "counter", "Its turns.", ("tenant", "gpu"))
+TENANT_LAUNCHES = Metric(
+    "cotenant_tenant_launches_total", "counter", "Its launches of kernels and graphs.", ("tenant",)
+)
+TENANT_WARNINGS = Metric("cotenant_tenant_warnings_total", "counter", "Warnings about it.", ("tenant",))
+
+AGENT: tuple[Metric, ...] = (
+    GPU_INFO,
+    GPU_MEMORY,
+    GPU_CHARGED,
+    GPU_PROMISED,
+    AGENT_START,
+    AGENT_TENANTS,
+    AGENT_UNLISTED,
+    AGENT_PROCESSES,
+    AGENT_REFUSED,
+    AGENT_TURNS,
+    AGENT_CONFIG_FAULT,
+    TURN_SECONDS,
+    TURN_WAIT,
+    TENANT_REQUEST,
+    TENANT_LIMIT,
+    TENANT_SHARE,
+    TENANT_MEMORY,
+    TENANT_MEMORY_LIMIT,
+    TENANT_HOST,
+    TENANT_HELD,
+    TENANT_WAIT,
+    TENANT_OVERRUN,
+    TENANT_TURNS,
+    TENANT_LAUNCHES,
+    TENANT_WARNINGS,
+)
+SERVER: tuple[Metric, ...] = ()
+FLEET: tuple[Metric, ...] = ()
+
+
+def every() -> tuple[Metric, ...]:
+    """All live metrics, in the order of documents and dashboards."""
+    return AGENT + SERVER + FLEET
