@@ -158,3 +158,18 @@ def test_presets_are_whole() -> None:
         for table in preset.quantiles:
             assert len(table) == len(preset.probabilities)
             assert list(table) == sorted(table)
+
+
+def test_fleet_smoke_is_short_jobs_that_fit_four_nodes_of_two_gpus() -> None:
+    from cotenant.profile.tables import load_profiles
+
+    profiles = load_profiles()
+    made = generate(Workload(400, like="fleet-smoke", seed=3), profiles.classes, profiles.iteration_s)
+    jobs = made.trace.jobs
+    assert jobs.duration_s.min() >= 20
+    assert jobs.duration_s.max() <= 120
+    assert set(jobs.gpus.tolist()) == {1.0, 2.0}
+    assert set(jobs.model.tolist()) <= set(profiles.models)
+    per_gpu = jobs.cpus / jobs.gpus
+    assert set(per_gpu.tolist()) == {1.0, 5.0}  # one that wants five cores and one that wants one share a node of six
+    assert (jobs.memory_bytes <= 62.5e9 * jobs.gpus).all()

@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "explain": ("cotenant.cli.explain", "Tell one job's life in words: when and why it waited, ran, was moved."),
     "trace": ("cotenant.cli.trace", "Inspect, convert and generate traces."),
     "mig": ("cotenant.cli.mig", "MIG layouts: list, plan, and apply to this machine's GPUs."),
+    "profile": ("cotenant.cli.profile", "Measure what work does on a share: jobs, services, kernels."),
     "predict": ("cotenant.cli.predict", "MIG speeds from latencies measured under MPS."),
     "agent": ("cotenant.cli.agent", "Own this node's GPUs and share them among tenants."),
     "run": ("cotenant.cli.run", "Run a program as a tenant: its share, its memory, its turns."),
@@ -30,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "stop": ("cotenant.cli.stop", "Stop a tenant's processes."),
     "bench": ("cotenant.cli.bench", "Comparisons against a baseline of the same run: shares, overhead."),
     "plan": ("cotenant.cli.plan", "Cut GPUs into gpulets for services under SLOs."),
+    "load": ("cotenant.cli.load", "Drive a server with requests: attainment, percentiles, the largest load."),
     "policies": ("cotenant.cli.policies", "List every policy with what it does."),
     "demo": ("cotenant.cli.demo", "Six policies on a seeded trace, a table and an HTML report."),
 }

@@ -99,6 +99,7 @@ def generate(
         if weighted
         else assign_models(n, split, classes, mode=workload.split_mode, seed=seed)
     )
+    cpus, memory_bytes = _asks(preset, model, gpus)
     jobs = Jobs.build(
         n,
         id=[str(k) for k in range(n)],
@@ -107,6 +108,8 @@ def generate(
         duration_s=duration_s,
         model=model,
         tenant=_weighted(seed, "tenants", n, preset.tenants) if preset.tenants else None,
+        cpus=cpus,
+        memory_bytes=memory_bytes,
     )
     plan = {
         "jobs": n,
@@ -147,6 +150,14 @@ def _durations(
     if text:
         return parse_durations(text, lambda spec: durations_in(spec, iteration_s))(rng, len(gpus))
     return preset.draw_durations(rng, gpus)
+
+
+def _asks(preset: Preset, models: Names, gpus: Floats) -> tuple[Floats | None, Floats | None]:
+    """Cores and bytes that each job asks for at best; None where the preset leaves that to profiles."""
+    if not preset.asks_per_gpu:
+        return None, None
+    rows = np.array([preset.asks_per_gpu.get(model, (np.nan, np.nan)) for model in models.tolist()])
+    return rows[:, 0] * gpus, rows[:, 1] * gpus * 1e9
 
 
 def _rate(workload: Workload, preset: Preset, gpu_s_per_job: float) -> float:

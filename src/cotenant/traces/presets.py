@@ -3,6 +3,8 @@
 Sources, as facts in our own tables:
 - synergy: the workload constants of the public Synergy simulator (Mohan et al., OSDI'22).
 - miso: durations and the mix of 100 jobs of the public MISO controller (Li et al., SoCC'22).
+- fleet-smoke: ours, for real runs of pretend jobs on four nodes of two GPUs and six cores: 20 to 120 s each, models
+  that gain from cores beside models that do not, and demands that fit beside each other on such a node.
 - philly: quantiles and shares of the Philly job list (Jeon et al., ATC'19; Microsoft, CC-BY-4.0), 72,590 jobs.
 """
 
@@ -29,6 +31,8 @@ class Preset:
     probabilities: tuple[float, ...] = ()
     models: Mapping[str, float] = field(default_factory=dict)  #: weights; empty: by the split
     tenants: Mapping[str, float] = field(default_factory=dict)
+    #: cores and GB that a job of a model asks for at best, per GPU; not stated: as its profile says
+    asks_per_gpu: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def draw_durations(self, rng: np.random.Generator, gpus: Floats) -> Floats:
         """Durations in seconds from the quantile tables, log-linear between their points."""
@@ -69,6 +73,17 @@ PRESETS: dict[str, Preset] = {
             "embedding_train256": 6, "mobilenet_train64": 5, "resnet_train256": 5, "resnet_train64": 4,
             "mobilenet_train128": 3, "resnet_train512": 3, "mobilenet_train256": 3, "transformer_train64": 3,
             "embedding_train512": 2, "transformer_train16": 2, "mobilenet_train512": 2,
+        },
+    ),
+    "fleet-smoke": Preset(
+        "poisson-gap",
+        0.25,
+        "1:80,2:20",
+        quantiles=((20, 120), (20, 120)),
+        probabilities=(0, 1),
+        models={"alexnet": 20, "res18": 20, "mobilenet": 10, "transformer": 25, "gnmt": 25},
+        asks_per_gpu={
+            "alexnet": (5, 62.5), "res18": (5, 62.5), "mobilenet": (5, 62.5), "transformer": (1, 20), "gnmt": (1, 20),
         },
     ),
     "philly": Preset(

@@ -47,6 +47,9 @@ class SequenceSource(Source):
 
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
         """See Source."""
+        if isinstance(self._batches, list | tuple | range):  # these draw nothing
+            yield from self._batches[first:]
+            return
         for number in range(first, len(self._batches)):
             with Stream(derive(seed, epoch, number)):
                 batch = self._batches[number]

@@ -1,0 +1,15 @@
+"""`cotenant profile`: measure what work does on a share, into files that planners and the simulator read."""
+
+from __future__ import annotations
+
+import typer
+
+from cotenant.cli import profile_job
+
+app = typer.Typer(no_args_is_help=True, help="Measure what work does on a share: jobs, services, kernels.")
+app.command("job", context_settings={"allow_interspersed_args": False})(profile_job.job)
+
+
+@app.callback()
+def _group() -> None:
+    """Measure what work does on a share: jobs, services, kernels."""

@@ -1,0 +1,182 @@
+"""`cotenant profile job`: a training job's sensitivity to cores and memory, from a few real runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cotenant.profile.job_runs import JobRuns
+    from cotenant.profile.optimistic import CpuPoint, DataSet
+
+Text = str | None
+
+
+def job(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="A job that trains through cotenant.loop.")],
+    cpus: Annotated[Text, typer.Option("--cpus", metavar="1-24", help="Cores to cover; default 1 to all here.")] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs that the job uses; figures are per GPU.")] = 1,
+    dataset: Annotated[
+        Text, typer.Option("--dataset", metavar="PATH|SIZE", help="The data it reads each epoch: where, or how much.")
+    ] = None,
+    storage: Annotated[
+        str, typer.Option("--storage-mbps", metavar="auto|N", help="Storage read speed; auto measures it.")
+    ] = "auto",
+    memory_speed: Annotated[
+        str, typer.Option("--memory-mbps", metavar="auto|N", help="Memory read speed; auto measures it.")
+    ] = "auto",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps timed in each run.")] = 50,
+    warm: Annotated[int, typer.Option("--warm", min=1, help="Steps before them that are not.")] = 5,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Real runs at most, beside the one that warms up.")] = 8,
+    name: Annotated[Text, typer.Option("--name", help="Name of the model in the file. Default: the program's.")] = None,
+    pretend_cores: Annotated[
+        bool, typer.Option("--pretend-cores", help="Tell the job its cores and do not hold it to them.")
+    ] = False,
+    timeout: Annotated[str, typer.Option("--timeout", help="Longest that a run may take.")] = "10min",
+    out: Annotated[Text, typer.Option("--out", metavar="F.json", help="Profile file for simulate --profiles.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Measure a training job's speed with few cores and many, compute what less memory would cost, write its profile.
+
+    The job must train through cotenant.loop, which times its steps and ends it.
+    """
+    from cotenant.model.units import parse_seconds
+    from cotenant.profile.job_runs import JobRuns
+    from cotenant.profile.optimistic import profile_table, sweep
+
+    least, most = _cores(cpus, gpus, pretend_cores)
+    if out is not None:
+        from cotenant.record.files import check_writable
+
+        check_writable(Path(out))
+    size = _size(dataset)
+    speeds = [_speed(text, field) for text, field in ((storage, "storage-mbps"), (memory_speed, "memory-mbps"))]
+    title = name or _title(command)
+    job_runs = JobRuns(
+        command, float(gpus), warm=warm, steps=steps, timeout_s=parse_seconds(timeout, field="timeout"),
+        pretend=pretend_cores,
+    )  # fmt: skip
+    job_runs.step_s(most)  # the first run fills the caches
+    points = sweep(lambda n: _told(job_runs, n, quiet=as_json), least, most, gpus, runs)
+    data = _data_set(size, dataset, speeds, job_runs)
+    content = profile_table(title, points, float(gpus), data, more=_measured(points, data, steps))
+    text = json.dumps(content, indent=1)
+    if out is not None:
+        from cotenant.record.files import atomic_file
+
+        with atomic_file(Path(out)) as file:
+            file.write(text + "\n")
+    _show(content, points, out, as_json)
+
+
+def _cores(text: Text, gpus: int, pretend: bool) -> tuple[int, int]:
+    from cotenant.model.errors import InputError
+    from cotenant.profile.job_runs import usable_cores
+
+    here = len(usable_cores())
+    if text is None:
+        return min(gpus, here), max(gpus, here)
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most:
+        raise InputError(f"{text!r} is not a range of cores, such as 1-24", field="cpus")
+    if most > here and not pretend:
+        if least > here:
+            raise InputError(f"at least {least} cores are asked for and {here} can be used here", field="cpus")
+        typer.echo(
+            f"cotenant: {most} cores are asked for and {here} can be used here: the table ends at {here}, and more are "
+            "taken to help no further (a job that only pretends to compute can be told more with --pretend-cores)",
+            err=True,
+        )
+        most = here
+    return least, most
+
+
+def _size(dataset: Text) -> int:
+    """Bytes of the data set, 0 where none is given."""
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_bytes
+    from cotenant.profile.read_speeds import dataset_bytes
+
+    if dataset is None:
+        return 0
+    if not Path(dataset).exists():
+        try:
+            return parse_bytes(dataset, field="dataset")
+        except InputError:
+            raise InputError(f"{dataset!r} is neither a file or folder here nor a size", field="dataset") from None
+    return dataset_bytes(Path(dataset))
+
+
+def _speed(text: str, field: str) -> float | None:
+    """10^6 bytes per second as stated; None: to be measured."""
+    from cotenant.model.errors import InputError
+
+    if text == "auto":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise InputError(f"{text!r} is neither auto nor a number above 0", field=field)
+    return value
+
+
+def _title(command: list[str]) -> str:
+    scripts = [word for word in command if word.endswith(".py")]
+    if "-m" in command[:-1]:
+        return command[command.index("-m") + 1].rsplit(".", 1)[-1]
+    return Path(scripts[0] if scripts else command[0]).stem
+
+
+def _told(job_runs: JobRuns, cpus: int, *, quiet: bool) -> float:
+    step_s = job_runs.step_s(cpus)
+    if not quiet:
+        typer.echo(f"{cpus} core{'s' if cpus > 1 else ''}: {step_s * 1000:.4g} ms per step", err=True)
+    return step_s
+
+
+def _data_set(size: int, dataset: Text, speeds: list[float | None], job_runs: JobRuns) -> DataSet | None:
+    from cotenant.model.errors import InputError
+    from cotenant.profile.optimistic import DataSet
+    from cotenant.profile.read_speeds import memory_mbps, storage_mbps
+
+    resident = int(job_runs.raw.get("resident_bytes") or 0)
+    if not size:
+        return DataSet(0, 1, 1.0, 1.0, resident)
+    per_epoch = job_runs.raw.get("steps_per_epoch")
+    if not per_epoch:
+        raise InputError("the loader does not say how many steps an epoch has, so data per step is not known",
+                         field="dataset")  # fmt: skip
+    where = Path(dataset) if dataset and Path(dataset).exists() else None
+    return DataSet(size, int(per_epoch), speeds[0] or storage_mbps(where), speeds[1] or memory_mbps(), resident)
+
+
+def _measured(points: list[CpuPoint], data: DataSet | None, steps: int) -> dict[str, Any]:
+    """How the table came about, for whoever reads the file."""
+    return {
+        "measured": {
+            "runs": [{"cpus": p.cpus, "step_s": p.step_s} for p in points],
+            "steps": steps,
+            "dataset_bytes": data.bytes if data else 0,
+            "storage_mbps": data.storage_mbps if data and data.bytes else None,
+            "memory_mbps": data.memory_mbps if data and data.bytes else None,
+        }
+    }
+
+
+def _show(content: dict[str, Any], points: list[CpuPoint], out: Text, as_json: bool) -> None:
+    if as_json:
+        json.dump({**content, "out": out, "runs": len(points)}, sys.stdout)
+        sys.stdout.write("\n")
+        return
+    if out is None:
+        print(json.dumps(content, indent=1))
+        return
+    print(f"{len(points)} runs; wrote {out}")

@@ -1,0 +1,133 @@
+"""Optimistic profiling: a training job's sensitivity to cores and memory from a few real runs.
+
+Only cores are measured, with all data in memory. What less memory costs is computed: the part of the data set that does
+not fit is read from storage each epoch, and an epoch takes the longer of that and of its computing (Synergy, OSDI'22,
+section 4.1; a cache that keeps what it holds, so the share of hits is the share that fits).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+CLOSE = 0.10  # throughputs nearer than this to each other are the same speed to a scheduler
+STRAIGHT = 0.03  # a middle point as near as this to the line between its neighbours: the line will do
+CACHED = tuple(i / 10 for i in range(11))  # fractions of the data set in memory that the table has
+
+
+@dataclass(frozen=True)
+class CpuPoint:
+    """One real run: seconds per step with so many cores (all GPUs together)."""
+
+    cpus: int
+    step_s: float
+
+
+def sweep(measure: Callable[[int], float], least: int, most: int, stride: int, runs: int) -> list[CpuPoint]:
+    """Measure where it matters; returns the points in rising order of cores, at most `runs` of them.
+
+    First both ends; then, as long as runs are left, the middle of the interval over which speed changes most: by more
+    than CLOSE, and not known to be straight. `measure(cpus)`: seconds per step. `stride`: cores come in multiples of it
+    above `least` (one per GPU).
+    """
+    found = {most: measure(most)}
+    if least < most:
+        found[least] = measure(least)
+    straight: set[tuple[int, int]] = set()
+    while len(found) < runs:
+        points = sorted(found)
+        gaps = []
+        for low, high in itertools.pairwise(points):
+            middle = low + (high - low) // 2 // stride * stride
+            change = abs(found[low] - found[high]) / max(found[low], found[high])
+            if low < middle < high and change > CLOSE and (low, high) not in straight:
+                gaps.append((change, low, middle, high))
+        if not gaps:
+            break
+        _, low, middle, high = max(gaps)
+        found[middle] = measure(middle)
+        share = (middle - low) / (high - low)
+        line = (1 - share) / found[low] + share / found[high]
+        if abs(1 / found[middle] - line) <= STRAIGHT * line:
+            straight |= {(low, middle), (middle, high)}
+    return [CpuPoint(cpus, found[cpus]) for cpus in sorted(found)]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What the memory side needs: the data set in bytes, how many steps read it once, and the speeds it is read at
+    (10^6 bytes per second) from storage and from memory. `resident_bytes`: the job's own memory beside the data."""
+
+    bytes: int
+    steps_per_epoch: int
+    storage_mbps: float
+    memory_mbps: float
+    resident_bytes: int
+
+
+def step_seconds(points: list[CpuPoint], data: DataSet | None) -> tuple[Floats, Floats]:
+    """Memory axis [bytes] and seconds per step, (points, memory).
+
+    fetch = cached / memory speed + uncached / storage speed; epoch = max(fetch, measured). Without a data set memory
+    does not matter: one column.
+    """
+    measured = np.array([p.step_s for p in points])
+    if data is None or data.bytes <= 0:
+        resident = 1 if data is None else max(1, data.resident_bytes)
+        return np.array([float(resident)]), measured[:, None]
+    cached = np.array(CACHED) * data.bytes
+    fetch_s = (cached / data.memory_mbps + (data.bytes - cached) / data.storage_mbps) / 1e6 / data.steps_per_epoch
+    return max(1, data.resident_bytes) + cached, np.maximum(measured[:, None], fetch_s[None, :])
+
+
+def storage_need_mbps(points: list[CpuPoint], data: DataSet) -> Floats:
+    """10^6 bytes per second that storage must give so that fetching never takes longer than computing, (points,
+    memory): all of what there is where even that is too slow."""
+    cached = np.array(CACHED) * data.bytes
+    epoch_s = np.array([p.step_s for p in points])[:, None] * data.steps_per_epoch
+    left_s = epoch_s - cached[None, :] / data.memory_mbps / 1e6
+    uncached = (data.bytes - cached)[None, :] / 1e6
+    with np.errstate(divide="ignore", invalid="ignore"):
+        need = np.where(uncached <= 0, 0.0, np.where(left_s > 0, uncached / left_s, math.inf))
+    return np.minimum(need, data.storage_mbps)
+
+
+def profile_table(
+    name: str,
+    points: list[CpuPoint],
+    gpus: float,
+    data: DataSet | None,
+    *,
+    family: str = "measured",
+    more: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The content of a profile file with one model, as `tables.load_profiles` reads it.
+
+    Cores and memory are per GPU; the base point (throughput 1) is 3 cores per GPU, or the nearest measured, with the
+    most memory. `more` goes into the model's entry beside the table.
+    """
+    memory_bytes, step_s = step_seconds(points, data)
+    cpus = np.array([p.cpus / gpus for p in points])
+    base = int(np.argmin(np.abs(cpus - 3.0)))
+    base_s = float(step_s[base, -1])
+    entry: dict[str, Any] = {
+        "class": family,
+        "iteration_s": base_s,
+        "throughput": np.round(base_s / step_s, 6).tolist(),
+    }
+    if data is not None and data.bytes > 0:
+        entry["storage_mbps"] = np.round(storage_need_mbps(points, data), 3).tolist()
+    return {
+        "name": name,
+        "cpus_per_gpu": cpus.tolist(),
+        "memory_gb_per_gpu": (memory_bytes / 1e9 / gpus).tolist(),
+        "models": {name: entry | (more or {})},
+    }

@@ -1,0 +1,130 @@
+"""A pretend training job: steps that take as long as its profile says at the cores and memory it has.
+
+    python -m cotenant.training.timed --profile F.json --model NAME --iterations N [--gpus G] [--time-scale X]
+
+It trains nothing and needs no GPU, but it is a job of `cotenant.loop` like any other: leases, progress, checkpoints,
+resuming. Only the standard library, because many of them start on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cotenant.model.errors import InputError, WorkError
+from cotenant.training.contract import Lease
+from cotenant.training.loop import loop
+
+MOST_STEP_S = 0.05  # an iteration is cut into steps no longer than this, so that a wish to leave is soon heard
+BEHIND_S = 0.25  # a pretend GPU computes on while the machine is busy elsewhere, for so long at most
+
+
+class Pace:
+    """Seconds per iteration of one model, as `cotenant.profile.tables` has it, without numpy."""
+
+    def __init__(self, profile: dict[str, Any], model: str) -> None:
+        entry = profile["models"][model]
+        self.iteration_s = float(entry["iteration_s"])
+        self._cpus: list[float] = [float(c) for c in profile["cpus_per_gpu"]]
+        self._memory: list[float] = [float(m) for m in profile["memory_gb_per_gpu"]]
+        self._table: list[list[float]] = entry["throughput"]
+
+    def at(self, cpus_per_gpu: float, memory_gb_per_gpu: float) -> float:
+        """Seconds per iteration: bilinear inside the table, flat beyond, proportional to cores below the first row."""
+        i, u = _cell(self._cpus, cpus_per_gpu)
+        j, v = _cell(self._memory, memory_gb_per_gpu)
+        low, high = (self._between(row, j, v) for row in (self._table[i], self._table[min(i + 1, len(self._cpus) - 1)]))
+        speed = (low * (1 - u) + high * u) * min(1.0, cpus_per_gpu / self._cpus[0])
+        return self.iteration_s / speed
+
+    def _between(self, row: Sequence[float], j: int, v: float) -> float:
+        return row[j] * (1 - v) + row[min(j + 1, len(row) - 1)] * v
+
+
+def _cell(axis: Sequence[float], x: float) -> tuple[int, float]:
+    if len(axis) == 1 or x <= axis[0]:
+        return 0, 0.0
+    if x >= axis[-1]:
+        return len(axis) - 1, 0.0
+    i = bisect.bisect_right(axis, x) - 1
+    return i, (x - axis[i]) / (axis[i + 1] - axis[i])
+
+
+class _Nothing:
+    """A model that learns nothing: its checkpoint is the loop's own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def steps_per_iteration(iteration_s: float) -> int:
+    """Steps that an iteration is cut into."""
+    return max(1, math.ceil(iteration_s / MOST_STEP_S - 1e-9))
+
+
+def train(pace: Pace, iterations: float, gpus: float, time_scale: float = 1.0) -> None:
+    """Sleep through the iterations; `time_scale` 0.1 is ten times as fast as the profile."""
+    parts = steps_per_iteration(pace.iteration_s * time_scale)
+    work = loop(range(max(1, round(iterations * parts))), checkpoint={"model": _Nothing()}, every_s=60.0)
+    due_s = time.monotonic()
+    seen: Lease | None = None
+    step_s = 0.0
+    for _ in work:
+        lease = work.lease
+        if lease is not seen:
+            cpus, memory_bytes = lease.cpus or math.inf, lease.memory_bytes or math.inf
+            step_s, seen = pace.at(cpus / gpus, memory_bytes / 1e9 / gpus) * time_scale / parts, lease
+        due_s = max(due_s + step_s, time.monotonic() - BEHIND_S)
+        time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse and train."""
+    parser = argparse.ArgumentParser(prog="python -m cotenant.training.timed", description="A pretend training job.")
+    parser.add_argument("--profile", type=Path, required=True, help="profile file, as simulate --profiles reads it")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--iterations", type=float, required=True)
+    parser.add_argument("--gpus", type=float, default=1.0)
+    parser.add_argument("--time-scale", type=float, default=1.0)
+    given = parser.parse_args(arguments)
+    try:
+        for name in ("iterations", "gpus", "time_scale"):
+            value = getattr(given, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(f"{value:g} is not above 0", field=name.replace("_", "-"))
+        train(_pace(given.profile, given.model), given.iterations, given.gpus, given.time_scale)
+    except InputError as error:
+        print(f"cotenant: {error}", file=sys.stderr)
+        return 2
+    except WorkError as error:
+        print(f"cotenant: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _pace(file: Path, model: str) -> Pace:
+    try:
+        profile = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be read ({error})", file=file) from None
+    models = profile.get("models") if isinstance(profile, dict) else None
+    if not isinstance(models, dict) or model not in models:
+        raise InputError(f"has no model {model!r}", file=file, field="models")
+    try:
+        return Pace(profile, model)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"is not a profile file ({error!r})", file=file) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
