@@ -75,17 +75,6 @@ PRESETS: dict[str, Preset] = {
             "embedding_train512": 2, "transformer_train16": 2, "mobilenet_train512": 2,
         },
     ),
-    "fleet-smoke": Preset(
-        "poisson-gap",
-        0.25,
-        "1:80,2:20",
-        quantiles=((20, 120), (20, 120)),
-        probabilities=(0, 1),
-        models={"alexnet": 20, "res18": 20, "mobilenet": 10, "transformer": 25, "gnmt": 25},
-        asks_per_gpu={
-            "alexnet": (5, 62.5), "res18": (5, 62.5), "mobilenet": (5, 62.5), "transformer": (1, 20), "gnmt": (1, 20),
-        },
-    ),
     "philly": Preset(
         _PHILLY_GAPS,
         28.49 / 3600,
@@ -95,6 +84,17 @@ PRESETS: dict[str, Preset] = {
         tenants={
             "6214e9": 41226, "11cb48": 16091, "6c71a0": 9953, "103959": 1934, "0e4a51": 1435, "ed69ec": 1137,
             "2869ce": 422, "e13805": 374, "23dbec": 8, "51b7ef": 4, "925e2b": 3, "795a4c": 3,
+        },
+    ),
+    "fleet-smoke": Preset(
+        "poisson-gap",
+        0.25,
+        "1:80,2:20",
+        quantiles=((20, 120), (20, 120)),
+        probabilities=(0, 1),
+        models={"alexnet": 20, "res18": 20, "mobilenet": 10, "transformer": 25, "gnmt": 25},
+        asks_per_gpu={
+            "alexnet": (5, 62.5), "res18": (5, 62.5), "mobilenet": (5, 62.5), "transformer": (1, 20), "gnmt": (1, 20),
         },
     ),
 }  # fmt: skip
