@@ -76,9 +76,14 @@ def test_the_daemon_of_a_killed_agent_is_taken_over(mps: Mps, tmp_path: Path) ->
     assert calls(environment)[-1] == "quit -t 5"
 
 
+def test_mps_on_the_software_gpu_needs_no_daemon(mps: Mps) -> None:
+    given = mps.grant(TenantSpec("a", limit=0.25), (SOFT,))
+    assert given.slot_flags == SlotFlag.UNGATED
+    assert given.environment == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
+    mps.revoke("a", (SOFT,))
+
+
 def test_mps_says_why_it_cannot(mps: Mps, tmp_path: Path) -> None:
-    with pytest.raises(WorkError, match="the software GPU has no MPS"):
-        mps.grant(TenantSpec("a"), (SOFT,))
     with pytest.raises(WorkError, match="one GPU"):
         mps.grant(TenantSpec("a"), (REAL, SOFT))
     with pytest.raises(WorkError, match="is not installed"):

@@ -77,8 +77,8 @@ def test_shim_exports_whatever_the_driver_exports(shim_library: Path, soft_libra
 
 
 def test_function_the_driver_lacks_gives_an_error_not_a_crash(tenants: Tenants, agent: Agents) -> None:
-    """The software GPU lacks cuMulticastCreate and cuMemcpy2DAsync_v2: CUDA_ERROR_NOT_FOUND from both kinds."""
-    script = PRELUDE + "start(); print(raw('cuMulticastCreate', None, None), raw('cuMemcpy2DAsync_v2', None, None))"
+    """The software GPU lacks cuMulticastCreate and cuMemcpy3DAsync_v2: CUDA_ERROR_NOT_FOUND from both kinds."""
+    script = PRELUDE + "start(); print(raw('cuMulticastCreate', None, None), raw('cuMemcpy3DAsync_v2', None, None))"
     with agent() as broker:
         assert tenants.output(tenants.python(broker, script)).strip() == "500 500"
 

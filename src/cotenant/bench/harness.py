@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -146,8 +146,11 @@ class Bench:
         self.log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, kind: str, environment: Mapping[str, str], core: int | None) -> Workload:
-        command = [sys.executable, "-m", "cotenant.bench.workload", kind, self.backend, str(self.kernel_ns)]
+    def _start(
+        self, kind: str, environment: Mapping[str, str], core: int | None, program: Sequence[str] | None
+    ) -> Workload:
+        usual = ["cotenant.bench.workload", kind, self.backend, str(self.kernel_ns)]
+        command = [sys.executable, "-m", *(program or usual)]
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
         process = subprocess.Popen(
@@ -161,16 +164,18 @@ class Bench:
         self._workloads.append(workload)
         return workload
 
-    def native(self, kind: str, *, core: int | None = None) -> Workload:
-        """A workload without the shim; `core`: where its launching thread runs."""
+    def native(self, kind: str, *, core: int | None = None, program: Sequence[str] | None = None) -> Workload:
+        """A workload without the shim; `core`: where its launching thread runs; `program`: another module's."""
         environment = dict(self.environment)
         if self.soft:
             from cotenant.softgpu.build import build
 
             environment["COTENANT_BENCH_LIBRARY"] = str(build())
-        return self._start(kind, environment, core)
+        return self._start(kind, environment, core, program)
 
-    def tenant(self, kind: str, spec: TenantSpec, *, core: int | None = None) -> Workload:
+    def tenant(
+        self, kind: str, spec: TenantSpec, *, core: int | None = None, program: Sequence[str] | None = None
+    ) -> Workload:
         """A workload as a tenant of the agent."""
         client = ControlClient(self.folder)
         self._clients.append(client)
@@ -181,7 +186,7 @@ class Bench:
         finally:
             if not self.soft or not os.environ["COTENANT_SOFTGPU_STATE"]:
                 del os.environ["COTENANT_SOFTGPU_STATE"]
-        workload = self._start(kind, environment, core)
+        workload = self._start(kind, environment, core, program)
         client.call("started", name=spec.name, pid=workload.process.pid)
         return workload
 

@@ -28,6 +28,16 @@ def agent(
     tenant_socket: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Tenants' socket, for containers: apart, open to every user.")
     ] = None,
+    copy_period: Annotated[
+        Text, typer.Option(metavar="SIZE", help="Copies of all tenants take turns, a round moves this much (8MiB).")
+    ] = None,
+    copy_chunk: Annotated[Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into (2MiB).")] = None,
+    http: Annotated[
+        Text, typer.Option(metavar="HOST:PORT", help="Live page and /metrics, e.g. :9400 (loopback).")
+    ] = None,
+    http_token: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with the token its readers show.")
+    ] = None,
 ) -> None:
     """Own this node's GPUs: hand out turns and memory to the tenants that `cotenant run` starts. Runs until stopped."""
     import asyncio
@@ -47,6 +57,7 @@ def agent(
     settings = _quota(config, discipline, quota=quota, min_quota=min_quota, max_quota=max_quota, window=window)
     if settings is not None:
         overrides["quota"] = settings
+    overrides["copies"] = _copies(config, copy_period, copy_chunk)
     folder = folder or default_folder()
     options = AgentOptions(folder, config, trace, mode, overrides, tenant_socket=tenant_socket)
     asyncio.run(serve(options))
@@ -54,6 +65,29 @@ def agent(
 
 def _quota(config: Text, discipline: Text, **times: Text) -> Any:
     """QuotaSettings of the config file with the command line's values over them; None when none were given."""
+def _token(path: Path | None) -> str | None:
+    """The first line of that file."""
+    from cotenant.model.errors import InputError
+
+    if path is None:
+        return None
+    try:
+        token = path.read_text().strip().partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", file=str(path), field="--http-token") from None
+    if len(token) < 16:
+        raise InputError("a token has at least 16 characters", file=str(path), field="--http-token")
+    return token
+
+
+def _copies(config: Text, period: Text, chunk: Text) -> Any:
+    """CopySettings of the config file with the command line's sizes over them; None when none were given."""
+    from cotenant.node.config import AgentConfig, load
+    from cotenant.node.config_copies import with_options
+
+    return with_options((load(config) if config else AgentConfig()).copies, period=period, chunk=chunk)
+
+
     from cotenant.model.errors import InputError
     from cotenant.model.units import parse_seconds
     from cotenant.node.config import AgentConfig, load, quota_settings

@@ -20,6 +20,9 @@ def run(
     limit: Annotated[Text, typer.Option(metavar="60%", help="GPU time it never exceeds.")] = None,
     memory: Annotated[Text, typer.Option(metavar="8GiB", help="GPU memory it may take, all of its processes.")] = None,
     gpus: Annotated[Text, typer.Option(metavar="N|UUID,...", help="How many GPUs, or which.")] = None,
+    oversubscribe: Annotated[
+        str, typer.Option(metavar="swap|managed|park", help="How its memory makes way for others on a full GPU.")
+    ] = "none",
     mechanism: Annotated[str, typer.Option(metavar="time|whole|mps", help="How the share is enforced.")] = "time",
     priority: Annotated[int, typer.Option(help="For discipline priority: larger goes first.")] = 0,
     weight: Annotated[float, typer.Option(help="For discipline weighted-round-robin.")] = 0.0,
@@ -29,6 +32,12 @@ def run(
     work_class: Annotated[
         str, typer.Option(metavar="unknown|memory|compute", help="What its kernels need most (scheme orion).")
     ] = "unknown",
+    copy_weight: Annotated[
+        float | None, typer.Option(metavar="N", help="Weight on the PCIe link, where tenants' copies take turns.")
+    ] = None,
+    latency_sensitive: Annotated[
+        bool, typer.Option("--latency-sensitive", help="Its copies go ahead of all others on the link.")
+    ] = False,
     timeout: Annotated[Text, typer.Option(metavar="10m", help="Stop the program after that time.")] = None,
     join: Annotated[bool, typer.Option("--join", help="Run inside the tenant of that name.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
@@ -55,6 +64,9 @@ def run(
         mechanism=mechanism,
         best_effort=best_effort,
         work_class=work_class,
+        copy_weight=copy_weight,
+        oversubscribe=oversubscribe,
+        latency_sensitive=latency_sensitive,
     )
     check_spec(spec, field="--name" if name else None)
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None

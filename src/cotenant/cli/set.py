@@ -21,6 +21,7 @@ def set_share(
     memory: Annotated[Text, typer.Option(metavar="8GiB", help="GPU memory it may take.")] = None,
     priority: Annotated[int | None, typer.Option(help="For discipline priority.")] = None,
     weight: Annotated[float | None, typer.Option(help="For discipline weighted-round-robin.")] = None,
+    copy_weight: Annotated[float | None, typer.Option(help="Weight on the PCIe link.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
@@ -35,6 +36,7 @@ def set_share(
         "memory_bytes": parse_bytes(memory, "--memory") if memory else None,
         "priority": priority,
         "weight": weight,
+        "copy_weight": copy_weight,
     }
     with ControlClient(folder or default_folder()) as client:
         answer = client.call("set", name=name, **changes)

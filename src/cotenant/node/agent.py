@@ -235,6 +235,7 @@ class Agent:
         fd = processes.pidfd(key)
         if fd is None:
             asyncio.get_running_loop().call_soon(self.maybe_remove, tenant)
+        self.server.copies.join(tenant)
             return
         self._root_fds[tenant.name] = fd
         asyncio.get_running_loop().add_reader(fd, self._root_ended, tenant)
@@ -284,6 +285,8 @@ class Agent:
     def launcher_gone(self, caller: Caller) -> None:
         """A control connection closed: what it registered and never started goes."""
         for name in caller.registered:
+        self.server.copies.leave(tenant)
+        self.live.decided(f"{tenant.name} left")
             tenant = self.registry.tenants.get(name)
             if tenant is not None and tenant.launching:
                 tenant.launching = False

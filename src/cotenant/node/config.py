@@ -16,7 +16,9 @@ from typing import Any
 from cotenant.model.errors import InputError
 from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
 from cotenant.node.config_colocation import check_work, parse_colocation
+from cotenant.node.config_copies import parse_copies
 from cotenant.policy.colocation import ColocationSettings
+from cotenant.policy.colocation.copies import CopySettings
 from cotenant.policy.quota import DISCIPLINES, QuotaSettings
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")
@@ -44,6 +46,8 @@ class TenantSpec:
     best_effort: bool = False
     work_class: str = "unknown"  # what its kernels need most: unknown, memory, compute; for the scheme orion
     work_sms: int = 0  # SMs that they fill; 0: not known
+    copy_weight: float | None = None  # on the link; None: no wish, 1 where copies take turns
+    latency_sensitive: bool = False  # its copies go ahead of all others
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class AgentConfig:
     context_reserve_bytes: int | None = None  # None: 640 MiB on a real GPU, 0 on the software GPU
     reconnect_ms: int = 100
     colocation: ColocationSettings = field(default_factory=ColocationSettings)
+    copies: CopySettings = field(default_factory=CopySettings)
 
 
 def check_name(name: object, **where: Any) -> str:
@@ -86,13 +91,17 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
     if not 0.0 <= spec.weight < math.inf:
         raise InputError(f"the weight of {spec.name} is {spec.weight}; it must be 0 or more", **where)
     check_work(spec.work_class, spec.work_sms, **where)
+    if spec.copy_weight is not None and not 0.001 <= spec.copy_weight <= 1000.0:
+        raise InputError(f"the copy weight of {spec.name} is {spec.copy_weight:g}; write 0.001 to 1000", **where)
+    if spec.latency_sensitive and spec.best_effort:
+        raise InputError(f"{spec.name} cannot be latency-sensitive and best-effort", **where)
     if not 1 <= spec.gpu_count <= 16:
         raise InputError(f"{spec.name} asks for {spec.gpu_count} GPUs; a tenant has 1 to 16", **where)
     return spec
 
 
 _TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism", "user", "best_effort",
-                "work_class", "work_sms")  # fmt: skip
+                "work_class", "work_sms", "copy_weight", "latency_sensitive")  # fmt: skip
 _AGENT_KEYS = (
     "gpus",
     "quota",
@@ -111,6 +120,7 @@ _AGENT_KEYS = (
     "context_reserve",
     "reconnect",
     "colocation",
+    "copies",
 )
 _TIMES = {
     "quota": "quota_ns",
@@ -202,6 +212,8 @@ def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
             values["context_reserve_bytes"] = parse_bytes(data["context_reserve"], "context_reserve")
         if "colocation" in data:
             values["colocation"] = parse_colocation(data["colocation"])
+        if "copies" in data:
+            values["copies"] = parse_copies(data["copies"])
     except InputError as error:
         raise InputError(error.message, file=path, field=error.field) from None
     fail = data.get("fail", "closed")
@@ -265,6 +277,8 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
             mechanism=str(entry.get("mechanism", "time")),
             uid=_user(entry["user"]) if "user" in entry else None,
             best_effort=bool(entry.get("best_effort", False)),
+            copy_weight=float(entry["copy_weight"]) if "copy_weight" in entry else None,
+            latency_sensitive=bool(entry.get("latency_sensitive", False)),
             work_class=str(entry.get("work_class", "unknown")),
             work_sms=int(entry.get("work_sms", 0)),
         )

@@ -127,6 +127,7 @@ class Operations:
             "turns": 0,
             "waited_s": 0.0,
             "held_s": 0.0,
+            "copies": agent.server.copies.row(tenant, uuid),
             "overrun_s": 0.0,
         }
         machine = agent.broker.turns.gpus[uuid]
@@ -232,10 +233,10 @@ class Operations:
         tenant = self._find(order)
         if not caller.trusted:
             raise InputError(f"user {caller.peer.uid} may not change shares on this agent")
-        allowed = ("request", "limit", "memory_bytes", "priority", "weight")
+        allowed = ("request", "limit", "memory_bytes", "priority", "weight", "copy_weight")
         changes = {key: _number(order, key) for key in allowed if order.get(key) is not None}
         if not changes:
-            raise InputError("nothing to change: give --request, --limit, --memory, --priority or --weight")
+            raise InputError("nothing to change: give one of --request --limit --memory --priority --weight --copy-weight")
         when = self.agent.change_tenant(tenant, dataclasses.replace(tenant.spec, **changes))
         return {"name": tenant.name, "holds": when, **{k: getattr(tenant.spec, k) for k in allowed}}
 

@@ -49,6 +49,7 @@ def reload(agent: Agent) -> None:
     agent.config = agent.server.config = config
     agent.broker.inflight_ns = config.inflight_ns
     agent.floors.configure(config.colocation)
+    agent.server.copies.configure(config.copies)
     agent.broker.configure(config.quota)
     for session in agent.server.sessions:
         if session.welcome:

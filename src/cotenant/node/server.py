@@ -16,6 +16,7 @@ from cotenant.model.errors import WorkError
 from cotenant.node import processes, wire
 from cotenant.node.broker import Broker
 from cotenant.node.config import AgentConfig
+from cotenant.node.copies import Copies
 from cotenant.node.holders import PATIENCE_S, Holders, NotYetError, Place, place_of
 from cotenant.node.ledger import Ledger
 from cotenant.node.session import Session
@@ -55,6 +56,7 @@ class ShimServer:
         self.sessions: set[Session] = set()
         self.holders = Holders(locate)
         self.refused_connections = 0
+        self.copies = Copies(config.copies)
         self._strangers: Counter[int] = Counter()  # connections without HELLO, by process
         self._on_idle_tenant = on_idle_tenant
         self._on_process = on_process
@@ -229,6 +231,7 @@ class ShimServer:
             tenant.sessions.remove(session)
             tenant.launches_gone += sum(session.page.slots[slot].launches for slot in session.slots)
             self.broker.drop(session)
+            self.copies.drop(session)
             for gpu in self.ledger.drop(session.number):
                 self.publish_memory(tenant, gpu)
             if not tenant.sessions:
@@ -244,6 +247,7 @@ class ShimServer:
             self.path.unlink(missing_ok=True)
         for session in list(self.sessions):
             self.close(session, "")
+        self.copies.close()
 
     # -- pages -----------------------------------------------------------------------------------------------------
 
@@ -258,7 +262,8 @@ class ShimServer:
         page.memory_used_bytes = self.ledger.used(tenant.name, gpu)
         page.uuid[:] = uuid
         gate = SlotFlag.BEST_EFFORT if tenant.spec.best_effort else SlotFlag(0)
-        page.flags = SlotFlag.ATTACHED | tenant.enforcement.slot_flags | gate
+        turns = self.copies.flag(session, gpu)
+        page.flags = SlotFlag.ATTACHED | tenant.enforcement.slot_flags | gate | turns
 
     def publish_memory(self, tenant: Tenant, gpu: str) -> None:
         """Write a tenant's memory numbers into the pages of all its processes."""

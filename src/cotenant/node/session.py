@@ -59,6 +59,17 @@ class Session:
         except OSError:
             self.server.loop.call_soon(self.server.close, self, "")
 
+    def send_with(self, data: bytes, fd: int) -> None:
+        """Send a message that carries a descriptor. A process that leaves its messages unread is dropped."""
+        try:
+            if self._unsent:
+                raise BlockingIOError
+            socket.send_fds(self.socket, [data], [fd])
+        except BlockingIOError:
+            self.server.loop.call_soon(self.server.close, self, "it asked for a page and reads nothing")
+        except OSError:
+            self.server.loop.call_soon(self.server.close, self, "")
+
     def _keep(self, data: bytes) -> None:
         self._unsent.append(data)
         if len(self._unsent) > MAX_UNSENT:
@@ -208,6 +219,15 @@ class Session:
         if account is not None:
             account.burst_ns = min(wire.body("burst", data)[0], 1 << 62)
 
+    def _attach_copies(self, head: wire.Head, data: bytes) -> None:
+        given = self.server.copies.attach(self, self._gpu(head))
+        if given is None:  # turns were switched off again, or there is no queue left
+            self.send(wire.pack(Type.COPY_REPLY, sequence=head.sequence, slot=head.slot, status=Status.DENIED))
+            return
+        fd, terms = given
+        reply = wire.pack(Type.COPY_REPLY, terms, sequence=head.sequence, slot=head.slot)
+        self.send_with(reply, fd)
+
     def _warning(self, head: wire.Head, data: bytes) -> None:
         code, raw = wire.body("text", data)
         text = wire.text_of(raw)
@@ -238,4 +258,5 @@ _HANDLERS: dict[int, Callable[[Session, wire.Head, bytes], None]] = {
     Type.BURST_REPORT: Session._burst,
     Type.WARNING: Session._warning,
     Type.GOODBYE: Session._goodbye,
+    Type.COPY_ATTACH: Session._attach_copies,
 }

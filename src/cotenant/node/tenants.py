@@ -196,6 +196,8 @@ def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
         "gpu_count": spec.gpu_count,
         "mechanism": spec.mechanism,
         "best_effort": spec.best_effort,
+        "copy_weight": spec.copy_weight,
+        "latency_sensitive": spec.latency_sensitive,
         "work_class": spec.work_class,
         "work_sms": spec.work_sms,
     }
@@ -216,6 +218,8 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
             gpu_count=int(data.get("gpu_count") or 1),
             mechanism=str(data.get("mechanism") or "time"),
             best_effort=bool(data.get("best_effort")),
+            copy_weight=None if data.get("copy_weight") is None else float(data["copy_weight"]),
+            latency_sensitive=bool(data.get("latency_sensitive")),
             work_class=str(data.get("work_class") or "unknown"),
             work_sms=int(data.get("work_sms") or 0),
         )

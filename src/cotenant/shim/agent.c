@@ -26,6 +26,7 @@ struct pending {
     int outcome; /* 0: waiting, 1: reply, -1: agent lost */
     struct cotenant_message *reply;
     struct pending *next;
+    int *passed_fd; /* where the caller wants a descriptor that comes with the reply, or NULL */
 };
 
 pthread_mutex_t cot_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -85,13 +86,24 @@ int cot_agent_call(uint16_t type, uint32_t slot, const void *body, size_t bytes,
     int cancel;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     pthread_mutex_lock(&cot_lock);
-    struct pending call = {.sequence = message.header.sequence, .reply = reply, .next = pending_calls};
+    struct pending call = {
+        .sequence = message.header.sequence, .reply = reply, .passed_fd = passed_fd, .next = pending_calls};
     pending_calls = &call;
     if (agent_fd < 0 || cot_wire_send(agent_fd, &message) != 0)
         call.outcome = -1;
     while (call.outcome == 0 && !exiting)
         pthread_cond_wait(&cot_changed, &cot_lock);
     for (struct pending **link = &pending_calls; *link; link = &(*link)->next)
+    return cot_agent_call_fd(type, slot, body, bytes, reply, NULL);
+}
+
+/* Sends and waits for the reply, and for the descriptor that may come with it (*passed_fd, else -1).  -1: the agent is
+ * lost. */
+int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply,
+                      int *passed_fd)
+{
+    if (passed_fd)
+        *passed_fd = -1;
         if (*link == &call) {
             *link = call.next;
             break;
@@ -122,7 +134,8 @@ static struct gpu *gpu_of_slot(uint32_t slot)
     return NULL;
 }
 
-static void handle(const struct cotenant_message *message) /* with cot_lock */
+/* Takes passed_fd where somebody wants it (then it is -1). */
+static void handle(const struct cotenant_message *message, int *passed_fd) /* with cot_lock */
 {
     struct gpu *gpu = gpu_of_slot(message->header.slot);
     switch (message->header.type) {
@@ -161,6 +174,10 @@ static void agent_lost(void) /* with cot_lock */
             call->outcome = -1;
     cot_gates_agent_lost(fail_mode);
     pthread_cond_broadcast(&cot_changed);
+                if (call->passed_fd) {
+                    *call->passed_fd = *passed_fd;
+                    *passed_fd = -1;
+                }
     cot_say("the agent is gone; launches %s until it is back",
             fail_mode == COTENANT_FAIL_OPEN ? "go on without limits" : "wait");
 }
@@ -168,13 +185,13 @@ static void agent_lost(void) /* with cot_lock */
 static void receive_all(void)
 {
     struct cotenant_message message;
-    int got;
-    while (agent_fd >= 0 && (got = cot_wire_receive(agent_fd, &message, NULL)) != 0) {
+    int got, passed_fd = -1;
+    while (agent_fd >= 0 && (got = cot_wire_receive_now(agent_fd, &message, &passed_fd)) != 0) {
         pthread_mutex_lock(&cot_lock);
         if (got < 0)
             agent_lost();
         else
-            handle(&message);
+            handle(&message, &passed_fd);
         pthread_mutex_unlock(&cot_lock);
     }
 }
@@ -195,6 +212,9 @@ static void try_to_return(void)
     if (fd < 0)
         return;
     take_terms(&terms);
+        if (passed_fd >= 0)
+            close(passed_fd);
+        passed_fd = -1;
     pthread_mutex_lock(&cot_lock);
     agent_fd = fd;
     pthread_mutex_unlock(&cot_lock);
@@ -325,6 +345,7 @@ static int reach_agent(struct cotenant_hello_reply *terms)
 
 static int connect_once(void)
 {
+    cot_copies_reset_after_fork();
     struct cotenant_hello_reply terms;
     int fd = reach_agent(&terms);
     if (fd < 0) {

@@ -63,7 +63,7 @@ static uint64_t own_start_time(void)
     return field ? strtoull(field + 1, NULL, 10) : 0;
 }
 
-int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd)
+static int receive(int fd, struct cotenant_message *message, int *passed_fd, int flags)
 {
     union {
         struct cmsghdr aligned;
@@ -73,7 +73,7 @@ int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd)
     struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     ssize_t got;
     do
-        got = recvmsg(fd, &header, MSG_CMSG_CLOEXEC | (passed_fd ? 0 : MSG_DONTWAIT));
+        got = recvmsg(fd, &header, MSG_CMSG_CLOEXEC | flags);
     while (got < 0 && errno == EINTR);
     if (got < 0)
         return errno == EAGAIN ? 0 : -1;
@@ -93,6 +93,16 @@ int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd)
         message->header.magic != COTENANT_PROTOCOL_MAGIC || message->header.version != COTENANT_PROTOCOL_VERSION)
         return got == 0 ? -1 : -2;
     return 1;
+}
+
+int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd)
+{
+    return receive(fd, message, passed_fd, 0);
+}
+
+int cot_wire_receive_now(int fd, struct cotenant_message *message, int *passed_fd)
+{
+    return receive(fd, message, passed_fd, MSG_DONTWAIT);
 }
 
 /* Programs close what they think is theirs by low numbers, and expect the next one to be low: stay out of the way. */

@@ -1,5 +1,6 @@
 /* Copies, memsets and prefetches.  All arguments are integers or pointers, so one shape per number of arguments will
- * do; the tables say which argument is the stream and which the size. */
+ * do; the tables say which argument is the stream and which the size.  Copies that may take turns on the link are in
+ * wrap_copies.c. */
 #include "shim.h"
 
 #define P(n) word a##n
@@ -62,29 +63,27 @@ static inline uintptr_t copy_key(uintptr_t kind, uint64_t bytes)
 #define ASYNC_ALL(name, n, s, bytes) \
     ASYNC(name, n, s, bytes) ASYNC(name##_v2, n, s, bytes) ASYNC_PTSZ(name##_v2_ptsz, n, s, bytes)
 
-SYNC_BOTH(cuMemcpy, 3, a3)
 SYNC_BOTH(cuMemcpyPeer, 5, a5)
-SYNC_ALL(cuMemcpyHtoD, 3, a3)
-SYNC_ALL(cuMemcpyDtoH, 3, a3)
-SYNC_ALL(cuMemcpyDtoD, 3, a3)
+SYNC(cuMemcpyHtoD, 3, a3)
+SYNC(cuMemcpyDtoH, 3, a3)
+SYNC(cuMemcpyDtoD, 3, a3)
 SYNC_ALL(cuMemcpyDtoA, 4, a4)
 SYNC_ALL(cuMemcpyAtoD, 4, a4)
 SYNC_ALL(cuMemcpyHtoA, 4, a4)
 SYNC_ALL(cuMemcpyAtoH, 4, a4)
 SYNC_ALL(cuMemcpyAtoA, 5, a5)
-SYNC_ALL(cuMemcpy2D, 1, 0)
-SYNC_ALL(cuMemcpy2DUnaligned, 1, 0)
+SYNC(cuMemcpy2D, 1, 0)
+SYNC(cuMemcpy2DUnaligned, 1, 0)
 SYNC_ALL(cuMemcpy3D, 1, 0)
 SYNC_BOTH(cuMemcpy3DPeer, 1, 0)
 
-ASYNC_BOTH(cuMemcpyAsync, 4, 4, a3)
 ASYNC_BOTH(cuMemcpyPeerAsync, 6, 6, a5)
-ASYNC_ALL(cuMemcpyHtoDAsync, 4, 4, a3)
-ASYNC_ALL(cuMemcpyDtoHAsync, 4, 4, a3)
-ASYNC_ALL(cuMemcpyDtoDAsync, 4, 4, a3)
+ASYNC(cuMemcpyHtoDAsync, 4, 4, a3)
+ASYNC(cuMemcpyDtoHAsync, 4, 4, a3)
+ASYNC(cuMemcpyDtoDAsync, 4, 4, a3)
 ASYNC_ALL(cuMemcpyHtoAAsync, 5, 5, a4)
 ASYNC_ALL(cuMemcpyAtoHAsync, 5, 5, a4)
-ASYNC_ALL(cuMemcpy2DAsync, 2, 2, 0)
+ASYNC(cuMemcpy2DAsync, 2, 2, 0)
 ASYNC_ALL(cuMemcpy3DAsync, 2, 2, 0)
 ASYNC_BOTH(cuMemcpy3DPeerAsync, 2, 2, 0)
 ASYNC_BOTH(cuMemcpyBatchAsync, 9, 9, a4)

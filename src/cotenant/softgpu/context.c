@@ -333,6 +333,7 @@ EXPORT CUresult cuCtxSynchronize(void)
     CUresult forbidden = soft_unsafe_call();
     if (forbidden != CUDA_SUCCESS)
         return forbidden;
+    soft_settle(NULL);
     soft_sleep_until(soft_context_tail(context));
     soft_pools_trim(context->device);
     return CUDA_SUCCESS;

@@ -32,6 +32,9 @@ static const struct {
     {"cuDevicePrimaryCtxSetFlags", 11000, "_v2"}, {"cuStreamDestroy", 4000, "_v2"},
     {"cuEventDestroy", 4000, "_v2"},      {"cuStreamBeginCapture", 10010, "_v2"},
     {"cuGraphAddKernelNode", 12000, "_v2"},
+    {"cuMemcpy2D", 3020, "_v2"},          {"cuMemcpy2DUnaligned", 3020, "_v2"},
+    {"cuMemcpy2DAsync", 3020, "_v2"},     {"cuMemHostGetDevicePointer", 3020, "_v2"},
+    {"cuStreamWaitValue32", 11070, "_v2"}, {"cuStreamWriteValue32", 11070, "_v2"},
     {"cuGraphLaunch", 10000, ""},         {"cuLaunchKernelEx", 11060, ""},
     {"cuLaunchKernel", 4000, ""},         {"cuMemAllocAsync", 11020, ""},
 };

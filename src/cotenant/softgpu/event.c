@@ -26,7 +26,8 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     event->kind = 0;
-    free(event);
+    if (event->when_ns != SOFT_UNKNOWN_NS) /* a held stream still names it */
+        free(event);
     return CUDA_SUCCESS;
 }
 
@@ -42,11 +43,17 @@ static CUresult record(CUevent handle, struct soft_stream *stream)
     CUresult implicit = soft_legacy_beside_capture(stream);
     if (implicit != CUDA_SUCCESS)
         return implicit;
+    event->generation++;
+    event->recorded = true;
+    event->captured_in = NULL;
+    if (soft_is_held(stream)) {
+        event->when_ns = SOFT_UNKNOWN_NS;
+        if (soft_defer(stream, (struct soft_op){.kind = SOFT_OP_RECORD, .event = event, .generation = event->generation}))
+            return CUDA_SUCCESS;
+    }
     uint64_t now = soft_now_ns();
     uint64_t tail = stream == stream->context->legacy ? soft_context_tail(stream->context) : stream->tail_ns;
-    event->captured_in = NULL;
     event->when_ns = tail > now ? tail : now;
-    event->recorded = true;
     return CUDA_SUCCESS;
 }
 
@@ -81,7 +88,10 @@ EXPORT CUresult cuEventSynchronize(CUevent handle)
 {
     CUresult state = cuEventQuery(handle);
     if (state == CUDA_ERROR_NOT_READY) {
-        soft_sleep_until(event_of(handle)->when_ns);
+        struct soft_event *event = event_of(handle);
+        while (event->when_ns == SOFT_UNKNOWN_NS)
+            soft_sleep_until(soft_now_ns() + 20000);
+        soft_sleep_until(event->when_ns);
         return CUDA_SUCCESS;
     }
     return state;
@@ -110,6 +120,9 @@ static CUresult wait_event(struct soft_stream *stream, CUevent handle)
         pthread_mutex_unlock(&soft_lock);
         return result;
     }
+    struct soft_op op = {.kind = SOFT_OP_WAIT_EVENT, .event = event, .generation = event->generation};
+    if (stream->capture == CU_CAPTURE_NONE && (event->when_ns == SOFT_UNKNOWN_NS || soft_is_held(stream)))
+        return soft_hold(stream, op);
     if (stream->capture == CU_CAPTURE_NONE && event->when_ns > stream->tail_ns)
         stream->tail_ns = event->when_ns;
     return CUDA_SUCCESS;

@@ -1,5 +1,5 @@
-/* Plain, managed, pitched, array and pinned memory, and copies.  Device memory is ordinary memory that the system
- * provides page by page, so what a program writes it can read back. */
+/* Plain, managed, pitched, array and pinned memory, memsets.  Device memory is ordinary memory that the system
+ * provides page by page, so what a program writes it can read back.  Copies are in copies.c. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ struct soft_array {
     int device;
 };
 
-static struct block *blocks; /* under soft_lock */
+static struct block *blocks, *pinned_blocks; /* under soft_lock */
 
 static void *map(uint64_t bytes)
 {
@@ -146,11 +146,40 @@ EXPORT CUresult cuMipmappedArrayDestroy(struct soft_array *array)
 
 /* ---- pinned host memory ---- */
 
+static CUresult pin(void *address, size_t bytes)
+{
+    struct block *block = malloc(sizeof *block);
+    if (!block)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&soft_lock);
+    *block = (struct block){(uint64_t)(uintptr_t)address, bytes, -1, pinned_blocks};
+    pinned_blocks = block;
+    pthread_mutex_unlock(&soft_lock);
+    return CUDA_SUCCESS;
+}
+
+static bool unpin(const void *address)
+{
+    struct block *found = NULL;
+    pthread_mutex_lock(&soft_lock);
+    for (struct block **link = &pinned_blocks; *link && !found; link = &(*link)->next)
+        if ((*link)->address == (uint64_t)(uintptr_t)address) {
+            found = *link;
+            *link = found->next;
+            break;
+        }
+    pthread_mutex_unlock(&soft_lock);
+    free(found);
+    return found != NULL;
+}
+
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     CHECK_CONTEXT();
     (void)context, (void)flags;
-    return posix_memalign(out, 4096, bytes ? bytes : 1) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (posix_memalign(out, 4096, bytes ? bytes : 1) != 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return pin(*out, bytes ? bytes : 1);
 }
 
 EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes)
@@ -160,6 +189,7 @@ EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes)
 
 EXPORT CUresult cuMemFreeHost(void *address)
 {
+    unpin(address);
     free(address);
     return CUDA_SUCCESS;
 }
@@ -167,47 +197,62 @@ EXPORT CUresult cuMemFreeHost(void *address)
 EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags)
 {
     (void)flags;
-    return address && bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return address && bytes ? pin(address, bytes) : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuMemHostUnregister(void *address)
 {
-    return address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return unpin(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- copies ---- */
+/* ---- what an address is ---- */
 
-static CUresult copy(uint64_t to, uint64_t from, size_t bytes, uint64_t bytes_per_us, struct soft_stream *stream, bool waits)
+static bool holds(uint64_t from, uint64_t bytes, uint64_t address)
 {
-    if (!stream)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    CUresult result = soft_enqueue(stream, bytes * 1000 / bytes_per_us + 1000, waits);
-    if (result == CUDA_SUCCESS && stream->capture == CU_CAPTURE_NONE)
-        memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
-    return result;
+    return address >= from && address < from + bytes;
 }
 
-#define COPY(name, to_type, from_type, rate)                                                               \
-    EXPORT CUresult name(to_type to, from_type from, size_t bytes)                                         \
-    {                                                                                                      \
-        return copy((uint64_t)(uintptr_t)to, (uint64_t)(uintptr_t)from, bytes, rate, soft_stream_of(NULL, false), true); \
-    }
-#define COPY_ASYNC(name, to_type, from_type, rate, per_thread)                                             \
-    EXPORT CUresult name(to_type to, from_type from, size_t bytes, CUstream stream)                        \
-    {                                                                                                      \
-        return copy((uint64_t)(uintptr_t)to, (uint64_t)(uintptr_t)from, bytes, rate,                       \
-                    soft_stream_of(stream, per_thread), false);                                            \
-    }
-COPY(cuMemcpyHtoD_v2, CUdeviceptr, const void *, SOFT_TO_DEVICE_BYTES_PER_US)
-COPY(cuMemcpyDtoH_v2, void *, CUdeviceptr, SOFT_TO_HOST_BYTES_PER_US)
-COPY(cuMemcpyDtoD_v2, CUdeviceptr, CUdeviceptr, SOFT_ON_DEVICE_BYTES_PER_US)
-COPY(cuMemcpy, CUdeviceptr, CUdeviceptr, SOFT_TO_DEVICE_BYTES_PER_US)
-COPY_ASYNC(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, SOFT_TO_DEVICE_BYTES_PER_US, false)
-COPY_ASYNC(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, SOFT_TO_HOST_BYTES_PER_US, false)
-COPY_ASYNC(cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr, SOFT_ON_DEVICE_BYTES_PER_US, false)
-COPY_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, CUdeviceptr, SOFT_ON_DEVICE_BYTES_PER_US, true)
-COPY_ASYNC(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, SOFT_TO_DEVICE_BYTES_PER_US, false)
-COPY_ASYNC(cuMemcpyAsync_ptsz, CUdeviceptr, CUdeviceptr, SOFT_TO_DEVICE_BYTES_PER_US, true)
+bool soft_is_device_memory(uint64_t address)
+{
+    bool found = false;
+    pthread_mutex_lock(&soft_lock);
+    for (struct block *block = blocks; block && !found; block = block->next)
+        found = holds(block->address, block->bytes, address);
+    pthread_mutex_unlock(&soft_lock);
+    return found;
+}
+
+enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, TYPE_HOST = 1, TYPE_DEVICE = 2 };
+
+EXPORT CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address)
+{
+    CHECK_READY();
+    bool device = soft_is_device_memory(address), pinned = false;
+    pthread_mutex_lock(&soft_lock);
+    for (struct block *block = pinned_blocks; block && !pinned; block = block->next)
+        pinned = holds(block->address, block->bytes, address);
+    pthread_mutex_unlock(&soft_lock);
+    if (!device && !pinned)
+        return CUDA_ERROR_INVALID_VALUE; /* memory that the driver does not know */
+    if (attribute == ATTRIBUTE_MEMORY_TYPE)
+        *(unsigned *)value = device ? TYPE_DEVICE : TYPE_HOST;
+    else if (attribute == ATTRIBUTE_IS_MANAGED)
+        *(unsigned *)value = 0;
+    else
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned flags)
+{
+    (void)flags;
+    unsigned type;
+    CUresult known = cuPointerGetAttribute(&type, ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)address);
+    *out = (CUdeviceptr)(uintptr_t)address;
+    return known;
+}
+
+/* ---- memsets ---- */
 
 static CUresult set(uint64_t to, uint32_t value, size_t element, size_t count, struct soft_stream *stream)
 {

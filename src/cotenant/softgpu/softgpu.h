@@ -12,7 +12,8 @@
  *     timed param           a kernel that takes as many nanoseconds as its first parameter (uint64) says
  *
  * Environment: COTENANT_SOFTGPU_STATE (path of the state file), COTENANT_SOFTGPU_COUNT (devices, default 1),
- * COTENANT_SOFTGPU_MEMORY (bytes per device); the first process of a state file sets the last two. */
+ * COTENANT_SOFTGPU_MEMORY (bytes per device), COTENANT_SOFTGPU_LINK_MBPS (a slower link, so that what shares it can be
+ * studied at the pace of a small machine); the first process of a state file sets the last three. */
 #ifndef COTENANT_SOFTGPU_H
 #define COTENANT_SOFTGPU_H
 
@@ -35,18 +36,21 @@ struct soft_process {
     _Atomic uint64_t owner;        /* pid << 32 | low half of the start time; 0: free */
     _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last span reserved */
     _Atomic uint64_t bytes[SOFT_MAX_DEVICES];
+    _Atomic uint64_t engine_tail_ns[SOFT_MAX_DEVICES][2]; /* end of its last copy, by direction of the link */
 };
 
 struct soft_device {
     _Atomic uint64_t busy_until_ns;
     _Atomic uint64_t last_process; /* index + 1 of the process that reserved last */
     _Atomic uint64_t busy_ns;      /* sum of all spans */
+    _Atomic uint64_t engine_until_ns[2]; /* copy engines: to the device, to the host */
 };
 
 struct soft_state {
     _Atomic uint64_t magic;
     uint32_t device_count;
     uint64_t memory_bytes;
+    uint64_t link_bytes_per_us[2];
     struct soft_device devices[SOFT_MAX_DEVICES];
     struct soft_process processes[SOFT_MAX_PROCESSES];
 };
@@ -56,6 +60,8 @@ int soft_map(void);    /* maps the state; 0 or a CUresult */
 int soft_attach(void); /* and takes a process entry */
 void soft_uuid(int device, uint8_t uuid[16]);
 struct soft_state *soft_state(void);
+uint64_t soft_reserve_link(int device, int direction, uint64_t not_before_ns, uint64_t bytes); /* the same of a copy engine */
+void soft_note_engine(int device, int direction, uint64_t end_ns);
 uint64_t soft_reserve(int device, uint64_t not_before_ns, uint64_t length_ns); /* end of the span */
 bool soft_take_memory(int device, uint64_t bytes);
 void soft_give_memory(int device, uint64_t bytes);
@@ -92,14 +98,33 @@ struct soft_stream {
     uint64_t capture_thread;
     struct soft_graph *capture_graph;
     struct soft_stream *next;
+    struct soft_op *first_op; /* what waits behind a wait for a word, see deferred.c */
+    struct soft_stream *next_held;
 };
 
 struct soft_event {
     enum soft_kind kind;
     unsigned flags;
     bool recorded;
-    _Atomic uint64_t when_ns;
+    uint32_t generation; /* counts records */
+    _Atomic uint64_t when_ns; /* SOFT_UNKNOWN_NS: in a held stream */
     struct soft_graph *captured_in;
+};
+
+#define SOFT_UNKNOWN_NS UINT64_MAX
+enum soft_op_kind { SOFT_OP_WRITE, SOFT_OP_WAIT, SOFT_OP_RECORD, SOFT_OP_WAIT_EVENT, SOFT_OP_WORK };
+struct soft_op {
+    enum soft_op_kind kind;
+    uint32_t value, generation;
+    unsigned compare;     /* of a wait: 0 at least, 1 equal, 2 a bit in common */
+    uint32_t *word;
+    struct soft_event *event;
+    uint64_t length_ns;   /* of work that is no copy */
+    int direction;        /* of a copy */
+    void *to;
+    const void *from;
+    uint64_t bytes;
+    struct soft_op *next;
 };
 
 struct soft_function {
@@ -134,6 +159,12 @@ extern bool soft_ready;
 struct soft_context *soft_current(void);
 struct soft_stream *soft_stream_of(CUstream handle, bool per_thread);
 CUresult soft_enqueue(struct soft_stream *stream, uint64_t length_ns, bool waits);
+CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, const void *from, uint64_t bytes, bool waits);
+CUresult soft_hold(struct soft_stream *stream, struct soft_op op);
+bool soft_defer(struct soft_stream *stream, struct soft_op op);
+bool soft_is_held(struct soft_stream *stream);
+void soft_settle(struct soft_stream *stream);
+bool soft_is_device_memory(uint64_t address);
 CUresult soft_add_node(struct soft_stream *stream, struct soft_node node);
 CUresult soft_unsafe_call(void); /* a call that a capture in global mode forbids; CUDA_SUCCESS if none does */
 void soft_invalidate(struct soft_graph *graph); /* with soft_lock; NULL: all captures */

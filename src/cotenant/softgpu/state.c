@@ -13,7 +13,7 @@
 
 #include "softgpu.h"
 
-#define STATE_MAGIC UINT64_C(0x736f667467707531)
+#define STATE_MAGIC UINT64_C(0x736f667467707532)
 #define REAP_PERIOD_NS 10000000
 
 static struct soft_state *state;
@@ -98,6 +98,8 @@ static void found(struct soft_state *fresh)
     uint64_t count = number_from("COTENANT_SOFTGPU_COUNT", 1);
     fresh->device_count = count > SOFT_MAX_DEVICES ? SOFT_MAX_DEVICES : (uint32_t)count;
     fresh->memory_bytes = number_from("COTENANT_SOFTGPU_MEMORY", SOFT_DEFAULT_MEMORY);
+    fresh->link_bytes_per_us[0] = number_from("COTENANT_SOFTGPU_LINK_MBPS", SOFT_TO_DEVICE_BYTES_PER_US);
+    fresh->link_bytes_per_us[1] = number_from("COTENANT_SOFTGPU_LINK_MBPS", SOFT_TO_HOST_BYTES_PER_US);
     atomic_store(&fresh->magic, STATE_MAGIC);
 }
 
@@ -153,6 +155,18 @@ static bool is_dead(uint64_t owner)
     return owner != 0 && (kill(pid, 0) != 0 && errno == ESRCH ? true : identity(pid) != owner);
 }
 
+/* A schedule that was reserved further than any living process needs ends with the last of them. */
+static void shorten(_Atomic uint64_t *until_ns, size_t tail)
+{
+    uint64_t until = atomic_load(until_ns), latest = 0;
+    for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++) {
+        uint64_t end = atomic_load((_Atomic uint64_t *)((char *)&state->processes[i] + tail));
+        latest = end > latest ? end : latest;
+    }
+    if (latest < until)
+        atomic_compare_exchange_strong(until_ns, &until, latest);
+}
+
 /* Takes back the entries of dead processes.  A span that a dead process reserved and did not use is free again: a
  * killed context's work leaves a real device, too. */
 void soft_reap(void)
@@ -166,18 +180,16 @@ void soft_reap(void)
         for (uint32_t d = 0; d < SOFT_MAX_DEVICES; d++) {
             atomic_store(&process->tail_ns[d], 0);
             atomic_store(&process->bytes[d], 0);
+            atomic_store(&process->engine_tail_ns[d][0], 0);
+            atomic_store(&process->engine_tail_ns[d][1], 0);
         }
         atomic_compare_exchange_strong(&process->owner, &owner, 0);
         freed = true;
     }
     for (uint32_t d = 0; freed && d < state->device_count; d++) {
-        uint64_t until = atomic_load(&state->devices[d].busy_until_ns), latest = 0;
-        for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++) {
-            uint64_t tail = atomic_load(&state->processes[i].tail_ns[d]);
-            latest = tail > latest ? tail : latest;
-        }
-        if (latest < until)
-            atomic_compare_exchange_strong(&state->devices[d].busy_until_ns, &until, latest);
+        shorten(&state->devices[d].busy_until_ns, offsetof(struct soft_process, tail_ns[d]));
+        for (int direction = 0; direction < 2; direction++)
+            shorten(&state->devices[d].engine_until_ns[direction], offsetof(struct soft_process, engine_tail_ns[d][direction]));
     }
 }
 
@@ -213,6 +225,16 @@ uint64_t soft_reserve(int number, uint64_t not_before_ns, uint64_t length_ns)
     atomic_store(&self->tail_ns[number], end);
     atomic_fetch_add(&device->busy_ns, length_ns);
     return end;
+}
+
+void soft_note_engine(int number, int direction, uint64_t end_ns)
+{
+    atomic_store(&self->engine_tail_ns[number][direction], end_ns);
+    uint64_t now = soft_now_ns();
+    if (end_ns > now + REAP_PERIOD_NS && now - last_reap_ns > REAP_PERIOD_NS) {
+        last_reap_ns = now;
+        soft_reap();
+    }
 }
 
 uint64_t soft_used_memory(int number)

@@ -1,6 +1,7 @@
 /* Streams and capture.  The rules of capture that programs trip over are kept: what is forbidden while a stream
  * captures returns the driver's error and breaks the capture. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "softgpu.h"
 
@@ -210,6 +211,35 @@ EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 
 /* ---- work ---- */
 
+static CUresult may_work(struct soft_stream *stream)
+{
+    CUresult implicit = soft_legacy_beside_capture(stream);
+    if (implicit != CUDA_SUCCESS)
+        return implicit;
+    uint64_t oldest = stream->ends[stream->queued % SOFT_QUEUE_DEPTH];
+    if (oldest > soft_now_ns())
+        soft_sleep_until(oldest);
+    return CUDA_SUCCESS;
+}
+
+static void queued(struct soft_stream *stream, uint64_t end, bool waits)
+{
+    stream->tail_ns = end;
+    stream->ends[stream->queued++ % SOFT_QUEUE_DEPTH] = end;
+    if (stream == per_thread && end > stream->context->per_thread_tail_ns)
+        stream->context->per_thread_tail_ns = end;
+    if (waits)
+        soft_sleep_until(end);
+}
+
+static void deferred(struct soft_stream *stream, bool waits)
+{
+    if (!waits)
+        return;
+    soft_settle(stream);
+    soft_sleep_until(stream->tail_ns);
+}
+
 /* Puts length_ns of work at the end of a stream; waits: the host waits for it. */
 CUresult soft_enqueue(struct soft_stream *stream, uint64_t length_ns, bool waits)
 {
@@ -218,19 +248,30 @@ CUresult soft_enqueue(struct soft_stream *stream, uint64_t length_ns, bool waits
     if (stream->capture != CU_CAPTURE_NONE)
         return stream->capture == CU_CAPTURE_ACTIVE ? soft_add_node(stream, (struct soft_node){.length_ns = length_ns})
                                                     : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    CUresult implicit = soft_legacy_beside_capture(stream);
-    if (implicit != CUDA_SUCCESS)
-        return implicit;
-    uint64_t oldest = stream->ends[stream->queued % SOFT_QUEUE_DEPTH];
-    if (oldest > soft_now_ns())
-        soft_sleep_until(oldest);
-    uint64_t end = soft_reserve(stream->context->device, stream->tail_ns, length_ns);
-    stream->tail_ns = end;
-    stream->ends[stream->queued++ % SOFT_QUEUE_DEPTH] = end;
-    if (stream == per_thread && end > stream->context->per_thread_tail_ns)
-        stream->context->per_thread_tail_ns = end;
-    if (waits)
-        soft_sleep_until(end);
+    CUresult result = may_work(stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (soft_defer(stream, (struct soft_op){.kind = SOFT_OP_WORK, .length_ns = length_ns}))
+        deferred(stream, waits);
+    else
+        queued(stream, soft_reserve(stream->context->device, stream->tail_ns, length_ns), waits);
+    return CUDA_SUCCESS;
+}
+
+/* The same for a copy over the link, with its contents. */
+CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, const void *from, uint64_t bytes, bool waits)
+{
+    CUresult result = may_work(stream);
+    if (result != CUDA_SUCCESS || bytes == 0)
+        return result;
+    struct soft_op op = {.kind = SOFT_OP_WORK, .direction = direction, .to = to, .from = from, .bytes = bytes};
+    if (soft_defer(stream, op)) {
+        deferred(stream, waits);
+        return CUDA_SUCCESS;
+    }
+    uint64_t end = soft_reserve_link(stream->context->device, direction, stream->tail_ns, bytes);
+    memmove(to, from, bytes);
+    queued(stream, end, waits);
     return CUDA_SUCCESS;
 }
 
@@ -280,7 +321,7 @@ static CUresult query_stream(struct soft_stream *stream)
     CUresult implicit = soft_legacy_beside_capture(stream);
     if (implicit != CUDA_SUCCESS)
         return implicit;
-    return stream->tail_ns <= soft_now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return !soft_is_held(stream) && stream->tail_ns <= soft_now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 static CUresult synchronize_stream(struct soft_stream *stream)
@@ -288,6 +329,7 @@ static CUresult synchronize_stream(struct soft_stream *stream)
     CUresult state = query_stream(stream);
     if (state != CUDA_SUCCESS && state != CUDA_ERROR_NOT_READY)
         return state;
+    soft_settle(stream);
     soft_sleep_until(stream->tail_ns);
     soft_pools_trim(stream->context->device);
     return CUDA_SUCCESS;

@@ -139,6 +139,7 @@ EXPORT CUresult cuLaunchHostFunc(CUstream handle, void (*function)(void *), void
     struct soft_stream *stream = soft_stream_of(handle, false);
     if (!stream || stream->capture != CU_CAPTURE_NONE)
         return stream ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_HANDLE;
+    soft_settle(stream);
     soft_sleep_until(stream->tail_ns);
     function(data);
     return CUDA_SUCCESS;

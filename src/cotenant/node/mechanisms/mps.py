@@ -50,7 +50,7 @@ class Mps(Mechanism):
             notes=(
                 "the percentage travels in the environment: a tenant that changes it before its first CUDA call has"
                 " what it sets, up to the server's default",
-                "needs a real GPU and nvidia-cuda-mps-control",
+                "needs nvidia-cuda-mps-control; on the software GPU tenants run at once without it",
             ),
         )
 
@@ -59,8 +59,8 @@ class Mps(Mechanism):
         if len(gpus) != 1:
             raise WorkError("mps gives a tenant one GPU; start one tenant per GPU")
         gpu = gpus[0]
-        if gpu.soft:
-            raise WorkError("mps needs a real GPU: the software GPU has no MPS; use --mechanism time")
+        if gpu.soft:  # its processes run at once by nature; there is no daemon, and no memory limit but the shim's
+            return Enforcement({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}"}, SlotFlag.UNGATED)
         daemon = self._daemons.get(gpu.uuid) or self._start(gpu)
         daemon.tenants.add(spec.name)
         environment = {

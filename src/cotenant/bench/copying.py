@@ -1,0 +1,122 @@
+"""A program that copies between host and GPU: `python -m cotenant.bench.copying DIRECTION MEMORY MODE BYTES [MS]`.
+
+DIRECTION h2d or d2h; MEMORY pinned or pageable; MODE async (three copies queued on a stream, the oldest waited for) or
+sync. With MS a copy begins about every MS milliseconds and its latency is kept; else one follows another.
+
+Protocol as in bench/workload.py: `ready NAME`, then for each line `run SECONDS` one JSON object {"count" (bytes),
+"begin_ns", "end_ns", "marks": [[ns, bytes, 0], ...], "latencies_us"}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cotenant.bench.driver import Driver
+from cotenant.bench.workload import orders, run_block
+
+DIRECTIONS = ("h2d", "d2h")
+MEMORIES = ("pinned", "pageable")
+MODES = ("async", "sync")
+DEPTH = 3
+FUNCTIONS = {"h2d": "cuMemcpyHtoD", "d2h": "cuMemcpyDtoH"}
+
+
+class Copier:
+    """One buffer on each side and a stream; copies of `size` bytes between them."""
+
+    def __init__(self, cuda: Driver, direction: str, memory: str, size: int) -> None:
+        self.cuda, self.size = cuda, size
+        device = ctypes.c_void_p()
+        cuda.call("cuMemAlloc_v2", ctypes.byref(device), ctypes.c_size_t(size))
+        self.host = host_memory(cuda, memory, size)
+        self.device = device
+        self.stream = cuda.stream()
+        self.name = FUNCTIONS[direction]
+        self.ends = (device, self.host) if direction == "h2d" else (self.host, device)
+        self._events = [cuda.event() for _ in range(DEPTH)]
+        self._started = self._ended = 0
+
+    def whole(self) -> tuple[int, int]:
+        """One copy, waited for by the call itself. Returns bytes and 0."""
+        self.cuda.call(f"{self.name}_v2", *self.ends, ctypes.c_size_t(self.size))
+        return self.size, 0
+
+    def queue(self) -> tuple[int, int]:
+        """Queue one copy; with three queued, wait for the oldest. Returns the bytes known to be copied, and 0."""
+        self.cuda.call(f"{self.name}Async_v2", *self.ends, ctypes.c_size_t(self.size), self.stream)
+        self.cuda.record(self._events[self._started % DEPTH], self.stream)
+        self._started += 1
+        return self._finish_one() if self._started - self._ended == DEPTH else (0, 0)
+
+    def _finish_one(self) -> tuple[int, int]:
+        self.cuda.wait(self._events[self._ended % DEPTH])
+        self._ended += 1
+        return self.size, 0
+
+    def finish(self) -> tuple[int, int]:
+        """Wait for what is queued."""
+        left = self._started - self._ended
+        return sum(self._finish_one()[0] for _ in range(left)), 0
+
+
+def host_memory(cuda: Driver, memory: str, size: int) -> ctypes.c_void_p:
+    """Host memory of that kind, touched, so that its pages are there."""
+    if memory == "pinned":
+        pinned = ctypes.c_void_p()
+        cuda.call("cuMemHostAlloc", ctypes.byref(pinned), ctypes.c_size_t(size), 1)
+        ctypes.memset(pinned, 1, size)
+        return pinned
+    buffer = ctypes.create_string_buffer(size)
+    ctypes.memset(buffer, 1, size)
+    held.append(buffer)
+    return ctypes.cast(buffer, ctypes.c_void_p)
+
+
+held: list[Any] = []  # buffers whose address is in use
+
+
+def now_and_then(copy: Callable[[], tuple[int, int]], period_s: float, seconds: float) -> dict[str, Any]:
+    """A copy every `period_s`, for `seconds`: each one's latency in microseconds."""
+    latencies: list[float] = []
+    moved = 0
+    begin_ns = time.monotonic_ns()
+    number = 0
+    while time.monotonic_ns() - begin_ns < seconds * 1e9:
+        # not in step with anything that repeats
+        due_ns = begin_ns + (number + (number * 0.618) % 1.0 * 0.5) * period_s * 1e9
+        number += 1
+        pause_s = (due_ns - time.monotonic_ns()) / 1e9
+        if pause_s > 0:
+            time.sleep(pause_s)
+        started = time.perf_counter_ns()
+        moved += copy()[0]
+        latencies.append((time.perf_counter_ns() - started) / 1e3)
+    end_ns = time.monotonic_ns()
+    return {"count": moved, "begin_ns": begin_ns, "end_ns": end_ns, "marks": [], "latencies_us": latencies}
+
+
+def main(arguments: list[str]) -> int:
+    """Set up, say so, run blocks."""
+    direction, memory, mode, size = arguments[0], arguments[1], arguments[2], int(arguments[3])
+    period_ms = float(arguments[4]) if len(arguments) > 4 else 0.0
+    cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+    copier = Copier(cuda, direction, memory, size)
+    step = copier.whole if mode == "sync" else copier.queue
+    for _ in range(4):
+        step()
+    copier.finish()
+    print(f"ready {cuda.name}", flush=True)
+    for seconds in orders():
+        block = now_and_then(step, period_ms / 1e3, seconds) if period_ms else run_block(step, copier.finish, seconds)
+        print(json.dumps(block), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

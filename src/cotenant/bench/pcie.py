@@ -1,0 +1,196 @@
+"""`cotenant bench pcie`: do tenants that copy at once share the link by their weights, and what waits for whom?
+
+Alone and together are measured in the same run: one tenant alone, all at once, then (if asked) a latency-sensitive
+tenant's 1 MiB copies alone and beside a best-effort tenant that saturates the link.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from cotenant.bench.harness import Bench, Workload
+from cotenant.bench.shares import COUNT, between
+from cotenant.node.config import TenantSpec, check_spec
+
+WARM_S = 0.3
+LS_BYTES = 1 << 20
+LS_PERIOD_MS = 2.0
+SOFT_LS_PERIOD_MS = 12.0
+# the software GPU copies with this machine's own memory: a slow link makes the scheduling the measured part, not memcpy
+SOFT_LINK_MBPS = 500
+SOFT_CHUNK = 1 << 20
+
+
+def specs_for(weights: Sequence[float], mechanism: str) -> list[TenantSpec]:
+    """One tenant per weight."""
+    return [
+        check_spec(TenantSpec(f"copy{index}", copy_weight=weight, mechanism=mechanism))
+        for index, weight in enumerate(weights)
+    ]
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """Nearest-rank percentile; `part` 0..1."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
+
+
+@contextmanager
+def slow_soft_link(bench_gpus: str, mbps: int) -> Any:
+    """The software GPU's link at that pace for the agent and programs started inside."""
+    import os
+
+    before = os.environ.get("COTENANT_SOFTGPU_LINK_MBPS")
+    if bench_gpus == "soft" and before is None:
+        os.environ["COTENANT_SOFTGPU_LINK_MBPS"] = str(mbps)
+    try:
+        yield
+    finally:
+        if bench_gpus == "soft" and before is None:
+            del os.environ["COTENANT_SOFTGPU_LINK_MBPS"]
+
+
+def settings_for(gpus: str, chunk_bytes: int | None, period_bytes: int | None, paced: str) -> dict[str, Any]:
+    """Agent settings of one measurement. Long turns: the link is measured, not the GPU's time."""
+    copies: dict[str, Any] = {"paced": paced}
+    if chunk_bytes or gpus == "soft":
+        copies["chunk"] = chunk_bytes or SOFT_CHUNK
+    if period_bytes or gpus == "soft":
+        copies["period"] = period_bytes or 4 * (chunk_bytes or SOFT_CHUNK)
+    return {"copies": copies, "quota": 0.25, "min_quota": 0.1, "max_quota": 1.0}
+
+
+def rate(block: dict[str, Any]) -> float:
+    """Bytes per second of a whole block."""
+    return float(block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9))
+
+
+def together(workloads: Sequence[Workload], seconds: float) -> list[float]:
+    """Bytes per second of each while all copy: the middle of a block that is longer at both ends."""
+    for workload in workloads:
+        workload.begin(seconds + 2 * WARM_S)
+    blocks = [workload.result() for workload in workloads]
+    start_ns = max(block["begin_ns"] for block in blocks) + WARM_S * 1e9
+    end_ns = min(min(block["end_ns"] for block in blocks), start_ns + seconds * 1e9)
+    span_s = max(1e-9, (end_ns - start_ns) / 1e9)
+    return [between(block, start_ns, end_ns, COUNT) / span_s for block in blocks]
+
+
+def measure(
+    weights: Sequence[float],
+    *,
+    gpus: str = "soft",
+    seconds: float = 4.0,
+    direction: str = "h2d",
+    memory: str = "pinned",
+    mode: str = "async",
+    size: int | None = None,
+    chunk_bytes: int | None = None,
+    period_bytes: int | None = None,
+    paced: str = "stream",
+    ls: bool = True,
+    mechanism: str | None = None,
+    progress: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+) -> dict[str, Any]:
+    """Shares of the link by weight, the total over what one native program reaches, and what an LS copy waits.
+
+    `shares` are of the bytes moved while all copied; `total_over_link` is their rate over a native program's, measured
+    before and after in the same run; `ls_copy_wait_chunks` is the 99th percentile of an LS copy's latency beside a
+    saturating best-effort tenant, less its median alone, in times that one chunk needs on the link.
+    """
+    size = size or (8 << 20 if gpus == "soft" else 64 << 20)
+    # everybody at once: a tenant under `time` copies only in its turns, which is another question
+    mechanism = mechanism or "mps"
+    program = ["cotenant.bench.copying", direction, memory, mode, str(size)]
+    settings = settings_for(gpus, chunk_bytes, period_bytes, paced)
+    with slow_soft_link(gpus, SOFT_LINK_MBPS), Bench(gpus, settings) as bench:
+        native = bench.native("copy", program=program)
+        native.wait_ready()
+        native_before = native.block(max(0.5, seconds / 4))
+        progress(f"native {native_before / 1e9:.2f} GB/s")
+        tenants = [bench.tenant("copy", spec, program=program) for spec in specs_for(weights, mechanism)]
+        for tenant in tenants:
+            tenant.wait_ready()
+        alone = [rate_of(tenant, max(0.5, seconds / 4)) for tenant in tenants]
+        rates = together(tenants, seconds)
+        rows = {row["name"]: row["gpus"][0]["copies"] for row in bench.tenants()}
+        for tenant in tenants:
+            tenant.close()
+        native_after = native.block(max(0.5, seconds / 4))
+        native.close()
+        link = statistics.mean([native_before, native_after])
+        total = sum(rates)
+        result: dict[str, Any] = {
+            "gpu": native.gpu,
+            "weights": list(weights),
+            "shares": [one / total for one in rates] if total else [0.0 for _ in rates],
+            "total_over_link": total / link,
+            "ls_copy_wait_chunks": None,
+            "native_bytes_per_s": link,
+            "native_drift": native_after / native_before,
+            "alone_over_native": [one / link for one in alone],
+            "direction": direction,
+            "memory": memory,
+            "mode": mode,
+            "copy_bytes": size,
+            "chunk_bytes": bench.settings["copies"].get("chunk", chunk_default()),
+            "queues": rows,
+        }
+        if ls:
+            result |= measure_ls(bench, direction, size, link, result["chunk_bytes"], seconds, mechanism)
+    return result
+
+
+def chunk_default() -> int:
+    """The agent's default chunk."""
+    from cotenant.policy.colocation.copies import CopySettings
+
+    return CopySettings.chunk_bytes
+
+
+def rate_of(workload: Workload, seconds: float) -> float:
+    """Bytes per second of one block."""
+    workload.begin(seconds)
+    return rate(workload.result())
+
+
+def measure_ls(
+    bench: Bench, direction: str, size: int, link: float, chunk_bytes: int, seconds: float, mechanism: str
+) -> dict[str, Any]:
+    """A latency-sensitive tenant's synchronous copies of 1 MiB, alone and beside a best-effort tenant, alternating."""
+    period_ms = SOFT_LS_PERIOD_MS if bench.soft else LS_PERIOD_MS
+    ls_program = ["cotenant.bench.copying", direction, "pinned", "sync", str(LS_BYTES), str(period_ms)]
+    be_program = ["cotenant.bench.copying", direction, "pinned", "async", str(size)]
+    ls_spec = check_spec(TenantSpec("ls", latency_sensitive=True, copy_weight=1.0, mechanism=mechanism))
+    be_spec = check_spec(TenantSpec("be", best_effort=True, copy_weight=1.0, mechanism=mechanism))
+    ls, be = bench.tenant("copy", ls_spec, program=ls_program), bench.tenant("copy", be_spec, program=be_program)
+    ls.wait_ready()
+    be.wait_ready()
+    alone: list[float] = []
+    beside: list[float] = []
+    be_rates: list[float] = []
+    for _ in range(3):
+        part = max(0.4, seconds / 6)
+        ls.begin(part)
+        alone += ls.result()["latencies_us"]
+        be.begin(part + 2 * WARM_S / 3)
+        ls.begin(part)
+        beside += ls.result()["latencies_us"]
+        be_rates.append(rate(be.result()))
+    ls.close()
+    be.close()
+    chunk_us = chunk_bytes / link * 1e6
+    waits = [(latency - statistics.median(alone)) / chunk_us for latency in beside]
+    return {
+        "ls_copy_wait_chunks": max(0.0, percentile(waits, 0.99)),
+        "ls_copy_wait_chunks_median": percentile(waits, 0.5),
+        "ls_copy_wait_chunks_max": max(waits),
+        "ls_alone_us": {"p50": percentile(alone, 0.5), "p99": percentile(alone, 0.99), "copies": len(alone)},
+        "ls_beside_us": {"p50": percentile(beside, 0.5), "p99": percentile(beside, 0.99), "copies": len(beside)},
+        "chunk_us": chunk_us,
+        "be_over_link_beside_ls": statistics.mean(be_rates) / link,
+    }

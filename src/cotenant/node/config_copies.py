@@ -1,0 +1,54 @@
+"""Settings of copy turns as they are written: `copies:` of an agent's configuration, and the command line's options."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from cotenant.model.errors import InputError
+from cotenant.model.units import parse_bytes
+from cotenant.policy.colocation.copies import CopySettings
+
+_SIZES = {"chunk": "chunk_bytes", "period": "period_bytes", "small": "small_bytes", "slice": "slice_bytes"}
+_PACED = ("stream", "thread")
+
+
+def parse_copies(data: Any) -> CopySettings:
+    """`copies: true`, or a mapping with period, chunk, small, slice (sizes), in_flight and paced (stream, thread).
+
+    Copies take turns on every GPU once the setting is there; `copies: false` is the default.
+    """
+    if isinstance(data, bool):
+        return CopySettings(always=data)
+    if not isinstance(data, dict):
+        raise InputError("write true, or a mapping such as {period: 8MiB}", field="copies")
+    values: dict[str, Any] = {"always": True}
+    for key, value in data.items():
+        if key in _SIZES:
+            values[_SIZES[key]] = parse_bytes(value, f"copies.{key}")
+        elif key == "in_flight" and isinstance(value, int) and not isinstance(value, bool):
+            values["in_flight"] = value
+        elif key == "paced" and value in _PACED:
+            values["host_paced"] = value == "thread"
+        else:
+            known = ", ".join([*_SIZES, "in_flight (a number)", "paced (stream or thread)"])
+            raise InputError(f"{key}: {str(value)[:40]} is not a setting of copies; there are {known}", field="copies")
+    return checked(**values)
+
+
+def with_options(base: CopySettings, *, period: str | None, chunk: str | None) -> CopySettings | None:
+    """`base` with --copy-period and --copy-chunk over it; None when neither was given."""
+    values: dict[str, Any] = {}
+    if period is not None:
+        values["period_bytes"] = parse_bytes(period, "--copy-period")
+    if chunk is not None:
+        values["chunk_bytes"] = parse_bytes(chunk, "--copy-chunk")
+    return checked(**(dataclasses.asdict(base) | values | {"always": True})) if values else None
+
+
+def checked(**values: Any) -> CopySettings:
+    """CopySettings; InputError when a value is out of range."""
+    try:
+        return CopySettings(**values)
+    except ValueError as error:
+        raise InputError(str(error), field="copies") from None

@@ -1,0 +1,185 @@
+"""Who moves the next chunk over a GPU's link: weighted fair queues, one per tenant and direction.
+
+The rule that shim/copy_rule.h carries out on a shared page, as a pure state machine: the oracle of its tests, and what
+a simulator can drive. A queue's vruntime grows by bytes over weight, as in Linux's completely fair scheduler. The next
+chunk is the waiting queue's with the least vruntime, queues of rank AHEAD before all others; the queue whose slice it
+is goes on until the slice is used up. Formulas (B bytes, w weight, P period, C chunk, sums over the queues that wait):
+
+    vruntime += 16 B / w        slice = max(C, P w / sum of w)        on waking: vruntime >= min_vruntime - 16 slice / w
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+SCALE = 16
+WORD = 1 << 64
+QUEUES = 64
+SLOTS = 8
+
+
+class Rank(enum.IntEnum):
+    """enum cotenant_copy_class: AHEAD goes before the others, which share by weight."""
+
+    AHEAD = 0
+    NORMAL = 1
+    BEST_EFFORT = 2
+
+
+@dataclass(frozen=True)
+class CopySettings:
+    """Parameters of the link's queues. Sizes in bytes, times in nanoseconds.
+
+    `always`: copies take turns on every GPU; else only where a tenant has a copy weight or goes ahead.
+    `small_bytes`: copies up to this size pass at once, and are charged. `slice_bytes`: copies on the device by
+    best-effort tenants are cut into such pieces, 0: not. `wait_lapse_ns`, `slot_lapse_ns`: claims older than that
+    count for nothing, so a process that has gone holds nobody up for longer.
+    """
+
+    always: bool = False
+    chunk_bytes: int = 2 << 20
+    period_bytes: int = 8 << 20
+    in_flight: int = 2
+    small_bytes: int = 64 << 10
+    slice_bytes: int = 256 << 20
+    wait_lapse_ns: int = 5_000_000
+    slot_lapse_ns: int = 200_000_000
+    host_paced: bool = False
+
+    def __post_init__(self) -> None:
+        if not 4096 <= self.chunk_bytes <= 1 << 32:
+            raise ValueError(f"a chunk of {self.chunk_bytes} bytes: write 4 KiB to 4 GiB")
+        if not 4096 <= self.period_bytes <= 1 << 40:
+            raise ValueError(f"a period of {self.period_bytes} bytes: write 4 KiB to 1 TiB")
+        if not 1 <= self.in_flight <= SLOTS:
+            raise ValueError(f"{self.in_flight} chunks in flight: write 1 to {SLOTS}")
+
+
+@dataclass
+class Queue:
+    """One tenant in one direction. `seen_ns` 0: none of its copies waits."""
+
+    weight_milli: int = 0
+    rank: Rank = Rank.NORMAL
+    vruntime: int = 0
+    seen_ns: int = 0
+    bytes: int = 0
+    chunks: int = 0
+
+
+@dataclass
+class Slot:
+    """A chunk in flight."""
+
+    participant: int
+    ahead: bool
+    date_us: int
+
+
+@dataclass
+class Link:
+    """One direction of a GPU's link."""
+
+    settings: CopySettings
+    queues: list[Queue] = field(default_factory=lambda: [Queue() for _ in range(QUEUES)])
+    slots: list[Slot | None] = field(default_factory=lambda: [None] * SLOTS)
+    min_vruntime: int = 0
+    slice_queue: int | None = None
+    slice_used: int = 0
+
+    # -- the rule --------------------------------------------------------------------------------------------------
+
+    def waits(self, queue: Queue, now_ns: int) -> bool:
+        """Whether a queue has asked recently."""
+        return bool(queue.weight_milli and queue.seen_ns) and now_ns - queue.seen_ns < self.settings.wait_lapse_ns
+
+    def slice_bytes(self, number: int, now_ns: int) -> int:
+        """What a queue may move in one go while others wait."""
+        weights = sum(q.weight_milli for i, q in enumerate(self.queues) if i == number or self.waits(q, now_ns))
+        mine = self.queues[number].weight_milli
+        return max(self.settings.chunk_bytes, self.settings.period_bytes * mine // weights if weights else 0)
+
+    def next(self, now_ns: int) -> int | None:
+        """The queue whose chunk is next."""
+        waiting = [i for i, q in enumerate(self.queues) if self.waits(q, now_ns)]
+        if not waiting:
+            return None
+        ahead = [i for i in waiting if self.queues[i].rank == Rank.AHEAD]
+        pool = ahead or waiting
+        best = pool[0]
+        for i in pool[1:]:
+            if before(self.queues[i].vruntime, self.queues[best].vruntime):
+                best = i
+        keeps = self.slice_queue in pool and self.slice_queue is not None
+        if keeps and self.slice_queue is not None and self.slice_used < self.slice_bytes(self.slice_queue, now_ns):
+            return self.slice_queue
+        return best
+
+    def free_slot(self, ahead: bool, now_ns: int) -> int | None:
+        """A place for one more chunk. Those ahead do not count the others; the others go only while none is ahead."""
+        held = [slot for slot in self.slots if not self._free(slot, now_ns)]
+        held_ahead = sum(slot.ahead for slot in held if slot is not None)
+        most = min(self.settings.in_flight, SLOTS)
+        if held_ahead >= most if ahead else held_ahead or len(held) >= most:
+            return None
+        places = range(SLOTS if ahead else most)
+        return next((i for i in places if self._free(self.slots[i], now_ns)), None)
+
+    def _free(self, slot: Slot | None, now_ns: int) -> bool:
+        return slot is None or now_ns // 1000 > slot.date_us + self.settings.slot_lapse_ns // 1000
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def ask(self, number: int, participant: int, size: int, now_ns: int) -> int | None:
+        """A copy asks for the turn of one chunk of `size` bytes. The slot that it now holds, or None: ask again."""
+        queue = self.queues[number]
+        if not self.waits(queue, now_ns):
+            credit = vtime(self.slice_bytes(number, now_ns), queue.weight_milli)
+            least = (self.min_vruntime - credit) % WORD
+            if before(queue.vruntime, least):
+                queue.vruntime = least
+        queue.seen_ns = now_ns
+        if self.next(now_ns) != number:
+            return None
+        ahead = queue.rank == Rank.AHEAD
+        place = self.free_slot(ahead, now_ns)
+        if place is None:
+            return None
+        self.slots[place] = Slot(participant, ahead, now_ns // 1000)
+        self._account(number, size, now_ns)
+        return place
+
+    def _account(self, number: int, size: int, now_ns: int) -> None:
+        queue = self.queues[number]
+        if queue.rank != Rank.AHEAD and before(self.min_vruntime, queue.vruntime):
+            self.min_vruntime = queue.vruntime
+        goes_on = self.slice_queue == number and self.slice_used < self.slice_bytes(number, now_ns)
+        self.slice_used = self.slice_used + size if goes_on else size
+        self.slice_queue = number
+        self.charge(number, size)
+        queue.chunks += 1
+
+    def charge(self, number: int, size: int) -> None:
+        """Bytes that were moved, with or without a turn."""
+        queue = self.queues[number]
+        queue.vruntime = (queue.vruntime + vtime(size, queue.weight_milli)) % WORD
+        queue.bytes += size
+
+    def done(self, place: int) -> None:
+        """The chunk in that slot has been moved."""
+        self.slots[place] = None
+
+    def withdraw(self, number: int) -> None:
+        """No copy of that queue waits any more."""
+        self.queues[number].seen_ns = 0
+
+
+def vtime(size: int, weight_milli: int) -> int:
+    """vruntime of `size` bytes at that weight (in thousandths)."""
+    return size * SCALE * 1000 // (weight_milli or 1)
+
+
+def before(a: int, b: int) -> bool:
+    """Whether vruntime a is earlier than b; both are 64-bit words that may wrap."""
+    return (a - b) % WORD >= WORD // 2

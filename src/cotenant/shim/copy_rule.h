@@ -1,0 +1,191 @@
+/* Whose chunk goes next on a link: the rule, on the shared page.  Arithmetic only, no system call, no lock.
+ *
+ * Each tenant has a queue; a queue's vruntime grows by bytes over weight.  The next chunk belongs to the waiting queue
+ * with the least vruntime, after those that go ahead; a queue keeps its turn for a slice, period * weight / sum of the
+ * weights that wait, at least one chunk.  A queue that begins to wait starts at least at min_vruntime less one slice: who
+ * slept has a small credit, not all of the past.  policy/colocation/copies.py is the same rule in Python, and a test
+ * compares the two.
+ *
+ * Reads of several words are not one moment: two processes may judge by slightly different pages.  The cost is one
+ * chunk out of order; what was moved is always charged, so shares are right in the long run. */
+#ifndef COTENANT_COPY_RULE_H
+#define COTENANT_COPY_RULE_H
+
+#include <stdbool.h>
+
+#include "copy_page.h"
+
+#define COPY_SCALE UINT64_C(16)
+#define COPY_AHEAD_BIT (UINT64_C(1) << 47)
+#define COPY_DATE_MASK (COPY_AHEAD_BIT - 1)
+
+struct copy_ticket { /* a slot held */
+    uint32_t slot;
+    uint64_t word;
+};
+
+static inline uint64_t copy_load(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static inline void copy_store(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+static inline bool copy_before(uint64_t a, uint64_t b) /* vruntimes, which may wrap */
+{
+    return (int64_t)(a - b) < 0;
+}
+
+static inline uint64_t copy_vtime(uint64_t bytes, uint32_t weight_milli)
+{
+    return bytes * COPY_SCALE * 1000 / (weight_milli ? weight_milli : 1);
+}
+
+static inline bool copy_waits(const struct cotenant_copy_page *page, const struct cotenant_copy_queue *queue, uint64_t now_ns)
+{
+    uint64_t seen = copy_load(&queue->seen_ns);
+    return queue->weight_milli && seen && (now_ns < seen || now_ns - seen < page->wait_lapse_ns);
+}
+
+static inline bool copy_slot_is_free(const struct cotenant_copy_page *page, uint64_t word, uint64_t now_ns)
+{
+    uint64_t date_us = word & COPY_DATE_MASK;
+    return word == COTENANT_COPY_NOBODY || now_ns / 1000 > date_us + page->slot_lapse_ns / 1000;
+}
+
+/* What a queue may move in one go while others wait. */
+static inline uint64_t copy_slice(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link,
+                                  uint32_t queue, uint64_t now_ns)
+{
+    uint64_t weights = 0, mine = link->queues[queue].weight_milli;
+    for (uint32_t i = 0; i < COTENANT_COPY_QUEUES; i++)
+        if (i == queue || copy_waits(page, &link->queues[i], now_ns))
+            weights += link->queues[i].weight_milli;
+    uint64_t slice = weights ? page->period_bytes * mine / weights : 0;
+    return slice > page->chunk_bytes ? slice : page->chunk_bytes;
+}
+
+/* The queue whose chunk is next; COTENANT_COPY_QUEUES: none waits. */
+static inline uint32_t copy_next(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link, uint64_t now_ns)
+{
+    uint32_t best = COTENANT_COPY_QUEUES;
+    bool best_ahead = false;
+    for (uint32_t i = 0; i < COTENANT_COPY_QUEUES; i++) {
+        const struct cotenant_copy_queue *queue = &link->queues[i];
+        if (!copy_waits(page, queue, now_ns))
+            continue;
+        bool ahead = queue->rank == COTENANT_COPY_AHEAD;
+        if (best < COTENANT_COPY_QUEUES && (best_ahead && !ahead))
+            continue;
+        if (best == COTENANT_COPY_QUEUES || (ahead && !best_ahead) ||
+            copy_before(copy_load(&queue->vruntime), copy_load(&link->queues[best].vruntime))) {
+            best = i;
+            best_ahead = ahead;
+        }
+    }
+    uint64_t slice = copy_load(&link->slice);
+    uint32_t holder = (uint32_t)(slice >> 48);
+    if (best == COTENANT_COPY_QUEUES || holder == 0 || holder > COTENANT_COPY_QUEUES || holder - 1 == best)
+        return best;
+    const struct cotenant_copy_queue *queue = &link->queues[holder - 1];
+    bool same_rank = (queue->rank == COTENANT_COPY_AHEAD) == best_ahead;
+    bool left = (slice & ((UINT64_C(1) << 48) - 1)) < copy_slice(page, link, holder - 1, now_ns);
+    return same_rank && left && copy_waits(page, queue, now_ns) ? holder - 1 : best;
+}
+
+/* A queue that did not wait begins to. */
+static inline void copy_wake(const struct cotenant_copy_page *page, struct cotenant_copy_link *link, uint32_t number, uint64_t now_ns)
+{
+    struct cotenant_copy_queue *queue = &link->queues[number];
+    uint64_t credit = copy_vtime(copy_slice(page, link, number, now_ns), queue->weight_milli);
+    uint64_t least = copy_load(&link->min_vruntime) - credit, own = copy_load(&queue->vruntime);
+    while (copy_before(own, least) &&
+           !__atomic_compare_exchange_n(&queue->vruntime, &own, least, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        ;
+}
+
+/* May a chunk of this queue go by what is in flight?  Those ahead do not count the others. */
+static inline int copy_free_slot(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link, bool ahead, uint64_t now_ns)
+{
+    uint32_t held = 0, held_ahead = 0, most = page->in_flight < COTENANT_COPY_SLOTS ? page->in_flight : COTENANT_COPY_SLOTS;
+    int place = -1;
+    for (uint32_t i = 0; i < COTENANT_COPY_SLOTS; i++) {
+        uint64_t word = copy_load(&link->slots[i]);
+        if (copy_slot_is_free(page, word, now_ns)) {
+            if (place < 0 && (ahead || i < most))
+                place = (int)i;
+            continue;
+        }
+        held++;
+        held_ahead += (word & COPY_AHEAD_BIT) != 0;
+    }
+    if (ahead)
+        return held_ahead < most ? place : -1;
+    return held_ahead == 0 && held < most ? place : -1;
+}
+
+static inline void copy_charge(const struct cotenant_copy_page *page, struct cotenant_copy_link *link, uint32_t number, uint64_t bytes)
+{
+    (void)page;
+    struct cotenant_copy_queue *queue = &link->queues[number];
+    __atomic_fetch_add(&queue->vruntime, copy_vtime(bytes, queue->weight_milli), __ATOMIC_ACQ_REL);
+    __atomic_fetch_add(&queue->bytes, bytes, __ATOMIC_RELAXED);
+}
+
+/* After a grant: the link's clock follows, and the slice goes on or begins. */
+static inline void copy_account(const struct cotenant_copy_page *page, struct cotenant_copy_link *link, uint32_t number, uint64_t bytes, uint64_t now_ns)
+{
+    uint64_t before = copy_load(&link->queues[number].vruntime), least = copy_load(&link->min_vruntime);
+    if (link->queues[number].rank != COTENANT_COPY_AHEAD)
+        while (copy_before(least, before) &&
+               !__atomic_compare_exchange_n(&link->min_vruntime, &least, before, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            ;
+    uint64_t slice = copy_load(&link->slice), used = slice & ((UINT64_C(1) << 48) - 1);
+    bool goes_on = slice >> 48 == number + 1 && used < copy_slice(page, link, number, now_ns);
+    copy_store(&link->slice, (uint64_t)(number + 1) << 48 | (goes_on ? used + bytes : bytes));
+    copy_charge(page, link, number, bytes);
+    __atomic_fetch_add(&link->queues[number].chunks, 1, __ATOMIC_RELAXED);
+}
+
+/* Asks for the turn of one chunk, and says so on the page.  True: it may go, the ticket is its slot; give it back with
+ * copy_done.  False: ask again soon, or copy_withdraw. */
+static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint32_t participant,
+                            uint64_t bytes, uint64_t now_ns, struct copy_ticket *ticket)
+{
+    struct cotenant_copy_link *link = &page->links[direction];
+    struct cotenant_copy_queue *queue = &link->queues[number];
+    if (!copy_waits(page, queue, now_ns))
+        copy_wake(page, link, number, now_ns);
+    copy_store(&queue->seen_ns, now_ns);
+    if (copy_next(page, link, now_ns) != number)
+        return false;
+    bool ahead = queue->rank == COTENANT_COPY_AHEAD;
+    int place = copy_free_slot(page, link, ahead, now_ns);
+    if (place < 0)
+        return false;
+    uint64_t held = copy_load(&link->slots[place]);
+    uint64_t mine = (uint64_t)participant << 48 | (ahead ? COPY_AHEAD_BIT : 0) | (now_ns / 1000 & COPY_DATE_MASK);
+    if (!copy_slot_is_free(page, held, now_ns) ||
+        !__atomic_compare_exchange_n(&link->slots[place], &held, mine, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return false;
+    copy_account(page, link, number, bytes, now_ns);
+    *ticket = (struct copy_ticket){(uint32_t)place, mine};
+    return true;
+}
+
+static inline void copy_done(struct cotenant_copy_page *page, uint32_t direction, struct copy_ticket ticket)
+{
+    uint64_t held = ticket.word; /* somebody else's by now, if it lapsed */
+    __atomic_compare_exchange_n(&page->links[direction].slots[ticket.slot], &held, COTENANT_COPY_NOBODY, false,
+                                __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+static inline void copy_withdraw(struct cotenant_copy_page *page, uint32_t direction, uint32_t number)
+{
+    copy_store(&page->links[direction].queues[number].seen_ns, 0);
+}
+
+#endif

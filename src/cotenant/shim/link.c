@@ -1,0 +1,205 @@
+/* The copy page of each GPU, and what a copy over the link does: pass, wait in its stream, or wait on its thread. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "copies.h"
+
+#define SPIN_NS 40000
+#define NAP_NS 15000
+#define MEMORY_TYPE_ATTRIBUTE 2
+#define IS_MANAGED_ATTRIBUTE 8
+#define MEMORY_TYPE_HOST 1
+
+DECLARE_REAL(cuPointerGetAttribute);
+DECLARE_REAL(cuStreamSynchronize);
+
+static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct attached {
+    uint64_t connection; /* that asked for the page */
+    struct copy_link link;
+} attached[COTENANT_MAX_GPUS];
+
+/* ---- the page ---- */
+
+static struct cotenant_copy_page *map_page(int fd, const struct cotenant_copies *terms)
+{
+    if (fd < 0 || terms->page_bytes != COTENANT_COPY_PAGE_BYTES || terms->queue >= COTENANT_COPY_QUEUES ||
+        terms->participant == 0 || terms->participant > UINT16_MAX)
+        return NULL;
+    struct cotenant_copy_page *page = mmap(NULL, COTENANT_COPY_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    if (page->magic == COTENANT_COPY_MAGIC && page->version == COTENANT_COPY_VERSION && page->chunk_bytes && page->in_flight)
+        return page;
+    munmap(page, COTENANT_COPY_PAGE_BYTES);
+    return NULL;
+}
+
+/* A page that an earlier agent gave stays mapped, and is used as long as there is no other. */
+static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
+{
+    pthread_mutex_lock(&attach_lock);
+    if (mine->connection != connection) {
+        struct cotenant_message reply;
+        int fd = -1;
+        bool answered = cot_agent_call_fd(COTENANT_COPY_ATTACH, gpu->slot, NULL, 0, &reply, &fd) == 0;
+        const struct cotenant_copies *terms = &reply.body.copies;
+        struct cotenant_copy_page *page = NULL;
+        if (answered && reply.header.type == COTENANT_COPY_REPLY && reply.header.status == COTENANT_OK)
+            page = map_page(fd, terms);
+        if (fd >= 0)
+            close(fd);
+        if (page) {
+            mine->link.page = NULL; /* others see none until all of it is there */
+            atomic_thread_fence(memory_order_seq_cst);
+            mine->link = (struct copy_link){NULL, terms->queue, terms->participant, (uint32_t)(gpu - cot_gpu_at(0))};
+            __atomic_store_n(&mine->link.page, page, __ATOMIC_RELEASE);
+        }
+        if (answered)
+            __atomic_store_n(&mine->connection, connection, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&attach_lock);
+}
+
+/* False: copies of this process on this GPU take no turns. */
+static bool link_of(struct gpu *gpu, struct copy_link *link)
+{
+    if (!(gpu->page_slot->flags & COTENANT_SLOT_COPIES))
+        return false;
+    struct attached *mine = &attached[gpu - cot_gpu_at(0)];
+    struct cotenant_page *page = cot_agent_page();
+    /* while the GPU is not attached to an agent that came back, its slot is one of the old page */
+    bool current = page && gpu->page_slot == &page->slots[gpu->slot];
+    if (UNLIKELY(current && __atomic_load_n(&mine->connection, __ATOMIC_ACQUIRE) != page->connection_id) &&
+        cot_agent_is_connected())
+        attach(gpu, mine, page->connection_id);
+    struct cotenant_copy_page *copies = __atomic_load_n(&mine->link.page, __ATOMIC_ACQUIRE);
+    *link = mine->link;
+    link->page = copies;
+    return copies != NULL;
+}
+
+uint64_t cot_copy_slice_bytes(void)
+{
+    struct copy_link link;
+    struct gpu *gpu = cot_thread_gpu();
+    if (!gpu || !link_of(gpu, &link))
+        return 0;
+    bool best_effort = link.page->links[0].queues[link.queue].rank == COTENANT_COPY_BEST_EFFORT;
+    return best_effort ? link.page->slice_bytes : 0;
+}
+
+/* ---- copies ---- */
+
+static CUresult whole(const struct host_copy *copy)
+{
+    __auto_type call = cot_gate_enter(copy->key, copy->stream);
+    CUresult result = copy->issue(copy, 0, copy->bytes, copy->stream, !copy->host_waits);
+    cot_gate_exit(call);
+    cot_count_copy(call);
+    return result;
+}
+
+enum memory_kind { PAGEABLE, PINNED, OTHER };
+
+static enum memory_kind kind_of(const void *host)
+{
+    unsigned type = 0, managed = 0;
+    CUdeviceptr address = (CUdeviceptr)(uintptr_t)host;
+    CUresult (*get)(void *, int, CUdeviceptr) = (CUresult(*)(void *, int, CUdeviceptr))REAL(cuPointerGetAttribute);
+    if (get(&type, MEMORY_TYPE_ATTRIBUTE, address) != CUDA_SUCCESS)
+        return PAGEABLE;
+    if (get(&managed, IS_MANAGED_ATTRIBUTE, address) == CUDA_SUCCESS && managed)
+        return OTHER;
+    return type == MEMORY_TYPE_HOST ? PINNED : OTHER;
+}
+
+static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t direction, uint64_t bytes)
+{
+    struct copy_ticket ticket;
+    uint64_t began = cot_now_ns(), now = began;
+    while (!copy_try(link->page, direction, link->queue, link->participant, bytes, now, &ticket)) {
+        if (now - began > SPIN_NS)
+            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        now = cot_now_ns();
+    }
+    copy_withdraw(link->page, direction, link->queue);
+    __atomic_fetch_add(&link->page->links[direction].queues[link->queue].waited_ns, now - began, __ATOMIC_RELAXED);
+    return ticket;
+}
+
+/* The driver copies pageable memory on this thread; a larger copy waits in the call for the work before it.  It is made
+ * to wait before the first turn, so that no turn is held meanwhile. */
+static CUresult paced_by_thread(const struct copy_link *link, const struct host_copy *copy, bool pinned)
+{
+    uint64_t unit = copy->unit ? copy->unit : 1, piece = link->page->chunk_bytes / unit * unit;
+    if (piece < unit)
+        piece = unit;
+    CUresult result = CUDA_SUCCESS;
+    if (copy->bytes > piece || pinned)
+        result = ((CUresult(*)(CUstream))REAL(cuStreamSynchronize))(copy->stream);
+    for (uint64_t from = 0; from < copy->bytes && result == CUDA_SUCCESS; from += piece) {
+        uint64_t bytes = copy->bytes - from < piece ? copy->bytes - from : piece;
+        __auto_type call = cot_gate_enter(copy->key, copy->stream);
+        struct copy_ticket ticket = wait_for_turn(link, copy->direction, bytes);
+        result = copy->issue(copy, from, bytes, copy->stream, !copy->host_waits);
+        if (pinned && result == CUDA_SUCCESS)
+            result = ((CUresult(*)(CUstream))REAL(cuStreamSynchronize))(copy->stream);
+        copy_done(link->page, copy->direction, ticket);
+        cot_gate_exit(call);
+        if (from == 0)
+            cot_count_copy(call);
+    }
+    return result;
+}
+
+static CUresult paced(const struct copy_link *link, const struct host_copy *copy)
+{
+    enum memory_kind kind = kind_of(copy->host);
+    if (kind == PAGEABLE)
+        return paced_by_thread(link, copy, false);
+    CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+    if (kind == PINNED && !link->page->host_paced) {
+        __auto_type call = cot_gate_enter(copy->key, copy->stream);
+        result = cot_copy_paced_by_stream(link, copy);
+        cot_gate_exit(call);
+        if (result != CUDA_ERROR_NOT_SUPPORTED) {
+            cot_count_copy(call);
+            return result;
+        }
+    }
+    if (kind == PINNED)
+        return paced_by_thread(link, copy, true);
+    copy_charge(link->page, &link->page->links[copy->direction], link->queue, copy->bytes);
+    return whole(copy);
+}
+
+CUresult cot_copy_over_link(const struct host_copy *copy)
+{
+    struct copy_link link;
+    struct gpu *gpu = cot_thread_gpu();
+    if (!gpu || atomic_load(&cot_captures) > 0 || !link_of(gpu, &link))
+        return whole(copy);
+    if (copy->bytes <= link.page->small_bytes) {
+        struct cotenant_copy_link *mine = &link.page->links[copy->direction];
+        copy_charge(link.page, mine, link.queue, copy->bytes);
+        __atomic_fetch_add(&mine->queues[link.queue].small, 1, __ATOMIC_RELAXED);
+        return whole(copy);
+    }
+    int cancel;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* a thread cancelled while it waits would keep locks */
+    CUresult result = paced(&link, copy);
+    pthread_setcancelstate(cancel, NULL);
+    return result;
+}
+
+void cot_copies_reset_after_fork(void)
+{
+    static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    memcpy(&attach_lock, &fresh, sizeof fresh);
+    memset(attached, 0, sizeof attached);
+    cot_copies_drop_records();
+}

@@ -1,0 +1,207 @@
+/* Puts a copy into the program's stream in pieces that wait for their turns, and waits for it where the call does. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "copies.h"
+
+#define SPIN_NS 60000          /* how long a thread that waits looks without a pause */
+#define NAP_NS 10000
+#define ASK_STREAM_NS 2000000  /* a thread that waits asks now and then whether its context lives */
+#define HOST_REGISTER_PORTABLE_DEVICEMAP 3
+
+DECLARE_REAL(cuMemHostRegister_v2);
+DECLARE_REAL(cuMemHostGetDevicePointer_v2);
+DECLARE_REAL(cuStreamWaitValue32_v2);
+DECLARE_REAL(cuStreamWriteValue32_v2);
+DECLARE_REAL(cuStreamQuery);
+
+static bool no_stream_waits; /* this driver's streams cannot wait for a word */
+
+static uint64_t device_words(void) /* with lock: the address that the current context has for the words; 0: none */
+{
+    if (!cot_copy_words) {
+        void *mapped = mmap(NULL, sizeof(struct copy_words) * COPY_RECORDS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (mapped == MAP_FAILED)
+            return 0;
+        cot_copy_words = mapped;
+    }
+    CUdeviceptr address = 0;
+    if (((CUresult(*)(CUdeviceptr *, void *, unsigned))REAL(cuMemHostGetDevicePointer_v2))(&address, cot_copy_words, 0) == CUDA_SUCCESS)
+        return address;
+    CUresult result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    pthread_mutex_lock(&cot_capture_lock);
+    if (atomic_load(&cot_captures) == 0)
+        result = ((CUresult(*)(void *, size_t, unsigned))REAL(cuMemHostRegister_v2))(
+            cot_copy_words, sizeof(struct copy_words) * COPY_RECORDS, HOST_REGISTER_PORTABLE_DEVICEMAP);
+    pthread_mutex_unlock(&cot_capture_lock);
+    if (result != CUDA_SUCCESS ||
+        ((CUresult(*)(CUdeviceptr *, void *, unsigned))REAL(cuMemHostGetDevicePointer_v2))(&address, cot_copy_words, 0) != CUDA_SUCCESS)
+        return 0;
+    return address;
+}
+
+static struct copy_record *take_record(void) /* with lock */
+{
+    for (uint32_t i = 0; i < COPY_RECORDS; i++)
+        if (!cot_copy_records[i].taken) {
+            cot_copy_records[i].taken = true;
+            return &cot_copy_records[i];
+        }
+    return NULL;
+}
+
+static CUresult write_word(CUstream stream, CUdeviceptr address, uint32_t value)
+{
+    return ((CUresult(*)(CUstream, CUdeviceptr, uint32_t, unsigned))REAL(cuStreamWriteValue32_v2))(stream, address, value, 0);
+}
+
+static CUresult wait_word(CUstream stream, CUdeviceptr address, uint32_t value) /* until it is value or later, cyclically */
+{
+    return ((CUresult(*)(CUstream, CUdeviceptr, uint32_t, unsigned))REAL(cuStreamWaitValue32_v2))(stream, address, value, 0);
+}
+
+static CUresult ask_stream(CUstream stream)
+{
+    CUresult state = CUDA_ERROR_NOT_READY;
+    pthread_mutex_lock(&cot_capture_lock);
+    if (atomic_load(&cot_captures) == 0)
+        state = ((CUresult(*)(CUstream))REAL(cuStreamQuery))(stream);
+    pthread_mutex_unlock(&cot_capture_lock);
+    return state;
+}
+
+static bool is_ahead(const struct copy_link *link, uint32_t direction)
+{
+    return link->page->links[direction].queues[link->queue].rank == COTENANT_COPY_AHEAD;
+}
+
+/* Cuts the copy, puts it in line, and grants what can go at once: with lock. */
+static void prepare(struct copy_record *record, const struct copy_link *link, const struct host_copy *copy, bool idle)
+{
+    const struct cotenant_copy_page *page = link->page;
+    uint64_t unit = copy->unit ? copy->unit : 1, piece = page->chunk_bytes / unit * unit;
+    if (is_ahead(link, copy->direction) && copy->bytes <= page->chunk_bytes * page->in_flight)
+        piece = copy->bytes; /* goes as it is: the others stop for it */
+    if (piece < unit)
+        piece = unit;
+    record->link = *link;
+    record->direction = copy->direction;
+    record->bytes = copy->bytes;
+    record->piece_bytes = piece;
+    record->pieces = (uint32_t)((copy->bytes + piece - 1) / piece);
+    record->granted = record->returned = 0;
+    record->asked_ns = 0;
+    record->moved_ns = cot_now_ns();
+    record->next = NULL;
+    struct copy_words *mine = &cot_copy_words[record - cot_copy_records];
+    __atomic_store_n(&mine->go, record->base, __ATOMIC_RELEASE);
+    __atomic_store_n(&mine->ready, record->base + (idle ? 1 : 0), __ATOMIC_RELEASE);
+    struct copy_record **last;
+    for (last = &cot_copy_first; *last; last = &(*last)->next)
+        ;
+    *last = record;
+    if (idle)
+        cot_copies_advance();
+}
+
+/* The driver refused a piece: let go what waits in the stream. */
+static void let_go(struct copy_record *record, uint64_t serial, bool ends)
+{
+    pthread_mutex_lock(&cot_copy_lock);
+    if (record->serial == serial) {
+        __atomic_store_n(&cot_copy_words[record - cot_copy_records].go, record->base + record->pieces, __ATOMIC_RELEASE);
+        cot_copy_give_back(record, record->granted);
+        record->granted = record->returned = record->pieces;
+        for (struct copy_record **link = &cot_copy_first; *link && !ends; link = &(*link)->next)
+            if (*link == record) { /* its last word will not come: the record is not used again */
+                *link = record->next;
+                break;
+            }
+    }
+    pthread_mutex_unlock(&cot_copy_lock);
+}
+
+static CUresult enqueue(struct copy_record *record, uint64_t serial, const struct host_copy *copy, CUdeviceptr address, bool idle)
+{
+    CUdeviceptr ready = address + (CUdeviceptr)(record - cot_copy_records) * sizeof(struct copy_words);
+    CUdeviceptr go = ready + offsetof(struct copy_words, go);
+    bool free_run = is_ahead(&record->link, record->direction) && record->pieces == 1;
+    CUresult result = CUDA_SUCCESS;
+    for (uint32_t i = 0; i < record->pieces && result == CUDA_SUCCESS; i++) {
+        if (i > 0 || !idle)
+            result = write_word(copy->stream, ready, record->base + i + 1);
+        if (result == CUDA_SUCCESS && !free_run && __atomic_load_n(&record->granted, __ATOMIC_ACQUIRE) <= i)
+            result = wait_word(copy->stream, go, record->base + i + 1);
+        if (result == CUDA_SUCCESS)
+            result = copy->issue(copy, record->piece_bytes * i, cot_copy_piece_bytes(record, i), copy->stream, true);
+    }
+    CUresult ended = write_word(copy->stream, ready, record->base + record->pieces + 1);
+    if (result == CUDA_SUCCESS)
+        result = ended;
+    if (result != CUDA_SUCCESS)
+        let_go(record, serial, ended == CUDA_SUCCESS);
+    return result;
+}
+
+/* Waits for a copy and drives all copies of the process meanwhile. */
+static CUresult wait_for(struct copy_record *record, uint64_t serial, CUstream stream)
+{
+    CUresult result = CUDA_SUCCESS;
+    uint64_t began = cot_now_ns(), asked = began;
+    for (;;) {
+        pthread_mutex_lock(&cot_copy_lock);
+        bool done = record->serial != serial;
+        if (!done) {
+            cot_copies_advance();
+            done = record->serial != serial;
+        }
+        uint64_t moved = record->moved_ns;
+        pthread_mutex_unlock(&cot_copy_lock);
+        if (done)
+            return result;
+        uint64_t now = cot_now_ns();
+        if (now - asked > ASK_STREAM_NS) {
+            asked = now;
+            result = ask_stream(stream);
+            if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
+                return result; /* the context failed */
+            result = CUDA_SUCCESS;
+        }
+        if (now - (moved > began ? moved : began) > SPIN_NS)
+            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        else
+            sched_yield();
+    }
+}
+
+/* CUDA_ERROR_NOT_SUPPORTED: nothing was done, the thread must pace it. */
+CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct host_copy *copy)
+{
+    bool idle = ask_stream(copy->stream) == CUDA_SUCCESS;
+    pthread_mutex_lock(&cot_copy_lock);
+    uint64_t address = no_stream_waits ? 0 : device_words();
+    struct copy_record *record = address ? take_record() : NULL;
+    static bool tried;
+    if (record && !tried && write_word(copy->stream, address + sizeof(struct copy_words) * (size_t)(record - cot_copy_records), record->base)) {
+        no_stream_waits = true;
+        record->taken = false;
+        record = NULL;
+    }
+    if (!record) {
+        pthread_mutex_unlock(&cot_copy_lock);
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    idle = idle && tried; /* the word just written is on its way */
+    tried = true;
+    const uint64_t serial = record->serial;
+    prepare(record, link, copy, idle);
+    pthread_mutex_unlock(&cot_copy_lock);
+    CUresult result = enqueue(record, serial, copy, address, idle);
+    pthread_mutex_lock(&cot_copy_lock);
+    if (cot_copy_first && (!copy->host_waits || cot_copy_first != record || record->next)) /* a thread that waits drives its copy itself */
+        cot_copies_wake_worker();
+    pthread_mutex_unlock(&cot_copy_lock);
+    return result == CUDA_SUCCESS && copy->host_waits ? wait_for(record, serial, copy->stream) : result;
+}

@@ -1,0 +1,126 @@
+/* Copies.  Each direction of the link has one engine per device, which all processes share: a copy begins when its stream
+ * has come to it and the engine has finished what began before. */
+#include <string.h>
+
+#include "softgpu.h"
+
+/* Reserves the engine's next free span; returns its end.  With both directions at work each is slower. */
+uint64_t soft_reserve_link(int number, int direction, uint64_t not_before_ns, uint64_t bytes)
+{
+    struct soft_state *state = soft_state();
+    struct soft_device *device = &state->devices[number];
+    uint64_t now = soft_now_ns(), rate = state->link_bytes_per_us[direction];
+    uint64_t length_ns = bytes * 1000 / rate + SOFT_COPY_START_NS;
+    if (atomic_load(&device->engine_until_ns[1 - direction]) > (not_before_ns > now ? not_before_ns : now))
+        length_ns = length_ns * 1000 / SOFT_BOTH_WAYS_PERMILLE;
+    uint64_t until = atomic_load(&device->engine_until_ns[direction]), end;
+    do {
+        uint64_t begin = until > now ? until : now;
+        end = (begin > not_before_ns ? begin : not_before_ns) + length_ns;
+    } while (!atomic_compare_exchange_weak(&device->engine_until_ns[direction], &until, end));
+    soft_note_engine(number, direction, end);
+    return end;
+}
+
+enum direction { TO_DEVICE, TO_HOST, ON_DEVICE };
+
+static CUresult copy(word to, word from, size_t bytes, enum direction direction, struct soft_stream *stream, bool waits)
+{
+    if (!stream)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (direction == ON_DEVICE || stream->capture != CU_CAPTURE_NONE) {
+        CUresult result = soft_enqueue(stream, bytes * 1000 / SOFT_ON_DEVICE_BYTES_PER_US + 1000, waits);
+        if (result == CUDA_SUCCESS && stream->capture == CU_CAPTURE_NONE)
+            memmove((void *)to, (const void *)from, bytes);
+        return result;
+    }
+    return soft_enqueue_copy(stream, direction, (void *)to, (const void *)from, bytes, waits);
+}
+
+#define COPY(name, direction, per_thread)                                         \
+    EXPORT CUresult name(word to, word from, size_t bytes)                        \
+    {                                                                             \
+        return copy(to, from, bytes, direction, soft_stream_of(NULL, per_thread), true); \
+    }
+#define COPY_ASYNC(name, direction, per_thread)                                   \
+    EXPORT CUresult name(word to, word from, size_t bytes, CUstream stream)       \
+    {                                                                             \
+        return copy(to, from, bytes, direction, soft_stream_of(stream, per_thread), false); \
+    }
+COPY(cuMemcpyHtoD_v2, TO_DEVICE, false)
+COPY(cuMemcpyHtoD_v2_ptds, TO_DEVICE, true)
+COPY(cuMemcpyDtoH_v2, TO_HOST, false)
+COPY(cuMemcpyDtoH_v2_ptds, TO_HOST, true)
+COPY(cuMemcpyDtoD_v2, ON_DEVICE, false)
+COPY_ASYNC(cuMemcpyHtoDAsync_v2, TO_DEVICE, false)
+COPY_ASYNC(cuMemcpyHtoDAsync_v2_ptsz, TO_DEVICE, true)
+COPY_ASYNC(cuMemcpyDtoHAsync_v2, TO_HOST, false)
+COPY_ASYNC(cuMemcpyDtoHAsync_v2_ptsz, TO_HOST, true)
+COPY_ASYNC(cuMemcpyDtoDAsync_v2, ON_DEVICE, false)
+COPY_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, ON_DEVICE, true)
+
+static enum direction direction_of(word to, word from)
+{
+    return !soft_is_device_memory(to) ? TO_HOST : soft_is_device_memory(from) ? ON_DEVICE : TO_DEVICE;
+}
+
+#define COPY_ANY(name, per_thread)                                                \
+    EXPORT CUresult name(word to, word from, size_t bytes)                        \
+    {                                                                             \
+        return copy(to, from, bytes, direction_of(to, from), soft_stream_of(NULL, per_thread), true); \
+    }
+#define COPY_ANY_ASYNC(name, per_thread)                                          \
+    EXPORT CUresult name(word to, word from, size_t bytes, CUstream stream)       \
+    {                                                                             \
+        return copy(to, from, bytes, direction_of(to, from), soft_stream_of(stream, per_thread), false); \
+    }
+COPY_ANY(cuMemcpy, false)
+COPY_ANY_ASYNC(cuMemcpyAsync, false)
+COPY_ANY_ASYNC(cuMemcpyAsync_ptsz, true)
+
+/* ---- rows ---- */
+
+struct copy_2d {
+    size_t from_x, from_y;
+    int from_type;
+    const void *from_host;
+    CUdeviceptr from_device;
+    word from_array;
+    size_t from_pitch;
+    size_t to_x, to_y;
+    int to_type;
+    void *to_host;
+    CUdeviceptr to_device;
+    word to_array;
+    size_t to_pitch;
+    size_t width, height;
+};
+
+static CUresult rows(const struct copy_2d *c, struct soft_stream *stream, bool waits)
+{
+    if (!c || c->from_type > 2 || c->to_type > 2)
+        return CUDA_ERROR_INVALID_VALUE; /* arrays have no content here */
+    word from = c->from_type == 1 ? (word)c->from_host : (word)c->from_device;
+    word to = c->to_type == 1 ? (word)c->to_host : (word)c->to_device;
+    enum direction direction = c->from_type == 1 ? TO_DEVICE : c->to_type == 1 ? TO_HOST : ON_DEVICE;
+    CUresult result = CUDA_SUCCESS;
+    for (size_t y = 0; y < c->height && result == CUDA_SUCCESS; y++)
+        result = copy(to + (c->to_y + y) * c->to_pitch + c->to_x, from + (c->from_y + y) * c->from_pitch + c->from_x,
+                      c->width, direction, stream, waits && y + 1 == c->height);
+    return result;
+}
+
+EXPORT CUresult cuMemcpy2D_v2(const struct copy_2d *c)
+{
+    return rows(c, soft_stream_of(NULL, false), true);
+}
+
+EXPORT CUresult cuMemcpy2DUnaligned_v2(const struct copy_2d *c)
+{
+    return cuMemcpy2D_v2(c);
+}
+
+EXPORT CUresult cuMemcpy2DAsync_v2(const struct copy_2d *c, CUstream stream)
+{
+    return rows(c, soft_stream_of(stream, false), false);
+}

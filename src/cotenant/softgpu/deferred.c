@@ -1,0 +1,194 @@
+/* Streams that wait for a word in memory, and write one.
+ *
+ * The schedule knows only ends that can be computed when work is queued; a wait ends when somebody stores a value.  From
+ * such a wait on, a stream is held: what comes behind is kept as a list, and one thread of the process moves it to the
+ * schedule, in order, when its time has come. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "softgpu.h"
+
+#define LOOK_NS 20000
+
+static pthread_mutex_t ops_lock = PTHREAD_MUTEX_INITIALIZER; /* the lists of all streams, held streams, the pump */
+static pthread_cond_t ops_there = PTHREAD_COND_INITIALIZER;
+static struct soft_stream *held;
+static bool pump_runs;
+
+/* ---- one operation: true when it is over and done with, else *look_ns says when to come back ---- */
+
+static bool has_come(const struct soft_op *op)
+{
+    int32_t ahead = (int32_t)(__atomic_load_n(op->word, __ATOMIC_ACQUIRE) - op->value);
+    return op->compare == 0 ? ahead >= 0 : op->compare == 1 ? ahead == 0 : (*op->word & op->value) != 0;
+}
+
+static void work(struct soft_stream *stream, const struct soft_op *op, uint64_t now)
+{
+    uint64_t begin = stream->tail_ns > now ? stream->tail_ns : now;
+    stream->tail_ns = op->bytes ? soft_reserve_link(stream->context->device, op->direction, begin, op->bytes)
+                                : soft_reserve(stream->context->device, begin, op->length_ns);
+    if (op->bytes)
+        memmove(op->to, op->from, op->bytes);
+}
+
+static bool carry_out(struct soft_stream *stream, struct soft_op *op, uint64_t now, uint64_t *look_ns)
+{
+    uint64_t tail = stream->tail_ns;
+    bool in_time = op->kind == SOFT_OP_WRITE || op->kind == SOFT_OP_WAIT;
+    if (in_time && tail > now) {
+        *look_ns = tail < *look_ns ? tail : *look_ns;
+        return false;
+    }
+    uint64_t soon = now + LOOK_NS;
+    switch (op->kind) {
+    case SOFT_OP_WRITE:
+        __atomic_store_n(op->word, op->value, __ATOMIC_RELEASE);
+        return true;
+    case SOFT_OP_WAIT:
+        if (has_come(op))
+            return true;
+        break;
+    case SOFT_OP_RECORD:
+        if (op->event->generation == op->generation)
+            op->event->when_ns = tail > now ? tail : now;
+        return true;
+    case SOFT_OP_WAIT_EVENT:
+        if (op->event->generation != op->generation)
+            return true;
+        if (op->event->when_ns == SOFT_UNKNOWN_NS)
+            break;
+        if (op->event->when_ns > tail)
+            stream->tail_ns = op->event->when_ns;
+        return true;
+    case SOFT_OP_WORK:
+        work(stream, op, now);
+        return true;
+    }
+    *look_ns = soon < *look_ns ? soon : *look_ns;
+    return false;
+}
+
+static void *pump(void *unused)
+{
+    (void)unused;
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
+    pthread_mutex_lock(&ops_lock);
+    for (;;) {
+        uint64_t look_ns = SOFT_UNKNOWN_NS;
+        for (struct soft_stream **link = &held; *link;) {
+            struct soft_stream *stream = *link;
+            while (stream->first_op && carry_out(stream, stream->first_op, soft_now_ns(), &look_ns)) {
+                struct soft_op *done = stream->first_op;
+                stream->first_op = done->next;
+                free(done);
+            }
+            if (!stream->first_op)
+                *link = stream->next_held;
+            else
+                link = &stream->next_held;
+        }
+        if (!held) {
+            pthread_cond_wait(&ops_there, &ops_lock);
+            continue;
+        }
+        pthread_mutex_unlock(&ops_lock);
+        soft_sleep_until(look_ns);
+        pthread_mutex_lock(&ops_lock);
+    }
+    return NULL;
+}
+
+static void in_child(void)
+{
+    static const pthread_mutex_t fresh_lock = PTHREAD_MUTEX_INITIALIZER;
+    memcpy(&ops_lock, &fresh_lock, sizeof fresh_lock);
+    held = NULL;
+    pump_runs = false;
+}
+
+static void append(struct soft_stream *stream, struct soft_op op) /* with ops_lock */
+{
+    struct soft_op *kept = malloc(sizeof *kept);
+    *kept = op;
+    kept->next = NULL;
+    struct soft_op **last = &stream->first_op;
+    while (*last)
+        last = &(*last)->next;
+    *last = kept;
+    if (stream->first_op != kept)
+        return;
+    stream->next_held = held;
+    held = stream;
+    pthread_t thread;
+    if (!pump_runs && pthread_create(&thread, NULL, pump, NULL) == 0) {
+        static bool told;
+        if (!told)
+            told = pthread_atfork(NULL, NULL, in_child) == 0;
+        pump_runs = true;
+        pthread_detach(thread);
+    }
+    pthread_cond_signal(&ops_there);
+}
+
+/* True: the stream is held, and the operation was put behind what it holds. */
+bool soft_defer(struct soft_stream *stream, struct soft_op op)
+{
+    if (!soft_is_held(stream))
+        return false;
+    pthread_mutex_lock(&ops_lock);
+    bool kept = stream->first_op != NULL;
+    if (kept)
+        append(stream, op);
+    pthread_mutex_unlock(&ops_lock);
+    return kept;
+}
+
+bool soft_is_held(struct soft_stream *stream)
+{
+    return __atomic_load_n(&stream->first_op, __ATOMIC_ACQUIRE) != NULL;
+}
+
+/* Waits until the ends of a stream's work are known; NULL: of all streams of the process. */
+void soft_settle(struct soft_stream *stream)
+{
+    while (stream ? soft_is_held(stream) : __atomic_load_n(&held, __ATOMIC_ACQUIRE) != NULL)
+        soft_sleep_until(soft_now_ns() + LOOK_NS);
+}
+
+/* The same whether or not it is held: from here on it is. */
+CUresult soft_hold(struct soft_stream *stream, struct soft_op op)
+{
+    pthread_mutex_lock(&ops_lock);
+    append(stream, op);
+    pthread_mutex_unlock(&ops_lock);
+    return CUDA_SUCCESS;
+}
+
+/* ---- entry points ---- */
+
+static CUresult word_operation(struct soft_stream *stream, struct soft_op op)
+{
+    if (!stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture != CU_CAPTURE_NONE)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    CUresult implicit = soft_legacy_beside_capture(stream);
+    if (implicit != CUDA_SUCCESS)
+        return implicit;
+    return soft_hold(stream, op);
+}
+
+#define WORD(name, op_kind, per_thread)                                                                     \
+    EXPORT CUresult name(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)              \
+    {                                                                                                       \
+        return word_operation(soft_stream_of(stream, per_thread),                                           \
+                              (struct soft_op){.kind = op_kind, .word = (uint32_t *)(uintptr_t)address,     \
+                                               .value = value, .compare = flags & 3});                      \
+    }
+WORD(cuStreamWaitValue32_v2, SOFT_OP_WAIT, false)
+WORD(cuStreamWaitValue32_v2_ptsz, SOFT_OP_WAIT, true)
+WORD(cuStreamWriteValue32_v2, SOFT_OP_WRITE, false)
+WORD(cuStreamWriteValue32_v2_ptsz, SOFT_OP_WRITE, true)
