@@ -32,6 +32,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench": ("cotenant.cli.bench", "Comparisons against a baseline of the same run: shares, overhead."),
     "plan": ("cotenant.cli.plan", "Cut GPUs into gpulets for services under SLOs."),
     "load": ("cotenant.cli.load", "Drive a server with requests: attainment, percentiles, the largest load."),
+    "dashboard": ("cotenant.cli.dashboard", "Agents, servers and fleets on one live page."),
+    "metrics": ("cotenant.cli.metrics", "Live metrics: the list, a Grafana dashboard, alert rules."),
     "policies": ("cotenant.cli.policies", "List every policy with what it does."),
     "demo": ("cotenant.cli.demo", "Six policies on a seeded trace, a table and an HTML report."),
 }

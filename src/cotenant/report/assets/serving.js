@@ -39,6 +39,8 @@ function listLets() {
 
 function drawPlan() {
   const lets = DATA.gpulets;
+  document.getElementById("plan-part").hidden = !lets.length; // a load test does not know the plan
+  if (!lets.length) return;
   const gpus = [...new Set(lets.map((x) => x.gpu))];
   const traces = lets.map((x, i) => ({
     type: "bar", orientation: "h", y: [`GPU ${x.gpu}`], x: [x.percent], showlegend: false,
@@ -54,7 +56,7 @@ function drawPlan() {
 function drawLatency() {
   const traces = DATA.services.map((s, i) => ({
     type: "scatter", mode: "lines", name: s.name, line: { color: color(i), shape: "hv" },
-    x: s.latency_ms.map((ms) => ms / s.slo_ms), y: s.share, customdata: s.latency_ms,
+    x: s.latency_ms.map((ms) => (s.slo_ms ? ms / s.slo_ms : ms)), y: s.share, customdata: s.latency_ms,
     hovertemplate: "%{customdata:.1f} ms: %{y:.2%}<extra>" + s.name + "</extra>",
   }));
   Plotly.react("latency", traces, layout(360 + legendRows(), {

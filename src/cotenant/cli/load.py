@@ -1,0 +1,196 @@
+"""`cotenant load`: requests against a running server, open or closed loop, and what came of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cotenant.serve.load import LoadTest
+    from cotenant.serve.load_result import LoadResult
+    from cotenant.serve.load_search import Found
+
+app = typer.Typer(add_completion=False)
+FILES, SEARCH, WIRE = "Files", "Search", "Requests"
+
+
+@app.command()
+def load(
+    url: Annotated[str, typer.Option(help="http://HOST:PORT, https://..., grpc://HOST:PORT, grpcs://...")],
+    service: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=RATE (requests/s), NAME=R1,R2,... (a rate per --step), or NAME=RATE@ARRIVALS. Repeatable."
+        ),
+    ] = None,
+    services: Annotated[
+        str | None, typer.Option(help="SERVICES.yaml: its names, rates, SLOs and arrivals, where not given otherwise.")
+    ] = None,
+    arrivals: Annotated[
+        str,
+        typer.Option(help="poisson, constant, closed[:N], bursts, gamma:CV, mmpp:R1,D1;R2,D2, trace:[FORMAT:]FILE."),
+    ] = "poisson",
+    duration: Annotated[str, typer.Option(help="How long to send.")] = "30s",
+    seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,
+    slo: Annotated[
+        list[str] | None, typer.Option(help="MS, or NAME=MS. Default: the server's own, where it tells. Repeatable.")
+    ] = None,
+    rate: Annotated[str, typer.Option(help="Factor on all rates: x1.5.")] = "x1",
+    step: Annotated[str, typer.Option(help="Length of each rate of NAME=R1,R2,...")] = "20s",
+    as_recorded: Annotated[bool, typer.Option("--as-recorded", help="Keep a trace's own rate.")] = False,
+    find_max: Annotated[
+        bool,
+        typer.Option(
+            "--find-max", help="Find the largest factor on the rates that keeps SLOs.", rich_help_panel=SEARCH
+        ),
+    ] = False,
+    target: Annotated[
+        str, typer.Option(help="SLO attainment to keep, of every service.", rich_help_panel=SEARCH)
+    ] = "99%",
+    probe: Annotated[str, typer.Option(help="Length of one probe.", rich_help_panel=SEARCH)] = "10s",
+    tolerance: Annotated[str, typer.Option(help="Largest gap between held and failed.", rich_help_panel=SEARCH)] = "5%",
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Items of one request.", rich_help_panel=WIRE)] = 1,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="INPUT=3x224x224 where a model takes any size.", rich_help_panel=WIRE)
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="HTTP: binary or json.", rich_help_panel=WIRE)] = "binary",
+    deadline: Annotated[
+        bool, typer.Option("--deadline", help="Tell the server each request's SLO.", rich_help_panel=WIRE)
+    ] = False,
+    check: Annotated[
+        bool, typer.Option(help="Check that answers belong to their requests.", rich_help_panel=WIRE)
+    ] = True,
+    timeout: Annotated[str, typer.Option(help="An answer later than this has failed.", rich_help_panel=WIRE)] = "30s",
+    connections: Annotated[
+        int, typer.Option(min=1, max=60000, help="Most at once, HTTP.", rich_help_panel=WIRE)
+    ] = 1024,
+    senders: Annotated[int, typer.Option(min=1, max=64, help="Sending processes.", rich_help_panel=WIRE)] = 1,
+    token: Annotated[
+        str | None, typer.Option(help="Bearer token.", envvar="COTENANT_TOKEN", rich_help_panel=WIRE)
+    ] = None,
+    cafile: Annotated[str | None, typer.Option(help="Certificates to trust.", rich_help_panel=WIRE)] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Trust any certificate.", rich_help_panel=WIRE)] = False,
+    csv: Annotated[str | None, typer.Option(help="Every request, as the client saw it.", rich_help_panel=FILES)] = None,
+    html: Annotated[str | None, typer.Option(help="Write a self-contained report page.", rich_help_panel=FILES)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Drive a server of the Open Inference Protocol and report per service as the simulator does.
+
+    Requests leave when they are due, whatever the answers do, and latency counts from then; how late they left is
+    reported."""
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_fraction, parse_seconds
+    from cotenant.record.files import check_writable
+    from cotenant.serve.load import LoadTest
+    from cotenant.serve.load_options import parse_factor, parse_shapes, read_load_services
+    from cotenant.serve.load_payload import parse_target
+
+    if form not in ("binary", "json"):
+        raise InputError(f"{form!r} is not binary or json", field="format")
+    for path in (csv, html):
+        if path is not None:
+            check_writable(path)
+    where = parse_target(url, token, cafile, insecure)
+    test = LoadTest(
+        where, read_load_services(service or [], services, arrivals, slo or [], where),
+        parse_seconds(duration, field="duration"), seed, parse_seconds(step, field="step"), as_recorded,
+        parse_seconds(timeout, field="timeout"), connections, batch, form == "binary", check, deadline, senders,
+        parse_shapes(shape or []),
+    ).scaled(parse_factor(rate))  # fmt: skip
+    if find_max:
+        found = _search(
+            test, parse_fraction(target, "target"), parse_fraction(tolerance, "tolerance"),
+            parse_seconds(probe, field="probe"), as_json,
+        )  # fmt: skip
+        _report_search(found, test, csv, html, as_json)
+        return
+    _report(_run(test, "sending", quiet=as_json), csv, html, as_json)
+
+
+def _run(test: LoadTest, what: str, quiet: bool = False) -> LoadResult:
+    from cotenant.cli.load_view import live_table
+    from cotenant.serve.load import run_load
+
+    with live_table([s.name for s in test.services], test.duration_s, what, quiet) as tell:
+        return run_load(test, tell)
+
+
+def _report(result: LoadResult, csv: str | None, html: str | None, as_json: bool) -> None:
+    import sys
+
+    from cotenant.cli.load_view import show
+    from cotenant.record.files import atomic_file
+
+    if csv is not None:
+        with atomic_file(csv) as file:
+            file.write(result.csv())
+    if html is not None:
+        from cotenant.report.load import write_page
+
+        write_page(html, result)
+    if as_json:
+        import json
+
+        print(json.dumps(result.summary()))
+    else:
+        show(result)
+    for warning in result.warnings():
+        print(f"note: {warning}", file=sys.stderr)
+
+
+def _search(test: LoadTest, target: float, tolerance: float, probe_s: float, quiet: bool) -> Found:
+    import sys
+
+    from cotenant.model.errors import InputError
+    from cotenant.serve.load_search import Probe, find_max
+
+    if all(s.slo_ms is None for s in test.services):
+        raise InputError("no service has an SLO to keep; give --slo", field="slo")
+    if all(not s.rates_rps for s in test.services):
+        raise InputError("closed loops have no rate to search for", field="service")
+
+    def run(factor: float, number: int) -> LoadResult:
+        return _run(test.scaled(factor, probe_s, test.seed + number), f"probe at x{factor:.3g}", quiet)
+
+    def confirm(factor: float, number: int) -> LoadResult:
+        return _run(test.scaled(factor, None, test.seed + number), f"once more at x{factor:.3g}", quiet)
+
+    def note(done: Probe) -> None:
+        word = "held" if done.held else "missed"
+        print(f"x{done.factor:<6.3g} {done.rps:8.0f} rps  {word} ({done.attainment:.2%} in time)", file=sys.stderr)
+
+    return find_max(run, target, tolerance, confirm, note)
+
+
+def _report_search(found: Found, test: LoadTest, csv: str | None, html: str | None, as_json: bool) -> None:
+    from cotenant.model.errors import WorkError
+
+    best = found.final or next((p.result for p in reversed(found.probes) if p.factor == found.factor), None)
+    if best is None:
+        raise WorkError(f"no load down to x{found.probes[-1].factor:.3g} of the given rates kept the SLOs")
+    if not as_json:
+        rates = ", ".join(f"{s.name} {s.mean_rps * found.factor:.1f}/s" for s in test.services if s.mean_rps)
+        more = "; nothing failed, so more may be possible" if found.open_ended else ""
+        print(f"largest load that kept the SLOs: x{found.factor:.3g} of the given rates ({rates}){more}")
+        _report(best, csv, html, False)
+        return
+    import json
+
+    content: dict[str, Any] = {
+        "factor": found.factor,
+        "open_ended": found.open_ended,
+        "confirmed": found.confirmed,
+        "rates_rps": {s.name: None if s.mean_rps is None else s.mean_rps * found.factor for s in test.services},
+        "probes": [
+            {"factor": p.factor, "held": p.held, "slo_attainment": p.attainment, "rps": p.rps} for p in found.probes
+        ],
+        "run": best.summary(),
+    }
+    if csv is not None or html is not None:
+        import contextlib
+        import io
+
+        with contextlib.redirect_stdout(io.StringIO()):
+            _report(best, csv, html, True)
+    print(json.dumps(content))

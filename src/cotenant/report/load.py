@@ -1,0 +1,91 @@
+"""One self-contained HTML page for a load test: figures, latencies against SLOs, and how they went over time."""
+
+from __future__ import annotations
+
+import html
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cotenant.record.files import atomic_file
+from cotenant.report.page import _plotly, _script_json
+from cotenant.report.serving import POINTS, WINDOWS, _table
+from cotenant.serve.load_loop import LATE, OK
+from cotenant.serve.load_result import LoadResult
+
+
+def write_page(path: str | Path, result: LoadResult, title: str = "Load test") -> None:
+    """Write the page; the file appears whole or not at all."""
+    page = build_page(result, title)
+    with atomic_file(path) as file:
+        file.write(page)
+
+
+def build_page(result: LoadResult, title: str = "Load test") -> str:
+    """The page as text."""
+    assets = resources.files("cotenant.report").joinpath("assets")
+    parts = {
+        "title": html.escape(title),
+        "headline": html.escape(headline(result)),
+        "table": _table({"services": result.summary()["services"], "applications": {}}),
+        "css": assets.joinpath("report.css").read_text(encoding="utf-8"),
+        "js": assets.joinpath("serving.js").read_text(encoding="utf-8"),
+        "data": _script_json(page_data(result)),
+        "plotly": _plotly(),
+    }
+    page = assets.joinpath("serving.html").read_text(encoding="utf-8")
+    for key, text in parts.items():
+        page = page.replace("{{" + key + "}}", text)
+    return page
+
+
+def headline(result: LoadResult) -> str:
+    """What came out, in a few sentences, with what the generator itself added."""
+    content = result.summary()
+    text = [
+        f"{content['requests']:,} requests in {content['duration_s']:g} s to {result.url or 'a server'} "
+        f"(seed {result.seed})."
+    ]
+    rows = {name: row for name, row in content["services"].items() if row["slo_attainment"] is not None}
+    if rows:
+        worst = min(rows, key=lambda name: rows[name]["slo_attainment"])
+        share = rows[worst]["slo_attainment"]
+        text.append(
+            f"Every service answered at least {share:.2%} of its requests in time."
+            if share >= 0.99
+            else f"{worst} answered only {share:.2%} of its requests in time."
+        )
+    late = content["lateness_ms"]
+    if late["p99"] is not None:
+        text.append(
+            f"Requests left {late['p50']:.2f} ms after their time in the median, 99 % within {late['p99']:.2f} ms."
+        )
+    return " ".join([*text, *(f"Note: {w}." for w in result.warnings())])
+
+
+def page_data(result: LoadResult) -> dict[str, Any]:
+    """Curves of the page: per service the latency distribution over its SLO, and attainment in windows."""
+    rows, latency = result.rows, result.latency_ms
+    edges = np.linspace(0.0, result.duration_s, WINDOWS + 1)
+    where = np.clip(np.searchsorted(edges, rows["scheduled"], side="right") - 1, 0, WINDOWS - 1)
+    answered = (rows["outcome"] == OK) | (rows["outcome"] == LATE)
+    curves = []
+    for s, service in enumerate(result.services):
+        mine = rows["svc"] == s
+        times = np.sort(latency[mine & answered])
+        at = np.unique(np.linspace(0, len(times) - 1, POINTS).astype(int)) if len(times) else np.zeros(0, int)
+        sent = np.bincount(where[mine], minlength=WINDOWS)
+        ok = np.bincount(where[mine & (rows["outcome"] == OK)], minlength=WINDOWS)
+        curves.append(
+            {
+                "name": service.name,
+                "slo_ms": service.slo_ms,
+                "latency_ms": [round(float(x), 4) for x in times[at]],
+                "share": [round((float(i) + 1) / max(1, int(mine.sum())), 6) for i in at],
+                "attainment": [None if n == 0 else round(float(k / n), 5) for k, n in zip(ok, sent, strict=True)],
+            }
+        )
+    middles = [round(float(x), 4) for x in (edges[:-1] + edges[1:]) / 2]
+    return {"services": curves, "windows_s": middles, "gpulets": []}
