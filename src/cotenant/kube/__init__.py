@@ -1,0 +1,1 @@
+"""Kubernetes: pods that ask for a share, translated for the scheduler, the kubelet and the agent of the node."""

@@ -1,0 +1,169 @@
+"""A small client of the Kubernetes API: JSON over HTTPS with a service account's token, no more than is needed here."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import threading
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+from cotenant.model.errors import InputError, WorkError
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TIMEOUT_S = 10.0
+MERGE = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+MOST_ANSWER = 64 << 20
+
+
+class ApiError(WorkError):
+    """The API server said no, or nothing: `status` is its HTTP status, 0 when it was not reached."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class KubeApi:
+    """One API server. Safe to use from several threads. Every failure is an ApiError with one sentence."""
+
+    def __init__(self, url: str, token_file: Path | None = None, ca_file: Path | None = None) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InputError(f"{url!r} is not an address such as https://10.0.0.1:443", field="--api-server")
+        self.url = url.rstrip("/")
+        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self._token_file = token_file
+        self._context: ssl.SSLContext | None = None
+        if parts.scheme == "https":
+            try:
+                self._context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+            except (OSError, ssl.SSLError) as error:
+                raise InputError(f"not a certificate authority: {error}", file=ca_file) from None
+        self._local = threading.local()
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def get(self, path: str, **query: str) -> dict[str, Any]:
+        """Read one object, or a list."""
+        asked = f"?{urllib.parse.urlencode(query)}" if query else ""
+        return self.call("GET", path + asked)
+
+    def find(self, path: str) -> dict[str, Any] | None:
+        """Read one object; None when there is none."""
+        try:
+            return self.get(path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def create(self, path: str, thing: dict[str, Any]) -> dict[str, Any]:
+        """Create an object in a collection."""
+        return self.call("POST", path, thing)
+
+    def replace(self, path: str, thing: dict[str, Any]) -> dict[str, Any]:
+        """Replace an object; its resourceVersion, if it has one, must be current (else ApiError 409)."""
+        return self.call("PUT", path, thing)
+
+    def patch(self, path: str, change: Any, content_type: str = MERGE) -> dict[str, Any]:
+        """Change an object."""
+        return self.call("PATCH", path, change, content_type)
+
+    def delete(self, path: str) -> dict[str, Any]:
+        """Delete an object."""
+        return self.call("DELETE", path)
+
+    # -- transport -------------------------------------------------------------------------------------------------
+
+    def call(self, verb: str, path: str, body: Any = None, content_type: str = "application/json") -> dict[str, Any]:
+        """One request. A connection that the server has closed meanwhile is opened again once."""
+        headers = {"Accept": "application/json"} | self._authorization()
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            headers["Content-Type"] = content_type
+        for attempt in (1, 2):
+            fresh = getattr(self._local, "connection", None) is None
+            connection = self._connection()
+            try:
+                connection.request(verb, path, data, headers)
+                response = connection.getresponse()
+                text = response.read(MOST_ANSWER)
+            except (OSError, http.client.HTTPException) as error:
+                self._drop()
+                if fresh or attempt == 2:
+                    raise ApiError(0, f"the API server at {self.url} does not answer: {_reason(error)}") from None
+                continue
+            if response.will_close:
+                self._drop()
+            return self._answer(verb, path, response.status, text)
+        raise AssertionError("unreachable")
+
+    def _connection(self) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            if self._context is not None:
+                connection = http.client.HTTPSConnection(
+                    self._host, self._port, timeout=TIMEOUT_S, context=self._context
+                )
+            else:
+                connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+            self._local.connection = connection
+        return connection
+
+    def _drop(self) -> None:
+        connection = getattr(self._local, "connection", None)
+        self._local.connection = None
+        if connection is not None:
+            connection.close()
+
+    def _authorization(self) -> dict[str, str]:
+        """The token is read each time: the kubelet replaces it."""
+        if self._token_file is None:
+            return {}
+        try:
+            return {"Authorization": f"Bearer {self._token_file.read_text().strip()}"}
+        except OSError as error:
+            raise ApiError(0, f"{self._token_file}: the token cannot be read: {error.strerror}") from None
+
+    def _answer(self, verb: str, path: str, status: int, text: bytes) -> dict[str, Any]:
+        try:
+            parsed = json.loads(text) if text else {}
+        except ValueError:
+            parsed = None
+        if 200 <= status < 300 and isinstance(parsed, dict):
+            return parsed
+        said = parsed.get("message", "") if isinstance(parsed, dict) else ""
+        where = path.partition("?")[0]
+        if status == 401:
+            raise ApiError(401, f"the API server at {self.url} does not accept the token ({self._token_file})")
+        if status == 403:
+            raise ApiError(403, f"the API server forbids {verb} {where}: {said or 'the account lacks the right'}")
+        raise ApiError(
+            status, f"the API server answered {verb} {where} with {status}: {str(said)[:300] or 'no reason'}"
+        )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid ({error.verify_message})"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def in_cluster() -> KubeApi:
+    """The API server of the cluster that this process runs in. InputError outside of one."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not (ACCOUNT / "token").exists():
+        raise InputError("this is no pod with a service account; name the API server", field="--api-server")
+    host = f"[{host}]" if ":" in host else host
+    return KubeApi(f"https://{host}:{port}", ACCOUNT / "token", ACCOUNT / "ca.crt")
+
+
+def connect(url: str | None, token_file: Path | None, ca_file: Path | None) -> KubeApi:
+    """The API server of the command line's options, else the cluster's own."""
+    return KubeApi(url, token_file, ca_file) if url else in_cluster()

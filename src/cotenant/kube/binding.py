@@ -1,0 +1,179 @@
+"""Which tenants the pods of a node should have: PodResources and pods in, orders for the agent out. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.kube import names
+from cotenant.kube.mutate import preload
+from cotenant.kube.shares import ContainerShare, owner_of, percent, shares_of
+from cotenant.kube.units import gpu_of
+from cotenant.model.errors import InputError
+
+MOST_NAME = 63  # of a tenant
+Devices = Mapping[str, Mapping[str, list[str]]]  # container -> resource -> ids
+PodKey = tuple[str, str]  # namespace, name
+
+
+@dataclass(frozen=True)
+class Order:
+    """A container's tenant as the agent should have it."""
+
+    uid: str
+    container: str
+    container_id: str
+    tenant: Mapping[str, Any]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Pod and container."""
+        return self.uid, self.container
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something to say about a pod."""
+
+    reason: str
+    message: str
+    warning: bool = True
+
+
+@dataclass
+class Wanted:
+    """What one pod should have, and what to say about it."""
+
+    orders: list[Order] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+
+
+def ended(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod will not run any more."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
+    """Tenants of a pod whose containers have those devices.
+
+    What the kubelet gave out bounds the request, whatever the annotations say now; limit and memory are the pod's.
+    """
+    found = Wanted()
+    try:
+        shares = {share.container: share for share in shares_of(pod)}
+    except InputError as error:
+        # annotations of a running pod can be edited: what it has stays, and its owner is told
+        found.remarks.append(Remark("ShareUnclear", str(error)))
+        return found
+    for container, resources in sorted(devices.items()):
+        share = shares.get(container)
+        ids = resources.get(names.SHARE_RESOURCE) or resources.get(names.GPU_RESOURCE) or []
+        if not ids or share is None or owner_of(share, list(shares.values())) != container:
+            continue
+        gpus = sorted({gpu_of(device) for device in ids})
+        if not share.whole and len(gpus) > 1:
+            found.remarks.append(
+                Remark("ShareRefused", f"container {container} was given units of {' and '.join(gpus)}")
+            )
+            continue
+        found.orders.append(_order(pod, share, ids, gpus))
+        if not injected(pod, share):
+            found.remarks.append(
+                Remark(
+                    "ShareNotEnforced",
+                    f"container {container} has a share and Cotenant's webhook did not see it: nothing holds it to it",
+                )
+            )
+    return found
+
+
+def init_share(pod: Mapping[str, Any]) -> ContainerShare | None:
+    """The share of a pod of which only init containers ask, until they have ended: PodResources does not list them."""
+    try:
+        shares = shares_of(pod)
+    except InputError:
+        return None
+    if not shares or not all(share.ends for share in shares):
+        return None
+    status = pod.get("status") or {}
+    finished = {
+        row.get("name")
+        for row in status.get("initContainerStatuses") or []
+        if ((row.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
+    }
+    return None if all(share.container in finished for share in shares) else shares[0]
+
+
+def init_order(pod: Mapping[str, Any], share: ContainerShare, gpus: list[str]) -> Order:
+    """The order for such a share, on the GPUs that were given out for it."""
+    count = share.units or share.gpus
+    return _order(pod, share, [gpus[0]] * count, gpus)
+
+
+def _order(pod: Mapping[str, Any], share: ContainerShare, ids: list[str], gpus: list[str]) -> Order:
+    metadata = pod["metadata"]
+    request = 1.0 if share.whole else min(share.request, len(ids) / names.SHARE_UNITS)
+    tenant = {
+        "name": tenant_name(metadata["namespace"], metadata["name"], share.container, metadata["uid"]),
+        "request": request,
+        "limit": max(share.limit, request),
+        "memory_bytes": share.memory_bytes,
+        "gpus": gpus,
+        "gpu_count": len(gpus),
+        "mechanism": "whole" if share.whole else "time",
+    }
+    return Order(metadata["uid"], share.container, container_id(pod, share.container), tenant)
+
+
+def tenant_name(namespace: str, pod: str, container: str, uid: str) -> str:
+    """namespace/pod/container; what is too long is cut, and a hash of the pod's UID keeps it unique."""
+    whole = f"{namespace}/{pod}/{container}"
+    if len(whole) <= MOST_NAME:
+        return whole
+    digest = hashlib.sha256(f"{uid}/{container}".encode()).hexdigest()[:10]
+    return f"{whole[: MOST_NAME - 11]}-{digest}"
+
+
+def other_name(name: str, uid: str) -> str:
+    """Another name for a pod whose predecessor of the same name has not gone yet."""
+    digest = hashlib.sha256(uid.encode()).hexdigest()[:10]
+    return f"{name[: MOST_NAME - 11]}-{digest}"
+
+
+def container_id(pod: Mapping[str, Any], container: str) -> str:
+    """The runtime's id of a container; empty until the pod's status has it."""
+    status = pod.get("status") or {}
+    for kind in ("containerStatuses", "initContainerStatuses"):
+        for row in status.get(kind) or []:
+            if row.get("name") == container:
+                return str(row.get("containerID") or "").rpartition("//")[2]
+    return ""
+
+
+def injected(pod: Mapping[str, Any], share: ContainerShare) -> bool:
+    """Whether the webhook has seen this container."""
+    container = pod["spec"][share.list_name][share.index]
+    found = [e.get("value") or "" for e in container.get("env") or [] if e.get("name") == "LD_PRELOAD"]
+    return bool(found) and str(found[-1]).startswith(preload())
+
+
+def described(tenant: Mapping[str, Any], where: str) -> str:
+    """A tenant's share for people."""
+    if tenant["mechanism"] == "whole":
+        return f"has all of {where}"
+    memory = tenant["memory_bytes"]
+    amount = "all memory" if memory is None else f"{memory / 2**30:.4g} GiB"
+    return f"has {percent(tenant['request'])} of {where}, at most {percent(tenant['limit'])}, and {amount}"
+
+
+def devices_by_pod(
+    listed: Iterable[tuple[PodKey, str, str, list[str]]],
+) -> dict[PodKey, dict[str, dict[str, list[str]]]]:
+    """Rows of PodResources (pod, container, resource, ids) that concern us, nested."""
+    found: dict[PodKey, dict[str, dict[str, list[str]]]] = {}
+    for pod, container, resource, ids in listed:
+        if names.in_domain(resource) and ids:
+            found.setdefault(pod, {}).setdefault(container, {}).setdefault(resource, []).extend(ids)
+    return found

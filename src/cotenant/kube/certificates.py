@@ -1,0 +1,125 @@
+"""Certificates of the webhook: a self-signed authority and a server certificate from it, and when to make new ones."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from cotenant.model.errors import InputError
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
+RENEW_BEFORE_DAYS = 30
+SKEW = datetime.timedelta(minutes=5)  # clocks of a cluster differ
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM texts: the authority that the API server trusts, and the webhook's certificate and key."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+
+    def as_secret_data(self) -> dict[str, bytes]:
+        """By the keys of a kubernetes.io/tls Secret."""
+        return {"ca.crt": self.ca, "tls.crt": self.certificate, "tls.key": self.key}
+
+
+def server_names(service: str, namespace: str) -> list[str]:
+    """What the API server calls a webhook's Service."""
+    base = f"{service}.{namespace}"
+    return [f"{base}.svc", base, f"{base}.svc.cluster.local"]
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    pkcs8 = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, pkcs8, serialization.NoEncryption())
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _builder(subject: x509.Name, days: float, now: datetime.datetime) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def make(dns_names: list[str], now: datetime.datetime | None = None, days: float = SERVER_DAYS) -> Certificates:
+    """A new authority with a new server certificate. The authority's key is forgotten at once: it signs just this."""
+    now = now or datetime.datetime.now(datetime.UTC)
+    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    name = _name("cotenant webhook authority")
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    authority = (
+        _builder(name, max(days, AUTHORITY_DAYS), now)
+        .issuer_name(name)
+        .public_key(ca_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    certificate = (
+        _builder(_name(dns_names[0]), days, now)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    return Certificates(authority.public_bytes(pem), certificate.public_bytes(pem), _key_pem(key))
+
+
+def fault(found: Certificates, dns_names: list[str], now: datetime.datetime | None = None) -> str:
+    """Why these certificates should be replaced, in words; empty when they are good for 30 days more."""
+    now = now or datetime.datetime.now(datetime.UTC)
+    try:
+        ca = x509.load_pem_x509_certificate(found.ca)
+        certificate = x509.load_pem_x509_certificate(found.certificate)
+        key = serialization.load_pem_private_key(found.key, None)
+    except (ValueError, TypeError) as error:
+        return f"they cannot be read: {error}"
+    if key.public_key() != certificate.public_key():
+        return "the key is not that of the certificate"
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return "the certificate is not from that authority"
+    ends = min(certificate.not_valid_after_utc, ca.not_valid_after_utc)
+    if ends - now < datetime.timedelta(days=RENEW_BEFORE_DAYS):
+        return f"they end at {ends:%Y-%m-%d %H:%M} UTC"
+    try:
+        held = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return "the certificate names no host"
+    missing = set(dns_names) - set(held.get_values_for_type(x509.DNSName))
+    return f"the certificate is not for {', '.join(sorted(missing))}" if missing else ""
+
+
+def check_pair(certificate: bytes, key: bytes, file: str) -> None:
+    """InputError unless the PEM texts are a certificate and its key."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate)
+    except ValueError:
+        raise InputError("not a certificate in PEM form", file=file) from None
+    try:
+        private = serialization.load_pem_private_key(key, None)
+    except (ValueError, TypeError):
+        raise InputError("its key is not a private key in PEM form without a password", file=file) from None
+    if private.public_key() != found.public_key():
+        raise InputError("the key is not that of the certificate", file=file)

@@ -1,0 +1,142 @@
+"""What the node has to offer now: GPUs of the agent, MIG slices, what is wrong with each. Shared between threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from cotenant.kube import names
+from cotenant.kube.units import MigSlice, NodeGpu, devices
+from cotenant.model.errors import InputError, WorkError
+
+Faults = Mapping[str, str]  # UUID -> why it cannot be used
+
+
+class Inventory:
+    """The last view of the node; `changed` waits for another one."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._gpus: tuple[NodeGpu, ...] = ()
+        self._slices: tuple[MigSlice, ...] = ()
+        self.version = 0
+
+    @property
+    def gpus(self) -> tuple[NodeGpu, ...]:
+        """GPUs that the agent owns."""
+        return self._gpus
+
+    def index_of(self, uuid: str) -> str:
+        """A GPU for people."""
+        return next((f"GPU {gpu.index}" for gpu in self._gpus if gpu.uuid == uuid), uuid)
+
+    def set(self, gpus: Iterable[NodeGpu], slices: Iterable[MigSlice] = ()) -> bool:
+        """Take a new view; says whether it differs."""
+        with self._condition:
+            new = tuple(gpus), tuple(slices)
+            if new == (self._gpus, self._slices):
+                return False
+            self._gpus, self._slices = new
+            self.version += 1
+            self._condition.notify_all()
+            return True
+
+    def all_sick(self, why: str) -> bool:
+        """Nothing can be used now: without an agent nobody would be held to a share."""
+        return self.set((dataclasses.replace(gpu, fault=gpu.fault or why) for gpu in self._gpus), self._slices)
+
+    def wake(self) -> None:
+        """Let those that wait look again."""
+        with self._condition:
+            self.version += 1
+            self._condition.notify_all()
+
+    def wait(self, version: int, seconds: float) -> int:
+        """Wait until the view is not that version any more, or the time is over; the version now."""
+        with self._condition:
+            self._condition.wait_for(lambda: self.version != version, seconds)
+            return self.version
+
+    def resources(self) -> list[str]:
+        """Resources with at least one device, the share first."""
+        mig = sorted({piece.resource for piece in self._slices})
+        return [
+            name for name in (names.SHARE_RESOURCE, names.MEMORY_RESOURCE, names.GPU_RESOURCE, *mig) if self.of(name)
+        ]
+
+    def of(self, resource: str) -> dict[str, bool]:
+        """Devices of a resource with their health."""
+        if resource.startswith(names.MIG_PREFIX):
+            return {piece.uuid: not piece.fault for piece in self._slices if piece.resource == resource}
+        return devices(self._gpus, resource)
+
+
+def gpus_of(status: Mapping[str, Any], whole: Iterable[str], faults: Faults) -> list[NodeGpu]:
+    """The agent's GPUs from its status. `whole`: UUIDs or indices of those given away entire, or all."""
+    wanted = set(whole)
+    found = []
+    for row in status["gpus"]:
+        is_whole = bool(wanted & {"all", row["uuid"], str(row["index"])})
+        uuid = str(row["uuid"])
+        gpu = NodeGpu(uuid, int(row["index"]), int(row["memory_bytes"]), is_whole, faults.get(uuid, ""))
+        found.append(gpu)
+    return found
+
+
+def check_whole(whole: Iterable[str], gpus: Iterable[NodeGpu]) -> None:
+    """InputError for a GPU that the agent does not have."""
+    known = {name for gpu in gpus for name in (gpu.uuid, str(gpu.index))} | {"all"}
+    for text in whole:
+        if text not in known:
+            raise InputError(
+                f"the agent has no GPU {text!r}; it has {', '.join(g.uuid for g in gpus)}", field="--whole"
+            )
+
+
+def nvml_faults(uuids: Iterable[str]) -> Faults:
+    """GPUs that NVML finds lost or in need of a reset. Without NVML: none, for then there is nobody to ask."""
+    try:
+        from cotenant.node.nvml import Nvml
+
+        nvml = Nvml()
+    except ImportError:
+        return {}
+    wanted = set(uuids)
+    faults: dict[str, str] = {}
+    try:
+        with nvml:
+            for device in nvml.devices():
+                if device.uuid in wanted:
+                    try:
+                        nvml.call(f"reading GPU {device.index}", "nvmlDeviceGetMemoryInfo", device.handle)
+                    except WorkError as error:
+                        faults[device.uuid] = str(error)
+                    wanted.discard(device.uuid)
+    except WorkError as error:
+        return dict.fromkeys(wanted, str(error))
+    return faults | dict.fromkeys(wanted, "the driver does not list it any more")
+
+
+def mig_slices() -> list[MigSlice]:
+    """MIG instances that exist now; none without NVML."""
+    try:
+        from cotenant.node import mig
+        from cotenant.node.nvml import Nvml
+
+        with Nvml() as nvml:
+            table = mig.export(nvml)
+    except (ImportError, WorkError):
+        return []
+    return [
+        MigSlice(
+            instance["uuid"], names.MIG_PREFIX + str(instance["profile"]).replace("+", "."), gpu["uuid"], gpu["index"]
+        )
+        for gpu in table["gpus"]
+        for instance in gpu["instances"]
+        if instance["uuid"]
+    ]
+
+
+FaultSource = Callable[[Iterable[str]], Faults]

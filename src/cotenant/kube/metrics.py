@@ -1,0 +1,135 @@
+"""Live metrics of the webhook and the device plugin, and a plain HTTP port for them."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections import Counter
+
+from cotenant.live.exposition import CONTENT_TYPE, Exposition, Histogram
+from cotenant.metrics.live import Metric
+from cotenant.model.errors import WorkError
+
+REVIEW_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
+OUTCOMES = ("injected", "unchanged", "denied", "failed", "rejected")
+
+REVIEWS = Metric("cotenant_webhook_reviews_total", "counter", "Admission reviews by outcome.", ("outcome",))
+REVIEW_SECONDS = Metric(
+    "cotenant_webhook_review_seconds", "histogram", "Time from a review's head to its answer.", (), REVIEW_BUCKETS_S
+)
+DEVICES = Metric("cotenant_plugin_devices", "gauge", "Units offered to the kubelet.", ("resource", "health"))
+ALLOCATIONS = Metric(
+    "cotenant_plugin_allocations_total", "counter", "Containers given devices, or refused.", ("resource", "outcome")
+)
+REGISTRATIONS = Metric(
+    "cotenant_plugin_registrations_total", "counter", "Registrations with the kubelet.", ("resource",)
+)
+BOUND = Metric("cotenant_plugin_bound_containers", "gauge", "Containers that have their tenant.")
+UNBOUND = Metric("cotenant_plugin_unbound_containers", "gauge", "Containers whose share the agent refused.")
+
+WEBHOOK: tuple[Metric, ...] = (REVIEWS, REVIEW_SECONDS)
+PLUGIN: tuple[Metric, ...] = (DEVICES, ALLOCATIONS, REGISTRATIONS, BOUND, UNBOUND)
+
+
+class Exposed:
+    """Something with an exposition; several threads may count while it is read."""
+
+    content_type = CONTENT_TYPE
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def text(self) -> str:
+        """The exposition."""
+        raise NotImplementedError
+
+    def listen(self, host: str, port: int) -> http.server.ThreadingHTTPServer:
+        """Serve it on a port of its own, from a thread. WorkError when the port is taken."""
+        page = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                found = self.path.partition("?")[0] in ("/metrics", "/healthz")
+                body = page.text().encode() if found else b"metrics are at /metrics\n"
+                self.send_response(200 if found else 404)
+                self.send_header("Content-Type", page.content_type if found else "text/plain")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Scrapes are not worth a line."""
+
+        try:
+            server = http.server.ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise WorkError(f"cannot listen on {host} port {port} for metrics: {error.strerror or error}") from None
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+        return server
+
+
+class WebhookMetrics(Exposed):
+    """Reviews by outcome, and how long they took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reviews: Counter[str] = Counter()
+        self._seconds = Histogram(REVIEW_BUCKETS_S)
+
+    def review(self, outcome: str, seconds: float) -> None:
+        """One review was answered."""
+        with self.lock:
+            self._reviews[outcome] += 1
+            self._seconds.observe(seconds)
+
+    def text(self) -> str:
+        """The exposition."""
+        page = Exposition()
+        with self.lock:
+            for outcome in OUTCOMES:
+                page.add(REVIEWS, self._reviews[outcome], outcome=outcome)
+            page.histogram(REVIEW_SECONDS, self._seconds)
+        return page.text()
+
+
+class PluginMetrics(Exposed):
+    """Units by resource and health, allocations, registrations, bound containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._devices: dict[str, tuple[int, int]] = {}
+        self._allocations: Counter[tuple[str, str]] = Counter()
+        self._registrations: Counter[str] = Counter()
+        self.bound = self.unbound = 0
+
+    def devices(self, resource: str, healthy: int, unhealthy: int) -> None:
+        """What the kubelet was told of a resource."""
+        with self.lock:
+            self._devices[resource] = healthy, unhealthy
+
+    def allocation(self, resource: str, outcome: str) -> None:
+        """A container was granted devices, or refused."""
+        with self.lock:
+            self._allocations[resource, outcome] += 1
+
+    def registration(self, resource: str) -> None:
+        """The kubelet took a resource."""
+        with self.lock:
+            self._registrations[resource] += 1
+
+    def text(self) -> str:
+        """The exposition."""
+        page = Exposition()
+        page.declare(PLUGIN)
+        with self.lock:
+            for resource, counts in self._devices.items():
+                for health, count in zip(("healthy", "unhealthy"), counts, strict=True):
+                    page.add(DEVICES, count, resource=resource, health=health)
+            for (resource, outcome), count in self._allocations.items():
+                page.add(ALLOCATIONS, count, resource=resource, outcome=outcome)
+            for resource, count in self._registrations.items():
+                page.add(REGISTRATIONS, count, resource=resource)
+            page.add(BOUND, self.bound)
+            page.add(UNBOUND, self.unbound)
+        return page.text()

@@ -1,0 +1,198 @@
+"""mutate(pod) -> JSON patch: what the launcher does for a program, done for every container that asks. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cotenant.kube import names
+from cotenant.kube.shares import ContainerShare, Pod, owner_of, shares_of
+from cotenant.model.errors import InputError
+from cotenant.node.holders import container_token
+
+Operation = dict[str, Any]
+OWN_VARIABLES = ("COTENANT_SOCKET", "COTENANT_TOKEN", "COTENANT_DRIVER", "COTENANT_NVML")
+USER_PRELOAD = "COTENANT_USER_PRELOAD"  # where an LD_PRELOAD that is taken from elsewhere is kept
+LIBRARY_VOLUME, SOCKET_VOLUME = "cotenant-lib", "cotenant-run"
+
+
+@dataclass(frozen=True)
+class Injection:
+    """How containers are given the shim. `mounts` False: the device plugin mounts it, and pods need no hostPath."""
+
+    host_libraries: str = str(names.HOST_LIBRARIES)
+    host_sockets: str = str(names.HOST_SOCKETS)
+    mounts: bool = True
+    runtime_class: str | None = None  # for pods that name none
+
+
+class Patch:
+    """A pod being changed, and the operations (RFC 6902) that do the same to the original."""
+
+    def __init__(self, pod: Pod) -> None:
+        self.pod: dict[str, Any] = copy.deepcopy(dict(pod))
+        self.operations: list[Operation] = []
+
+    def at(self, *path: str | int) -> Any:
+        """What is at a path; None where nothing is."""
+        node: Any = self.pod
+        for step in path:
+            try:
+                node = node[step]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return node
+
+    def put(self, value: Any, *path: str | int) -> None:
+        """Add or replace one member of an existing map or list; missing or null maps on the way are made."""
+        for end in range(1, len(path)):
+            if self.at(*path[:end]) is None:
+                self._do({}, *path[:end])
+        if self.at(*path) != value:
+            self._do(value, *path)
+
+    def append(self, value: Any, *path: str | int) -> None:
+        """Add to the end of a list that may be missing."""
+        if not self.at(*path):
+            self.put([value], *path)
+        else:
+            self.at(*path).append(copy.deepcopy(value))
+            self.operations.append({"op": "add", "path": pointer(*path) + "/-", "value": value})
+
+    def insert(self, value: Any, *path: str | int) -> None:
+        """Put a value before what is at that place of a list."""
+        self.at(*path[:-1]).insert(path[-1], copy.deepcopy(value))
+        self.operations.append({"op": "add", "path": pointer(*path), "value": value})
+
+    def _do(self, value: Any, *path: str | int) -> None:
+        parent = self.at(*path[:-1])
+        known = path[-1] in parent if isinstance(parent, dict) else True
+        parent[path[-1]] = copy.deepcopy(value)
+        self.operations.append({"op": "replace" if known else "add", "path": pointer(*path), "value": value})
+
+
+def pointer(*path: str | int) -> str:
+    """A JSON pointer (RFC 6901): ~ and / within a key are escaped."""
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
+
+
+def mutate(pod: Pod, injection: Injection | None = None, namespace: str | None = None) -> list[Operation]:
+    """The patch that gives every container that asks its share; empty for a pod that asks for none, or is done.
+
+    `namespace`: where the pod is created, if it does not say so itself. InputError: what is wrong with the request.
+    """
+    injection = injection or Injection()
+    metadata = pod.get("metadata")
+    where = namespace or (metadata.get("namespace") if isinstance(metadata, dict) else None)
+    if where in names.SKIPPED_NAMESPACES:
+        return []
+    shares = shares_of(pod)
+    if not shares:
+        return []
+    if isinstance(os_ := pod["spec"].get("os"), dict) and os_.get("name") == "windows":
+        raise InputError("a pod for Windows cannot have a share of a GPU", field="spec.os.name")
+    patch = Patch(pod)
+    volumes: dict[str, str] = {}
+    if injection.mounts:
+        volumes = {
+            str(names.LIBRARIES): _volume(patch, LIBRARY_VOLUME, injection.host_libraries),
+            str(names.SOCKETS): _volume(patch, SOCKET_VOLUME, injection.host_sockets),
+        }
+    if injection.runtime_class and not patch.at("spec", "runtimeClassName"):
+        patch.put(injection.runtime_class, "spec", "runtimeClassName")
+    for share in shares:
+        here = ("spec", share.list_name, share.index)
+        _count(patch, here, share)
+        for path, volume in volumes.items():
+            _mount(patch, here, share.container, path, volume)
+        _environment(patch, here, share.container, owner_of(share, shares))
+    return patch.operations
+
+
+def _count(patch: Patch, here: tuple[str | int, ...], share: ContainerShare) -> None:
+    """Requests and limits of the extended resources, equal as the API wants them."""
+    for name, count in share.resources().items():
+        for kind in ("limits", "requests"):
+            if _number(patch.at(*here, "resources", kind, name)) != count:
+                patch.put(str(count), *here, "resources", kind, name)
+
+
+def _number(value: Any) -> int | None:
+    text = str(value)
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _volume(patch: Patch, name: str, path: str) -> str:
+    """Name of the pod's volume for that folder of the node; added, under another name if the name is taken."""
+    wanted = {"path": path, "type": "Directory"}
+    taken = set()
+    for volume in patch.at("spec", "volumes") or []:
+        if isinstance(volume, dict):
+            if volume.get("hostPath") == wanted:
+                return str(volume["name"])
+            taken.add(volume.get("name"))
+    free = next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+    patch.append({"name": free, "hostPath": wanted}, "spec", "volumes")
+    return free
+
+
+def _mount(patch: Patch, here: tuple[str | int, ...], container: str, path: str, volume: str) -> None:
+    wanted = {"name": volume, "mountPath": path, "readOnly": True}
+    for mount in patch.at(*here, "volumeMounts") or []:
+        if not isinstance(mount, dict) or str(mount.get("mountPath", "")).rstrip("/") != path:
+            continue
+        if mount.get("name") == volume and mount.get("readOnly") is True:
+            return
+        raise InputError(f"container {container} mounts something of its own at {path}, where Cotenant's libraries go")
+    patch.append(wanted, *here, "volumeMounts")
+
+
+def environment(owner: str) -> dict[str, str]:
+    """Cotenant's own variables for processes of that container's tenant: where things are, never what is allowed."""
+    places = names.LIBRARY_PLACES
+    return {
+        "COTENANT_SOCKET": str(names.SOCKETS / names.SOCKET_FILE),
+        "COTENANT_TOKEN": container_token(owner),
+        "COTENANT_DRIVER": ":".join(f"{place}/{names.DRIVER_FILE}" for place in places),
+        "COTENANT_NVML": ":".join(f"{place}/{names.NVML_REAL_FILE}" for place in places),
+    }
+
+
+def preload() -> str:
+    """The shims' part of LD_PRELOAD."""
+    folder = names.LIBRARIES / names.CURRENT
+    return f"{folder / names.SHIM_FILE}:{folder / names.NVML_FILE}"
+
+
+def _environment(patch: Patch, here: tuple[str | int, ...], container: str, owner: str) -> None:
+    entries = [e for e in patch.at(*here, "env") or [] if isinstance(e, dict)]
+    known = {entry.get("name"): entry for entry in entries}  # the last of a name counts, as for the kubelet
+    for name, value in environment(owner).items():
+        entry = known.get(name)
+        if entry is None:
+            patch.append({"name": name, "value": value}, *here, "env")
+        elif entry.get("value") != value or "valueFrom" in entry:
+            raise InputError(f"container {container} sets {name} itself, which Cotenant sets: leave it out")
+    _preload(patch, here)
+
+
+def _preload(patch: Patch, here: tuple[str | int, ...]) -> None:
+    """Ours first, then what was there."""
+    entries = patch.at(*here, "env") or []
+    index = max(
+        (i for i, e in enumerate(entries) if isinstance(e, dict) and e.get("name") == "LD_PRELOAD"), default=None
+    )
+    if index is None:
+        patch.append({"name": "LD_PRELOAD", "value": preload()}, *here, "env")
+        return
+    entry: Mapping[str, Any] = entries[index]
+    if "valueFrom" in entry:
+        patch.insert({"name": USER_PRELOAD, "valueFrom": entry["valueFrom"]}, *here, "env", index)
+        patch.put({"name": "LD_PRELOAD", "value": f"{preload()}:$({USER_PRELOAD})"}, *here, "env", index + 1)
+        return
+    before = str(entry.get("value") or "")
+    if before == preload() or before.startswith((f"{preload()}:", f"{preload()} ")):
+        return
+    patch.put(f"{preload()}:{before}" if before else preload(), *here, "env", index, "value")

@@ -1,0 +1,54 @@
+"""Every name that Cotenant has in a cluster: keys, resources, paths. One place, so that all objects agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+DOMAIN = "cotenant.dev"
+
+REQUEST = f"{DOMAIN}/request"
+LIMIT = f"{DOMAIN}/limit"
+MEMORY = f"{DOMAIN}/memory"
+CONTAINERS = f"{DOMAIN}/containers"
+INJECT = f"{DOMAIN}/inject"
+ANNOTATIONS = (REQUEST, LIMIT, MEMORY, CONTAINERS, INJECT)
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+
+SHARE_RESOURCE = f"{DOMAIN}/share"  # 1 unit: 1 % of one GPU's time
+MEMORY_RESOURCE = f"{DOMAIN}/memory"  # 1 unit: 1 GiB of one GPU's memory
+GPU_RESOURCE = f"{DOMAIN}/gpu"  # whole GPUs
+MIG_PREFIX = f"{DOMAIN}/mig-"  # cotenant.dev/mig-1g.10gb
+RESOURCES = (SHARE_RESOURCE, MEMORY_RESOURCE, GPU_RESOURCE)
+MIG_RESOURCE = re.compile(rf"^{re.escape(MIG_PREFIX)}[1-7]g\.[0-9]+gb(?:\.me)?$")
+SHARE_UNITS = 100
+MEMORY_UNIT_BYTES = 1 << 30
+
+SKIPPED_NAMESPACES = ("kube-system", "kube-public", "kube-node-lease")
+
+# on the node
+HOST_LIBRARIES = PurePosixPath("/var/lib/cotenant/lib")
+HOST_SOCKETS = PurePosixPath("/run/cotenant/tenants")
+HOST_AGENT = PurePosixPath("/run/cotenant/agent")
+DEVICE_PLUGINS = PurePosixPath("/var/lib/kubelet/device-plugins")
+POD_RESOURCES = PurePosixPath("/var/lib/kubelet/pod-resources")
+# in a container
+LIBRARIES = PurePosixPath("/opt/cotenant/lib")
+SOCKETS = PurePosixPath("/opt/cotenant/run")
+SOCKET_FILE = "agent.sock"
+CURRENT = "current"  # symbolic link to the newest build of the shim
+SHIM_FILE = "libcotenant-shim.so"
+NVML_FILE = "libcotenant-nvml.so"
+LIBRARY_PLACES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib64", "/usr/lib")
+DRIVER_FILE = "libcuda.so.1"
+NVML_REAL_FILE = "libnvidia-ml.so.1"
+
+# in the cluster
+NAMESPACE = "cotenant-system"
+NAME = "cotenant"
+
+
+def in_domain(key: str) -> bool:
+    """Whether a key is under Cotenant's domain, or one below it."""
+    host = key.partition("/")[0]
+    return "/" in key and (host == DOMAIN or host.endswith(f".{DOMAIN}"))

@@ -1,0 +1,238 @@
+"""One resource's device plugin: the kubelet's questions answered, and registration with the kubelet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cotenant.kube import names, units
+from cotenant.kube.inventory import Inventory
+from cotenant.kube.messages import DEVICE_PLUGIN, REGISTRATION, caller, device_plugin, handler, open_channel
+from cotenant.kube.metrics import PluginMetrics
+from cotenant.model.errors import InputError, WorkError
+
+API = "v1beta1"
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+TOGETHER_S = 2.0  # the kubelet asks for a container's resources one right after the other
+ALIVE_S = 1.0
+REGISTER_S = 5.0
+KUBELET_SOCKET = "kubelet.sock"
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a container is given with its devices."""
+
+    mounts: bool = False  # True: the libraries and the socket are mounted here, not by the webhook
+    cdi_kind: str | None = None  # nvidia.com/gpu: name devices for the runtime by CDI instead of a variable
+    host_libraries: str = str(names.HOST_LIBRARIES)
+    host_sockets: str = str(names.HOST_SOCKETS)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One answer to Allocate."""
+
+    at_s: float
+    resource: str
+    ids: frozenset[str]
+
+
+@dataclass
+class Desk:
+    """What the plugins of a node's resources share: the inventory, and what was given away last."""
+
+    inventory: Inventory
+    grant: Grant = field(default_factory=Grant)
+    one_gpu: bool = False  # never show more free units than one GPU has
+    metrics: PluginMetrics = field(default_factory=PluginMetrics)
+    taken: dict[str, set[str]] = field(default_factory=dict)  # resource -> ids, as PodResources has them
+    log: deque[Allocation] = field(default_factory=lambda: deque(maxlen=4096))
+    kick: threading.Event = field(default_factory=threading.Event)
+
+    def note(self, resource: str, ids: list[str]) -> None:
+        """Units were given to a container just now; who that is, PodResources will say."""
+        self.log.append(Allocation(time.monotonic(), resource, frozenset(ids)))
+        self.taken.setdefault(resource, set()).update(ids)
+        self.kick.set()
+        if self.one_gpu:
+            self.inventory.wake()
+
+    def unclaimed(
+        self, resource: str, count: int, listed: Mapping[Any, Mapping[str, Mapping[str, list[str]]]]
+    ) -> list[str]:
+        """GPUs of the last allocation of so many devices that PodResources lists for nobody; empty if there is none."""
+        claimed = {one for pod in listed.values() for mine in pod.values() for ids in mine.values() for one in ids}
+        for allocation in reversed(self.log):
+            if allocation.resource == resource and len(allocation.ids) == count and not allocation.ids & claimed:
+                return sorted({units.gpu_of(one) for one in allocation.ids})
+        return []
+
+    def companion(self, resource: str) -> str:
+        """The GPU on which this container's other resource was placed just now, if it was."""
+        other = names.MEMORY_RESOURCE if resource == names.SHARE_RESOURCE else names.SHARE_RESOURCE
+        now = time.monotonic()
+        for allocation in reversed(self.log):
+            if now - allocation.at_s > TOGETHER_S or allocation.resource == resource:
+                return ""
+            if allocation.resource == other:
+                return units.gpu_of(next(iter(allocation.ids)))
+        return ""
+
+
+class ResourcePlugin:
+    """The DevicePlugin service of one resource, on a socket of its own."""
+
+    def __init__(self, resource: str, desk: Desk, folder: Path) -> None:
+        self.resource = resource
+        self.desk = desk
+        self.folder = folder
+        self.endpoint = f"cotenant-{resource.partition('/')[2]}.sock"
+        self._server: grpc.Server | None = None
+        self._ended = threading.Event()
+        self._serial = 0
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """The socket."""
+        return self.folder / self.endpoint
+
+    def start(self) -> None:
+        """Listen. A socket that an earlier plugin left behind is replaced."""
+        self.stop()
+        self.path.unlink(missing_ok=True)
+        self._ended = threading.Event()
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(8, thread_name_prefix=self.endpoint),
+            handlers=[handler(DEVICE_PLUGIN, self)],
+            options=[("grpc.so_reuseport", 0)],
+        )
+        try:
+            if self._server.add_insecure_port(f"unix://{self.path}") == 0:
+                raise RuntimeError("no port")
+        except RuntimeError:
+            raise WorkError(f"{self.path}: cannot listen") from None
+        os.chmod(self.path, 0o600)
+        self._server.start()
+
+    def stop(self) -> None:
+        """Stop listening and end every stream."""
+        self._ended.set()
+        self.desk.inventory.wake()
+        if self._server is not None:
+            self._server.stop(0.2).wait(2.0)
+            self._server = None
+        self.path.unlink(missing_ok=True)
+
+    def register(self, kubelet: Path) -> None:
+        """Tell the kubelet. WorkError: what it said."""
+        request = device_plugin.RegisterRequest(
+            version=API, endpoint=self.endpoint, resource_name=self.resource, options=self._options()
+        )
+        with open_channel(kubelet) as channel:
+            try:
+                caller(channel, REGISTRATION, "Register")(request, timeout=REGISTER_S, wait_for_ready=True)
+            except grpc.RpcError as error:
+                raise WorkError(f"the kubelet does not take {self.resource}: {said(error)}") from None
+        self.desk.metrics.registration(self.resource)
+
+    # -- the service -----------------------------------------------------------------------------------------------
+
+    def _options(self) -> Any:
+        return device_plugin.DevicePluginOptions(get_preferred_allocation_available=True)
+
+    def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:  # noqa: N802 names of the protocol
+        """Preferred allocations are available; nothing is done before a container starts."""
+        return self._options()
+
+    def ListAndWatch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        """The devices with their health, now and whenever they change."""
+        ended, sent, version = self._ended, None, -1
+        while context.is_active() and not ended.is_set():
+            health = self._health()
+            if health != sent:
+                sent = health
+                yield device_plugin.ListAndWatchResponse(
+                    devices=[
+                        device_plugin.Device(ID=name, health=HEALTHY if good else UNHEALTHY)
+                        for name, good in health.items()
+                    ]
+                )
+            version = self.desk.inventory.wait(version, ALIVE_S)
+
+    def _health(self) -> dict[str, bool]:
+        one_gpu = self.desk.one_gpu and self.resource in (names.SHARE_RESOURCE, names.MEMORY_RESOURCE)
+        found = units.offered(
+            self.desk.inventory.of(self.resource), self.desk.taken.get(self.resource, ()), one_gpu=one_gpu
+        )
+        good = sum(found.values())
+        self.desk.metrics.devices(self.resource, good, len(found) - good)
+        return found
+
+    def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Units of one GPU, beside the container's other resource."""
+        answers = []
+        for asked in request.container_requests:
+            available, must = list(asked.available_deviceIDs), list(asked.must_include_deviceIDs)
+            if self.resource in (names.SHARE_RESOURCE, names.MEMORY_RESOURCE):
+                beside = self.desk.companion(self.resource)
+                ids = units.prefer(available, must, asked.allocation_size, beside)
+            else:
+                ids = units.prefer_whole(available, must, asked.allocation_size)
+            answers.append(device_plugin.ContainerPreferredAllocationResponse(deviceIDs=ids))
+        return device_plugin.PreferredAllocationResponse(container_responses=answers)
+
+    def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """What a container needs to see its GPU. Units of two GPUs are refused; the sentence is in the pod's events."""
+        answers, asked = [], [list(one.devices_ids) for one in request.container_requests]
+        known = self.desk.inventory.of(self.resource)
+        try:
+            for ids in asked:
+                answers.append(self._grant(units.check_allocation(ids, known, self.resource)))
+        except InputError as error:
+            self.desk.metrics.allocation(self.resource, "refused")
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"cotenant: {error.message}")
+        for ids in asked:
+            self.desk.note(self.resource, ids)
+            self.desk.metrics.allocation(self.resource, "granted")
+        return device_plugin.AllocateResponse(container_responses=answers)
+
+    def _grant(self, gpus: list[str]) -> Any:
+        answer = device_plugin.ContainerAllocateResponse()
+        if self.resource == names.MEMORY_RESOURCE:
+            return answer  # the GPU comes with the share
+        grant = self.desk.grant
+        if grant.cdi_kind:
+            answer.cdi_devices.extend(device_plugin.CDIDevice(name=f"{grant.cdi_kind}={uuid}") for uuid in gpus)
+        else:
+            answer.envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(gpus)
+        if grant.mounts and not self.resource.startswith(names.MIG_PREFIX):
+            pairs = ((names.LIBRARIES, grant.host_libraries), (names.SOCKETS, grant.host_sockets))
+            answer.mounts.extend(
+                device_plugin.Mount(container_path=str(inside), host_path=outside, read_only=True)
+                for inside, outside in pairs
+            )
+        return answer
+
+    def PreStartContainer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Nothing is done: it is not asked for."""
+        return device_plugin.PreStartContainerResponse()
+
+
+def said(error: grpc.RpcError) -> str:
+    """What a peer said, in words."""
+    with contextlib.suppress(AttributeError):
+        return str(error.details() or error.code().name)
+    return str(error)

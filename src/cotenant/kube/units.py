@@ -1,0 +1,127 @@
+"""Units of GPUs for the kubelet: their names, which go together, and why some do not. Pure.
+
+The kubelet counts devices that are all alike, and chooses among them itself; it knows no GPU. So a unit's name says of
+which GPU it is, preferred allocations keep a container on one GPU, and an allocation over two is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cotenant.kube import names
+from cotenant.model.errors import InputError
+
+MODES = ("shared", "whole")
+SEPARATOR = "::"
+
+
+@dataclass(frozen=True)
+class NodeGpu:
+    """One GPU of the node. `whole`: it is given away entire; else in units. `fault`: why it cannot be used now."""
+
+    uuid: str
+    index: int
+    memory_bytes: int
+    whole: bool = False
+    fault: str = ""
+
+    def units(self, resource: str) -> int:
+        """How many devices of a resource it is."""
+        if resource == names.GPU_RESOURCE:
+            return int(self.whole)
+        if self.whole:
+            return 0
+        return names.SHARE_UNITS if resource == names.SHARE_RESOURCE else self.memory_bytes // names.MEMORY_UNIT_BYTES
+
+
+@dataclass(frozen=True)
+class MigSlice:
+    """One MIG instance of the node, offered as it is: the hardware keeps it apart."""
+
+    uuid: str
+    resource: str
+    gpu: str
+    gpu_index: int
+    fault: str = ""
+
+
+def device_id(uuid: str, number: int | None = None) -> str:
+    """Name of a unit: the GPU's UUID, and a number where there are several. Names last as long as the GPU."""
+    return uuid if number is None else f"{uuid}{SEPARATOR}{number:04d}"
+
+
+def gpu_of(device: str) -> str:
+    """The GPU (or MIG instance) a unit is of."""
+    return device.partition(SEPARATOR)[0]
+
+
+def devices(gpus: Iterable[NodeGpu], resource: str) -> dict[str, bool]:
+    """Every device of a resource, with its health."""
+    found: dict[str, bool] = {}
+    for gpu in gpus:
+        if resource == names.GPU_RESOURCE:
+            if gpu.whole:
+                found[device_id(gpu.uuid)] = not gpu.fault
+            continue
+        for number in range(gpu.units(resource)):
+            found[device_id(gpu.uuid, number)] = not gpu.fault
+    return found
+
+
+def offered(all_devices: Mapping[str, bool], taken: Iterable[str], *, one_gpu: bool) -> dict[str, bool]:
+    """Health as the kubelet is told. With `one_gpu`, only what is taken and the GPU with most left counts as healthy.
+
+    Then the scheduler never sees more free units than one GPU has, and no pod comes that would fit only across two.
+    """
+    if not one_gpu:
+        return dict(all_devices)
+    used = set(taken)
+    free = Counter(gpu_of(device) for device, healthy in all_devices.items() if healthy and device not in used)
+    best = min(free, key=lambda uuid: (-free[uuid], uuid)) if free else ""
+    return {device: healthy and (device in used or gpu_of(device) == best) for device, healthy in all_devices.items()}
+
+
+def prefer(available: Sequence[str], must: Sequence[str], size: int, prefer_gpu: str = "") -> list[str]:
+    """Units of one GPU for a container: `must` and others beside them; the fullest GPU that holds them, for large
+    shares to find room later. Empty when no single GPU has so many: the kubelet then chooses, and Allocate refuses.
+
+    `prefer_gpu`: where the container's other resource has been placed just now.
+    """
+    by_gpu: dict[str, list[str]] = {}
+    for device in available:
+        by_gpu.setdefault(gpu_of(device), []).append(device)
+    held = {gpu_of(device) for device in must}
+    if len(held) > 1:
+        return []
+    fitting = [uuid for uuid, mine in by_gpu.items() if len(set(mine) | set(must)) >= size and held <= {uuid}]
+    if not fitting:
+        return []
+    chosen = min(fitting, key=lambda uuid: (uuid != prefer_gpu, len(by_gpu[uuid]), uuid))
+    rest = sorted(set(by_gpu[chosen]) - set(must))
+    return [*must, *rest[: size - len(must)]]
+
+
+def prefer_whole(available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
+    """Whole GPUs: any, in a fixed order."""
+    return [*must, *sorted(set(available) - set(must))[: size - len(must)]]
+
+
+def check_allocation(ids: Sequence[str], known: Mapping[str, bool], resource: str) -> list[str]:
+    """The GPUs of an allocation, one for units. InputError: unknown, not healthy, or of two GPUs."""
+    unknown = [device for device in ids if device not in known]
+    if not ids or unknown:
+        what = f"{unknown[0][:80]!r} is" if unknown else "an empty list is"
+        raise InputError(f"{what} no device of {resource} on this node")
+    sick = sorted({gpu_of(device) for device in ids if not known[device]})
+    if sick:
+        raise InputError(f"{', '.join(sick)} is not healthy")
+    counts = Counter(gpu_of(device) for device in ids)
+    if resource in (names.SHARE_RESOURCE, names.MEMORY_RESOURCE) and len(counts) > 1:
+        parts = " and ".join(f"{count} on {uuid}" for uuid, count in sorted(counts.items()))
+        raise InputError(
+            f"{len(ids)} units of {resource} are free only across GPUs ({parts}); a share is a piece of one GPU, so"
+            " this pod has to wait for a GPU with more room, or ask for less"
+        )
+    return sorted(counts)
