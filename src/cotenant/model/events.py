@@ -39,3 +39,6 @@ class Reason(IntEnum):
     NEW_LAYOUT = 12  #: its GPU got another MIG layout
     MEASURED = 13  #: its GPU was switched to MPS to measure the jobs on it
     BELOW_FLOOR = 14  #: no slice that is free there keeps its QoS floor
+    FAILED = 15  #: its processes failed
+    LOST = 16  #: its node, or what ran it there, was lost
+    CANCELLED = 17  #: its user took it back

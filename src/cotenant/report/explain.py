@@ -141,7 +141,9 @@ def _ending(story: Story, record: Record) -> Step:
     if figures["finish_s"] is None:
         last = story.events[-1].kind if story.events else None
         if last == Kind.REJECT:
-            return Step(story.events[-1].time_s, "never ran")
+            ran = figures["first_start_s"] is not None
+            ended = f"ended unfinished; it had run {time_text(figures['running_s'])}" if ran else "never ran"
+            return Step(story.events[-1].time_s, ended)
         left = f"the record ends {time_text(record.end_s - arrival)} after its arrival; it had run"
         return Step(record.end_s, f"not finished: {left} {time_text(figures['running_s'])} by then")
     parts = f"{time_text(figures['queueing_s'])} waiting and {time_text(figures['running_s'])} running"

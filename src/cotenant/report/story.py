@@ -30,6 +30,10 @@ LOST: dict[Reason, str] = {
     Reason.NO_GPU_OF_MODEL: "jobs earlier in the order left no GPU of a model it accepts",
     Reason.RESERVED: "its GPUs were kept for a job that had waited longer",
     Reason.OUTRANKED: "jobs earlier in the order took its GPUs",
+    Reason.REPLACED: "everything was placed anew",
+    Reason.FAILED: "its processes failed",
+    Reason.LOST: "its node, or what ran it there, was lost",
+    Reason.CANCELLED: "it was cancelled",
 }
 WHY: dict[Reason, str] = {
     Reason.RESERVED: "it had waited so long that it went first",
@@ -42,6 +46,8 @@ NEVER: dict[Reason, str] = {
     Reason.GPUS_FULL: "the cluster has fewer GPUs than the {gpus} it needs together",
     Reason.NO_CPU_OR_MEMORY: "no node has the CPU and memory it needs",
     Reason.NO_GPU_OF_MODEL: "the cluster has no GPU of a model it accepts",
+    Reason.FAILED: "it failed more often than it may be started again",
+    Reason.CANCELLED: "it was cancelled",
 }
 
 

@@ -1,0 +1,134 @@
+"""The folder of one attempt on one node, and the page in it by which node and runner speak. Standard library only.
+
+The page is a file of fixed size whose blocks are taken when it is made, so a disk that fills up later hides no exit.
+Each field has one writer; eight aligned bytes are written at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+PAGE_BYTES = 8192
+ORDER_FILE = "order.json"
+LIMITS_FILE = "limits.json"
+PAGE_FILE = "page"
+
+# phases, written by the runner (ENDED also by a node that finds no runner)
+NEW, RUNNING, STOPPING, ENDED = 0, 1, 2, 3
+
+_FIELD = struct.Struct("<q")
+_FIELDS = {
+    name: 8 + 8 * i
+    for i, name in enumerate(
+        (
+            "created_ns",  # node
+            "until_ns",  # node: end of the lease on this machine's monotonic clock; 0: none
+            "stop",  # node: a stop was asked
+            "grace_ns",  # node: from the stop to SIGKILL
+            "phase",
+            "runner_pid",  # runner, as all below
+            "started_ns",  # its processes run
+            "stopping_ns",
+            "ended_ns",
+            "exit_bytes",  # length of the JSON at EXIT_AT
+        )
+    )
+}
+_EXIT_AT = 1024
+_GROUPS_AT = 128  # process groups of ranks, so that a node can end what a dead runner leaves
+MOST_GROUPS = 100
+
+
+class Page:
+    """A mapped page. `lock()` tells who is alive: the runner holds it as long as it runs."""
+
+    def __init__(self, folder: Path, *, create: bool = False) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+        self._fd = os.open(folder / PAGE_FILE, flags, 0o600)
+        try:
+            if create:
+                os.posix_fallocate(self._fd, 0, PAGE_BYTES)
+            self._map = mmap.mmap(self._fd, PAGE_BYTES)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def get(self, name: str) -> int:
+        """A field."""
+        value: int = _FIELD.unpack_from(self._map, _FIELDS[name])[0]
+        return value
+
+    def set(self, name: str, value: int) -> None:
+        """Write a field."""
+        at = _FIELDS[name]
+        self._map[at : at + 8] = _FIELD.pack(value)
+
+    def set_groups(self, groups: list[int]) -> None:
+        """Remember the process groups of the ranks."""
+        for i, group in enumerate([*groups, 0][:MOST_GROUPS]):
+            at = _GROUPS_AT + 8 * i
+            self._map[at : at + 8] = _FIELD.pack(group)
+
+    def groups(self) -> list[int]:
+        """Process groups that the runner started."""
+        found = []
+        for i in range(MOST_GROUPS):
+            group: int = _FIELD.unpack_from(self._map, _GROUPS_AT + 8 * i)[0]
+            if group <= 1:
+                break
+            found.append(group)
+        return found
+
+    def end(self, exit_: dict[str, Any], ended_ns: int) -> None:
+        """Record the exit; the phase is written last, so whoever sees it sees all."""
+        raw = json.dumps(exit_).encode()
+        if len(raw) > PAGE_BYTES - _EXIT_AT:
+            raw = json.dumps({**exit_, "codes": {}, "error": str(exit_.get("error", ""))[:500]}).encode()
+        self._map[_EXIT_AT : _EXIT_AT + len(raw)] = raw
+        self.set("exit_bytes", len(raw))
+        self.set("ended_ns", ended_ns)
+        self.set("phase", ENDED)
+
+    def exit(self) -> dict[str, Any]:
+        """What `end` recorded; empty before."""
+        length = self.get("exit_bytes")
+        if not 0 < length <= PAGE_BYTES - _EXIT_AT:
+            return {}
+        found: dict[str, Any] = json.loads(self._map[_EXIT_AT : _EXIT_AT + length])
+        return found
+
+    def lock(self, *, wait: bool) -> bool:
+        """Take the lock of the living runner; False when another holds it."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+        return True
+
+    def runner_lives(self) -> bool:
+        """Whether a runner holds the lock."""
+        if self.lock(wait=False):
+            self.unlock()
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Let the lock go."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Unmap."""
+        self._map.close()
+        os.close(self._fd)
+
+
+def runner_command(folder: Path) -> list[str]:
+    """How to start the runner of an attempt: without site packages, which makes it small and quick."""
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("runner.py")), str(folder)]

@@ -1,0 +1,53 @@
+"""Fleet time: seconds since the fleet began, on a clock that no change of the date moves; it outlives controllers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cotenant.fleet.store import Store
+
+Monotonic = Callable[[], int]
+
+
+def _boot() -> str:
+    """Identity of this run of the machine: its monotonic clock counts from there."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+class FleetClock:
+    """`now_s()`; stands at its last value until `begin()`. After a reboot it goes on from the last time recorded."""
+
+    def __init__(self, store: Store, monotonic_ns: Monotonic = time.monotonic_ns, boot: str | None = None) -> None:
+        self._store, self._monotonic_ns, self._boot = store, monotonic_ns, boot or _boot()
+        self._origin_ns: int | None = None
+        self.last_s = float(store.meta("time_s") or 0.0)
+        origin = store.meta("origin_ns")
+        if origin is not None and store.meta("boot") == self._boot:
+            self._origin_ns = int(origin)
+
+    @property
+    def runs(self) -> bool:
+        """Whether time passes."""
+        return self._origin_ns is not None
+
+    def begin(self) -> None:
+        """Let time pass from now on, if it does not yet. Written with the next commit."""
+        if self._origin_ns is None:
+            self._origin_ns = self._monotonic_ns() - round(self.last_s * 1e9)
+            self._store.set_meta("origin_ns", str(self._origin_ns))
+            self._store.set_meta("boot", self._boot)
+
+    def now_s(self) -> float:
+        """Fleet time; never runs backwards."""
+        if self._origin_ns is not None:
+            self.last_s = max(self.last_s, (self._monotonic_ns() - self._origin_ns) / 1e9)
+        return self.last_s
+
+    def save(self) -> None:
+        """Write the time down, for the day after a reboot."""
+        self._store.set_meta("time_s", repr(self.now_s()))

@@ -1,0 +1,381 @@
+"""The controller: observe, snapshot, policy, plan, apply. One thread; every transition durable before it is acted on.
+
+A step sends the orders of the step before together with a question for reports, takes the answers into the book,
+decides where a round begins, writes down what changed, and only then hands out new orders. Killed anywhere, the next
+controller finds the book in the store and the jobs on their nodes.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cotenant.fleet.absorb import Absorber
+from cotenant.fleet.apply import Applier
+from cotenant.fleet.book import Book, ask_stop
+from cotenant.fleet.clock import FleetClock
+from cotenant.fleet.executor import Executor, Orders
+from cotenant.fleet.jobs import JobSpec, check_spec
+from cotenant.fleet.nodes import NodeSpec
+from cotenant.fleet.planners import FleetPlan, Planner, View
+from cotenant.fleet.rounds import round_row
+from cotenant.fleet.state import CANCELLED, PARKED, STARTING, UP, Job
+from cotenant.fleet.store import FleetLock, Store, StoreError
+from cotenant.fleet.tenancy import can_park
+from cotenant.model.errors import InputError, WorkError
+from cotenant.model.events import Kind, Reason
+
+T = TypeVar("T")
+POLL_S = 0.05  # a short fleet
+POLL_MANY_S = 0.2  # from MANY attempts on
+POLL_IDLE_S = 1.0
+MANY = 64
+FAULT_PAUSE_S = 1.0
+LOST_MARGIN_S = 1.0
+MOST_QUEUED = 1_000_000
+
+
+@dataclass(frozen=True)
+class ControllerOptions:
+    """How to run. Times in seconds (docs/howto/fleet.md).
+
+    `lease_s`: length of a round; `keep_s`: how long jobs go on without a controller, and how long it waits for a node
+    that does not answer; `early`: GPUs that become free are given away between rounds.
+    """
+
+    folder: Path
+    lease_s: float = 300.0
+    keep_s: float = 120.0
+    grace_s: float = 30.0
+    early: bool = True
+    poll_s: float | None = None
+    log: Callable[[str], None] = lambda text: print(f"cotenant fleet: {text}", file=sys.stderr, flush=True)
+
+
+class Controller:
+    """One run of the controller. `run()` returns after `stop()`; other threads use `call`."""
+
+    def __init__(self, options: ControllerOptions, executor: Executor, planner: Planner) -> None:
+        self.options, self.executor, self.planner = options, executor, planner
+        self.lock = FleetLock(options.folder)
+        try:
+            self.store = Store(options.folder)
+            self.epoch = int(self.store.meta("epoch") or 0) + 1
+            self.store.set_meta("epoch", str(self.epoch))
+            self.store.commit()
+        except BaseException:
+            self.lock.release()
+            raise
+        self.clock = FleetClock(self.store)
+        self.book = Book(self.store)
+        self.absorber = Absorber(self.book, options.grace_s)
+        self.parks: dict[str, bool] = {}
+        self.applier = Applier(self.book, self.absorber, options.folder, self.parks)
+        self.nodes: dict[str, NodeSpec] = {}
+        self.known: dict[str, NodeSpec] = {}  # every node seen in this run
+        self.node_ns: dict[str, int] = {}  # its monotonic clock, as told last
+        self.leased_until_s: dict[str, float] = {}  # fleet time by which every lease it ever got has ended
+        self.fault, self.planner_fault = "", ""
+        self.decide_s, self.rounds = 0.0, 0
+        self._next_tick = 0
+        self._extended_s = -1e9
+        self._fill = False
+        self._inbox: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._stopping = False
+        self._draining_until: float | None = None
+
+    # -- for other threads -----------------------------------------------------------------------------------------
+
+    def call(self, work: Callable[[], T], timeout_s: float = 60.0) -> T:
+        """Have `work` done in the controller's thread, between two steps, and return what it gave."""
+        future: Future[T] = Future()
+        self._inbox.put((work, future))
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            raise WorkError("the controller is busy and did not answer") from None
+
+    def stop(self) -> None:
+        """End the run soon; jobs go on until their leases end."""
+        self._stopping = True
+        self._inbox.put((lambda: None, Future()))
+
+    # -- orders of users (in the controller's thread) --------------------------------------------------------------
+
+    def submit(self, specs: list[JobSpec], arrivals_s: list[float] | None = None) -> list[str]:
+        """Take jobs into the queue; returns their ids once that is durable. `arrivals_s`: fleet times, None: now."""
+        if len(self.book.jobs) + len(specs) > MOST_QUEUED:
+            raise WorkError(f"the queue is full: it holds {len(self.book.jobs):,} jobs")
+        if self._draining_until is not None:
+            raise WorkError("the fleet is being taken down")
+        now_s = self.clock.now_s()
+        for spec in specs:
+            check_spec(spec)
+            self.planner.check(Job(-1, spec.name, spec, now_s), self.known.values())
+        arrivals = arrivals_s or [now_s] * len(specs)
+        jobs = self.book.add(zip(specs, (max(0.0, t) for t in arrivals), strict=True))
+        self._fill = self._fill or self.options.early
+        return [job.id for job in jobs]
+
+    def cancel(self, job_id: str) -> str:
+        """Take a job back; returns its state: cancelled, or stopping while its processes leave."""
+        job = self.find(job_id)
+        now_s = self.clock.now_s()
+        job.cancel, job.target = True, None
+        self.book.touch(job)
+        if job.attempt is not None:
+            ask_stop(self.book, job, "cancel", now_s, self.absorber.grace_of(job), int(Reason.CANCELLED))
+            self.book.flush()
+            return "stopping"
+        if not job.arrived:
+            self._arrive(job, now_s)
+        self.book.tell(now_s, job, Kind.REJECT, Reason.CANCELLED)
+        self.book.over_with(job, CANCELLED, now_s)
+        self.book.flush()
+        return CANCELLED
+
+    def find(self, job_id: str) -> Job:
+        """An open job; InputError where there is none."""
+        job = self.book.jobs.get(job_id)
+        if job is None:
+            found = self.store.rows("SELECT state FROM jobs WHERE id=?", (job_id,))
+            what = f"is {found[0][0]} already" if found else "is not known here"
+            raise InputError(f"job {job_id!r} {what}", field="ID")
+        return job
+
+    def begin(self) -> None:
+        """Let fleet time pass."""
+        self.clock.begin()
+        self.store.commit()
+
+    def drain(self, within_s: float) -> None:
+        """Stop every job with its checkpoint, then end the run; they go on when the fleet is up again."""
+        self._draining_until = time.monotonic() + within_s
+        now_s = self.clock.now_s()
+        for job in self.book.running():
+            ask_stop(self.book, job, "shutdown", now_s, min(within_s, self.absorber.grace_of(job)))
+        for job in self.book.jobs.values():
+            job.target = None
+        self.book.flush()
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until told to stop."""
+        try:
+            self.step()
+            ready()
+            while not self._stopping:
+                self._serve_inbox(self._patience_s())
+                self.step()
+                if self._draining_until is not None and (
+                    not self.book.running() or time.monotonic() > self._draining_until + LOST_MARGIN_S
+                ):
+                    break
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of everything; jobs go on."""
+        try:
+            self.clock.save()
+            self.store.commit()
+        except StoreError:
+            pass
+        self.executor.close()
+        self.store.close()
+        self.lock.release()
+
+    def _serve_inbox(self, patience_s: float) -> None:
+        """Work of other threads; waits so long for the first piece."""
+        try:
+            while True:
+                work, future = self._inbox.get(timeout=max(0.0, patience_s))
+                patience_s = 0.0
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+        except queue.Empty:
+            return
+
+    def _patience_s(self) -> float:
+        if self.fault:
+            return FAULT_PAUSE_S
+        if any(orders for name, orders in self.book.orders.items() if name in self.nodes):
+            return 0.0
+        running = len(self.book.running())
+        open_ = bool(self.book.jobs)
+        poll_s = POLL_MANY_S if running > MANY else POLL_S
+        wait_s = (self.options.poll_s or poll_s) if running else POLL_IDLE_S
+        if self._fill:
+            wait_s = min(wait_s, 0.02)
+        if self.clock.runs and open_:
+            wait_s = min(wait_s, self._next_tick * self.options.lease_s - self.clock.now_s())
+        return max(0.0, wait_s)
+
+    def step(self) -> None:
+        """One turn of the loop. A store that cannot be written stops nothing that runs: leases go on."""
+        try:
+            self._observe()
+            if self.clock.runs:
+                self._admit()
+                self._decide()
+                if self._draining_until is None:
+                    self.applier.start_ready(self.nodes, self.node_ns, self.options.keep_s, self.clock.now_s(),
+                                             self._port)  # fmt: skip
+            self.book.flush()
+            if self.fault:
+                self.options.log("the store can be written again")
+            self.fault = ""
+        except StoreError as error:
+            if not self.fault:
+                self.options.log(f"{error}; running jobs go on, nothing is started or taken in until it can")
+            self.fault = str(error)
+            self.book.load()
+
+    # -- observe ---------------------------------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        self.nodes = dict(self.executor.members())
+        for name, node in self.nodes.items():
+            if name not in self.known:
+                self.parks[name] = can_park(node)
+                self._fill = self._fill or self.options.early
+            self.known[name] = node
+        orders = {name: list(self.book.orders.pop(name, [])) for name in self.nodes}
+        here: defaultdict[str, list[Job]] = defaultdict(list)
+        for job in self.book.running():
+            for place in job.attempt.nodes if job.attempt else ():
+                here[place].append(job)
+        self._extend(orders, here)
+        answers = self.executor.exchange(self.epoch, orders)
+        now_s = self.clock.now_s()
+        for name, answer in answers.items():
+            if answer is None:
+                self.nodes.pop(name, None)
+                self.node_ns.pop(name, None)
+            elif answer["refused"] is not None:
+                raise WorkError(f"node {name} obeys a newer controller: this one stops")
+            else:
+                self.node_ns[name] = answer["now_ns"]
+                self.absorber.answer(name, orders[name], answer, here[name], now_s)
+        for name, jobs in here.items():
+            if name not in self.nodes:
+                self._unreachable(name, jobs, now_s)
+        # a job that crashed frees its round at once, whatever else waits for the next one
+        if self.absorber.failed or (self.absorber.freed and self.options.early):
+            self._fill = True
+        self.absorber.failed = self.absorber.freed = False
+
+    def _extend(self, orders: Orders, here: dict[str, list[Job]]) -> None:
+        """Renew leases well before they end. In the node's own clock: an order that comes late grants no more."""
+        now_s = time.monotonic()
+        for name in here:
+            self.leased_until_s.setdefault(name, self.clock.now_s() + self.options.keep_s)
+        if now_s - self._extended_s < min(self.options.lease_s, self.options.keep_s / 4):
+            return
+        self._extended_s = now_s
+        for name, jobs in here.items():
+            leaving = [job for job in jobs if job.attempt is not None and job.attempt.phase in (STARTING, UP, PARKED)]
+            if name in orders and name in self.node_ns and leaving:
+                until_ns = self.node_ns[name] + round(self.options.keep_s * 1e9)
+                orders[name].append(
+                    {"do": "extend", "attempts": [job.attempt_id() for job in leaving], "until_ns": until_ns}
+                )
+                self.leased_until_s[name] = self.clock.now_s() + self.options.keep_s
+
+    def _unreachable(self, name: str, jobs: list[Job], now_s: float) -> None:
+        """Jobs of a node that does not answer may run there still: until no lease of theirs can."""
+        until_s = self.leased_until_s.get(name, now_s + self.options.keep_s)
+        for job in jobs:
+            if now_s > until_s + self.absorber.grace_of(job) + LOST_MARGIN_S:
+                self.absorber.lost_node(name, job, now_s)
+
+    # -- decide ----------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Jobs whose time has come. Without early rounds a job is known from the round after its arrival."""
+        now_s = self.clock.now_s()
+        for job in self.book.jobs.values():
+            if job.arrived:
+                continue
+            if job.arrival_s > now_s:
+                break  # they are in order of arrival
+            self._arrive(job, job.arrival_s)
+            self._fill = self._fill or self.options.early
+
+    def _arrive(self, job: Job, at_s: float) -> None:
+        job.arrived = True
+        self.book.tell(at_s, job, Kind.ARRIVE, Reason.NONE)
+        self.book.touch(job)
+
+    def _decide(self) -> None:
+        now_s, lease_s = self.clock.now_s(), self.options.lease_s
+        held = self.absorber.held_until_s
+        for job_id in [name for name, until_s in held.items() if until_s <= now_s]:
+            del held[job_id]
+            self._fill = True
+        tick = int(now_s / lease_s + 1e-9)
+        if tick >= self._next_tick:
+            self._next_tick = tick + 1
+            if self.book.jobs:
+                self._round(tick * lease_s, early=False)
+            self._fill = False
+        elif self._fill and not any(job.target is not None for job in self.book.jobs.values()):
+            self._fill = False
+            if self.book.waiting():
+                self._round(now_s, early=True)
+
+    def _round(self, at_s: float, *, early: bool) -> None:
+        if self._draining_until is not None:
+            return
+        now_s = self.clock.now_s()
+        held = self.absorber.held_until_s
+        jobs = tuple(
+            j for j in self.book.jobs.values()
+            if j.arrived and not j.cancel and j.arrival_s <= (now_s if early else at_s + 1e-9)
+            and j.id not in held
+        )  # fmt: skip
+        view = View(at_s, tuple(self.nodes[name] for name in sorted(self.nodes, key=_natural)), jobs, early)
+        started = time.perf_counter()
+        try:
+            plan = self.planner.plan(view)
+            self.planner_fault = ""
+        except (InputError, WorkError, ValueError) as error:
+            if str(error) != self.planner_fault:
+                self.options.log(f"the policy could not decide: {error}; everybody keeps what he has")
+            self.planner_fault = str(error)
+            return
+        self.decide_s = time.perf_counter() - started
+        self.rounds += 1
+        self._apply(plan, view, now_s, early)
+
+    def _apply(self, plan: FleetPlan, view: View, now_s: float, early: bool) -> None:
+        if early and not any(job.attempt is None and job.id in plan.assign for job in view.jobs):
+            return
+        self.applier.plan(plan, now_s, early=early)
+        for job in self.book.running():
+            self.book.touch(job)  # how far it is by now
+        self.store.add_round(round_row(view, plan, self.decide_s))
+        self.clock.save()
+
+    def _port(self, node: str) -> int:
+        """A free port on a node, for a gang to meet at; 0 when it does not answer."""
+        answer = self.executor.exchange(self.epoch, {node: [{"do": "port"}]}).get(node)
+        if not answer or answer["refused"] is not None:
+            return 0
+        return int(answer["results"][0].get("port", 0))
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """node-2 before node-10."""
+    head = name.rstrip("0123456789")
+    return head, int(name[len(head) :] or 0)

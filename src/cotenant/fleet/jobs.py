@@ -1,0 +1,244 @@
+"""A submitted job as a user describes it: from a job file or from options. Everything wrong is found here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cotenant.model.errors import InputError
+from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
+from cotenant.node.config import parse_yaml, read_text
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+SLICE = re.compile(r"^([1-7])g(\.\d+gb)?(\+me)?$")
+ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+MECHANISMS = ("time", "mps")
+MOST_GPUS = 4096
+MOST_RETRIES = 1000
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What to run and what it needs.
+
+    `gpus`: whole ones, or a part of one below 1. `slice`: a MIG instance instead (`2g`). `cpus` (cores) and
+    `memory_bytes` are for the whole job at best; None: from its profile, else its proportional share. `model`: name of
+    a profile; `profile`: a profile file. `duration_s`: run time alone at the proportional share; `iterations`: the same
+    as an amount of work. `processes`: one per `gpu` or one per `node` of a gang. `job_dir`: its folder; None: one in
+    the fleet's folder.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    gpus: float = 1.0
+    slice: str | None = None
+    mechanism: str | None = None
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    model: str = ""
+    profile: str | None = None
+    duration_s: float | None = None
+    iterations: float | None = None
+    priority: int = 0
+    tenant: str = ""
+    deadline_s: float | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    retries: int = 0
+    grace_s: float | None = None
+    processes: str = "gpu"
+    job_dir: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for the store and the socket."""
+        return dataclasses.asdict(self) | {"command": list(self.command), "env": dict(self.env)}
+
+    @property
+    def shared(self) -> bool:
+        """Whether it wants less than one GPU."""
+        return self.slice is not None or self.gpus < 1
+
+
+def spec_from_dict(data: Mapping[str, Any]) -> JobSpec:
+    """A spec from what `to_dict` gave, checked. InputError names the field."""
+    known = {f.name for f in dataclasses.fields(JobSpec)}
+    for key in data:
+        if key not in known:
+            raise InputError("is not a field of a job", field=str(key)[:60])
+    values = {key: value for key, value in data.items() if value is not None}
+    command = values.get("command")
+    if isinstance(command, list | tuple):
+        values["command"] = tuple(command)
+    try:
+        spec = JobSpec(**values)
+    except TypeError:
+        raise InputError("a job needs a name and a command", field="command") from None
+    return check_spec(spec)
+
+
+def check_spec(spec: JobSpec) -> JobSpec:
+    """The spec itself; InputError where a value is impossible."""
+    if not isinstance(spec.name, str) or not NAME.match(spec.name):
+        raise InputError(
+            f"{str(spec.name)[:80]!r} is not a job name: 1 to 63 letters, digits, '.', '_' or '-', the first a letter "
+            "or digit",
+            field="name",
+        )
+    _check_command(spec.command)
+    _check_gpus(spec)
+    for name, most in (("cpus", 1e6), ("duration_s", 1e10), ("iterations", 1e15), ("deadline_s", 1e10)):
+        _positive(name, getattr(spec, name), most)
+    _positive("memory", spec.memory_bytes, 1e15)
+    if spec.grace_s is not None and not (_is_number(spec.grace_s) and 0 <= spec.grace_s <= 86400):
+        raise InputError(f"{spec.grace_s!r} is not a time of 0 s to a day", field="grace")
+    for name, most_int in (("retries", MOST_RETRIES), ("priority", 10**9)):
+        value = getattr(spec, name)
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > most_int:
+            raise InputError(f"{value!r} is not a whole number up to {most_int:,}", field=name)
+    if spec.retries < 0:
+        raise InputError(f"{spec.retries} is negative; write 0 or more", field="retries")
+    if spec.processes not in ("gpu", "node"):
+        raise InputError(f"{spec.processes!r} is neither gpu nor node", field="processes")
+    for name in ("model", "profile", "tenant", "workdir", "job_dir"):
+        text = getattr(spec, name)
+        if text is not None and (not isinstance(text, str) or "\0" in text or len(text) > 4096):
+            raise InputError(f"{str(text)[:60]!r} is not a text", field=name)
+    _check_environment(spec.env)
+    return spec
+
+
+def _check_command(command: Any) -> None:
+    if not isinstance(command, tuple) or not command:
+        raise InputError("must be a list of words, such as [python, train.py]", field="command")
+    for word in command:
+        if not isinstance(word, str) or "\0" in word:
+            raise InputError(f"{str(word)[:60]!r} is not a text; put numbers in quotes", field="command")
+    if not command[0]:
+        raise InputError("begins with an empty word; it must name a program", field="command")
+    if sum(len(word.encode()) for word in command) > 100_000:
+        raise InputError("is longer than 100,000 bytes; put it into a script", field="command")
+
+
+def _check_gpus(spec: JobSpec) -> None:
+    if not _is_number(spec.gpus) or spec.gpus <= 0:
+        raise InputError(f"{spec.gpus!r} is not a number of GPUs; write 1, 2, ... or share: 30%", field="gpus")
+    if spec.gpus >= 1 and spec.gpus != int(spec.gpus):
+        raise InputError(f"{spec.gpus:g} is neither whole nor a share of one GPU below 1", field="gpus")
+    if spec.gpus > MOST_GPUS:
+        raise InputError(f"{spec.gpus:g} is over {MOST_GPUS:,}", field="gpus")
+    if spec.gpus < 0.01:
+        raise InputError(f"{spec.gpus:.2%} of a GPU is less than 1%", field="share")
+    if spec.slice is not None and (not isinstance(spec.slice, str) or not SLICE.match(spec.slice)):
+        raise InputError(f"{str(spec.slice)[:40]!r} is not a MIG slice such as 2g or 3g.40gb", field="slice")
+    if spec.mechanism is not None and spec.mechanism not in MECHANISMS:
+        raise InputError(f"{str(spec.mechanism)[:40]!r} is not one of {', '.join(MECHANISMS)}", field="mechanism")
+
+
+def _check_environment(env: Any) -> None:
+    if not isinstance(env, Mapping):
+        raise InputError("must be NAME: value pairs", field="env")
+    for name, value in env.items():
+        if not isinstance(name, str) or not ENVIRONMENT_NAME.match(name):
+            raise InputError(f"{str(name)[:60]!r} is not the name of an environment variable", field="env")
+        if not isinstance(value, str) or "\0" in value:
+            raise InputError(f"{str(value)[:60]!r} is not a text; put it in quotes", field=f"env.{name}")
+
+
+def _positive(name: str, value: Any, most: float) -> None:
+    if value is None:
+        return
+    if not _is_number(value) or not 0 < value <= most:
+        raise InputError(f"{value!r} is not a number over 0 and up to {most:g}", field=name.removesuffix("_s"))
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+
+
+_KEYS = (
+    "name", "command", "gpus", "share", "slice", "mechanism", "cpus", "memory", "model", "profile", "duration",
+    "iterations", "priority", "tenant", "deadline", "env", "workdir", "retries", "grace", "processes", "job_dir",
+)  # fmt: skip
+
+
+def read_job_file(path: str | Path) -> JobSpec:
+    """A job from a YAML file; InputError names file and field. Paths in it are relative to the file."""
+    file = Path(path)
+    data = parse_yaml(read_text(file), file)
+    try:
+        spec = job_from_values(data, file.resolve().parent)
+    except InputError as error:
+        raise InputError(error.message, file=file, field=error.field) from None
+    return spec
+
+
+def job_from_values(data: Mapping[str, Any], folder: Path) -> JobSpec:
+    """A job from a mapping as job files write it: quantities with units, `share` and `slice` instead of `gpus`.
+
+    `folder`: what a relative profile or workdir stands in, and the working folder of a job that names none.
+    """
+    for key in data:
+        if key not in _KEYS:
+            raise InputError(f"is not a field of a job; known: {', '.join(_KEYS)}", field=str(key)[:60])
+    ways = [key for key in ("gpus", "share", "slice") if data.get(key) is not None]
+    if len(ways) > 1:
+        raise InputError(f"{ways[0]} and {ways[1]} exclude each other", field=ways[1])
+    if data.get("command") is None:
+        raise InputError("is missing; write it as a list of words, such as [python, train.py]", field="command")
+    command = data["command"]
+    if isinstance(command, str):
+        raise InputError("is one text; write it as a list of words, such as [python, train.py]", field="command")
+    values: dict[str, Any] = {
+        key: data[key]
+        for key in ("gpus", "slice", "mechanism", "cpus", "model", "iterations", "priority", "tenant", "retries",
+                    "processes")
+        if data.get(key) is not None
+    }  # fmt: skip
+    values["command"] = tuple(command) if isinstance(command, list) else command
+    values["name"] = data.get("name") or _name_of(values["command"])
+    if data.get("share") is not None:
+        values["gpus"] = parse_fraction(_quantity(data["share"], "share"), "share")
+    if values.get("slice") is not None and isinstance(values["slice"], str) and SLICE.match(values["slice"]):
+        values["gpus"] = math.floor(1000 * int(values["slice"][0]) / 7) / 1000
+    if data.get("memory") is not None:
+        values["memory_bytes"] = parse_bytes(_quantity(data["memory"], "memory"), "memory")
+    for key in ("duration", "deadline", "grace"):
+        if data.get(key) is not None:
+            values[f"{key}_s"] = parse_seconds(_quantity(data[key], key), key)
+    values |= _paths(data, folder)
+    values["env"] = data.get("env") or {}
+    return check_spec(JobSpec(**values))
+
+
+def _paths(data: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    found = {"workdir": str(folder)}
+    for key in ("workdir", "profile", "job_dir"):
+        value = data.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise InputError(f"{value!r} is not a path", field=key)
+        found[key] = str((folder / os.path.expanduser(value)).absolute())
+    if not Path(found["workdir"]).is_dir():
+        raise InputError(f"{found['workdir']} is not a folder", field="workdir")
+    return found
+
+
+def _quantity(value: Any, field_name: str) -> str | float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise InputError(f"{str(value)[:60]!r} is not a quantity", field=field_name)
+    return value
+
+
+def _name_of(command: Any) -> str:
+    """A name from the program, for jobs that give none."""
+    words = [os.path.basename(str(word)) for word in command] if isinstance(command, tuple) else []
+    scripts = [word for word in words[1:3] if word.endswith((".py", ".sh"))]
+    text = re.sub(r"[^A-Za-z0-9._-]+", "-", (scripts or words or ["job"])[0]).strip("-._")
+    return text[:40] or "job"

@@ -1,0 +1,71 @@
+"""Nodes as plain data: what a machine (or a pretend one) has. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class MigInstance:
+    """A MIG instance that exists on a GPU: its UUID and profile, such as 2g.20gb."""
+
+    uuid: str
+    profile: str
+
+
+@dataclass(frozen=True)
+class NodeGpu:
+    """One GPU. `kind`: pretend (a number that jobs are told, nothing behind it), soft or real."""
+
+    uuid: str
+    model: str
+    memory_bytes: int
+    kind: str = "pretend"
+    instances: tuple[MigInstance, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """One node. `cores`: ids of the CPU cores that jobs are pinned to; empty: no limit is enforced (pretend nodes).
+
+    `agent`: folder of the GPU agent's sockets, None where GPUs are handed out without one. `address`: where gangs meet.
+    """
+
+    name: str
+    cpus: float
+    memory_bytes: int
+    gpus: tuple[NodeGpu, ...]
+    cores: tuple[int, ...] = ()
+    agent: str | None = None
+    address: str = "127.0.0.1"
+    enforce_memory: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def node_from_dict(data: Mapping[str, Any]) -> NodeSpec:
+    """The reverse of to_dict."""
+    gpus = tuple(
+        NodeGpu(**{**gpu, "instances": tuple(MigInstance(**i) for i in gpu.get("instances", ()))})
+        for gpu in data["gpus"]
+    )
+    return NodeSpec(**{**data, "gpus": gpus, "cores": tuple(data.get("cores", ()))})
+
+
+def pretend_nodes(
+    count: int, gpus: int, model: str, gpu_memory_bytes: int, cpus: float, memory_bytes: int
+) -> tuple[NodeSpec, ...]:
+    """Nodes that exist by number alone: jobs on them run on this machine, without limits."""
+    return tuple(
+        NodeSpec(
+            name=f"node-{i}",
+            cpus=cpus,
+            memory_bytes=memory_bytes,
+            gpus=tuple(NodeGpu(f"node-{i}-gpu-{k}", model, gpu_memory_bytes) for k in range(gpus)),
+        )
+        for i in range(count)
+    )

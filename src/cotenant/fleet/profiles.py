@@ -1,0 +1,88 @@
+"""Profiles of the fleet's jobs: shipped ones by name, those of profile files, and none at all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cotenant.fleet.jobs import JobSpec
+from cotenant.model.errors import InputError
+from cotenant.profile.tables import ModelProfile, Profiles, load_profiles
+
+PLAIN = "(no profile)"
+UNKNOWN_LENGTH_S = 3600.0  # what orderings take for a job that states no duration
+
+
+class ProfileBook:
+    """Finds the profile of a job and reads each file once. `shared`: those that jobs name by model alone."""
+
+    def __init__(self, shared: Profiles | None = None, default: str | None = None) -> None:
+        self.shared = shared or load_profiles()
+        if default is not None and default not in self.shared.models:
+            raise InputError(
+                f"no profile named {default!r}; known: {', '.join(self.shared.models)}", field="default-profile"
+            )
+        self.default = default
+        self._models: dict[str, ModelProfile] = dict(self.shared.models)
+        self._keys: dict[tuple[str | None, str], str] = {}
+        self._merged: tuple[Any, Profiles] | None = None
+
+    def key(self, spec: JobSpec) -> str:
+        """Name under which the job's profile is in `merged`; InputError when it has none of that name."""
+        wanted = (spec.profile, spec.model)
+        if wanted not in self._keys:
+            self._keys[wanted] = self._find(spec)
+        return self._keys[wanted]
+
+    def _find(self, spec: JobSpec) -> str:
+        if spec.profile is None:
+            if not spec.model:
+                return self.default or PLAIN
+            if spec.model in self.shared.models:
+                return spec.model
+            if self.default is not None:
+                return self.default
+            raise InputError(
+                f"{spec.model!r} has no profile; known: {', '.join(self.shared.models)}; or give a profile file, or "
+                "leave the model out",
+                field="model",
+            )
+        found = load_profiles(spec.profile)
+        name = spec.model or next(iter(found.models))
+        if name not in found.models:
+            raise InputError(f"{spec.profile} has no model {name!r}; it has {', '.join(found.models)}", field="model")
+        key = f"{spec.profile}:{name}"
+        self._models[key] = found.models[name]
+        self._merged = None
+        return key
+
+    def length(self, spec: JobSpec) -> tuple[float, float]:
+        """(duration in seconds, iterations) of a job; NaN for the one that is not stated."""
+        if spec.duration_s is not None:
+            return spec.duration_s, math.nan if spec.iterations is None else spec.iterations
+        if spec.iterations is not None:
+            return math.nan, spec.iterations
+        return UNKNOWN_LENGTH_S, math.nan
+
+    def merged(self, base: tuple[float, float]) -> Profiles:
+        """All profiles in one set. `base`: cores and GB per GPU that a job without a profile is best off with."""
+        if self._merged is None or self._merged[0] != base:
+            models = self._models | {PLAIN: _plain(*base)}
+            self._merged = (base, Profiles("fleet", "fleet", models))
+        return self._merged[1]
+
+
+def _plain(cpus: float, memory_gb: float) -> ModelProfile:
+    """A job of which nothing is known: as fast with any CPU and memory."""
+    return ModelProfile(
+        name=PLAIN,
+        family="other",
+        iteration_s=1.0,
+        cpus_per_gpu=np.array([1e-3]),
+        memory_gb_per_gpu=np.array([1e-3]),
+        throughput=np.ones((1, 1)),
+        ideal_cpus_per_gpu=cpus,
+        ideal_memory_gb_per_gpu=memory_gb,
+    )

@@ -1,0 +1,242 @@
+"""A fleet put together: nodes, executor, policy, controller, door; the controller runs in a thread of this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cotenant.fleet import answers
+from cotenant.fleet.controller import Controller, ControllerOptions
+from cotenant.fleet.executor import Executor
+from cotenant.fleet.inventory import agent_node, nodes_of_cluster, this_machine
+from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.nodes import NodeSpec, pretend_nodes
+from cotenant.fleet.planners import JobPlanner, Planner
+from cotenant.fleet.profiles import ProfileBook
+from cotenant.fleet.server import Door
+from cotenant.model.cluster import Cluster
+from cotenant.model.errors import InputError, WorkError
+from cotenant.model.gpus import find_gpu
+from cotenant.policy.choice import JobPolicy
+from cotenant.profile.tables import Profiles, load_profiles
+from cotenant.record.record import Record
+
+PER_GPU_CPUS = 3.0
+PER_GPU_MEMORY = 62_500_000_000
+MOST_NODES = 10_000
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """A fleet as `cotenant fleet up` says it (docs/howto/fleet.md). Times in seconds, sizes in bytes.
+
+    `gpu`: pretend (nodes by number alone), real (this machine, its GPUs handed out whole), or agent (`agents`: folders
+    of GPU agents, one per node). `cluster`: pretend nodes as a Cluster instead of by number. `profiles`: by which jobs
+    are planned, a set or a file. `planner`: instead of `policy`.
+    """
+
+    folder: Path
+    nodes: int = 1
+    gpus_per_node: int = 2
+    cpus_per_node: float | None = None
+    memory_per_node: int | None = None
+    gpu: str = "pretend"
+    gpu_model: str = "A100-40GB"
+    agents: tuple[str, ...] = ()
+    cluster: Cluster | None = None
+    executor: str = "local"
+    address: str | None = None
+    lease_s: float = 300.0
+    keep_s: float = 120.0
+    grace_s: float = 30.0
+    early: bool = True
+    policy: JobPolicy = field(default_factory=lambda: JobPolicy(sticky=True))
+    profiles: Profiles | str | None = None
+    default_profile: str | None = None
+    planner: Planner | None = None
+    port: int | None = None
+    autostart: bool = True
+    poll_s: float | None = None
+
+
+def node_specs(options: FleetOptions) -> tuple[NodeSpec, ...]:
+    """The nodes that the options describe; InputError names the option."""
+    if options.gpu == "agent":
+        return tuple(agent_node(f"node-{i}", Path(folder)) for i, folder in enumerate(options.agents))
+    if options.gpu == "real":
+        return (this_machine(),)
+    if options.cluster is not None:
+        return nodes_of_cluster(options.cluster)
+    if not 1 <= options.nodes <= MOST_NODES:
+        raise InputError(f"{options.nodes} is not between 1 and {MOST_NODES:,}", field="nodes")
+    if not 1 <= options.gpus_per_node <= 64:
+        raise InputError(f"{options.gpus_per_node} is not between 1 and 64", field="gpus-per-node")
+    model = find_gpu(options.gpu_model, "gpu")
+    gpus = options.gpus_per_node
+    cpus = PER_GPU_CPUS * gpus if options.cpus_per_node is None else options.cpus_per_node
+    memory = PER_GPU_MEMORY * gpus if options.memory_per_node is None else options.memory_per_node
+    return pretend_nodes(options.nodes, gpus, model.name, model.memory_bytes, cpus, memory)
+
+
+def make_executor(options: FleetOptions) -> Executor:
+    """The executor that the options name."""
+    if options.executor == "local":
+        from cotenant.fleet.local import LocalExecutor
+
+        return LocalExecutor(options.folder, node_specs(options))
+    if options.executor == "ray":
+        from cotenant.fleet.ray_executor import RayExecutor
+
+        pretend = node_specs(options) if options.address is None or options.cluster is not None else None
+        return RayExecutor(options.folder, pretend, options.address)
+    raise InputError(f"{options.executor!r} is not local or ray", field="executor")
+
+
+class Fleet:
+    """A fleet in this process: `with Fleet(options) as fleet`. The controller runs in a thread; jobs are processes that
+    outlive it until their leases end."""
+
+    def __init__(self, options: FleetOptions, executor: Executor | None = None) -> None:
+        self.options = options
+        options.folder.mkdir(parents=True, exist_ok=True)
+        shared = options.profiles if isinstance(options.profiles, Profiles) else load_profiles(options.profiles)
+        self.profiles = ProfileBook(shared, options.default_profile)
+        self.planner: Planner = options.planner or JobPlanner(options.policy, self.profiles)
+        settings = ControllerOptions(
+            options.folder, options.lease_s, options.keep_s, options.grace_s, options.early, options.poll_s
+        )
+        self.controller = Controller(settings, executor or make_executor(options), self.planner)
+        self.door: Door | None = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._describe()
+
+    def _describe(self) -> None:
+        """What the record says of this run, kept with it."""
+        source = self.options.profiles if isinstance(self.options.profiles, str) else None
+        known = self.controller.executor.members()
+        before = json.loads(self.controller.store.meta("run") or "{}")
+        nodes = {n["name"]: n for n in before.get("nodes", [])} | {n: s.to_dict() for n, s in known.items()}
+        run = {
+            "policy": self.planner.describe(),
+            "lease_s": self.options.lease_s,
+            "profiles": source,
+            "default_profile": self.options.default_profile,
+            "nodes": list(nodes.values()),
+        }
+        self.controller.store.set_meta("run", json.dumps(run))
+        self.controller.store.commit()
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Run the controller in a thread; returns once it has looked at its nodes."""
+        self.planner.warm_up()
+        ready = threading.Event()
+
+        def work() -> None:
+            try:
+                self.controller.run(ready.set)
+            except BaseException as error:
+                self._error = error
+                self.controller.options.log(f"the controller ended: {error}")
+            ready.set()
+
+        self._thread = threading.Thread(target=work, name="fleet controller", daemon=True)
+        self._thread.start()
+        ready.wait()
+        if self._error is not None:
+            raise WorkError(str(self._error))
+        self.door = Door(self.controller, port=self.options.port)
+        if self.options.autostart:
+            self.begin()
+
+    def begin(self) -> None:
+        """Fleet time 0 is now, or goes on where it was."""
+        self.controller.call(self.controller.begin)
+
+    def stop(self) -> None:
+        """End the controller; jobs go on until their leases end."""
+        if self.door is not None:
+            self.door.close()
+            self.door = None
+        if self._thread is None:
+            self.controller.close()
+            return
+        self.controller.stop()
+        self._thread.join()
+
+    def join(self) -> None:
+        """Until the controller ends by itself; WorkError when it failed."""
+        assert self._thread is not None
+        self._thread.join()
+        if self.door is not None:
+            self.door.close()
+            self.door = None
+        if self._error is not None:
+            raise WorkError(str(self._error))
+
+    def down(self, within_s: float = 30.0) -> None:
+        """Stop all jobs with their checkpoints, then the controller; they go on with the next fleet in this folder."""
+        self.controller.call(lambda: self.controller.drain(within_s))
+        self.join()
+
+    def __enter__(self) -> Fleet:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            self.down(min(5.0, self.options.grace_s))
+        elif self.door is not None:
+            self.door.close()
+
+    # -- work ------------------------------------------------------------------------------------------------------
+
+    def submit(self, spec: JobSpec, arrival_s: float | None = None) -> str:
+        """Queue a job; it becomes known at `arrival_s` of fleet time, or now. Returns its id."""
+        return self.submit_all([spec], None if arrival_s is None else [arrival_s])[0]
+
+    def submit_all(self, specs: Sequence[JobSpec], arrivals_s: Sequence[float] | None = None) -> list[str]:
+        """Queue many jobs at once."""
+        arrivals = None if arrivals_s is None else list(arrivals_s)
+        return self.controller.call(lambda: self.controller.submit(list(specs), arrivals))
+
+    def cancel(self, job_id: str) -> str:
+        """Take a job back."""
+        return self.controller.call(lambda: self.controller.cancel(job_id))
+
+    def queue(self, everything: bool = True) -> list[dict[str, Any]]:
+        """Jobs, those that are over included."""
+        return self.controller.call(lambda: answers.queue(self.controller, everything=everything))
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """One job."""
+        return next(row for row in self.queue() if row["id"] == job_id)
+
+    def status(self) -> dict[str, Any]:
+        """The fleet."""
+        return self.controller.call(lambda: answers.status(self.controller)) | {"pid": os.getpid()}
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until every job is over; False when that takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self._error is not None:
+                raise WorkError(str(self._error))
+            if not self.controller.call(lambda: bool(self.controller.book.jobs)):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def record(self, out: Path | None = None) -> Record:
+        """What happened so far, as simulated runs are recorded."""
+        from cotenant.fleet.recording import record_of
+
+        return record_of(self.options.folder, out, self.profiles)
