@@ -20,6 +20,8 @@ from pathlib import Path
 MAGIC, VERSION, BYTES, PAGE = 0x434F5445, 1, 256, 8192
 HELLO, ATTACH, REQUEST, RELEASE, RESERVE, COMMIT, MEM_RELEASE, QUERY, STATE, WARNING = 1, 2, 3, 4, 5, 6, 7, 8, 9, 11
 HELLO_REPLY, GPU_REPLY, GRANT, REVOKE, MEMORY_REPLY, UPDATE, ERROR = 64, 65, 66, 67, 68, 69, 70
+MOVE_STATE, MOVE_ROOM, MOVE_PROGRESS, MOVE_DONE, MOVE_BACKING = 80, 81, 82, 83, 84
+MOVE_OUT, MOVE_IN, MOVE_ALLOW, MOVE_ROOM_REPLY, MOVE_BACKING_REPLY = 88, 89, 90, 91, 92
 HEADER = struct.Struct("=IHHQIIQ")
 FOREVER = 2**64 - 1
 CONTENDED, UNGATED, UNFENCED = 2, 4, 8
@@ -80,11 +82,15 @@ class FakeAgent:
         flags: int = 0,
         refuse: bool = False,
         context_bytes: int = 0,
+        oversubscribe: int = 0,
+        backing_bytes: int = 0,
     ) -> None:
         self.path, self.turn_ns, self.fail_mode, self.flags, self.refuse = path, turn_ns, fail_mode, flags, refuse
         self.memory_limit = memory_limit
         self.inflight_ns, self.idle_ns, self.drain_ns = inflight_ns, idle_ns, drain_ns
         self.context_bytes = context_bytes
+        self.oversubscribe, self.backing_bytes = oversubscribe, backing_bytes
+        self.room_answers: list[int] = []  # statuses for MOVE_ROOM, in order; then OUT_OF_MEMORY
         self.denied: set[bytes] = set()
         self.used: dict[int, int] = {}
         self.reservations: dict[int, int] = {}
@@ -167,7 +173,8 @@ class FakeAgent:
             if self.refuse:
                 client.send(ERROR, struct.pack("=II", 3, 0) + b"unknown tenant\0", sequence=message.sequence, status=3)
                 return
-            body = struct.pack("=QII", 7, self.fail_mode, 50) + b"test-tenant\0"
+            body = (struct.pack("=QII", 7, self.fail_mode, 50) + b"test-tenant\0").ljust(80, b"\0")
+            body += struct.pack("=I", self.oversubscribe)
             head = HEADER.pack(MAGIC, VERSION, HELLO_REPLY, message.sequence, 0, 0xFFFFFFFF, 0)
             socket.send_fds(client.connection, [(head + body).ljust(BYTES, b"\0")], [fd])
         elif message.type == ATTACH:
@@ -183,6 +190,16 @@ class FakeAgent:
             limit = FOREVER if self.memory_limit is None else self.memory_limit
             body = struct.pack("=IIQQQQ", 0, 0, 0, 0, max(0, self.total_used), limit)
             client.send(MEMORY_REPLY, body, slot=0, sequence=message.sequence)
+        elif message.type == MOVE_BACKING:
+            memory = os.memfd_create("backing")
+            os.ftruncate(memory, self.backing_bytes)
+            body = struct.pack("=5QQ", 0, 0, 0, 0, 0, self.backing_bytes)
+            head = HEADER.pack(MAGIC, VERSION, MOVE_BACKING_REPLY, message.sequence, 0, 0xFFFFFFFF, 0)
+            socket.send_fds(client.connection, [(head + body).ljust(BYTES, b"\0")], [memory] if self.backing_bytes else [])
+            os.close(memory)
+        elif message.type == MOVE_ROOM:
+            status = self.room_answers.pop(0) if self.room_answers else 5
+            client.send(MOVE_ROOM_REPLY, slot=0, sequence=message.sequence, status=status)
         elif message.type in (RESERVE, COMMIT, MEM_RELEASE):
             self._memory(client, message)
 
@@ -229,6 +246,17 @@ class FakeAgent:
         for client in self.clients:
             client.flags(1 | flags)
             client.send(UPDATE, slot=0)
+
+    def move(self, kind: int, bytes_: int, *, base: int = 0, span: int = 0, client: int = 0) -> Message:
+        """Order a move and wait for its end."""
+        to = self.clients[client]
+        before = len(to.of(MOVE_DONE))
+        to.send(kind, struct.pack("=QQQ", bytes_, base, span or self.backing_bytes), slot=0, sequence=1000 + before)
+        deadline = time.monotonic() + 20
+        while len(to.of(MOVE_DONE)) == before:
+            assert time.monotonic() < deadline, "the move did not end"
+            time.sleep(0.002)
+        return to.of(MOVE_DONE)[-1]
 
     def _memory(self, client: Client, message: Message) -> None:
         reservation, count = message.u64(8), message.u64(16)

@@ -92,6 +92,7 @@ class MoveFlag(enum.IntFlag):
     """enum cotenant_move_flags."""
 
     FIXED = 1
+    STOP = 2
 
 
 class FailMode(enum.IntEnum):

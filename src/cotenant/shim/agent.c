@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "shim.h"
+#include "swap.h"
 
 #define CONNECT_PATIENCE_NS UINT64_C(10000000000)
 #define STRANGER_PATIENCE_NS UINT64_C(2000000000)
@@ -25,8 +26,8 @@ struct pending {
     uint64_t sequence;
     int outcome; /* 0: waiting, 1: reply, -1: agent lost */
     struct cotenant_message *reply;
-    struct pending *next;
     int *passed_fd; /* where the caller wants a descriptor that comes with the reply, or NULL */
+    struct pending *next;
 };
 
 pthread_mutex_t cot_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -78,9 +79,30 @@ int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
     return fd >= 0 ? cot_wire_send(fd, &message) : -1;
 }
 
-/* Sends and waits for the reply.  -1: the agent is lost. */
+/* The same as an answer: with the sequence of what it answers, and a status. */
+int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t status, const void *body, size_t bytes)
+{
+    struct cotenant_message message;
+    cot_wire_fill(&message, type, slot, body, bytes);
+    if (sequence)
+        message.header.sequence = sequence;
+    message.header.status = status;
+    int fd = __atomic_load_n(&agent_fd, __ATOMIC_ACQUIRE);
+    return fd >= 0 ? cot_wire_send(fd, &message) : -1;
+}
+
 int cot_agent_call(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply)
 {
+    return cot_agent_call_fd(type, slot, body, bytes, reply, NULL);
+}
+
+/* Sends and waits for the reply, and for the descriptor that may come with it (*passed_fd, else -1).  -1: the agent is
+ * lost. */
+int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply,
+                      int *passed_fd)
+{
+    if (passed_fd)
+        *passed_fd = -1;
     struct cotenant_message message;
     cot_wire_fill(&message, type, slot, body, bytes);
     int cancel;
@@ -94,16 +116,6 @@ int cot_agent_call(uint16_t type, uint32_t slot, const void *body, size_t bytes,
     while (call.outcome == 0 && !exiting)
         pthread_cond_wait(&cot_changed, &cot_lock);
     for (struct pending **link = &pending_calls; *link; link = &(*link)->next)
-    return cot_agent_call_fd(type, slot, body, bytes, reply, NULL);
-}
-
-/* Sends and waits for the reply, and for the descriptor that may come with it (*passed_fd, else -1).  -1: the agent is
- * lost. */
-int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply,
-                      int *passed_fd)
-{
-    if (passed_fd)
-        *passed_fd = -1;
         if (*link == &call) {
             *link = call.next;
             break;
@@ -147,6 +159,12 @@ static void handle(const struct cotenant_message *message, int *passed_fd) /* wi
         if (gpu && gpu->state == GATE_OPEN && gpu->turn_epoch == message->body.token_revoke.epoch)
             cot_gate_begin_close(gpu, COTENANT_RELEASE_REVOKED);
         break;
+    case COTENANT_MOVE_OUT:
+    case COTENANT_MOVE_IN:
+    case COTENANT_MOVE_ALLOW:
+        if (gpu)
+            cot_swap_message(gpu, message);
+        break;
     case COTENANT_PAGE_UPDATE:
         fail_mode = page->fail_mode;
         pthread_cond_broadcast(&cot_changed);
@@ -156,6 +174,10 @@ static void handle(const struct cotenant_message *message, int *passed_fd) /* wi
             if (call->sequence == message->header.sequence && call->outcome == 0) {
                 *call->reply = *message;
                 call->outcome = 1;
+                if (call->passed_fd) {
+                    *call->passed_fd = *passed_fd;
+                    *passed_fd = -1;
+                }
                 pthread_cond_broadcast(&cot_changed);
                 return;
             }
@@ -172,12 +194,9 @@ static void agent_lost(void) /* with cot_lock */
     for (struct pending *call = pending_calls; call; call = call->next)
         if (call->outcome == 0)
             call->outcome = -1;
+    cot_swap_agent_lost();
     cot_gates_agent_lost(fail_mode);
     pthread_cond_broadcast(&cot_changed);
-                if (call->passed_fd) {
-                    *call->passed_fd = *passed_fd;
-                    *passed_fd = -1;
-                }
     cot_say("the agent is gone; launches %s until it is back",
             fail_mode == COTENANT_FAIL_OPEN ? "go on without limits" : "wait");
 }
@@ -193,6 +212,9 @@ static void receive_all(void)
         else
             handle(&message, &passed_fd);
         pthread_mutex_unlock(&cot_lock);
+        if (passed_fd >= 0)
+            close(passed_fd);
+        passed_fd = -1;
     }
 }
 
@@ -201,6 +223,7 @@ static void take_terms(const struct cotenant_hello_reply *terms)
     fail_mode = terms->fail_mode;
     if (terms->reconnect_ms >= 10 && terms->reconnect_ms <= 60000)
         reconnect_ms = terms->reconnect_ms;
+    cot_swap_take_terms(terms);
 }
 
 static void try_to_return(void)
@@ -212,9 +235,6 @@ static void try_to_return(void)
     if (fd < 0)
         return;
     take_terms(&terms);
-        if (passed_fd >= 0)
-            close(passed_fd);
-        passed_fd = -1;
     pthread_mutex_lock(&cot_lock);
     agent_fd = fd;
     pthread_mutex_unlock(&cot_lock);
@@ -325,7 +345,9 @@ static void after_fork_in_child(void)
     page = NULL;
     cot_gate_reset_after_fork();
     cot_streams_reset_after_fork();
+    cot_copies_reset_after_fork();
     cot_memory_reset_after_fork();
+    cot_swap_reset_after_fork();
 }
 
 /* An agent may still be starting; and one that knows a process by its ancestors may not have heard of them yet. */
@@ -345,7 +367,6 @@ static int reach_agent(struct cotenant_hello_reply *terms)
 
 static int connect_once(void)
 {
-    cot_copies_reset_after_fork();
     struct cotenant_hello_reply terms;
     int fd = reach_agent(&terms);
     if (fd < 0) {

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "shim.h"
+#include "swap.h"
 
 #define PUBLISH_NS 200000000
 #define SM_COUNT_ATTRIBUTE 16
@@ -122,6 +123,7 @@ void cot_gpu_context_made(CUdevice device, CUcontext context)
     gpu->page_slot->contexts = gpu->contexts;
     pthread_mutex_unlock(&cot_lock);
     cot_agent_wake_helper();
+    cot_swap_context_made(gpu);
 }
 
 void cot_gpu_context_gone(CUdevice device, CUcontext context)
@@ -129,8 +131,10 @@ void cot_gpu_context_gone(CUdevice device, CUcontext context)
     struct gpu *gpu = cot_gpu_of_device(device, false);
     if (!gpu || !gpu->attached)
         return;
-    if (context)
+    if (context) {
         cot_streams_context_gone(context);
+        cot_swap_forget_context(gpu, context);
+    }
     pthread_mutex_lock(&cot_lock);
     if (context && gpu->contexts > 0) /* NULL: one was announced and did not come to be */
         gpu->contexts--;
@@ -167,8 +171,10 @@ void cot_gpus_after_reconnect(void)
 {
     pthread_mutex_lock(&attach_lock);
     for (uint32_t i = 0; i < cot_gpu_count(); i++)
-        if (gpus[i].attached && attach(&gpus[i]) == 0)
+        if (gpus[i].attached && attach(&gpus[i]) == 0) {
             cot_memory_report_state(&gpus[i]);
+            cot_swap_report_state(&gpus[i]);
+        }
     pthread_mutex_unlock(&attach_lock);
 }
 

@@ -113,7 +113,8 @@ enum cotenant_oversubscribe {
 };
 
 enum cotenant_move_flags {
-    COTENANT_MOVE_FIXED = 1, /* this process's memory cannot be moved (any more) */
+    COTENANT_MOVE_FIXED = 1, /* STATE: this process's memory cannot be moved (any more) */
+    COTENANT_MOVE_STOP = 2,  /* ALLOW: no more will be allowed, end the move with what is there */
 };
 
 enum cotenant_status {

@@ -11,6 +11,7 @@
  * gpus.c     the GPUs and their contexts
  * streams.c  the streams a process uses: which hold work, which capture; draining
  * memory.c   what the process holds, by family; asks the agent before it grows
+ * swap*.c    memory that leaves the GPU and comes back: see swap.h
  * wrap_*.c   the replaced driver functions, thin
  */
 #ifndef COTENANT_SHIM_H
@@ -302,25 +303,24 @@ HIDDEN void cot_wire_fill(struct cotenant_message *message, uint16_t type, uint3
 HIDDEN int cot_wire_high(int fd); /* the same file under a high number, where that is possible */
 HIDDEN int cot_wire_send(int fd, struct cotenant_message *message);
 HIDDEN int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd); /* 1, 0: nothing, -1: lost, -2: broken */
-HIDDEN int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet);
 HIDDEN int cot_wire_receive_now(int fd, struct cotenant_message *message, int *passed_fd);
+HIDDEN int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet);
 
 /* ---- agent.c ---- */
 HIDDEN int cot_agent_connect(void); /* 0, or a CUresult to give the program */
 HIDDEN bool cot_agent_is_connected(void);
 HIDDEN void cot_agent_wake_helper(void);
 HIDDEN int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes);
+HIDDEN int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t status, const void *body, size_t bytes);
 HIDDEN int cot_agent_call(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply);
-HIDDEN void cot_agent_warn(uint32_t code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-HIDDEN struct cotenant_page *cot_agent_page(void);
 HIDDEN int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply,
                              int *passed_fd);
+HIDDEN void cot_agent_warn(uint32_t code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+HIDDEN struct cotenant_page *cot_agent_page(void);
 HIDDEN uint32_t cot_fail_mode(void);
 HIDDEN bool cot_exiting(void);
 extern HIDDEN pthread_cond_t cot_changed; /* with cot_lock: a gate opened, a reply came, the agent was lost */
 
-/* ---- memory.c ---- */
-HIDDEN CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation);
 /* ---- copies.c ---- */
 struct host_copy { /* a copy over the link; rows of one length, mostly one row */
     uint32_t direction;               /* cotenant_copy_direction */
@@ -338,6 +338,8 @@ HIDDEN CUresult cot_copy_over_link(const struct host_copy *copy);
 HIDDEN uint64_t cot_copy_slice_bytes(void); /* pieces of a copy on the device, of the current GPU; 0: whole */
 HIDDEN void cot_copies_reset_after_fork(void);
 
+/* ---- memory.c ---- */
+HIDDEN CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation);
 HIDDEN void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes);
 HIDDEN void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes);
 HIDDEN void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint32_t family);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "shim.h"
+#include "swap.h"
 
 #define CLOSE_POLL_NS 20000
 #define DRAIN_POLL_NS 30000
@@ -41,6 +42,10 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* wi
     gpu->turn_epoch = epoch;
     gpu->deadline_ns = deadline_ns;
     gpu->state = GATE_OPEN;
+    if (cot_swap_is_away(gpu)) { /* memory was allocated without being there while the grant was on its way */
+        cot_gate_begin_close(gpu, COTENANT_RELEASE_REVOKED);
+        return;
+    }
     gpu->page_slot->epoch_seen = epoch;
     __atomic_store_n(&gpu->epoch, epoch, __ATOMIC_SEQ_CST);
     pthread_cond_broadcast(&cot_changed);
@@ -214,7 +219,7 @@ void cot_gates_agent_lost(uint32_t fail_mode) /* with cot_lock */
         struct gpu *gpu = cot_gpu_at(i);
         if (!gpu->attached)
             continue;
-        bool go = fail_mode == COTENANT_FAIL_OPEN;
+        bool go = fail_mode == COTENANT_FAIL_OPEN && (cot_exiting() || !cot_swap_is_away(gpu));
         gpu->stale = true;
         gpu->turn_epoch = gpu->page_slot->epoch; /* the page of a lost agent does not change any more */
         gpu->deadline_ns = COTENANT_NO_DEADLINE;

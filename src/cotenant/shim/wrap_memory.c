@@ -1,5 +1,6 @@
 /* Plain, pitched, managed, array and pinned host allocations, and the questions about how much there is. */
 #include "shim.h"
+#include "swap.h"
 
 DECLARE_REAL(cuCtxGetDevice);
 
@@ -20,10 +21,18 @@ DECLARE_REAL(cuCtxGetDevice);
         return result;                                                                       \
     } while (0)
 
+static bool moves_memory(void)
+{
+    uint32_t mode = cot_swap_mode();
+    return mode == COTENANT_OVERSUBSCRIBE_SWAP || mode == COTENANT_OVERSUBSCRIBE_MANAGED;
+}
+
 #define MEM_ALLOC(name)                                                                                      \
     DECLARE_REAL(name);                                                                                      \
     EXPORT CUresult name(CUdeviceptr *out, size_t size)                                                      \
     {                                                                                                        \
+        if (moves_memory() && cot_thread_gpu())                                                              \
+            return cot_swap_allocate(cot_thread_gpu(), out, size);                                           \
         ALLOCATE(out, size, COTENANT_MEMORY_PLAIN, ((CUresult(*)(CUdeviceptr *, size_t))REAL(name))(out, size)); \
     }
 MEM_ALLOC(cuMemAlloc)
@@ -35,6 +44,10 @@ MEM_ALLOC(cuMemAlloc_v2)
     EXPORT CUresult name(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element)     \
     {                                                                                                        \
         struct gpu *gpu = cot_thread_gpu();                                                                  \
+        if (gpu && pitch && moves_memory()) {                                                                \
+            *pitch = (width + 511) & ~(size_t)511;                                                           \
+            return cot_swap_allocate(gpu, out, *pitch * height);                                             \
+        }                                                                                                    \
         uint64_t reservation = 0, wanted = ((width + 511) & ~(uint64_t)511) * height;                        \
         CUresult result = gpu ? cot_memory_reserve(gpu, COTENANT_MEMORY_PLAIN, wanted, &reservation) : CUDA_SUCCESS; \
         if (result != CUDA_SUCCESS)                                                                          \
@@ -63,7 +76,10 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned flags)
     DECLARE_REAL(name);                                                      \
     EXPORT CUresult name(CUdeviceptr address)                                \
     {                                                                        \
-        CUresult result = ((CUresult(*)(CUdeviceptr))REAL(name))(address);   \
+        CUresult result;                                                     \
+        if (cot_swap_free(address, &result))                                 \
+            return result;                                                   \
+        result = ((CUresult(*)(CUdeviceptr))REAL(name))(address);            \
         if (result == CUDA_SUCCESS && address)                               \
             cot_memory_forget(address, COTENANT_MEMORY_PLAIN);               \
         return result;                                                       \
@@ -205,7 +221,8 @@ HOST_FREE(cuMemHostUnregister)
         if (result != CUDA_SUCCESS || !cot_memory_view(cot_thread_gpu(), &limit, &used))              \
             return result;                                                                            \
         uint64_t left = used < limit ? limit - used : 0;                                              \
-        if (free_bytes && *free_bytes > left)                                                         \
+        /* what others hold makes way for a tenant that oversubscribes: the driver's number is not its own */ \
+        if (free_bytes && (*free_bytes > left || moves_memory()))                                     \
             *free_bytes = (type)left;                                                                 \
         if (total_bytes && *total_bytes > limit)                                                      \
             *total_bytes = (type)limit;                                                               \

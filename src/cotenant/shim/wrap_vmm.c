@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "shim.h"
+#include "swap.h"
 
 #define BUCKETS 1024
 
@@ -148,6 +149,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 DECLARE_REAL(cuMemRetainAllocationHandle);
 EXPORT CUresult cuMemRetainAllocationHandle(uint64_t *out, void *address)
 {
+    cot_swap_fix_around((CUdeviceptr)(uintptr_t)address, "it takes the memory behind an allocation (cuMemRetainAllocationHandle)");
     CUresult result = ((CUresult(*)(uint64_t *, void *))REAL(cuMemRetainAllocationHandle))(out, address);
     if (result != CUDA_SUCCESS)
         return result;

@@ -1,0 +1,308 @@
+/* Moving memory, as agreed with the agent: the terms, what is where, and which order may run when. */
+#define _GNU_SOURCE
+#include <link.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "swap.h"
+
+/* Libraries that hand the physical memory of plain allocations to other processes or to the network: a program that
+ * has one loaded keeps all its memory where it is.  $COTENANT_FIXED_WITH names more, separated by commas. */
+static const char *const fixing_libraries[] = {"libnvshmem_host", "libuct_cuda", "libcufile", "libmpi_gtl_cuda"};
+
+static uint32_t mode;
+static uint8_t *backing;
+static uint64_t backing_bytes;
+static bool fixed, looked_at_libraries, threads_started;
+static struct swap_gpu swap_gpus[COTENANT_MAX_GPUS];
+static struct swap_order order;
+static uint64_t allowed_bytes;
+static bool agent_is_lost, stopped;
+static pthread_cond_t order_changed = PTHREAD_COND_INITIALIZER; /* with cot_lock */
+
+struct swap_gpu *cot_swap_of(const struct gpu *gpu)
+{
+    return &swap_gpus[gpu - cot_gpu_at(0)];
+}
+
+uint8_t *cot_swap_backing(uint64_t *bytes)
+{
+    *bytes = backing_bytes;
+    return backing;
+}
+
+/* What the agent said about this tenant.  A process that comes back to a new agent keeps the host memory it has: its
+ * contents may be there. */
+void cot_swap_take_terms(const struct cotenant_hello_reply *terms)
+{
+    if (!threads_started)
+        mode = terms->oversubscribe <= COTENANT_OVERSUBSCRIBE_PARK ? terms->oversubscribe : COTENANT_OVERSUBSCRIBE_NONE;
+    pthread_mutex_lock(&cot_lock);
+    agent_is_lost = false;
+    pthread_mutex_unlock(&cot_lock);
+}
+
+static bool map_backing(void)
+{
+    struct cotenant_move ask = {0};
+    struct cotenant_message reply;
+    int fd;
+    if (cot_agent_call_fd(COTENANT_MOVE_BACKING, COTENANT_NO_SLOT, &ask, sizeof ask, &reply, &fd) != 0)
+        return false;
+    uint64_t bytes = reply.body.move.backing_bytes;
+    void *mapped = fd >= 0 && bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (fd >= 0)
+        close(fd);
+    if (mapped == MAP_FAILED)
+        return false;
+    madvise(mapped, bytes, MADV_HUGEPAGE);
+    madvise(mapped, bytes, MADV_DONTDUMP);
+    backing = mapped;
+    backing_bytes = bytes;
+    return true;
+}
+
+/* ---- programs whose memory must not move ---- */
+
+void cot_swap_fix(const char *why)
+{
+    if (fixed || mode == COTENANT_OVERSUBSCRIBE_NONE)
+        return;
+    pthread_mutex_lock(&cot_lock);
+    fixed = true; /* no order to leave is taken from here on; one under way ends first */
+    for (uint32_t i = 0; i < COTENANT_MAX_GPUS; i++)
+        while (swap_gpus[i].moving && !cot_exiting())
+            pthread_cond_wait(&cot_changed, &cot_lock);
+    pthread_mutex_unlock(&cot_lock);
+    cot_agent_warn(COTENANT_WARN_NOT_MOVABLE, "memory of this process stays on the GPU: %s", why);
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (cot_gpu_at(i)->attached)
+            cot_swap_report_state(cot_gpu_at(i));
+}
+
+static bool is_listed(const char *base, const char *list)
+{
+    for (const char *name = list; name && *name;) {
+        size_t length = strcspn(name, ",");
+        if (length && strncmp(base, name, length) == 0)
+            return true;
+        name += length + (name[length] == ',');
+    }
+    return false;
+}
+
+static int look_at_library(struct dl_phdr_info *info, size_t size, void *found)
+{
+    (void)size;
+    const char *base = strrchr(info->dlpi_name, '/');
+    base = base ? base + 1 : info->dlpi_name;
+    bool listed = is_listed(base, getenv("COTENANT_FIXED_WITH"));
+    for (size_t i = 0; i < sizeof fixing_libraries / sizeof fixing_libraries[0]; i++)
+        listed = listed || strncmp(base, fixing_libraries[i], strlen(fixing_libraries[i])) == 0;
+    if (listed)
+        *(const char **)found = base;
+    return listed;
+}
+
+uint32_t cot_swap_mode(void)
+{
+    if (mode == COTENANT_OVERSUBSCRIBE_NONE || fixed)
+        return COTENANT_OVERSUBSCRIBE_NONE;
+    if (!looked_at_libraries) {
+        const char *library = NULL;
+        looked_at_libraries = true;
+        if (mode == COTENANT_OVERSUBSCRIBE_SWAP && dl_iterate_phdr(look_at_library, &library) && library) {
+            char why[160];
+            snprintf(why, sizeof why, "it has loaded %.80s, which hands memory to others", library);
+            cot_swap_fix(why);
+            return COTENANT_OVERSUBSCRIBE_NONE;
+        }
+    }
+    return mode;
+}
+
+/* ---- telling the agent ---- */
+
+void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t status, uint64_t moved_bytes,
+                     uint64_t elapsed_ns)
+{
+    struct swap_gpu *state = cot_swap_of(gpu);
+    struct cotenant_move move = {.bytes = moved_bytes, .resident_bytes = state->here_bytes, .away_bytes = state->away_bytes,
+                                 .backing_bytes = cot_swap_usable_bytes(), .pinned_bytes = cot_swap_pinned_bytes(),
+                                 .elapsed_ns = elapsed_ns, .flags = fixed ? COTENANT_MOVE_FIXED : 0};
+    if (type != COTENANT_MOVE_PROGRESS)
+        cot_swap_backing_range(&move.backing_low, &move.backing_high);
+    if (!gpu->stale)
+        cot_agent_answer(type, gpu->slot, sequence, status, &move, sizeof move);
+}
+
+void cot_swap_report_state(struct gpu *gpu)
+{
+    if (mode != COTENANT_OVERSUBSCRIBE_NONE)
+        cot_swap_report(gpu, COTENANT_MOVE_STATE, 0, COTENANT_OK, 0, 0);
+}
+
+/* The GPU is full.  True: try again; *later: the memory need not be there before the next turn. */
+bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later)
+{
+    struct cotenant_move ask = {.bytes = bytes, .resident_bytes = cot_swap_of(gpu)->here_bytes,
+                                .away_bytes = cot_swap_of(gpu)->away_bytes};
+    struct cotenant_message reply;
+    *later = false;
+    if (cot_agent_call(COTENANT_MOVE_ROOM, gpu->slot, &ask, sizeof ask, &reply) != 0)
+        return false;
+    *later = reply.header.status == COTENANT_DENIED;
+    return reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK;
+}
+
+/* ---- orders ---- */
+
+bool cot_swap_is_away(const struct gpu *gpu)
+{
+    const struct swap_gpu *state = cot_swap_of(gpu);
+    return state->moving || state->away_bytes > 0;
+}
+
+static bool may_move(struct gpu *gpu, bool out)
+{
+    bool closed = gpu->state == GATE_CLOSED || gpu->state == GATE_REQUESTED;
+    return closed && !cot_swap_of(gpu)->moving && order.type == 0 && threads_started && !(out && fixed);
+}
+
+void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message)
+{
+    const struct cotenant_move *move = &message->body.move;
+    uint16_t type = message->header.type;
+    if (type == COTENANT_MOVE_ALLOW) {
+        if (move->bytes > allowed_bytes)
+            allowed_bytes = move->bytes;
+        stopped = stopped || move->flags & COTENANT_MOVE_STOP;
+    } else if (!may_move(gpu, type == COTENANT_MOVE_OUT)) {
+        cot_swap_report(gpu, COTENANT_MOVE_DONE, message->header.sequence, COTENANT_DENIED, 0, 0);
+    } else {
+        order = (struct swap_order){.type = type, .sequence = message->header.sequence, .gpu = gpu, .bytes = move->bytes,
+                                    .base = move->base, .span_bytes = move->span_bytes};
+        allowed_bytes = move->bytes;
+        stopped = false;
+        cot_swap_of(gpu)->moving = true;
+    }
+    pthread_cond_broadcast(&order_changed);
+}
+
+static void wait_a_while(void) /* with cot_lock */
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 200000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    pthread_cond_timedwait(&order_changed, &cot_lock, &until);
+}
+
+/* Launches go on without an agent (fail open), but not without memory: bring it back first. */
+static void order_own_return(void) /* with cot_lock */
+{
+    for (uint32_t i = 0; i < cot_gpu_count() && order.type == 0; i++)
+        if (swap_gpus[i].away_bytes > 0 && !swap_gpus[i].moving) {
+            order = (struct swap_order){.type = COTENANT_MOVE_IN, .gpu = cot_gpu_at(i)};
+            allowed_bytes = UINT64_MAX;
+            stopped = false;
+            swap_gpus[i].moving = true;
+        }
+}
+
+bool cot_swap_next_order(struct swap_order *next)
+{
+    pthread_mutex_lock(&cot_lock);
+    while (order.type == 0 && !cot_exiting()) {
+        if (agent_is_lost && cot_fail_mode() == COTENANT_FAIL_OPEN)
+            order_own_return();
+        if (order.type == 0)
+            wait_a_while();
+    }
+    *next = order;
+    pthread_mutex_unlock(&cot_lock);
+    return next->type != 0 && !cot_exiting();
+}
+
+void cot_swap_order_done(const struct swap_order *done, uint32_t status, uint64_t moved_bytes, uint64_t elapsed_ns)
+{
+    pthread_mutex_lock(&cot_lock);
+    cot_swap_of(done->gpu)->moving = false;
+    order.type = 0;
+    if (agent_is_lost && cot_fail_mode() == COTENANT_FAIL_OPEN)
+        cot_gates_agent_lost(COTENANT_FAIL_OPEN);
+    else
+        cot_swap_report(done->gpu, COTENANT_MOVE_DONE, done->sequence, status, moved_bytes, elapsed_ns);
+    pthread_cond_broadcast(&cot_changed);
+    pthread_mutex_unlock(&cot_lock);
+}
+
+bool cot_swap_wait_allowed(uint64_t total_bytes)
+{
+    pthread_mutex_lock(&cot_lock);
+    while (allowed_bytes < total_bytes && !stopped && !agent_is_lost && !cot_exiting())
+        wait_a_while();
+    bool go = allowed_bytes >= total_bytes;
+    pthread_mutex_unlock(&cot_lock);
+    return go;
+}
+
+void cot_swap_agent_lost(void)
+{
+    agent_is_lost = true;
+    pthread_cond_broadcast(&order_changed);
+}
+
+/* ---- life ---- */
+
+static void start_thread(void *(*body)(void *), void *argument)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, body, argument) == 0)
+        pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void cot_swap_context_made(struct gpu *gpu)
+{
+    if (cot_swap_mode() != COTENANT_OVERSUBSCRIBE_SWAP && cot_swap_mode() != COTENANT_OVERSUBSCRIBE_MANAGED)
+        return;
+    pthread_mutex_lock(&cot_lock);
+    bool first = !threads_started;
+    threads_started = true;
+    pthread_mutex_unlock(&cot_lock);
+    if (!first)
+        return;
+    if (mode == COTENANT_OVERSUBSCRIBE_SWAP && !map_backing()) {
+        cot_swap_fix("the agent has no host memory for it");
+        return;
+    }
+    start_thread(cot_swap_mover, NULL);
+    if (backing)
+        start_thread(cot_swap_pinner, gpu->any_context);
+    cot_swap_report_state(gpu); /* from here on the agent may count on this process */
+}
+
+void cot_swap_reset_after_fork(void)
+{
+    static const pthread_cond_t fresh = PTHREAD_COND_INITIALIZER;
+    memcpy(&order_changed, &fresh, sizeof fresh);
+    memset(swap_gpus, 0, sizeof swap_gpus);
+    order.type = 0;
+    threads_started = fixed = looked_at_libraries = agent_is_lost = false;
+    mode = COTENANT_OVERSUBSCRIBE_NONE;
+    backing = NULL; /* stays mapped: the child's copy of the address space is its own business, its contents are not */
+    backing_bytes = 0;
+    cot_swap_list_reset();
+    cot_swap_copy_reset();
+}

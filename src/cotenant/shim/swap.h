@@ -1,0 +1,124 @@
+/* Movable memory: allocations of a tenant that oversubscribes keep their addresses while their contents are elsewhere.
+ *
+ * swap.c          terms with the agent; what is where; which orders may run
+ * swap_list.c     the list of allocations
+ * swap_region.c   an allocation's life: addresses, pieces of memory behind them, small ones packed into one piece
+ * swap_move.c     the mover thread: contents out and in
+ * swap_copy.c     copies between a piece and its place in host memory; pinning of that memory
+ * wrap_swap.c     driver functions that a moved allocation would break
+ *
+ * A piece is HERE (memory behind the address), AWAY (contents in host memory) or EMPTY (never had any: allocated while
+ * its process was away).  Pieces change between HERE and the others only on the mover thread while `moving` is set, or
+ * before a region is in the list, or after it has left it. */
+#ifndef COTENANT_SWAP_H
+#define COTENANT_SWAP_H
+
+#include "shim.h"
+
+#define SWAP_GRANULE (UINT64_C(2) << 20)
+#define SWAP_PIECE (UINT64_C(256) << 20)
+#define SWAP_PIN_STEP (UINT64_C(256) << 20) /* host memory is registered in spans of this length; copies end at them */
+
+enum piece_state { PIECE_EMPTY, PIECE_HERE, PIECE_AWAY };
+
+struct piece {
+    enum piece_state state;
+    uint64_t backing; /* where its contents are or go, in the host memory */
+};
+
+struct region {
+    CUdeviceptr address;
+    uint64_t bytes;       /* multiple of SWAP_GRANULE */
+    uint64_t asked_bytes;
+    struct gpu *gpu;
+    CUcontext context;
+    struct slab *slab;    /* the small allocations inside, or NULL */
+    bool managed;
+    struct region *next;
+    uint32_t pieces;
+    struct piece piece[];
+};
+
+/* One GPU's movable memory, under cot_lock. */
+struct swap_gpu {
+    uint64_t here_bytes;
+    uint64_t away_bytes;  /* PIECE_AWAY and PIECE_EMPTY */
+    bool moving;
+};
+
+/* What the mover was told, under cot_lock. */
+struct swap_order {
+    uint16_t type;        /* 0: none */
+    uint64_t sequence;
+    struct gpu *gpu;
+    uint64_t bytes, base, span_bytes;
+};
+
+/* ---- swap.c ---- */
+HIDDEN uint32_t cot_swap_mode(void);            /* cotenant_oversubscribe; NONE after a fall back */
+HIDDEN struct swap_gpu *cot_swap_of(const struct gpu *gpu);
+HIDDEN uint8_t *cot_swap_backing(uint64_t *bytes); /* the mapped host memory */
+HIDDEN void cot_swap_take_terms(const struct cotenant_hello_reply *terms);
+HIDDEN void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message); /* with cot_lock */
+HIDDEN bool cot_swap_is_away(const struct gpu *gpu); /* with cot_lock: a launch now would find no memory */
+HIDDEN void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t status, uint64_t moved_bytes,
+                            uint64_t elapsed_ns);
+HIDDEN void cot_swap_report_state(struct gpu *gpu);
+HIDDEN void cot_swap_fix(const char *why);      /* this process's memory stays where it is from now on */
+HIDDEN bool cot_swap_fix_around(CUdeviceptr address, const char *why); /* if it is in a movable allocation */
+HIDDEN void cot_swap_context_made(struct gpu *gpu);
+HIDDEN void cot_swap_agent_lost(void);          /* with cot_lock */
+HIDDEN void cot_swap_reset_after_fork(void);
+HIDDEN bool cot_swap_next_order(struct swap_order *order); /* mover: waits; false: the process ends */
+HIDDEN void cot_swap_order_done(const struct swap_order *order, uint32_t status, uint64_t moved_bytes, uint64_t elapsed_ns);
+HIDDEN bool cot_swap_wait_allowed(uint64_t total_bytes); /* mover: false when the agent is lost */
+HIDDEN bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later);
+
+/* ---- swap_list.c ---- */
+#define SMALLEST_SLOT 512
+#define SLAB_CLASSES 12 /* 512 B to 1 MiB */
+#define LARGEST_SLOT (SWAP_GRANULE / 2)
+
+struct slab {
+    struct region *region;
+    uint32_t slot_bytes, slots, used;
+    struct slab *next;                            /* of the class */
+    uint32_t asked[SWAP_GRANULE / SMALLEST_SLOT]; /* bytes asked for each slot; 0: free */
+};
+
+extern HIDDEN pthread_mutex_t cot_swap_lock; /* the list; never held across a driver call; taken after cot_lock */
+extern HIDDEN struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
+HIDDEN uint32_t cot_slab_class(uint64_t bytes);
+HIDDEN void cot_swap_publish(struct region *region); /* with cot_lock */
+HIDDEN void cot_swap_unlink(struct region *region);  /* with both locks */
+HIDDEN struct region *cot_swap_find_start(CUdeviceptr address); /* with cot_swap_lock */
+HIDDEN struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context);
+HIDDEN bool cot_swap_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes); /* of the allocation around it */
+HIDDEN struct region **cot_swap_snapshot(const struct gpu *gpu, uint32_t *count); /* malloc'd, largest first */
+HIDDEN void cot_swap_backing_range(uint64_t *low, uint64_t *high);
+HIDDEN void cot_swap_list_reset(void);
+
+/* ---- swap_region.c ---- */
+HIDDEN CUresult cot_swap_allocate(struct gpu *gpu, CUdeviceptr *out, uint64_t bytes);
+HIDDEN bool cot_swap_free(CUdeviceptr address, CUresult *result); /* false: not one of ours */
+HIDDEN void cot_swap_forget_context(struct gpu *gpu, CUcontext context);
+HIDDEN uint64_t cot_swap_piece_bytes(const struct region *region, uint32_t index);
+HIDDEN CUresult cot_swap_map_piece(struct region *region, uint32_t index);
+HIDDEN CUresult cot_swap_unmap_piece(struct region *region, uint32_t index);
+
+/* ---- swap_move.c ---- */
+HIDDEN void *cot_swap_mover(void *unused);
+
+/* ---- swap_copy.c ---- */
+struct lane; /* one stream with its events */
+HIDDEN struct lane *cot_swap_lane(struct gpu *gpu, bool out); /* mover: makes it at the first call */
+HIDDEN CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket);
+HIDDEN CUresult cot_swap_copied(struct lane *lane, uint32_t ticket); /* waits */
+HIDDEN CUresult cot_swap_prefetch(struct lane *lane, CUdeviceptr device, uint64_t bytes, int where, uint32_t ticket);
+HIDDEN void *cot_swap_pinner(void *context);
+HIDDEN uint64_t cot_swap_pinned_bytes(void);
+HIDDEN uint64_t cot_swap_usable_bytes(void); /* host memory that is really there */
+HIDDEN void cot_swap_copy_reset(void);
+#define SWAP_TICKETS 8 /* copies in flight on one lane */
+
+#endif

@@ -1,0 +1,264 @@
+/* Copies between pieces and their places in host memory.
+ *
+ * The host memory is registered with the driver ahead of need, from its beginning on, by a thread of its own; copies to
+ * what is registered go straight there and keep one copy engine busy.  What is not registered (yet, or because the
+ * system does not let us) goes through a small ring of pinned buffers. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "swap.h"
+
+#define STAGES 4
+#define STAGE_BYTES (UINT64_C(16) << 20)
+#define POPULATORS 4
+#define CU_STREAM_NON_BLOCKING 1
+#define CU_HOST_REGISTER_PORTABLE 1
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+struct lane {
+    CUcontext context;
+    CUstream stream;
+    CUevent events[SWAP_TICKETS];
+    uint8_t *stage[STAGES];
+    CUevent stage_done[STAGES];
+    bool out;
+};
+
+static struct lane lanes[2];
+static _Atomic uint64_t pinned_bytes, missing_bytes;
+
+DECLARE_REAL(cuCtxPushCurrent_v2);
+DECLARE_REAL(cuCtxGetCurrent);
+DECLARE_REAL(cuStreamCreate);
+DECLARE_REAL(cuEventCreate);
+DECLARE_REAL(cuEventRecord);
+DECLARE_REAL(cuEventSynchronize);
+DECLARE_REAL(cuMemcpyHtoDAsync_v2);
+DECLARE_REAL(cuMemcpyDtoHAsync_v2);
+DECLARE_REAL(cuMemHostAlloc);
+DECLARE_REAL(cuMemHostRegister_v2);
+DECLARE_REAL(cuMemPrefetchAsync);
+DECLARE_REAL(cuThreadExchangeStreamCaptureMode);
+
+uint64_t cot_swap_pinned_bytes(void)
+{
+    return atomic_load(&pinned_bytes);
+}
+
+uint64_t cot_swap_usable_bytes(void)
+{
+    uint64_t bytes;
+    return cot_swap_backing(&bytes) ? bytes - atomic_load(&missing_bytes) : 0;
+}
+
+static CUresult make_lane(struct lane *lane, CUcontext context)
+{
+    lane->context = context;
+    memset(lane->stage, 0, sizeof lane->stage);
+    CUresult result = ((CUresult(*)(CUstream *, unsigned))REAL(cuStreamCreate))(&lane->stream, CU_STREAM_NON_BLOCKING);
+    for (int i = 0; i < SWAP_TICKETS && result == CUDA_SUCCESS; i++)
+        result = ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&lane->events[i],
+                                                                        CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+    return result;
+}
+
+/* Makes the GPU's context the current one of the calling thread, whose calls then disturb no capture of the program. */
+struct lane *cot_swap_lane(struct gpu *gpu, bool out)
+{
+    static __thread bool relaxed;
+    CUcontext current = NULL, context = gpu->any_context;
+    if (!relaxed) {
+        int mode = CU_CAPTURE_MODE_RELAXED;
+        ((CUresult(*)(int *))REAL(cuThreadExchangeStreamCaptureMode))(&mode);
+        relaxed = true;
+    }
+    ((CUresult(*)(CUcontext *))REAL(cuCtxGetCurrent))(&current);
+    if (!context || (current != context && ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) != CUDA_SUCCESS))
+        return NULL;
+    struct lane *lane = &lanes[out];
+    lane->out = out;
+    if (lane->context != context && make_lane(lane, context) != CUDA_SUCCESS) {
+        lane->context = NULL;
+        return NULL;
+    }
+    return lane;
+}
+
+static CUresult copy_now(struct lane *lane, CUdeviceptr device, uint8_t *host, uint64_t bytes)
+{
+    return lane->out ? ((CUresult(*)(void *, CUdeviceptr, size_t, CUstream))REAL(cuMemcpyDtoHAsync_v2))(host, device, bytes,
+                                                                                                      lane->stream)
+                     : ((CUresult(*)(CUdeviceptr, const void *, size_t, CUstream))REAL(cuMemcpyHtoDAsync_v2))(
+                           device, host, bytes, lane->stream);
+}
+
+static CUresult record(struct lane *lane, CUevent event)
+{
+    return ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(event, lane->stream);
+}
+
+static CUresult wait_event(CUevent event)
+{
+    return ((CUresult(*)(CUevent))REAL(cuEventSynchronize))(event);
+}
+
+static CUresult make_stages(struct lane *lane)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (int i = 0; i < STAGES && result == CUDA_SUCCESS && !lane->stage[i]; i++) {
+        result = ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&lane->stage_done[i],
+                                                                        CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+        if (result == CUDA_SUCCESS)
+            result = ((CUresult(*)(void **, size_t, unsigned))REAL(cuMemHostAlloc))((void **)&lane->stage[i], STAGE_BYTES, 0);
+    }
+    return result;
+}
+
+/* The ring: while the engine fills (or empties) one buffer, this thread empties (or fills) another. */
+static CUresult copy_staged(struct lane *lane, CUdeviceptr device, uint8_t *host, uint64_t bytes)
+{
+    CUresult result = make_stages(lane);
+    uint64_t count = (bytes + STAGE_BYTES - 1) / STAGE_BYTES;
+    for (uint64_t i = 0; i < count + STAGES && result == CUDA_SUCCESS; i++) {
+        uint32_t slot = (uint32_t)(i % STAGES);
+        if (i >= STAGES) { /* what was started STAGES ago */
+            uint64_t at = (i - STAGES) * STAGE_BYTES, length = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
+            result = wait_event(lane->stage_done[slot]);
+            if (result == CUDA_SUCCESS && lane->out)
+                memcpy(host + at, lane->stage[slot], length);
+        }
+        if (i < count && result == CUDA_SUCCESS) {
+            uint64_t at = i * STAGE_BYTES, length = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
+            if (!lane->out)
+                memcpy(lane->stage[slot], host + at, length);
+            result = copy_now(lane, device + at, lane->stage[slot], length);
+            if (result == CUDA_SUCCESS)
+                result = record(lane, lane->stage_done[slot]);
+        }
+    }
+    return result;
+}
+
+/* Starts a copy of a piece; it has ended when cot_swap_copied says so.  A copy never crosses the end of a registered
+ * span, because the driver knows each span by itself. */
+CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket)
+{
+    uint64_t backing_bytes, pinned = atomic_load(&pinned_bytes);
+    uint8_t *host = cot_swap_backing(&backing_bytes);
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t done = 0; done < bytes && result == CUDA_SUCCESS;) {
+        uint64_t at = backing + done, length = SWAP_PIN_STEP - at % SWAP_PIN_STEP;
+        if (length > bytes - done)
+            length = bytes - done;
+        result = at + length <= pinned ? copy_now(lane, device + done, host + at, length)
+                                       : copy_staged(lane, device + done, host + at, length);
+        done += length;
+    }
+    return result == CUDA_SUCCESS ? record(lane, lane->events[ticket]) : result;
+}
+
+CUresult cot_swap_copied(struct lane *lane, uint32_t ticket)
+{
+    return wait_event(lane->events[ticket]);
+}
+
+/* Managed memory: where is the GPU's number, or -1 for the host. */
+CUresult cot_swap_prefetch(struct lane *lane, CUdeviceptr device, uint64_t bytes, int where, uint32_t ticket)
+{
+    CUresult result = ((CUresult(*)(CUdeviceptr, size_t, int, CUstream))REAL(cuMemPrefetchAsync))(device, bytes, where,
+                                                                                                 lane->stream);
+    return result == CUDA_SUCCESS ? record(lane, lane->events[ticket]) : result;
+}
+
+/* ---- pinning ahead of need ---- */
+
+struct span {
+    uint8_t *begin;
+    uint64_t bytes;
+    int failed;
+};
+
+/* The pages of a span, made by several threads: the kernel clears them, and that is what pinning mostly waits for. */
+static void *populate(void *argument)
+{
+    struct span *span = argument;
+    while (madvise(span->begin, span->bytes, MADV_POPULATE_WRITE) != 0) {
+        if (errno == EINTR || errno == EAGAIN)
+            continue;
+        if (errno != EINVAL) { /* EINVAL: an old kernel, which makes them when they are registered */
+            span->failed = errno;
+            break;
+        }
+        for (uint64_t at = 0; at < span->bytes; at += 4096)
+            __atomic_fetch_or(span->begin + at, 0, __ATOMIC_RELAXED); /* contents of another process may be there */
+        break;
+    }
+    return NULL;
+}
+
+static bool populate_span(uint8_t *begin, uint64_t bytes)
+{
+    struct span spans[POPULATORS];
+    pthread_t threads[POPULATORS];
+    bool started[POPULATORS], good = true;
+    uint64_t part = (bytes / POPULATORS + 4095) & ~UINT64_C(4095);
+    for (uint64_t i = 0, at = 0; i < POPULATORS; i++, at += part) {
+        uint64_t length = at >= bytes ? 0 : bytes - at < part ? bytes - at : part;
+        spans[i] = (struct span){begin + at, length, 0};
+        started[i] = length > 0 && pthread_create(&threads[i], NULL, populate, &spans[i]) == 0;
+        if (length > 0 && !started[i])
+            populate(&spans[i]);
+    }
+    for (uint32_t i = 0; i < POPULATORS; i++) {
+        if (started[i])
+            pthread_join(threads[i], NULL);
+        good = good && spans[i].failed == 0;
+    }
+    return good;
+}
+
+/* Registers all of the host memory, span by span; copies use what is registered meanwhile. */
+void *cot_swap_pinner(void *context)
+{
+    int mode = CU_CAPTURE_MODE_RELAXED;
+    uint64_t bytes, at = 0;
+    uint8_t *host = cot_swap_backing(&bytes);
+    pthread_setname_np(pthread_self(), "cotenant-pin");
+    ((CUresult(*)(int *))REAL(cuThreadExchangeStreamCaptureMode))(&mode);
+    bool good = ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) == CUDA_SUCCESS, registered = good;
+    while (at < bytes && good && !cot_exiting()) {
+        uint64_t length = bytes - at < SWAP_PIN_STEP ? bytes - at : SWAP_PIN_STEP;
+        good = populate_span(host + at, length);
+        registered = registered && good &&
+                     ((CUresult(*)(void *, size_t, unsigned))REAL(cuMemHostRegister_v2))(
+                         host + at, length, CU_HOST_REGISTER_PORTABLE) == CUDA_SUCCESS;
+        at += good ? length : 0;
+        if (registered)
+            atomic_store(&pinned_bytes, at);
+    }
+    if (!good)
+        atomic_store(&missing_bytes, bytes - at);
+    if (!good && !cot_exiting())
+        cot_agent_warn(COTENANT_WARN_NOT_MOVABLE, "the system has only %.1f of %.1f GiB of host memory to move to",
+                       (double)at / (1 << 30), (double)bytes / (1 << 30));
+    else if (!registered && !cot_exiting())
+        cot_say("only %.1f of %.1f GiB of host memory could be pinned: moves of the rest are slower",
+                (double)cot_swap_pinned_bytes() / (1 << 30), (double)bytes / (1 << 30));
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (cot_gpu_at(i)->attached)
+            cot_swap_report_state(cot_gpu_at(i));
+    return NULL;
+}
+
+void cot_swap_copy_reset(void)
+{
+    memset(lanes, 0, sizeof lanes);
+    atomic_store(&pinned_bytes, 0);
+    atomic_store(&missing_bytes, 0);
+}

@@ -1,0 +1,160 @@
+/* The list of movable allocations: by address, by GPU, and what of it is where. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "swap.h"
+
+#define BUCKETS 4096
+
+pthread_mutex_t cot_swap_lock = PTHREAD_MUTEX_INITIALIZER;
+struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
+static struct region *buckets[BUCKETS];       /* by granule of the first address */
+static uint32_t region_count;
+
+static struct region **bucket(CUdeviceptr address)
+{
+    return &buckets[((address / SWAP_GRANULE) * UINT64_C(0x9e3779b97f4a7c15)) >> 52];
+}
+
+uint32_t cot_slab_class(uint64_t bytes)
+{
+    uint32_t class = 0;
+    while ((uint64_t)SMALLEST_SLOT << class < bytes)
+        class++;
+    return class;
+}
+
+static void account(struct region *region, bool in) /* pieces as they are now, to or from the GPU's sums; with cot_lock */
+{
+    struct swap_gpu *state = cot_swap_of(region->gpu);
+    for (uint32_t i = 0; i < region->pieces; i++) {
+        uint64_t *sum = region->piece[i].state == PIECE_HERE ? &state->here_bytes : &state->away_bytes;
+        *sum += in ? cot_swap_piece_bytes(region, i) : -cot_swap_piece_bytes(region, i);
+    }
+}
+
+void cot_swap_publish(struct region *region) 
+{
+    pthread_mutex_lock(&cot_swap_lock);
+    account(region, true);
+    region->next = *bucket(region->address);
+    *bucket(region->address) = region;
+    region_count++;
+    pthread_mutex_unlock(&cot_swap_lock);
+}
+
+/* ---- finding ---- */
+
+static struct region *find(CUdeviceptr address) /* whose span holds it; with cot_swap_lock */
+{
+    struct region *exact = *bucket(address);
+    while (exact && address - exact->address >= exact->bytes)
+        exact = exact->next;
+    for (uint32_t i = 0; !exact && i < BUCKETS; i++)
+        for (struct region *region = buckets[i]; region && !exact; region = region->next)
+            if (address - region->address < region->bytes)
+                exact = region;
+    return exact;
+}
+
+struct region *cot_swap_find_start(CUdeviceptr address) /* of an allocation, or of the slab around it */
+{
+    struct region *region = region_count ? *bucket(address) : NULL;
+    while (region && address / SWAP_GRANULE != region->address / SWAP_GRANULE)
+        region = region->next;
+    return region;
+}
+
+void cot_swap_unlink(struct region *region) /* with both locks */
+{
+    for (struct region **link = bucket(region->address); *link; link = &(*link)->next)
+        if (*link == region) {
+            *link = region->next;
+            break;
+        }
+    region_count--;
+    account(region, false);
+    if (region->slab)
+        for (struct slab **link = &cot_slabs[region->gpu - cot_gpu_at(0)][cot_slab_class(region->slab->slot_bytes)]; *link;
+             link = &(*link)->next)
+            if (*link == region->slab) {
+                *link = region->slab->next;
+                break;
+            }
+}
+
+/* Some allocation on a GPU made in a context, or in any; with cot_swap_lock. */
+struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context)
+{
+    for (uint32_t i = 0; i < BUCKETS; i++)
+        for (struct region *region = buckets[i]; region; region = region->next)
+            if (region->gpu == gpu && (!context || region->context == context))
+                return region;
+    return NULL;
+}
+
+bool cot_swap_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes)
+{
+    pthread_mutex_lock(&cot_swap_lock);
+    struct region *region = region_count ? find(address) : NULL;
+    if (region && region->slab) {
+        uint64_t index = (address - region->address) / region->slab->slot_bytes;
+        *base = region->address + index * region->slab->slot_bytes;
+        *bytes = region->slab->asked[index];
+    } else if (region) {
+        *base = region->address;
+        *bytes = region->asked_bytes;
+    }
+    pthread_mutex_unlock(&cot_swap_lock);
+    return region != NULL;
+}
+
+/* ---- for the mover ---- */
+
+static int larger_first(const void *a, const void *b)
+{
+    uint64_t left = (*(struct region *const *)a)->bytes, right = (*(struct region *const *)b)->bytes;
+    return left < right ? 1 : left > right ? -1 : 0;
+}
+
+struct region **cot_swap_snapshot(const struct gpu *gpu, uint32_t *count)
+{
+    *count = 0;
+    pthread_mutex_lock(&cot_swap_lock);
+    struct region **list = malloc((region_count + 1) * sizeof *list);
+    for (uint32_t i = 0; list && i < BUCKETS; i++)
+        for (struct region *region = buckets[i]; region; region = region->next)
+            if (region->gpu == gpu)
+                list[(*count)++] = region;
+    pthread_mutex_unlock(&cot_swap_lock);
+    if (list)
+        qsort(list, *count, sizeof *list, larger_first);
+    return list;
+}
+
+void cot_swap_backing_range(uint64_t *low, uint64_t *high)
+{
+    *low = *high = 0;
+    pthread_mutex_lock(&cot_swap_lock);
+    for (uint32_t b = 0; b < BUCKETS; b++)
+        for (struct region *region = buckets[b]; region; region = region->next)
+            for (uint32_t i = 0; i < region->pieces && !region->managed; i++) {
+                if (region->piece[i].state != PIECE_AWAY)
+                    continue;
+                uint64_t begin = region->piece[i].backing, end = begin + cot_swap_piece_bytes(region, i);
+                if (*low == *high || begin < *low)
+                    *low = begin;
+                if (end > *high)
+                    *high = end;
+            }
+    pthread_mutex_unlock(&cot_swap_lock);
+}
+
+void cot_swap_list_reset(void)
+{
+    static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    memcpy(&cot_swap_lock, &fresh, sizeof fresh);
+    memset(buckets, 0, sizeof buckets); /* the parent's: the child has no context */
+    memset(cot_slabs, 0, sizeof cot_slabs);
+    region_count = 0;
+}

@@ -1,0 +1,237 @@
+/* The mover: a thread that carries contents out of the GPU and back, one order at a time.
+ *
+ * Copies are queued a few pieces ahead, so the copy engine never waits for the host.  A piece that has arrived in host
+ * memory gives its device memory back at once, and the agent is told: another tenant's way in follows.  On the way in
+ * the copy in host memory stays valid until the piece is HERE, so that a move that fails anywhere loses nothing. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "swap.h"
+
+#define TELL_BYTES (UINT64_C(64) << 20)
+#define FULL_PATIENCE_NS UINT64_C(1000000000) /* memory that another process gives back may take a moment */
+
+struct flight { /* a piece whose copy is under way */
+    struct region *region;
+    uint32_t index;
+};
+
+struct move {
+    const struct swap_order *order;
+    struct lane *lane;
+    struct flight flights[SWAP_TICKETS];
+    uint32_t begun, ended;    /* grow without bound */
+    uint64_t moved_bytes;     /* of pieces that have arrived */
+    uint64_t told_bytes;      /* of it, to the agent */
+    uint64_t started_bytes;
+    uint64_t waited_ns;       /* for allowance */
+    CUresult result;
+};
+
+static struct piece *piece_of(const struct flight *flight)
+{
+    return &flight->region->piece[flight->index];
+}
+
+static void change(struct flight *flight, enum piece_state to)
+{
+    struct swap_gpu *state = cot_swap_of(flight->region->gpu);
+    uint64_t bytes = cot_swap_piece_bytes(flight->region, flight->index);
+    pthread_mutex_lock(&cot_lock);
+    *(piece_of(flight)->state == PIECE_HERE ? &state->here_bytes : &state->away_bytes) -= bytes;
+    piece_of(flight)->state = to;
+    *(to == PIECE_HERE ? &state->here_bytes : &state->away_bytes) += bytes;
+    pthread_mutex_unlock(&cot_lock);
+}
+
+/* Ends the oldest copy. */
+static void land(struct move *move)
+{
+    uint32_t ticket = move->ended++ % SWAP_TICKETS;
+    struct flight *flight = &move->flights[ticket];
+    bool out = move->order->type == COTENANT_MOVE_OUT;
+    CUresult result = cot_swap_copied(move->lane, ticket);
+    if (out && result == CUDA_SUCCESS && !flight->region->managed)
+        result = cot_swap_unmap_piece(flight->region, flight->index);
+    if (result != CUDA_SUCCESS) {
+        if (move->result == CUDA_SUCCESS)
+            move->result = result;
+        if (!out && !flight->region->managed)
+            cot_swap_unmap_piece(flight->region, flight->index); /* its contents are still in host memory */
+        return;
+    }
+    change(flight, out ? PIECE_AWAY : PIECE_HERE);
+    move->moved_bytes += cot_swap_piece_bytes(flight->region, flight->index);
+    if (move->moved_bytes - move->told_bytes >= TELL_BYTES) {
+        move->told_bytes = move->moved_bytes;
+        cot_swap_report(flight->region->gpu, COTENANT_MOVE_PROGRESS, move->order->sequence, COTENANT_OK, move->moved_bytes, 0);
+    }
+}
+
+static void land_all(struct move *move)
+{
+    while (move->ended != move->begun)
+        land(move);
+}
+
+static CUresult start_copy(struct move *move, struct region *region, uint32_t index)
+{
+    bool out = move->order->type == COTENANT_MOVE_OUT;
+    uint32_t ticket = move->begun % SWAP_TICKETS;
+    uint64_t bytes = cot_swap_piece_bytes(region, index);
+    CUresult result;
+    if (region->managed)
+        result = cot_swap_prefetch(move->lane, region->address, bytes, out ? -1 : region->gpu->device, ticket);
+    else
+        result = cot_swap_copy(move->lane, region->address + (uint64_t)index * SWAP_PIECE, region->piece[index].backing, bytes,
+                               ticket);
+    if (result != CUDA_SUCCESS)
+        return result;
+    move->flights[ticket] = (struct flight){region, index};
+    move->begun++;
+    move->started_bytes += bytes;
+    return CUDA_SUCCESS;
+}
+
+static void keep_flying(struct move *move)
+{
+    while (move->begun - move->ended >= SWAP_TICKETS / 2)
+        land(move);
+}
+
+/* ---- out ---- */
+
+static bool push_out(struct move *move, struct region *region, uint32_t index, uint64_t *next)
+{
+    uint64_t bytes = cot_swap_piece_bytes(region, index), end = move->order->base + move->order->span_bytes;
+    if (!region->managed && *next + bytes > end)
+        return true; /* no room for this one: a smaller one may fit */
+    region->piece[index].backing = *next;
+    *next += bytes;
+    keep_flying(move);
+    if (move->result == CUDA_SUCCESS)
+        move->result = start_copy(move, region, index);
+    return move->result == CUDA_SUCCESS;
+}
+
+static uint32_t move_out(struct move *move)
+{
+    uint32_t count;
+    struct region **list = cot_swap_snapshot(move->order->gpu, &count);
+    uint64_t next = move->order->base;
+    bool go = list != NULL && !cot_exiting();
+    for (uint32_t r = 0; r < count && go; r++)
+        for (uint32_t i = 0; i < list[r]->pieces && go; i++)
+            if (list[r]->piece[i].state == PIECE_HERE)
+                go = move->started_bytes < move->order->bytes && push_out(move, list[r], i, &next);
+    land_all(move);
+    free(list);
+    return move->result == CUDA_SUCCESS && list ? COTENANT_OK : COTENANT_INTERNAL;
+}
+
+/* ---- in ---- */
+
+/* Memory behind a piece again.  It may take a moment until what another process gave back can be had. */
+static CUresult settle(struct move *move, struct region *region, uint32_t index)
+{
+    uint64_t began = cot_now_ns();
+    for (;;) {
+        CUresult result = cot_swap_map_piece(region, index);
+        if (result != CUDA_ERROR_OUT_OF_MEMORY || cot_now_ns() - began > FULL_PATIENCE_NS || cot_exiting())
+            return result;
+        if (move->ended != move->begun)
+            land(move);
+        else
+            usleep(1000);
+    }
+}
+
+static bool bring_in(struct move *move, struct region *region, uint32_t index)
+{
+    uint64_t bytes = cot_swap_piece_bytes(region, index), began = cot_now_ns();
+    if (!cot_swap_wait_allowed(move->started_bytes + bytes)) {
+        move->result = CUDA_ERROR_NOT_READY;
+        return false;
+    }
+    move->waited_ns += cot_now_ns() - began;
+    keep_flying(move);
+    if (!region->managed) {
+        CUresult result = move->result == CUDA_SUCCESS ? settle(move, region, index) : move->result;
+        if (result != CUDA_SUCCESS) {
+            move->result = result;
+            return false;
+        }
+        if (region->piece[index].state == PIECE_EMPTY) {
+            struct flight here = {region, index};
+            change(&here, PIECE_HERE);
+            move->started_bytes += bytes;
+            move->moved_bytes += bytes;
+            return true;
+        }
+    }
+    CUresult result = start_copy(move, region, index);
+    if (result != CUDA_SUCCESS) {
+        if (!region->managed)
+            cot_swap_unmap_piece(region, index);
+        move->result = result;
+    }
+    return result == CUDA_SUCCESS;
+}
+
+static uint64_t away_bytes(struct gpu *gpu)
+{
+    pthread_mutex_lock(&cot_lock);
+    uint64_t bytes = cot_swap_of(gpu)->away_bytes;
+    pthread_mutex_unlock(&cot_lock);
+    return bytes;
+}
+
+static uint32_t move_in(struct move *move)
+{
+    struct gpu *gpu = move->order->gpu;
+    while (move->result == CUDA_SUCCESS && away_bytes(gpu) > 0 && !cot_exiting()) {
+        uint32_t count;
+        uint64_t before = move->started_bytes;
+        struct region **list = cot_swap_snapshot(gpu, &count);
+        bool go = list != NULL;
+        for (uint32_t r = 0; r < count && go; r++)
+            for (uint32_t i = 0; i < list[r]->pieces && go; i++)
+                if (list[r]->piece[i].state != PIECE_HERE)
+                    go = bring_in(move, list[r], i);
+        land_all(move);
+        free(list);
+        if (move->started_bytes == before && move->result == CUDA_SUCCESS)
+            usleep(200); /* an allocation is about to enter the list */
+    }
+    if (move->result == CUDA_ERROR_OUT_OF_MEMORY)
+        return COTENANT_OUT_OF_MEMORY;
+    if (move->result == CUDA_ERROR_NOT_READY)
+        return COTENANT_DENIED; /* no more was allowed */
+    return move->result == CUDA_SUCCESS ? COTENANT_OK : COTENANT_INTERNAL;
+}
+
+void *cot_swap_mover(void *unused)
+{
+    (void)unused;
+    struct swap_order order;
+    pthread_setname_np(pthread_self(), "cotenant-move");
+    while (cot_swap_next_order(&order)) {
+        struct move move = {.order = &order};
+        uint64_t began = cot_now_ns();
+        bool out = order.type == COTENANT_MOVE_OUT;
+        uint32_t status = COTENANT_INTERNAL;
+        move.lane = cot_swap_lane(order.gpu, out);
+        if (move.lane)
+            status = out ? move_out(&move) : move_in(&move);
+        if (status == COTENANT_INTERNAL)
+            cot_say("a move %s the GPU failed with code %d: its contents are kept where they are", out ? "off" : "to",
+                    move.result);
+        if (status != COTENANT_OK && order.sequence == 0)
+            usleep(200000); /* on its own account: try again later */
+        cot_swap_order_done(&order, status, move.moved_bytes, cot_now_ns() - began - move.waited_ns);
+    }
+    return NULL;
+}

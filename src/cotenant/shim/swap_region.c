@@ -1,0 +1,333 @@
+/* Allocations that can move: a reserved span of addresses each, with pieces of device memory mapped behind it.
+ *
+ * Small allocations share a piece of one granule (a slab of equal slots), so that a program with thousands of them
+ * takes no more than it did.  All of a slab moves together. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "swap.h"
+
+#define CU_ACCESS_READ_WRITE 3
+#define CU_ALLOCATION_PINNED 1
+
+struct access {
+    struct cu_location location;
+    int flags;
+};
+
+DECLARE_REAL(cuMemAddressReserve);
+DECLARE_REAL(cuMemAddressFree);
+DECLARE_REAL(cuMemCreate);
+DECLARE_REAL(cuMemRelease);
+DECLARE_REAL(cuMemMap);
+DECLARE_REAL(cuMemUnmap);
+DECLARE_REAL(cuMemSetAccess);
+DECLARE_REAL(cuMemAllocManaged);
+DECLARE_REAL(cuMemFree_v2);
+DECLARE_REAL(cuCtxSynchronize);
+DECLARE_REAL(cuCtxGetCurrent);
+
+static uint64_t round_up(uint64_t bytes)
+{
+    return (bytes + SWAP_GRANULE - 1) / SWAP_GRANULE * SWAP_GRANULE;
+}
+
+/* ---- pieces ---- */
+
+uint64_t cot_swap_piece_bytes(const struct region *region, uint32_t index)
+{
+    if (region->managed)
+        return region->bytes;
+    uint64_t begin = (uint64_t)index * SWAP_PIECE;
+    return region->bytes - begin < SWAP_PIECE ? region->bytes - begin : SWAP_PIECE;
+}
+
+/* Puts memory behind a piece.  The handle is dropped at once: the mapping keeps the memory. */
+CUresult cot_swap_map_piece(struct region *region, uint32_t index)
+{
+    CUdeviceptr address = region->address + (uint64_t)index * SWAP_PIECE;
+    uint64_t bytes = cot_swap_piece_bytes(region, index), handle;
+    struct cu_location here = {CU_LOCATION_DEVICE, region->gpu->device};
+    struct cu_allocation_prop prop = {.type = CU_ALLOCATION_PINNED, .location = here};
+    struct access access = {here, CU_ACCESS_READ_WRITE};
+    CUresult result = ((CUresult(*)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t))REAL(cuMemCreate))(
+        &handle, bytes, &prop, 0);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = ((CUresult(*)(CUdeviceptr, size_t, size_t, uint64_t, uint64_t))REAL(cuMemMap))(address, bytes, 0, handle, 0);
+    ((CUresult(*)(uint64_t))REAL(cuMemRelease))(handle);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = ((CUresult(*)(CUdeviceptr, size_t, const struct access *, size_t))REAL(cuMemSetAccess))(address, bytes, &access, 1);
+    if (result != CUDA_SUCCESS)
+        ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(address, bytes);
+    return result;
+}
+
+CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
+{
+    return ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(region->address + (uint64_t)index * SWAP_PIECE,
+                                                                cot_swap_piece_bytes(region, index));
+}
+
+/* ---- regions ---- */
+
+static void destroy(struct region *region) /* not, or no longer, in the list */
+{
+    if (region->managed)
+        ((CUresult(*)(CUdeviceptr))REAL(cuMemFree_v2))(region->address);
+    else {
+        for (uint32_t i = 0; i < region->pieces; i++)
+            if (region->piece[i].state == PIECE_HERE)
+                cot_swap_unmap_piece(region, i);
+        ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemAddressFree))(region->address, region->bytes);
+    }
+    free(region->slab);
+    free(region);
+}
+
+static struct region *new_region(struct gpu *gpu, uint64_t asked)
+{
+    bool managed = cot_swap_mode() == COTENANT_OVERSUBSCRIBE_MANAGED;
+    uint64_t bytes = round_up(asked);
+    uint32_t pieces = managed ? 1 : (uint32_t)((bytes + SWAP_PIECE - 1) / SWAP_PIECE);
+    struct region *region = calloc(1, sizeof *region + pieces * sizeof region->piece[0]);
+    if (!region)
+        return NULL;
+    region->bytes = bytes;
+    region->asked_bytes = asked;
+    region->gpu = gpu;
+    region->context = cot_thread->context;
+    region->managed = managed;
+    region->pieces = pieces;
+    CUresult result =
+        managed ? ((CUresult(*)(CUdeviceptr *, size_t, unsigned))REAL(cuMemAllocManaged))(&region->address, bytes, 1)
+                : ((CUresult(*)(CUdeviceptr *, size_t, size_t, CUdeviceptr, uint64_t))REAL(cuMemAddressReserve))(
+                      &region->address, bytes, SWAP_GRANULE, 0, 0);
+    if (result == CUDA_SUCCESS)
+        return region;
+    free(region);
+    return NULL;
+}
+
+/* A process without a turn need not have the memory now: it gets it with its other contents, before the next launch. */
+static bool publish_empty(struct region *region, bool only_if_away)
+{
+    struct gpu *gpu = region->gpu;
+    pthread_mutex_lock(&cot_lock);
+    bool away = cot_swap_is_away(gpu);
+    bool closed = gpu->state == GATE_CLOSED || gpu->state == GATE_REQUESTED;
+    bool done = away || (closed && !only_if_away);
+    if (done)
+        cot_swap_publish(region);
+    pthread_mutex_unlock(&cot_lock);
+    if (done)
+        cot_swap_report_state(gpu);
+    return done;
+}
+
+/* Memory behind all of a new region, with the agent's help when the GPU is full. */
+static CUresult fill(struct region *region, bool *empty)
+{
+    *empty = false;
+    if (region->managed) {
+        region->piece[0].state = PIECE_HERE;
+        return CUDA_SUCCESS;
+    }
+    if (publish_empty(region, true)) {
+        *empty = true;
+        return CUDA_SUCCESS;
+    }
+    for (uint32_t i = 0, tries = 0; i < region->pieces;) {
+        CUresult result = cot_swap_map_piece(region, i);
+        if (result == CUDA_SUCCESS) {
+            region->piece[i++].state = PIECE_HERE;
+            continue;
+        }
+        bool later = false;
+        if (result != CUDA_ERROR_OUT_OF_MEMORY)
+            return result;
+        if (cot_swap_make_room(region->gpu, region->bytes - (uint64_t)i * SWAP_PIECE, &later) && tries++ < 8)
+            continue;
+        for (uint32_t back = 0; back < i; back++) {
+            cot_swap_unmap_piece(region, back);
+            region->piece[back].state = PIECE_EMPTY;
+        }
+        if (later && tries++ < 64) {
+            if (publish_empty(region, false)) {
+                *empty = true;
+                return CUDA_SUCCESS;
+            }
+            i = 0; /* a turn has begun meanwhile: the agent can make room */
+            continue;
+        }
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult make_region(struct gpu *gpu, uint64_t asked, struct region **out, struct slab *slab)
+{
+    uint64_t reservation, bytes = round_up(asked);
+    CUresult result = cot_memory_reserve(gpu, COTENANT_MEMORY_PLAIN, bytes, &reservation);
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool empty = false;
+    struct region *region = new_region(gpu, asked);
+    if (region) {
+        region->slab = slab;
+        if (slab)
+            slab->region = region;
+    }
+    result = region ? fill(region, &empty) : CUDA_ERROR_OUT_OF_MEMORY;
+    cot_memory_commit(gpu, COTENANT_MEMORY_PLAIN, reservation, result == CUDA_SUCCESS ? bytes : 0);
+    if (result != CUDA_SUCCESS) {
+        if (region) {
+            region->slab = NULL;
+            destroy(region);
+        }
+        return result;
+    }
+    if (!empty) {
+        pthread_mutex_lock(&cot_lock);
+        cot_swap_publish(region);
+        pthread_mutex_unlock(&cot_lock);
+    }
+    *out = region;
+    return CUDA_SUCCESS;
+}
+
+/* ---- small allocations ---- */
+
+static bool take_slot(struct slab *slab, uint64_t bytes, CUdeviceptr *out)
+{
+    for (uint32_t i = 0; i < slab->slots && slab->used < slab->slots; i++)
+        if (slab->asked[i] == 0) {
+            slab->asked[i] = (uint32_t)bytes;
+            slab->used++;
+            *out = slab->region->address + (uint64_t)i * slab->slot_bytes;
+            return true;
+        }
+    return false;
+}
+
+static CUresult allocate_small(struct gpu *gpu, CUdeviceptr *out, uint64_t bytes)
+{
+    uint32_t class = cot_slab_class(bytes);
+    struct slab **list = &cot_slabs[gpu - cot_gpu_at(0)][class];
+    pthread_mutex_lock(&cot_swap_lock);
+    for (struct slab *slab = *list; slab; slab = slab->next)
+        if (slab->region->context == cot_thread->context && take_slot(slab, bytes, out)) {
+            pthread_mutex_unlock(&cot_swap_lock);
+            return CUDA_SUCCESS;
+        }
+    pthread_mutex_unlock(&cot_swap_lock);
+    struct slab *slab = calloc(1, sizeof *slab);
+    if (!slab)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    slab->slot_bytes = SMALLEST_SLOT << class;
+    slab->slots = (uint32_t)(SWAP_GRANULE / slab->slot_bytes);
+    struct region *region;
+    CUresult result = make_region(gpu, SWAP_GRANULE, &region, slab);
+    if (result != CUDA_SUCCESS) {
+        free(slab);
+        return result;
+    }
+    pthread_mutex_lock(&cot_swap_lock);
+    take_slot(slab, bytes, out);
+    slab->next = *list;
+    *list = slab;
+    pthread_mutex_unlock(&cot_swap_lock);
+    return CUDA_SUCCESS;
+}
+
+CUresult cot_swap_allocate(struct gpu *gpu, CUdeviceptr *out, uint64_t bytes)
+{
+    if (!out || !bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (bytes >= UINT64_C(1) << 62)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (bytes <= LARGEST_SLOT && cot_swap_mode() == COTENANT_OVERSUBSCRIBE_SWAP)
+        return allocate_small(gpu, out, bytes);
+    struct region *region;
+    CUresult result = make_region(gpu, bytes, &region, NULL);
+    if (result == CUDA_SUCCESS)
+        *out = region->address;
+    return result;
+}
+
+/* Takes a slot back; true when the slab is empty and another one of its class has room, so that it can go. */
+static bool free_slot(struct slab *slab, uint32_t index)
+{
+    slab->asked[index] = 0;
+    slab->used--;
+    if (slab->used > 0)
+        return false;
+    for (struct slab *other = cot_slabs[slab->region->gpu - cot_gpu_at(0)][cot_slab_class(slab->slot_bytes)]; other; other = other->next)
+        if (other != slab && other->used < other->slots)
+            return true;
+    return false;
+}
+
+/* What the driver's own free does: what is queued may still use the memory. */
+static CUresult wait_for_queued(const struct region *region)
+{
+    pthread_mutex_lock(&cot_lock);
+    bool away = cot_swap_is_away(region->gpu);
+    pthread_mutex_unlock(&cot_lock);
+    return away ? CUDA_SUCCESS : ((CUresult(*)(void))REAL(cuCtxSynchronize))();
+}
+
+bool cot_swap_free(CUdeviceptr address, CUresult *result)
+{
+    pthread_mutex_lock(&cot_swap_lock);
+    struct region *region = cot_swap_find_start(address);
+    uint32_t index = region && region->slab ? (uint32_t)((address - region->address) / region->slab->slot_bytes) : 0;
+    bool known = region && (region->slab ? (address - region->address) % region->slab->slot_bytes == 0 && region->slab->asked[index]
+                                         : address == region->address);
+    pthread_mutex_unlock(&cot_swap_lock);
+    if (!known)
+        return false;
+    *result = wait_for_queued(region);
+    struct gpu *gpu = region->gpu;
+    pthread_mutex_lock(&cot_lock);
+    while (cot_swap_of(gpu)->moving && !cot_exiting())
+        pthread_cond_wait(&cot_changed, &cot_lock);
+    pthread_mutex_lock(&cot_swap_lock);
+    bool gone = !region->slab || free_slot(region->slab, index);
+    bool was_away = cot_swap_of(gpu)->away_bytes > 0;
+    if (gone)
+        cot_swap_unlink(region);
+    pthread_mutex_unlock(&cot_swap_lock);
+    pthread_mutex_unlock(&cot_lock);
+    if (!gone)
+        return true;
+    if (was_away)
+        cot_swap_report_state(gpu);
+    cot_memory_release(gpu, COTENANT_MEMORY_PLAIN, region->bytes);
+    destroy(region);
+    return true;
+}
+
+/* What was allocated in a context ends with it; NULL: everything on that GPU. */
+void cot_swap_forget_context(struct gpu *gpu, CUcontext context)
+{
+    struct region *doomed = NULL, *region;
+    pthread_mutex_lock(&cot_lock);
+    while (cot_swap_of(gpu)->moving && !cot_exiting())
+        pthread_cond_wait(&cot_changed, &cot_lock);
+    pthread_mutex_lock(&cot_swap_lock);
+    while ((region = cot_swap_find_of(gpu, context))) {
+        cot_swap_unlink(region);
+        region->next = doomed;
+        doomed = region;
+    }
+    pthread_mutex_unlock(&cot_swap_lock);
+    pthread_mutex_unlock(&cot_lock);
+    while ((region = doomed)) {
+        doomed = region->next;
+        cot_memory_release(gpu, COTENANT_MEMORY_PLAIN, region->bytes);
+        destroy(region);
+    }
+}
+

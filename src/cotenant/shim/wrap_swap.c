@@ -1,0 +1,110 @@
+/* Functions that give away the memory behind an address, or touch it past the gate: what a program whose memory moves
+ * must not do unnoticed.  Without movable allocations all of them are the driver's own. */
+#include "swap.h"
+
+#define CU_POINTER_ATTRIBUTE_P2P_TOKENS 5
+
+bool cot_swap_fix_around(CUdeviceptr address, const char *why)
+{
+    CUdeviceptr base;
+    size_t bytes;
+    if (!cot_swap_extent(address, &base, &bytes))
+        return false;
+    cot_swap_fix(why);
+    return true;
+}
+
+/* Memory for another process: plain allocations only, which movable ones are not.  The program gets an error for this one
+ * and, from here on, plain allocations. */
+DECLARE_REAL(cuIpcGetMemHandle);
+EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address)
+{
+    if (cot_swap_fix_around(address, "it shares memory with other processes (cuIpcGetMemHandle); start such a program without"
+                                     " --oversubscribe swap"))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return ((CUresult(*)(void *, CUdeviceptr))REAL(cuIpcGetMemHandle))(handle, address);
+}
+
+DECLARE_REAL(cuMemGetHandleForAddressRange);
+EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes, int type, uint64_t flags)
+{
+    cot_swap_fix_around(address, "it registers memory with the network (cuMemGetHandleForAddressRange)");
+    return ((CUresult(*)(void *, CUdeviceptr, size_t, int, uint64_t))REAL(cuMemGetHandleForAddressRange))(handle, address, bytes,
+                                                                                                       type, flags);
+}
+
+DECLARE_REAL(cuMulticastBindAddr);
+EXPORT CUresult cuMulticastBindAddr(uint64_t multicast, size_t offset, CUdeviceptr address, size_t bytes, uint64_t flags)
+{
+    cot_swap_fix_around(address, "it binds memory to a multicast object (cuMulticastBindAddr)");
+    return ((CUresult(*)(uint64_t, size_t, CUdeviceptr, size_t, uint64_t))REAL(cuMulticastBindAddr))(multicast, offset, address,
+                                                                                                    bytes, flags);
+}
+
+DECLARE_REAL(cuMulticastBindAddr_v2);
+EXPORT CUresult cuMulticastBindAddr_v2(uint64_t multicast, CUdevice device, size_t offset, CUdeviceptr address, size_t bytes,
+                                       uint64_t flags)
+{
+    cot_swap_fix_around(address, "it binds memory to a multicast object (cuMulticastBindAddr)");
+    return ((CUresult(*)(uint64_t, CUdevice, size_t, CUdeviceptr, size_t, uint64_t))REAL(cuMulticastBindAddr_v2))(
+        multicast, device, offset, address, bytes, flags);
+}
+
+DECLARE_REAL(cuPointerGetAttribute);
+EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr address)
+{
+    if (UNLIKELY(attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS))
+        cot_swap_fix_around(address, "it registers memory with a device (CU_POINTER_ATTRIBUTE_P2P_TOKENS)");
+    return ((CUresult(*)(void *, int, CUdeviceptr))REAL(cuPointerGetAttribute))(data, attribute, address);
+}
+
+#define ADDRESS_RANGE(name)                                                                             \
+    DECLARE_REAL(name);                                                                                 \
+    EXPORT CUresult name(CUdeviceptr *base, size_t *bytes, CUdeviceptr address)                         \
+    {                                                                                                   \
+        CUdeviceptr own_base;                                                                           \
+        size_t own_bytes;                                                                               \
+        if (!cot_swap_extent(address, &own_base, &own_bytes))                                           \
+            return ((CUresult(*)(CUdeviceptr *, size_t *, CUdeviceptr))REAL(name))(base, bytes, address); \
+        if (base)                                                                                       \
+            *base = own_base;                                                                           \
+        if (bytes)                                                                                      \
+            *bytes = own_bytes;                                                                         \
+        return CUDA_SUCCESS;                                                                            \
+    }
+ADDRESS_RANGE(cuMemGetAddressRange_v2)
+
+/* Writes of a stream into memory pass no launch: with movable memory they wait for the turn as launches do. */
+#define STREAM_WRITE(name, value_type, effective)                                                                      \
+    DECLARE_REAL(name);                                                                                                \
+    EXPORT CUresult name(CUstream stream, CUdeviceptr address, value_type value, unsigned flags)                       \
+    {                                                                                                                  \
+        struct calls *calls = cot_swap_mode() ? cot_gate_enter((uintptr_t)name, effective) : NULL;                         \
+        CUresult result =                                                                                              \
+            ((CUresult(*)(CUstream, CUdeviceptr, value_type, unsigned))REAL(name))(stream, address, value, flags);     \
+        cot_gate_exit(calls);                                                                                            \
+        return result;                                                                                                 \
+    }
+#define PTSZ(stream) ((stream) ? (stream) : (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
+STREAM_WRITE(cuStreamWriteValue32, uint32_t, stream)
+STREAM_WRITE(cuStreamWriteValue32_ptsz, uint32_t, PTSZ(stream))
+STREAM_WRITE(cuStreamWriteValue32_v2, uint32_t, stream)
+STREAM_WRITE(cuStreamWriteValue32_v2_ptsz, uint32_t, PTSZ(stream))
+STREAM_WRITE(cuStreamWriteValue64, uint64_t, stream)
+STREAM_WRITE(cuStreamWriteValue64_ptsz, uint64_t, PTSZ(stream))
+STREAM_WRITE(cuStreamWriteValue64_v2, uint64_t, stream)
+STREAM_WRITE(cuStreamWriteValue64_v2_ptsz, uint64_t, PTSZ(stream))
+
+#define BATCH_MEM_OP(name, effective)                                                                                  \
+    DECLARE_REAL(name);                                                                                                \
+    EXPORT CUresult name(CUstream stream, unsigned count, void *operations, unsigned flags)                            \
+    {                                                                                                                  \
+        struct calls *calls = cot_swap_mode() ? cot_gate_enter((uintptr_t)name, effective) : NULL;                         \
+        CUresult result = ((CUresult(*)(CUstream, unsigned, void *, unsigned))REAL(name))(stream, count, operations, flags); \
+        cot_gate_exit(calls);                                                                                            \
+        return result;                                                                                                 \
+    }
+BATCH_MEM_OP(cuStreamBatchMemOp, stream)
+BATCH_MEM_OP(cuStreamBatchMemOp_ptsz, PTSZ(stream))
+BATCH_MEM_OP(cuStreamBatchMemOp_v2, stream)
+BATCH_MEM_OP(cuStreamBatchMemOp_v2_ptsz, PTSZ(stream))

@@ -1,0 +1,296 @@
+"""Movable memory: contents survive every move, and every fault of a move, byte for byte."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+
+from fake_agent import (
+    MOVE_ALLOW,
+    MOVE_DONE,
+    MOVE_IN,
+    MOVE_OUT,
+    MOVE_PROGRESS,
+    MOVE_ROOM,
+    MOVE_STATE,
+    WARNING,
+    FakeAgent,
+)
+
+from conftest import Tenants
+
+Agents = Callable[..., FakeAgent]
+MIB = 1 << 20
+EVERYTHING = 1 << 60
+OK, DENIED, OUT_OF_MEMORY = 0, 4, 5
+
+# A program that is told what to do line by line, and answers with one line each.
+PROGRAM = """
+from cuda_calls import *
+import hashlib, random, sys
+module = start()
+kernel = function(module, b'busy')
+held, expected = {}, {}
+def fill(name, size, seed):
+    data = random.Random(seed).randbytes(size)
+    cu('cuMemcpyHtoD_v2', held[name], data, c_size_t(size))
+    expected[name] = hashlib.sha256(data).hexdigest()
+def check():
+    for name, wanted in expected.items():
+        size = sizes[name]
+        data = ctypes.create_string_buffer(size)
+        cu('cuMemcpyDtoH_v2', data, held[name], c_size_t(size))
+        if hashlib.sha256(data.raw).hexdigest() != wanted: return 'corrupt ' + name
+    return 'intact'
+sizes = {}
+def take(name, size):
+    p = c_uint64()
+    code = raw('cuMemAlloc_v2', byref(p), c_size_t(size))
+    if code == 0: held[name], sizes[name] = p, size
+    return code
+def give(name):
+    expected.pop(name, None)
+    return raw('cuMemFree_v2', held.pop(name))
+print('ready', flush=True)
+for line in sys.stdin:
+    try: print(eval(line), flush=True)
+    except CudaError as error: print(error, flush=True)
+"""
+
+
+class Program:
+    """The program above under the shim, spoken to line by line."""
+
+    def __init__(self, tenants: Tenants, agent: FakeAgent, **extra: str) -> None:
+        self.process: subprocess.Popen[str] = tenants.python(agent, "import ctypes\n" + PROGRAM, **extra)
+        assert self.process.stdout is not None
+        assert self.process.stdin is not None
+        self.input, self.output = self.process.stdin, self.process.stdout
+        assert self.output.readline().strip() == "ready", self.process.stderr and self.process.stderr.read()
+
+    def tell(self, line: str) -> None:
+        self.input.write(line + "\n")
+        self.input.flush()
+
+    def answer(self) -> str:
+        line = self.output.readline().strip()
+        if not line and self.process.stderr:
+            raise AssertionError(self.process.stderr.read()[-2000:])
+        return line
+
+    def ask(self, line: str) -> str:
+        self.tell(line)
+        return self.answer()
+
+
+def started(tenants: Tenants, agent: Agents, memory: int = 4096 * MIB, **settings: object) -> tuple[FakeAgent, Program]:
+    """An agent that oversubscribes by swap, short turns, and a program with three buffers of known contents."""
+    tenants.environment["COTENANT_SOFTGPU_MEMORY"] = str(memory)
+    broker = agent(oversubscribe=1, backing_bytes=226 * MIB, turn_ns=2_000_000, **settings)
+    program = Program(tenants, broker)
+    for name, size in (("large", 10 * MIB), ("odd", 3 * MIB + 17), ("small", 1000), ("tiny", 16)):
+        assert program.ask(f"take({name!r}, {size})") == "0"
+        program.ask(f"fill({name!r}, {size}, {size})")
+    closed(broker)
+    return broker, program
+
+
+def closed(broker: FakeAgent) -> None:
+    """Give no more turns, and wait until the one under way has ended."""
+    broker.granting = False
+    deadline = time.monotonic() + 5
+    while broker.holder is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def moved(message: object) -> tuple[int, int, int, int]:
+    """status, bytes moved, resident, away of a MOVE_DONE or MOVE_STATE."""
+    return (message.status, message.u64(0), message.u64(24), message.u64(32))  # type: ignore[attr-defined]
+
+
+def test_contents_leave_and_come_back_at_the_same_addresses(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent)
+    # 40 MiB, 3 MiB + 17 rounded to granules of 2 MiB, and a granule for each class of small ones: 1000 and 16 bytes
+    held = (10 + 4 + 2 + 2) * MIB
+    before = program.ask("[p.value for p in held.values()]")
+    assert program.ask("raw('cuMemGetInfo_v2', byref(c_size_t()), byref(c_size_t()))") == "0"
+    out = broker.move(MOVE_OUT, EVERYTHING)
+    assert moved(out) == (OK, held, 0, held)
+    assert broker.clients[0].of(MOVE_PROGRESS) == []  # told at every 64 MiB
+    back = broker.move(MOVE_IN, EVERYTHING)
+    assert moved(back) == (OK, held, held, 0)
+    broker.resume()
+    assert program.ask("check()") == "intact"
+    assert program.ask("[p.value for p in held.values()]") == before
+
+
+def test_a_part_leaves_largest_pieces_first(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent)
+    out = broker.move(MOVE_OUT, 1)
+    assert moved(out) == (OK, 10 * MIB, 8 * MIB, 10 * MIB)
+    assert moved(broker.move(MOVE_OUT, EVERYTHING, base=10 * MIB)) == (OK, 8 * MIB, 0, 18 * MIB)
+    broker.move(MOVE_IN, EVERYTHING)
+    broker.resume()
+    assert program.ask("check()") == "intact"
+
+
+def test_a_hundred_moves_with_changes_between(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent)
+    for turn in range(100):
+        assert moved(broker.move(MOVE_OUT, EVERYTHING, base=(turn % 5) * 2 * MIB))[0] == OK
+        assert moved(broker.move(MOVE_IN, EVERYTHING))[0] == OK
+        if turn % 10 == 0:
+            broker.resume()
+            assert program.ask("check()") == "intact"
+            program.ask(f"fill('large', {10 * MIB}, {turn})")
+            program.ask(f"fill('tiny', 16, {turn})")
+            closed(broker)
+    broker.resume()
+    assert program.ask("check()") == "intact"
+
+
+def test_allocating_and_freeing_while_away(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent)
+    broker.move(MOVE_OUT, EVERYTHING)
+    assert program.ask("take('new', 8 << 20)") == "0"
+    assert program.ask("give('odd')") == "0"
+    states = broker.clients[0].of(MOVE_STATE)
+    assert moved(states[-2])[2:] == (0, 26 * MIB)
+    assert moved(states[-1])[2:] == (0, 22 * MIB)
+    # a launch waits for the turn, and the turn for the memory
+    program.tell("fill('new', 8 << 20, 1)")
+    back = broker.move(MOVE_IN, EVERYTHING)
+    assert moved(back) == (OK, 22 * MIB, 22 * MIB, 0)
+    broker.resume()
+    program.answer()
+    assert program.ask("check()") == "intact"
+    assert program.ask("give('new')") == "0"
+
+
+def test_a_grant_that_crosses_an_allocation_is_given_back(tenants: Tenants, agent: Agents) -> None:
+    """The agent grants while memory is away (it did not know): nothing runs, the turn comes back at once."""
+    broker, program = started(tenants, agent)
+    broker.move(MOVE_OUT, EVERYTHING)
+    releases = len(broker.releases())
+    program.tell("check()")
+    broker.resume()
+    deadline = time.monotonic() + 5
+    while len(broker.releases()) == releases:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert broker.releases()[-1].u64(32) >= 0
+    closed(broker)
+    broker.move(MOVE_IN, EVERYTHING)
+    broker.resume()
+    assert program.answer() == "intact"
+
+
+def test_the_way_in_goes_no_further_than_allowed(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent)
+    broker.move(MOVE_OUT, EVERYTHING)
+    client = broker.clients[0]
+    client.send(MOVE_IN, struct.pack("=QQQ", 10 * MIB, 0, 0), slot=0, sequence=7)
+    time.sleep(0.3)
+    assert len(client.of(MOVE_DONE)) == 1
+    client.send(MOVE_ALLOW, struct.pack("=QQQ", EVERYTHING, 0, 0), slot=0)
+    deadline = time.monotonic() + 5
+    while len(client.of(MOVE_DONE)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert client.of(MOVE_DONE)[-1].sequence == 7
+    broker.resume()
+    assert program.ask("check()") == "intact"
+
+
+def test_no_memory_on_the_way_back_loses_nothing(tenants: Tenants, agent: Agents) -> None:
+    """While it is away somebody else fills the card: the move ends with OUT_OF_MEMORY, a later one brings all back."""
+    broker, program = started(tenants, agent, memory=570 * MIB)  # a context takes 256 MiB
+    broker.move(MOVE_OUT, EVERYTHING)
+    script = "from cuda_calls import *\nstart()\np = c_uint64()\ncu('cuMemAlloc_v2', byref(p), c_size_t(50 << 20))\n"
+    hog = tenants.python(None, script + "print('up', flush=True)\ninput()\n")
+    assert hog.stdout is not None
+    assert hog.stdout.readline().strip() == "up"
+    status, _, here, away = moved(broker.move(MOVE_IN, EVERYTHING))
+    assert status == OUT_OF_MEMORY
+    assert here + away == 18 * MIB
+    assert away > 0
+    hog.communicate("\n", timeout=20)
+    assert moved(broker.move(MOVE_IN, EVERYTHING))[0::3] == (OK, 0)
+    broker.resume()
+    assert program.ask("check()") == "intact"
+
+
+def test_a_full_card_asks_for_room_and_takes_the_answer(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent, memory=400 * MIB)
+    client = broker.clients[0]
+    # without a turn: not now, so it is there without memory until the next turn
+    broker.room_answers = [DENIED]
+    assert program.ask("take('later', 200 << 20)") == "0"
+    assert moved(client.of(MOVE_STATE)[-1])[2:] == (18 * MIB, 200 * MIB)
+    assert program.ask("give('later')") == "0"
+    # nothing to be had at all: the program's own error
+    assert program.ask("take('never', 200 << 20)") == "2"
+    assert len(client.of(MOVE_ROOM)) == 2
+    broker.resume()
+    assert program.ask("check()") == "intact"
+
+
+def test_orders_during_a_turn_are_refused(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent)
+    broker.turn_ns = None
+    broker.resume()
+    assert program.ask("check()") == "intact"
+    assert moved(broker.move(MOVE_OUT, EVERYTHING))[0] == DENIED
+    assert program.ask("check()") == "intact"
+
+
+def test_sharing_memory_ends_moving_and_says_so(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent)
+    assert program.ask("raw('cuIpcGetMemHandle', ctypes.create_string_buffer(64), held['large'])") == "801"
+    client = broker.clients[0]
+    assert client.of(MOVE_STATE)[-1].u32(80) == 1  # COTENANT_MOVE_FIXED
+    assert b"shares memory with other processes" in client.of(WARNING)[-1].body
+    assert moved(broker.move(MOVE_OUT, EVERYTHING))[0] == DENIED
+    assert program.ask("take('plain', 4096)") == "0"
+    broker.resume()
+    assert program.ask("check()") == "intact"
+    assert program.ask("give('plain')") == "0"
+
+
+def test_what_a_program_loads_can_keep_its_memory_in_place(tenants: Tenants, agent: Agents) -> None:
+    tenants.environment["COTENANT_FIXED_WITH"] = "libnothing,libpython,libc.so"
+    broker, program = started(tenants, agent)
+    assert any(b"which hands memory to others" in message.body for message in broker.clients[0].of(WARNING))
+    assert moved(broker.move(MOVE_OUT, EVERYTHING))[0] == DENIED
+    broker.resume()
+    assert program.ask("check()") == "intact"
+
+
+def test_fail_open_brings_the_memory_back_first(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent, fail_mode=1)
+    broker.move(MOVE_OUT, EVERYTHING)
+    broker.close()
+    assert program.ask("check()") == "intact"
+
+
+def test_extents_are_those_of_the_allocations(tenants: Tenants, agent: Agents) -> None:
+    _, program = started(tenants, agent)
+    ask = "b, s = c_uint64(), c_size_t(); cu('cuMemGetAddressRange_v2', byref(b), byref(s), c_uint64(held[n].value + 5))"
+    program.ask(f"exec('''def extent(n):\\n    {ask}\\n    return b.value - held[n].value, s.value''', globals())")
+    assert program.ask("extent('odd')") == f"(0, {3 * MIB + 17})"
+    assert program.ask("extent('tiny')") == "(0, 16)"
+    assert program.ask("raw('cuMemFree_v2', c_uint64(held['odd'].value + 4096))") != "0"
+
+
+def test_small_allocations_share_pieces(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent)
+    before = broker.total_used
+    assert program.ask("[take(f's{i}', 500) for i in range(4096)] == [0] * 4096") == "True"
+    assert broker.total_used - before <= 2 * MIB
+    assert program.ask("len({held[f's{i}'].value for i in range(4096)})") == "4096"
+    assert program.ask("sum(give(f's{i}') for i in range(4096))") == "0"
+    broker.resume()
+    assert program.ask("check()") == "intact"
