@@ -19,6 +19,7 @@ from typing import Any
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node import config as configs
 from cotenant.node import holding, processes, reconfigure, state
+from cotenant.node.backing import host_memory
 from cotenant.node.broker import Broker
 from cotenant.node.config import AgentConfig, FileWatch, TenantSpec
 from cotenant.node.control import Caller, ControlServer
@@ -27,8 +28,10 @@ from cotenant.node.floor_page import SOCKET as FLOOR_SOCKET
 from cotenant.node.gpus import Gpu, discover
 from cotenant.node.holders import Place, place_of
 from cotenant.node.ledger import HOST, Ledger
+from cotenant.node.live import Live, promise
 from cotenant.node.mechanisms import make_mechanisms
 from cotenant.node.operations import Operations
+from cotenant.node.residency import Residency
 from cotenant.node.server import ShimServer
 from cotenant.node.tenants import Registry, Tenant
 from cotenant.node.trace import TurnTrace
@@ -75,6 +78,8 @@ class AgentOptions:
     gpus: tuple[Gpu, ...] | None = None  # given instead of discovered
     tenant_socket: Path | None = None  # for containers: apart from the control socket, open to every user
     locate: Callable[[int], Place | None] = place_of  # the pod or job of a process
+    http: str | None = None  # HOST:PORT of the live page and the metrics
+    http_token: str | None = None  # what their readers must show
     log: Callable[[str], None] = lambda text: print(f"cotenant agent: {text}", file=sys.stderr, flush=True)
 
 
@@ -88,7 +93,8 @@ class Agent:
         self.config = self.load_config()
         self.gpus: tuple[Gpu, ...] = options.gpus or discover(self.config.gpus)
         self.mechanisms = make_mechanisms(self.folder)
-        self.registry = Registry(self.gpus, self.mechanisms)
+        self.host = host_memory(self.config.swap_memory_bytes)
+        self.registry = Registry(self.gpus, self.mechanisms, self.host)
         self.ledger = Ledger()
         for gpu in self.gpus:
             self.ledger.gpu(gpu.uuid, gpu.memory_bytes)
@@ -100,6 +106,7 @@ class Agent:
         self.broker: Broker
         self.server: ShimServer
         self.floors: Floors
+        self.live = Live(self)
         self._stop = asyncio.Event()
         self._saved_fault = ""
         self._save_timer: asyncio.TimerHandle | None = None
@@ -124,13 +131,14 @@ class Agent:
             if self.options.trace is not None:
                 self.trace = TurnTrace(self.options.trace)
             self._start_parts()
-            operations = Operations(self)
-            control = ControlServer(self.folder / "control.sock", operations.table(), self.launcher_gone, self.log)
+            self.operations = Operations(self)
+            control = ControlServer(self.folder / "control.sock", self.operations.table(), self.launcher_gone, self.log)
             self._restore()
             reconfigure.admit_declared(self, self.config.tenants)
             self.server.listen(TENANT_SOCKET_MODE if self.options.tenant_socket else self.options.socket_mode)
             self.floors.listen(TENANT_SOCKET_MODE if self.options.tenant_socket else self.options.socket_mode)
             await control.listen(self.options.socket_mode)
+            await self.live.listen()
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
@@ -143,6 +151,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await control.close()
+            await self.live.close()
         finally:
             self._end()
 
@@ -169,6 +178,8 @@ class Agent:
             self.save,
             self.options.locate,
         )
+        self.residency = self.server.residency = Residency(self, self.host, self.config.most_moving)
+        self.broker.before_grant = self.residency.before_grant
         floor_path = self.server.path.with_name(FLOOR_SOCKET)
         gpus = [gpu.uuid for gpu in self.gpus]
         self.floors = Floors(floor_path, gpus, self.config.colocation, self.server.tenant_of, self.log)
@@ -179,6 +190,7 @@ class Agent:
         if hasattr(self, "server"):
             self.save_now()
             self.broker.close()
+            self.residency.close()
             self.server.close_all()
         for mechanism in self.mechanisms.values():
             mechanism.close()
@@ -212,21 +224,24 @@ class Agent:
         tenant = self.registry.admit(spec, uid, token=token, declared=declared)
         tenant.created_ns = time.monotonic_ns()
         self._apply(tenant)
+        self.live.decided(f"{spec.name} admitted: {promise(spec)}")
         return tenant
 
     def change_tenant(self, tenant: Tenant, spec: TenantSpec) -> str:
         """Change a tenant's promise; returns from when on it holds."""
         when = self.registry.resize(tenant, spec)
         self._apply(tenant)
+        self.live.decided(f"{tenant.name} changed: {promise(spec)}; holds {when}")
         self.save()
         return when
 
     def _apply(self, tenant: Tenant) -> None:
         for gpu in tenant.gpus:
-            self.ledger.cap(tenant.name, gpu.uuid, tenant.spec.memory_bytes)
+            self.ledger.cap(tenant.name, gpu.uuid, tenant.cap_bytes(gpu))
             self.server.publish_memory(tenant, gpu.uuid)
         if self.mechanisms[tenant.spec.mechanism].capabilities().gated:
             self.broker.join(tenant)
+        self.server.copies.join(tenant)
 
     def set_root(self, tenant: Tenant, key: processes.ProcessKey) -> None:
         """The program of a tenant runs; from now on the tenant lives as long as the program or any of its processes."""
@@ -235,7 +250,6 @@ class Agent:
         fd = processes.pidfd(key)
         if fd is None:
             asyncio.get_running_loop().call_soon(self.maybe_remove, tenant)
-        self.server.copies.join(tenant)
             return
         self._root_fds[tenant.name] = fd
         asyncio.get_running_loop().add_reader(fd, self._root_ended, tenant)
@@ -277,6 +291,9 @@ class Agent:
             self.broker.leave(tenant)
         self.ledger.forget(tenant.name)
         self.registry.remove(tenant)
+        self.server.copies.leave(tenant)
+        self.residency.forget(tenant)
+        self.live.decided(f"{tenant.name} left")
         self.departed[tenant.name] = list(tenant.warnings)
         if len(self.departed) > MAX_DEPARTED:
             del self.departed[next(iter(self.departed))]
@@ -285,8 +302,6 @@ class Agent:
     def launcher_gone(self, caller: Caller) -> None:
         """A control connection closed: what it registered and never started goes."""
         for name in caller.registered:
-        self.server.copies.leave(tenant)
-        self.live.decided(f"{tenant.name} left")
             tenant = self.registry.tenants.get(name)
             if tenant is not None and tenant.launching:
                 tenant.launching = False
@@ -342,6 +357,7 @@ class Agent:
 
     def _turn_ended(self, ended: Ended) -> None:
         self.turn_count += 1
+        self.live.turn(ended)
         if self.trace is not None:
             self.trace.turn(ended)
 
@@ -349,6 +365,7 @@ class Agent:
         tenant = self.registry.tenants.get(name)
         if tenant is not None:
             self.server.warn(tenant, text)
+            self.live.decided(f"{name}: {text}")
 
     async def _housekeeping(self) -> None:
         while True:

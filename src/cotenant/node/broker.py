@@ -55,6 +55,9 @@ class Broker:
         self._stuck: dict[tuple[str, str], _Hold] = {}  # (gpu, tenant) that runs on although its turn was taken
         self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
         self._tenants: dict[str, Tenant] = {}
+        # may this turn begin? False: the turn waits until `resume_turn` or `fail_turn` is called for it
+        self.before_grant: Callable[[Tenant, str, int], bool] = lambda tenant, gpu, epoch: True
+        self._suspended: set[str] = set()
         # epochs on the wire grow for ever, also over a restart of the agent
         self._wire_epoch = time.monotonic_ns() // 1000
 
@@ -91,10 +94,49 @@ class Broker:
         """TOKEN_REQUEST."""
         gpu = session.slots[slot]
         session.asking.add(slot)
+        if session.tenant.name in self._suspended:
+            return
         out = self.turns.request(gpu, session.tenant.name, time.monotonic_ns(), burst_ns)
         hold = self._holds.get(gpu)
         if out or hold is None or hold.contended is False:
             self._obey(out, gpu)
+
+    def suspend(self, tenant: Tenant) -> None:
+        """Give this tenant no turns; one under way is taken back. What it asks for is remembered."""
+        self._suspended.add(tenant.name)
+        now_ns = time.monotonic_ns()
+        for gpu in tenant.gpus:
+            machine = self.turns.gpus[gpu.uuid]
+            if tenant.name in machine.accounts:
+                self._obey(self.turns.withdraw(gpu.uuid, tenant.name, now_ns), gpu.uuid)
+                self._obey(machine.stop_turn(tenant.name, now_ns, "suspended"), gpu.uuid)
+
+    def unsuspend(self, tenant: Tenant) -> None:
+        """Turns again, from now on."""
+        self._suspended.discard(tenant.name)
+        for gpu in tenant.gpus:
+            if tenant.name in self.turns.gpus[gpu.uuid].accounts and self._asks(tenant, gpu.uuid):
+                self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
+
+    def holds(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether the tenant runs on that GPU, or still drains there."""
+        machine = self.turns.gpus[gpu]
+        return tenant.name in machine.overrun or (machine.turn is not None and machine.turn.account.name == tenant.name)
+
+    def resume_turn(self, gpu: str, name: str, epoch: int, floor_ns: int) -> None:
+        """The tenant of a turn that waited can run; the turn then lasts at least `floor_ns`."""
+        out = self.turns.gpus[gpu].resume(name, epoch, time.monotonic_ns(), floor_ns)
+        if out:
+            self._obey(out, gpu)
+        else:
+            self.fail_turn(gpu, name, epoch)
+
+    def fail_turn(self, gpu: str, name: str, epoch: int) -> None:
+        """The tenant of a turn that waited cannot run now: the turn ends, unused."""
+        tenant, machine = self._tenants.get(name), self.turns.gpus[gpu]
+        if tenant is not None and name in machine.accounts:
+            again = name not in self._suspended and self._asks(tenant, gpu)
+            self._obey(self.turns.release(gpu, name, epoch, time.monotonic_ns(), None, "gone", again), gpu)
 
     def release(
         self, session: Session, slot: int, epoch: int, drained_ns: int, reason: int, drained: bool, again: bool
@@ -143,7 +185,7 @@ class Broker:
         if self._holds.get(gpu) is hold:
             del self._holds[gpu]
         self._stuck.pop((gpu, tenant.name), None)
-        again = self._asks(tenant, gpu)
+        again = self._asks(tenant, gpu) and tenant.name not in self._suspended
         out = self.turns.release(gpu, tenant.name, hold.epoch, now_ns, hold.drained_ns, hold.reason, again)
         self._obey(out, gpu)
 
@@ -175,7 +217,12 @@ class Broker:
             self._arm(touched_gpu)
 
     def _grant(self, step: Grant) -> None:
-        tenant = self._tenants[step.tenant]
+        tenant, turn = self._tenants[step.tenant], self.turns.gpus[step.gpu].turn
+        if turn is not None and turn.epoch == step.epoch:
+            if turn.paused_ns is None and not self.before_grant(tenant, step.gpu, step.epoch):
+                self.turns.gpus[step.gpu].pause(step.tenant, step.epoch, time.monotonic_ns())
+            if turn.paused_ns is not None:
+                return
         hold = self._holds.get(step.gpu)
         if hold is None or hold.epoch != step.epoch or hold.tenant is not tenant:
             hold = self._holds[step.gpu] = _Hold(tenant, step.epoch, step.deadline_ns)

@@ -23,6 +23,7 @@ from cotenant.policy.quota import DISCIPLINES, QuotaSettings
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")
 FAIL_MODES = ("open", "closed")
+OVERSUBSCRIBE = ("none", "swap", "managed", "park")
 MAX_CONFIG_BYTES = 4 << 20
 
 
@@ -46,6 +47,7 @@ class TenantSpec:
     best_effort: bool = False
     work_class: str = "unknown"  # what its kernels need most: unknown, memory, compute; for the scheme orion
     work_sms: int = 0  # SMs that they fill; 0: not known
+    oversubscribe: str = "none"  # how its memory leaves the card for others: swap, managed, park
     copy_weight: float | None = None  # on the link; None: no wish, 1 where copies take turns
     latency_sensitive: bool = False  # its copies go ahead of all others
 
@@ -64,6 +66,8 @@ class AgentConfig:
     reconnect_ms: int = 100
     colocation: ColocationSettings = field(default_factory=ColocationSettings)
     copies: CopySettings = field(default_factory=CopySettings)
+    swap_memory_bytes: int | None = None  # host memory that contents may move to; None: half of what is available
+    most_moving: float = 0.05  # of the time, at most so much goes to moving
 
 
 def check_name(name: object, **where: Any) -> str:
@@ -88,6 +92,11 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
         raise InputError(f"{spec.name} asks for {spec.request:.0%}, over its own limit of {spec.limit:.0%}", **where)
     if spec.memory_bytes is not None and not 0 < spec.memory_bytes < 1 << 62:
         raise InputError(f"the memory of {spec.name} must be over 0 bytes and fit a machine", **where)
+    if spec.oversubscribe not in OVERSUBSCRIBE:
+        known = ", ".join(OVERSUBSCRIBE)
+        raise InputError(f"{spec.oversubscribe!r} is no way to oversubscribe; known: {known}", **where)
+    if spec.oversubscribe != "none" and max(spec.gpu_count, len(spec.gpus)) > 1:
+        raise InputError(f"{spec.name} has several GPUs; only tenants of one GPU can oversubscribe it", **where)
     if not 0.0 <= spec.weight < math.inf:
         raise InputError(f"the weight of {spec.name} is {spec.weight}; it must be 0 or more", **where)
     check_work(spec.work_class, spec.work_sms, **where)
@@ -101,7 +110,7 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
 
 
 _TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism", "user", "best_effort",
-                "work_class", "work_sms", "copy_weight", "latency_sensitive")  # fmt: skip
+                "work_class", "work_sms", "copy_weight", "latency_sensitive", "oversubscribe")  # fmt: skip
 _AGENT_KEYS = (
     "gpus",
     "quota",
@@ -119,6 +128,8 @@ _AGENT_KEYS = (
     "work_in_flight",
     "context_reserve",
     "reconnect",
+    "swap_memory",
+    "most_moving",
     "colocation",
     "copies",
 )
@@ -210,6 +221,10 @@ def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
             values["reconnect_ms"] = round(parse_seconds(data["reconnect"], "reconnect") * 1e3)
         if "context_reserve" in data:
             values["context_reserve_bytes"] = parse_bytes(data["context_reserve"], "context_reserve")
+        if "swap_memory" in data:
+            values["swap_memory_bytes"] = parse_bytes(data["swap_memory"], "swap_memory")
+        if "most_moving" in data:
+            values["most_moving"] = parse_moving(data["most_moving"], "most_moving")
         if "colocation" in data:
             values["colocation"] = parse_colocation(data["colocation"])
         if "copies" in data:
@@ -229,6 +244,14 @@ def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
         raise InputError(f"unknown discipline {name!r}; known: {known}", file=path, field="discipline")
     tenants = _parse_tenants(data.get("tenants") or [], path)
     return AgentConfig(tuple(gpus), quota_settings(name, times, path), fail, tenants, **values)
+
+
+def parse_moving(value: Any, name: str) -> float:
+    """The fraction of time that may go to moving: 0.1 % to 90 %."""
+    fraction = parse_fraction(value, name)
+    if not 0.001 <= fraction <= 0.9:
+        raise InputError("write 0.1 % to 90 %", field=name)
+    return fraction
 
 
 def quota_settings(discipline: str, times: Mapping[str, int], path: Path | None = None) -> QuotaSettings:
@@ -277,6 +300,7 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
             mechanism=str(entry.get("mechanism", "time")),
             uid=_user(entry["user"]) if "user" in entry else None,
             best_effort=bool(entry.get("best_effort", False)),
+            oversubscribe=str(entry.get("oversubscribe", "none")),
             copy_weight=float(entry["copy_weight"]) if "copy_weight" in entry else None,
             latency_sensitive=bool(entry.get("latency_sensitive", False)),
             work_class=str(entry.get("work_class", "unknown")),

@@ -64,6 +64,11 @@ class Ledger:
         holding = self._processes.get(process)
         return sum(n for (g, _), n in holding.held.items() if g == gpu) if holding else 0
 
+    def held(self, process: int, gpu: str, family: int) -> int:
+        """What one process holds in a family on that GPU, reservations left out."""
+        holding = self._processes.get(process)
+        return holding.held.get((gpu, family), 0) if holding else 0
+
     def total_used(self, gpu: str) -> int:
         """Everything charged on that GPU."""
         return sum(n for (_, g), n in self._used.items() if g == gpu)

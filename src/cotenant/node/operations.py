@@ -53,7 +53,7 @@ class Operations:
             "pid": os.getpid(),
             "folder": str(agent.folder),
             "uptime_s": (time.monotonic_ns() - agent.started_ns) / 1e9,
-            "gpus": [self._gpu(uuid) for uuid in agent.registry.gpus],
+            "gpus": [self.gpu_row(uuid) for uuid in agent.registry.gpus],
             "discipline": agent.config.quota.discipline,
             "quota_ms": agent.config.quota.quota_ns / 1e6,
             "min_quota_ms": agent.config.quota.min_quota_ns / 1e6,
@@ -66,7 +66,8 @@ class Operations:
             "trace_dropped": agent.trace.dropped if agent.trace else 0,
         }
 
-    def _gpu(self, uuid: str) -> dict[str, Any]:
+    def gpu_row(self, uuid: str) -> dict[str, Any]:
+        """A GPU with who holds it and what is promised, as `list` answers it."""
         agent = self.agent
         turn = agent.broker.turns.gpus[uuid].turn
         return agent.registry.gpus[uuid].as_dict() | {
@@ -81,10 +82,11 @@ class Operations:
 
     async def list_tenants(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Every tenant with what it asked for and what it got."""
-        tenants = [self._tenant(t) for t in self.agent.registry.tenants.values()]
+        tenants = [self.tenant_row(t) for t in self.agent.registry.tenants.values()]
         return {"agent": await self.status(caller, order), "tenants": tenants}
 
-    def _tenant(self, tenant: Tenant) -> dict[str, Any]:
+    def tenant_row(self, tenant: Tenant) -> dict[str, Any]:
+        """A tenant with what it asked for and what it got, as `list` answers it."""
         spec = tenant.spec
         now_ns = time.monotonic_ns()
         counters = [s.page.slots[slot].counters() for s in tenant.sessions for slot in s.slots]
@@ -94,6 +96,7 @@ class Operations:
             "limit": spec.limit,
             "priority": spec.priority,
             "mechanism": spec.mechanism,
+            "oversubscribe": spec.oversubscribe,
             "declared": tenant.declared,
             "holder": tenant.holder._asdict() if tenant.holder else None,
             "state": self._state(tenant),
@@ -125,11 +128,13 @@ class Operations:
             "holding": False,
             "waiting": False,
             "turns": 0,
+            "copies": agent.server.copies.row(tenant, uuid),
             "waited_s": 0.0,
             "held_s": 0.0,
-            "copies": agent.server.copies.row(tenant, uuid),
             "overrun_s": 0.0,
         }
+        if tenant.spec.oversubscribe != "none" or tenant.name in agent.residency.parked:
+            row["residency"] = agent.residency.row(tenant, uuid)
         machine = agent.broker.turns.gpus[uuid]
         account = machine.accounts.get(tenant.name)
         if account is not None:
@@ -236,7 +241,7 @@ class Operations:
         allowed = ("request", "limit", "memory_bytes", "priority", "weight", "copy_weight")
         changes = {key: _number(order, key) for key in allowed if order.get(key) is not None}
         if not changes:
-            raise InputError("nothing to change: give one of --request --limit --memory --priority --weight --copy-weight")
+            raise InputError(f"nothing to change: give one of {', '.join(allowed)}")
         when = self.agent.change_tenant(tenant, dataclasses.replace(tenant.spec, **changes))
         return {"name": tenant.name, "holds": when, **{k: getattr(tenant.spec, k) for k in allowed}}
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cotenant.model.errors import WorkError
 from cotenant.node import processes, wire
@@ -23,6 +24,9 @@ from cotenant.node.session import Session
 from cotenant.node.tenants import Registry, Tenant
 from cotenant.node.wire import BadMessageError, FailMode, SlotFlag, Status
 
+if TYPE_CHECKING:
+    from cotenant.node.residency import Residency
+
 MAX_SESSIONS = 8192
 MAX_SESSIONS_PER_TENANT = 1024
 MESSAGES_PER_WAKE = 16
@@ -32,7 +36,9 @@ CONTEXT_RESERVE_BYTES = 640 << 20  # a context with its modules takes 610 MiB on
 
 
 class ShimServer:
-    """All connections of shims on this node."""
+    """All connections of shims on this node. `residency` is set by the agent before the first one."""
+
+    residency: Residency
 
     def __init__(
         self,
@@ -232,6 +238,7 @@ class ShimServer:
             tenant.launches_gone += sum(session.page.slots[slot].launches for slot in session.slots)
             self.broker.drop(session)
             self.copies.drop(session)
+            self.residency.gone(session)
             for gpu in self.ledger.drop(session.number):
                 self.publish_memory(tenant, gpu)
             if not tenant.sessions:

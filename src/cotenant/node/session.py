@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.node import wire
 from cotenant.node.ledger import HOST
+from cotenant.node.moves import MoveState
 from cotenant.node.page import Page
 from cotenant.node.processes import Peer, ProcessKey
 from cotenant.node.wire import BadMessageError, Family, SlotFlag, Status, Type
@@ -38,6 +39,7 @@ class Session:
         self.closed = False
         self.slots: dict[int, str] = {}  # slot -> GPU UUID
         self.asking: set[int] = set()
+        self.moves: dict[int, MoveState] = {}  # slot -> where its movable memory is
         self.granted: dict[int, int] = {}  # slot -> epoch on the wire
         self.pidfd: int | None = None
         self._unsent: list[bytes] = []
@@ -119,6 +121,7 @@ class Session:
                 "fail_mode": self.server.fail_mode,
                 "reconnect_ms": self.server.config.reconnect_ms,
                 "tenant": tenant.name.encode(),
+                "oversubscribe": wire.Oversubscribe[tenant.spec.oversubscribe.upper()],
             },
             sequence=sequence,
         )
@@ -213,6 +216,17 @@ class Session:
         if head.type != Type.MEMORY_QUERY and not host:
             self.server.publish_memory(self.tenant, gpu)
 
+    def _backing(self, head: wire.Head, data: bytes) -> None:
+        self.server.residency.backing(self, head.sequence)
+
+    def _moved(self, head: wire.Head, data: bytes) -> None:
+        self._gpu(head)
+        self.server.residency.told(self, head.type, head.slot, head.sequence, head.status, wire.fields("move", data))
+
+    def _room(self, head: wire.Head, data: bytes) -> None:
+        self._gpu(head)
+        self.server.residency.room(self, head.slot, head.sequence, min(wire.body("move", data)[0], 1 << 62))
+
     def _burst(self, head: wire.Head, data: bytes) -> None:
         gpu = self._gpu(head)
         account = self.server.broker.turns.gpus[gpu].accounts.get(self.tenant.name)
@@ -256,6 +270,11 @@ _HANDLERS: dict[int, Callable[[Session, wire.Head, bytes], None]] = {
     Type.MEMORY_QUERY: Session._memory,
     Type.MEMORY_STATE: Session._memory,
     Type.BURST_REPORT: Session._burst,
+    Type.MOVE_BACKING: Session._backing,
+    Type.MOVE_STATE: Session._moved,
+    Type.MOVE_PROGRESS: Session._moved,
+    Type.MOVE_DONE: Session._moved,
+    Type.MOVE_ROOM: Session._room,
     Type.WARNING: Session._warning,
     Type.GOODBYE: Session._goodbye,
     Type.COPY_ATTACH: Session._attach_copies,

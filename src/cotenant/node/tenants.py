@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError
+from cotenant.node.backing import HostMemory
 from cotenant.node.config import TenantSpec, check_spec
 from cotenant.node.gpus import Gpu
 from cotenant.node.holders import Holder
@@ -54,6 +55,11 @@ class Tenant:
         spec = self.spec
         return Share(spec.request, spec.limit, spec.priority, spec.weight, gang)
 
+    def cap_bytes(self, gpu: Gpu) -> int | None:
+        """Its memory cap on a GPU: as promised; the card's own size where its contents must have a place to go."""
+        movable = self.spec.oversubscribe != "none"
+        return gpu.memory_bytes if self.spec.memory_bytes is None and movable else self.spec.memory_bytes
+
     def warn(self, text: str) -> None:
         """Keep a warning for ps, top and the launcher."""
         self.warning_count += 1
@@ -64,7 +70,8 @@ class Tenant:
 class Registry:
     """All tenants of the node, and admission: no GPU is promised twice."""
 
-    def __init__(self, gpus: Iterable[Gpu], mechanisms: dict[str, Mechanism]) -> None:
+    def __init__(self, gpus: Iterable[Gpu], mechanisms: dict[str, Mechanism], host: HostMemory | None = None) -> None:
+        self.host = host or HostMemory(0)
         self.gpus = {g.uuid: g for g in gpus}
         self.mechanisms = mechanisms
         self.tenants: dict[str, Tenant] = {}
@@ -99,7 +106,12 @@ class Registry:
         gpus = self._place(spec)
         for gpu in gpus:
             self._fits(spec, gpu)
-        enforcement = mechanism.grant(spec, gpus)
+        self._promise_host(spec, gpus)
+        try:
+            enforcement = mechanism.grant(spec, gpus)
+        except BaseException:
+            self.host.release(spec.name)
+            raise
         tenant = Tenant(spec, gpus, token or secrets.token_hex(24), uid, enforcement, declared)
         self.tenants[spec.name] = tenant
         self._by_token[tenant.token] = tenant
@@ -112,6 +124,8 @@ class Registry:
         check_spec(spec)
         for gpu in tenant.gpus:
             self._fits(spec, gpu)
+        if spec.oversubscribe == "swap":
+            self.host.resize(spec.name, spec.memory_bytes or tenant.gpus[0].memory_bytes)
         tenant.spec = spec
         return self.mechanisms[spec.mechanism].resize(spec, tenant.gpus)
 
@@ -119,9 +133,15 @@ class Registry:
         """Forget a tenant and release its mechanism."""
         self.tenants.pop(tenant.name, None)
         self._by_token.pop(tenant.token, None)
+        self.host.release(tenant.name)
         for gpu in tenant.gpus:
             self._by_gpu[gpu.uuid].pop(tenant.name, None)
         self.mechanisms[tenant.spec.mechanism].revoke(tenant.name, tenant.gpus)
+
+    def _promise_host(self, spec: TenantSpec, gpus: tuple[Gpu, ...]) -> None:
+        """Host memory for all that a tenant may have to move: promised now, so that no move finds it missing."""
+        if spec.oversubscribe == "swap":
+            self.host.promise(spec.name, spec.memory_bytes or gpus[0].memory_bytes)
 
     def _place(self, spec: TenantSpec) -> tuple[Gpu, ...]:
         if spec.gpus:
@@ -172,8 +192,20 @@ class Registry:
                 f"{where} has {1 - promised:.0%} left to promise; {spec.name} asks for {spec.request:.0%}",
                 field="--request",
             )
+        self._memory_fits(spec, gpu, [t.spec for t in others], where)
+
+    def _memory_fits(self, spec: TenantSpec, gpu: Gpu, others: list[TenantSpec], where: str) -> None:
+        """Promises that stay on the card and the largest of those that can leave it must fit together."""
+        if spec.oversubscribe != "none" and not self.mechanisms[spec.mechanism].capabilities().gated:
+            raise InputError(
+                f"{spec.name} is to oversubscribe under {spec.mechanism}: only turns (--mechanism time) say when memory"
+                " may move",
+                field="--oversubscribe",
+            )
         if spec.memory_bytes is not None:
-            taken = sum(t.spec.memory_bytes or 0 for t in others)
+            staying = sum(s.memory_bytes or 0 for s in others if s.oversubscribe == "none")
+            leaving = max((s.memory_bytes or 0 for s in others if s.oversubscribe != "none"), default=0)
+            taken = staying if spec.oversubscribe != "none" else staying + leaving
             if taken + spec.memory_bytes > gpu.memory_bytes:
                 left = max(0, gpu.memory_bytes - taken)
                 raise InputError(
@@ -197,6 +229,7 @@ def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
         "mechanism": spec.mechanism,
         "best_effort": spec.best_effort,
         "copy_weight": spec.copy_weight,
+        "oversubscribe": spec.oversubscribe,
         "latency_sensitive": spec.latency_sensitive,
         "work_class": spec.work_class,
         "work_sms": spec.work_sms,
@@ -218,6 +251,7 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
             gpu_count=int(data.get("gpu_count") or 1),
             mechanism=str(data.get("mechanism") or "time"),
             best_effort=bool(data.get("best_effort")),
+            oversubscribe=str(data.get("oversubscribe") or "none"),
             copy_weight=None if data.get("copy_weight") is None else float(data["copy_weight"]),
             latency_sensitive=bool(data.get("latency_sensitive")),
             work_class=str(data.get("work_class") or "unknown"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cotenant.policy.quota.account import Share
-from cotenant.policy.quota.disciplines import QuotaSettings
+from cotenant.policy.quota.disciplines import QuotaSettings, discipline
 from cotenant.policy.quota.instructions import Claim, Ended, Instruction, Revoke, Stuck
 from cotenant.policy.quota.turns import GpuTurns
 
@@ -99,6 +99,12 @@ class NodeTurns:
     def wake_ns(self, gpu: str) -> int | None:
         """When `advance` of that GPU is due."""
         return self.gpus[gpu].wake_ns()
+
+    def line(self, gpu: str, now_ns: int) -> list[str]:
+        """Tenants that wait for a GPU, in the order in which they would be chosen now."""
+        rank = discipline(self.settings.discipline).rank
+        waiting = [account for account in self.gpus[gpu].accounts.values() if account.waiting]
+        return [account.name for account in sorted(waiting, key=lambda a: (rank(a, now_ns), a.ticket))]
 
     def holders(self) -> dict[str, str]:
         """GPU -> tenant that holds it now."""

@@ -10,26 +10,11 @@ not wait for it. Whatever a holder runs over is charged to it as debt.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
 from cotenant.policy.quota.account import FREE, HELD, IDLE, Account, Crowd, Share, Window
 from cotenant.policy.quota.disciplines import QuotaSettings, discipline
 from cotenant.policy.quota.instructions import Claim, Ended, Grant, Instruction, Move, Revoke, Stuck
-
-
-@dataclass(eq=False)
-class Turn:
-    """Who holds the GPU, since when, until when."""
-
-    account: Account
-    epoch: int
-    start_ns: int
-    quota_ns: int
-    deadline_ns: int
-    waited_ns: int
-    revoked_ns: int | None = None
-    reason: str = ""
-    final: bool = False  # decided: this deadline is not moved on
+from cotenant.policy.quota.turn import Turn
 
 
 class GpuTurns:
@@ -192,6 +177,19 @@ class GpuTurns:
             self._revoke(turn, now_ns, reason, out)
         return out
 
+    def pause(self, name: str, epoch: int, now_ns: int) -> None:
+        """The turn just granted waits for its tenant's memory; its clock stands still until `resume`."""
+        if self.turn is not None and self.turn.account.name == name and self.turn.epoch == epoch:
+            self.turn.paused_ns = now_ns
+
+    def resume(self, name: str, epoch: int, now_ns: int, floor_ns: int) -> list[Instruction]:
+        """The memory is there: the turn's grant with its deadline moved on, at least `floor_ns` from now."""
+        turn = self.turn
+        if turn is None or turn.account.name != name or turn.epoch != epoch or turn.revoked_ns is not None:
+            return []
+        turn.resume(now_ns, floor_ns, self.settings.window_ns)
+        return [Grant(self.gpu, name, epoch, turn.deadline_ns)]
+
     def quota_ns(self, name: str) -> int:
         """Length of the next turn of a tenant."""
         return self._rule.quota(self.accounts[name], self.settings)
@@ -204,10 +202,12 @@ class GpuTurns:
             if turn.revoked_ns is not None:
                 if self._ready or self.claim is not None:
                     times.append(turn.revoked_ns + self.settings.stuck_ns)
+            elif turn.paused_ns is not None:
+                pass
             elif turn.final:
                 times.append(turn.deadline_ns + self.settings.grace_ns)
             else:
-                times.append(turn.deadline_ns - _margin_ns(turn))
+                times.append(turn.deadline_ns - turn.margin_ns)
         while self._blocked and self._blocked[0][1] != self._blocked[0][2].ticket:
             heapq.heappop(self._blocked)
         if self._blocked and (turn is None or turn.revoked_ns is None):
@@ -243,11 +243,15 @@ class GpuTurns:
                 self.overrun[turn.account.name] = turn
                 out.append(Stuck(self.gpu, turn.account.name, turn.epoch, now_ns - turn.start_ns))
             return
+        if turn.paused_ns is not None:
+            return
         yields = self.claim is not None or (challenger is not None and not self._outranks(turn, challenger, now_ns))
         keeps_ns = turn.quota_ns
         if challenger is not None:
             keeps_ns = self._rule.keeps(turn.account, challenger, turn.quota_ns, self.settings, now_ns)
-        due_ns = turn.start_ns + keeps_ns
+        if keeps_ns:  # 0: a higher priority does not wait, whatever moving costs
+            keeps_ns = max(keeps_ns, turn.floor_ns)
+        due_ns = turn.start_ns + turn.moved_ns + keeps_ns
         if yields and turn.deadline_ns > max(due_ns, now_ns):
             # somebody better waits, or the deadline had been moved on while nobody did
             if due_ns <= now_ns:
@@ -255,7 +259,7 @@ class GpuTurns:
             else:
                 turn.deadline_ns = due_ns
                 out.append(Move(self.gpu, turn.account.name, turn.epoch, due_ns))
-        elif not turn.final and turn.deadline_ns - _margin_ns(turn) <= now_ns:
+        elif not turn.final and turn.deadline_ns - turn.margin_ns <= now_ns:
             # also when we are called late: a holder that nobody waits for need not pay for that
             self._end_or_extend(turn, yields, now_ns, out)
         elif now_ns >= turn.deadline_ns + self.settings.grace_ns:
@@ -274,7 +278,7 @@ class GpuTurns:
             return
         deadline_ns = now_ns + int(min(float(turn.quota_ns), turn.account.budget_ns(now_ns)))
         # a limit's budget shrinks as it is used: steps ever smaller would be messages without end
-        if deadline_ns >= turn.deadline_ns + _margin_ns(turn):
+        if deadline_ns >= turn.deadline_ns + turn.margin_ns:
             turn.final = False
             turn.deadline_ns = deadline_ns
             out.append(Move(self.gpu, turn.account.name, turn.epoch, deadline_ns))
@@ -389,7 +393,3 @@ class GpuTurns:
             if ticket == account.ticket and account.name not in busy and account.name not in skip:
                 return account
         return None
-
-
-def _margin_ns(turn: Turn) -> int:
-    return min(turn.quota_ns // 5, 20_000_000)

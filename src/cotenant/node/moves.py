@@ -1,0 +1,149 @@
+"""Orders to processes to move their memory: each has an end that is awaited and progress that is passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cotenant.node import wire
+from cotenant.node.wire import MoveFlag, Status, Type
+
+if TYPE_CHECKING:
+    from cotenant.node.session import Session
+
+EVERYTHING = 1 << 62
+SLOWEST_BPS = 0.2e9  # a move slower than this has stopped
+ANSWER_S = 20.0
+
+
+@dataclass
+class MoveState:
+    """What of one process's memory on one GPU is where, as it last said. Sizes in bytes."""
+
+    resident: int = 0
+    away: int = 0
+    backing: int = 0  # host memory that is there to move to
+    pinned: int = 0
+    low: int = 0  # span of host memory that holds contents
+    high: int = 0
+    fixed: bool = False
+
+    def take(self, values: dict[str, Any]) -> None:
+        """The process's newest words."""
+        self.resident, self.away = values["resident_bytes"], values["away_bytes"]
+        self.backing, self.pinned = values["backing_bytes"], values["pinned_bytes"]
+        self.low, self.high = values["backing_low"], values["backing_high"]
+        self.fixed = bool(values["flags"] & MoveFlag.FIXED)
+
+
+@dataclass
+class MoveEnd:
+    """How an order ended. `status` None: the process has gone, or does not answer."""
+
+    status: int | None
+    moved_bytes: int = 0
+    elapsed_ns: int = 0
+
+
+class Orders:
+    """Outstanding orders of all processes."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1 << 40)  # no sequence of the shim's own
+        self._open: dict[int, tuple[Session, asyncio.Future[MoveEnd], Callable[[int], None]]] = {}
+
+    async def give(
+        self,
+        session: Session,
+        slot: int,
+        kind: Type,
+        values: dict[str, int],
+        expected_bytes: int,
+        on_progress: Callable[[int], None],
+    ) -> MoveEnd:
+        """Send MOVE_OUT or MOVE_IN and wait for its end; `on_progress` gets the bytes moved so far."""
+        number = next(self._numbers)
+        future: asyncio.Future[MoveEnd] = asyncio.get_running_loop().create_future()
+        self._open[number] = (session, future, on_progress)
+        session.send(wire.pack(kind, values, sequence=number, slot=slot))
+        try:
+            return await asyncio.wait_for(future, ANSWER_S + expected_bytes / SLOWEST_BPS)
+        except TimeoutError:
+            return MoveEnd(None)
+        finally:
+            self._open.pop(number, None)
+
+    def progress(self, number: int, moved_bytes: int) -> None:
+        """MOVE_PROGRESS."""
+        if number in self._open:
+            self._open[number][2](moved_bytes)
+
+    def done(self, number: int, status: int, moved_bytes: int, elapsed_ns: int) -> None:
+        """MOVE_DONE. One that nobody waits for (the agent has restarted, or gave up) says only what is where."""
+        if number in self._open:
+            _, future, on_progress = self._open.pop(number)
+            on_progress(moved_bytes)
+            if not future.done():
+                future.set_result(MoveEnd(status, moved_bytes, elapsed_ns))
+
+    def gone(self, session: Session) -> None:
+        """The process has ended."""
+        for number, (owner, future, _) in list(self._open.items()):
+            if owner is session:
+                del self._open[number]
+                if not future.done():
+                    future.set_result(MoveEnd(None))
+
+
+class Flow:
+    """Room on the GPU that arrives while a switch goes on, for the processes that come in one after the other."""
+
+    def __init__(self, free_bytes: int) -> None:
+        self._room = max(0, free_bytes)
+        self._used = 0  # by processes that are in
+        self._now: tuple[Session, int] | None = None
+        self._over = False  # all that was to leave has left
+        self._failed = False
+
+    def freed(self, size: int) -> None:
+        """So much more has left."""
+        self._room += size
+        self._tell()
+
+    def end(self, complete: bool) -> None:
+        """Nothing more will leave. Not complete: what was wanted did not leave, whoever waits for it stops."""
+        self._over, self._failed = True, not complete
+        self._tell()
+
+    @property
+    def allowed(self) -> int:
+        """What the process on its way in may take, in all."""
+        return EVERYTHING if self._over and not self._failed else max(0, self._room - self._used)
+
+    async def admit(self, orders: Orders, session: Session, slot: int, away: int) -> MoveEnd:
+        """Bring a process in."""
+        self._now = (session, slot)
+        done = asyncio.ensure_future(
+            orders.give(session, slot, Type.MOVE_IN, {"bytes": self.allowed}, away, lambda moved: None)
+        )
+        if self._failed:
+            self._tell()
+        end = await done
+        self._now = None
+        self._used += end.moved_bytes
+        return end
+
+    def _tell(self) -> None:
+        if self._now is None:
+            return
+        session, slot = self._now
+        flags = MoveFlag.STOP if self._failed else 0
+        session.send(wire.pack(Type.MOVE_ALLOW, {"bytes": self.allowed, "flags": flags}, slot=slot))
+
+
+def moved_well(end: MoveEnd) -> bool:
+    """Whether an order was carried out."""
+    return end.status == Status.OK

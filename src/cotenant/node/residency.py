@@ -1,0 +1,379 @@
+"""Who is on the GPUs: sizes kept current, contents moved before a turn begins, one switch at a time on a GPU.
+
+The broker asks `before_grant`; a turn whose tenant is not all there waits while the switch that the policy planned is
+carried out: victims leave and the tenant follows into the room they make, at the same time. What fails leaves contents
+where they were; the plan is made again from what is true then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cotenant.node import wire
+from cotenant.node.backing import PIECE, HostMemory, widest_gap
+from cotenant.node.moves import EVERYTHING, Flow, MoveState, Orders, moved_well
+from cotenant.node.wire import Family, Status, Type
+from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
+
+if TYPE_CHECKING:
+    from cotenant.node.agent import Agent
+    from cotenant.node.session import Session
+    from cotenant.node.tenants import Tenant
+
+CARD_OVERHEAD_BYTES = 512 << 20  # of a real card: what the driver keeps of what NVML calls its memory
+RETRY_S = 0.5
+MOST_RETRY_S = 10.0
+MOVED_BY_PROCESS = ("swap", "managed")
+
+
+@dataclass
+class MoveCount:
+    """What a tenant's moves have come to."""
+
+    moves_out: int = 0
+    moves_in: int = 0
+    out_bytes: int = 0
+    in_bytes: int = 0
+    seconds: float = 0.0
+
+
+class Residency:
+    """Residents of all GPUs of the node."""
+
+    def __init__(self, agent: Agent, host: HostMemory, most_moving: float) -> None:
+        self.agent = agent
+        self.host = host
+        self.orders = Orders()
+        settings = ResidencySettings(most_moving)
+        self.gpus = {gpu.uuid: GpuResidency(gpu.memory_bytes, settings) for gpu in agent.gpus}
+        for gpu in agent.gpus:
+            self.gpus[gpu.uuid].overhead_bytes = 0 if gpu.soft else CARD_OVERHEAD_BYTES
+        self.counts: dict[str, MoveCount] = {}
+        self.switching: dict[str, Switch] = {}  # GPU -> what is being carried out
+        self.parked: set[str] = set()  # tenants that hold nothing on any GPU (see parking)
+        # whole processes, for tenants whose own processes cannot move their memory; set by parking
+        self.park: Callable[[Tenant], Awaitable[str | None]] | None = None
+        self.unpark: Callable[[Tenant], Awaitable[str | None]] | None = None
+        self._locks = {gpu.uuid: asyncio.Lock() for gpu in agent.gpus}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._retries: dict[str, float] = {}
+        self._mute: set[int] = set()  # processes that did not answer an order
+
+    # -- what the broker asks --------------------------------------------------------------------------------------
+
+    def before_grant(self, tenant: Tenant, gpu: str, epoch: int) -> bool:
+        """Whether a turn may begin now; if not, what it waits for is under way."""
+        if self.missing(tenant, gpu):
+            self._start(self._bring(tenant, gpu, epoch))
+            return False
+        residency = self.gpus[gpu]
+        residency.used(tenant.name, time.monotonic_ns())
+        if not residency.everybody_fits:
+            self._be_patient(tenant, gpu)
+        return True
+
+    def missing(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether some of what the tenant holds is not on its GPU."""
+        if tenant.name in self.parked:
+            return True
+        if tenant.spec.oversubscribe not in MOVED_BY_PROCESS:
+            return False
+        return any(state.away for _, _, state in self._states(tenant, gpu))
+
+    def _be_patient(self, tenant: Tenant, gpu: str) -> None:
+        """An idle holder keeps its turn for as long as it would cost to bring the next one in."""
+        others = [o.name for o in self.gpus[gpu].occupants.values() if o.name != tenant.name]
+        least_ns = self.agent.config.idle_release_ns
+        patience_ns = max([least_ns, *(self.gpus[gpu].idle_patience_ns(tenant.name, [name]) for name in others)])
+        for session in tenant.sessions:
+            for slot, attached in session.slots.items():
+                if attached == gpu and session.page.slots[slot].idle_release_ns != patience_ns:
+                    session.page.slots[slot].idle_release_ns = patience_ns
+
+    async def _bring(self, tenant: Tenant, gpu: str, epoch: int) -> None:
+        began_ns = time.monotonic_ns()
+        try:
+            async with self._locks[gpu]:
+                fault = await self._switch(tenant, gpu)
+        except Exception as error:  # a fault of ours must not keep the GPU from everybody
+            fault = f"the agent failed: {error!r}"
+        broker = self.agent.broker
+        if fault is None:
+            self._retries.pop(tenant.name, None)
+            floor_ns = self.gpus[gpu].floor_ns(time.monotonic_ns() - began_ns)
+            broker.resume_turn(gpu, tenant.name, epoch, floor_ns)
+            return
+        wait_s = self._retries[tenant.name] = min(MOST_RETRY_S, 2 * self._retries.get(tenant.name, RETRY_S / 2))
+        tenant.warn(f"it cannot be brought back to its GPU now: {fault}; its contents are kept, it is tried again")
+        self.agent.log(f"tenant {tenant.name}: {fault}; next try in {wait_s:g} s")
+        broker.suspend(tenant)
+        broker.fail_turn(gpu, tenant.name, epoch)
+        asyncio.get_running_loop().call_later(wait_s, self._try_again, tenant)
+
+    def _try_again(self, tenant: Tenant) -> None:
+        if self.agent.registry.tenants.get(tenant.name) is tenant and tenant.name not in self.parked:
+            self.agent.broker.unsuspend(tenant)
+
+    # -- what processes say ----------------------------------------------------------------------------------------
+
+    def backing(self, session: Session, sequence: int) -> None:
+        """MOVE_BACKING: hand out the tenant's host memory."""
+        fd, size = self.host.memfd(session.tenant.name)
+        reply = wire.pack(Type.MOVE_BACKING_REPLY, {"backing_bytes": size}, sequence=sequence)
+        if fd < 0:
+            session.send(reply)
+        else:
+            session.send_with(reply, fd)
+
+    def told(self, session: Session, kind: int, slot: int, sequence: int, status: int, values: dict[str, Any]) -> None:
+        """MOVE_STATE, MOVE_PROGRESS and MOVE_DONE."""
+        if kind == Type.MOVE_PROGRESS:
+            self.orders.progress(sequence, values["bytes"])
+            return
+        session.moves.setdefault(slot, MoveState()).take(values)
+        if kind == Type.MOVE_DONE:
+            self._mute.discard(session.number)
+            self.orders.done(sequence, status, values["bytes"], values["elapsed_ns"])
+
+    def room(self, session: Session, slot: int, sequence: int, size: int) -> None:
+        """MOVE_ROOM: the driver had no memory for an allocation."""
+        self._start(self._make_room(session, slot, sequence, size))
+
+    async def _make_room(self, session: Session, slot: int, sequence: int, size: int) -> None:
+        gpu, tenant, broker = session.slots[slot], session.tenant, self.agent.broker
+        turn = broker.turns.gpus[gpu].turn
+        status = Status.OK
+        if turn is not None and (turn.account.name != tenant.name or turn.paused_ns is not None):
+            status = Status.DENIED  # somebody else runs: the memory comes with this tenant's next turn
+        else:
+            async with self._locks[gpu]:
+                fault = await self._switch(tenant, gpu, refused_bytes=size)
+            if fault is not None:
+                status = Status.OUT_OF_MEMORY
+        session.send(wire.pack(Type.MOVE_ROOM_REPLY, sequence=sequence, slot=slot, status=status))
+
+    def gone(self, session: Session) -> None:
+        """A process has ended; what it held is free."""
+        self._mute.discard(session.number)
+        self.orders.gone(session)
+
+    def forget(self, tenant: Tenant) -> None:
+        """A tenant has gone."""
+        for residency in self.gpus.values():
+            residency.remove(tenant.name)
+        self.parked.discard(tenant.name)
+        self.counts.pop(tenant.name, None)
+        self._retries.pop(tenant.name, None)
+
+    # -- sizes -----------------------------------------------------------------------------------------------------
+
+    def _states(self, tenant: Tenant, gpu: str) -> list[tuple[Session, int, MoveState]]:
+        found = []
+        for session in tenant.sessions:
+            for slot, attached in session.slots.items():
+                if attached == gpu and slot in session.moves:
+                    found.append((session, slot, session.moves[slot]))
+        return found
+
+    def refresh(self, gpu: str) -> GpuResidency:
+        """Bring the policy's numbers up to date with ledger and processes."""
+        residency, ledger = self.gpus[gpu], self.agent.ledger
+        tenants = {tenant.name: tenant for tenant in self.agent.registry.on_gpu(gpu)}
+        for name in [name for name in residency.occupants if name not in tenants]:
+            residency.remove(name)
+        for tenant in tenants.values():
+            used = ledger.used(tenant.name, gpu)
+            mode = tenant.spec.oversubscribe
+            if tenant.name in self.parked or mode == "park":
+                here = 0 if tenant.name in self.parked else used
+                residency.resize(tenant.name, movable=used, resident=here, can_leave=mode == "park")
+                continue
+            movable = away = 0
+            can_leave = False
+            for session, _, state in self._states(tenant, gpu) if mode in MOVED_BY_PROCESS else ():
+                held = ledger.held(session.number, gpu, Family.PLAIN)
+                movable += held
+                away += min(state.away, held)
+                able = (state.backing > 0 or mode == "managed") and not state.fixed
+                can_leave = can_leave or (able and session.number not in self._mute)
+            residency.resize(
+                tenant.name, movable=movable, resident=movable - away, fixed=used - movable, can_leave=can_leave
+            )
+        return residency
+
+    # -- switching -------------------------------------------------------------------------------------------------
+
+    async def _switch(self, tenant: Tenant, gpu: str, refused_bytes: int = 0) -> str | None:
+        """Make the tenant resident (refused_bytes: although the driver had no room). A sentence when it cannot be."""
+        broker = self.agent.broker
+        for attempt in range(6):
+            residency = self.refresh(gpu)
+            line = broker.turns.line(gpu, time.monotonic_ns())
+            stay = [t.name for t in self.agent.registry.on_gpu(gpu) if t is not tenant and broker.holds(t, gpu)]
+            plan = residency.switch(tenant.name, line=line, stay=stay)
+            if refused_bytes and not plan.out and attempt == 0:
+                residency.ran_short(refused_bytes)  # the sums say that it fits, the driver says no
+                plan = residency.switch(tenant.name, line=line, stay=stay)
+            if plan.short_bytes and not (refused_bytes and plan.out):
+                return (
+                    f"{plan.short_bytes / 2**20:.0f} MiB are lacking, and nothing else on the GPU can be moved away"
+                    if not stay
+                    else f"{plan.short_bytes / 2**20:.0f} MiB are lacking while {', '.join(stay)} still runs"
+                )
+            if not plan.in_bytes and not plan.out:
+                return None
+            if await self._carry_out(plan, tenant, gpu):
+                return None
+        return "the moves that would make room for it failed"
+
+    async def _carry_out(self, plan: Switch, tenant: Tenant, gpu: str) -> bool:
+        """Victims out and the tenant in, at the same time. False: look again, there may be another way now."""
+        residency = self.gpus[gpu]
+        flow = Flow(residency.free_bytes)
+        self.switching[gpu] = plan
+        began = time.monotonic()
+        try:
+            went, came = await asyncio.gather(self._all_out(plan, gpu, flow), self._all_in(tenant, gpu, flow))
+        finally:
+            del self.switching[gpu]
+        seconds = time.monotonic() - began
+        if went and came:
+            residency.rates.observe(plan.out_bytes, plan.in_bytes, seconds)
+            self._count(tenant.name).seconds += seconds
+        return went and came
+
+    async def _all_out(self, plan: Switch, gpu: str, flow: Flow) -> bool:
+        complete = True
+        for victim in plan.out:
+            other = self.agent.registry.tenants.get(victim.tenant)
+            if other is None:
+                flow.freed(victim.size)  # it has gone, and its memory with it
+            elif not await self.move_out(other, gpu, victim.size, flow.freed):
+                complete = False
+                break
+        flow.end(complete)
+        return complete
+
+    async def move_out(
+        self, tenant: Tenant, gpu: str, size: int, freed: Callable[[int], None] = lambda size: None
+    ) -> bool:
+        """Move at least `size` bytes of a tenant off its GPU, process by process. It must not have a turn."""
+        if tenant.spec.oversubscribe == "park":
+            before = self.agent.ledger.used(tenant.name, gpu)
+            fault = await self.park(tenant) if self.park is not None else "parking is not available"
+            if fault is None:
+                freed(before)
+            return fault is None
+        left = size
+        for session, slot, state in self._states(tenant, gpu):
+            here = self.agent.ledger.held(session.number, gpu, Family.PLAIN) - state.away
+            if left <= 0 or here <= 0 or state.fixed:
+                continue
+            taken = [(s.low, s.high) for _, _, s in self._states(tenant, gpu)]
+            base, span = widest_gap(taken, state.backing)
+            wanted = min(left, here)
+            end = await self._out_of(session, slot, {"bytes": wanted, "base": base, "span_bytes": span}, freed)
+            left -= here if end is None else end
+            if end is not None:
+                count = self._count(tenant.name)
+                count.moves_out += 1
+                count.out_bytes += end
+        return left <= 0
+
+    async def _out_of(
+        self, session: Session, slot: int, values: dict[str, int], freed: Callable[[int], None]
+    ) -> int | None:
+        """Bytes that left a process; None: it has ended, so that all of it left."""
+        told = 0
+
+        def progress(moved: int) -> None:
+            nonlocal told
+            freed(moved - told)
+            told = moved
+
+        end = await self.orders.give(session, slot, Type.MOVE_OUT, values, values["bytes"], progress)
+        if end.status is None and session.closed:
+            freed(values["bytes"] - told)
+            return None
+        if end.status is None:
+            self._mute.add(session.number)
+            session.tenant.warn(f"process {session.peer.pid} does not answer: its memory cannot be moved")
+        return end.moved_bytes
+
+    async def _all_in(self, tenant: Tenant, gpu: str, flow: Flow) -> bool:
+        if tenant.name in self.parked:
+            fault = await self.unpark(tenant) if self.unpark is not None else "parking is not available"
+            return fault is None
+        complete = True
+        for session, slot, state in self._states(tenant, gpu):
+            if not state.away:
+                continue
+            end = await flow.admit(self.orders, session, slot, state.away)
+            if end.status == Status.OUT_OF_MEMORY:
+                self.gpus[gpu].ran_short(min(max(state.away, 16 << 20), PIECE))
+            count = self._count(tenant.name)
+            count.moves_in += 1
+            count.in_bytes += end.moved_bytes
+            complete = complete and (moved_well(end) or session.closed)
+        return complete
+
+    async def evacuate(self, tenant: Tenant, gpu: str) -> bool:
+        """Everything of a tenant off its GPU (`cotenant preempt`)."""
+        async with self._locks[gpu]:
+            movable = self.refresh(gpu).occupants[tenant.name].resident_bytes
+            return not movable or await self.move_out(tenant, gpu, min(movable, EVERYTHING))
+
+    async def make_free(self, tenant: Tenant, gpu: str) -> str | None:
+        """Room on a GPU for all that a tenant holds; a sentence when there is none."""
+        async with self._locks[gpu]:
+            return await self._switch(tenant, gpu)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def _count(self, name: str) -> MoveCount:
+        return self.counts.setdefault(name, MoveCount())
+
+    def row(self, tenant: Tenant, gpu: str) -> dict[str, Any]:
+        """Residency and moves of a tenant on a GPU, for ps and top."""
+        occupant = self.refresh(gpu).occupants.get(tenant.name)
+        plan = self.switching.get(gpu)
+        moving = plan is not None and tenant.name in {plan.tenant, *(victim.tenant for victim in plan.out)}
+        count = self.counts.get(tenant.name, MoveCount())
+        return {
+            "movable_bytes": occupant.movable_bytes if occupant else 0,
+            "resident_bytes": occupant.resident_bytes if occupant else 0,
+            "pinned_bytes": max((state.pinned for _, _, state in self._states(tenant, gpu)), default=0),
+            "can_leave": bool(occupant and occupant.can_leave),
+            "moving": moving,
+            "moves_out": count.moves_out,
+            "moves_in": count.moves_in,
+            "moved_out_bytes": count.out_bytes,
+            "moved_in_bytes": count.in_bytes,
+            "moving_s": count.seconds,
+        }
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.agent.log(f"a move failed: {task.exception()!r}")
+
+    def close(self) -> None:
+        """Give up what is under way; contents stay where they are."""
+        for task in list(self._tasks):
+            task.cancel()
+        self.host.close()
+
+
+def movable_first(tenants: Iterable[Tenant]) -> list[Tenant]:
+    """Tenants by how easily they leave: own processes move them, then parking; lowest priority first."""
+    rank = {"swap": 0, "managed": 1, "park": 2, "none": 3}
+    return sorted(tenants, key=lambda t: (t.spec.priority, rank[t.spec.oversubscribe]))

@@ -1,0 +1,175 @@
+"""The residents of one GPU as a pure state machine: sizes go in, switches (who leaves how far, who comes) come out.
+
+Three rules:
+
+1. Only what the next tenant lacks is moved, not everything its predecessor has: of two tenants of 70 % each, 40 % of
+   the card move at a switch.
+2. Whoever will run last leaves first. Tenants that do not wait for a turn go before those that do, the longest unused
+   first; among those that wait, the last in line. In a round of more tenants than fit, that is the one that has just
+   run (the optimum for a cycle, where least recently used would move everybody every time).
+3. Turns pay for their moves: a turn whose tenant had to be brought in for t seconds lasts at least t (1 - f) / f, so
+   at most the fraction f of the time goes to moving, however often turns change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cotenant.policy.residency.rates import MoveRates
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class ResidencySettings:
+    """`most_moving`: the largest fraction of time that may go to moves (0..1)."""
+
+    most_moving: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.most_moving < 1.0:
+            raise ValueError(f"the fraction of time for moving is {self.most_moving}; it must lie between 0 and 1")
+
+
+@dataclass
+class Occupant:
+    """One tenant on one GPU, in bytes: memory that can move, how much of that is there now, and what always stays."""
+
+    name: str
+    movable_bytes: int = 0
+    resident_bytes: int = 0
+    fixed_bytes: int = 0
+    can_leave: bool = True
+    used_ns: int = 0  # when it last had a turn
+
+    @property
+    def missing_bytes(self) -> int:
+        """What must come before it can run."""
+        return self.movable_bytes - self.resident_bytes
+
+    @property
+    def leaving_bytes(self) -> int:
+        """What could leave."""
+        return self.resident_bytes if self.can_leave else 0
+
+
+class Victim(NamedTuple):
+    """A tenant that gives `size` bytes of the GPU back."""
+
+    tenant: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Switch:
+    """What must move so that `tenant` can run (or take `in_bytes` more). `short_bytes` over 0: it cannot be done."""
+
+    tenant: str
+    in_bytes: int
+    out: tuple[Victim, ...] = ()
+    short_bytes: int = 0
+
+    @property
+    def out_bytes(self) -> int:
+        """All that leaves."""
+        return sum(victim.size for victim in self.out)
+
+
+@dataclass
+class GpuResidency:
+    """Sizes of everybody on one GPU, and decisions about them. The caller keeps sizes current and carries moves out."""
+
+    capacity_bytes: int
+    settings: ResidencySettings = field(default_factory=ResidencySettings)
+    rates: MoveRates = field(default_factory=MoveRates)
+    occupants: dict[str, Occupant] = field(default_factory=dict)
+    overhead_bytes: int = 0  # learnt: what the GPU lacked although the sums said it fits
+
+    # -- sizes -----------------------------------------------------------------------------------------------------
+
+    def resize(self, name: str, *, movable: int, resident: int, fixed: int = 0, can_leave: bool = True) -> Occupant:
+        """What a tenant holds now."""
+        if not 0 <= resident <= movable or fixed < 0:
+            raise ValueError(f"{name}: {resident} of {movable} bytes resident, {fixed} fixed")
+        occupant = self.occupants.setdefault(name, Occupant(name))
+        occupant.movable_bytes, occupant.resident_bytes = movable, resident
+        occupant.fixed_bytes, occupant.can_leave = fixed, can_leave
+        return occupant
+
+    def remove(self, name: str) -> None:
+        """The tenant has gone."""
+        self.occupants.pop(name, None)
+
+    def used(self, name: str, now_ns: int) -> None:
+        """The tenant has a turn."""
+        if name in self.occupants:
+            self.occupants[name].used_ns = now_ns
+
+    @property
+    def free_bytes(self) -> int:
+        """What nobody holds; below zero when the sums say more than the card has."""
+        held = sum(o.resident_bytes + o.fixed_bytes for o in self.occupants.values())
+        return self.capacity_bytes - self.overhead_bytes - held
+
+    @property
+    def everybody_fits(self) -> bool:
+        """Whether all tenants can be there at once, so that nobody ever moves."""
+        wanted = sum(o.movable_bytes + o.fixed_bytes for o in self.occupants.values())
+        return wanted <= self.capacity_bytes - self.overhead_bytes
+
+    def ran_short(self, short_bytes: int) -> None:
+        """The GPU had less room than the sums said: remember it, but never more than an eighth of the card."""
+        self.overhead_bytes = min(self.overhead_bytes + max(0, short_bytes), self.capacity_bytes // 8)
+
+    # -- decisions -------------------------------------------------------------------------------------------------
+
+    def switch(
+        self, name: str, *, more_bytes: int = 0, line: Sequence[str] = (), stay: Iterable[str] = ()
+    ) -> Switch:
+        """What moves so that `name` can run, or hold `more_bytes` more. `line`: who runs next, soonest first; `stay`:
+        tenants that cannot be moved now (they run, or drain)."""
+        me = self.occupants.get(name) or Occupant(name)
+        need = me.missing_bytes + more_bytes
+        lacking = need - self.free_bytes
+        out: list[Victim] = []
+        for victim in self._leaving_order(line, {name, *stay}):
+            if lacking <= 0:
+                break
+            size = min(victim.leaving_bytes, lacking)
+            out.append(Victim(victim.name, size))
+            lacking -= size
+        return Switch(name, need, tuple(out), max(0, lacking))
+
+    def _leaving_order(self, line: Sequence[str], stay: set[str]) -> list[Occupant]:
+        place = {name: index for index, name in enumerate(line)}
+        candidates = [o for o in self.occupants.values() if o.leaving_bytes > 0 and o.name not in stay]
+
+        def key(occupant: Occupant) -> tuple[int, int]:
+            index = place.get(occupant.name)
+            return (0, occupant.used_ns) if index is None else (1, -index)
+
+        return sorted(candidates, key=key)
+
+    def seconds(self, switch: Switch) -> float:
+        """How long a switch is thought to take."""
+        return self.rates.seconds(switch.out_bytes, switch.in_bytes)
+
+    def floor_ns(self, moved_ns: int) -> int:
+        """Least length of a turn after a move of `moved_ns`: moved (1 - f) / f."""
+        most = self.settings.most_moving
+        return int(moved_ns * (1.0 - most) / most)
+
+    def idle_patience_ns(self, name: str, line: Sequence[str]) -> int:
+        """How long an idle holder keeps its turn: as long as bringing in the next in line would take.
+
+        Waiting that long costs at most as much again as the move that it may save (the bound of rent-or-buy). 0 when
+        the next one is there already.
+        """
+        for challenger in line:
+            if challenger != name:
+                switch = self.switch(challenger, line=line)
+                there = not switch.in_bytes and not switch.out
+                return 0 if there else int(self.seconds(switch) * SECOND_NS)
+        return 0
