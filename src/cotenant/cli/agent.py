@@ -59,14 +59,21 @@ def agent(
         overrides["quota"] = settings
     overrides["copies"] = _copies(config, copy_period, copy_chunk)
     folder = folder or default_folder()
-    options = AgentOptions(folder, config, trace, mode, overrides, tenant_socket=tenant_socket)
+    options = AgentOptions(
+        folder,
+        config,
+        trace,
+        mode,
+        overrides,
+        tenant_socket=tenant_socket,
+        http=http,
+        http_token=read_token(http_token, "--http-token"),
+    )
     asyncio.run(serve(options))
 
 
-def _quota(config: Text, discipline: Text, **times: Text) -> Any:
-    """QuotaSettings of the config file with the command line's values over them; None when none were given."""
-def _token(path: Path | None) -> str | None:
-    """The first line of that file."""
+def read_token(path: Path | None, field: str) -> str | None:
+    """The first line of that file; InputError with `field` where it cannot be used."""
     from cotenant.model.errors import InputError
 
     if path is None:
@@ -74,9 +81,9 @@ def _token(path: Path | None) -> str | None:
     try:
         token = path.read_text().strip().partition("\n")[0]
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", file=str(path), field="--http-token") from None
+        raise InputError(f"cannot be read: {error}", file=str(path), field=field) from None
     if len(token) < 16:
-        raise InputError("a token has at least 16 characters", file=str(path), field="--http-token")
+        raise InputError("a token has at least 16 characters", file=str(path), field=field)
     return token
 
 
@@ -88,6 +95,8 @@ def _copies(config: Text, period: Text, chunk: Text) -> Any:
     return with_options((load(config) if config else AgentConfig()).copies, period=period, chunk=chunk)
 
 
+def _quota(config: Text, discipline: Text, **times: Text) -> Any:
+    """QuotaSettings of the config file with the command line's values over them; None when none were given."""
     from cotenant.model.errors import InputError
     from cotenant.model.units import parse_seconds
     from cotenant.node.config import AgentConfig, load, quota_settings

@@ -30,9 +30,12 @@ def main() -> int:
     parser.add_argument("--config")
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--tenant-socket", type=Path)
+    parser.add_argument("--http")
     given = parser.parse_args()
     overrides = {"gpus": tuple(given.gpus.split(","))} if given.gpus else {}
-    options = AgentOptions(given.dir, given.config, given.trace, overrides=overrides, tenant_socket=given.tenant_socket)
+    options = AgentOptions(
+        given.dir, given.config, given.trace, overrides=overrides, tenant_socket=given.tenant_socket, http=given.http
+    )
     try:
         asyncio.run(serve(options))
     except InputError as error:

@@ -1,0 +1,57 @@
+"""`cotenant dashboard`: agents, servers and fleets on one live page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from cotenant.live.merge import Remote
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def dashboard(
+    urls: Annotated[list[str], typer.Argument(metavar="URL...", help="Live ports of agents, servers, controllers.")],
+    http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the page is (loopback).")] = ":9500",
+    token: Annotated[
+        Path | None, typer.Option("--token", metavar="FILE", help="File with the token to show to those ports.")
+    ] = None,
+) -> None:
+    """One page for several nodes: who has which piece of which GPU, what waits and why. Runs until stopped."""
+    import asyncio
+
+    from cotenant.cli.agent import read_token
+    from cotenant.live.http import parse_address
+    from cotenant.live.merge import Remote
+
+    shown = read_token(token, "--token")
+    remotes = [Remote(url, shown) for url in urls]
+    host, port = parse_address(http, "--http")
+    asyncio.run(_serve(host, port, remotes))
+
+
+async def _serve(host: str, port: int, remotes: list[Remote]) -> None:
+    import asyncio
+    import signal
+    import sys
+
+    from cotenant.live.exposition import Exposition
+    from cotenant.live.feed import Feed
+    from cotenant.live.http import LiveServer
+    from cotenant.live.merge import Merged
+
+    async def no_metrics() -> str:
+        return Exposition().text()  # each component exports its own
+
+    server = LiveServer(host, port, Feed(Merged(remotes)), no_metrics)
+    await server.start()
+    print(f"cotenant dashboard: {server.url}", file=sys.stderr, flush=True)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
+    await server.close()

@@ -1,0 +1,142 @@
+"""The agent's live port: what it tells of tenants, to Prometheus's own tools and to the page's feed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.metrics.live import AGENT
+
+TENANTS = [
+    {"name": "notebooks", "request": 0.2, "limit": 0.5, "memory": "2GiB"},
+    {"name": "team/vision", "request": 0.3, "memory": "4GiB"},
+]
+
+
+def test_state_and_metrics_tell_the_same(live_agent: Callable[..., Any]) -> None:
+    agent = live_agent(tenants=TENANTS)
+    state = json.loads(agent.get("/state.json"))
+    shares = {row["tenant"]: row for row in state["shares"]}
+    assert shares["notebooks"]["granted"] == 0.2
+    assert shares["notebooks"]["limit"] == 0.5
+    assert shares["notebooks"]["memory_limit_bytes"] == 2 << 30
+    assert [row["promised"] for row in state["gpus"]] == [0.5]
+    assert any("notebooks admitted: request 20%, limit 50%" in row["text"] for row in state["decisions"])
+    text = agent.get("/metrics")
+    assert 'cotenant_tenant_request_ratio{tenant="notebooks"} 0.2' in text
+    assert 'cotenant_tenant_request_ratio{tenant="team/vision"} 0.3' in text
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} == {m.name for m in AGENT}
+
+
+def test_a_change_is_in_the_feed_within_a_second(live_agent: Callable[..., Any]) -> None:
+    agent = live_agent(tenants=TENANTS)
+    with urllib.request.urlopen(agent.url + "/events", timeout=30) as events:
+        while not events.readline().startswith(b"data: "):
+            pass
+        done = agent.cotenant("set", "notebooks", "--limit", "80%")
+        changed_s = time.monotonic()
+        assert done.returncode == 0, done.stderr
+        for line in events:
+            if line.startswith(b"data: ") and b'"limit":0.8' in line:
+                break
+        assert time.monotonic() - changed_s < 1.0
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_to_complain_about(live_agent: Callable[..., Any]) -> None:
+    text = live_agent(tenants=TENANTS).get("/metrics")
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+def test_a_real_prometheus_scrapes_it(live_agent: Callable[..., Any], tmp_path: Path) -> None:
+    agent = live_agent(tenants=TENANTS)
+    target, port = urllib.parse.urlsplit(agent.url).netloc, free_port()
+    config = tmp_path / "prometheus.yml"
+    config.write_text(
+        f"scrape_configs: [{{job_name: cotenant, scrape_interval: 1s, static_configs: [{{targets: ['{target}']}}]}}]\n"
+    )
+    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/tsdb"]
+    process = subprocess.Popen(
+        [*command, f"--web.listen-address=127.0.0.1:{port}"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    try:
+        query = urllib.parse.quote("cotenant_tenant_limit_ratio")
+        found: list[Any] = []
+        until = time.monotonic() + 30
+        while not found and time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                address = f"http://127.0.0.1:{port}/api/v1/query?query={query}"
+                with urllib.request.urlopen(address, timeout=5) as answer:
+                    found = json.load(answer)["data"]["result"]
+            time.sleep(0.2)
+        assert {row["metric"]["tenant"]: float(row["value"][1]) for row in found} == {
+            "notebooks": 0.5,
+            "team/vision": 1.0,
+        }
+    finally:
+        process.kill()
+        process.wait(20)
+
+
+def test_two_agents_on_one_dashboard(live_agent: Callable[..., Any]) -> None:
+    """One of them ends: its rows stay and it is shown as not reached."""
+    first, second = live_agent(tenants=TENANTS[:1]), live_agent(tenants=TENANTS[1:])
+    command = [sys.executable, "-m", "cotenant.cli.main", "dashboard", first.url, second.url, "--http", ":0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+
+        def state() -> dict[str, Any]:
+            with urllib.request.urlopen(url + "/state.json", timeout=10) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+
+        both = state()
+        assert {row["tenant"] for row in both["shares"]} == {"notebooks", "team/vision"}
+        assert {row["key"] for row in both["gpus"]} == {row["gpu"] for row in both["shares"]}
+        assert [row["ok"] for row in both["sources"]] == [True, True]
+        second.close()
+        time.sleep(0.5)
+        after = state()
+        assert sorted(row["ok"] for row in after["sources"]) == [False, True]
+        assert len(after["shares"]) == 2
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["agent", "--gpus", "soft", "--http", "nowhere"], "is not an address HOST:PORT"),
+        (["agent", "--gpus", "soft", "--http", ":0", "--http-token", "/does/not/exist"], "cannot be read"),
+        (["dashboard", "ftp://a:1"], "is not the address of a live port"),
+        (["dashboard", "localhost"], "is not the address of a live port"),
+    ],
+)
+def test_bad_input(arguments: list[str], says: str, call: Callable[..., Any], tmp_path: Path) -> None:
+    code, _, said = call(*arguments, *(["--dir", str(tmp_path)] if arguments[0] == "agent" else []))
+    assert code == 2
+    assert says in said
+    assert len(said.strip().splitlines()) == 1
