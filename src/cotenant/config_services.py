@@ -65,6 +65,9 @@ class ServiceEntry(BaseModel):
     copy_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
     arrivals: str | None = None
+    backend: str | None = None
+    version: int | None = Field(default=None, ge=1)
+    max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
 
     @field_validator("memory", mode="before")
     @classmethod
@@ -87,6 +90,7 @@ class ApplicationEntry(BaseModel):
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
     priority: int = 0
     arrivals: str | None = None
+    inputs: dict[str, dict[str, str]] = {}
 
 
 class ServicesFile(BaseModel):
@@ -107,7 +111,8 @@ class ServicesFile(BaseModel):
 
 @dataclass(frozen=True)
 class Deployment:
-    """services.yaml, checked: GPU model names in order, services, applications and how plans are made."""
+    """services.yaml, checked: GPU model names in order, services, applications and how plans are made. `raw` is the
+    file's own content, with what only a server reads."""
 
     file: str
     gpu_models: tuple[str, ...]
@@ -122,6 +127,7 @@ class Deployment:
     max_models: int = 3
     arrivals: Mapping[str, str] = field(default_factory=dict)
     copy_weights: Mapping[str, float] = field(default_factory=dict)
+    raw: ServicesFile | None = None
 
 
 def read_services(path: str | Path) -> Deployment:
@@ -203,6 +209,7 @@ def _deployment(raw: ServicesFile, path: str | Path) -> Deployment:
             **{a.name: a.arrivals for a in raw.applications if a.arrivals},
         },
         copy_weights={s.name: s.copy_weight for s in raw.services},
+        raw=raw,
     )
 
 

@@ -136,6 +136,26 @@ class Dispatcher:
         due = np.nonzero((self.desk.lets["due"] <= now_ms) & (self.desk.lets["busy"] == 0))[0]
         return [x for i in due.tolist() for x in self._start(i, now_ms)]
 
+    def expire(self, now_ms: float) -> list[Instruction]:
+        """Drop requests at the heads of queues whose deadline has passed. A gpulet drops what is late when it takes its
+        next batch; this is for queues that no gpulet looks at for long."""
+        for s in range(len(self.services)):
+            kernel.expire(self.desk, s, now_ms)
+        return self._dropped()
+
+    def hold(self, gpulet: int) -> None:
+        """Take a gpulet out of service until `done` is called for it: its worker is not there."""
+        self.desk.lets[gpulet]["busy"] = 1
+
+    def clear(self, service: str) -> None:
+        """Forget all requests that wait for a service."""
+        queue = self.desk.queues[self._index[service]]
+        queue["head"] = queue["tail"]
+
+    def queue(self, service: str, now_ms: float, deadline_ms: float) -> int:
+        """A request arrives that starts nothing by itself: its number, -1 when the queue is full."""
+        return int(kernel.offer(self.desk, self._index[service], now_ms, deadline_ms, -1))
+
     @property
     def next_wake_ms(self) -> float:
         idle = self.desk.lets["busy"] == 0
@@ -146,12 +166,16 @@ class Dispatcher:
         queue = self.desk.queues[self._index[service]]
         return int(queue["tail"] - queue["head"])
 
-    def _start(self, i: int, now_ms: float) -> list[Instruction]:
+    def _dropped(self) -> list[Instruction]:
         out: list[Instruction] = []
-        count = int(kernel.start(self.desk, i, now_ms))
         for row in self.desk.drops[: self.desk.ndrops[0]]:
             out.append(Drop(self.services[row["svc"]].name, int(row["seq"]), "late"))
         self.desk.ndrops[0] = 0
+        return out
+
+    def _start(self, i: int, now_ms: float) -> list[Instruction]:
+        count = int(kernel.start(self.desk, i, now_ms))
+        out = self._dropped()
         if count > 0:
             let = self.desk.lets[i]
             k = int(let["seat"])

@@ -70,6 +70,14 @@ def drop_head(D: Desk, s: int) -> None:
 
 
 @bare
+def expire(D: Desk, s: int, now: float) -> None:
+    """Drop requests from the head of a queue whose deadline has passed."""
+    mask = D.ring.shape[1] - 1
+    while D.queues[s].tail > D.queues[s].head and D.ring[s, D.queues[s].head & mask].deadline < now:
+        drop_head(D, s)
+
+
+@bare
 def batch_now(D: Desk, k: int, now: float) -> int:
     """Size of the batch that seat k should run now, after dropping what is lost; 0 when nothing waits."""
     s = D.seats[k].svc

@@ -1,0 +1,261 @@
+"""What the server can be asked beside inference, whatever it is asked by: metadata, repository, status, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from cotenant.model.errors import InputError, WorkError
+from cotenant.serve.calls import Kind, Refusal
+from cotenant.serve.crew import ApplyError, Crew
+from cotenant.serve.gateway import Gateway
+from cotenant.serve.replanner import Replanner
+from cotenant.serve.stats import Exposition, Sample, Stats
+from cotenant.serve.tensors import ModelInfo, TensorSpec
+
+EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics", "parameters"]
+
+
+class Tokens:
+    """Bearer tokens that may ask; none: everybody may. Kept and compared as digests, in constant time."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+
+    def check(self, authorization: bytes) -> None:
+        """Refusal unless the header's value carries a known token."""
+        if not self._digests:
+            return
+        scheme, _, token = authorization.partition(b" ")
+        digest = hashlib.sha256(token.strip()).digest()
+        known = [hmac.compare_digest(digest, own) for own in self._digests]
+        if scheme.lower() != b"bearer" or not any(known):
+            raise Refusal(Kind.UNAUTHENTICATED, "needs a bearer token that this server knows")
+
+
+class Api:
+    """See the module."""
+
+    def __init__(
+        self, gateway: Gateway, crew: Crew, replanner: Replanner, stats: Stats, tokens: Tokens, body_limit: int
+    ) -> None:
+        self.gateway, self.crew, self.replanner, self.stats = gateway, crew, replanner, stats
+        self.tokens, self.body_limit = tokens, body_limit
+        self.floor = gateway.floor
+        self.exposition = Exposition(stats, self._gauges)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def guard(self, authorization: bytes) -> tuple[int, str] | None:
+        """gRPC status for a caller that may not ask, None for one that may."""
+        try:
+            self.tokens.check(authorization)
+        except Refusal as refusal:
+            return refusal.kind.value[1], refusal.message
+        return None
+
+    # ---- the protocol ----
+
+    def server_metadata(self) -> dict[str, Any]:
+        """Name, version, extensions."""
+        return {"name": "cotenant", "version": version("cotenant"), "extensions": EXTENSIONS}
+
+    def names(self) -> list[str]:
+        """Everything that can be asked by name."""
+        return [*self.floor.service, *self.gateway.applications.names]
+
+    def not_ready(self) -> str:
+        """Why the server is not ready to serve all it should, "" when it is."""
+        if self.gateway.draining:
+            return "the server is shutting down"
+        for name in self.floor.service:
+            why = self.crew.why_not(name)
+            if why and why != "it has been unloaded":
+                return f"{name}: {why}"
+        return ""
+
+    def model_info(self, name: str, wanted: str) -> tuple[ModelInfo, str]:
+        """(what a model is, its version); Refusal when it is unknown or not ready."""
+        if name in self.gateway.applications.names:
+            if wanted not in ("", "1"):
+                raise Refusal(Kind.UNKNOWN, f"application {name!r} has no versions")
+            return self.gateway.applications.info(name), "1"
+        loaded = self.gateway.ready(name, wanted)
+        return loaded.info, loaded.version
+
+    def model_metadata(self, name: str, wanted: str) -> dict[str, Any]:
+        """Inputs and outputs."""
+        info, number = self.model_info(name, wanted)
+
+        def one(spec: TensorSpec) -> dict[str, Any]:
+            shape = [-1, *spec.shape] if info.batchable else list(spec.shape)
+            return {"name": spec.name, "datatype": spec.datatype, "shape": shape}
+
+        return {
+            "name": name, "versions": [number], "platform": info.platform,
+            "inputs": [one(x) for x in info.inputs], "outputs": [one(x) for x in info.outputs],
+        }  # fmt: skip
+
+    def model_config(self, name: str, wanted: str) -> dict[str, Any]:
+        """The configuration as Triton has it, as far as it says something here."""
+        info, _ = self.model_info(name, wanted)
+        batch = max((s.batch for let in self.floor.lets for s in let.spec.seats if s.service == name), default=1)
+
+        def one(spec: TensorSpec) -> dict[str, Any]:
+            kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
+            return {"name": spec.name, "data_type": kind, "dims": list(spec.shape)}
+
+        return {
+            "name": name, "platform": info.platform, "max_batch_size": batch if info.batchable else 0,
+            "input": [one(x) for x in info.inputs], "output": [one(x) for x in info.outputs],
+        }  # fmt: skip
+
+    def index(self, only_ready: bool) -> list[dict[str, str]]:
+        """All models with their state."""
+        out = []
+        for name in self.floor.service:
+            why = self.crew.why_not(name)
+            if why and only_ready:
+                continue
+            loaded = self.floor.loaded.get(name)
+            out.append(
+                {"name": name, "version": loaded.version if loaded else "", "state": "UNAVAILABLE" if why else "READY",
+                 "reason": why}
+            )  # fmt: skip
+        return out
+
+    def statistics(self, name: str, wanted: str) -> dict[str, Any]:
+        """Counts as Triton's statistics extension names them."""
+        if name:
+            self.model_info(name, wanted)
+        rows = []
+        for own_name, own in self.stats.services.items():
+            if name not in ("", own_name):
+                continue
+            answered = sum(own.latency.counts)
+            loaded = self.floor.loaded.get(own_name)
+            failed = sum(count for outcome, count in own.outcomes.items() if outcome.value not in ("ok", "late"))
+            rows.append(
+                {
+                    "name": own_name, "version": loaded.version if loaded else "1",
+                    "inference_count": answered, "execution_count": sum(own.batch.counts),
+                    "inference_stats": {
+                        "success": {"count": answered, "ns": round(own.latency.total * 1e6)},
+                        "fail": {"count": failed, "ns": 0},
+                    },
+                }
+            )  # fmt: skip
+        return {"model_stats": rows}
+
+    async def load(self, name: str) -> None:
+        """Load (or load again) a model's newest files, and have a plan with it."""
+        self._known(name)
+        try:
+            self.crew.reload(name)
+        except InputError as error:
+            raise Refusal(Kind.WRONG, str(error)) from None
+        await self._replan()
+        model = self.crew.models[name]
+        if model.fault or model.why:
+            raise Refusal(Kind.WRONG, f"{name} cannot be loaded: {model.fault or model.why}")
+
+    async def unload(self, name: str) -> None:
+        """Take a model out of service and free what it holds."""
+        self._known(name)
+        self.crew.unload(name)
+        await self._replan()
+
+    def _known(self, name: str) -> None:
+        if name not in self.floor.service:
+            raise Refusal(Kind.WRONG, f"{name[:200]!r} is no service of this server's file")
+
+    async def _replan(self) -> None:
+        try:
+            await self.replanner.make()
+        except (WorkError, ApplyError) as error:
+            raise Refusal(Kind.UNAVAILABLE, f"no new plan: {error}") from None
+
+    def later(self, work: Coroutine[Any, Any, None], done: Callable[[Refusal | None], None]) -> None:
+        """Run slow work beside requests; `done` hears how it ended."""
+
+        async def run() -> None:
+            try:
+                await work
+            except Refusal as refusal:
+                done(refusal)
+            except Exception as error:
+                done(Refusal(Kind.FAILED, f"the server failed: {type(error).__name__}"))
+                raise
+            else:
+                done(None)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- the server's own ----
+
+    def metrics(self) -> bytes:
+        """The page for Prometheus."""
+        return self.exposition.text()
+
+    def plan(self) -> dict[str, Any]:
+        """The plan in force, as `cotenant plan --json` writes it."""
+        return self.floor.plan.to_dict()
+
+    def status(self) -> dict[str, Any]:
+        """All that `cotenant top` shows."""
+        plan, now = self.floor.plan, self.floor.now_ms()
+        capacities = plan.capacities()
+        services = []
+        for name, own in self.stats.services.items():
+            staged = name in self.gateway.applications.names
+            services.append(
+                {
+                    "name": name, "application": staged, "slo_ms": own.slo_ms, "received": own.received,
+                    "outcomes": {outcome.value: count for outcome, count in own.outcomes.items()},
+                    "rate_rps": self.replanner.measured.get(name), "capacity_rps": capacities.get(name),
+                    "planned_rps": plan.rates_rps.get(name),
+                    "waiting": 0 if staged else self.floor.waiting(name),
+                    "p50_ms": own.percentile(0.5), "p99_ms": own.percentile(0.99),
+                    "not_ready": "" if staged else self.crew.why_not(name),
+                }
+            )  # fmt: skip
+        gpulets = [
+            {
+                "name": let.spec.name, "gpu": let.spec.gpu, "partition": let.spec.partition,
+                "duty_ms": let.spec.duty_ms,
+                "pid": None if let.worker is None else let.worker.pid,
+                "state": "starting" if let.worker is None else "draining" if let.index < 0 else "serving",
+                "busy": min(1.0, let.busy_ms / max(1.0, now)),
+                "seats": [{"service": s.service, "batch": s.batch, "rate_rps": s.rate_rps} for s in let.spec.seats],
+            }
+            for let in [*self.floor.lets, *self.floor.leaving]
+        ]  # fmt: skip
+        return {
+            "uptime_s": time.monotonic() - self.stats.began, "gpus": plan.gpus, "gpus_in_use": plan.gpus_used,
+            "gpus_held": self.replanner.held, "planner": plan.planner, "note": self.replanner.note,
+            "replans": self.stats.replans, "switches": self.stats.switches, "worker_deaths": self.stats.worker_deaths,
+            "draining": self.gateway.draining, "in_flight": self.gateway.open,
+            "services": services, "gpulets": gpulets,
+        }  # fmt: skip
+
+    def _gauges(self) -> list[tuple[str, str, list[Sample]]]:
+        plan = self.floor.plan
+        waiting: list[Sample] = [({"service": name}, float(self.floor.waiting(name))) for name in self.floor.service]
+        capacity: list[Sample] = [({"service": name}, cap) for name, cap in plan.capacities().items()]
+        rate: list[Sample] = [({"service": name}, value) for name, value in self.replanner.measured.items()]
+        busy: list[Sample] = [({"gpulet": let.spec.name}, let.busy_ms / 1e3) for let in self.floor.lets]
+        return [
+            ("waiting", "Requests in queues.", waiting),
+            ("capacity_rps", "Requests per second that the plan can take.", capacity),
+            ("rate_rps", "Requests per second that arrive, smoothed over about 2 s.", rate),
+            ("gpulet_busy_seconds", "Seconds that a gpulet of the plan in force has run batches.", busy),
+            ("gpus_in_use", "GPUs that the plan uses.", [({}, float(plan.gpus_used))]),
+            ("gpus_held", "GPUs that are held for this server.", [({}, float(self.replanner.held))]),
+            ("in_flight", "Requests in the server.", [({}, float(self.gateway.open))]),
+        ]

@@ -1,0 +1,48 @@
+"""Memory that a gateway and one worker share: a memfd that both map. A worker has one batch at a time, so the inputs
+of the batch start at 0, its outputs follow them, and nothing needs to be allocated or freed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+ALIGN = 64
+LEAST = 1 << 20
+
+
+def aligned(offset: int) -> int:
+    """The next offset at which any array may start."""
+    return (offset + ALIGN - 1) & ~(ALIGN - 1)
+
+
+class Arena:
+    """One mapping of the shared memory; it grows when either side needs more."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map()
+
+    @classmethod
+    def create(cls, name: str) -> Arena:
+        """A new arena, by the side that owns it."""
+        fd = os.memfd_create(f"cotenant-{name}", os.MFD_CLOEXEC)
+        os.ftruncate(fd, LEAST)
+        return cls(fd)
+
+    def _map(self) -> None:
+        # the old mapping goes when the last view of it does
+        self.size = os.fstat(self.fd).st_size
+        self.map = mmap.mmap(self.fd, self.size)
+        self.view = memoryview(self.map)
+
+    def reach(self, size: int) -> None:
+        """Make sure that `size` bytes are mapped, growing the memory if it is smaller."""
+        if size <= self.size:
+            return
+        if os.fstat(self.fd).st_size < size:
+            os.ftruncate(self.fd, max(size, 2 * self.size))
+        self._map()
+
+    def close(self) -> None:
+        """Close this side's descriptor; the mapping goes with its last view."""
+        os.close(self.fd)

@@ -1,0 +1,214 @@
+"""The Open Inference Protocol over gRPC: messages to requests and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cotenant.serve.api import Api
+from cotenant.serve.calls import Kind, Refusal
+from cotenant.serve.http2_stream import Handler, Slot
+from cotenant.serve.messages import CONFIG_TYPES, SERVICE, classes
+from cotenant.serve.oip import InferAnswer, InferRequest, WireError, timeout_ms
+from cotenant.serve.tensors import DTYPES, Tensor, TensorError, check_size, pack_strings
+
+# data type -> field of typed contents that holds it
+_CONTENTS = {
+    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
+    "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+INVALID, INTERNAL = 3, 13
+
+
+class GrpcApi:
+    """Handlers by path for an Http2Front."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.messages = classes()
+        self._request = self.messages["ModelInferRequest"]
+        self._response = self.messages["ModelInferResponse"]
+
+    def handlers(self) -> dict[bytes, Handler]:
+        """All methods."""
+        simple: dict[str, Callable[[Any], dict[str, Any]]] = {
+            "ServerLive": lambda m: {"live": True},
+            "ServerReady": lambda m: {"ready": not self.api.not_ready()},
+            "ServerMetadata": lambda m: self.api.server_metadata(),
+            "ModelReady": self._model_ready,
+            "ModelMetadata": lambda m: self.api.model_metadata(m.name, m.version),
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": lambda m: {"models": self.api.index(m.ready)},
+        }
+        found = {
+            name: Handler(self._simple(name, answer), guarded=name not in ("ServerLive", "ServerReady"))
+            for name, answer in simple.items()
+        }
+        found["ModelInfer"] = Handler(self._infer)
+        found["ModelStreamInfer"] = Handler(self._stream_infer, streaming=True)
+        found["RepositoryModelLoad"] = Handler(self._repository("Load", self.api.load))
+        found["RepositoryModelUnload"] = Handler(self._repository("Unload", self.api.unload))
+        return {f"{SERVICE}{name}".encode(): handler for name, handler in found.items()}
+
+    # ---- all but inference ----
+
+    def _simple(self, name: str, answer: Callable[[Any], dict[str, Any]]) -> Callable[[Slot, bytes], None]:
+        request, response = self.messages[f"{name}Request"], self.messages[f"{name}Response"]
+
+        def serve(slot: Slot, data: bytes) -> None:
+            from google.protobuf.message import DecodeError
+
+            try:
+                content = answer(request.FromString(data))
+            except DecodeError:
+                slot.fail(INVALID, "not a message of this method")
+                return
+            except Refusal as refusal:
+                slot.fail(refusal.kind.value[1], refusal.message, refusal.retry_s)
+                return
+            slot.reply(response(**content).SerializeToString())
+
+        return serve
+
+    def _model_ready(self, message: Any) -> dict[str, Any]:
+        try:
+            self.api.model_info(message.name, message.version)
+        except Refusal as refusal:
+            if refusal.kind is Kind.UNAVAILABLE:
+                return {"ready": False}
+            raise
+        return {"ready": True}
+
+    def _model_config(self, message: Any) -> dict[str, Any]:
+        config = self.api.model_config(message.name, message.version)
+        for side in ("input", "output"):
+            for entry in config[side]:
+                entry["data_type"] = CONFIG_TYPES.get(entry["data_type"].removeprefix("TYPE_"), 0)
+        return {"config": config}
+
+    def _statistics(self, message: Any) -> dict[str, Any]:
+        return self.api.statistics(message.name, message.version)
+
+    def _repository(self, verb: str, act: Callable[[str], Any]) -> Callable[[Slot, bytes], None]:
+        request = self.messages[f"RepositoryModel{verb}Request"]
+
+        def serve(slot: Slot, data: bytes) -> None:
+            def done(refusal: Refusal | None) -> None:
+                if refusal is None:
+                    slot.reply(b"")
+                else:
+                    slot.fail(refusal.kind.value[1], refusal.message, refusal.retry_s)
+
+            self.api.later(act(request.FromString(data).model_name), done)
+
+        return serve
+
+    # ---- inference ----
+
+    def _infer(self, slot: Slot, data: bytes) -> None:
+        try:
+            request = self._decoded(data)
+        except WireError as error:
+            slot.fail(INVALID, str(error))
+            return
+
+        def reply(answer: InferAnswer | Refusal) -> None:
+            if isinstance(answer, Refusal):
+                slot.fail(answer.kind.value[1], answer.message, answer.retry_s)
+            else:
+                slot.reply(self._encoded(request, answer).SerializeToString())
+
+        self.api.gateway.infer(request, reply)
+
+    def _stream_infer(self, slot: Slot, data: bytes) -> None:
+        """A message of a stream: what goes wrong with it is said in its answer, and the stream goes on."""
+        answered = self.messages["ModelStreamInferResponse"]
+        try:
+            request = self._decoded(data)
+        except WireError as error:
+            slot.reply(answered(error_message=str(error)).SerializeToString())
+            return
+
+        def reply(answer: InferAnswer | Refusal) -> None:
+            if isinstance(answer, Refusal):
+                named = self._response(model_name=request.model, id=request.id)
+                message = answered(error_message=answer.message, infer_response=named)
+            else:
+                message = answered(infer_response=self._encoded(request, answer))
+            slot.reply(message.SerializeToString())
+
+        self.api.gateway.infer(request, reply)
+
+    def _decoded(self, data: bytes) -> InferRequest:
+        from google.protobuf.message import DecodeError
+
+        try:
+            message = self._request.FromString(data)
+        except DecodeError:
+            raise WireError("not an inference request") from None
+        raw = message.raw_input_contents
+        tensors = []
+        try:
+            for k, entry in enumerate(message.inputs):
+                if raw and k >= len(raw):
+                    raise WireError(f"input {entry.name!r} has no raw contents, but others have")
+                tensors.append(_tensor(entry, raw[k] if raw else None))
+        except TensorError as error:
+            raise WireError(str(error)) from None
+        if len(raw) > len(tensors):
+            raise WireError("there are more raw contents than inputs")
+        if not tensors:
+            raise WireError("needs inputs")
+        parameters = {key: _parameter(value) for key, value in message.parameters.items()} if message.parameters else {}
+        outputs = {entry.name: True for entry in message.outputs} or None
+        priority = parameters.get("priority", 0)
+        return InferRequest(
+            message.model_name, tensors, message.model_version, message.id, outputs, True,
+            timeout_ms(parameters), priority if type(priority) is int else 0,
+        )  # fmt: skip
+
+    def _encoded(self, request: InferRequest, answer: InferAnswer) -> Any:
+        response = self._response(model_name=answer.model, model_version=answer.version, id=request.id)
+        for tensor in answer.outputs:
+            response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            data = tensor.data
+            response.raw_output_contents.append(data if isinstance(data, bytes) else bytes(data))
+        return response
+
+
+def _tensor(entry: Any, raw: bytes | None) -> Tensor:
+    """An input with raw or typed contents."""
+    name, datatype = entry.name, entry.datatype
+    shape = tuple(entry.shape)
+    if datatype not in DTYPES:
+        raise WireError(f"input {name!r} has the unknown data type {datatype!r}")
+    if len(shape) > 32 or any(size < 0 for size in shape) or math.prod(shape) > 1 << 40:
+        raise WireError(f"input {name!r} has a shape that is none")
+    if raw is None:
+        field = _CONTENTS.get(datatype)
+        if field is None:
+            raise WireError(f"input {name!r}: {datatype} travels as raw contents only")
+        values = getattr(entry.contents, field)
+        if datatype == "BYTES":
+            raw = pack_strings(values)
+        else:
+            array = np.array(values, dtype=np.bool_ if datatype == "BOOL" else None)
+            dtype = DTYPES[datatype]
+            if dtype.kind in "iu" and array.size:
+                limits = np.iinfo(dtype)
+                if array.min() < limits.min or array.max() > limits.max:
+                    raise WireError(f"input {name!r} has elements outside {datatype}")
+            raw = array.astype(dtype).tobytes()
+    tensor = Tensor(name, datatype, shape, raw)
+    check_size(tensor)
+    return tensor
+
+
+def _parameter(value: Any) -> Any:
+    kind = value.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(value, kind)

@@ -1,0 +1,295 @@
+"""HTTP/1.1 on an event loop with as little between socket and request as can be: parser in C, one object per request.
+
+Why not an ASGI server: decision 0080. Pipelined requests are answered in their order. Every wait has a limit: a request
+that does not arrive, an answer that is not read, a connection that is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import httptools
+
+REASONS = {
+    200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
+    408: "Request Timeout", 413: "Content Too Large", 414: "URI Too Long", 429: "Too Many Requests",
+    431: "Request Header Fields Too Large", 500: "Internal Server Error", 501: "Not Implemented",
+    503: "Service Unavailable",
+}  # fmt: skip
+_HEADS = {code: f"HTTP/1.1 {code} {text}\r\ncontent-length: ".encode() for code, text in REASONS.items()}
+MOST_HEADERS, MOST_HEADER_BYTES, MOST_URL = 100, 32 << 10, 8 << 10
+PIPELINED = 64
+JSON = b"content-type: application/json\r\n"
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """Bytes of a body, and seconds: for a request to arrive, for an answer to be read, without any request."""
+
+    body_bytes: int = 64 << 20
+    read_s: float = 30.0
+    write_s: float = 30.0
+    idle_s: float = 300.0
+    connections: int = 20_000
+
+
+class Exchange:
+    """One request and its answer. Header names are lower case."""
+
+    __slots__ = ("body", "connection", "headers", "keep_alive", "method", "output", "url")
+
+    def __init__(self, connection: Connection, url: bytes) -> None:
+        self.connection, self.url = connection, url
+        self.method = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.body: bytes = b""
+        self.keep_alive = True
+        self.output: tuple[bytes, bytes] | None = None
+
+    def respond(self, status: int, body: bytes = b"", headers: bytes = JSON) -> None:
+        """Answer; `headers` are lines with their ends. A second answer is ignored."""
+        if self.output is not None:
+            return
+        ending = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        head = b"%s%d\r\n%s%s" % (_HEADS[status], len(body), headers, ending)
+        self.output = (head, b"" if self.method == b"HEAD" else body)
+        self.connection.flush()
+
+
+Handler = Callable[[Exchange], None]
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection. `deadline` is when it is cut off, inf while the server is to act."""
+
+    __slots__ = (
+        "_bytes", "_chunks", "_current", "_header_bytes", "_over", "_paused", "deadline", "front", "parser", "queue",
+        "size", "transport",
+    )  # fmt: skip
+
+    def __init__(self, front: HttpFront) -> None:
+        self.front = front
+        self.queue: deque[Exchange] = deque()
+        self.parser = httptools.HttpRequestParser(self)
+        self.deadline = 0.0
+        self._current: Exchange | None = None
+        self._chunks: list[bytes] = []
+        self.size = self._header_bytes = 0
+        self._over = self._paused = False
+
+    # ---- asyncio ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses of it
+        if len(self.front.connections) >= self.front.limits.connections:
+            self.front.refused += 1
+            self._over = True
+            self.transport.abort()
+            return
+        self.front.connections.add(self)
+        self.deadline = time.monotonic() + self.front.limits.idle_s
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol. What is on its way for this client goes on, its answer is dropped."""
+        self._over = True
+        self.queue.clear()
+        self.front.connections.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self._over:
+            return
+        if self._current is None and not self.queue:
+            self.deadline = time.monotonic() + self.front.limits.read_s
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._bad(501, b"no other protocol is spoken here")
+        except httptools.HttpParserCallbackError:
+            if not self._over:
+                self._bad(400, b"not a request that can be understood")
+        except httptools.HttpParserError:
+            self._bad(400, b"not HTTP/1.1")
+
+    def eof_received(self) -> bool:
+        """A client that has sent all may still want its answers."""
+        if self.queue and not self._over:
+            self._over = True
+            self.queue[-1].keep_alive = False
+            return True
+        return False
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol. The client does not read: take no more from it, and wait only so long."""
+        self._paused = True
+        self.deadline = time.monotonic() + self.front.limits.write_s
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._paused = False
+        self.transport.resume_reading()
+        self._rest()
+
+    # ---- parser ----
+
+    def on_message_begin(self) -> None:
+        """See httptools."""
+        self._current = Exchange(self, b"")
+        self._chunks.clear()
+        self.size = self._header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """See httptools."""
+        assert self._current is not None
+        self._current.url += url
+        if len(self._current.url) > MOST_URL:
+            self._bad(414, b"the URL is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools."""
+        current = self._current
+        if current is None:
+            return
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MOST_HEADER_BYTES or len(current.headers) >= MOST_HEADERS:
+            self._bad(431, b"the headers are too large")
+            return
+        current.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        current = self._current
+        if current is None:
+            return
+        current.method = self.parser.get_method()
+        current.keep_alive = self.parser.should_keep_alive()
+        headers = current.headers
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > self.front.limits.body_bytes:
+            self._too_large()
+        elif headers.get(b"expect", b"").lower() == b"100-continue" and not self.queue:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        if self._current is None:
+            return
+        self.size += len(body)
+        if self.size > self.front.limits.body_bytes:
+            self._too_large()
+            return
+        self._chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        current, self._current = self._current, None
+        if current is None or self._over:
+            return
+        chunks = self._chunks
+        if chunks:
+            current.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            chunks.clear()
+        self.queue.append(current)
+        self.deadline = float("inf")
+        if len(self.queue) >= PIPELINED:
+            self.transport.pause_reading()
+        if self.front.draining:
+            current.keep_alive = False
+        try:
+            self.front.handler(current)
+        except Exception as error:
+            self.front.failed(error)
+            current.respond(500, b'{"error":"the server failed on this request"}')
+
+    # ---- answers ----
+
+    def flush(self) -> None:
+        """Write the answers that are next in order."""
+        queue = self.queue
+        while queue and queue[0].output is not None:
+            done = queue.popleft()
+            assert done.output is not None
+            head, body = done.output
+            if len(body) < 65536:
+                self.transport.write(head + body)
+            else:
+                self.transport.write(head)
+                self.transport.write(body)
+            if not done.keep_alive:
+                self._over = True
+                queue.clear()
+                self.transport.close()
+                return
+        if not queue:
+            self._rest()
+        elif len(queue) == PIPELINED - 1 and not self._paused:
+            self.transport.resume_reading()
+
+    def _rest(self) -> None:
+        if self._over or self._paused or self.queue:
+            return
+        limits = self.front.limits
+        self.deadline = time.monotonic() + (limits.idle_s if self._current is None else limits.read_s)
+
+    def _bad(self, status: int, why: bytes) -> None:
+        """Answer what cannot be read any further, and close."""
+        current = self._current or Exchange(self, b"")
+        self._current = None
+        if self._over:
+            return
+        current.keep_alive = False
+        self.queue.append(current)
+        current.respond(status, b'{"error":"%s"}' % why)
+        self._over = True
+
+    def _too_large(self) -> None:
+        self._bad(413, b"the body is over the limit of %d bytes" % self.front.limits.body_bytes)
+
+    def expire(self) -> None:
+        """The deadline has passed: say so to a client that is still sending, cut off one that does not read."""
+        if self._paused or self._current is None or self.queue:
+            self.transport.abort() if self._paused else self.transport.close()
+            return
+        self._bad(408, b"the request did not arrive in time")
+
+
+class HttpFront:
+    """All connections of a server, whoever they came by."""
+
+    def __init__(self, handler: Handler, limits: HttpLimits, failed: Callable[[BaseException], None]) -> None:
+        self.handler, self.limits, self.failed = handler, limits, failed
+        self.connections: set[Connection] = set()
+        self.refused = 0
+        self.draining = False
+
+    def protocol(self) -> Connection:
+        """For loop.create_server."""
+        return Connection(self)
+
+    def sweep(self) -> None:
+        """Cut off connections whose time is over. Called about once a second."""
+        now = time.monotonic()
+        for connection in [c for c in self.connections if c.deadline < now]:
+            connection.expire()
+
+    def drain(self) -> None:
+        """Close what is idle; answers on their way close their connections."""
+        self.draining = True
+        for connection in list(self.connections):
+            if connection.queue:
+                for exchange in connection.queue:
+                    exchange.keep_alive = False
+            else:
+                connection.transport.close()
+
+    def abort(self) -> None:
+        """Cut off everybody."""
+        for connection in list(self.connections):
+            connection.transport.abort()

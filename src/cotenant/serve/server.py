@@ -1,0 +1,355 @@
+"""A server: everything composed, started and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.config_planning import Problem, build_problem
+from cotenant.config_services import parse_services, read_services
+from cotenant.config_serving import ServingConfig, parse_address, read_serving, read_tokens, tls_context
+from cotenant.model.errors import InputError, WorkError
+from cotenant.model.serving import ServingPlan
+from cotenant.policy.packing.specs import DEFAULT_PLANNER
+from cotenant.serve.api import Api, Tokens
+from cotenant.serve.apps import Applications
+from cotenant.serve.crew import Crew
+from cotenant.serve.floor import TICK_S, Floor
+from cotenant.serve.gateway import Gateway, Limits
+from cotenant.serve.http1 import HttpFront, HttpLimits
+from cotenant.serve.replanner import Replanner
+from cotenant.serve.repository import stamp
+from cotenant.serve.requestlog import GPU_COLUMNS, REQUEST_COLUMNS, CsvLog
+from cotenant.serve.routes import Routes
+from cotenant.serve.stats import Stats
+from cotenant.serve.workers import WorkerFactory
+
+BACKLOG = 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line adds to a services file. Addresses are HOST:PORT, None: that door stays shut."""
+
+    http: str | None = "127.0.0.1:8000"
+    grpc: str | None = None
+    plan: ServingPlan | None = None
+    planner: str = DEFAULT_PLANNER
+    log: Path | None = None
+    gpus_log: Path | None = None
+
+
+def say_nothing(text: str) -> None:
+    """For servers that nobody watches."""
+
+
+class Server:
+    """One gateway with its workers. `start`, then `stop`, on one event loop."""
+
+    def __init__(
+        self, config: ServingConfig, problem: Problem, options: Options, factory: WorkerFactory | None = None,
+        say: Callable[[str], None] = say_nothing,
+    ) -> None:  # fmt: skip
+        self.config, self.problem, self.options, self.say = config, problem, options, say
+        entry = config.entry
+        self.tokens = Tokens(read_tokens(entry.listen, config.deployment.file))
+        self.tls = tls_context(entry.listen, "http/1.1", config.deployment.file)
+        self.tls_grpc = tls_context(entry.listen, "h2", config.deployment.file)
+        self._addresses = {
+            name: None if text is None else parse_address(text, name)
+            for name, text in (("http", options.http), ("grpc", options.grpc))
+        }
+        log = None if options.log is None else CsvLog(options.log, REQUEST_COLUMNS)
+        self.gpus_log = None if options.gpus_log is None else CsvLog(options.gpus_log, GPU_COLUMNS)
+        slos = {s.name: s.slo_ms for s in problem.services} | {app.name: app.slo_ms for app, _ in problem.applications}
+        self.stats = Stats(slos, log)
+        self.floor = Floor(problem.services, problem.profiles, self.stats, self._lost, entry.hold)
+        self.factory = factory or _local_factory(config, problem)
+        self.crew = Crew(config, problem.profiles, self.floor, self.stats, self.factory, say)
+        self.replanner = Replanner(
+            config, problem, self.floor, self.crew, self.stats, self.factory, options.planner, say
+        )
+        self.replanner.fixed = options.plan
+        self.crew.trouble = self.replanner.wanted.set
+        applications = Applications(problem.applications, config.wiring)
+        limits = Limits(entry.listen.max_body, entry.listen.max_in_flight, config.concurrency)
+        self.gateway = Gateway(self.floor, self.stats, limits, applications, self.crew.why_not)
+        applications.gateway = self.gateway
+        self.api = Api(self.gateway, self.crew, self.replanner, self.stats, self.tokens, entry.listen.max_body)
+        self.front = HttpFront(Routes(self.api).handle, _http_limits(config), self._failed)
+        self.http_url = self.grpc_address = ""
+        self._listeners: list[asyncio.Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._grpc: Any = None
+        self._last_gpus = ""
+
+    def _lost(self, let: Any, why: str) -> None:
+        self.crew.lost(let, why)
+
+    def _failed(self, error: BaseException) -> None:
+        self.say(f"a request made the server fail: {type(error).__name__}: {error}")
+
+    async def start(self) -> None:
+        """Load, plan, listen. WorkError when no service at all can be served."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(
+            lambda _, context: self._failed(context.get("exception") or WorkError(context["message"]))
+        )
+        _raise_file_limit()
+        self.floor.warm()
+        try:
+            for name in self.crew.models:
+                self.crew.resolve(name)
+            for name, model in self.crew.models.items():
+                if model.found is None:
+                    self.say(f"{name} cannot be served: {model.why}")
+            await self.replanner.first()
+            ready = [name for name in self.crew.models if not self.crew.why_not(name)]
+            if not ready:
+                first = next(iter(self.crew.models))
+                raise WorkError(f"no service can be served; {first}: {self.crew.why_not(first)}")
+            await self._listen()
+        except BaseException:
+            await self._close(0.0)
+            raise
+        self._tasks = [loop.create_task(x) for x in (self._ticks(), self._seconds(), self.replanner.run())]
+        if self.config.entry.poll_models > 0:
+            self._tasks.append(loop.create_task(self._poll()))
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for name, address in self._addresses.items():
+            if address is None:
+                continue
+            host, port = address
+            try:
+                if name == "http":
+                    listener = await loop.create_server(
+                        self.front.protocol, host, port, ssl=self.tls, backlog=BACKLOG
+                    )
+                else:
+                    from cotenant.serve.grpc_api import GrpcApi
+                    from cotenant.serve.http2 import Http2Front
+
+                    handlers = GrpcApi(self.api).handlers()
+                    self._grpc = Http2Front(handlers, _http_limits(self.config), self._failed, self.api.guard)
+                    listener = await loop.create_server(
+                        self._grpc.protocol, host, port, ssl=self.tls_grpc, backlog=BACKLOG
+                    )
+            except OSError as error:
+                raise WorkError(f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}") from None
+            self._listeners.append(listener)
+            port = listener.sockets[0].getsockname()[1]
+            shown = f"[{host}]" if ":" in host else host
+            if name == "http":
+                self.http_url = f"{'https' if self.tls else 'http'}://{shown}:{port}"
+            else:
+                self.grpc_address = f"{shown}:{port}"
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.floor.tick()
+
+    async def _seconds(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self.front.sweep()
+            if self._grpc is not None:
+                self._grpc.sweep()
+            self._log_gpus()
+            if self.stats.log is not None:
+                self.stats.log.flush()
+
+    def _log_gpus(self) -> None:
+        if self.gpus_log is None:
+            return
+        plan = self.floor.plan
+        allocated = sum(let.percent for let in plan.gpulets) / 100
+        row = f"{plan.gpus_used},{self.replanner.held},{len(plan.gpulets)},{allocated:.4g}\n"
+        self.gpus_log.add(f"{self.floor.now_ms() / 1e3:.3f},{row}")
+        self.gpus_log.flush()
+
+    async def _poll(self) -> None:
+        """Load models whose files have changed."""
+        entries = self.config.models
+        seen = {name: stamp(entry.path) for name, entry in entries.items()}
+        while True:
+            await asyncio.sleep(self.config.entry.poll_models)
+            for name, entry in entries.items():
+                now = stamp(entry.path)
+                if now == seen[name]:
+                    continue
+                seen[name] = now
+                try:
+                    await self.api.load(name)
+                    self.say(f"{name} has new files: loaded")
+                except Exception as error:
+                    self.say(f"{name} has new files, but: {error}")
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Take no new requests, answer what is there (at most `drain_s`), then end the workers, the doors last."""
+        limit = self.config.entry.listen.drain if drain_s is None else drain_s
+        self.gateway.draining = True
+        for listener in self._listeners:
+            listener.close()
+        self.front.drain()
+        if self._grpc is not None:
+            self._grpc.drain()
+        try:
+            await asyncio.wait_for(self._idle(), limit)
+        except TimeoutError:
+            self.floor.abandon("the server is shutting down")
+        await self._close(2.0 if limit > 0 else 0.2)
+
+    async def _idle(self) -> None:
+        while self.gateway.open:
+            await asyncio.sleep(0.005)
+
+    async def _close(self, grace_s: float) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.replanner.process.close()
+        await self.crew.close(grace_s)
+        await asyncio.sleep(0)
+        self.front.abort()
+        if self._grpc is not None:
+            self._grpc.abort()
+        self._log_gpus()
+        for log in (self.stats.log, self.gpus_log):
+            if log is not None:
+                log.close()
+
+    def status(self) -> dict[str, Any]:
+        """As GET /cotenant/status."""
+        return self.api.status()
+
+
+def _http_limits(config: ServingConfig) -> HttpLimits:
+    listen = config.entry.listen
+    return HttpLimits(
+        listen.max_body, listen.read_timeout, listen.write_timeout, listen.idle_timeout, listen.max_connections
+    )
+
+
+def _local_factory(config: ServingConfig, problem: Problem) -> WorkerFactory:
+    from cotenant.serve.local_workers import LocalWorkers
+
+    backends = {entry.backend for entry in config.models.values()}
+    timed = backends == {"timed"}
+    mechanism = config.deployment.mechanism
+    return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=config.entry.load_timeout)
+
+
+def _raise_file_limit() -> None:
+    """Room for as many connections as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def build(
+    services: str | Path | Mapping[str, Any], options: Options, *, profile: str | Path | None = None,
+    gpus: int | None = None, factory: WorkerFactory | None = None, say: Callable[[str], None] = say_nothing,
+) -> Server:  # fmt: skip
+    """A server for a services file (or its content), not started."""
+    deployment = parse_services(services) if isinstance(services, Mapping) else read_services(services)
+    config = read_serving(deployment)
+    problem = build_problem(deployment, profile, gpus)
+    if options.plan is not None:
+        _check_plan(options.plan, problem)
+    return Server(config, problem, options, factory, say)
+
+
+def _check_plan(plan: ServingPlan, problem: Problem) -> None:
+    known = {s.name for s in problem.services}
+    for let in plan.gpulets:
+        for seat in let.seats:
+            if seat.service not in known:
+                raise InputError(f"serves {seat.service!r}, which is not in the services file", field="plan")
+        if let.gpu >= len(problem.gpus):
+            what = f"uses GPU {let.gpu}; the services file has {len(problem.gpus)}"
+            raise InputError(what, field="plan")
+
+
+class Running:
+    """A server that runs in a thread of this process."""
+
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        self.server, self.loop = server, loop
+        self.http_url, self.grpc_address = server.http_url, server.grpc_address
+
+    def status(self) -> dict[str, Any]:
+        """As GET /cotenant/status."""
+        found: dict[str, Any] = self.call(self.server.status)
+        return found
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function on the server's thread and give back what it returns."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
+
+
+@contextlib.contextmanager
+def running(
+    services: str | Path | Mapping[str, Any], *, http: str | None = "127.0.0.1:0", grpc: str | None = None,
+    plan: ServingPlan | None = None, log: Path | None = None, gpus_log: Path | None = None,
+    workers: WorkerFactory | None = None, profile: str | Path | None = None, planner: str = DEFAULT_PLANNER,
+    drain_s: float = 5.0, say: Callable[[str], None] = say_nothing,
+) -> Iterator[Running]:  # fmt: skip
+    """A server in a thread of its own, for tests and experiments; it has been stopped when the block is left."""
+    options = Options(http, grpc, plan, planner, log, gpus_log)
+    server = build(services, options, profile=profile, factory=workers, say=say)
+    loop = new_loop()
+    started: list[BaseException | None] = []
+    ready = threading.Event()
+    finish = asyncio.Event()
+
+    async def life() -> None:
+        try:
+            await server.start()
+            started.append(None)
+        except BaseException as error:
+            started.append(error)
+            return
+        finally:
+            ready.set()
+        await finish.wait()
+        await server.stop(drain_s)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(life(),), name="cotenant-serve", daemon=True)
+    thread.start()
+    ready.wait()
+    if started[0] is not None:
+        thread.join(10)
+        loop.close()
+        raise started[0]
+    try:
+        yield Running(server, loop)
+    finally:
+        loop.call_soon_threadsafe(finish.set)
+        thread.join(drain_s + 30)
+        if not thread.is_alive():
+            loop.close()
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The fastest event loop that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
