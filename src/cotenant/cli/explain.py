@@ -12,7 +12,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def explain(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run or of a fleet, or id of a live job.", metavar="RUN")],
     job: Annotated[
         str | None, typer.Argument(help="Id of a job; without it, jobs worth a look.", metavar="JOB")
     ] = None,
@@ -26,11 +26,11 @@ def explain(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell one job's life in words: when and why it waited, ran, was moved."""
-    from cotenant.record.reader import read_record
+    from cotenant.cli.fleet_jobs import record_at
     from cotenant.report.explain import explain as explain_job
     from cotenant.report.explain import notable_jobs
 
-    record = read_record(run)
+    record, job = record_at(run, job)
     story = explain_job(record, job, every_event) if job is not None else None
     slices = None
     if perfetto is not None:

@@ -1,0 +1,135 @@
+"""`cotenant fleet`: the training runtime of this user, up and down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run training jobs by a policy: up, down, status.")
+Text = str | None
+NODES, POLICY, TIME = "Nodes", "Policy (see cotenant policies)", "Rounds and leases"
+
+Where = Annotated[
+    Path | None, typer.Option("--fleet", metavar="DIR", help="Folder of the fleet (default $COTENANT_FLEET).")
+]
+
+
+def _node(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=NODES, **more)
+
+
+def _policy(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=POLICY, **more)
+
+
+def _time(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=TIME, **more)
+
+
+@app.command()
+def up(
+    address: Annotated[Text, _node("--address", metavar="RAY", help="An existing Ray cluster; auto finds one.")] = None,
+    executor: Annotated[
+        str, _node("--executor", metavar="auto|ray|local", help="auto: Ray where it is installed, else processes.")
+    ] = "auto",
+    nodes: Annotated[int | None, _node("--nodes", help="Pretend nodes on this machine, by number alone.")] = None,
+    gpus_per_node: Annotated[int, _node("--gpus-per-node", help="GPUs of a pretend node.")] = 2,
+    cpus_per_node: Annotated[float | None, _node("--cpus-per-node", help="Its cores; default 3 per GPU.")] = None,
+    memory_per_node: Annotated[Text, _node("--memory-per-node", help="Its memory; default 62.5 GB per GPU.")] = None,
+    gpu: Annotated[str, _node("--gpu", help="GPU model of pretend nodes.")] = "A100-40GB",
+    cluster: Annotated[Text, _node("--cluster", help="Pretend nodes as clusters are written: 4x2, FILE.yaml.")] = None,
+    agent: Annotated[
+        list[str] | None, _node("--agent", metavar="DIR", help="A node with the GPUs of the agent there; repeatable.")
+    ] = None,
+    policy: Annotated[Text, _policy("--policy", help="A partition policy, such as miso, instead of those below.")] = None,
+    ordering: Annotated[str, _policy("--ordering", help="fifo, srtf, las, ...")] = "fifo",
+    allotment: Annotated[str, _policy("--allotment", help="proportional, greedy, tune, optimal.")] = "tune",
+    placement: Annotated[str, _policy("--placement", help="first-fit, consolidate, spread.")] = "first-fit",
+    sticky: Annotated[bool, _policy("--sticky/--no-sticky", help="Running jobs keep their GPUs.")] = True,
+    profiles: Annotated[Text, _policy("--profiles", help="Profile file. Default: the shipped profiles.")] = None,
+    default_profile: Annotated[Text, _policy("--default-profile", help="For models without one of their own.")] = None,
+    lease: Annotated[str, _time("--lease", help="Length of a round.")] = "60s",
+    keep: Annotated[str, _time("--keep", help="How long jobs go on without a controller.")] = "120s",
+    grace: Annotated[str, _time("--grace", help="How long a job may take to leave.")] = "30s",
+    early: Annotated[bool, _time("--early/--no-early", help="Give away free GPUs between rounds.")] = True,
+    port: Annotated[int | None, typer.Option("--port", help="Listen on 127.0.0.1 too, with a token. 0: any.")] = None,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay here instead of in the background.")] = False,
+    folder: Where = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Start the controller: on a Ray cluster, on a local one, or with plain processes. Jobs of an earlier run go on."""
+    from cotenant.cli.fleet_up import start
+
+    given = {name: value for name, value in locals().items() if name not in ("start",)}
+    start(given)
+
+
+@app.command()
+def down(
+    within: Annotated[str, typer.Option("--within", help="Time for jobs to save their state and leave.")] = "30s",
+    keep_jobs: Annotated[
+        bool, typer.Option("--keep-jobs", help="End the controller alone; jobs go on until their leases end.")
+    ] = False,
+    folder: Where = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Stop all jobs with their checkpoints, then the controller. They go on when the fleet is up again."""
+    import json
+
+    from cotenant.cli.fleet_up import wait_for_end
+    from cotenant.fleet.client import FleetClient, default_folder
+    from cotenant.model.units import counted, parse_seconds
+
+    within_s = parse_seconds(within, "within")
+    where = folder or default_folder()
+    with FleetClient(where) as client:
+        jobs = client.call("status")["jobs"]
+        pid = client.call("down", within_s=None if keep_jobs else within_s)["pid"]
+    ended = wait_for_end(pid, within_s + 30.0)
+    left = jobs["queued"] + jobs["running"]
+    if json_:
+        print(json.dumps({"ended": ended, "open_jobs": left}))
+    else:
+        print(f"the fleet is down; {counted(left, 'job')} will go on when it is up again" if left else "the fleet is down")
+    raise typer.Exit(0 if ended else 1)
+
+
+@app.command()
+def status(
+    folder: Where = None, json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+) -> None:
+    """Show the controller, its nodes and how many jobs run and wait."""
+    import json
+
+    from cotenant.fleet.client import FleetClient, default_folder
+
+    with FleetClient(folder or default_folder()) as client:
+        answer = client.call("status")
+    if json_:
+        print(json.dumps(answer))
+        return
+    from cotenant.cli.fleet_view import print_status
+
+    print_status(answer)
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the record.")],
+    folder: Where = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write what the fleet has done so far as a run's record, for explain, compare and reports."""
+    import json
+
+    from cotenant.fleet.client import default_folder
+    from cotenant.fleet.recording import record_of
+    from cotenant.model.units import counted
+
+    found = record_of(folder or default_folder(), out)
+    if json_:
+        print(json.dumps({"record": str(out), "jobs": found.jobs.height, "events": len(found.events)}))
+    else:
+        print(f"{counted(found.jobs.height, 'job')} in {out}; cotenant explain {out} tells their lives")

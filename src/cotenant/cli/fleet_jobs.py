@@ -1,0 +1,29 @@
+"""Where `cotenant explain` finds a job: in a run's folder, in a fleet's, or by its id alone in the fleet that is up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cotenant.record.record import Record
+
+
+def record_at(run: Path, job: str | None) -> tuple[Record, str | None]:
+    """The record at `run` and the job to tell of. InputError where nothing of that name is found."""
+    from cotenant.record.reader import read_record
+
+    if not run.exists() and job is None and str(run) == run.name:
+        from cotenant.fleet.client import default_folder
+        from cotenant.fleet.recording import is_fleet, record_of
+
+        folder = default_folder()
+        if is_fleet(folder):
+            record = record_of(folder)
+            if str(run) in record.jobs["id"].to_list():
+                return record, str(run)
+    if run.is_dir() and (run / "fleet.db").exists():
+        from cotenant.fleet.recording import record_of
+
+        return record_of(run), job
+    return read_record(run), job

@@ -1,0 +1,200 @@
+"""What `cotenant fleet up` does: check everything, then run the controller here or in the background."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotenant.model.errors import InputError, WorkError
+
+if TYPE_CHECKING:
+    from cotenant.fleet.session import FleetOptions
+
+LOG_FILE = "controller.log"
+PATIENCE_S = 120.0
+
+
+def start(given: dict[str, Any]) -> None:
+    """Start a fleet as the command line says. InputError and WorkError before anything runs."""
+    from cotenant.fleet.client import FleetClient, default_folder
+
+    folder = Path(given["folder"] or default_folder()).absolute()
+    options = options_of(given, folder)
+    if given["foreground"]:
+        _serve(options, given["json_"])
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = (folder / LOG_FILE).open("ab")
+    except OSError as error:
+        raise WorkError(f"{folder}: cannot be used: {(error.strerror or str(error)).lower()}") from None
+    with log:
+        begins = log.tell()
+        words = [word for word in sys.argv[1:] if word != "--json"]
+        child = subprocess.Popen(
+            [sys.executable, "-m", "cotenant.cli.main", *words, "--foreground", "--json", "--fleet", str(folder)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            _relay(folder / LOG_FILE, begins, child.returncode)
+        try:
+            with FleetClient(folder, 10.0) as client:
+                answer = client.call("status")
+            if answer["pid"] == child.pid:
+                _say(answer, given["json_"])
+                return
+        except WorkError:
+            pass
+        time.sleep(0.05)
+    child.terminate()
+    raise WorkError(f"the controller was not ready within {PATIENCE_S:g} s; see {folder / LOG_FILE}")
+
+
+def _relay(log: Path, begins: int, code: int) -> None:
+    """The controller ended at once: its last sentence is ours."""
+    with log.open("rb") as file:
+        file.seek(begins)
+        said = file.read().decode(errors="replace").strip().splitlines()
+    text = (said[-1] if said else f"it ended with exit code {code}").removeprefix("cotenant: ")
+    raise (InputError(text) if code == 2 else WorkError(text))
+
+
+def _say(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer))
+        return
+    from cotenant.model.units import counted
+
+    gpus = sum(node["gpus"] for node in answer["nodes"])
+    jobs = answer["jobs"]["queued"] + answer["jobs"]["running"]
+    more = f"; {counted(jobs, 'job')} of an earlier run go on" if jobs else ""
+    print(
+        f"the fleet is up in {answer['folder']}: {counted(len(answer['nodes']), 'node')} with "
+        f"{counted(gpus, 'GPU')} ({answer['executor']}), {answer['policy']['label']}{more}"
+    )
+    print("next: cotenant submit -- CMD..., cotenant queue, cotenant fleet down")
+
+
+def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
+    """FleetOptions from what was typed; InputError names the option."""
+    from cotenant.fleet.session import FleetOptions, node_specs
+    from cotenant.model.units import parse_bytes, parse_seconds
+    from cotenant.policy.choice import JobPolicy
+
+    executor = _executor(given)
+    times = {}
+    for name, least in (("lease", 0.05), ("keep", 1.0), ("grace", 0.0)):
+        times[f"{name}_s"] = parse_seconds(given[name], name)
+        if times[f"{name}_s"] < least:
+            raise InputError(f"{given[name]!r} is less than {least:g} s", field=name)
+    port = given["port"]
+    if port is not None and not 0 <= port < 65536:
+        raise InputError(f"{port} is not a port of 0 to 65535", field="port")
+    nodes, kind = given["nodes"], "pretend"
+    if given["agent"]:
+        kind = "agent"
+    elif nodes is None and given["cluster"] is None and given["address"] is None:
+        kind, nodes = _here()
+    options = FleetOptions(
+        folder=folder,
+        nodes=1 if nodes is None else nodes,
+        gpus_per_node=given["gpus_per_node"],
+        cpus_per_node=given["cpus_per_node"],
+        memory_per_node=None if given["memory_per_node"] is None
+        else parse_bytes(given["memory_per_node"], "memory-per-node"),
+        gpu=kind,
+        gpu_model=given["gpu"],
+        agents=tuple(given["agent"] or ()),
+        cluster=_cluster(given["cluster"], given["gpu"]),
+        executor=executor,
+        address=given["address"],
+        early=given["early"],
+        policy=JobPolicy(given["ordering"], given["allotment"], given["placement"], given["sticky"]),
+        profiles=given["profiles"],
+        default_profile=given["default_profile"],
+        port=port,
+        **times,
+    )  # fmt: skip
+    if given["address"] is None:
+        node_specs(options)
+    if given["policy"] is not None:
+        import dataclasses
+
+        from cotenant.fleet.partition import make_planner
+
+        options = dataclasses.replace(options, planner=make_planner(given["policy"], options))
+    return options
+
+
+def _executor(given: dict[str, Any]) -> str:
+    wanted = given["executor"]
+    if wanted not in ("auto", "ray", "local"):
+        raise InputError(f"{wanted!r} is not auto, ray or local", field="executor")
+    from importlib.util import find_spec
+
+    there = find_spec("ray") is not None
+    if (wanted == "ray" or given["address"] is not None) and not there:
+        raise InputError("Ray is not installed; install cotenant[ray], or use --executor local", field="executor")
+    if wanted == "local" and given["address"] is not None:
+        raise InputError("the local executor has no cluster to join; leave --address out", field="address")
+    return "ray" if wanted == "ray" or given["address"] is not None or (wanted == "auto" and there) else "local"
+
+
+def _here() -> tuple[str, int | None]:
+    """This machine's GPUs, or one pretend node where it has none."""
+    from cotenant.node.gpus import discover
+
+    try:
+        discover(["all"])
+    except WorkError:
+        print("cotenant fleet: this machine has no GPU; one pretend node stands in (see --nodes)", file=sys.stderr)
+        return "pretend", 1
+    return "real", None
+
+
+def _cluster(text: str | None, gpu: str) -> Any:
+    if text is None:
+        return None
+    from cotenant.cli.trace_options import ClusterOptions
+
+    return ClusterOptions(cluster=text, gpu=gpu).parse()
+
+
+def _serve(options: FleetOptions, as_json: bool) -> None:
+    """Run the controller until it is taken down or told to end."""
+    import signal
+
+    from cotenant.fleet.session import Fleet
+
+    fleet = Fleet(options)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: fleet.controller.stop())
+    fleet.start()
+    if not as_json:
+        _say(fleet.status(), False)
+    fleet.join()
+
+
+def wait_for_end(pid: int, timeout_s: float) -> bool:
+    """Until a process has ended; False when that takes longer."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        from cotenant.node.processes import is_zombie
+
+        if is_zombie(pid):
+            return True
+        time.sleep(0.05)
+    return False

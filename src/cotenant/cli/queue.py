@@ -1,0 +1,30 @@
+"""`cotenant queue`: the fleet's jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def queue(
+    everything: Annotated[bool, typer.Option("--all", help="Those that are over, too.")] = False,
+    fleet: Annotated[str | None, typer.Option("--fleet", metavar="DIR|127.0.0.1:PORT", help="Which fleet.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List jobs that run and wait, with how far they are and why they wait."""
+    import json
+
+    from cotenant.fleet.client import FleetClient, default_folder
+
+    with FleetClient(fleet or default_folder()) as client:
+        jobs = client.call("queue", all=everything)["jobs"]
+    if json_:
+        print(json.dumps({"jobs": jobs}))
+        return
+    from cotenant.cli.fleet_view import print_queue
+
+    print_queue(jobs, everything)

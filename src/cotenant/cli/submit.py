@@ -1,0 +1,83 @@
+"""`cotenant submit`: give the fleet a job, from a file or from options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+Text = str | None
+
+
+@app.command(context_settings={"allow_interspersed_args": True})
+def submit(
+    what: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB.yaml] [-- CMD...]", help="A job file, or -- and a program.")
+    ] = None,
+    name: Annotated[Text, typer.Option(help="Name of the job (default: its program).")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Whole GPUs, all at once (default 1).")] = None,
+    share: Annotated[Text, typer.Option(metavar="30%", help="A share of one GPU instead.")] = None,
+    slice_: Annotated[Text, typer.Option("--slice", metavar="2g", help="A MIG instance instead.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="Cores it can use at best, in all.")] = None,
+    memory: Annotated[Text, typer.Option(metavar="8GiB", help="Memory it can use at best, in all.")] = None,
+    model: Annotated[Text, typer.Option(help="Name of its profile.")] = None,
+    profile: Annotated[Text, typer.Option(metavar="F.json", help="Profile file, from cotenant profile job.")] = None,
+    duration: Annotated[Text, typer.Option(metavar="2h", help="Run time alone, for orderings that ask.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Larger goes first.")] = None,
+    tenant: Annotated[Text, typer.Option(help="Whose job it is.")] = None,
+    retries: Annotated[int | None, typer.Option(help="How often it is started again after a failure.")] = None,
+    grace: Annotated[Text, typer.Option(help="How long it may take to save its state and leave.")] = None,
+    processes: Annotated[Text, typer.Option(metavar="gpu|node", help="Processes of a gang: per GPU, per node.")] = None,
+    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment; repeatable.")] = None,
+    workdir: Annotated[Text, typer.Option(help="Working folder (default: this one, or the file's).")] = None,
+    count: Annotated[int, typer.Option(help="Submit so many of the same.")] = 1,
+    fleet: Annotated[Text, typer.Option("--fleet", metavar="DIR|127.0.0.1:PORT", help="Which fleet.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Submit a job: `cotenant submit job.yaml`, or `cotenant submit --gpus 1 -- python train.py`. Prints its id."""
+    import json
+
+    from cotenant.fleet.client import FleetClient, default_folder
+    from cotenant.fleet.jobs import job_from_values, read_job_file
+    from cotenant.model.errors import InputError
+
+    words = list(what or ())
+    options = {
+        "name": name, "gpus": gpus, "share": share, "slice": slice_, "cpus": cpus, "memory": memory, "model": model,
+        "profile": profile, "duration": duration, "priority": priority, "tenant": tenant, "retries": retries,
+        "grace": grace, "processes": processes, "workdir": workdir, "env": _environment(env),
+    }  # fmt: skip
+    given = {key: value for key, value in options.items() if value is not None}
+    if not words:
+        raise InputError("give a job file, or -- and the program to run", field="JOB.yaml")
+    if not 1 <= count <= 100_000:
+        raise InputError(f"{count} is not between 1 and 100,000", field="count")
+    if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
+        if given:
+            raise InputError(f"{next(iter(given))} is given beside a job file; write it into the file", field="JOB.yaml")
+        spec = read_job_file(words[0])
+    else:
+        spec = job_from_values(given | {"command": words}, Path.cwd())
+    with FleetClient(fleet or default_folder()) as client:
+        ids = client.call("submit", jobs=[spec.to_dict()] * count)["ids"]
+    if json_:
+        print(json.dumps({"id": ids[0], "ids": ids}))
+    else:
+        print("\n".join(ids))
+
+
+def _environment(pairs: list[str] | None) -> dict[str, str] | None:
+    from cotenant.model.errors import InputError
+
+    if not pairs:
+        return None
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise InputError(f"{pair[:60]!r} is not NAME=VALUE", field="env")
+        found[name] = value
+    return found
