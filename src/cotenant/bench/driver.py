@@ -6,7 +6,12 @@ import ctypes
 
 from cotenant.model.errors import WorkError
 
-SOFT_IMAGE = b"cotenant-soft-module\ntimed param\n\0"
+SOFT_IMAGE = b"""cotenant-soft-module
+timed param
+timed_compute param 132 compute
+timed_memory param 132 memory
+timed_mixed param 132 mixed
+\0"""
 # one thread that watches the GPU's clock until its time is over; built by the driver for whatever GPU there is
 PTX_IMAGE = b"""
 .version 7.0
@@ -51,7 +56,8 @@ class Driver:
         image = SOFT_IMAGE if "Software" in self.name else PTX_IMAGE
         self.call("cuModuleLoadData", ctypes.byref(module), image)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, b"timed")
-        self._function = function
+        self._functions = {"": function}
+        self._module = module
         self._length = ctypes.c_uint64()
         self._params = (_P * 1)(ctypes.cast(ctypes.pointer(self._length), _P))
         self._launch = self._cuda.cuLaunchKernel
@@ -63,10 +69,19 @@ class Driver:
         if code != 0:
             raise WorkError(f"{name} failed with code {code}")
 
-    def launch(self, length_ns: int, stream: ctypes.c_void_p | None = None) -> None:
-        """Start a kernel of that length."""
+    def _function(self, work: str) -> ctypes.c_void_p:
+        """The kernel of a class of work; a real GPU has one for all."""
+        if work not in self._functions:
+            function = _P()
+            name = f"timed_{work}" if "Software" in self.name else "timed"
+            self.call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
+            self._functions[work] = function
+        return self._functions[work]
+
+    def launch(self, length_ns: int, stream: ctypes.c_void_p | None = None, *, work: str = "") -> None:
+        """Start a kernel of that length; `work`: what it needs most (compute, memory, mixed), on the software GPU."""
         self._length.value = length_ns
-        code = self._launch(self._function, 1, 1, 1, 1, 1, 1, 0, stream, self._params, None)
+        code = self._launch(self._function(work), 1, 1, 1, 1, 1, 1, 0, stream, self._params, None)
         if code != 0:
             raise WorkError(f"cuLaunchKernel failed with code {code}")
 

@@ -26,8 +26,9 @@
 #define SPIN_NS 60000                 /* then other threads may have the processor */
 #define UP_SPIN_NS 3000000            /* LS bursts are short: be there when one ends */
 #define NAP_NS 30000
-#define SLEEP_OVER_NS 400000          /* a wait so long is slept, but for the last part */
-#define WAKE_EARLY_NS 200000
+#define SLEEP_OVER_NS 200000          /* a wait that is so much longer than sleeps run late is slept, but for the last part */
+#define WAKE_EARLY_NS 60000
+#define LONGEST_SLEEP_NS 10000000
 #define STALL_NS INT64_C(100000000)   /* nothing ends: it may wait for a later launch */
 #define ANSWER_PATIENCE_S 2
 
@@ -51,6 +52,7 @@ struct floor {
     uint32_t oldest, newest;          /* [oldest, newest) are closed, newest is open */
     bool have_origin;                 /* the piece before the oldest was told and ended: a time to measure from */
     bool open_solo;                   /* the open piece is one new kernel, and the event before it was recorded for it */
+    int64_t late_ns;                  /* how late sleeps end */
     bool stalled;                     /* nothing ended for long: do not wait for that again */
     struct stream *stream;            /* of the open piece */
     CUstream handle;
@@ -284,10 +286,20 @@ static void resolve_and_close(struct floor *floor)
     close_piece(floor);
 }
 
-static void pause_a_little(bool up, int64_t waited_ns, int64_t left_ns)
+/* Sleeps for most of the time that is left; how late sleeps end on this machine is learned, worst first. */
+static void sleep_for(struct floor *floor, int64_t left_ns)
 {
-    if (!up && left_ns > SLEEP_OVER_NS)
-        nanosleep(&(struct timespec){.tv_nsec = (left_ns > 10000000 ? 10000000 : left_ns) - WAKE_EARLY_NS}, NULL);
+    int64_t began = (int64_t)cot_now_ns();
+    int64_t ns = (left_ns > LONGEST_SLEEP_NS ? LONGEST_SLEEP_NS : left_ns) - WAKE_EARLY_NS - floor->late_ns;
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+    int64_t late = (int64_t)cot_now_ns() - began - ns;
+    floor->late_ns = late > floor->late_ns ? late : floor->late_ns - floor->late_ns / 64;
+}
+
+static void pause_a_little(struct floor *floor, bool up, int64_t waited_ns, int64_t left_ns)
+{
+    if (!up && left_ns > SLEEP_OVER_NS + floor->late_ns)
+        sleep_for(floor, left_ns);
     else if (up && waited_ns > UP_SPIN_NS)
         nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
     else if (waited_ns > SPIN_NS)
@@ -297,40 +309,56 @@ static void pause_a_little(bool up, int64_t waited_ns, int64_t left_ns)
             __builtin_ia32_pause();
 }
 
-/* Waits until the launch may go; returns whether LS was active then (by class). */
-static uint32_t wait_for_floor(struct floor *floor, struct gpu *gpu, int64_t next_ns)
+/* When a launch was let go, under which rule, beside LS work of which class. */
+struct leave {
+    struct floor_rule rule;
+    uint32_t ls_class;
+    int64_t now_ns;
+};
+
+static bool may_go(struct floor *floor, int64_t next_ns, struct leave *leave)
 {
-    int64_t began = 0, progress = 0, now = (int64_t)cot_now_ns();
+    leave->now_ns = (int64_t)cot_now_ns();
+    leave->rule = current_rule(floor);
+    leave->ls_class = active_class(floor->page, leave->now_ns);
+    return floor_may_go(&leave->rule, &floor->state, leave->ls_class, next_ns, leave->now_ns);
+}
+
+static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, int64_t next_ns)
+{
+    struct leave leave;
+    int64_t began = 0, progress = 0;
     uint32_t oldest = floor->oldest;
-    for (;; now = (int64_t)cot_now_ns()) {
-        struct floor_rule rule = current_rule(floor);
-        resolve(floor, now);
-        uint32_t ls_class = active_class(floor->page, now);
-        if (cot_exiting() || floor_may_go(&rule, &floor->state, ls_class, next_ns, now))
+    while (!may_go(floor, next_ns, &leave)) { /* by what is known; asking the driver costs more */
+        resolve(floor, leave.now_ns);
+        if (may_go(floor, next_ns, &leave) || cot_exiting())
             break;
         if (!began)
-            began = progress = now;
-        if (floor->oldest != oldest || ls_class) {
+            began = progress = leave.now_ns;
+        if (floor->oldest != oldest || leave.ls_class) {
             oldest = floor->oldest;
-            progress = now;
+            progress = leave.now_ns;
         }
-        if (floor->oldest != floor->newest && now - progress > STALL_NS)
+        if (floor->oldest != floor->newest && leave.now_ns - progress > STALL_NS)
             floor->stalled = true;
-        if (floor->stalled && !ls_class)
+        if (floor->stalled && !leave.ls_class)
             break;
         if (at(floor, floor->newest)->count > 0)
             close_piece(floor);
-        pause_a_little(ls_class != 0, now - began, floor->state.busy_until_ns - now);
+        bool shut = leave.ls_class && !leave.rule.beside_permille;
+        pause_a_little(floor, shut, leave.now_ns - began, leave.ls_class ? 0 : floor->state.busy_until_ns - leave.now_ns);
     }
     if (began)
-        atomic_fetch_add(&gpu->waited_ns, (uint64_t)(now - began));
-    return active_class(floor->page, now);
+        atomic_fetch_add(&gpu->waited_ns, (uint64_t)(leave.now_ns - began));
+    return leave;
 }
 
 /* Waits until this launch of a best-effort process may go, and counts it. */
 void cot_floor_enter(struct thread *t, struct cost *cost)
 {
     struct floor *floor = t->gpu->floor;
+    if (floor->page->scheme == COTENANT_SCHEME_FREE)
+        return;
     pthread_mutex_lock(&floor->lock);
     if (floor->context != t->context)
         forget(floor, t->context);
@@ -339,7 +367,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     if (open->count > 0 && (open->predicted_ns >= (enough_ns > LEAST_PIECE_NS ? enough_ns : LEAST_PIECE_NS) ||
                             open->count >= PIECE_LOG || floor->stream != t->stream || floor->handle != t->stream->handle))
         resolve_and_close(floor);
-    uint32_t ls_class = wait_for_floor(floor, t->gpu, cost->ns);
+    struct leave leave = wait_for_floor(floor, t->gpu, cost->ns);
     open = at(floor, floor->newest);
     if (floor->newest - floor->oldest >= PIECES - 2 && open->count >= PIECE_LOG)
         open->count = 0; /* stalled for long: what is lost is only what it would have taught */
@@ -351,8 +379,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
         open = at(floor, floor->newest);
         floor->open_solo = true;
     }
-    struct floor_rule rule = current_rule(floor);
-    floor_went(&rule, &floor->state, ls_class, cost->ns, (int64_t)cot_now_ns());
+    floor_went(&leave.rule, &floor->state, leave.ls_class, cost->ns, leave.now_ns);
     open->log[open->count++] = cost;
     open->predicted_ns += cost->ns;
     pthread_mutex_unlock(&floor->lock);

@@ -1,0 +1,177 @@
+"""Best-effort loads of `cotenant bench colocation`, an unmodified program: `python -m cotenant.bench.be_loads BACKEND`.
+
+Protocol: prints `ready NAME`; then each line `load KIND` sets a load up and prints {"kind", "unit_ms"}; `run SECONDS`
+runs it and prints one JSON object {"count", "begin_ns", "end_ns", "marks": [[ns, count], ...]}; `times SECONDS` prints
+{"times_ns": [...]}, when each launch returned. End of input ends the program.
+
+mmN: bf16 products of NxN.  addN: out = in + 1 over N MiB.  copyN: copies of N MiB on the device.  train-resnet50 and
+train-transformer: training steps.  On the software GPU kernels only take the time that such kernels took on an H100.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+KIND = re.compile(r"^(?:(mm|add|copy)(\d{1,5})|train-resnet50|train-transformer)$")
+UNIT_S = 0.001  # launches of one unit, together
+DEPTH = 4  # units in flight
+MARK_NS = 10_000_000
+
+# Length of one kernel on an H100 80GB HBM3 (mm by 2 N^3 / 690 TFLOP/s, but not below what small ones reach; memory by
+# 3.0 TB/s read and written), for the software GPU: (ns, part of the SMs, what it needs most).
+TRAINING_KERNELS_NS = {"train-resnet50": (700, 18_000), "train-transformer": (260, 55_000)}
+HOST_GAP_NS = {"train-resnet50": 26_000, "train-transformer": 14_000}
+
+
+def soft_kernel(kind: str) -> tuple[int, str]:
+    """Length in ns and class of one kernel of a load on the software GPU."""
+    found = KIND.match(kind)
+    assert found is not None
+    if found[1] == "mm":
+        return max(6_000, round(2 * int(found[2]) ** 3 / 690e3)), "compute"
+    if found[1] in ("add", "copy"):
+        return max(4_000, round(2 * (int(found[2]) << 20) / 3000)), "memory"
+    return TRAINING_KERNELS_NS[kind][1], "mixed"
+
+
+class Load:
+    """One load: `launch` starts a unit of `per_unit` pieces of work, `mark` and `wait` order what is in flight."""
+
+    def __init__(
+        self, launch: Callable[[], None], mark: Callable[[int], None], wait: Callable[[int], None], per_unit: int
+    ) -> None:
+        self.launch, self.mark, self.wait, self.per_unit = launch, mark, wait, per_unit
+
+    def run(self, seconds: float) -> dict[str, Any]:
+        """Work for that long, DEPTH units in flight."""
+        begin_ns = now_ns = time.monotonic_ns()
+        until_ns = begin_ns + round(seconds * 1e9)
+        started = done = 0
+        marks: list[tuple[int, int]] = []
+        next_ns = begin_ns + MARK_NS
+        while now_ns < until_ns:
+            for _ in range(self.per_unit):
+                self.launch()
+            self.mark(started % DEPTH)
+            started += 1
+            if started - done >= DEPTH:
+                self.wait(done % DEPTH)
+                done += 1
+            now_ns = time.monotonic_ns()
+            if now_ns >= next_ns:
+                marks.append((now_ns, done * self.per_unit))
+                next_ns = now_ns + MARK_NS
+        while done < started:
+            self.wait(done % DEPTH)
+            done += 1
+        return {
+            "count": done * self.per_unit,
+            "begin_ns": begin_ns,
+            "end_ns": time.monotonic_ns(),
+            "marks": marks,
+        }
+
+
+def launch_times(load: Load, seconds: float) -> dict[str, Any]:
+    """Launch for that long without waiting for anything; when each launch returned."""
+    times_ns = []
+    until_ns = time.monotonic_ns() + round(seconds * 1e9)
+    while not times_ns or times_ns[-1] < until_ns:
+        load.launch()
+        times_ns.append(time.monotonic_ns())
+    load.mark(0)
+    load.wait(0)
+    return {"times_ns": times_ns}
+
+
+def calibrated(load: Load, single: bool) -> float:
+    """Set how many launches make a unit; returns the length of one, ms."""
+    for _ in range(3):
+        load.run(0.02)
+    found = load.run(0.15)
+    one_s: float = (found["end_ns"] - found["begin_ns"]) / 1e9 / max(1, found["count"])
+    load.per_unit = 1 if single else max(1, round(UNIT_S / one_s))
+    return one_s * 1e3
+
+
+def torch_load(kind: str) -> Load:
+    """A load with PyTorch."""
+    import torch
+
+    from cotenant.bench.networks import training_step
+
+    torch.cuda.empty_cache()
+    events = [torch.cuda.Event() for _ in range(DEPTH)]
+    found = KIND.match(kind)
+    assert found is not None
+    launch: Callable[[], Any]
+    if found[1] == "mm":
+        a = torch.randn(int(found[2]), int(found[2]), device="cuda", dtype=torch.bfloat16)
+        launch = partial(torch.mm, a, a, out=torch.empty_like(a))
+    elif found[1] is not None:
+        x = torch.zeros(int(found[2]) << 19, device="cuda", dtype=torch.bfloat16)
+        y = torch.empty_like(x)
+        launch = partial(torch.add, x, 1.0, out=y) if found[1] == "add" else partial(y.copy_, x)
+    else:
+        launch = training_step(torch, kind)
+    return Load(launch, lambda i: events[i].record(), lambda i: events[i].synchronize(), 1)
+
+
+def driver_load(kind: str, cuda: Any) -> Load:
+    """A load on the bare driver API, with kernels of known length."""
+    length_ns, work = soft_kernel(kind)
+    events = [cuda.event() for _ in range(DEPTH)]
+    if not kind.startswith("train-"):
+        launch = partial(cuda.launch, length_ns, work=work)
+        return Load(launch, lambda i: cuda.record(events[i]), lambda i: cuda.wait(events[i]), 1)
+    kernels, gap_ns = TRAINING_KERNELS_NS[kind][0], HOST_GAP_NS[kind]
+
+    def step() -> None:
+        for index in range(kernels):
+            until_ns = time.monotonic_ns() + gap_ns
+            cuda.launch(length_ns, work="memory" if index % 2 else "compute")
+            while time.monotonic_ns() < until_ns:
+                pass
+
+    return Load(step, lambda i: cuda.record(events[i]), lambda i: cuda.wait(events[i]), 1)
+
+
+def main(arguments: list[str]) -> int:
+    """Say `ready`, then do what is asked on standard input."""
+    backend = arguments[0] if arguments else "driver"
+    if backend == "torch":
+        import torch
+
+        name = torch.cuda.get_device_name(0)
+        torch.zeros(1, device="cuda")
+        cuda = None
+    else:
+        from cotenant.bench.driver import Driver
+
+        cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+        name = cuda.name
+    print(f"ready {name}", flush=True)
+    load: Load | None = None
+    for line in sys.stdin:
+        words = line.split()
+        if words[0] == "load" and KIND.match(words[1]):
+            load = None  # its memory is free before the next one asks for some
+            load = torch_load(words[1]) if cuda is None else driver_load(words[1], cuda)
+            one_ms = calibrated(load, words[1].startswith("train-"))
+            print(json.dumps({"kind": words[1], "unit_ms": one_ms}), flush=True)
+        elif words[0] == "times" and load is not None:
+            print(json.dumps(launch_times(load, float(words[1]))), flush=True)
+        elif words[0] == "run" and load is not None:
+            print(json.dumps(load.run(float(words[1]))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

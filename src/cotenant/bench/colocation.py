@@ -1,0 +1,253 @@
+"""`cotenant bench colocation`: LS latency and BE work under every scheme, in blocks of the same arrivals, in turn."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.bench.be_loads import KIND
+from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.bench.overhead import median
+from cotenant.model.errors import InputError
+from cotenant.policy.colocation import SCHEMES, Scheme, scheme_named
+
+LEAD_S = 0.15  # BE runs before the first arrival and after the last
+RESAMPLES = 200
+SLO_QUANTILE = 0.995
+CLASSES = {"mm": "compute", "add": "memory", "copy": "memory"}
+
+
+@dataclass(frozen=True)
+class LsLoad:
+    """`resnet50:4:100`: model, batch, arrivals per second."""
+
+    model: str
+    batch: int
+    rate_rps: float
+
+
+def parse_ls(text: str) -> LsLoad:
+    """LsLoad from MODEL:BATCH:RATE."""
+    parts = text.split(":")
+    if len(parts) != 3 or parts[0] != "resnet50" or not parts[1].isdigit() or not 1 <= int(parts[1]) <= 64:
+        raise InputError(f"{text!r} is not resnet50:BATCH:RATE, such as resnet50:4:100", field="--ls")
+    try:
+        rate = float(parts[2])
+    except ValueError:
+        rate = 0.0
+    if not 0.1 <= rate <= 1e5:
+        raise InputError(f"{parts[2]!r} is not a rate of 0.1 to 100,000 requests a second", field="--ls")
+    return LsLoad(parts[0], int(parts[1]), rate)
+
+
+def parse_be(text: str) -> list[str]:
+    """Names of BE loads from a comma list."""
+    kinds = text.split(",")
+    for kind in kinds:
+        if not KIND.match(kind):
+            raise InputError(
+                f"unknown best-effort load {kind!r}; write mmN, addN, copyN, train-resnet50 or train-transformer",
+                field="--be",
+            )
+    return kinds
+
+
+def parse_schemes(text: str) -> list[Scheme]:
+    """Schemes from `all` or a comma list."""
+    return list(SCHEMES) if text == "all" else [scheme_named(name) for name in text.split(",")]
+
+
+@dataclass
+class Series:
+    """Blocks of one scheme and BE load: what LS saw alone and beside it, and what BE did alone and beside LS."""
+
+    alone_ms: list[float] = field(default_factory=list)
+    beside_ms: list[float] = field(default_factory=list)
+    alone_active: list[float] = field(default_factory=list)  # part of the time that LS was active
+    alone_rate: list[float] = field(default_factory=list)  # BE units per second
+    beside_rate: list[float] = field(default_factory=list)
+    kernel_ms: float = 0.0
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """Order statistic at `part` of the values, between neighbours by a straight line."""
+    ordered = sorted(values)
+    if not ordered:
+        return float("nan")
+    at = part * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def rate_between(block: dict[str, Any], begin_ns: int, end_ns: int) -> float:
+    """BE units per second inside [begin, end]; marks are joined by straight lines."""
+    points = [(block["begin_ns"], 0), *block["marks"], (block["end_ns"], block["count"])]
+
+    def until(at_ns: int) -> float:
+        if at_ns <= points[0][0]:
+            return 0.0
+        for (left_ns, left), (right_ns, right) in itertools.pairwise(points):
+            if at_ns <= right_ns:
+                return float(left + (right - left) * (at_ns - left_ns) / max(1, right_ns - left_ns))
+        return float(points[-1][1])
+
+    return (until(end_ns) - until(begin_ns)) / ((end_ns - begin_ns) / 1e9)
+
+
+def summary(series: Series) -> dict[str, Any]:
+    """The figures of one scheme and BE load. The interval resamples pairs: the same arrival, alone and beside."""
+    slo_ms = quantile(series.alone_ms, SLO_QUANTILE)
+    p99, alone_p99 = quantile(series.beside_ms, 0.99), quantile(series.alone_ms, 0.99)
+    left = 1.0 - median(series.alone_active)
+    be_over_alone = median(series.beside_rate) / median(series.alone_rate)
+    be_ratios = sorted(b / a for a, b in zip(series.alone_rate, series.beside_rate, strict=True))
+    return {
+        "ls_p50_ms": quantile(series.beside_ms, 0.5),
+        "ls_p99_ms": p99,
+        "ls_alone_p50_ms": quantile(series.alone_ms, 0.5),
+        "ls_alone_p99_ms": alone_p99,
+        "ls_p99_over_alone": p99 / alone_p99,
+        "ls_p99_over_alone_ci95": p99_interval(series.alone_ms, series.beside_ms),
+        "ls_p50_over_alone": quantile(series.beside_ms, 0.5) / quantile(series.alone_ms, 0.5),
+        "ls_added_p99_ms": p99 - alone_p99,
+        "be_over_alone": be_over_alone,
+        "be_over_alone_range": [be_ratios[0], be_ratios[-1]],
+        "be_over_left": be_over_alone / left,
+        "ls_active": 1.0 - left,
+        "slo_ms": slo_ms,
+        "slo_attainment": sum(ms <= slo_ms for ms in series.beside_ms) / max(1, len(series.beside_ms)),
+        "be_kernel_ms": series.kernel_ms,
+        "requests": len(series.beside_ms),
+    }
+
+
+def p99_interval(alone_ms: Sequence[float], beside_ms: Sequence[float], seed: int = 0) -> list[float]:
+    """95 % interval of p99 beside over p99 alone: bootstrap over requests, each with its latency alone and beside."""
+    count = min(len(alone_ms), len(beside_ms))
+    draw = random.Random(seed)
+    ratios = []
+    for _ in range(RESAMPLES):
+        picked = [draw.randrange(count) for _ in range(count)]
+        ratios.append(quantile([beside_ms[i] for i in picked], 0.99) / quantile([alone_ms[i] for i in picked], 0.99))
+    return [quantile(ratios, 0.025), quantile(ratios, 0.975)]
+
+
+@dataclass
+class Plan:
+    """What a measurement does: lengths in seconds."""
+
+    ls: LsLoad
+    kinds: list[str]
+    schemes: list[Scheme]
+    rounds: int = 5
+    block_s: float = 2.0
+    copy: bool = False
+    changes: dict[str, Any] = field(default_factory=dict)  # settings of the floor, over the scheme's own
+    progress: Callable[[str], None] = lambda text: None
+
+
+def measure(gpus: str, plan: Plan) -> dict[str, Any]:
+    """Run every scheme beside every BE load. Schemes whose processes run together share one agent and its programs."""
+    result: dict[str, Any] = {"schemes": {scheme.name: {} for scheme in plan.schemes}}
+    for together in (True, False):
+        schemes = [scheme for scheme in plan.schemes if scheme.together is together]
+        if not schemes:
+            continue
+        with Rig(gpus, together=together) as rig:
+            _measure_group(rig, plan, schemes, result)
+    return result
+
+
+@dataclass
+class _Cast:
+    """Programs of one rig: the LS client and the BE tenant of each scheme, and BE without the shim."""
+
+    ls_alone: Program
+    native: Program
+    ls: dict[str, Program]
+    be: dict[str, Program]
+
+
+def _cast(rig: Rig, schemes: Sequence[Scheme]) -> _Cast:
+    """Start one program for each set of properties that is fixed when a process starts."""
+    alone = rig.ls("ls")
+    native = rig.be_native()
+    ls_by_sms: dict[float, Program] = {1.0: alone}
+    be_by_kind: dict[tuple[float, bool], Program] = {}
+    for scheme in schemes:
+        if scheme.ls_sms not in ls_by_sms:
+            ls_by_sms[scheme.ls_sms] = rig.ls(f"ls-{scheme.name}", sms=scheme.ls_sms)
+        key = (scheme.be_sms, scheme.be_below)
+        if key not in be_by_kind:
+            be_by_kind[key] = rig.be(f"be-{scheme.name}", sms=scheme.be_sms, below=scheme.be_below)
+    for program in (*ls_by_sms.values(), *be_by_kind.values(), native):
+        program.wait_ready()
+    for program in ls_by_sms.values():
+        rig.join(program)
+    return _Cast(
+        alone,
+        native,
+        {scheme.name: ls_by_sms[scheme.ls_sms] for scheme in schemes},
+        {scheme.name: be_by_kind[(scheme.be_sms, scheme.be_below)] for scheme in schemes},
+    )
+
+
+def _measure_group(rig: Rig, plan: Plan, schemes: Sequence[Scheme], result: dict[str, Any]) -> None:
+    cast = _cast(rig, schemes)
+    result["gpu"] = cast.native.gpu
+    result["backend"] = rig.bench.backend
+    for kind in plan.kinds:
+        rig.scheme("mps-plus")  # no gate while loads are set up
+        kernel_ms = cast.native.ask(f"load {kind}", 60.0)["unit_ms"]
+        for program in dict.fromkeys(cast.be.values()):
+            program.ask(f"load {kind}", 60.0)
+        series = {scheme.name: Series(kernel_ms=kernel_ms) for scheme in schemes}
+        for number in range(plan.rounds):
+            _round(rig, plan, cast, schemes, series, number)
+        for scheme in schemes:
+            row = summary(series[scheme.name])
+            result["schemes"][scheme.name][kind] = row
+            plan.progress(
+                f"{scheme.name} beside {kind}: p99 {row['ls_p99_over_alone']:.3f}x, BE {row['be_over_left']:.1%} of"
+                " what LS leaves"
+            )
+
+
+def _round(
+    rig: Rig, plan: Plan, cast: _Cast, schemes: Sequence[Scheme], series: dict[str, Series], number: int
+) -> None:
+    """LS alone, BE alone, then every scheme, starting with another one in each round; the same arrivals in all."""
+    seed = 1000 + number
+    alone = ls_block(cast.ls_alone, plan, seed, raises=False)
+    native = cast.native.ask(f"run {plan.block_s / 2}", plan.block_s + 30)
+    native_rate = rate_between(native, native["begin_ns"], native["end_ns"])
+    turn = number % len(schemes)
+    for scheme in (*schemes[turn:], *schemes[:turn]):
+        rig.scheme(scheme.name, **plan.changes)
+        found, rate = pair_block(cast.ls[scheme.name], cast.be[scheme.name], plan, seed)
+        mine = series[scheme.name]
+        mine.alone_ms += alone["latency_ms"]
+        mine.alone_active.append(alone["active_s"] / plan.block_s)
+        mine.alone_rate.append(native_rate)
+        mine.beside_ms += found["latency_ms"]
+        mine.beside_rate.append(rate)
+
+
+def ls_block(ls: Program, plan: Plan, seed: int, *, raises: bool) -> dict[str, Any]:
+    """One block of LS requests."""
+    ls.tell(f"run {plan.block_s} {plan.ls.rate_rps} {seed} {int(raises)} {int(plan.copy)}")
+    return ls.answer(plan.block_s * 20 + 30)
+
+
+def pair_block(ls: Program, be: Program, plan: Plan, seed: int) -> tuple[dict[str, Any], float]:
+    """One block of LS requests beside BE; returns what LS saw and the rate of BE meanwhile."""
+    be.tell(f"run {plan.block_s + 2 * LEAD_S}")
+    time.sleep(LEAD_S)
+    found = ls_block(ls, plan, seed, raises=True)
+    block = be.answer(plan.block_s * 20 + 60)
+    return found, rate_between(block, found["begin_ns"], min(found["end_ns"], block["end_ns"]))

@@ -1,0 +1,210 @@
+"""The agent and the programs of `cotenant bench colocation`, for schemes in which LS and BE run together or in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cotenant.bench.harness import Bench
+from cotenant.model.errors import WorkError
+from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec
+from cotenant.node.launcher import Launch, program_environment, register
+
+START_S = 120.0
+SLACK_S = 30.0  # over the length of a block
+TAIL_BYTES = 1500
+
+
+class Program:
+    """One program that takes lines and answers with lines of JSON; every wait ends."""
+
+    def __init__(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+        source = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
+        self.name = name
+        self.gpu = ""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            env=dict(environment) | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def said(self) -> str:
+        """The end of what it wrote to standard error."""
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - TAIL_BYTES))
+        return self._errors.read().decode(errors="replace")
+
+    def _line(self, patience_s: float) -> str:
+        try:
+            line = self._lines.get(timeout=patience_s)
+        except queue.Empty:
+            raise WorkError(f"{self.name} did not answer within {patience_s:g} s; it said: {self.said()}") from None
+        if line is None:
+            raise WorkError(f"{self.name} ended (code {self.process.wait()}); it said: {self.said()}")
+        return line
+
+    def wait_ready(self) -> Program:
+        """Block until it has set up its GPU."""
+        while not (line := self._line(START_S)).startswith("ready "):
+            pass
+        self.gpu = line.removeprefix("ready ").strip()
+        return self
+
+    def tell(self, line: str) -> None:
+        """Send one line."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise WorkError(f"{self.name} ended; it said: {self.said()}") from None
+
+    def answer(self, patience_s: float = SLACK_S) -> dict[str, Any]:
+        """The next line, a JSON object."""
+        found: dict[str, Any] = json.loads(self._line(patience_s))
+        return found
+
+    def ask(self, line: str, patience_s: float = SLACK_S) -> dict[str, Any]:
+        """Send a line and wait for the answer."""
+        self.tell(line)
+        return self.answer(patience_s)
+
+    def close(self) -> None:
+        """End it."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):  # it ended first, with a line still in the pipe
+                self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._errors.close()
+
+
+class Rig:
+    """Context manager: agent, LS clients, BE programs. `together`: they run at once (MPS), else in slices of time."""
+
+    def __init__(self, gpus: str, *, together: bool, settings: Mapping[str, Any] | None = None) -> None:
+        self.together = together
+        self.bench = Bench(gpus, settings or {})
+        self.mechanism = "mps" if together else "time"
+        self._programs: list[Program] = []
+        self._clients: list[ControlClient] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Rig:
+        self._stack.enter_context(self.bench)
+        with ControlClient(self.bench.folder) as client:
+            self.uuid = str(client.call("status")["gpus"][0]["uuid"])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and hasattr(error, "add_note"):
+            error.add_note("agent: " + (self.bench.folder / "agent.log").read_text()[-TAIL_BYTES:])
+        for program in self._programs:
+            program.close()
+        for client in self._clients:
+            client.close()
+        self._stack.close()
+
+    def _tenant(self, spec: TenantSpec, arguments: list[str], *, shim: bool) -> Program:
+        client = ControlClient(self.bench.folder)
+        self._clients.append(client)
+        answer = register(client, Launch(self.bench.folder, spec, arguments))
+        environment = self.bench.environment | answer["environment"]
+        if shim:
+            environment = self._with_shim(answer)
+        elif self.bench.soft:
+            environment |= _soft_library()
+        if self.together and not self.bench.soft:
+            environment.pop("CUDA_VISIBLE_DEVICES", None)  # the MPS server shows one device
+        program = Program(spec.name, arguments, environment)
+        self._programs.append(program)
+        client.call("started", name=spec.name, pid=program.process.pid)
+        return program
+
+    def _with_shim(self, answer: dict[str, Any]) -> dict[str, str]:
+        before = os.environ.get("COTENANT_SOFTGPU_STATE")
+        try:
+            if self.bench.soft:
+                os.environ["COTENANT_SOFTGPU_STATE"] = self.bench.environment["COTENANT_SOFTGPU_STATE"]
+            return program_environment(answer)
+        finally:
+            if before is None:
+                os.environ.pop("COTENANT_SOFTGPU_STATE", None)
+            else:
+                os.environ["COTENANT_SOFTGPU_STATE"] = before
+
+    def _native(self, name: str, arguments: list[str], sms: float) -> Program:
+        if self.together:
+            return self._tenant(TenantSpec(name, limit=sms, mechanism=self.mechanism), arguments, shim=False)
+        program = Program(name, arguments, self.bench.environment | (_soft_library() if self.bench.soft else {}))
+        self._programs.append(program)
+        return program
+
+    def ls(self, name: str = "ls", *, sms: float = 1.0, batch: int = 4) -> Program:
+        """An LS client, our own worker: no shim, on the floor once it is ready (`join`)."""
+        return self._native(name, ["cotenant.bench.ls_client", self.bench.backend, str(batch)], sms)
+
+    def join(self, ls: Program) -> None:
+        """Let a ready LS client join the floor."""
+        ls.ask(f"floor {self.bench.folder} {self.uuid}")
+
+    def be_native(self, name: str = "be-native", *, sms: float = 1.0) -> Program:
+        """A BE program without the shim."""
+        return self._native(name, ["cotenant.bench.be_loads", self.bench.backend], sms)
+
+    def be(self, name: str = "be", *, sms: float = 1.0, below: bool = False, work_class: str = "unknown") -> Program:
+        """A BE program, unmodified, as a best-effort tenant under the shim."""
+        spec = TenantSpec(
+            name,
+            limit=sms,
+            priority=-1 if below else 0,
+            mechanism=self.mechanism,
+            best_effort=True,
+            work_class=work_class,
+        )
+        return self._tenant(spec, ["cotenant.bench.be_loads", self.bench.backend], shim=True)
+
+    def scheme(self, name: str, **changes: Any) -> dict[str, Any]:
+        """Put a scheme into force on the GPU."""
+        with ControlClient(self.bench.folder) as client:
+            return client.call("colocation", scheme=name, **changes)
+
+    def tenants(self) -> dict[str, dict[str, Any]]:
+        """What the agent knows of its tenants, by name."""
+        return {row["name"]: row for row in self.bench.tenants()}
+
+
+def _soft_library() -> dict[str, str]:
+    from cotenant.softgpu.build import build
+
+    return {"COTENANT_BENCH_LIBRARY": str(build())}

@@ -1,0 +1,513 @@
+"""Latency-sensitive beside best-effort on a real GPU, with the real agent and shim; writes JSON.
+
+    PYTHONPATH=src python tests/gpu/colocation.py OUT.json [STEP,STEP...]
+
+CUDA_VISIBLE_DEVICES names the GPU's UUID (or `soft`). Steps are independent; each has a time limit of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
+
+from cotenant.bench.colocation import (
+    LsLoad,
+    Plan,
+    Series,
+    ls_block,
+    measure,
+    pair_block,
+    parse_ls,
+    parse_schemes,
+    quantile,
+    rate_between,
+    summary,
+)
+from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.node.floor_client import join_floor
+from cotenant.policy.colocation import CurvePoint, choose_budget
+
+GPU = os.environ.get("COTENANT_TEST_GPU") or os.environ.get("CUDA_VISIBLE_DEVICES") or "all"
+TOGETHER = GPU != "soft"
+LS = "resnet50:4:100"
+SHORT = ["mm4096", "mm2048", "add256", "train-resnet50", "train-transformer"]
+LONG = ["mm8192", "copy2048"]
+MIB = 1 << 20
+
+
+def plan(kinds: list[str], schemes: str, **more: Any) -> Plan:
+    return Plan(parse_ls(LS), kinds, parse_schemes(schemes), progress=lambda text: print(text, flush=True), **more)
+
+
+def floor_reaction() -> dict[str, Any]:
+    """From the store that raises the floor to the last BE launch that still went; and back."""
+    found: dict[str, Any] = {}
+    with Rig(GPU, together=TOGETHER) as rig:
+        be = rig.be(below=True).wait_ready()
+        floor = join_floor(rig.bench.folder, rig.uuid)
+        for kind in ("mm2048", "mm4096", "add64"):
+            rig.scheme("tidal")
+            be.ask(f"load {kind}", 60)
+            be.tell("times 4")
+            time.sleep(0.3)
+            raised, lowered = [], []
+            for _ in range(150):
+                time.sleep(random.uniform(0.006, 0.012))
+                raised.append(time.monotonic_ns())
+                floor.raise_()
+                time.sleep(0.003)
+                lowered.append(time.monotonic_ns())
+                floor.lower()
+            times = be.answer(60)["times_ns"]
+            react, back = [], []
+            for up, down in zip(raised, lowered, strict=True):
+                went = [at for at in times if up <= at < down]
+                react.append((max(went) - up) / 1e3 if went else 0.0)
+                after = next((at for at in times if at >= down), None)
+                if after is not None:
+                    back.append((after - down) / 1e3)
+            cost = []
+            for _ in range(2000):
+                began = time.perf_counter_ns()
+                floor.raise_()
+                floor.lower()
+                cost.append((time.perf_counter_ns() - began) / 1e3)
+            found[kind] = {
+                "reaction_us": spread(react),
+                "resume_us": spread(back),
+                "raise_and_lower_us": spread(cost),
+                "launches": len(times),
+                "tenant": rig.tenants()["be"]["warnings"],
+            }
+        floor.close()
+    return found
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "max": max(values), "n": len(values)}
+
+
+def be_bound() -> dict[str, Any]:
+    """BE alone under the gate against native, by the time it may have in flight; and what LS sees beside it."""
+    found: dict[str, Any] = {}
+    with Rig(GPU, together=TOGETHER) as rig:
+        ls, be, native = rig.ls(), rig.be(below=True), rig.be_native()
+        for program in (ls, be, native):
+            program.wait_ready()
+        rig.join(ls)
+        mine = plan([], "tidal", block_s=1.2)
+        alone = ls_block(ls, mine, 1, raises=False)
+        for kind in ("mm2048", "mm4096", "mm8192", "add256", "add64"):
+            rig.scheme("mps-plus")
+            one_ms = native.ask(f"load {kind}", 60)["unit_ms"]
+            be.ask(f"load {kind}", 60)
+            rows = []
+            for interval_us, lead_us in ((0, 0), (50, 20), (100, 20), (100, 40), (200, 20), (400, 20)):
+                if interval_us:
+                    rig.scheme("tidal", interval_ns=interval_us * 1000, lead_ns=lead_us * 1000)
+                rate = block_rate(be, 0.5)
+                seen, beside = pair_block(ls, be, mine, 1)
+                rows.append(
+                    {
+                        "interval_us": interval_us,
+                        "lead_us": lead_us,
+                        "be_alone_over_native": rate / block_rate(native, 0.4),
+                        "be_beside": beside,
+                        "ls_p50_over_alone": ratio(seen, alone, 0.5),
+                        "ls_p99_over_alone": ratio(seen, alone, 0.99),
+                    }
+                )
+            found[kind] = {"kernel_ms": one_ms, "rows": rows}
+    return found
+
+
+def block_rate(program: Program, seconds: float) -> float:
+    block = program.ask(f"run {seconds}", seconds + 60)
+    return rate_between(block, block["begin_ns"], block["end_ns"])
+
+
+def ratio(seen: dict[str, Any], alone: dict[str, Any], part: float) -> float:
+    return quantile(seen["latency_ms"], part) / quantile(alone["latency_ms"], part)
+
+
+def schemes() -> dict[str, Any]:
+    """All schemes beside short and long BE kernels."""
+    return measure(GPU, plan([kind for kind in (*SHORT, *LONG) if kind != "mm2048"], "all", rounds=2, block_s=0.8))
+
+
+def tidal() -> dict[str, Any]:
+    """The scheme tidal alone, longer: what the promise is about."""
+    return measure(GPU, plan([*SHORT, *LONG], "tidal", rounds=5, block_s=1.0))
+
+
+def loads() -> dict[str, Any]:
+    """LS at 30, 50 and 70 % of what it can serve."""
+    with Rig(GPU, together=TOGETHER) as rig:
+        ls, be, native = rig.ls(), rig.be(below=True), rig.be_native()
+        for program in (ls, be, native):
+            program.wait_ready()
+        rig.join(ls)
+        service_ms = quantile(ls_block(ls, plan([], "tidal", block_s=1.0), 1, raises=False)["service_ms"], 0.5)
+        found: dict[str, Any] = {"service_ms": service_ms}
+        for kind in ("mm2048", "mm4096", "add64", "train-transformer"):
+            rig.scheme("mps-plus")
+            native.ask(f"load {kind}", 60)
+            be.ask(f"load {kind}", 60)
+            rig.scheme("tidal")
+            for load in (0.3, 0.5, 0.7):
+                mine = plan([], "tidal", block_s=0.8)
+                mine.ls = LsLoad("resnet50", 4, load / service_ms * 1e3)
+                found[f"{kind} at {load:.0%}"] = rounds(ls, be, native, mine, 3)
+    return found
+
+
+def rounds(ls: Program, be: Program, native: Program, mine: Plan, count: int) -> dict[str, Any]:
+    """Alone and beside, in turn."""
+    series = Series()
+    for seed in range(count):
+        alone = ls_block(ls, mine, seed, raises=False)
+        series.alone_rate.append(block_rate(native, 0.3))
+        seen, rate = pair_block(ls, be, mine, seed)
+        series.alone_ms += alone["latency_ms"]
+        series.alone_active.append(alone["active_s"] / mine.block_s)
+        series.beside_ms += seen["latency_ms"]
+        series.beside_rate.append(rate)
+    return summary(series)
+
+
+def two_ls() -> dict[str, Any]:
+    """Two LS services of 60 requests a second each beside BE; each against both without BE."""
+    found: dict[str, Any] = {}
+    with Rig(GPU, together=TOGETHER) as rig:
+        pair = [rig.ls("ls1"), rig.ls("ls2")]
+        be = rig.be(below=True)
+        for program in (*pair, be):
+            program.wait_ready()
+        for program in pair:
+            rig.join(program)
+        for kind in ("mm2048", "add256"):
+            rig.scheme("mps-plus")
+            be.ask(f"load {kind}", 60)
+            rig.scheme("tidal")
+            seen: dict[bool, list[list[float]]] = {False: [[], []], True: [[], []]}
+            for seed in range(3):
+                for beside in (False, True):
+                    if beside:
+                        be.tell("run 1.5")
+                        time.sleep(0.15)
+                    for index, program in enumerate(pair):
+                        program.tell(f"run 1.0 60 {seed * 10 + index} {int(beside)} 0")
+                    for index, program in enumerate(pair):
+                        seen[beside][index] += program.answer(60)["latency_ms"]
+                    if beside:
+                        be.answer(60)
+            found[kind] = [
+                {
+                    "alone_p99_ms": quantile(seen[False][i], 0.99),
+                    "p99_over_alone": quantile(seen[True][i], 0.99) / quantile(seen[False][i], 0.99),
+                    "p50_over_alone": quantile(seen[True][i], 0.5) / quantile(seen[False][i], 0.5),
+                }
+                for i in range(2)
+            ]
+    return found
+
+
+def inputs_copied() -> dict[str, Any]:
+    """Every request brings its input from pinned host memory."""
+    return measure(GPU, plan(["mm2048", "add256"], "tidal", rounds=3, block_s=1.0, copy=True))
+
+
+def without_mps() -> dict[str, Any]:
+    """The same rule while the driver slices time between the processes."""
+    found: dict[str, Any] = {}
+    with Rig(GPU, together=False) as rig:
+        ls, be, native = rig.ls(), rig.be(), rig.be_native()
+        for program in (ls, be, native):
+            program.wait_ready()
+        rig.join(ls)
+        for kind in ("mm2048", "add256", "mm8192", "train-transformer"):
+            rig.scheme("mps-plus")
+            native.ask(f"load {kind}", 60)
+            be.ask(f"load {kind}", 60)
+            for name in ("tidal", "mps-plus"):
+                rig.scheme(name)
+                found[f"{kind} {name}"] = rounds(ls, be, native, plan([], "tidal", block_s=0.8), 2)
+    return found
+
+
+def bandwidth_curve() -> dict[str, Any]:
+    """LS beside a memory-bound BE that may work a part of the time beside it, by SMs of BE; and the budget from it."""
+    rows: list[dict[str, Any]] = []
+    points: list[CurvePoint] = []
+    with Rig(GPU, together=TOGETHER) as rig:
+        ls = rig.ls()
+        tenants = {part: rig.be(f"be-{part}", sms=part, below=True) for part in (0.1, 0.25, 1.0)}
+        for program in (ls, *tenants.values()):
+            program.wait_ready()
+        floor = join_floor(rig.bench.folder, rig.uuid)
+        mine = plan([], "tidal", block_s=0.6)
+        mine.ls = LsLoad("resnet50", 4, 300.0)
+        with held(floor):
+            for part, be in tenants.items():
+                rig.scheme("mps-plus")
+                be.ask("load add64", 60)
+                alone = quantile(ls_block(ls, mine, 7, raises=False)["service_ms"], 0.5)
+                for beside in (0.05, 0.1, 0.2, 0.4, 1.0):
+                    rig.scheme("tidal", beside=beside)
+                    be.tell(f"run {mine.block_s + 0.3}")
+                    time.sleep(0.15)
+                    seen = ls_block(ls, mine, 7, raises=False)
+                    block = be.answer(60)
+                    rate = rate_between(block, seen["begin_ns"], min(seen["end_ns"], block["end_ns"]))
+                    slow = quantile(seen["service_ms"], 0.5) / alone
+                    gb_per_s = rate * 2 * 64 * MIB / 1e9
+                    rows.append(
+                        {
+                            "be_sms": part,
+                            "beside": beside,
+                            "ls_service_over_alone": slow,
+                            "ls_p99_service_over_alone": quantile(seen["service_ms"], 0.99) / alone,
+                            "be_gb_per_s": gb_per_s,
+                        }
+                    )
+                    points.append(CurvePoint(beside, slow, gb_per_s, round(part * 132)))
+        floor.close()
+    budget = choose_budget(points, 1.05)
+    return {"rows": rows, "budget_for_5_percent": budget.__dict__}
+
+
+@contextmanager
+def held(floor: Any) -> Iterator[None]:
+    """The floor is up all the time, with signs of life."""
+    stop = threading.Event()
+
+    def keep() -> None:
+        while not stop.is_set():
+            floor.raise_()
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        floor.lower()
+
+
+def faults() -> dict[str, Any]:
+    """Each fault by itself: how long until the other side goes on."""
+    found: dict[str, Any] = {}
+    for name, step in FAULTS.items():
+        try:
+            found[name] = step()
+        except Exception as error:
+            found[name] = failure(error)
+    return found
+
+
+def ls_killed() -> dict[str, Any]:
+    """An LS process is killed while it holds the floor."""
+    with Rig(GPU, together=TOGETHER) as rig:
+        be = rig.be(below=True).wait_ready()
+        be.ask("load mm2048", 60)
+        rig.scheme("tidal")
+        script = (
+            "import sys, time; sys.path.insert(0, sys.argv[1]);"
+            "from pathlib import Path; from cotenant.node.floor_client import join_floor;"
+            "floor = join_floor(Path(sys.argv[2]), sys.argv[3]);\n"
+            "while True: floor.raise_(); print('up', flush=True); time.sleep(0.01)"
+        )
+        source = str(Path(__file__).resolve().parent.parent.parent / "src")
+        holder = subprocess.Popen(
+            [sys.executable, "-c", script, source, str(rig.bench.folder), rig.uuid], stdout=subprocess.PIPE
+        )
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        be.tell("times 3")
+        time.sleep(1.0)
+        killed = time.monotonic_ns()
+        holder.kill()
+        holder.wait()
+        times = be.answer(60)["times_ns"]
+        after = [at for at in times if at > killed]
+        return {
+            "launches_while_held": len([at for at in times if killed - 5e8 < at < killed]),
+            "be_goes_on_after_ms": (after[0] - killed) / 1e6 if after else None,
+        }
+
+
+def be_killed() -> dict[str, Any]:
+    """BE is killed inside a kernel, then another one is stopped (SIGSTOP): LS goes on."""
+    result = {}
+    for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
+        with Rig(GPU, together=TOGETHER) as rig:
+            ls, be = rig.ls(), rig.be(below=True)
+            ls.wait_ready()
+            be.wait_ready()
+            rig.join(ls)
+            be.ask("load mm8192", 60)
+            rig.scheme("tidal")
+            be.tell("run 5")
+            ls.tell("run 2.5 100 5 1 0")
+            time.sleep(1.0)
+            be.process.send_signal(number)
+            seen = ls.answer(60)
+            if number == signal.SIGSTOP:
+                be.process.send_signal(signal.SIGCONT)
+            result[name] = {
+                "ls_requests": len(seen["latency_ms"]),
+                "ls_p99_ms": quantile(seen["latency_ms"], 0.99),
+                "ls_max_ms": max(seen["latency_ms"]),
+            }
+            be.process.kill()
+    return result
+
+
+def agent_restarted() -> dict[str, Any]:
+    """The agent is killed and started again under a running LS and BE."""
+    with Rig(GPU, together=TOGETHER, settings={"fail": "open"}) as rig:
+        ls, be = rig.ls(), rig.be(below=True)
+        ls.wait_ready()
+        be.wait_ready()
+        rig.join(ls)
+        be.ask("load mm2048", 60)
+        rig.scheme("tidal")
+        be.tell("times 6")
+        ls.tell("run 5 100 5 1 0")
+        time.sleep(1.0)
+        agent = rig.bench._agent
+        assert agent is not None
+        arguments = agent.args
+        killed = time.monotonic_ns()
+        agent.kill()
+        agent.wait()
+        time.sleep(0.5)
+        rig.bench._agent = subprocess.Popen(
+            arguments, stderr=rig.bench.log, stdout=rig.bench.log, env=rig.bench.environment
+        )
+        seen = ls.answer(60)
+        times = be.answer(60)["times_ns"]
+        gaps = [(b - a, a) for a, b in itertools.pairwise(times)]
+        late = [gap for gap, at in gaps if at > killed + 3e9]
+        worst = max(gaps)
+        with_floor = rig.scheme("tidal")
+        return {
+            "ls_p99_ms": quantile(seen["latency_ms"], 0.99),
+            "ls_max_ms": max(seen["latency_ms"]),
+            "be_longest_gap_ms": worst[0] / 1e6,
+            "be_longest_gap_from_kill_ms": (worst[1] - killed) / 1e6,
+            "be_gap_at_end_ms": max(late) / 1e6 if late else None,
+            "floor": with_floor["gpus"],
+        }
+
+
+def mps_server_dead() -> dict[str, Any]:
+    """The MPS server is killed, which ends its clients: how soon LS notices, and serves again with a new worker."""
+    if not TOGETHER:
+        return {"skipped": "no MPS here"}
+    with Rig(GPU, together=True) as rig:
+        ls = rig.ls().wait_ready()
+        rig.join(ls)
+        pipe = next(rig.bench.folder.glob("mps-*/pipe"))
+        asked = subprocess.run(
+            ["nvidia-cuda-mps-control"],
+            input="get_server_list\n",
+            env=os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)},
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        server = int(asked.stdout.split()[0])
+        ls.tell("run 6 100 5 1 0")
+        time.sleep(1.0)
+        killed = time.monotonic()
+        os.kill(server, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            ls.process.wait(10)
+        noticed_s = time.monotonic() - killed
+        again = rig.ls("ls-again")
+        again.wait_ready()
+        rig.join(again)
+        seen = ls_block(again, plan([], "tidal", block_s=0.5), 1, raises=True)
+        return {
+            "noticed_s": noticed_s,
+            "ended": ls.process.poll(),
+            "serves_again_after_s": time.monotonic() - killed - 0.5,
+            "p50_ms": quantile(seen["latency_ms"], 0.5),
+            "agent_log": (rig.bench.folder / "agent.log").read_text()[-600:],
+        }
+
+
+FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "ls_killed": ls_killed,
+    "be_killed": be_killed,
+    "agent_restarted": agent_restarted,
+    "mps_server_dead": mps_server_dead,
+}
+STEPS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
+    "floor_reaction": (floor_reaction, 40),
+    "be_bound": (be_bound, 75),
+    "schemes": (schemes, 200),
+    "loads": (loads, 60),
+    "two_ls": (two_ls, 40),
+    "inputs_copied": (inputs_copied, 40),
+    "without_mps": (without_mps, 50),
+    "faults": (faults, 90),
+    "bandwidth_curve": (bandwidth_curve, 50),
+    "tidal": (tidal, 150),
+}
+
+
+class TooLongError(Exception):
+    """A step is over its limit."""
+
+
+def _too_long(*_: object) -> None:
+    raise TooLongError("the step is over its time limit")
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    return {"error": repr(error), "notes": getattr(error, "__notes__", [])}
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    chosen = sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
+    found: dict[str, Any] = {}
+    with suppress(OSError):
+        query = ["nvidia-smi", f"--id={GPU}", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        found["card"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    signal.signal(signal.SIGALRM, _too_long)
+    for name in chosen:
+        step, limit_s = STEPS[name]
+        began = time.monotonic()
+        signal.alarm(limit_s)
+        try:
+            found[name] = step()
+        except Exception as error:  # one failed step must not cost the others
+            found[name] = failure(error)
+        finally:
+            signal.alarm(0)
+        found[name]["took_s"] = round(time.monotonic() - began, 1)
+        print(name, found[name]["took_s"], json.dumps(found[name])[:2500], flush=True)
+        out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
