@@ -81,7 +81,7 @@ class Load:
 
 def launch_times(load: Load, seconds: float) -> dict[str, Any]:
     """Launch for that long without waiting for anything; when each launch returned."""
-    times_ns = []
+    times_ns: list[int] = []
     until_ns = time.monotonic_ns() + round(seconds * 1e9)
     while not times_ns or times_ns[-1] < until_ns:
         load.launch()
