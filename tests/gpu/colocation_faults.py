@@ -1,4 +1,4 @@
-"""Faults beside a running co-location, each by itself: how long until the other side goes on. Steps of colocation.py."""
+"""Faults beside a running co-location, each by itself: how long until the other side goes on."""
 
 from __future__ import annotations
 
