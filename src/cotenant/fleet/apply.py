@@ -145,8 +145,8 @@ class Applier:
                 "environment": dict(job.spec.env),
                 "workdir": job.spec.workdir or "/",
                 "job_dir": job.spec.job_dir or str(job_folder(self.folder, job.id)),
-                "gpus": [{"uuid": g.uuid, "fraction": g.fraction, "mechanism": g.mechanism, "instance": g.instance}
-                         for g in place.gpus],
+                "gpus": [{"uuid": g.uuid, "fraction": g.fraction, "mechanism": g.mechanism, "instance": g.instance,
+                          "limit": g.limit} for g in place.gpus],
                 "cpus": place.cpus,
                 "memory_bytes": place.memory_bytes,
                 "until_ns": clocks_ns[place.node] + round(keep_s * 1e9),

@@ -19,13 +19,15 @@ STARTING, UP, STOPPING, PARKED, ENDED = "starting", "running", "stopping", "park
 
 @dataclass(frozen=True)
 class GpuShare:
-    """A GPU of a job, or `fraction` of one, and how that is enforced; `instance`: UUID of its MIG instance."""
+    """A GPU of a job, or `fraction` of one, and how that is enforced; `instance`: UUID of its MIG instance. `limit`:
+    the most of the GPU that it may use, None: its fraction."""
 
     uuid: str
     fraction: float = 1.0
     mechanism: str = "whole"
     slice: str | None = None
     instance: str | None = None
+    limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Assignment:
                     "node": p.node,
                     "cpus": p.cpus,
                     "memory_bytes": p.memory_bytes,
-                    "gpus": [[g.uuid, g.fraction, g.mechanism, g.slice, g.instance] for g in p.gpus],
+                    "gpus": [[g.uuid, g.fraction, g.mechanism, g.slice, g.instance, g.limit] for g in p.gpus],
                 }
                 for p in self.places
             ],

@@ -55,7 +55,7 @@ def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, 
             tenant={
                 "name": tenant_name(order),
                 "request": fraction,
-                "limit": 1.0 if whole else fraction,
+                "limit": 1.0 if whole else shares[0].get("limit") or fraction,
                 "gpus": [share["uuid"] for share in shares],
                 "gpu_count": len(shares),
                 "mechanism": "whole" if whole else shares[0]["mechanism"],

@@ -66,16 +66,46 @@ class _Nothing:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
 
+    def learn(self) -> None:
+        pass
+
+
+class _Small:
+    """A small PyTorch model and its optimizer, trained one step at a time on the CPU."""
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self._torch = torch
+        self._model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    def learn(self) -> None:
+        x = self._torch.randn(32, 16)
+        self._optimizer.zero_grad()
+        (self._model(x) - x.sum(dim=1, keepdim=True)).square().mean().backward()
+        self._optimizer.step()
+
 
 def steps_per_iteration(iteration_s: float) -> int:
     """Steps that an iteration is cut into."""
     return max(1, math.ceil(iteration_s / MOST_STEP_S - 1e-9))
 
 
-def train(pace: Pace, iterations: float, gpus: float, time_scale: float = 1.0) -> None:
-    """Sleep through the iterations; `time_scale` 0.1 is ten times as fast as the profile."""
+def train(pace: Pace, iterations: float, gpus: float, time_scale: float = 1.0, *, torch: bool = False) -> None:
+    """Sleep through the iterations; `time_scale` 0.1 is ten times as fast as the profile. `torch`: in each step a small
+    PyTorch model learns, and the rest of the step is slept."""
     parts = steps_per_iteration(pace.iteration_s * time_scale)
-    work = loop(range(max(1, round(iterations * parts))), checkpoint={"model": _Nothing()}, every_s=60.0)
+    model = _Small() if torch else _Nothing()
+    work = loop(range(max(1, round(iterations * parts))), checkpoint={"model": model}, every_s=60.0)
     due_s = time.monotonic()
     seen: Lease | None = None
     step_s = 0.0
@@ -84,6 +114,7 @@ def train(pace: Pace, iterations: float, gpus: float, time_scale: float = 1.0) -
         if lease is not seen:
             cpus, memory_bytes = lease.cpus or math.inf, lease.memory_bytes or math.inf
             step_s, seen = pace.at(cpus / gpus, memory_bytes / 1e9 / gpus) * time_scale / parts, lease
+        model.learn()
         due_s = max(due_s + step_s, time.monotonic() - BEHIND_S)
         time.sleep(max(0.0, due_s - time.monotonic()))
 
@@ -96,13 +127,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--iterations", type=float, required=True)
     parser.add_argument("--gpus", type=float, default=1.0)
     parser.add_argument("--time-scale", type=float, default=1.0)
+    parser.add_argument("--torch", action="store_true", help="train a small PyTorch model within the steps")
     given = parser.parse_args(arguments)
     try:
         for name in ("iterations", "gpus", "time_scale"):
             value = getattr(given, name)
             if not (math.isfinite(value) and value > 0):
                 raise InputError(f"{value:g} is not above 0", field=name.replace("_", "-"))
-        train(_pace(given.profile, given.model), given.iterations, given.gpus, given.time_scale)
+        train(_pace(given.profile, given.model), given.iterations, given.gpus, given.time_scale, torch=given.torch)
     except InputError as error:
         print(f"cotenant: {error}", file=sys.stderr)
         return 2

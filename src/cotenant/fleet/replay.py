@@ -1,0 +1,296 @@
+"""A trace run for real by pretend jobs, and the same trace simulated with the profiles measured from those very jobs.
+
+The fidelity of the simulator is the difference of the two records.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cotenant.config import TrainingConfig
+from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.planners import cluster_of
+from cotenant.fleet.session import Fleet, FleetOptions, node_specs
+from cotenant.metrics.summary import Analysis
+from cotenant.model.cluster import Cluster
+from cotenant.model.errors import InputError, WorkError
+from cotenant.model.work import Jobs, Trace
+from cotenant.policy.choice import JobPolicy
+from cotenant.policy.demand import build_workload
+from cotenant.profile.job_runs import JobRuns
+from cotenant.profile.optimistic import CpuPoint, sweep
+from cotenant.profile.tables import Profiles, load_profiles
+from cotenant.record.record import Record
+from cotenant.sim.training import simulate
+from cotenant.training.timed import steps_per_iteration
+
+CALIBRATION_S = 1.5
+PATIENCE = 5.0  # a run that takes this many times as long as simulated has failed
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """How to replay. `time_scale` 0.1: jobs, arrivals and leases ten times as short as the trace says (`lease_s` is
+    the lease of the scaled run). `profile`: file that tells pretend jobs their pace. `torch_jobs`: so many of the jobs
+    train a small PyTorch model within their steps."""
+
+    ordering: str = "fifo"
+    allotment: str = "tune"
+    placement: str = "first-fit"
+    sticky: bool | None = None
+    lease_s: float = 10.0
+    nodes: int = 4
+    gpus_per_node: int = 2
+    cpus_per_node: float | None = None
+    memory_per_node: int | None = None
+    executor: str = "local"
+    address: str | None = None
+    time_scale: float = 1.0
+    torch_jobs: int = 0
+    profile: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Both records and what they differ by. Times in seconds; errors are fractions.
+
+    `mean_error`: of the mean JCT, measured / simulated - 1. `p90_job_error`: 90th percentile over jobs of
+    |measured / simulated - 1|. `start_s`: what starting a job costs here, measured beforehand.
+    """
+
+    measured: Record
+    simulated: Record
+    start_s: float
+
+    def summary(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        real, model = (Analysis(record) for record in (self.measured, self.simulated))
+        jct, expected = real.jobs.jct_s, model.jobs.jct_s
+        error = np.abs(jct / expected - 1)
+        worst = int(np.argmax(error))
+        return {
+            "jobs": len(jct),
+            "measured_mean_jct_s": float(jct.mean()),
+            "simulated_mean_jct_s": float(expected.mean()),
+            "mean_error": float(jct.mean() / expected.mean() - 1),
+            "p90_job_error": float(np.quantile(error, 0.9)),
+            "median_job_error": float(np.median(error)),
+            "worst_job": {"job": str(self.measured.job("id")[worst]), "error": float(error[worst])},
+            "measured_makespan_s": float(real.jobs.finish_s.max()),
+            "simulated_makespan_s": float(model.jobs.finish_s.max()),
+            "measured_preemptions": int(real.jobs.preemptions.sum()),
+            "simulated_preemptions": int(model.jobs.preemptions.sum()),
+            "start_s": self.start_s,
+        }
+
+
+def replay(
+    trace: Trace,
+    options: ReplayOptions,
+    *,
+    measured_profiles: Profiles | None = None,
+    out: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """Run the trace for real and simulate it; records go to `out`/measured and `out`/simulated.
+
+    `measured_profiles`: of an earlier call of `measure_profiles` under the same options, else measured first.
+    InputError for a trace that the cluster cannot hold, WorkError where a job fails.
+    """
+    told = load_profiles(options.profile)
+    with _folder() as folder:
+        fleet = _options(options, folder / "fleet", told)
+        cluster = cluster_of(node_specs(fleet))
+        jobs = whole_iterations(trace.require_jobs(), cluster, told, options.time_scale)
+        known = measured_profiles or measure_profiles(jobs, options, cluster, say)
+        start_s = calibrate(replace(fleet, folder=folder / "calibration"), options, say)
+        model = _simulated(trace, jobs, options, cluster, known, start_s, out)
+        longest = float(Analysis(model).jobs.finish_s.max())
+        say(f"simulated: {longest:.0f} s until the last job ends; now for real")
+        measured = _run(replace(fleet, profiles=known), jobs, options, longest * PATIENCE + 60, out, progress)
+    return Outcome(measured, model, start_s)
+
+
+def whole_iterations(trace: Trace, cluster: Cluster, profiles: Profiles, time_scale: float) -> Jobs:
+    """The trace's jobs with their work in whole iterations of their profiles, times scaled."""
+    work = build_workload(trace.jobs, profiles, cluster, trace=trace)
+    jobs = trace.jobs.take(np.arange(len(trace.jobs)))
+    jobs.iterations = np.maximum(1.0, np.round(work.iterations))
+    jobs.duration_s = np.full(len(jobs), np.nan)
+    jobs.arrival_s = jobs.arrival_s * time_scale
+    if (jobs.gpus < 1).any():
+        raise InputError("parts of a GPU cannot be replayed by pretend jobs", file=trace.source, field="gpus")
+    return jobs
+
+
+# ---- what is measured beforehand
+
+
+def measure_profiles(
+    jobs: Jobs, options: ReplayOptions, cluster: Cluster, say: Callable[[str], None] = lambda text: None
+) -> Profiles:
+    """Profiles of the jobs' models, each measured by running its pretend job with few cores and many."""
+    most = max(int(group.cpus) for group in cluster.groups)
+    memory_bytes = min(group.memory_bytes // group.gpus for group in cluster.groups)
+    told = load_profiles(options.profile)
+    raw: dict[str, Any] = {"cpus_per_gpu": None, "memory_gb_per_gpu": [1.0], "models": {}}
+    grids: dict[str, list[CpuPoint]] = {}
+    for model in sorted(set(jobs.model.tolist())):
+        command = timed_command(options, model, 1e9, 1.0)
+        runs = JobRuns(command, memory_bytes=memory_bytes, warm=2, steps=12, pretend=True)
+        grids[model] = sweep(runs.step_s, 1, most, 1, 6)
+        say(f"measured {model}: {len(grids[model])} runs")
+    axis = sorted({point.cpus for points in grids.values() for point in points})
+    raw["cpus_per_gpu"] = axis
+    for model, points in grids.items():
+        parts = _parts(told, model, options.time_scale)
+        seconds = 1 / np.interp(axis, [p.cpus for p in points], [1 / (p.step_s * parts) for p in points])
+        base = float(seconds[-1])
+        raw["models"][model] = {
+            "class": told.models[model].family,
+            "iteration_s": base,
+            "throughput": (base / seconds)[:, None].tolist(),
+            "multi_node_factor": told.models[model].multi_node_factor,
+        }
+    with _folder() as folder:
+        (folder / "profiles.json").write_text(json.dumps({"name": "measured"} | raw))
+        return load_profiles(folder / "profiles.json")
+
+
+def calibrate(fleet: FleetOptions, options: ReplayOptions, say: Callable[[str], None]) -> float:
+    """Seconds that starting a job takes here: a few short ones in a fleet like the real one, beyond their work."""
+    told = load_profiles(options.profile)
+    model = min(told.models, key=lambda name: told.models[name].iteration_s)
+    iterations = max(1, round(CALIBRATION_S / (told.iteration_s[model] * options.time_scale)))
+    work_s = iterations * told.iteration_s[model] * options.time_scale
+    command = timed_command(options, model, iterations, 1.0)
+    specs = [JobSpec(f"calibration-{i}", command, model=model, iterations=float(iterations)) for i in range(3)]
+    with Fleet(replace(fleet, lease_s=0.5, autostart=False)) as session:
+        session.submit_all(specs, [0.0] * len(specs))
+        session.begin()
+        if not session.wait(120.0):
+            raise WorkError("the fleet did not run a few short jobs within two minutes")
+        record = session.record()
+    speeds = record.events.speed[record.events.speed > 0]
+    taken = Analysis(record).jobs.jct_s - work_s / float(np.median(speeds) if len(speeds) else 1.0)
+    start_s = max(0.0, float(np.median(taken)))
+    say(f"starting a job takes {start_s:.2f} s here")
+    return start_s
+
+
+# ---- the two runs
+
+
+def _simulated(
+    trace: Trace, jobs: Jobs, options: ReplayOptions, cluster: Cluster, profiles: Profiles, start_s: float,
+    out: Path | None,
+) -> Record:  # fmt: skip
+    """The jobs in virtual time. What starting costs is part of a job's work at its first start, and a restart's cost
+    at every other."""
+    again = jobs.take(np.arange(len(jobs)))
+    paces = np.array([profiles.iteration_s[name] for name in jobs.model.tolist()])
+    again.iterations = jobs.iterations + start_s / paces
+    config = TrainingConfig(
+        ordering=options.ordering, allotment=options.allotment, placement=options.placement, sticky=options.sticky,
+        lease=options.lease_s, restart_cost=start_s,
+    )  # fmt: skip
+    simulated = Trace(again, trace.source, dict(trace.left_out), list(trace.remarks), trace.seed)
+    record, _ = simulate(
+        simulated, cluster, config, profiles=profiles, out=None if out is None else out / "simulated",
+        label=f"{options.ordering} + {options.allotment} (simulated)",
+    )  # fmt: skip
+    return record
+
+
+def _run(
+    fleet: FleetOptions, jobs: Jobs, options: ReplayOptions, patience_s: float, out: Path | None,
+    progress: Callable[[int, int], None] | None,
+) -> Record:  # fmt: skip
+    torch_rows = set(np.flatnonzero(jobs.gpus == 1)[: options.torch_jobs].tolist())
+    specs = [_spec(jobs, row, options, torch=row in torch_rows) for row in range(len(jobs))]
+    with Fleet(fleet) as session:
+        session.submit_all(specs, jobs.arrival_s.tolist())
+        session.begin()
+        waited = 0.0
+        while not session.wait(1.0):
+            waited += 1.0
+            if progress is not None:
+                progress(len(specs) - len(session.queue(everything=False)), len(specs))
+            if waited > patience_s:
+                raise WorkError(f"the jobs were not done after {patience_s:.0f} s")
+        failed = [row["id"] for row in session.queue() if row["state"] != "finished"]
+        if failed:
+            raise WorkError(f"{len(failed)} jobs failed, the first is {failed[0]}")
+        return session.record(None if out is None else out / "measured")
+
+
+def _spec(jobs: Jobs, row: int, options: ReplayOptions, *, torch: bool) -> JobSpec:
+    def stated(value: float) -> float | None:
+        return None if np.isnan(value) else float(value)
+
+    gpus, model = float(jobs.gpus[row]), str(jobs.model[row])
+    memory = stated(jobs.memory_bytes[row])
+    return JobSpec(
+        name=f"job-{jobs.id[row]}"[:60],
+        command=timed_command(options, model, float(jobs.iterations[row]), gpus, torch=torch),
+        gpus=gpus,
+        cpus=stated(jobs.cpus[row]),
+        memory_bytes=None if memory is None else int(memory),
+        model=model,
+        iterations=float(jobs.iterations[row]),
+        priority=int(jobs.priority[row]),
+        tenant=str(jobs.tenant[row]),
+        processes="node",
+    )
+
+
+def timed_command(
+    options: ReplayOptions, model: str, iterations: float, gpus: float, *, torch: bool = False
+) -> tuple[str, ...]:
+    """The pretend job of a model."""
+    from importlib import resources
+
+    shipped = resources.files("cotenant.profile").joinpath("data/synergy.json")
+    return (
+        sys.executable, "-m", "cotenant.training.timed", "--profile", options.profile or str(shipped), "--model", model,
+        "--iterations", f"{iterations:.0f}", "--gpus", f"{gpus:g}", "--time-scale", repr(options.time_scale),
+        *(("--torch",) if torch else ()),
+    )  # fmt: skip
+
+
+def _options(options: ReplayOptions, folder: Path, profiles: Profiles) -> FleetOptions:
+    chosen = TrainingConfig(sticky=options.sticky, restart_cost=1.0)  # starting costs something for real
+    return FleetOptions(
+        folder=folder,
+        nodes=options.nodes,
+        gpus_per_node=options.gpus_per_node,
+        cpus_per_node=options.cpus_per_node,
+        memory_per_node=options.memory_per_node,
+        executor=options.executor,
+        address=options.address,
+        lease_s=options.lease_s,
+        early=False,
+        autostart=False,
+        policy=JobPolicy(options.ordering, options.allotment, options.placement, chosen.is_sticky),
+        profiles=profiles,
+    )
+
+
+def _parts(profiles: Profiles, model: str, time_scale: float) -> int:
+    return steps_per_iteration(profiles.iteration_s[model] * time_scale)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="cotenant-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
