@@ -15,7 +15,7 @@ from oip_standin import Reply, standin
 
 def test_one_json_object_and_a_log(tmp_path: Path) -> None:
     log, page = tmp_path / "log.csv", tmp_path / "page.html"
-    with standin({"a": lambda x: Reply(), "b": lambda x: Reply()}, {"services": {"a": {"slo_ms": 5000}}}) as server:
+    with standin({"a": lambda x: Reply(), "b": lambda x: Reply()}, {"services": [{"name": "a", "slo_ms": 5000}]}) as server:
         done = subprocess.run(
             command(
                 "load", "--url", server.url, "--service", "a=100", "--service", "b=2@closed", "--arrivals", "constant",

@@ -127,13 +127,12 @@ def ask_slos(target: Target) -> dict[str, float]:
         return {}
     if status != 200 or not isinstance(content, Mapping):
         return {}
-    found = {}
-    for kind in ("services", "applications"):
-        rows = content.get(kind)
-        for name, row in rows.items() if isinstance(rows, Mapping) else ():
-            if isinstance(row, Mapping) and isinstance(row.get("slo_ms"), int | float):
-                found[str(name)] = float(row["slo_ms"])
-    return found
+    rows = content.get("services")
+    return {
+        str(row["name"]): float(row["slo_ms"])
+        for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, Mapping) and "name" in row and isinstance(row.get("slo_ms"), int | float)
+    }
 
 
 def random_inputs(form: Form, batch: int, seed: int, sizes: Mapping[str, Sequence[int]] | None = None) -> list[Tensor]:

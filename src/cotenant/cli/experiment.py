@@ -1,0 +1,87 @@
+"""`cotenant experiment FILE.yaml`: a server and its load from one file, and the analysis of what came out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cotenant.serve.experiment import Outcome
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def experiment(
+    file: Annotated[
+        str | None,
+        typer.Argument(help="An experiment file, or the name of a shipped one (see --list).", show_default=False),
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the results. Default: NAME-out.")] = None,
+    duration: Annotated[str | None, typer.Option(help="Length of the load, instead of the file's.")] = None,
+    rate: Annotated[str, typer.Option(help="Factor on what is planned and sent: x2.")] = "x1",
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the file's.")] = None,
+    replan: Annotated[
+        bool | None, typer.Option(help="Let the server follow the rates; else it holds the plan made before.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Name the shipped experiments.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Boot a server, put load on it, stop both, and write the analysis: figures, a report page, logs of both sides.
+
+    Where the server holds its plan, the same run is simulated too, and compared."""
+    import json
+    import sys
+    from pathlib import Path
+
+    from cotenant.cli.load_view import live_table
+    from cotenant.model.errors import InputError
+    from cotenant.serve.experiment import load_services, read_experiment, run_experiment, shipped
+
+    if listing:
+        rows = shipped()
+        print(json.dumps(rows) if as_json else "\n".join(f"{name:<12} {title}" for name, title in rows.items()))
+        return
+    if file is None:
+        raise InputError("name an experiment file, or one of " + ", ".join(shipped()), field="experiment")
+    changes = {"duration": duration, "seed": seed, "replan": replan}
+    found = read_experiment(file, {k: v for k, v in changes.items() if v is not None}, rate)
+    folder = Path(out or f"{found.name}-out")
+    names = [s.name for s in load_services(found)]
+    with live_table(names, found.duration_s, found.raw.title, as_json) as tell:
+        outcome = run_experiment(found, folder, tell, lambda text: print(text, file=sys.stderr))
+    _write(outcome, folder)
+    if as_json:
+        print(json.dumps(outcome.summary()))
+    else:
+        _show(outcome, folder)
+    for warning in outcome.result.warnings():
+        print(f"note: {warning}", file=sys.stderr)
+
+
+def _write(outcome: Outcome, folder: Path) -> None:
+    import json
+
+    from cotenant.record.files import atomic_file
+    from cotenant.report.load import write_page
+
+    with atomic_file(folder / "summary.json") as file:
+        file.write(json.dumps(outcome.summary(), indent=1) + "\n")
+    write_page(folder / "report.html", outcome.result, outcome.experiment.raw.title)
+
+
+def _show(outcome: Outcome, folder: Path) -> None:
+    from cotenant.cli.load_view import show
+
+    show(outcome.result)
+    content = outcome.summary()
+    for name, row in content.get("live_over_simulated", {}).items():
+        simulated = content["simulated"][name]
+        parts = [
+            f"{p.removesuffix('_ms')} {simulated[p]:.1f} ms (live x{row[p]:.2f})" for p in row if row[p] is not None
+        ]
+        print(f"simulated {name}: {', '.join(parts) or 'nothing was answered'}")
+    print(f"written to {folder}: summary.json, report.html, client.csv, server.csv, gpus.csv, plan.json")

@@ -1,0 +1,124 @@
+"""`cotenant infer MODEL`: one model on one share of this machine, for a first look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cotenant.serve.onemodel import OneModel
+
+app = typer.Typer(add_completion=False)
+MOST = 10_000_000
+
+
+@app.command()
+def infer(
+    model: Annotated[str, typer.Argument(help="Folder of a model: NAME/VERSION/model.onnx, model.pt2, model.pt.")],
+    count: Annotated[int, typer.Option(min=1, max=MOST, help="Batches to run.")] = 1000,
+    batch: Annotated[int, typer.Option(min=1, max=1024, help="Items of a batch.")] = 1,
+    interval: Annotated[str, typer.Option(help="Time from one batch to the next; 0s: one after the other.")] = "0s",
+    share: Annotated[str, typer.Option(help="Part of the machine's cores, or of the GPU.")] = "100%",
+    mechanism: Annotated[str, typer.Option(help="cores, mps or green: what the share is a part of.")] = "cores",
+    backend: Annotated[str, typer.Option(help="auto, onnx, torch or timed.")] = "auto",
+    shape: Annotated[list[str] | None, typer.Option(help="INPUT=3x224x224 where a model takes any size.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random input.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Run one model on one share: loading time, latency percentiles, throughput. The input is random."""
+    import asyncio
+    import json
+
+    from cotenant.config_serving import BACKENDS
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_fraction, parse_seconds
+    from cotenant.serve.load_options import parse_shapes
+    from cotenant.serve.onemodel import OneModel, find_model, local_factory
+
+    fraction, gap_s = parse_fraction(share, field="share"), parse_seconds(interval, field="interval")
+    if fraction <= 0:
+        raise InputError("a share of 0 % runs nothing", field="share")
+    if mechanism not in ("cores", "mps", "green"):
+        raise InputError(f"{mechanism!r} is not cores, mps or green", field="mechanism")
+    if backend not in BACKENDS:
+        raise InputError(f"{backend!r} is not one of {', '.join(BACKENDS)}", field="backend")
+    name, found = find_model(model, backend)  # type: ignore[arg-type]
+    sizes = dict(parse_shapes(shape or []))
+
+    async def whole() -> dict[str, Any]:
+        from cotenant.cli.progress import jobs_progress
+
+        factory = local_factory(mechanism)
+        try:
+            with jobs_progress(f"running {name}", count) as tick:
+                async with OneModel(
+                    factory, name, found, fraction=fraction, partition=share, mechanism=mechanism, batch=batch,
+                    seed=seed, sizes=sizes,
+                ) as one:  # fmt: skip
+                    if batch > 1 and not one.info.batchable:
+                        raise InputError(f"{name} takes one item at a time", field="batch")
+                    return await run_batches(one, count, batch, gap_s, tick)
+        finally:
+            await factory.close()
+
+    content = {"model": name, "backend": found.backend, "share": fraction, "mechanism": mechanism} | asyncio.run(
+        whole()
+    )
+    if as_json:
+        print(json.dumps(content))
+    else:
+        show(content)
+
+
+async def run_batches(
+    one: OneModel, count: int, batch: int, gap_s: float, tick: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Batches at equal times; latency counts from when each was due, so that one which had to wait shows it."""
+    import asyncio
+    import time
+
+    import numpy as np
+
+    await one.run(batch)  # the first one pays for what is set up lazily
+    executed, total = np.zeros(count), np.zeros(count)
+    began = time.monotonic()
+    for i in range(count):
+        due = began + i * gap_s if gap_s > 0 else time.monotonic()
+        left = due - time.monotonic()
+        if left > 0:
+            await asyncio.sleep(left)
+            due = max(due, time.monotonic()) if time.monotonic() - due < 0.002 else due  # the sleep's own lateness
+        executed[i] = (await one.run(batch)).executed_ms
+        total[i] = (time.monotonic() - due) * 1e3
+        if i % 16 == 0:
+            tick(i, count)
+    took = time.monotonic() - began
+
+    def percentiles(x: np.ndarray) -> dict[str, float]:
+        p50, p95, p99 = np.percentile(x, (50, 95, 99))
+        return {"p50": float(p50), "p95": float(p95), "p99": float(p99), "max": float(x.max())}
+
+    return {
+        "batches": count,
+        "batch": batch,
+        "load_s": one.load_s,
+        "memory_mb": one.resident_bytes() / 1e6,
+        "items_per_s": count * batch / took,
+        "inference_ms": percentiles(executed),
+        "latency_ms": percentiles(total),
+    }
+
+
+def show(content: dict[str, Any]) -> None:
+    """The figures for people."""
+    share = f"{content['share']:.0%} of the {'cores' if content['mechanism'] == 'cores' else 'GPU'}"
+    print(f"{content['model']} ({content['backend']}) on {share}: loaded in {content['load_s']:.2f} s")
+    print(f"{content['batches']:,} batches of {content['batch']}: {content['items_per_s']:,.1f} items/s")
+    for name, what in (("inference_ms", "in the model"), ("latency_ms", "since it was due")):
+        row = content[name]
+        print(
+            f"  {what:<17} p50 {row['p50']:.3f}  p95 {row['p95']:.3f}  p99 {row['p99']:.3f}  worst {row['max']:.3f} ms"
+        )

@@ -1,0 +1,165 @@
+"""`cotenant profile service MODEL --out FILE`: what a model costs by batch and partition on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cotenant.serve.profiling import ProfileRun
+
+
+def service(
+    model: Annotated[str, typer.Argument(help="Folder of a model: NAME/VERSION/model.onnx, model.pt2, model.pt.")],
+    out: Annotated[str, typer.Option(help="The profile; a model is added to one that is there.")],
+    mechanism: Annotated[str, typer.Option(help="cores, mps or green: what a partition is a part of.")] = "cores",
+    partitions: Annotated[
+        str | None, typer.Option(help="50%,100% ...; by default every number of cores, or 10% to 100% of a GPU.")
+    ] = None,
+    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8,16,32",
+    seconds: Annotated[str, typer.Option(help="Time for each pair of batch and partition.")] = "500ms",
+    against: Annotated[
+        list[str] | None, typer.Option(help="Another model's folder, to measure how they slow each other. Repeatable.")
+    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="INPUT=3x224x224 where a model takes any size.")] = None,
+    backend: Annotated[str, typer.Option(help="auto, onnx, torch or timed.")] = "auto",
+    gpu: Annotated[
+        str | None, typer.Option(help="Name of the GPU in the profile. Default: CPU, or the GPU's own.")
+    ] = None,
+    margin: Annotated[float | None, typer.Option(help="Factor on every latency. Default: from the spread.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Measure latency by batch and partition, loading time, memory and interference; write the profile that plans read.
+
+    An interrupted run goes on where it stopped."""
+    import asyncio
+    import datetime
+    import json
+    from pathlib import Path
+
+    from cotenant.cli.progress import jobs_progress
+    from cotenant.profile.latency_files import parse_profile
+    from cotenant.record.files import atomic_file, check_writable
+    from cotenant.serve.profiling import Partial, assemble, measure
+
+    check_writable(out)
+    run = _run_of(model, mechanism, partitions, batches, seconds, against or [], shape or [], backend, gpu, margin)
+    target = Path(out)
+    earlier = _earlier(target)
+    partial = Partial(target, run.key)
+    with jobs_progress(f"profiling {run.name}", len(run.cells)) as tick:
+        rows = asyncio.run(measure(run, partial, tick))
+    profile = assemble(run, rows, earlier, datetime.date.today().isoformat())
+    parse_profile(profile, out)  # what cannot be read again must not be written
+    with atomic_file(out) as file:
+        file.write(json.dumps(profile, indent=1) + "\n")
+    partial.remove()
+    found = _summary(run, rows, profile)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _show(run, found, out)
+
+
+def _run_of(
+    model: str, mechanism: str, partitions: str | None, batches: str, seconds: str, against: list[str],
+    shape: list[str], backend: str, gpu: str | None, margin: float | None,
+) -> ProfileRun:  # fmt: skip
+    import math
+
+    from cotenant.config_serving import BACKENDS
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_fraction, parse_seconds
+    from cotenant.serve.load_options import parse_shapes
+    from cotenant.serve.onemodel import find_model
+    from cotenant.serve.profiling import ProfileRun, core_partitions
+
+    if mechanism not in ("cores", "mps", "green"):
+        raise InputError(f"{mechanism!r} is not cores, mps or green", field="mechanism")
+    if backend not in BACKENDS:
+        raise InputError(f"{backend!r} is not one of {', '.join(BACKENDS)}", field="backend")
+    if margin is not None and not (math.isfinite(margin) and 1 <= margin <= 100):
+        raise InputError(f"a margin of {margin:g} is not 1 to 100", field="margin")
+    sizes = batches.split(",")
+    if not all(b.strip().isdigit() and 1 <= int(b) <= 1024 for b in sizes):
+        raise InputError(f"{batches!r} are not batch sizes; write 1,2,4,8", field="batches")
+    if partitions is None:
+        labels = (
+            core_partitions() if mechanism == "cores" else {f"{p}%": p / 100 for p in (10, 20, 40, 50, 60, 80, 100)}
+        )
+    else:
+        fractions = [parse_fraction(p.strip(), field="partitions") for p in partitions.split(",")]
+        if not all(0 < f <= 1 for f in fractions):
+            raise InputError("a partition of 0 % runs nothing", field="partitions")
+        labels = {f"{round(f * 100, 4):g}%": f for f in fractions}
+    if gpu is None:
+        gpu = "CPU" if mechanism == "cores" else _gpu_name()
+    name, found = find_model(model, backend)  # type: ignore[arg-type]
+    return ProfileRun(
+        name, found, mechanism, labels, tuple(sorted({int(b) for b in sizes})), parse_seconds(seconds, "seconds"),
+        tuple(find_model(x) for x in against), dict(parse_shapes(shape)), gpu, margin,
+    )  # fmt: skip
+
+
+def _gpu_name() -> str:
+    import os
+
+    from cotenant.node.gpus import discover
+
+    return discover([os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]])[0].name
+
+
+def _earlier(path: Path) -> dict[str, Any] | None:
+    import json
+
+    from cotenant.profile.latency_files import profile_to_dict, read_profile
+
+    if not path.exists():
+        return None
+    read_profile(path)
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found = profile_to_dict(read_profile(path))
+    return {**found, "models": content["models"]}
+
+
+def _summary(run: ProfileRun, rows: dict[str, Any], profile: dict[str, Any]) -> dict[str, Any]:
+    model = profile["models"][run.name]
+    return {
+        "model": run.name,
+        "gpu": run.gpu,
+        "latency_ms": model["latency_ms"],
+        "overhead_ms": model["overhead_ms"],
+        "margin": profile["margin"],
+        "load_s": min(rows["memory"]["load_s"]),
+        "memory_mb": model["memory_mb"],
+        "beside": {n.removeprefix("beside/"): row for n, row in rows.items() if n.startswith("beside/")},
+    }
+
+
+def _show(run: ProfileRun, found: dict[str, Any], out: str) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from cotenant.report.fitting import print_fitting
+
+    labels = list(found["latency_ms"])
+
+    def build(heads: Any) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for head in ("batch", *heads):
+            table.add_column(head, justify="right", no_wrap=True)
+        for batch in map(str, run.batches):
+            cells = {label: f"{found['latency_ms'][label][batch]:.3f}" for label in labels}
+            cells["hand-over"] = f"{found['overhead_ms'][batch]:.3f}"
+            table.add_row(batch, *(cells[head] for head in heads))
+        return table
+
+    print(f"{run.name} on {run.gpu}: ms of a batch by partition")
+    print_fitting(build, build, [*labels, "hand-over"], labels[1:])
+    print(f"loads in {found['load_s']:.2f} s, {found['memory_mb']:.0f} MB; slow batches are x{found['margin']:g}")
+    for name, row in found["beside"].items():
+        print(f"beside {name}: x{row['slowdown']:.2f}, and slows it x{row['slows_it']:.2f}")
+    print(f"written to {out}")
