@@ -21,7 +21,7 @@ from cotenant.fleet.state import Assignment, GpuShare, Job, Place
 from cotenant.model.errors import InputError
 from cotenant.model.events import Reason
 from cotenant.model.mig import Geometry, Placement, geometry, kind_of
-from cotenant.policy.partition.decide import PartitionRules, Tenancy, choose_gpu, cost_table, fit_mask, replan
+from cotenant.policy.partition.decide import PartitionRules, Tenancy, choose_gpu, cost_table, fit_mask, replan, warm_up
 from cotenant.profile.mps_mig import MpsMigModel
 
 STANDS_IN = "A100-40GB"  # geometry for GPUs without MIG: the predictor was trained on it
@@ -56,6 +56,11 @@ class MisoPlanner:
             "label": self.rules.policy, "policy": self.rules.policy, "objective": self.rules.objective,
             "mechanism": self.mechanism, "measure_s": self.measure_s, "horizon_s": self.rules.horizon_s,
         }  # fmt: skip
+
+    def warm_up(self) -> None:
+        """See Planner."""
+        self._model = self._model or MpsMigModel.load()
+        warm_up(geometry(STANDS_IN, double_memory=False))
 
     def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
         """See Planner."""

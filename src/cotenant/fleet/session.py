@@ -107,7 +107,7 @@ class Fleet:
         options.folder.mkdir(parents=True, exist_ok=True)
         shared = options.profiles if isinstance(options.profiles, Profiles) else load_profiles(options.profiles)
         self.profiles = ProfileBook(shared, options.default_profile)
-        self.planner: Planner = options.planner or JobPlanner(options.policy, self.profiles)
+        self.planner: Planner = options.planner or JobPlanner(options.policy, self.profiles, options.lease_s)
         settings = ControllerOptions(
             options.folder, options.lease_s, options.keep_s, options.grace_s, options.early, options.poll_s
         )
