@@ -20,7 +20,7 @@ MEMORY_RESOURCE = f"{DOMAIN}/memory"  # 1 unit: 1 GiB of one GPU's memory
 GPU_RESOURCE = f"{DOMAIN}/gpu"  # whole GPUs
 MIG_PREFIX = f"{DOMAIN}/mig-"  # cotenant.dev/mig-1g.10gb
 RESOURCES = (SHARE_RESOURCE, MEMORY_RESOURCE, GPU_RESOURCE)
-MIG_RESOURCE = re.compile(rf"^{re.escape(MIG_PREFIX)}[1-7]g\.[0-9]+gb(?:\.me)?$")
+MIG_RESOURCE = re.compile(rf"^{re.escape(MIG_PREFIX)}[1-7]g\.[0-9]+gb(?:\.me)?\Z")
 SHARE_UNITS = 100
 MEMORY_UNIT_BYTES = 1 << 30
 

@@ -33,7 +33,7 @@ def parse_quantity(value: object, field: str) -> Fraction:
     """The number that a Kubernetes quantity stands for: 30, "30", "8Gi", "500M", "1e3", "250m"."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise InputError(f"{_shown(value)} is not a quantity; write it like 30 or 8Gi", field=field)
-    match = _QUANTITY.match(str(value))
+    match = _QUANTITY.fullmatch(str(value))
     if not match or (suffix := match.group(4) or "") not in _SUFFIXES:
         raise InputError(f"{_shown(value)} is not a quantity; write it like 30 or 8Gi", field=field)
     sign, digits, exponent, _ = match.groups()
@@ -74,7 +74,7 @@ def parse_memory(value: object, field: str) -> int:
 
 def parse_share(value: object, field: str) -> float:
     """Fraction of a GPU's time: "30%" or "0.3"."""
-    match = _PERCENT.match(value) if isinstance(value, str) else None
+    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if not match:
         raise InputError(f"{_shown(value)} is not a share of a GPU; write it like 30% or 0.3", field=field)
     number = Fraction(match.group(1)) / (100 if match.group(2) else 1)

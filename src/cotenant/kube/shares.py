@@ -232,9 +232,8 @@ def _share(
                 field=where,
             )
         units = int(given)
-    elif request is None:
-        request = min(units / names.SHARE_UNITS, limit)
-    request = units / names.SHARE_UNITS if request is None else request
+    if request is None:
+        request = units / names.SHARE_UNITS if units > 1 else min(1 / names.SHARE_UNITS, limit)
     if request > limit:
         raise InputError(
             f"container {name} requests {percent(request)} of a GPU, over its limit of {percent(limit)}",

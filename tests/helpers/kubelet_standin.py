@@ -1,0 +1,239 @@
+"""A kubelet as a device plugin meets it: registration, devices, admission of pods, PodResources, restarts.
+
+It does what the kubelet's device manager does, from the public description of the interface: it takes a plugin's
+preferred units only where they are free and healthy, gives an init container's devices to the containers after it,
+remembers allocations over a restart in a checkpoint, and empties its folder of sockets when it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cotenant.kube.messages import (
+    DEVICE_PLUGIN,
+    POD_RESOURCES,
+    REGISTRATION,
+    caller,
+    device_plugin,
+    handler,
+    open_channel,
+    pod_resources,
+)
+
+Allocations = dict[str, dict[str, dict[str, list[str]]]]  # pod's UID -> container -> resource -> ids
+
+
+class AdmissionError(Exception):
+    """The pod is not admitted; the text is its event."""
+
+
+class Endpoint:
+    """One registered plugin."""
+
+    def __init__(self, resource: str, path: Path) -> None:
+        self.resource = resource
+        self.channel = open_channel(path)
+        self.options = caller(self.channel, DEVICE_PLUGIN, "GetDevicePluginOptions")(device_plugin.Empty(), timeout=5)
+        self.devices: dict[str, str] = {}
+        self.updates = 0
+        self.ended = False
+        self._stream = caller(self.channel, DEVICE_PLUGIN, "ListAndWatch")(device_plugin.Empty())
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        try:
+            for answer in self._stream:
+                self.devices = {device.ID: device.health for device in answer.devices}
+                self.updates += 1
+        except grpc.RpcError:
+            pass
+        self.ended = True
+        self.devices = dict.fromkeys(self.devices, "Unhealthy")  # a plugin that has gone offers nothing
+
+    def close(self) -> None:
+        self._stream.cancel()
+        self.channel.close()
+
+
+class Kubelet:
+    """`folder` has device-plugins/ and pod-resources/, as /var/lib/kubelet has."""
+
+    def __init__(self, folder: Path, seed: int = 0) -> None:
+        self.plugins, self.resources = folder / "device-plugins", folder / "pod-resources"
+        for path in (self.plugins, self.resources):
+            path.mkdir(parents=True, exist_ok=True)
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.allocated: Allocations = {}
+        self.endpoints: dict[str, Endpoint] = {}
+        self.registered: list[str] = []
+        self.answers: list[Any] = []
+        self._random = random.Random(seed)
+        self._servers: list[grpc.Server] = []
+        self.start()
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        for path in self.plugins.glob("*.sock"):
+            path.unlink()
+        checkpoint = self.plugins / "kubelet_internal_checkpoint"
+        self.allocated = json.loads(checkpoint.read_text()) if checkpoint.exists() else {}
+        for path, service in ((self.plugins, REGISTRATION), (self.resources, POD_RESOURCES)):
+            server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[handler(service, self)])
+            (path / "kubelet.sock").unlink(missing_ok=True)
+            server.add_insecure_port(f"unix://{path / 'kubelet.sock'}")
+            server.start()
+            self._servers.append(server)
+
+    def stop(self) -> None:
+        for endpoint in self.endpoints.values():
+            endpoint.close()
+        self.endpoints.clear()
+        for server in self._servers:
+            server.stop(0).wait(2)
+        self._servers.clear()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    # -- services --------------------------------------------------------------------------------------------------
+
+    def Register(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.version != "v1beta1":
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unsupported version {request.version}")
+        if "/" in request.endpoint or "/" not in request.resource_name:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "malformed endpoint or resource")
+        before = self.endpoints.pop(request.resource_name, None)
+        if before is not None:
+            before.close()
+        self.registered.append(request.resource_name)
+        threading.Thread(target=self._connect, args=(request.resource_name, request.endpoint), daemon=True).start()
+        return device_plugin.Empty()
+
+    def _connect(self, resource: str, endpoint: str) -> None:
+        self.endpoints[resource] = Endpoint(resource, self.plugins / endpoint)
+
+    def List(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Pods with what their regular containers and sidecars have; init containers that end are not listed."""
+        return pod_resources.ListPodResourcesResponse(pod_resources=[self._listed(pod) for pod in self.pods.values()])
+
+    def _listed(self, pod: dict[str, Any]) -> Any:
+        mine = self.allocated.get(pod["metadata"]["uid"], {})
+        containers = [
+            *(c for c in pod["spec"].get("initContainers") or [] if c.get("restartPolicy") == "Always"),
+            *pod["spec"]["containers"],
+        ]
+        return pod_resources.PodResources(
+            name=pod["metadata"]["name"],
+            namespace=pod["metadata"]["namespace"],
+            containers=[
+                pod_resources.ContainerResources(
+                    name=c["name"],
+                    devices=[
+                        pod_resources.ContainerDevices(resource_name=resource, device_ids=ids)
+                        for resource, ids in mine.get(c["name"], {}).items()
+                    ],
+                )
+                for c in containers
+            ],
+        )
+
+    # -- devices ---------------------------------------------------------------------------------------------------
+
+    def healthy(self, resource: str) -> list[str]:
+        endpoint = self.endpoints.get(resource)
+        return [] if endpoint is None else sorted(i for i, h in endpoint.devices.items() if h == "Healthy")
+
+    def in_use(self, resource: str) -> set[str]:
+        return {
+            one
+            for containers in self.allocated.values()
+            for mine in containers.values()
+            for one in mine.get(resource, ())
+        }
+
+    def allocatable(self, resource: str) -> int:
+        """What the node's status says to the scheduler."""
+        return len(self.healthy(resource))
+
+    # -- pods ------------------------------------------------------------------------------------------------------
+
+    def admit(self, pod: dict[str, Any]) -> None:
+        """Give a pod its devices. AdmissionError: it fails, and that is its event."""
+        uid = pod["metadata"]["uid"]
+        reuse: dict[str, set[str]] = {}
+        mine: dict[str, dict[str, list[str]]] = {}
+        for kind, container in _containers(pod):
+            limits = (container.get("resources") or {}).get("limits") or {}
+            wanted = [(r, int(n)) for r, n in limits.items() if "cotenant.dev/" in r and int(n)]
+            self._random.shuffle(wanted)  # a map of Go has no order
+            for resource, count in wanted:
+                ids = self._choose(resource, count, reuse.get(resource, set()), mine)
+                self._allocate(resource, ids)
+                mine.setdefault(container["name"], {})[resource] = ids
+                if kind == "initContainers":
+                    reuse.setdefault(resource, set()).update(ids)
+                else:
+                    reuse.get(resource, set()).difference_update(ids)
+        self.allocated[uid] = mine
+        self.pods[uid] = pod
+        self._checkpoint()
+
+    def _choose(self, resource: str, count: int, reuse: set[str], mine: Any) -> list[str]:
+        taken = self.in_use(resource) | {i for c in mine.values() for i in c.get(resource, ())}
+        must = sorted(reuse)[:count]
+        free = [i for i in self.healthy(resource) if i not in taken]
+        if len(must) + len(free) < count:
+            raise AdmissionError(
+                f"Allocate failed due to requested number of devices unavailable for {resource}. Requested: {count},"
+                f" Available: {len(free)}, which is unexpected"
+            )
+        ids = list(must)
+        endpoint = self.endpoints[resource]
+        if endpoint.options.get_preferred_allocation_available and len(ids) < count:
+            self._random.shuffle(free)
+            asked = device_plugin.ContainerPreferredAllocationRequest(
+                available_deviceIDs=sorted(reuse | set(free)), must_include_deviceIDs=must, allocation_size=count
+            )
+            call = caller(endpoint.channel, DEVICE_PLUGIN, "GetPreferredAllocation")
+            answer = call(device_plugin.PreferredAllocationRequest(container_requests=[asked]), timeout=5)
+            preferred = list(answer.container_responses[0].deviceIDs)
+            ids += [i for i in preferred if i in free and i not in ids][: count - len(ids)]
+        return ids + [i for i in free if i not in ids][: count - len(ids)]
+
+    def _allocate(self, resource: str, ids: list[str]) -> None:
+        asked = device_plugin.AllocateRequest(
+            container_requests=[device_plugin.ContainerAllocateRequest(devices_ids=ids)]
+        )
+        try:
+            answer = caller(self.endpoints[resource].channel, DEVICE_PLUGIN, "Allocate")(asked, timeout=5)
+        except grpc.RpcError as error:
+            raise AdmissionError(
+                f"Allocate failed due to rpc error: code = {error.code().name} desc = {error.details()}, which is"
+                " unexpected"
+            ) from None
+        self.answers.append(answer.container_responses[0])
+
+    def remove(self, pod: dict[str, Any]) -> None:
+        """The pod has ended."""
+        self.pods.pop(pod["metadata"]["uid"], None)
+        self.allocated.pop(pod["metadata"]["uid"], None)
+        self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        (self.plugins / "kubelet_internal_checkpoint").write_text(json.dumps(self.allocated))
+
+
+def _containers(pod: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for kind in ("initContainers", "containers"):
+        for container in pod["spec"].get(kind) or []:
+            yield kind, container
