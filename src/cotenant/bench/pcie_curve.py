@@ -1,0 +1,88 @@
+"""How fast copies go in chunks of a size, and what making a stream wait for each chunk costs: why the default is so.
+
+Native, on one stream: `plain` are chunks one after the other; `paced` have the shim's two words around each (write
+ready, wait go), with turns granted beforehand, so what is left is the cost of the words alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from cotenant.bench.copying import FUNCTIONS, host_memory
+from cotenant.bench.driver import Driver
+
+SIZES = tuple(64 << (10 + n) for n in range(9))  # 64 KiB .. 16 MiB
+TOTAL = 512 << 20
+
+
+class Curve:
+    """Buffers, a stream, and two words that the GPU sees."""
+
+    def __init__(self, cuda: Driver, total: int) -> None:
+        self.cuda, self.total = cuda, total
+        self.device = ctypes.c_void_p()
+        cuda.call("cuMemAlloc_v2", ctypes.byref(self.device), ctypes.c_size_t(total))
+        self.host = host_memory(cuda, "pinned", total)
+        self.stream = cuda.stream()
+        words = host_memory(cuda, "pinned", 4096)
+        address = ctypes.c_uint64()
+        cuda.call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), words, 0)
+        assert words.value is not None
+        self.ready = ctypes.c_uint32.from_address(words.value)
+        self.go = ctypes.c_uint32.from_address(words.value + 64)
+        self.ready_at, self.go_at = ctypes.c_uint64(address.value), ctypes.c_uint64(address.value + 64)
+
+    def run(self, direction: str, size: int, paced: bool) -> tuple[float, float]:
+        """Bytes per second of the whole buffer in chunks of `size`, and the host's microseconds per chunk."""
+        self.go.value, self.ready.value = 0x7FFFFFFF, 0
+        name = f"{FUNCTIONS[direction]}Async_v2"
+        assert self.device.value is not None
+        assert self.host.value is not None
+        self.cuda.call("cuStreamSynchronize", self.stream)
+        began = time.perf_counter()
+        for number, at in enumerate(range(0, self.total, size), 1):
+            if paced:
+                self.cuda.call("cuStreamWriteValue32_v2", self.stream, self.ready_at, ctypes.c_uint32(number), 0)
+                self.cuda.call("cuStreamWaitValue32_v2", self.stream, self.go_at, ctypes.c_uint32(number), 0)
+            ends = (ctypes.c_void_p(self.device.value + at), ctypes.c_void_p(self.host.value + at))
+            self.cuda.call(name, *(ends if direction == "h2d" else ends[::-1]), ctypes.c_size_t(size), self.stream)
+        queued = time.perf_counter()
+        self.cuda.call("cuStreamSynchronize", self.stream)
+        return self.total / (time.perf_counter() - began), (queued - began) / (self.total / size) * 1e6
+
+    def reaction_us(self, rounds: int = 200) -> dict[str, float]:
+        """From a store of `go` to the next word's arrival: two crossings of the link and the stream's own delay."""
+        taken = []
+        for _ in range(rounds):
+            self.go.value = self.ready.value = 0
+            self.cuda.call("cuStreamWaitValue32_v2", self.stream, self.go_at, ctypes.c_uint32(1), 0)
+            self.cuda.call("cuStreamWriteValue32_v2", self.stream, self.ready_at, ctypes.c_uint32(1), 0)
+            time.sleep(0.0005)
+            began = time.perf_counter()
+            self.go.value = 1
+            while self.ready.value != 1 and time.perf_counter() - began < 1.0:
+                pass
+            taken.append((time.perf_counter() - began) * 1e6)
+            self.cuda.call("cuStreamSynchronize", self.stream)
+        taken.sort()
+        return {"p50": taken[rounds // 2], "p99": taken[int(rounds * 0.99)]}
+
+
+def measure(sizes: Sequence[int] = SIZES, total: int = TOTAL, repeats: int = 3) -> dict[str, Any]:
+    """The curve of this process's GPU: GB/s by chunk, direction, plain and paced (best of `repeats`)."""
+    cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+    curve = Curve(cuda, total)
+    rows = []
+    for direction in FUNCTIONS:
+        for size in sizes:
+            row: dict[str, Any] = {"direction": direction, "chunk_bytes": size}
+            for kind, paced in (("plain", False), ("paced", True)):
+                runs = [curve.run(direction, size, paced) for _ in range(repeats)]
+                row[f"{kind}_gb_per_s"] = max(speed for speed, _ in runs) / 1e9
+                row[f"{kind}_host_us_per_chunk"] = min(host for _, host in runs)
+            rows.append(row)
+    return {"gpu": cuda.name, "total_bytes": total, "curve": rows, "reaction_us": curve.reaction_us()}
