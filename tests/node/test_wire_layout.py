@@ -25,7 +25,6 @@ ENUMS: dict[str, type[enum.IntEnum] | type[enum.IntFlag]] = {
     "SLOT_": wire.SlotFlag,
     "WARN_": wire.Warn,
     "OVERSUBSCRIBE_": wire.Oversubscribe,
-    "HELLO_": wire.HelloFlag,
     "MOVE_": wire.MoveFlag,
 }
 STATUS = {status: f"COTENANT_{status.name}" for status in wire.Status}

@@ -31,6 +31,7 @@ from cotenant.node.ledger import HOST, Ledger
 from cotenant.node.live import Live, promise
 from cotenant.node.mechanisms import make_mechanisms
 from cotenant.node.operations import Operations
+from cotenant.node.parking import Parking
 from cotenant.node.residency import Residency
 from cotenant.node.server import ShimServer
 from cotenant.node.tenants import Registry, Tenant
@@ -93,8 +94,7 @@ class Agent:
         self.config = self.load_config()
         self.gpus: tuple[Gpu, ...] = options.gpus or discover(self.config.gpus)
         self.mechanisms = make_mechanisms(self.folder)
-        self.host = host_memory(self.config.swap_memory_bytes)
-        self.registry = Registry(self.gpus, self.mechanisms, self.host)
+        self.registry = Registry(self.gpus, self.mechanisms, host_memory(self.config.swap_memory_bytes))
         self.ledger = Ledger()
         for gpu in self.gpus:
             self.ledger.gpu(gpu.uuid, gpu.memory_bytes)
@@ -178,8 +178,9 @@ class Agent:
             self.save,
             self.options.locate,
         )
-        self.residency = self.server.residency = Residency(self, self.host, self.config.most_moving)
+        self.residency = self.server.residency = Residency(self, self.registry.host, self.config.most_moving)
         self.broker.before_grant = self.residency.before_grant
+        self.parking = Parking(self, self.residency)
         floor_path = self.server.path.with_name(FLOOR_SOCKET)
         gpus = [gpu.uuid for gpu in self.gpus]
         self.floors = Floors(floor_path, gpus, self.config.colocation, self.server.tenant_of, self.log)
@@ -190,7 +191,7 @@ class Agent:
         if hasattr(self, "server"):
             self.save_now()
             self.broker.close()
-            self.residency.close()
+            self.parking.close()
             self.server.close_all()
         for mechanism in self.mechanisms.values():
             mechanism.close()
@@ -223,19 +224,20 @@ class Agent:
         """Admit a tenant and open its accounts."""
         tenant = self.registry.admit(spec, uid, token=token, declared=declared)
         tenant.created_ns = time.monotonic_ns()
-        self._apply(tenant)
+        self.open_accounts(tenant)
         self.live.decided(f"{spec.name} admitted: {promise(spec)}")
         return tenant
 
     def change_tenant(self, tenant: Tenant, spec: TenantSpec) -> str:
         """Change a tenant's promise; returns from when on it holds."""
         when = self.registry.resize(tenant, spec)
-        self._apply(tenant)
+        self.open_accounts(tenant)
         self.live.decided(f"{tenant.name} changed: {promise(spec)}; holds {when}")
         self.save()
         return when
 
-    def _apply(self, tenant: Tenant) -> None:
+    def open_accounts(self, tenant: Tenant) -> None:
+        """Make a tenant's promise true on its GPUs."""
         for gpu in tenant.gpus:
             self.ledger.cap(tenant.name, gpu.uuid, tenant.cap_bytes(gpu))
             self.server.publish_memory(tenant, gpu.uuid)
@@ -292,7 +294,7 @@ class Agent:
         self.ledger.forget(tenant.name)
         self.registry.remove(tenant)
         self.server.copies.leave(tenant)
-        self.residency.forget(tenant)
+        self.parking.forget(tenant)
         self.live.decided(f"{tenant.name} left")
         self.departed[tenant.name] = list(tenant.warnings)
         if len(self.departed) > MAX_DEPARTED:

@@ -109,6 +109,16 @@ def real_gpus() -> tuple[Gpu, ...]:
         return ()
 
 
+def free_bytes(uuid: str) -> int | None:
+    """What the driver says is free on a GPU; None where it cannot be asked (the software GPU)."""
+    query = ["nvidia-smi", f"--id={uuid}", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+        return int(done.stdout.strip()) << 20
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+
+
 def _from_nvidia_smi() -> tuple[Gpu, ...]:
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:

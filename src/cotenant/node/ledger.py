@@ -115,6 +115,14 @@ class Ledger:
         """What the process holds now in a family, whatever was known before (after a reconnection)."""
         self._hold(self._processes[process], gpu, family, size)
 
+    def rehome(self, process: int, gpu: str, target: str) -> None:
+        """What a process held on one GPU it now holds on another (restored there by the driver)."""
+        holding = self._processes[process]
+        for (held_on, family), size in list(holding.held.items()):
+            if held_on == gpu:
+                self._hold(holding, gpu, family, 0)
+                self._hold(holding, target, family, holding.held.get((target, family), 0) + size)
+
     def drop(self, process: int) -> dict[str, int]:
         """Forget a process and everything it held or reserved. Returns bytes freed by GPU."""
         holding = self._processes.pop(process, None)

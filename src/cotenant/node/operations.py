@@ -14,6 +14,7 @@ from cotenant.model.errors import InputError
 from cotenant.node import floor, processes
 from cotenant.node.control import Caller, Handler
 from cotenant.node.holding import Holding
+from cotenant.node.memory_orders import MemoryOrders
 from cotenant.node.tenants import Tenant, spec_from_dict
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Operations:
             "stop": self.stop,
             "mechanisms": self.mechanisms,
             "warnings": self.warnings,
+            **MemoryOrders(self.agent).table(),
             "colocation": self.colocation,
             **Holding(self.agent).table(),
         }
@@ -153,6 +155,8 @@ class Operations:
         return row
 
     def _state(self, tenant: Tenant) -> str:
+        if tenant.name in self.agent.parking.parked:
+            return "parked"
         if tenant.launching:
             return "starting"
         if tenant.sessions:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.node import wire
 from cotenant.node.backing import PIECE, HostMemory, widest_gap
-from cotenant.node.moves import EVERYTHING, Flow, MoveState, Orders, moved_well
+from cotenant.node.moves import Flow, MoveState, Orders, moved_well
 from cotenant.node.wire import Family, Status, Type
 from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 
@@ -322,10 +322,20 @@ class Residency:
         return complete
 
     async def evacuate(self, tenant: Tenant, gpu: str) -> bool:
-        """Everything of a tenant off its GPU (`cotenant preempt`)."""
+        """Everything of a tenant off its GPU, when nothing else moves there."""
         async with self._locks[gpu]:
-            movable = self.refresh(gpu).occupants[tenant.name].resident_bytes
-            return not movable or await self.move_out(tenant, gpu, min(movable, EVERYTHING))
+            return await self.all_out(tenant, gpu)
+
+    async def all_out(self, tenant: Tenant, gpu: str) -> bool:
+        """The same beside other moves."""
+        movable = self.refresh(gpu).occupants[tenant.name].resident_bytes
+        return not movable or await self.move_out(tenant, gpu, movable)
+
+    async def all_in(self, tenant: Tenant, gpu: str) -> bool:
+        """Everything of a tenant back, into room that is there."""
+        flow = Flow(0)
+        flow.end(complete=True)
+        return await self._all_in(tenant, gpu, flow)
 
     async def make_free(self, tenant: Tenant, gpu: str) -> str | None:
         """Room on a GPU for all that a tenant holds; a sentence when there is none."""

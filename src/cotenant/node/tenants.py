@@ -129,6 +129,16 @@ class Registry:
         tenant.spec = spec
         return self.mechanisms[spec.mechanism].resize(spec, tenant.gpus)
 
+    def check_fits(self, spec: TenantSpec, gpu: Gpu) -> None:
+        """InputError when a GPU has no room for such a tenant beside those that are there."""
+        self._fits(spec, gpu)
+
+    def replace(self, tenant: Tenant, gpu: Gpu) -> None:
+        """Put a tenant of one GPU on another."""
+        self._by_gpu[tenant.gpus[0].uuid].pop(tenant.name, None)
+        tenant.gpus = (gpu,)
+        self._by_gpu[gpu.uuid][tenant.name] = tenant
+
     def remove(self, tenant: Tenant) -> None:
         """Forget a tenant and release its mechanism."""
         self.tenants.pop(tenant.name, None)

@@ -54,7 +54,24 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)
 {
     (void)flags;
-    return cuMemAlloc_v2(out, bytes);
+    CUresult result = cuMemAlloc_v2(out, bytes);
+    if (result == CUDA_SUCCESS)
+        soft_note_managed();
+    return result;
+}
+
+/* Pages of managed memory over the link: only the time that takes; the contents are where they are. */
+static CUresult prefetch(size_t bytes, CUdevice where, struct soft_stream *stream)
+{
+    if (!stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    return soft_enqueue(stream, bytes * 1000 / (where < 0 ? SOFT_TO_HOST_BYTES_PER_US : SOFT_TO_DEVICE_BYTES_PER_US), false);
+}
+
+EXPORT CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice where, CUstream stream)
+{
+    (void)address;
+    return prefetch(bytes, where, soft_stream_of(stream, false));
 }
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element)

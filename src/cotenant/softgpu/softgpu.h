@@ -37,6 +37,10 @@ struct soft_process {
     _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last span reserved */
     _Atomic uint64_t bytes[SOFT_MAX_DEVICES];
     _Atomic uint64_t engine_tail_ns[SOFT_MAX_DEVICES][2]; /* end of its last copy, by direction of the link */
+    _Atomic uint32_t checkpoint;   /* checkpoint.c: what another process has made of this one */
+    _Atomic uint32_t managed;      /* it has had managed memory */
+    _Atomic uint64_t saved_bytes[SOFT_MAX_DEVICES]; /* while checkpointed: what it holds and has given back */
+    _Atomic uint32_t place[SOFT_MAX_DEVICES];       /* number + 1 of the device that stands for this one; 0: itself */
 };
 
 struct soft_device {
@@ -67,6 +71,9 @@ bool soft_take_memory(int device, uint64_t bytes);
 void soft_give_memory(int device, uint64_t bytes);
 uint64_t soft_used_memory(int device);
 void soft_reap(void);
+void soft_pass(void);  /* waits while this process is locked by a checkpoint */
+void soft_note_managed(void);
+struct soft_process *soft_process_of(int pid);
 void soft_sleep_until(uint64_t when_ns);
 
 /* ---- objects; every handle the program holds points to one and is checked by its kind ---- */
@@ -180,6 +187,7 @@ uint64_t soft_graph_reserved(int device);
     do {                                       \
         if (!soft_ready)                       \
             return CUDA_ERROR_NOT_INITIALIZED; \
+        soft_pass();                           \
     } while (0)
 #define CHECK_CONTEXT()                      \
     struct soft_context *context;            \

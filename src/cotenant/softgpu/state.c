@@ -182,7 +182,11 @@ void soft_reap(void)
             atomic_store(&process->bytes[d], 0);
             atomic_store(&process->engine_tail_ns[d][0], 0);
             atomic_store(&process->engine_tail_ns[d][1], 0);
+            atomic_store(&process->saved_bytes[d], 0);
+            atomic_store(&process->place[d], 0);
         }
+        atomic_store(&process->checkpoint, 0);
+        atomic_store(&process->managed, 0);
         atomic_compare_exchange_strong(&process->owner, &owner, 0);
         freed = true;
     }
@@ -203,9 +207,36 @@ static bool others_interleave(struct soft_device *device, int number, uint64_t n
            atomic_load(&other->tail_ns[number]) > now;
 }
 
+/* The device that stands for one of this process's, after a checkpoint was restored on another. */
+static int place_of(int number)
+{
+    uint32_t place = self ? atomic_load(&self->place[number]) : 0;
+    return place ? (int)place - 1 : number;
+}
+
+void soft_pass(void)
+{
+    while (self && atomic_load(&self->checkpoint) != 0)
+        soft_sleep_until(soft_now_ns() + 200000);
+}
+
+void soft_note_managed(void)
+{
+    atomic_store(&self->managed, 1);
+}
+
+struct soft_process *soft_process_of(int pid)
+{
+    for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++)
+        if (atomic_load(&state->processes[i].owner) >> 32 == (uint32_t)pid && !is_dead(atomic_load(&state->processes[i].owner)))
+            return &state->processes[i];
+    return NULL;
+}
+
 /* Reserves the device's next free span that begins at not_before_ns or later; returns its end. */
 uint64_t soft_reserve(int number, uint64_t not_before_ns, uint64_t length_ns)
 {
+    number = place_of(number);
     struct soft_device *device = &state->devices[number];
     uint64_t now = soft_now_ns();
     uint64_t until = atomic_load(&device->busy_until_ns), end;
@@ -248,6 +279,8 @@ uint64_t soft_used_memory(int number)
 /* Adds first and looks afterwards, so two processes cannot both take the last of the memory. */
 bool soft_take_memory(int number, uint64_t bytes)
 {
+    soft_pass();
+    number = place_of(number);
     if (bytes > state->memory_bytes)
         return false;
     for (int tries = 0; tries < 2; tries++) {
@@ -262,7 +295,8 @@ bool soft_take_memory(int number, uint64_t bytes)
 
 void soft_give_memory(int number, uint64_t bytes)
 {
-    atomic_fetch_sub(&self->bytes[number], bytes);
+    soft_pass();
+    atomic_fetch_sub(&self->bytes[place_of(number)], bytes);
 }
 
 static __attribute__((destructor)) void leave(void)
@@ -270,6 +304,7 @@ static __attribute__((destructor)) void leave(void)
     if (!self || self_pid != getpid())
         return;
     for (uint32_t d = 0; d < SOFT_MAX_DEVICES; d++)
-        atomic_store(&self->bytes[d], 0);
+        atomic_store(&self->bytes[d], 0), atomic_store(&self->place[d], 0);
+    atomic_store(&self->managed, 0);
     atomic_store(&self->owner, 0);
 }

@@ -213,6 +213,7 @@ EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 
 static CUresult may_work(struct soft_stream *stream)
 {
+    soft_pass();
     CUresult implicit = soft_legacy_beside_capture(stream);
     if (implicit != CUDA_SUCCESS)
         return implicit;

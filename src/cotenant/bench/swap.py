@@ -1,0 +1,191 @@
+"""`cotenant bench swap`: how fast contents leave a GPU and come back, against plain pinned copies of the same run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cotenant.bench.harness import Bench, Workload
+from cotenant.bench.overhead import median
+from cotenant.model.errors import InputError, WorkError
+from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec, check_spec
+
+CONTEXT_BYTES = 2 << 30  # of cap beside the contents: contexts, modules, work space
+SOFT_CONTEXT_BYTES = 32 << 20
+COPY_BYTES = 1 << 30
+PIN_BPS = 0.2e9  # pinning slower than this has stopped
+REFILL_EVERY = 5
+
+Progress = Callable[[str], None]
+
+
+def measure(
+    size: int,
+    moves: int,
+    *,
+    gpus: str = "soft",
+    park: bool = True,
+    check_every: int = 1,
+    progress: Progress = lambda text: None,
+) -> dict[str, Any]:
+    """Rates in GB/s (1e9 bytes), medians of `moves` moves of `size` bytes each way alone and both ways at once.
+
+    Two tenants; contents are written anew every few moves and checked after every `check_every`th. WorkError when the
+    GPU or the host cannot hold them.
+    """
+    if size < 2 << 20 or moves < 1:
+        raise InputError("move at least 2 MiB, at least once", field="--size" if moves >= 1 else "--moves")
+    cap = size + (SOFT_CONTEXT_BYTES if gpus == "soft" else CONTEXT_BYTES)
+    with Bench(gpus, {"swap_memory": 3 * cap}) as bench:
+        progress("pinned copies")
+        copies = _copies(bench, size)
+        pair = [Mover(bench, name, size, cap, index) for index, name in enumerate(("swap-a", "swap-b"))]
+        pin_s = wait_until_pinned(bench, cap)
+        progress(f"host memory pinned after {pin_s:.1f} s; moving")
+        swap, corrupted = _move(bench, pair, moves, check_every, progress)
+        gpu = pair[0].workload.gpu
+        for mover in pair:
+            mover.workload.close()
+        found: dict[str, Any] = {
+            "gpu": gpu,
+            "size_bytes": size,
+            "moves": moves,
+            "copy_gbps": {way: rate / 1e9 for way, rate in copies.items()},
+            "swap_gbps": {way: median(rates) / 1e9 for way, rates in swap.items()},
+            "swap_over_copy": {way: median(rates) / copies[way] for way, rates in swap.items()},
+            "pin_s": pin_s,
+            "corrupted": corrupted,
+        }
+        if park:
+            progress("parking")
+            found["park_s"], intact = _park(bench, size, cap)
+            found["corrupted"] += not intact
+    return found
+
+
+class Mover:
+    """A tenant with contents."""
+
+    def __init__(self, bench: Bench, name: str, size: int, cap: int, seed: int, oversubscribe: str = "swap") -> None:
+        spec = TenantSpec(name, memory_bytes=cap, oversubscribe=oversubscribe)
+        self.name, self.size, self.seed = name, size, seed
+        self.workload = bench.tenant("swap", check_spec(spec), program=_program(bench, size, seed))
+        self.workload.wait_ready()
+
+    def ask(self, order: str) -> dict[str, Any]:
+        """One order of swap_worker."""
+        return _ask(self.workload, order)
+
+    def refill(self, seed: int) -> None:
+        """New contents."""
+        self.ask(f"fill {seed}")
+
+    def intact(self) -> bool:
+        """Whether the contents are the last ones written."""
+        return bool(self.ask("check")["intact"])
+
+
+def _program(bench: Bench, size: int, seed: int) -> list[str]:
+    return ["cotenant.bench.swap_worker", bench.backend, str(size), str(seed)]
+
+
+def _ask(workload: Workload, order: str) -> dict[str, Any]:
+    assert workload.process.stdin is not None
+    try:
+        workload.process.stdin.write(order + "\n")
+        workload.process.stdin.flush()
+    except BrokenPipeError:
+        raise WorkError("a program that is moved ended early") from None
+    return workload.result()
+
+
+def _copies(bench: Bench, size: int) -> dict[str, float]:
+    native = bench.native("swap", program=_program(bench, 8 << 20, 0))
+    native.wait_ready()
+    rates = _ask(native, f"copy {min(size, COPY_BYTES)}")
+    native.close()
+    return {way: float(rates[way]) for way in ("out", "in", "both")}
+
+
+def wait_until_pinned(bench: Bench, cap: int) -> float:
+    """Seconds until the host memory of all tenants is registered with the driver."""
+    began = time.monotonic()
+    wanted = cap // (2 << 20) * (2 << 20)
+    while True:
+        rows = [row["gpus"][0]["residency"]["pinned_bytes"] for row in bench.tenants()]
+        if min(rows) >= wanted:
+            return time.monotonic() - began
+        if time.monotonic() - began > 30 + 2 * wanted / PIN_BPS:
+            raise WorkError(f"only {min(rows) / 2**30:.1f} of {wanted / 2**30:.1f} GiB of host memory were pinned")
+        time.sleep(0.05)
+
+
+def exchange(client: ControlClient, out: list[Mover], back: list[Mover]) -> float:
+    """Seconds of moves that run at the same time."""
+    moves = client.call("exchange", out=[m.name for m in out], **{"in": [m.name for m in back]})["moves"]
+    for move, mover in zip(moves, [*out, *back], strict=True):
+        if move["bytes"] < mover.size:
+            raise WorkError(f"{mover.name} moved {move['bytes']} of {mover.size} bytes")
+    return float(max(move["seconds"] for move in moves))
+
+
+def _move(
+    bench: Bench, pair: list[Mover], moves: int, check_every: int, progress: Progress
+) -> tuple[dict[str, list[float]], int]:
+    one, two = pair
+    rates: dict[str, list[float]] = {"out": [], "in": [], "both": []}
+    corrupted = 0
+
+    def look(mover: Mover, index: int) -> None:
+        nonlocal corrupted
+        if index % check_every and index != moves - 1:
+            return
+        corrupted += not mover.intact()
+        if index % (REFILL_EVERY * check_every) == 0:
+            mover.refill(index + 7)
+
+    with ControlClient(bench.folder, timeout_s=600) as client:
+        for index in range(moves):
+            rates["out"].append(one.size / exchange(client, [one], []))
+            rates["in"].append(one.size / exchange(client, [], [one]))
+            look(one, index)
+        progress("both ways at once")
+        exchange(client, [two], [])
+        for index in range(moves):
+            rates["both"].append(one.size / exchange(client, [one], [two]))
+            look(two, index)
+            one, two = two, one
+        exchange(client, [], [two])
+        corrupted += not two.intact()
+    return rates, corrupted
+
+
+def _park(bench: Bench, size: int, cap: int) -> tuple[dict[str, float], bool]:
+    """The same contents by the driver's checkpoint of the whole process."""
+    mover = Mover(bench, "parked", size, cap, 3, "none")
+    with ControlClient(bench.folder, timeout_s=600) as client:
+        out = client.call("park", name=mover.name)["seconds"]
+        back = client.call("resume", name=mover.name)["seconds"]
+    intact = mover.intact()
+    mover.workload.close()
+    return {"out": float(out), "in": float(back)}, intact
+
+
+def text(result: dict[str, Any]) -> str:
+    """For people."""
+    lines = [f"{result['gpu']}: {result['moves']} moves of {result['size_bytes'] / 2**30:g} GiB"]
+    for way, label in (("out", "off the GPU"), ("in", "back"), ("both", "both at once, each")):
+        swap, copy = result["swap_gbps"][way], result["copy_gbps"][way]
+        lines.append(f"  {label:20} {swap:6.1f} GB/s   pinned copy {copy:6.1f} GB/s   {swap / copy:.1%}")
+    if "park_s" in result:
+        lines.append(f"  by checkpoint: out {result['park_s']['out']:.2f} s, back {result['park_s']['in']:.2f} s")
+    lines.append(f"  corrupted: {result['corrupted']}")
+    return "\n".join(lines)
+
+
+def as_json(result: dict[str, Any]) -> str:
+    """For programs."""
+    return json.dumps(result)

@@ -1,0 +1,166 @@
+"""The program that `bench swap` moves: `python -m cotenant.bench.swap_worker torch|driver BYTES SEED`.
+
+Prints `ready NAME`; then each line on standard input is an order, answered with one JSON object: `fill SEED` writes
+contents that depend on seed and position, `check` says whether they are the last ones written, `copy BYTES` measures
+pinned copies, `end` ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+CHUNK = 256 << 20
+REPEATS = 5
+
+
+class TorchMemory:
+    """One tensor of that size; contents and check sums are made on the GPU."""
+
+    def __init__(self, size: int) -> None:
+        import torch
+
+        self.torch = torch
+        self.words = torch.empty(size // 8, dtype=torch.int64, device="cuda")
+        step = min(CHUNK // 8, len(self.words))
+        self.weights = torch.arange(step, dtype=torch.int64, device="cuda") * 2 + 1
+        torch.cuda.synchronize()
+        self.name = torch.cuda.get_device_name()
+        self.sum = 0
+
+    def fill(self, seed: int) -> None:
+        """word = (position + seed) * odd constant, mixed: no two positions and no two seeds are alike."""
+        step = len(self.weights)
+        for index, part in enumerate(self.words.split(step)):
+            part.copy_(self.weights[: len(part)])
+            part.add_(2 * (index * step + seed * 1_000_003)).mul_(-7046029254386353131)
+            part.bitwise_xor_(part >> 29)
+        self.sum = self._sum()
+
+    def _sum(self) -> int:
+        total = 0
+        for index, part in enumerate(self.words.split(len(self.weights))):
+            total = (total + (index + 1) * int((part * self.weights[: len(part)]).sum())) % (1 << 64)
+        return total
+
+    def check(self) -> bool:
+        """Position counts: a piece in another's place is found."""
+        return self._sum() == self.sum
+
+    def copy(self, size: int) -> dict[str, float]:
+        """Bytes per second of plain pinned copies, medians: out, in, and each way while both run."""
+        torch = self.torch
+        device = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        streams = [torch.cuda.Stream() for _ in range(2)]
+
+        def out() -> None:
+            with torch.cuda.stream(streams[0]):
+                host[0].copy_(device[0], non_blocking=True)
+
+        def back() -> None:
+            with torch.cuda.stream(streams[1]):
+                device[1].copy_(host[1], non_blocking=True)
+
+        return _rates(size, out, back, torch.cuda.synchronize)
+
+
+class DriverMemory:
+    """Blocks of memory through the driver API, for the software GPU: contents are made and checked on the host."""
+
+    BLOCK = 32 << 20
+
+    def __init__(self, size: int) -> None:
+        from cotenant.bench.driver import Driver
+
+        self.cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+        self.name = self.cuda.name
+        self.blocks: list[tuple[ctypes.c_void_p, int]] = []
+        self.sums: list[bytes] = []
+        for at in range(0, size, self.BLOCK):
+            length = min(self.BLOCK, size - at)
+            pointer = ctypes.c_void_p()
+            self.cuda.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(length))
+            self.blocks.append((pointer, length))
+
+    def fill(self, seed: int) -> None:
+        """Random bytes."""
+        self.sums = []
+        for index, (pointer, length) in enumerate(self.blocks):
+            data = random.Random(f"{seed}-{index}").randbytes(length)
+            self.cuda.call("cuMemcpyHtoD_v2", pointer, data, ctypes.c_size_t(length))
+            self.sums.append(hashlib.blake2b(data).digest())
+
+    def check(self) -> bool:
+        """Every block as written."""
+        for (pointer, length), wanted in zip(self.blocks, self.sums, strict=True):
+            data = ctypes.create_string_buffer(length)
+            self.cuda.call("cuMemcpyDtoH_v2", data, pointer, ctypes.c_size_t(length))
+            if hashlib.blake2b(memoryview(data)[:length]).digest() != wanted:
+                return False
+        return True
+
+    def copy(self, size: int) -> dict[str, float]:
+        """As TorchMemory.copy."""
+        device = [ctypes.c_void_p() for _ in range(2)]
+        host = [ctypes.c_void_p() for _ in range(2)]
+        for way in range(2):
+            self.cuda.call("cuMemAlloc_v2", ctypes.byref(device[way]), ctypes.c_size_t(size))
+            self.cuda.call("cuMemHostAlloc", ctypes.byref(host[way]), ctypes.c_size_t(size), 0)
+        streams = [self.cuda.stream() for _ in range(2)]
+
+        def out() -> None:
+            self.cuda.call("cuMemcpyDtoHAsync_v2", host[0], device[0], ctypes.c_size_t(size), streams[0])
+
+        def back() -> None:
+            self.cuda.call("cuMemcpyHtoDAsync_v2", device[1], host[1], ctypes.c_size_t(size), streams[1])
+
+        return _rates(size, out, back, self.cuda.synchronise)
+
+
+def _rates(size: int, out: Callable[[], None], back: Callable[[], None], wait: Callable[[], None]) -> dict[str, float]:
+    def rate(*starts: Callable[[], None]) -> float:
+        taken = []
+        for _ in range(REPEATS + 1):
+            wait()
+            began = time.perf_counter()
+            for start in starts:
+                start()
+            wait()
+            taken.append(time.perf_counter() - began)
+        return size / statistics.median(taken[1:])
+
+    return {"out": rate(out), "in": rate(back), "both": rate(out, back)}
+
+
+def main() -> int:
+    """Serve orders."""
+    backend, size = sys.argv[1], int(sys.argv[2])
+    memory: Any = TorchMemory(size) if backend == "torch" else DriverMemory(size)
+    memory.fill(int(sys.argv[3]))
+    print(f"ready {memory.name}", flush=True)
+    for line in sys.stdin:
+        order, *rest = line.split()
+        answer: dict[str, Any] = {}
+        if order == "fill":
+            memory.fill(int(rest[0]))
+        elif order == "check":
+            answer["intact"] = memory.check()
+        elif order == "copy":
+            answer = memory.copy(int(rest[0]))
+        elif order == "end":
+            break
+        print(json.dumps(answer), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
