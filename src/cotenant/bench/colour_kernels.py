@@ -12,8 +12,9 @@ def by_table(data, table, out, chunks, repeats, CHUNK: tl.constexpr, TILE: tl.co
     row = tl.arange(0, TILE)
     for _again in range(repeats):
         for first in range(tl.program_id(0) * TILE, chunks, tl.num_programs(0) * TILE):
-            place = tl.load(table + first + row, mask=first + row < chunks, other=0)
-            total += tl.load(data + place[:, None].to(tl.int64) * CHUNK + lane[None, :])
+            there = first + row < chunks
+            place = tl.load(table + first + row, mask=there, other=0)
+            total += tl.load(data + place[:, None].to(tl.int64) * CHUNK + lane[None, :], mask=there[:, None], other=0.0)
     tl.store(out + tl.program_id(0), tl.sum(tl.sum(total, 1), 0))
 
 
@@ -25,5 +26,6 @@ def contiguous(data, out, chunks, CHUNK: tl.constexpr, TILE: tl.constexpr):  # t
     row = tl.arange(0, TILE)
     for first in range(tl.program_id(0) * TILE, chunks, tl.num_programs(0) * TILE):
         place = first + row
-        total += tl.load(data + place[:, None].to(tl.int64) * CHUNK + lane[None, :])
+        there = (place < chunks)[:, None]
+        total += tl.load(data + place[:, None].to(tl.int64) * CHUNK + lane[None, :], mask=there, other=0.0)
     tl.store(out + tl.program_id(0), tl.sum(tl.sum(total, 1), 0))
