@@ -65,7 +65,7 @@ class Crew:
         self.lock = asyncio.Lock()
         self._keys: dict[Worker, frozenset[tuple[str, int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closing = False
+        self.closing = False
         self._count = self._generations = 0
 
     # ---- models ----
@@ -108,7 +108,7 @@ class Crew:
                     failed.update(dict.fromkeys(names, result.why))
                 elif isinstance(result, BaseException):
                     failed.update({m.service: str(result) for m in new.worker.spec.models})
-            if failed or self._closing:
+            if failed or self.closing:
                 await asyncio.gather(*(new.worker.stop(1.0) for new in fresh))
                 for name, why in failed.items():
                     self._failed(name, why)
@@ -116,6 +116,7 @@ class Crew:
             for new in fresh:
                 new.let.worker = new.worker
                 self._loaded(new)
+            await self._resized(plan, lets)
             self.stats.switches += 1
             gone = self.floor.switch(plan, lets)
         for let in gone:
@@ -140,30 +141,42 @@ class Crew:
             wanted = self._key(let)
             keeps = [
                 x for x in free
-                if (x.spec.gpu, x.spec.partition) == (let.gpu, let.partition) and x.worker is not None
-                and wanted <= self._keys[x.worker]
+                if x.spec.gpu == let.gpu and x.worker is not None and wanted <= self._keys[x.worker]
+                and (x.spec.partition == let.partition or self._elastic)
             ]  # fmt: skip
             if keeps:
-                kept = min(keeps, key=lambda x: len(self._keys[x.worker]))  # type: ignore[index]
+                kept = min(keeps, key=lambda x: (x.spec.partition != let.partition, len(self._keys[x.worker])))  # type: ignore[index]
                 free.remove(kept)
                 lets.append(kept)
                 continue
             new = Let(let, None)
-            worker = self.factory.create(self._spec(let), self.floor_listener)
+            worker = self.factory.create(self._spec(let, plan), self.floor)
             self._keys[worker] = wanted
             lets.append(new)
             fresh.append(_New(new, worker))
         return lets, fresh
 
     @property
-    def floor_listener(self) -> Floor:
-        """Who hears of batches and deaths."""
-        return self.floor
+    def _elastic(self) -> bool:
+        """Whether a worker's share can be resized between two batches: under green contexts."""
+        return self.config.deployment.mechanism == "green"
+
+    async def _resized(self, plan: ServingPlan, lets: Sequence[Let]) -> None:
+        """Give workers that stay the share that the plan has for them."""
+        for now, let in zip(plan.gpulets, lets, strict=True):
+            resize = getattr(let.worker, "resize", None)
+            if let.spec.partition == now.partition or resize is None:
+                continue
+            why = await resize(now.percent / 100)
+            if why:
+                self.say(f"{let.spec.name} stays at {let.spec.partition}: {why}")
 
     def _key(self, let: Gpulet) -> frozenset[tuple[str, int]]:
         return frozenset((seat.service, self.models[seat.service].generation) for seat in let.seats)
 
-    def _spec(self, let: Gpulet) -> WorkerSpec:
+    def _spec(self, let: Gpulet, plan: ServingPlan | None = None) -> WorkerSpec:
+        every = (plan or self.floor.plan).gpulets
+        start = sum(x.percent for x in every if x.gpu == let.gpu and x.slot < let.slot) / 100
         profile = self.profiles[let.gpu_model]
         models = []
         for seat in let.seats:
@@ -177,7 +190,7 @@ class Crew:
         self._count += 1
         return WorkerSpec(
             f"{let.name}#{self._count}", let.gpu, let.gpu_model, let.partition, let.percent / 100,
-            self.config.deployment.mechanism, tuple(models),
+            self.config.deployment.mechanism, tuple(models), start,
         )  # fmt: skip
 
     async def _start(self, new: _New) -> None:
@@ -207,7 +220,7 @@ class Crew:
 
     def lost(self, let: Let, why: str) -> None:
         """A gpulet's worker is gone: make another one."""
-        if self._closing or let.index < 0:
+        if self.closing or let.index < 0:
             return
         self.say(f"the worker of {let.spec.name} {why}; starting another one")
         self._run(self._restart(let))
@@ -216,7 +229,7 @@ class Crew:
         for attempt in range(RESTARTS):
             await asyncio.sleep(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
             usable = self.factory.gpus()
-            if let.index < 0 or self._closing:
+            if let.index < 0 or self.closing:
                 return
             if usable is not None and let.spec.gpu not in usable:
                 self.trouble()
@@ -230,11 +243,11 @@ class Crew:
                 await worker.stop(1.0)
                 last = error
                 continue
-            if let.index < 0 or self._closing or self._keys[worker] != self._key(let.spec):
+            if let.index < 0 or self.closing or self._keys[worker] != self._key(let.spec):
                 # the plan went on without it, or the seats have changed meanwhile
                 self._keys.pop(worker, None)
                 await worker.stop(1.0)
-                if let.index >= 0 and not self._closing:
+                if let.index >= 0 and not self.closing:
                     continue
                 return
             self.stats.models_loaded += len(infos)
@@ -274,7 +287,7 @@ class Crew:
 
     async def close(self, grace_s: float) -> None:
         """End all workers."""
-        self._closing = True
+        self.closing = True
         lets: Sequence[Let] = [*self.floor.lets, *self.floor.leaving]
         workers = [let.worker for let in lets if let.worker is not None]
         for let in lets:

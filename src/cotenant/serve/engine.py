@@ -21,7 +21,7 @@ class Engine:
 
     def __init__(self, spec: WorkerSpec, cores: tuple[int, ...] = ()) -> None:
         self.spec = spec
-        self.share = Share(spec.fraction, spec.mechanism, cores)
+        self.share = Share(spec.fraction, spec.mechanism, cores, spec.start)
         self._models: dict[str, Backend] = {}
 
     def load(self, loading: Callable[[str], None] = lambda service: None) -> dict[str, ModelInfo]:

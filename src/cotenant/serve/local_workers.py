@@ -13,12 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cotenant.serve.arena import Arena, aligned
 from cotenant.serve.tensors import DTYPES, ModelInfo, Tensor
 from cotenant.serve.worker_main import MOST_MESSAGE
 from cotenant.serve.workers import Job, LoadError, Result, Worker, WorkerListener, WorkerSpec
+
+if TYPE_CHECKING:
+    from cotenant.serve.devices import Devices
 
 LOAD_LIMIT_S = 300.0
 REAP_S = 2.0
@@ -45,6 +48,11 @@ class LocalWorker:
         self._stopping = False
         self._resized: asyncio.Future[str] | None = None
         self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._gone.is_set()
 
     async def start(self) -> dict[str, ModelInfo]:
         """See Worker."""
@@ -273,7 +281,11 @@ class LocalWorkers:
         self, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S
     ) -> None:
         """`timed`: all models only take time, so that no device is needed."""
-        self.timed = timed
+        self._devices: Devices | None = None
+        if mechanism != "cores" and not timed:
+            from cotenant.serve.devices import Devices
+
+            self._devices = Devices(mechanism, gpus)
         self.mechanism, self.count, self.load_limit_s = mechanism, gpus, load_limit_s
         self._cores = sorted(os.sched_getaffinity(0))
         self._made: list[LocalWorker] = []
@@ -285,9 +297,15 @@ class LocalWorkers:
     def create(self, spec: WorkerSpec, listener: WorkerListener) -> Worker:
         """See WorkerFactory."""
         cores = self._cores_for(spec) if spec.mechanism == "cores" else ()
-        threads = {"OMP_NUM_THREADS": str(max(1, len(cores)))}
-        worker = LocalWorker(spec, listener, cores, threads, self.load_limit_s)
-        self._made = [w for w in self._made if not w._gone.is_set()] + [worker]
+        environment = {"OMP_NUM_THREADS": str(max(1, len(cores)))}
+        if self._devices is not None:
+            environment.update(self._devices.environment(spec))
+        worker = LocalWorker(spec, listener, cores, environment, self.load_limit_s)
+        for ended in [w for w in self._made if w.ended]:
+            self._made.remove(ended)
+            if self._devices is not None:
+                self._devices.released(ended.spec)
+        self._made.append(worker)
         return worker
 
     def cores_of_gpu(self, gpu: int) -> list[int]:
@@ -300,8 +318,10 @@ class LocalWorkers:
         """Whole cores for a share, those with the fewest workers first."""
         mine = self.cores_of_gpu(spec.gpu)
         wanted = max(1, round(spec.fraction * len(mine)))
-        load = {core: sum(core in w.cores for w in self._made if not w._gone.is_set()) for core in mine}
+        load = {core: sum(core in w.cores for w in self._made if not w.ended) for core in mine}
         return tuple(sorted(sorted(mine, key=lambda core: (load[core], core))[:wanted]))
 
     async def close(self) -> None:
         """See WorkerFactory."""
+        if self._devices is not None:
+            self._devices.close()

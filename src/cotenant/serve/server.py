@@ -208,6 +208,14 @@ class Server:
             self.floor.abandon("the server is shutting down")
         await self._close(2.0 if limit > 0 else 0.2)
 
+    def hurry(self) -> None:
+        """Stop waiting for what is on its way."""
+        self.crew.closing = True
+        self.floor.abandon("the server is shutting down")
+        for let in (*self.floor.lets, *self.floor.leaving):
+            if let.worker is not None:
+                let.worker.kill()
+
     async def _idle(self) -> None:
         while self.gateway.open:
             await asyncio.sleep(0.005)

@@ -29,12 +29,13 @@ PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 
 
 def settle(cores: tuple[int, ...]) -> None:
-    """Die with the gateway, wake up on time, leave no core file, run on the share's cores; Ctrl-C is the gateway's."""
+    """Die with the gateway, wake up on time, leave no core file, run on the share's cores; signals are the gateway's."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all at once; batches are to be finished
+        signal.signal(number, signal.SIG_IGN)
     if cores:
         os.sched_setaffinity(0, cores)
 

@@ -29,7 +29,8 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """A worker to be made: a share (`fraction` of a GPU, called `partition`) and its models."""
+    """A worker to be made: a share (`fraction` of a GPU, called `partition`; `start`: the fraction of the SMs at which
+    it begins, where the mechanism can choose) and its models."""
 
     name: str
     gpu: int
@@ -38,6 +39,7 @@ class WorkerSpec:
     fraction: float
     mechanism: str
     models: tuple[ModelSpec, ...]
+    start: float = 0.0
 
 
 @dataclass(slots=True)

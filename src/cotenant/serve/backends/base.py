@@ -23,11 +23,13 @@ BACKENDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Share:
-    """What a backend may use: `cores` where CPU cores stand for SMs, else a `fraction` of the GPU it sees."""
+    """What a backend may use: `cores` where CPU cores stand for SMs, else a `fraction` of the GPU it sees, which under
+    green contexts begins at the fraction `start` of the SMs."""
 
     fraction: float
     mechanism: str
     cores: tuple[int, ...] = ()
+    start: float = 0.0
 
 
 class Backend(Protocol):

@@ -1,0 +1,164 @@
+"""`cotenant serve`: answer inference requests for many models on shared GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cotenant.serve.server import Server
+
+app = typer.Typer(add_completion=False)
+
+NEEDED = ("httptools", "hpack", "google.protobuf", "prometheus_client")
+
+
+@app.command()
+def serve(
+    services: Annotated[str, typer.Argument(help="SERVICES.yaml.")],
+    http: Annotated[str | None, typer.Option(metavar="HOST:PORT|none", help="Address of the HTTP door.")] = None,
+    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT|none", help="Address of the gRPC door.")] = None,
+    plan: Annotated[str | None, typer.Option(help="A plan (JSON) to hold; nothing is planned anew.")] = None,
+    planner: Annotated[str | None, typer.Option(help="temporal, greedy, gpulet, gpulet-interference, exact.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Profile: JSON file or folder.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs, instead of the file's.")] = None,
+    log: Annotated[Path | None, typer.Option(help="CSV of every request.")] = None,
+    gpus_log: Annotated[Path | None, typer.Option(help="CSV of the GPUs in use over time.")] = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="RAY", help="Run the workers on this Ray cluster (auto, or HOST:PORT).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON when the doors are open.")] = False,
+) -> None:
+    """Plan, start workers, answer requests by the Open Inference Protocol v2 until Ctrl-C or SIGTERM; plan again every
+    period, move models without dropping a request, use more or fewer GPUs. Listens on loopback by default."""
+    from cotenant.cli.plan import read_plan
+    from cotenant.model.errors import InputError
+    from cotenant.policy.packing.specs import DEFAULT_PLANNER, find_planner
+    from cotenant.record.files import check_writable
+
+    _require(NEEDED)
+    for path in (log, gpus_log):
+        if path is not None:
+            check_writable(str(path))
+    name = find_planner(planner or DEFAULT_PLANNER).name
+    fixed = None if plan is None else read_plan(plan)
+    from cotenant.serve.server import Options, build
+
+    doors = _doors(services, http, grpc)
+    if doors == (None, None):
+        raise InputError("a server needs a door: --http or --grpc", field="http")
+    options = Options(*doors, fixed, name, log, gpus_log)
+    factory = None
+    if address is not None:
+        import importlib
+
+        # the one module that imports ray
+        factory = importlib.import_module("cotenant.serve.ray_workers").connect(address, services, profile)
+    server = build(services, options, profile=profile, gpus=gpus, factory=factory, say=_say)
+    raise typer.Exit(_run(server, as_json))
+
+
+def _require(modules: tuple[str, ...]) -> None:
+    """InputError unless what a server needs beside the base is installed."""
+    import importlib.util
+
+    from cotenant.model.errors import InputError
+
+    for module in modules:
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise InputError(f"serving needs {module.partition('.')[0]}: pip install 'cotenant[serve]'")
+
+
+def _doors(services: str, http: str | None, grpc: str | None) -> tuple[str | None, str | None]:
+    """Addresses from the options, else the file's `listen`."""
+    from cotenant.config_services import read_services
+    from cotenant.config_serving import read_serving
+
+    listen = read_serving(read_services(services)).entry.listen
+    given = (http if http is not None else listen.http, grpc if grpc is not None else listen.grpc)
+    first, second = (None if address in (None, "", "none") else address for address in given)
+    return first, second
+
+
+def _say(text: str) -> None:
+    import sys
+
+    print(f"cotenant serve: {text}", file=sys.stderr, flush=True)
+
+
+def _run(server: Server, as_json: bool) -> int:
+    """Start, serve until told to stop, stop. A second signal stops at once."""
+    import asyncio
+    import signal
+
+    from cotenant.serve.server import new_loop
+
+    loop = new_loop()
+    asyncio.set_event_loop(loop)
+    finish, at_once = asyncio.Event(), asyncio.Event()
+
+    def told() -> None:
+        if finish.is_set():
+            at_once.set()
+        finish.set()
+
+    async def life() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, told)
+        starting = loop.create_task(server.start())
+        waiting = loop.create_task(finish.wait())
+        await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return
+        await starting
+        _ready(server, as_json)
+        await waiting
+        _say("finishing what is on its way (again to stop at once)")
+        stopping = loop.create_task(server.stop())
+        hurry = loop.create_task(at_once.wait())
+        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            server.hurry()
+        await stopping
+        hurry.cancel()
+
+    try:
+        loop.run_until_complete(life())
+    finally:
+        loop.close()
+    return 0
+
+
+def _ready(server: Server, as_json: bool) -> None:
+    """Say where the doors are, and what is served."""
+    import json
+    import os
+
+    facts: dict[str, Any] = {
+        "http": server.http_url or None, "grpc": server.grpc_address or None, "pid": os.getpid()
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps(facts), flush=True)
+        return
+    status = server.status()
+    for name in ("http", "grpc"):
+        if facts[name]:
+            print(f"{name:5} {facts[name]}")
+    print(f"{status['gpus_in_use']} of {status['gpus']} GPUs, {len(status['gpulets'])} gpulets, {status['planner']}")
+    for service in status["services"]:
+        if service["application"]:
+            print(f"  {service['name']}: an application within {service['slo_ms']:g} ms")
+        elif service["not_ready"]:
+            print(f"  {service['name']}: NOT READY: {service['not_ready']}")
+        else:
+            what = f"{service['capacity_rps']:.0f} requests/s within {service['slo_ms']:g} ms"
+            print(f"  {service['name']}: {what}")
+    print("", end="", flush=True)
