@@ -109,8 +109,8 @@ def test_a_model_that_fails_is_a_failure_with_its_reason(call: Any, tmp_path: Pa
     assert code == 1
     assert "clock cannot be loaded: failed, as the drill asked for" in err
     assert not (tmp_path / "p.json").exists()
+    crashing = run_of(timed_model(tmp_path, "dies", faults={"on_load": "crash"}))
     with pytest.raises(WorkError, match="ended by SIG"):
-        crashing = run_of(timed_model(tmp_path, "dies", faults={"on_load": "crash"}))
         asyncio.run(measure(crashing, Partial(tmp_path / "q.json", crashing.key)))
 
 

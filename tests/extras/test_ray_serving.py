@@ -1,0 +1,131 @@
+"""Serving on a Ray cluster of four pretend nodes: one dies, its services move, nobody gets a wrong answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.extras, pytest.mark.slow]
+
+from cotenant.serve.load import LoadTest, run_here  # noqa: E402
+from cotenant.serve.load_payload import parse_target  # noqa: E402
+from cotenant.serve.load_result import LoadResult  # noqa: E402
+from cotenant.serve.load_schedule import parse_service  # noqa: E402
+from cotenant.traces.arrivals import parse_arrivals  # noqa: E402
+
+PERIOD_S = 4.0
+SERVICES: dict[str, Any] = {
+    "gpus": {"count": 4, "model": "RTX2080Ti"},
+    "backend": "timed",
+    "autoscale": False,
+    "verify": False,
+    "replan": {"period": f"{PERIOD_S:g}s", "headroom": 1.2},
+    # rates that need three of the four GPUs
+    "services": [
+        {"name": "resnet50", "rate_rps": 15, "slo_ms": 400},
+        {"name": "vgg16", "rate_rps": 15, "slo_ms": 400},
+        {"name": "googlenet", "rate_rps": 15, "slo_ms": 400},
+        {"name": "densenet161", "rate_rps": 15, "slo_ms": 600},
+    ],
+}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    for _ in range(3):
+        made.add_node(num_cpus=1, wait=False)
+    made.wait_for_nodes(60)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def send(url: str, seconds: float) -> LoadResult:
+    services = tuple(
+        replace(parse_service(f"{s['name']}=10", parse_arrivals("poisson")), slo_ms=s["slo_ms"])
+        for s in SERVICES["services"]
+    )
+    return run_here(LoadTest(parse_target(url), services, seconds, timeout_s=10.0))
+
+
+def in_thread(url: str, seconds: float, into: list[LoadResult]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: into.append(send(url, seconds)))
+    thread.start()
+    return thread
+
+
+def test_a_node_dies_and_its_services_move(cluster: Any) -> None:
+    from cotenant.serve.ray_workers import RayWorkers
+    from cotenant.serve.server import running
+
+    factory = RayWorkers(cluster.address, "mps", 4, timed=True)
+    assert factory.gpus() == [0, 1, 2, 3]
+    assert len({n.id for n in factory.nodes}) == 4
+    found: list[LoadResult] = []
+    with running(SERVICES, workers=factory, drain_s=10.0) as server:
+        used = {let["gpu"] for let in server.status()["gpulets"]}
+        head = cluster.head_node.node_id
+        victim = next(n for n in factory.nodes if n.id != head and n.first in used)
+        sending = in_thread(server.http_url, 16.0, found)
+        time.sleep(4.0)
+        died_at = time.monotonic()
+        cluster.remove_node(next(n for n in cluster.worker_nodes if n.node_id == victim.id), allow_graceful=False)
+        while victim.first in {let["gpu"] for let in server.status()["gpulets"] if let["state"] == "serving"}:
+            assert time.monotonic() - died_at < 30, "its services did not move"
+            time.sleep(0.1)
+        moved_s = time.monotonic() - died_at
+        assert victim.first not in factory.gpus()
+        sending.join(60)
+        calm = send(server.http_url, 3.0)
+        # requests under way when the server stops are answered before workers and doors go
+        last: list[LoadResult] = []
+        ending = in_thread(server.http_url, 1.5, last)
+        time.sleep(1.4)
+    ending.join(30)
+    assert moved_s < PERIOD_S + 3.0
+    during = found[0]
+    assert during.wrong == during.stray == 0
+    rows = during.rows
+    after = rows[rows["scheduled"] > 4.0 + moved_s + 2.0]
+    assert len(after) > 100
+    assert (after["outcome"] == 1).mean() > 0.97
+    # what ran on the node is retried elsewhere or fails; all others go on
+    assert (rows["outcome"] == 0).mean() < 0.1
+    assert (calm.rows["outcome"] == 1).mean() > 0.97
+    early = last[0].rows[last[0].rows["scheduled"] < 1.2]
+    assert (early["outcome"] != 0).all()
+    assert not any(node.alive and factory.running for node in factory.nodes)
+
+
+def test_a_worker_killed_on_a_node_is_replaced(cluster: Any) -> None:
+    """kill -9 of a worker process, not of its node: the node says so and a new worker takes its place."""
+    import os
+    import signal
+
+    from cotenant.serve.ray_workers import RayWorkers
+    from cotenant.serve.server import running
+
+    factory = RayWorkers(cluster.address, "mps", 4, timed=True)
+    with running(SERVICES, workers=factory, drain_s=5.0) as server:
+        before = {let["pid"] for let in server.status()["gpulets"]}
+        pid = before.copy().pop()
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while True:
+            lets = server.status()["gpulets"]
+            if pid not in {x["pid"] for x in lets} and all(x["state"] == "serving" for x in lets):
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        result = send(server.http_url, 2.0)
+    assert (result.rows["outcome"] == 1).mean() > 0.97
