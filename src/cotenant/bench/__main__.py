@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from cotenant.bench import overhead, shares
+from cotenant.bench import overhead, shares, swap
 from cotenant.bench.workload import KINDS
 from cotenant.model.errors import InputError, WorkError
 
@@ -21,6 +21,8 @@ def _run(given: argparse.Namespace) -> dict[str, object]:
         return overhead.measure(
             gpus=given.gpus, workloads=kinds, pairs=given.pairs, block_s=given.block_s, processes=given.processes
         )
+    if given.what == "swap":
+        return swap.measure(given.size, given.moves, gpus=given.gpus, park=not given.no_park)
     requests = _fractions(given.requests)
     limits = _fractions(given.limits) if given.limits else [1.0] * len(requests)
     return shares.measure(
@@ -36,7 +38,7 @@ def _run(given: argparse.Namespace) -> dict[str, object]:
 def main() -> int:
     """Parse, run, print one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m cotenant.bench")
-    parser.add_argument("what", choices=("shares", "overhead"))
+    parser.add_argument("what", choices=("shares", "overhead", "swap"))
     parser.add_argument("--gpus", default="soft")
     parser.add_argument("--requests", default="30,70", help="percent")
     parser.add_argument("--limits", default="", help="percent")
@@ -47,6 +49,9 @@ def main() -> int:
     parser.add_argument("--block-s", type=float, default=0.2)
     parser.add_argument("--processes", type=int, default=1, help="pairs of processes per workload")
     parser.add_argument("--workloads", default=",".join(KINDS))
+    parser.add_argument("--size", type=int, default=1 << 30, help="bytes")
+    parser.add_argument("--moves", type=int, default=20)
+    parser.add_argument("--no-park", action="store_true")
     given = parser.parse_args()
     try:
         print(json.dumps(_run(given)))

@@ -144,6 +144,9 @@ class Bench:
                 self._agent.kill()
                 self._agent.wait()
         self.log.close()
+        if error is not None:
+            said = (self.folder / "agent.log").read_text(errors="replace").splitlines()
+            error.add_note("the agent said: " + " | ".join(said[-20:]))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(

@@ -72,6 +72,31 @@ def shares(
 
 
 @app.command()
+def swap(
+    size: Annotated[str, typer.Option(metavar="24GiB", help="What is moved.")] = "1GiB",
+    moves: Annotated[int, typer.Option(help="How often, each way.")] = 20,
+    gpus: Gpus = "soft",
+    park: Annotated[bool, typer.Option(help="Compare with the driver's checkpoint.")] = True,
+    check_every: Annotated[int, typer.Option(min=1, help="Check the contents after so many moves.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """How fast memory leaves a GPU and comes back, against pinned copies of the same run; contents are checked."""
+    import sys
+
+    from cotenant.bench.swap import measure
+    from cotenant.bench.swap import text as in_words
+    from cotenant.model.units import parse_bytes
+
+    def progress(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    result = measure(
+        parse_bytes(size, "--size"), moves, gpus=gpus, park=park, check_every=check_every, progress=progress
+    )
+    print(json.dumps(result) if as_json else in_words(result))
+
+
+@app.command()
 def overhead(
     gpus: Gpus = "soft",
     pairs: Annotated[int, typer.Option(help="Interleaved pairs per workload.")] = 30,
