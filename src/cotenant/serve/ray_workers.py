@@ -43,10 +43,11 @@ class NodeHost:
         worker = self._factory.create(spec, self)
         self._workers[spec.name] = worker
         try:
-            return worker.pid, await worker.start()
+            found = await worker.start()
         except LoadError as error:
             self._workers.pop(spec.name, None)
             return None, (error.service, error.why)
+        return worker.pid, found
 
     async def run(self, name: str, job: Job) -> Result | str:
         """A batch's result, or why the worker died over it."""
@@ -325,3 +326,18 @@ class RayWorkers:
             self._ray.kill(node.actor, no_restart=True)
         if self._started_ray:
             await asyncio.to_thread(self._ray.shutdown)
+
+
+def connect(address: str, services: str, profile: str | None = None) -> RayWorkers:
+    """The workers for a services file on the Ray cluster at an address."""
+    from cotenant.config_planning import build_problem
+    from cotenant.config_services import read_services
+    from cotenant.config_serving import read_serving
+
+    deployment = read_services(services)
+    config = read_serving(deployment)
+    problem = build_problem(deployment, profile)
+    timed = {entry.backend for entry in config.models.values()} == {"timed"}
+    return RayWorkers(
+        address, deployment.mechanism, len(problem.gpus), timed=timed, load_limit_s=config.entry.load_timeout
+    )
