@@ -8,6 +8,7 @@ jobs move between them by the checkpoint of `cotenant.loop`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -82,11 +83,11 @@ class MisoPlanner:
             self._admit(view, jobs, plan, idle_only=True)
         else:
             self._observe(jobs)
-            for uuid, gpu in self._gpus.items():
-                self._advance(uuid, gpu, jobs, view.now_s, plan)
+            for gpu in self._gpus.values():
+                self._advance(gpu, jobs, view.now_s)
             self._admit(view, jobs, plan, idle_only=False)
             for uuid in left:
-                self._after_departure(self._gpus[uuid], jobs, plan)
+                self._after_departure(self._gpus[uuid], jobs)
         self._assign(jobs, nodes, plan)
         return plan
 
@@ -146,7 +147,7 @@ class MisoPlanner:
 
     # ---- measuring
 
-    def _advance(self, uuid: str, gpu: MisoGpu, jobs: dict[str, Job], now_s: float, plan: FleetPlan) -> None:
+    def _advance(self, gpu: MisoGpu, jobs: dict[str, Job], now_s: float) -> None:
         """One GPU's measurement, and the layout that follows from it."""
         was = gpu.measurement
         found = gpu.advance(_attempts(gpu, jobs), now_s, lambda x: self._predict(x, gpu.geo))
@@ -155,14 +156,14 @@ class MisoPlanner:
         for name, row in found.items():
             self._speeds[name] = np.where(row > 0, row, 1e-3)
         if was is not None and gpu.jobs:
-            self._layout(gpu, jobs, plan, keep=False)
+            self._layout(gpu, jobs, keep=False)
 
     def _predict(self, latencies: np.ndarray, geo: Geometry) -> np.ndarray:
         if self._model is None:
             self._model = MpsMigModel.load()
         return np.asarray(self._model.predict_speeds(latencies[None], geo)[0])
 
-    def _layout(self, gpu: MisoGpu, jobs: dict[str, Job], plan: FleetPlan, *, keep: bool) -> bool:
+    def _layout(self, gpu: MisoGpu, jobs: dict[str, Job], *, keep: bool) -> bool:
         """Give every job of the GPU its slice by what is believed; `keep`: a move must pay. False: they do not fit."""
         names = gpu.jobs
         before = tuple(gpu.place[name] for name in names)
@@ -181,9 +182,7 @@ class MisoPlanner:
                 return False
             wanted = decided.placements
         gpu.place = dict(zip(names, wanted, strict=True))
-        if before != wanted:
-            self.repartitions += 1
-            plan.reasons |= dict.fromkeys(names, Reason.NEW_LAYOUT)
+        self.repartitions += before != wanted
         return True
 
     # ---- coming and going
@@ -198,7 +197,7 @@ class MisoPlanner:
                 if not self._admit_gang(job, view):
                     plan.waiting[job.id] = Reason.GANG_TOO_LARGE_NOW
                     break
-            elif not self._admit_one(job, jobs, view.now_s, plan, idle_only=idle_only):
+            elif not self._admit_one(job, jobs, view.now_s, idle_only=idle_only):
                 plan.waiting[job.id] = Reason.GPUS_FULL
                 break
         for job in view.jobs:
@@ -214,9 +213,7 @@ class MisoPlanner:
                 return True
         return False
 
-    def _admit_one(
-        self, job: Job, jobs: dict[str, Job], now_s: float, plan: FleetPlan, *, idle_only: bool
-    ) -> bool:
+    def _admit_one(self, job: Job, jobs: dict[str, Job], now_s: float, *, idle_only: bool) -> bool:
         held = {uuid for uuids in self._gangs.values() for uuid in uuids}
         open_ = {
             uuid: gpu for uuid, gpu in self._gpus.items()
@@ -233,10 +230,9 @@ class MisoPlanner:
         if self.rules.profiles and any(name not in self._speeds for name in everybody):
             gpu.begin(job.id, _attempts(gpu, jobs), now_s)
             self.measurements += 1
-            plan.reasons |= dict.fromkeys(everybody, Reason.MEASURED)
             return True
         gpu.place[job.id] = None
-        if self._layout(gpu, jobs, plan, keep=False):
+        if self._layout(gpu, jobs, keep=False):
             return True
         gpu.leave(job.id)
         return False
@@ -258,10 +254,10 @@ class MisoPlanner:
                 return uuids[index]
         return None
 
-    def _after_departure(self, gpu: MisoGpu, jobs: dict[str, Job], plan: FleetPlan) -> None:
+    def _after_departure(self, gpu: MisoGpu, jobs: dict[str, Job]) -> None:
         """The part that became free goes to those who stay, where that pays. Nothing is measured again."""
         if gpu.measurement is None and gpu.place:
-            self._layout(gpu, jobs, plan, keep=True)
+            self._layout(gpu, jobs, keep=True)
 
     # ---- the answer
 
@@ -272,6 +268,8 @@ class MisoPlanner:
         for uuid, gpu in self._gpus.items():
             for name, wish in gpu.wishes().items():
                 speed = self._speed(gpu, name, jobs)
+                if wish.measuring or wish.slice is not None:
+                    plan.reasons[name] = Reason.MEASURED if wish.measuring else Reason.NEW_LAYOUT
                 plan.assign[name] = Assignment((self._place(nodes[uuid], uuid, wish),), 0, speed)
         for name, uuids in self._gangs.items():
             node = nodes[uuids[0]]
@@ -286,7 +284,8 @@ class MisoPlanner:
         else:
             share = GpuShare(uuid, wish.share, self.mechanism, wish.slice, None, wish.limit)
         part = wish.share / len(node.gpus)
-        return Place(node.name, (share,), round(node.cpus * part, 3), int(node.memory_bytes * part))
+        cpus = math.floor(node.cpus * part * 1000) / 1000  # never rounded up: three thirds must not be more than all
+        return Place(node.name, (share,), cpus, int(node.memory_bytes * part))
 
     def _speed(self, gpu: MisoGpu, name: str, jobs: dict[str, Job]) -> float:
         """Speed against the whole GPU as believed; while it is measured, an equal share."""

@@ -5,6 +5,7 @@ Events go in (jobs that come and go, how many steps they have done), wishes come
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -105,8 +106,8 @@ class MisoGpu:
             self.measurement.seen.pop(job, None)
             for level in self.measurement.found:
                 level.pop(job, None)
-            if not self.place:
-                self.measurement = None
+            if len(self.place) < 2:
+                self.measurement = None  # whoever is left has the GPU to itself
 
     def advance(self, attempts: Mapping[str, int], now_s: float, predict: Predict) -> dict[str, np.ndarray] | None:
         """Go on with the measurement; once it is complete, the speeds by kind of every job that were predicted from it.
@@ -137,7 +138,7 @@ class MisoGpu:
     def wishes(self) -> dict[str, Wish]:
         """What everybody should have now."""
         if self.measurement is not None:
-            share = round(1 / len(self.place), 6)
+            share = _part(1 / len(self.place))
             limit = LEVELS[self.measurement.level]
             return {job: Wish(share, limit, measuring=True) for job in self.place}
         parts = dict(zip(self.geo.kinds, compute_fraction(self.geo), strict=True))
@@ -146,6 +147,11 @@ class MisoGpu:
             if place is None or place.kind == self.geo.kinds[0]:
                 found[job] = Wish(1.0, 1.0)
             else:
-                part = round(float(parts[place.kind]), 6)
+                part = _part(parts[place.kind])
                 found[job] = Wish(part, part, f"{place.kind}@{place.start}")
         return found
+
+
+def _part(fraction: float) -> float:
+    """To a millionth, never up: parts that fill a GPU must not be more than it."""
+    return math.floor(float(fraction) * 1e6) / 1e6

@@ -50,12 +50,13 @@ def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, 
         shares = order["gpus"]
         fraction = min(float(share["fraction"]) for share in shares)
         whole = fraction >= 1
+        limit = 1.0 if whole else float(shares[0].get("limit") or fraction)
         answer = client.call(
             "register",
             tenant={
                 "name": tenant_name(order),
-                "request": fraction,
-                "limit": 1.0 if whole else shares[0].get("limit") or fraction,
+                "request": min(fraction, limit),
+                "limit": limit,
                 "gpus": [share["uuid"] for share in shares],
                 "gpu_count": len(shares),
                 "mechanism": "whole" if whole else shares[0]["mechanism"],
