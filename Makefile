@@ -17,7 +17,7 @@ test: $(STAMP)
 	$(BIN)/pytest -q
 
 test-extras: $(STAMP)
-	@$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 ray==2.60.0
 	$(BIN)/pytest -q -m extras tests
 
 lint: $(STAMP)

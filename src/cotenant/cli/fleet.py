@@ -43,7 +43,7 @@ def up(
     agent: Annotated[
         list[str] | None, _node("--agent", metavar="DIR", help="A node with the GPUs of the agent there; repeatable.")
     ] = None,
-    policy: Annotated[Text, _policy("--policy", help="A partition policy, such as miso, instead of those below.")] = None,
+    policy: Annotated[Text, _policy("--policy", help="A partition policy, such as miso, instead.")] = None,
     ordering: Annotated[str, _policy("--ordering", help="fifo, srtf, las, ...")] = "fifo",
     allotment: Annotated[str, _policy("--allotment", help="proportional, greedy, tune, optimal.")] = "tune",
     placement: Annotated[str, _policy("--placement", help="first-fit, consolidate, spread.")] = "first-fit",
@@ -92,7 +92,8 @@ def down(
     if json_:
         print(json.dumps({"ended": ended, "open_jobs": left}))
     else:
-        print(f"the fleet is down; {counted(left, 'job')} will go on when it is up again" if left else "the fleet is down")
+        more = f"; {counted(left, 'job')} will go on when it is up again" if left else ""
+        print(f"the fleet is down{more}")
     raise typer.Exit(0 if ended else 1)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cotenant.model.errors import InputError, WorkError
 
 if TYPE_CHECKING:
+    from cotenant.fleet.planners import Planner
     from cotenant.fleet.session import FleetOptions
 
 LOG_FILE = "controller.log"
@@ -91,8 +92,8 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
     executor = _executor(given)
     times = {}
     for name, least in (("lease", 0.05), ("keep", 1.0), ("grace", 0.0)):
-        times[f"{name}_s"] = parse_seconds(given[name], name)
-        if times[f"{name}_s"] < least:
+        times[name] = parse_seconds(given[name], name)
+        if times[name] < least:
             raise InputError(f"{given[name]!r} is less than {least:g} s", field=name)
     port = given["port"]
     if port is not None and not 0 <= port < 65536:
@@ -120,17 +121,28 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
         profiles=given["profiles"],
         default_profile=given["default_profile"],
         port=port,
-        **times,
+        lease_s=times["lease"],
+        keep_s=times["keep"],
+        grace_s=times["grace"],
     )  # fmt: skip
     if given["address"] is None:
         node_specs(options)
     if given["policy"] is not None:
         import dataclasses
 
-        from cotenant.fleet.partition import make_planner
-
-        options = dataclasses.replace(options, planner=make_planner(given["policy"], options))
+        options = dataclasses.replace(options, planner=_partition_planner(given["policy"], options))
     return options
+
+
+def _partition_planner(name: str, options: FleetOptions) -> Planner:
+    """The partition policy that was named, enforced as this fleet's GPUs can."""
+    from cotenant.fleet.miso import MisoPlanner
+    from cotenant.fleet.session import node_specs
+
+    if name != "miso":
+        raise InputError(f"{name!r} is not a policy that partitions live; there is miso", field="policy")
+    kinds = {gpu.kind for node in node_specs(options) for gpu in node.gpus}
+    return MisoPlanner(mechanism="mps" if kinds == {"real"} else "time")
 
 
 def _executor(given: dict[str, Any]) -> str:

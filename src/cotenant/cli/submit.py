@@ -57,7 +57,7 @@ def submit(
         raise InputError(f"{count} is not between 1 and 100,000", field="count")
     if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
         if given:
-            raise InputError(f"{next(iter(given))} is given beside a job file; write it into the file", field="JOB.yaml")
+            raise InputError(f"{next(iter(given))} stands beside a job file; write it into the file", field="JOB.yaml")
         spec = read_job_file(words[0])
     else:
         spec = job_from_values(given | {"command": words}, Path.cwd())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,9 @@ class Applier:
 
     # -- a new plan ------------------------------------------------------------------------------------------------
 
-    def plan(self, plan: FleetPlan, now_s: float, *, early: bool) -> None:
-        """Take a plan as what is wanted from now on. An early one only starts jobs."""
-        for job in list(self.book.jobs.values()):
-            if not job.arrived:
-                continue
+    def plan(self, plan: FleetPlan, jobs: Iterable[Job], now_s: float, *, early: bool) -> None:
+        """Take a plan about `jobs` as what is wanted from now on. An early one only starts jobs."""
+        for job in jobs:
             target = plan.assign.get(job.id)
             reason = int(plan.reasons.get(job.id, Reason.IN_ORDER))
             if job.attempt is None:
@@ -58,7 +56,7 @@ class Applier:
             why = plan.waiting.get(job.id, Reason.OUTRANKED)
             self._leave(job, attempt, now_s, Reason.OUTRANKED if why == Reason.GPUS_FULL else why)
         elif not target.same_gpus(attempt.assignment):
-            job.target = target
+            job.target, job.target_reason = target, int(plan.reasons.get(job.id, Reason.REPLACED))
             ask_stop(self.book, job, "move", now_s, self.absorber.grace_of(job), int(Reason.REPLACED))
         elif attempt.phase == PARKED:
             job.target = target  # resumed once its GPUs are free

@@ -189,7 +189,10 @@ class Controller:
             self.store.commit()
         except StoreError:
             pass
-        self.executor.close()
+        if self._draining_until is not None:
+            self.executor.shutdown()
+        else:
+            self.executor.close()
         self.store.close()
         self.lock.release()
 
@@ -343,6 +346,7 @@ class Controller:
             j for j in self.book.jobs.values()
             if j.arrived and not j.cancel and j.arrival_s <= (now_s if early else at_s + 1e-9)
             and j.id not in held
+            and (j.attempt is None or all(node in self.nodes for node in j.attempt.nodes))
         )  # fmt: skip
         view = View(at_s, tuple(self.nodes[name] for name in sorted(self.nodes, key=_natural)), jobs, early)
         started = time.perf_counter()
@@ -361,7 +365,7 @@ class Controller:
     def _apply(self, plan: FleetPlan, view: View, now_s: float, early: bool) -> None:
         if early and not any(job.attempt is None and job.id in plan.assign for job in view.jobs):
             return
-        self.applier.plan(plan, now_s, early=early)
+        self.applier.plan(plan, view.jobs, now_s, early=early)
         for job in self.book.running():
             self.book.touch(job)  # how far it is by now
         self.store.add_round(round_row(view, plan, self.decide_s))

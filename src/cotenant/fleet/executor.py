@@ -36,6 +36,10 @@ class Executor(ABC):
         """What is wrong with the executor itself, for people; empty: nothing."""
         return ""
 
+    def shutdown(self) -> None:
+        """Let go for good: what this executor started itself, jobs apart, ends."""
+        self.close()
+
     def close(self) -> None:  # noqa: B027 not every executor holds anything
         """Let go. Jobs go on."""
 

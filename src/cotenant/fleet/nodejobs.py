@@ -7,6 +7,7 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from cotenant.fleet.attempt import (
     runner_command,
 )
 from cotenant.fleet.nodes import NodeSpec
+from cotenant.model.errors import WorkError
 from cotenant.training.contract import Lease, lease_file, read_json, write_json, write_lease
 
 Report = dict[str, Any]
@@ -55,9 +57,11 @@ class _Attempt:
 class NodeJobs:
     """Orders in, reports out. Orders of an older controller, or older than ones seen, are refused."""
 
-    def __init__(self, folder: Path, spec: NodeSpec) -> None:
+    def __init__(self, folder: Path, spec: NodeSpec, patience_s: float = 0.0) -> None:
+        """Take the node's folder; WorkError when another process has held it for `patience_s`."""
         self.folder, self.spec = folder, spec
         (folder / "attempts").mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(folder / "node.lock", patience_s)
         fence = read_json(folder / FENCE_FILE) or {}
         self.epoch, self.number = int(fence.get("epoch", 0)), int(fence.get("number", 0))
         self.attempts: dict[str, _Attempt] = {}
@@ -316,6 +320,23 @@ class NodeJobs:
         for attempt in self.attempts.values():
             attempt.page.close()
         self.attempts = {}
+        os.close(self._lock)
+
+
+def _locked(path: Path, patience_s: float) -> int:
+    """The lock of a node's folder: two that start and stop jobs there would not see each other's."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise WorkError(f"{path.parent}: another process runs this node's jobs") from None
+            time.sleep(0.05)
+        else:
+            return descriptor
 
 
 def read_log(path: str, offset: int) -> tuple[bytes, int]:

@@ -1,0 +1,114 @@
+"""A local Ray cluster of the fleet's own: one head, in a session of its own, found again by whoever comes next."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cotenant.model.errors import WorkError
+from cotenant.node.processes import ProcessKey, alive, descendants, key_of
+
+STATE_FILE = "ray.json"
+READY_S = 90.0
+OBJECT_STORE_BYTES = 80 << 20  # nothing large travels through Ray here
+
+
+def environment() -> dict[str, str]:
+    """What Ray's processes are started with."""
+    return os.environ | {
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_METRICS_COLLECTION": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # jobs are in sessions of their own and must outlive the actor that started them
+        "RAY_kill_child_processes_on_worker_exit": "0",
+        "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "0",
+        "RAY_process_group_cleanup_enabled": "0",
+    }
+
+
+def ensure(folder: Path) -> str:
+    """Address of the folder's own cluster, started if none lives. WorkError when it does not start."""
+    known = _known(folder)
+    if known is not None:
+        return known
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # Ray adds long names to this, and a socket's path holds about 100 bytes
+    place = Path("/tmp") / f"cotenant-ray-{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:10]}"
+    with (folder / "ray-head.log").open("ab") as log:
+        head = subprocess.Popen(
+            [
+                sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
+                "--node-ip-address=127.0.0.1", f"--temp-dir={place}", "--num-cpus=1", "--num-gpus=0",
+                f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-dashboard=false", "--disable-usage-stats",
+            ],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment(),
+        )  # fmt: skip
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and head.poll() is None:
+        if _listens(port):
+            key = key_of(head.pid)
+            state = {"port": port, "pid": key.pid, "start_ticks": key.start_ticks, "temp_dir": str(place)}
+            (folder / STATE_FILE).write_text(json.dumps(state))
+            return f"127.0.0.1:{port}"
+        time.sleep(0.1)
+    raise WorkError(f"a local Ray cluster did not start; see {folder / 'ray-head.log'}")
+
+
+def stop(folder: Path) -> None:
+    """End the folder's own cluster, every process of it."""
+    key = _head(folder)
+    if key is not None and alive(key):
+        below = descendants({key})
+        _signal(key, signal.SIGTERM)
+        deadline = time.monotonic() + 5.0
+        while time.monotonic() < deadline and any(alive(k) for k in below | {key}):
+            time.sleep(0.05)
+        for left in below | {key}:
+            _signal(left, signal.SIGKILL)
+    (folder / STATE_FILE).unlink(missing_ok=True)
+
+
+def _known(folder: Path) -> str | None:
+    """The address of a cluster that lives; what is left of a dead one is cleared away."""
+    key = _head(folder)
+    if key is None:
+        return None
+    port = json.loads((folder / STATE_FILE).read_text())["port"]
+    if alive(key) and _listens(port):
+        return f"127.0.0.1:{port}"
+    stop(folder)
+    return None
+
+
+def _head(folder: Path) -> ProcessKey | None:
+    try:
+        state = json.loads((folder / STATE_FILE).read_text())
+        return ProcessKey(int(state["pid"]), int(state["start_ticks"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1.0):
+            return True
+    except OSError:
+        return False
+
+
+def _signal(key: ProcessKey, number: int) -> None:
+    if alive(key):
+        try:
+            os.kill(key.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return

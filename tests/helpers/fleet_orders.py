@@ -1,0 +1,89 @@
+"""Orders for executors, as the controller would write them, and waiting for what comes of them."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cotenant.fleet import attempt as pages
+from cotenant.fleet.executor import Executor
+
+PYTHON = sys.executable
+_names = itertools.count()
+
+
+class Node:
+    """One node of an executor, spoken to by a controller of its own epoch."""
+
+    def __init__(self, executor: Executor, folder: Path, epoch: int, name: str = "node-0") -> None:
+        self.executor, self.folder, self.epoch, self.name = executor, folder, epoch, name
+
+    def exchange(self, *orders: dict[str, Any]) -> dict[str, Any]:
+        """One exchange; the node must answer."""
+        answer = self.executor.exchange(self.epoch, {self.name: list(orders)})[self.name]
+        assert answer is not None
+        return answer
+
+    def start(self, *command: str, ranks: int = 1, lease_s: float = 30.0, grace_s: float = 5.0, **more: Any) -> str:
+        """Start an attempt of a new job; returns its name."""
+        job = f"job{next(_names)}"
+        order = self.order(job, command, ranks, lease_s, grace_s) | more
+        assert self.exchange(order)["results"] == [{}]
+        return f"{job}.0"
+
+    def order(
+        self, job: str, command: tuple[str, ...], ranks: int = 1, lease_s: float = 30.0, grace_s: float = 5.0
+    ) -> dict[str, Any]:
+        """A start order."""
+        job_dir = self.folder / "jobs" / job
+        return {
+            "do": "start",
+            "attempt": f"{job}.0",
+            "job": job,
+            "n": 0,
+            "command": list(command),
+            "environment": {"FROM_JOB": "yes"},
+            "workdir": str(self.folder),
+            "job_dir": str(job_dir),
+            "gpus": [{"uuid": f"{self.name}-gpu-0", "fraction": 1.0, "mechanism": "whole", "instance": None}],
+            "cpus": 3.0,
+            "memory_bytes": 2 * 10**9,
+            "until_ns": self.exchange()["now_ns"] + round(lease_s * 1e9),
+            "grace_s": grace_s,
+            "ranks": [
+                {"rank": r, "log": str(job_dir / f"log-0-{r}.txt"), "environment": {"RANK": str(r)}}
+                for r in range(ranks)
+            ],
+        }
+
+    def report(self, name: str) -> dict[str, Any] | None:
+        """What the node says of an attempt now."""
+        return next((r for r in self.exchange()["reports"] if r["attempt"] == name), None)
+
+    def until(self, name: str, done: Callable[[dict[str, Any]], bool], timeout_s: float = 20.0) -> dict[str, Any]:
+        """The first report for which `done` holds."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            report = self.report(name)
+            if report is not None and done(report):
+                return report
+            time.sleep(0.02)
+        raise AssertionError(f"{name} did not get there: {self.report(name)}")
+
+    def up(self, name: str) -> dict[str, Any]:
+        """Its processes run."""
+        return self.until(name, lambda r: r["phase"] >= pages.RUNNING)
+
+    def ended(self, name: str, timeout_s: float = 20.0) -> dict[str, Any]:
+        """How it ended."""
+        exit_: dict[str, Any] = self.until(name, lambda r: r["phase"] == pages.ENDED, timeout_s)["exit"]
+        return exit_
+
+    def log(self, name: str, rank: int = 0) -> str:
+        """What it printed."""
+        path = self.folder / "jobs" / name.removesuffix(".0") / f"log-0-{rank}.txt"
+        return path.read_text()
