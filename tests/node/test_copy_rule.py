@@ -1,0 +1,258 @@
+"""Turns on the link: the compiled rule against the pure state machine, the page's layout, worked-out cases."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cotenant.shim
+from cotenant.node.copy_page import DIRECTIONS, PAGE_BYTES, CopyLayout, CopyLink, CopyPage, CopyQueue
+from cotenant.node.copyqueue import CopyQueue as Queue
+from cotenant.node.copyqueue import Ticket
+from cotenant.policy.colocation.copies import QUEUES, SLOTS, CopySettings, Link, Rank, before, vtime
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+MIB = 1 << 20
+MS = 1_000_000
+SETTINGS = CopySettings(chunk_bytes=MIB, period_bytes=8 * MIB, wait_lapse_ns=5 * MS, slot_lapse_ns=200 * MS)
+
+
+class Both:
+    """The compiled rule and the oracle, told the same; every answer and the whole state must agree."""
+
+    def __init__(self, weights: list[int], ranks: list[Rank], given_settings: CopySettings = SETTINGS) -> None:
+        self.page = CopyPage(given_settings)
+        self.link = Link(given_settings)
+        self.asks = [Queue(self.page.fd, number, number + 1) for number in range(len(weights))]
+        self.row = self.page.layout.links[0]
+        self.tickets: dict[int, Ticket] = {}  # by slot
+        for number, (weight, rank) in enumerate(zip(weights, ranks, strict=True)):
+            self.page.describe(number, weight / 1000, rank)
+            self.link.queues[number].weight_milli, self.link.queues[number].rank = weight, rank
+
+    def close(self) -> None:
+        for queue in self.asks:
+            queue.close()
+        self.row = None
+        self.page.close()
+
+    def ask(self, number: int, size: int, now_ns: int) -> int | None:
+        ticket = self.asks[number].ask(0, size, now_ns)
+        place = self.link.ask(number, number + 1, size, now_ns)
+        assert (ticket.slot if ticket else None) == place
+        if ticket is not None:
+            self.tickets[ticket.slot] = ticket
+        self.agree(now_ns)
+        return place
+
+    def done(self, place: int, now_ns: int) -> None:
+        """As a process would: its ticket's word must still be there."""
+        self.asks[0].done(0, self.tickets.pop(place))
+        self.link.done(place)
+        self.agree(now_ns)
+
+    def agree(self, now_ns: int) -> None:
+        for number in range(len(self.asks)):
+            mine, theirs = self.row.queues[number], self.link.queues[number]
+            assert (mine.vruntime, mine.seen_ns, mine.bytes, mine.chunks) == (
+                theirs.vruntime, theirs.seen_ns, theirs.bytes, theirs.chunks,
+            )  # fmt: skip
+        assert self.row.min_vruntime == self.link.min_vruntime
+        holder = 0 if self.link.slice_queue is None else self.link.slice_queue + 1
+        assert self.row.slice == holder << 48 | self.link.slice_used
+        for place, slot in enumerate(self.link.slots):
+            assert (self.row.slots[place] >> 48) == (0 if slot is None else slot.participant)
+        nearest = self.asks[0]._rule.queue_next(self.asks[0]._page, 0, now_ns)
+        assert (None if nearest == QUEUES else nearest) == self.link.next(now_ns)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "ask", "ask", "done", "withdraw", "charge"]),
+        st.integers(0, 4),
+        st.sampled_from([4096, MIB // 3, MIB, MIB, 3 * MIB]),
+        st.sampled_from([0, 1, 50_000, MS, 3 * MS, 6 * MS, 250 * MS]),
+    ),
+    min_size=5,
+    max_size=70,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps,
+    st.lists(st.sampled_from([1, 250, 1000, 1000, 3000, 64000]), min_size=5, max_size=5),
+    st.lists(st.sampled_from([Rank.NORMAL, Rank.NORMAL, Rank.BEST_EFFORT, Rank.AHEAD]), min_size=5, max_size=5),
+    st.integers(1, 4),
+    st.sampled_from([0, (1 << 64) - (5 << 20)]),
+)
+def test_c_and_python_agree_step_by_step(
+    events: list[tuple[str, int, int, int]], weights: list[int], ranks: list[Rank], in_flight: int, origin: int
+) -> None:
+    chosen = CopySettings(
+        chunk_bytes=MIB, period_bytes=8 * MIB, in_flight=in_flight, wait_lapse_ns=5 * MS, slot_lapse_ns=200 * MS
+    )  # fmt: skip
+    both = Both(weights, ranks, chosen)
+    for number in range(5):  # near the end of the word: differences count, not values
+        both.row.queues[number].vruntime = both.link.queues[number].vruntime = origin
+    both.row.min_vruntime = both.link.min_vruntime = origin
+    now_ns = 10**12
+    for kind, number, size, pause_ns in events:
+        now_ns += pause_ns
+        if kind == "ask":
+            both.ask(number, size, now_ns)
+        elif kind == "withdraw":
+            both.asks[number].withdraw(0)
+            both.link.withdraw(number)
+        elif kind == "charge":
+            both.asks[number].charge(0, size)
+            both.link.charge(number, size)
+        elif both.tickets:
+            places = sorted(both.tickets)
+            both.done(places[number % len(places)], now_ns)
+        both.agree(now_ns)
+    both.close()
+
+
+def run(weights: list[float], *, ranks: list[Rank] | None = None, rounds: int = 4000, chunk_ns: int = 40_000) -> Link:
+    """A link on which all copy without end: chunks end one after the other, whoever waits asks again at once."""
+    link = Link(SETTINGS)
+    for number, weight in enumerate(weights):
+        link.queues[number].weight_milli = round(weight * 1000)
+        link.queues[number].rank = (ranks or [Rank.NORMAL] * len(weights))[number]
+    now_ns = 10**12
+    flying: list[int] = []
+    for _ in range(rounds):
+        for _again in range(2):
+            for number in range(len(weights)):
+                place = link.ask(number, number + 1, MIB, now_ns)
+                if place is not None:
+                    flying.append(place)
+        now_ns += chunk_ns
+        if flying:
+            link.done(flying.pop(0))
+    return link
+
+
+@pytest.mark.parametrize("weights", [[1, 3], [1, 1], [1, 2, 4], [0.25, 7.5]])
+def test_shares_are_the_weights_within_a_slice(weights: list[float]) -> None:
+    link = run(weights)
+    total = sum(queue.bytes for queue in link.queues)
+    for number, weight in enumerate(weights):
+        wanted = total * weight / sum(weights)
+        assert abs(link.queues[number].bytes - wanted) <= 2 * SETTINGS.period_bytes
+    assert total == pytest.approx(4000 * MIB, rel=0.01), "the link never idles while somebody waits"
+
+
+def test_a_lone_tenant_has_all_of_it_whatever_its_weight() -> None:
+    assert run([0.001]).queues[0].bytes == pytest.approx(4000 * MIB, rel=0.001)
+
+
+def test_who_slept_gets_a_slice_of_credit_not_its_past() -> None:
+    link = Link(SETTINGS)
+    for number in (0, 1):
+        link.queues[number].weight_milli = 1000
+    now_ns = 10**12
+    for _ in range(1000):  # queue 0 alone for 1000 MiB
+        place = link.ask(0, 1, MIB, now_ns)
+        assert place is not None
+        link.done(place)
+        now_ns += 40_000
+    link.withdraw(0)
+    link.ask(1, 2, MIB, now_ns)
+    # alone at that moment its slice is the whole period of 8 MiB
+    least = link.min_vruntime - vtime(8 * MIB, 1000)
+    assert link.queues[1].vruntime == least + vtime(MIB, 1000)
+    assert link.queues[0].bytes == 1000 * MIB
+
+
+def test_ahead_goes_first_and_stops_the_others_but_not_what_flies() -> None:
+    both = Both([1000, 1000], [Rank.NORMAL, Rank.AHEAD])
+    now_ns = 10**12
+    first, second = both.ask(0, MIB, now_ns), both.ask(0, MIB, now_ns)
+    assert (first, second) == (0, 1)
+    assert both.ask(0, MIB, now_ns) is None, "two are in flight"
+    ahead = both.ask(1, MIB, now_ns)
+    assert ahead == 2, "the link's two slots are taken, but not by those who go ahead"
+    both.asks[1].withdraw(0)
+    both.link.withdraw(1)
+    both.done(0, now_ns)
+    assert both.ask(0, MIB, now_ns) is None, "nobody starts while a copy ahead is under way"
+    both.done(2, now_ns)
+    assert both.ask(0, MIB, now_ns) == 0
+    both.close()
+
+
+def test_claims_of_the_dead_lapse() -> None:
+    both = Both([1000, 1000], [Rank.NORMAL] * 2)
+    now_ns = 10**12
+    assert both.ask(0, MIB, now_ns) == 0
+    assert both.ask(0, MIB, now_ns) == 1
+    assert both.ask(1, MIB, now_ns) is None
+    # process 0 is gone; its slots are free again 200 ms after they were taken, to the microsecond
+    assert both.ask(1, MIB, now_ns + 200 * MS) is None
+    assert both.ask(1, MIB, now_ns + 200 * MS + 2000) == 0
+    # and a ticket that lapsed gives nothing back that is somebody else's now
+    stale = Ticket(0, 1 << 48 | (10**12 // 1000))
+    both.asks[0].done(0, stale)
+    assert both.row.slots[0] >> 48 == 2
+    both.close()
+
+
+def test_a_waiter_that_stopped_asking_is_passed_over() -> None:
+    both = Both([1000, 1000], [Rank.NORMAL] * 2)
+    now_ns = 10**12
+    assert both.ask(1, MIB, now_ns) == 0
+    assert both.ask(0, MIB, now_ns) is None, "it is still the slice of queue 1, which may ask again"
+    assert both.ask(0, MIB, now_ns + 4 * MS) is None
+    late = now_ns + 5 * MS  # queue 1 has not asked for 5 ms
+    assert both.ask(0, MIB, late) == 1
+    both.close()
+
+
+def test_vruntimes_wrap() -> None:
+    assert before((1 << 64) - 1, 3)
+    assert not before(3, (1 << 64) - 1)
+    assert vtime(MIB, 3000) == MIB * 16 // 3
+
+
+@pytest.mark.parametrize("values", [{"chunk_bytes": 100}, {"period_bytes": 0}, {"in_flight": 0}, {"in_flight": 9}])
+def test_settings_out_of_range_are_refused(values: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="write"):
+        CopySettings(**values)  # type: ignore[arg-type]
+
+
+def test_python_and_c_agree_on_the_page(tmp_path: Path) -> None:
+    names = {"cotenant_copy_page": CopyLayout, "cotenant_copy_link": CopyLink, "cotenant_copy_queue": CopyQueue}
+    facts = {
+        "COTENANT_COPY_MAGIC": 0x434F5059,
+        "COTENANT_COPY_VERSION": 1,
+        "COTENANT_COPY_PAGE_BYTES": PAGE_BYTES,
+        "COTENANT_COPY_QUEUES": QUEUES,
+        "COTENANT_COPY_SLOTS": SLOTS,
+        "COTENANT_COPY_DIRECTIONS": len(DIRECTIONS),
+        **{f"COTENANT_COPY_{rank.name}": int(rank) for rank in Rank},
+    }
+    lines = [f'printf("{name} %llu\\n", (unsigned long long){name});' for name in facts]
+    for name, layout in names.items():
+        facts[name] = ctypes.sizeof(layout)
+        lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
+        for field, *_ in layout._fields_:
+            facts[f"{name}.{field}"] = getattr(layout, field).offset
+            lines.append(f'printf("{name}.{field} %zu\\n", offsetof(struct {name}, {field}));')
+    header = Path(cotenant.shim.__file__).parent / "copy_page.h"
+    source = tmp_path / "facts.c"
+    source.write_text(
+        f'#include <stdio.h>\n#include <stddef.h>\n#include "{header}"\nint main(void) {{\n'
+        + "\n".join(lines)
+        + "\n}\n"
+    )
+    subprocess.run(["cc", str(source), "-o", str(tmp_path / "facts")], check=True)
+    out = subprocess.run([str(tmp_path / "facts")], check=True, capture_output=True, text=True).stdout
+    assert {line.split()[0]: int(line.split()[1]) for line in out.splitlines()} == facts
