@@ -1,0 +1,257 @@
+"""Token engine for kernels: LS requests beside a BE program on one GPU in virtual time, under any co-location scheme.
+
+BE launches go through the very rule that the shim obeys (policy/colocation/gate.py); what kernels do to each other is
+the software GPU's table (profile/contention.py). Deterministic for given arrivals; times in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.policy.colocation import ColocationSettings, GateState, Scheme, WorkClass, ended, may_go, went
+from cotenant.policy.colocation.gate import Rule, RuleKind
+from cotenant.profile.contention import Contention, rates, read_table
+from cotenant.profile.kernels import KernelWork
+
+QUEUE_AHEAD = 64  # kernels a BE program without a gate has queued
+EPSILON_NS = 0.5
+LS, BE = 0, 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What runs: LS kernels per request, BE kernels in a cycle, arrivals in ns. `sm_count`: of the GPU the profiles are
+    from."""
+
+    ls: Sequence[KernelWork]
+    be: Sequence[KernelWork]
+    arrivals_ns: Sequence[int]
+    end_ns: int
+    sm_count: int
+
+
+@dataclass
+class ColocationResult:
+    """Latency of each request (arrival to answer), BE kernels and the time they take alone, the time LS was active."""
+
+    latency_ns: list[float] = field(default_factory=list)
+    be_kernels: int = 0
+    be_work_ns: float = 0.0
+    active_ns: float = 0.0
+    longest_in_flight_ns: float = 0.0
+    end_ns: int = 0
+
+
+@dataclass(eq=False)
+class _Running:
+    """A kernel on the GPU, or queued for it."""
+
+    owner: int
+    work: KernelWork
+    need: float
+    left_ns: float
+    seen: bool = False
+
+
+class ColocationEngine:
+    """One GPU, one LS worker, one BE program. `run` returns a ColocationResult."""
+
+    def __init__(self, job: Job, scheme: Scheme, settings: ColocationSettings, table: Contention | None = None) -> None:
+        self.job, self.scheme = job, scheme
+        self.table = table or read_table()
+        self.rule = settings.rule()
+        self.state = GateState()
+        self.result = ColocationResult(end_ns=job.end_ns)
+        self.now = 0.0
+        self._caps = (scheme.ls_sms, scheme.be_sms)
+        self._queues: tuple[deque[_Running], deque[_Running]] = (deque(), deque())
+        self._running: list[_Running] = []  # oldest first
+        self._speeds: list[float] = []
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._serial = 0
+        self._waiting: deque[int] = deque()  # arrivals not yet served
+        self._left_in_request = 0
+        self._active_since: float | None = None
+        self._holder = LS  # whose slice of time it is, where they do not run together
+        self._slice_end = 0.0
+        self._be_next = 0
+        self._be_blocked = True
+        self._look_at = math.inf
+
+    # -- the clock -------------------------------------------------------------------------------------------------
+
+    def run(self) -> ColocationResult:
+        """Advance to the end of the job; requests that arrived by then are served to their end."""
+        for at in self.job.arrivals_ns:
+            self._at(float(at), self._arrive, at)
+        if self.job.be:
+            self._at(0.0, self._be_host)
+        while self._events or self._running:
+            kernel, finish = self._next_end()
+            due = self._events[0][0] if self._events else math.inf
+            if min(due, finish) > self.job.end_ns and not self._waiting:
+                break
+            if finish <= due:
+                self._advance(finish)
+                assert kernel is not None
+                self._end(kernel)
+            else:
+                self._advance(due)
+                _, _, call, arguments = heapq.heappop(self._events)
+                call(*arguments)
+        return self.result
+
+    def _at(self, at: float, call: Callable[..., None], *arguments: Any) -> None:
+        self._serial += 1
+        heapq.heappush(self._events, (max(at, self.now), self._serial, call, arguments))
+
+    def _next_end(self) -> tuple[_Running | None, float]:
+        best: tuple[_Running | None, float] = (None, math.inf)
+        for kernel, speed in zip(self._running, self._speeds, strict=True):
+            finish = self.now + kernel.left_ns / speed if speed > 0 else math.inf
+            if finish < best[1]:
+                best = (kernel, finish)
+        return best
+
+    def _advance(self, to: float) -> None:
+        passed = to - self.now
+        for kernel, speed in zip(self._running, self._speeds, strict=True):
+            done = min(kernel.left_ns, passed * speed)
+            kernel.left_ns -= done
+            if kernel.owner == BE and to <= self.job.end_ns:
+                self.result.be_work_ns += done
+        self.now = to
+
+    # -- the GPU ---------------------------------------------------------------------------------------------------
+
+    def _submit(self, owner: int, work: KernelWork) -> None:
+        fill = min(1.0, work.sms / self.job.sm_count)
+        need = min(fill, self._caps[owner])
+        # with fewer SMs than it would fill, a kernel takes as much longer
+        self._queues[owner].append(_Running(owner, work, need, work.duration_ns * fill / need))
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Put the heads of the queues onto the GPU: both together, or the one whose turn it is."""
+        busy = {kernel.owner for kernel in self._running}
+        if self.scheme.together:
+            for owner in (LS, BE):
+                if owner not in busy and self._queues[owner]:
+                    self._running.append(self._queues[owner].popleft())
+        elif not self._running:
+            other = BE if self._holder == LS else LS
+            if self._queues[other] and (not self._queues[self._holder] or self.now >= self._slice_end):
+                self._holder = other
+                self._slice_end = self.now + self.table.slice_ns
+            if self._queues[self._holder]:
+                self._running.append(self._queues[self._holder].popleft())
+        self._speeds = rates(self.table, [k.need for k in self._running], [k.work.work_class for k in self._running])
+
+    def _end(self, kernel: _Running) -> None:
+        self._running.remove(kernel)
+        self._dispatch()
+        notice = self.now + self.table.notice_ns
+        if kernel.owner == BE:
+            self.result.be_kernels += self.now <= self.job.end_ns
+            self._at(notice, self._be_ended, kernel.work)
+            return
+        self._left_in_request -= 1
+        if self.rule.kind is RuleKind.ORION:
+            self._be_host()  # another operator of LS runs: another class
+        if self._left_in_request == 0:
+            self._at(notice, self._answer)
+
+    # -- LS: one request after the other ---------------------------------------------------------------------------
+
+    def _arrive(self, at: int) -> None:
+        self._waiting.append(at)
+        if self._active_since is None:
+            self._active_since = self.now  # the floor is up
+            self._at(self.now + self.table.launch_ns, self._begin)
+
+    def _begin(self) -> None:
+        self._left_in_request = len(self.job.ls)
+        for work in self.job.ls:
+            self._submit(LS, work)
+
+    def _answer(self) -> None:
+        self.result.latency_ns.append(self.now - self._waiting.popleft())
+        if self._waiting:
+            self._at(self.now + self.table.launch_ns, self._begin)
+            return
+        assert self._active_since is not None
+        self.result.active_ns += self.now - self._active_since
+        self._active_since = None  # the floor is down
+        self._be_host()
+
+    def _ls_class(self) -> WorkClass:
+        """What the floor shows: Orion's worker tells the class of the operator that runs, others only that one does."""
+        if self._active_since is None:
+            return WorkClass.NONE
+        if self.rule.kind is not RuleKind.ORION:
+            return WorkClass.UNKNOWN
+        for kernel in self._running:
+            if kernel.owner == LS:
+                return WorkClass(kernel.work.work_class)
+        return WorkClass.UNKNOWN
+
+    # -- BE: launches as the rule allows ---------------------------------------------------------------------------
+
+    def _be_rule(self, work: KernelWork) -> Rule:
+        if self.rule.kind is not RuleKind.ORION:
+            return self.rule
+        return Rule(
+            RuleKind.ORION,
+            self.rule.interval_ns,
+            sm_threshold=self.rule.sm_threshold or self.job.sm_count,
+            work_class=WorkClass(work.work_class),
+            work_sms=work.sms,
+        )
+
+    def _be_host(self) -> None:
+        """The BE program's thread: launch while the rule lets it, then look again when something may have changed."""
+        while self.job.be and self.now <= self.job.end_ns:
+            work = self.job.be[self._be_next]
+            now_ns, active = round(self.now), self._ls_class()
+            if self.rule.kind is RuleKind.FREE:
+                if len(self._queues[BE]) >= QUEUE_AHEAD:
+                    return
+            elif not may_go(self._be_rule(work), self.state, active, work.duration_ns, now_ns):
+                self._look_again(work, active)
+                return
+            went(self._be_rule(work), self.state, active, work.duration_ns, now_ns)
+            self.state.unfinished += 1
+            in_flight = self.state.outstanding_ns
+            self.result.longest_in_flight_ns = max(self.result.longest_in_flight_ns, in_flight)
+            self._be_next = (self._be_next + 1) % len(self.job.be)
+            self._submit(BE, work)
+
+    def _look_again(self, work: KernelWork, active: WorkClass) -> None:
+        """By events when a kernel ends or the floor falls; by the clock for what only time brings."""
+        if self.rule.kind is not RuleKind.TIDAL:
+            return
+        at = float(self.state.busy_until_ns - self.rule.lead_ns)
+        if active:
+            missing = min(work.duration_ns, self.rule.interval_ns) - self.state.credit_ns
+            if not self.rule.beside_permille or self.state.outstanding_ns:
+                return
+            at = self.now + max(1.0, math.ceil(missing * 1000 / self.rule.beside_permille))
+        if at > self.now + EPSILON_NS and not self.now < self._look_at <= at:
+            self._look_at = at
+            self._at(at, self._be_host)
+
+    def _be_ended(self, work: KernelWork) -> None:
+        ended(self.state, work.duration_ns, round(self.now))
+        self._be_host()
+
+
+def alone(job: Job, scheme: Scheme, settings: ColocationSettings) -> ColocationResult:
+    """The same requests without BE, on all SMs."""
+    from dataclasses import replace
+
+    return ColocationEngine(replace(job, be=()), replace(scheme, ls_sms=1.0, be_sms=1.0, together=True), settings).run()
