@@ -91,11 +91,13 @@ def make_transport(test: LoadTest, forms: dict[str, Form]) -> Transport:
 def run_here(
     test: LoadTest, forms: dict[str, Form] | None = None, tell: Callable[[Loop], None] | None = None,
     schedule: Schedule | None = None, start_at: float | None = None, on_loop: Callable[[Loop], None] | None = None,
+    transport: Transport | None = None,
 ) -> LoadResult:  # fmt: skip
-    """Send a whole test from this process and thread."""
+    """Send a whole test from this process and thread. `on_loop` is given the loop before it runs."""
     if schedule is None:
         schedule = build_schedule(test.services, test.duration_s, test.seed, test.step_s, test.as_recorded)
-    transport = make_transport(test, ask_forms(test) if forms is None else forms)
+    if transport is None:
+        transport = make_transport(test, ask_forms(test) if forms is None else forms)
     loop = Loop(schedule, transport, test.duration_s, test.timeout_s, tell)
     if on_loop is not None:
         on_loop(loop)

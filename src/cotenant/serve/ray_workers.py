@@ -1,7 +1,7 @@
 """Workers on several machines: one Ray actor per node, which takes no Ray resources and starts processes there.
 
-Ray gives membership, transport and the code on every node; it places nothing. Whether a node lives is asked of its actor
-twice a second, since Ray itself takes up to half a minute to say that one is gone.
+Ray gives membership, transport and the code on every node; it places nothing. Whether a node lives is asked of its
+actor twice a second, since Ray itself takes up to half a minute to say that one is gone.
 """
 
 from __future__ import annotations
