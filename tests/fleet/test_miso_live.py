@@ -1,4 +1,4 @@
-"""MISO live on the software GPU: measure under MPS levels, predict, repartition as jobs come and go; curves unbroken."""
+"""MISO live on the software GPU: measure under MPS levels, predict, repartition as jobs come and go; curves whole."""
 
 from __future__ import annotations
 

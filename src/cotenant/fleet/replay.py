@@ -146,7 +146,7 @@ def measure_profiles(
     raw: dict[str, Any] = {"cpus_per_gpu": None, "memory_gb_per_gpu": [1.0], "models": {}}
     grids: dict[str, list[CpuPoint]] = {}
     for model in sorted(set(jobs.model.tolist())):
-        command = timed_command(options, model, 1e9, 1.0)
+        command = timed_command(options, model, 1e9)
         runs = JobRuns(command, memory_bytes=memory_bytes, warm=2, steps=12, pretend=True)
         grids[model] = sweep(runs.step_s, 1, most, 1, 6)
         say(f"measured {model}: {len(grids[model])} runs")
@@ -173,7 +173,7 @@ def calibrate(fleet: FleetOptions, options: ReplayOptions, say: Callable[[str], 
     model = min(told.models, key=lambda name: told.models[name].iteration_s)
     iterations = max(1, round(CALIBRATION_S / (told.iteration_s[model] * options.time_scale)))
     work_s = iterations * told.iteration_s[model] * options.time_scale
-    command = timed_command(options, model, iterations, 1.0)
+    command = timed_command(options, model, iterations)
     specs = [JobSpec(f"calibration-{i}", command, model=model, iterations=float(iterations)) for i in range(3)]
     with Fleet(replace(fleet, lease_s=0.5, autostart=False)) as session:
         session.submit_all(specs, [0.0] * len(specs))
@@ -242,7 +242,7 @@ def _spec(jobs: Jobs, row: int, options: ReplayOptions, *, torch: bool) -> JobSp
     memory = stated(jobs.memory_bytes[row])
     return JobSpec(
         name=f"job-{jobs.id[row]}"[:60],
-        command=timed_command(options, model, float(jobs.iterations[row]), gpus, torch=torch),
+        command=timed_command(options, model, float(jobs.iterations[row]), torch=torch),
         gpus=gpus,
         cpus=stated(jobs.cpus[row]),
         memory_bytes=None if memory is None else int(memory),
@@ -255,7 +255,7 @@ def _spec(jobs: Jobs, row: int, options: ReplayOptions, *, torch: bool) -> JobSp
 
 
 def timed_command(
-    options: ReplayOptions, model: str, iterations: float, gpus: float, *, torch: bool = False
+    options: ReplayOptions, model: str, iterations: float, *, torch: bool = False
 ) -> tuple[str, ...]:
     """The pretend job of a model."""
     from importlib import resources
@@ -263,7 +263,7 @@ def timed_command(
     shipped = resources.files("cotenant.profile").joinpath("data/synergy.json")
     return (
         sys.executable, "-m", "cotenant.training.timed", "--profile", options.profile or str(shipped), "--model", model,
-        "--iterations", f"{iterations:.0f}", "--gpus", f"{gpus:g}", "--time-scale", repr(options.time_scale),
+        "--iterations", f"{iterations:.0f}", "--time-scale", repr(options.time_scale),
         *(("--torch",) if torch else ()),
     )  # fmt: skip
 

@@ -74,6 +74,11 @@ def find_gang() -> Gang:
     return Gang()
 
 
+def apart_rank() -> int:
+    """The rank of a process that was started as one of several and trains by itself; 0 for any other."""
+    return stated_rank() if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1") else 0
+
+
 def stated_rank() -> int:
     """The rank that the launcher stated, 0 without one."""
     text = os.environ.get("RANK", "0")

@@ -29,7 +29,7 @@ from cotenant.training.contract import (
     Progress,
     write_progress,
 )
-from cotenant.training.gang import Gang, find_gang
+from cotenant.training.gang import Gang, apart_rank, find_gang
 from cotenant.training.leases import LeaseWatch
 from cotenant.training.measuring import Measuring
 from cotenant.training.sources import Source, find_source
@@ -56,6 +56,7 @@ class Loop:
         self.step = self.epoch = 0
         self._batch = 0  # number of the next batch in its epoch
         self._gang: Gang = Gang()
+        self._apart = 0
         self._store: CheckpointStore | None = None
         self._watch = LeaseWatch(folder, self._attempt)
         self._signalled = self._begun = self._asked = False
@@ -82,6 +83,7 @@ class Loop:
             raise RuntimeError("a loop is iterated over once; start another for more training")
         self._begun = True
         self._gang = find_gang()
+        self._apart = apart_rank() if self._gang.world == 1 else 0  # of several that do not talk: each saves its own
         before = self._listen()
         try:
             self._resume()
@@ -159,9 +161,10 @@ class Loop:
 
     def _resume(self) -> None:
         if self._folder is not None and self._states.wanted and self._measuring is None:
-            self._store = CheckpointStore(
-                self._folder / CHECKPOINT_FOLDER, self._gang.rank, self._gang.world, self._attempt
-            )
+            where = self._folder / CHECKPOINT_FOLDER
+            if self._apart:
+                where = where / f"apart-{self._apart}"
+            self._store = CheckpointStore(where, self._gang.rank, self._gang.world, self._attempt)
             saved = self._store.load()
             if saved is not None:
                 if saved.remark:
@@ -208,7 +211,7 @@ class Loop:
         now = time.monotonic()
         rate = (self.step - self._told_step) / (now - self._told_s) if self._told_s and now > self._told_s else None
         self._told_s, self._told_step = now, self.step
-        if self._folder is None or self._gang.rank != 0 or self._watch.fenced:
+        if self._folder is None or self._gang.rank + self._apart != 0 or self._watch.fenced:
             return
         total = self.total_steps
         try:

@@ -12,6 +12,7 @@ import argparse
 import bisect
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.model.errors import InputError, WorkError
-from cotenant.training.contract import Lease
+from cotenant.training.contract import GPUS_ENV, Lease
 from cotenant.training.loop import loop
 
 MOST_STEP_S = 0.05  # an iteration is cut into steps no longer than this, so that a wish to leave is soon heard
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--profile", type=Path, required=True, help="profile file, as simulate --profiles reads it")
     parser.add_argument("--model", required=True)
     parser.add_argument("--iterations", type=float, required=True)
-    parser.add_argument("--gpus", type=float, default=1.0)
+    parser.add_argument("--gpus", type=float, default=_gpus_here())
     parser.add_argument("--time-scale", type=float, default=1.0)
     parser.add_argument("--torch", action="store_true", help="train a small PyTorch model within the steps")
     given = parser.parse_args(arguments)
@@ -142,6 +143,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cotenant: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _gpus_here() -> float:
+    """GPUs that this process has by its environment: their number, or their names."""
+    text = os.environ.get(GPUS_ENV, "")
+    try:
+        return float(text)
+    except ValueError:
+        return float(len(text.split(","))) if text else 1.0
 
 
 def _pace(file: Path, model: str) -> Pace:
