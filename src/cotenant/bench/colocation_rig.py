@@ -145,7 +145,7 @@ class Rig:
         elif self.bench.soft:
             environment |= _soft_library()
         if self.together and not self.bench.soft:
-            environment.pop("CUDA_VISIBLE_DEVICES", None)  # the MPS server shows one device
+            environment["CUDA_VISIBLE_DEVICES"] = "0"  # the MPS server shows one device
         program = Program(spec.name, arguments, environment)
         self._programs.append(program)
         client.call("started", name=spec.name, pid=program.process.pid)
