@@ -64,7 +64,7 @@ class Mps(Mechanism):
         daemon = self._daemons.get(gpu.uuid) or self._start(gpu)
         daemon.tenants.add(spec.name)
         environment = {
-            # the daemon shows its one GPU as number 0; frameworks that count GPUs through NVML would see all of the node
+            # the daemon shows its one GPU as number 0; frameworks that count GPUs through NVML would see all there are
             "CUDA_VISIBLE_DEVICES": "0",
             "CUDA_MPS_PIPE_DIRECTORY": str(daemon.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(daemon.log),
