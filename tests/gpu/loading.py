@@ -22,8 +22,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "src"))
 sys.path.insert(0, str(HERE.parent / "shim"))
 
-from fake_agent import COMMIT, WARNING, FakeAgent  # noqa: E402
+from fake_agent import COMMIT, UNFENCED, WARNING, FakeAgent  # noqa: E402
 
+from cotenant.bench.overhead import median_interval  # noqa: E402
 from cotenant.shim.build import build, find_driver, tenant_environment  # noqa: E402
 from cotenant.shim.elf import defined_symbols  # noqa: E402
 
@@ -135,40 +136,58 @@ def products_rate(folder: Path, tenants: int, turn_ms: int | None, seconds: floa
         overuse = sorted(m.u64(16) / 1e6 for m in releases)
         used = [m.u64(8) / 1e6 for m in releases]
         if overuse:
-            found |= {"turns": len(releases), "overuse_ms_median": statistics.median(overuse),
-                      "overuse_ms_max": overuse[-1], "used_ms_median": statistics.median(used)}
+            found |= {
+                "turns": len(releases),
+                "overuse_ms_median": statistics.median(overuse),
+                "overuse_ms_max": overuse[-1],
+                "used_ms_median": statistics.median(used),
+            }
         agent.close()
     return found
 
 
-def overhead(folder: Path, rounds: int) -> dict[str, Any]:
-    with FakeAgent(folder / "o.sock") as agent:
-        sides = {"native": Run(python("segments"), None), "tenant": Run(python("segments"), agent.path)}
-        for run in sides.values():
-            assert run.process.stdout is not None
-            run.process.stdout.readline()
-        ratios: dict[str, list[float]] = {}
-        for work, count in (("launch_bound", 30), ("graph_replay", 300), ("training", 60)):
-            for turn in range(rounds):
-                took = {}
-                order = ["native", "tenant"] if turn % 2 == 0 else ["tenant", "native"]
-                for side in order:
-                    process = sides[side].process
-                    assert process.stdin is not None
-                    assert process.stdout is not None
-                    process.stdin.write(f"{work} {count}\n")
-                    process.stdin.flush()
-                    took[side] = json.loads(process.stdout.readline())["seconds"]
-                ratios.setdefault(work, []).append(took["native"] / took["tenant"])
-        for run in sides.values():
-            run.finish(20)
-    return {work: summary(found) for work, found in ratios.items()}
+def parts_of_overhead(folder: Path, kind: str, processes: int, pairs: int) -> dict[str, Any]:
+    """What the fences cost and what the rest: native, tenant with fences and tenant without them, blocks in turn.
+
+    Ratios of work: without fences over native, with fences over without them (the same process).
+    """
+    rest, fences = [], []
+    core = str(max(os.sched_getaffinity(0)))
+    for number in range(processes):
+        with FakeAgent(folder / f"{kind}{number}.sock") as agent:
+            command = [sys.executable, "-m", "cotenant.bench.workload", kind, "torch"]
+            extra = {"COTENANT_BENCH_CORE": core, "PYTHONPATH": str(HERE.parent.parent / "src")}
+            programs = [Run(command, None, **extra), Run(command, agent.path, **extra)]
+            for run in programs:
+                assert run.process.stdout is not None
+                assert run.process.stdout.readline().startswith("ready")
+            rates: dict[str, list[float]] = {"native": [], "fenced": [], "unfenced": []}
+            order = list(rates)
+            for index in range(pairs):
+                for side in order if index % 2 else order[::-1]:
+                    agent.clients[0].flags(UNFENCED if side == "unfenced" else 0)
+                    rates[side].append(block(programs[0 if side == "native" else 1], 0.1))
+            for run in programs:
+                run.finish(20)
+        rest.append(statistics.median(u / n for u, n in zip(rates["unfenced"], rates["native"], strict=True)))
+        fences.append(statistics.median(f / u for f, u in zip(rates["fenced"], rates["unfenced"], strict=True)))
+    return {"unfenced_over_native": summary(rest), "fenced_over_unfenced": summary(fences)}
 
 
-def summary(ratios: list[float]) -> dict[str, float]:
+def block(run: Run, seconds: float) -> float:
+    """Units of work per second of one block."""
+    assert run.process.stdin is not None
+    assert run.process.stdout is not None
+    run.process.stdin.write(f"run {seconds}\n")
+    run.process.stdin.flush()
+    done = json.loads(run.process.stdout.readline())
+    return float(done["count"] / (done["end_ns"] - done["begin_ns"]) * 1e9)
+
+
+def summary(ratios: list[float]) -> dict[str, Any]:
+    low, high = median_interval(len(ratios))
     ordered = sorted(ratios)
-    n = len(ordered)
-    return {"median": statistics.median(ordered), "p10": ordered[n // 10], "p90": ordered[n * 9 // 10], "n": n}
+    return {"median": statistics.median(ordered), "ci95": [ordered[low], ordered[high]], "all": ratios}
 
 
 def main() -> None:
@@ -189,7 +208,9 @@ def main() -> None:
             ("two_native", lambda: products_rate(folder, 2, None, 4)),
             ("two_turns_100", lambda: products_rate(folder, 2, 100, 6)),
             ("two_turns_50", lambda: products_rate(folder, 2, 50, 6)),
-            ("overhead", lambda: overhead(folder, 20)),
+            ("parts_training", lambda: parts_of_overhead(folder, "training", 10, 15)),
+            ("parts_launch", lambda: parts_of_overhead(folder, "launch", 6, 15)),
+            ("parts_graph", lambda: parts_of_overhead(folder, "graph", 6, 15)),
         ):
             if len(sys.argv) > 2 and name not in sys.argv[2].split(","):
                 continue
