@@ -9,7 +9,7 @@ from typing import Any
 
 from cotenant.bench.driver import Driver
 
-SIZE = (40 << 20) + 12345  # not a multiple of any chunk
+SIZE = int(os.environ.get("COTENANT_CHECK_BYTES", (40 << 20) + 12345))  # not a multiple of any chunk
 
 
 def driver() -> Driver:
@@ -75,7 +75,8 @@ class Copy2D(ctypes.Structure):
 
 def rows(cuda: Driver, memory: Memory) -> bool:
     """A window of rows to the device with another pitch and back: what lies between rows stays."""
-    width, height, from_pitch, to_pitch = 3000, 6000, 4096, 3584
+    from_pitch, to_pitch, width = 4096, 3584, 3000
+    height = memory.size // from_pitch - 2
     text = memory.fill(memory.pinned, 5)
     there = Copy2D(
         0, 1, 1, memory.pinned.value, 0, 0, from_pitch, 0, 0, 2, 0, memory.device.value, 0, to_pitch, width, height
@@ -152,7 +153,7 @@ def graphs(cuda: Driver, memory: Memory) -> dict[str, bool]:
 
 def many_streams(cuda: Driver) -> bool:
     """Sixty-four streams copy at once, each its own content; none keeps another from its end."""
-    size = 3 << 20
+    size = 3 << 20 if SIZE > 32 << 20 else 3 << 17
     parts = [(Memory(cuda, size), cuda.stream()) for _ in range(64)]
     texts = [memory.fill(memory.pinned, n) for n, (memory, _) in enumerate(parts)]
     for memory, stream in parts:

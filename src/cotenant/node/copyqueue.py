@@ -4,7 +4,7 @@ A worker of ours asks for the turn of each chunk, copies it, and gives the turn 
 
     queue = CopyQueue(page_fd, queue=3, participant=7)
     for chunk in chunks:
-        with queue.turn(TO_DEVICE, chunk.nbytes):
+        with queue.turn(TO_DEVICE, chunk.nbytes, more=chunk is not chunks[-1]):
             copy(chunk)          # returns when the chunk has been copied
 """
 
@@ -124,13 +124,14 @@ class CopyQueue:
         self._rule.queue_charge(self._page, direction, self.queue, size)
 
     @contextlib.contextmanager
-    def turn(self, direction: int, size: int) -> Iterator[None]:
-        """Wait for the turn of one chunk, and give it back at the end."""
+    def turn(self, direction: int, size: int, *, more: bool = False) -> Iterator[None]:
+        """Wait for the turn of one chunk, and give it back at the end. `more`: other chunks of the copy follow."""
         began = time.monotonic()
         while (ticket := self.ask(direction, size)) is None:
             if time.monotonic() - began > SPIN_S:
                 time.sleep(NAP_S)
-        self.withdraw(direction)
+        if not more:
+            self.withdraw(direction)
         try:
             yield
         finally:

@@ -100,6 +100,25 @@ static void retire(struct copy_record *record)
     record->taken = false;
 }
 
+/* A queue with chunks on the link and another copy behind them will want the next turn: it is not passed over for the moment
+ * between, or weights would mean nothing to a program that queues copies of few chunks. */
+static uint32_t about_to_ask(uint32_t waits, uint64_t now)
+{
+    uint32_t flying = 0, behind = 0;
+    for (const struct copy_record *record = cot_copy_first; record; record = record->next) {
+        uint32_t bit = 1u << place_of(record);
+        if (record->granted > record->returned)
+            flying |= bit;
+        else if (reached(record) == 0)
+            behind |= bit;
+    }
+    uint32_t soon = flying & behind & ~waits;
+    for (uint32_t i = 0; i < 2 * COTENANT_MAX_GPUS; i++)
+        if (soon & 1u << i && asked_link[i].page)
+            copy_store(&asked_link[i].page->links[i & 1].queues[asked_link[i].queue].seen_ns, now);
+    return waits | soon;
+}
+
 /* Looks at every copy under way.  Returns how long nobody needs to look again; UINT64_MAX: there is none. */
 uint64_t cot_copies_advance(void)
 {
@@ -122,6 +141,7 @@ uint64_t cot_copies_advance(void)
             still_ns = now - record->moved_ns;
         link = &record->next;
     }
+    waits = about_to_ask(waits, now);
     for (uint32_t i = 0; i < 2 * COTENANT_MAX_GPUS; i++)
         if ((before | asked) & ~waits & 1u << i)
             copy_withdraw(asked_link[i].page, i & 1, asked_link[i].queue);

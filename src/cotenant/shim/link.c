@@ -126,13 +126,13 @@ static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t d
             nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
         now = cot_now_ns();
     }
-    copy_withdraw(link->page, direction, link->queue);
     __atomic_fetch_add(&link->page->links[direction].queues[link->queue].waited_ns, now - began, __ATOMIC_RELAXED);
     return ticket;
 }
 
 /* The driver copies pageable memory on this thread; a larger copy waits in the call for the work before it.  It is made
- * to wait before the first turn, so that no turn is held meanwhile. */
+ * to wait before the first turn, so that no turn is held meanwhile.  Until its last chunk has its turn the queue waits,
+ * also while a chunk is on its way: with one chunk per thread in flight, weights would mean nothing otherwise. */
 static CUresult paced_by_thread(const struct copy_link *link, const struct host_copy *copy, bool pinned)
 {
     uint64_t unit = copy->unit ? copy->unit : 1, piece = link->page->chunk_bytes / unit * unit;
@@ -145,6 +145,8 @@ static CUresult paced_by_thread(const struct copy_link *link, const struct host_
         uint64_t bytes = copy->bytes - from < piece ? copy->bytes - from : piece;
         __auto_type call = cot_gate_enter(copy->key, copy->stream);
         struct copy_ticket ticket = wait_for_turn(link, copy->direction, bytes);
+        if (from + bytes == copy->bytes)
+            copy_withdraw(link->page, copy->direction, link->queue);
         result = copy->issue(copy, from, bytes, copy->stream, !copy->host_waits);
         if (pinned && result == CUDA_SUCCESS)
             result = ((CUresult(*)(CUstream))REAL(cuStreamSynchronize))(copy->stream);

@@ -1,0 +1,250 @@
+"""Copies of real processes under the real agent and shim, on the software GPU with a slow link."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.bench.harness import Bench, Workload
+from cotenant.bench.pcie import percentile, together
+from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec
+from cotenant.node.copyqueue import TO_DEVICE, join
+from cotenant.node.launcher import Launch, program_environment, register
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("resource") is None, reason="Linux only")
+MIB = 1 << 20
+LINK = 500.0  # MB/s: one chunk of 1 MiB takes 2.1 ms
+COPIES: dict[str, Any] = {"chunk": MIB, "period": 4 * MIB}
+PROGRAMS = Path(__file__).resolve().parents[1] / "gpu" / "pcie_programs.py"
+
+
+@pytest.fixture(autouse=True)
+def slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTENANT_SOFTGPU_LINK_MBPS", f"{LINK:g}")
+
+
+def settings(**copies: Any) -> dict[str, Any]:
+    return {"copies": COPIES | copies}
+
+
+def spec(name: str, weight: float | None = None, **more: Any) -> TenantSpec:
+    return TenantSpec(name, mechanism="mps", copy_weight=weight, **more)
+
+
+def copier(bench: Bench, given: TenantSpec, *arguments: object) -> Workload:
+    program = ["cotenant.bench.copying", *map(str, arguments or ("h2d", "pinned", "async", 4 * MIB))]
+    workload = bench.tenant("copy", given, program=program)
+    workload.wait_ready()
+    return workload
+
+
+def row(bench: Bench, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(r for r in bench.tenants() if r["name"] == name)["gpus"][0]
+    return found
+
+
+def call_checks(bench: Bench, given: TenantSpec | None) -> dict[str, Any]:
+    """The program that checks what copies carry and in which order."""
+    script = f"import sys, json; sys.path.insert(0, {str(PROGRAMS.parent)!r}); import pcie_programs;"
+    command = [sys.executable, "-c", script + "print(json.dumps(pcie_programs.checks()))"]
+    source = str(Path(__file__).resolve().parents[2] / "src")
+    environment = dict(bench.environment) | {"PYTHONPATH": source, "COTENANT_CHECK_BYTES": str(5 * MIB + 12345)}
+    client = ControlClient(bench.folder)
+    bench._clients.append(client)
+    if given is None:
+        from cotenant.softgpu.build import build
+
+        environment["COTENANT_BENCH_LIBRARY"] = str(build())
+    else:
+        environment |= program_environment(register(client, Launch(bench.folder, given, command)))
+        environment |= {key: value for key, value in bench.environment.items() if "SOFTGPU" in key}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if given is not None:
+        client.call("started", name=given.name, pid=process.pid)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def all_good(found: Any) -> bool:
+    return all(all_good(value) for value in found.values()) if isinstance(found, dict) else found is True
+
+
+@contextmanager
+def quick_link() -> Iterator[None]:
+    os.environ["COTENANT_SOFTGPU_LINK_MBPS"] = "8000"
+    yield
+
+
+def test_copies_carry_the_same_and_keep_their_order() -> None:
+    """By stream and by thread, pinned and pageable, linear and by rows; captures are left alone."""
+    with quick_link(), Bench("soft", settings()) as bench:
+        native = call_checks(bench, None)
+        native["graphs"].pop("content")  # the software GPU's graphs carry no contents
+        assert all_good(native), native
+        paced = call_checks(bench, spec("stream", 1.0))
+        assert paced["graphs"].pop("content") is False
+        assert all_good(paced), paced
+        moved = row(bench, "stream") if any(r["name"] == "stream" for r in bench.tenants()) else None
+        assert moved is None, "it has ended"
+    with quick_link(), Bench("soft", settings(paced="thread")) as bench:
+        threaded = call_checks(bench, spec("thread", 1.0))
+        # the thread waits itself: contents and order hold, the call does not return early
+        assert threaded["in_order"]["content"]
+        assert threaded["in_order"]["waited_for_the_kernel"]
+        assert all(threaded[key] is True for key in threaded if " " in key)
+        assert threaded["rows"] is True
+
+
+def test_two_tenants_share_by_weight_and_lose_little() -> None:
+    with Bench("soft", settings()) as bench:
+        one, three = copier(bench, spec("one", 1.0)), copier(bench, spec("three", 3.0))
+        rates = together([one, three], 1.5)
+        assert rates[0] / sum(rates) == pytest.approx(0.25, abs=0.05)
+        assert sum(rates) > 0.55 * LINK * 1e6, "the link is kept busy, as far as a shared machine lets the workers run"
+        queue = row(bench, "three")["copies"]
+        assert queue["weight"] == 3.0
+        assert queue["rank"] == "normal"
+        assert queue["to_device"]["bytes"] > 0
+        assert queue["to_host"]["bytes"] == 0
+
+
+def test_weights_change_while_they_copy() -> None:
+    with Bench("soft", settings()) as bench:
+        pair = [copier(bench, spec("a", 1.0)), copier(bench, spec("b", 1.0))]
+        with ControlClient(bench.folder) as client:
+            answer = client.call("set", name="b", copy_weight=4.0)
+        assert answer["copy_weight"] == 4.0
+        rates = together(pair, 1.2)
+        assert rates[1] / sum(rates) == pytest.approx(0.8, abs=0.06)
+
+
+def test_pageable_and_both_directions() -> None:
+    with Bench("soft", settings()) as bench:
+        specs = [spec("a", 1.0), spec("b", 3.0)]
+        pair = [copier(bench, one, "d2h", "pageable", "sync", 16 * MIB) for one in specs]
+        rates = together(pair, 1.2)
+        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.06)
+        assert row(bench, "b")["copies"]["to_host"]["bytes"] > 0
+
+
+def test_a_latency_sensitive_copy_waits_for_two_chunks_at_most() -> None:
+    with Bench("soft", settings()) as bench:
+        be = copier(bench, spec("be", 1.0, best_effort=True), "h2d", "pinned", "async", 16 * MIB)
+        ls = copier(bench, spec("ls", latency_sensitive=True), "h2d", "pinned", "sync", MIB, 12)
+        ls.begin(0.8)
+        alone = ls.result()["latencies_us"]
+        be.begin(1.8)
+        time.sleep(0.2)
+        ls.begin(1.2)
+        beside = ls.result()["latencies_us"]
+        be.result()
+        chunk_us = MIB / LINK
+        wait = percentile(beside, 0.9) - percentile(alone, 0.5)
+        assert wait < 2 * chunk_us + 700, f"{wait / chunk_us:.2f} chunks"
+        assert row(bench, "ls")["copies"]["rank"] == "ahead"
+
+
+def test_turns_are_only_where_they_are_wanted() -> None:
+    """Without the setting and without a weight nobody pays; the first tenant with a weight switches its GPU on."""
+    with Bench("soft", {}) as bench:
+        plain = copier(bench, spec("plain"))
+        plain.block(0.2)
+        assert row(bench, "plain")["copies"] is None
+        weighted = copier(bench, spec("weighted", 2.0))
+        rates = together([plain, weighted], 1.0)
+        assert rates[1] / sum(rates) == pytest.approx(2 / 3, abs=0.08), "the running one takes turns from now on"
+        assert row(bench, "plain")["copies"]["weight"] == 1.0
+        weighted.close()
+        for _ in range(100):
+            if row(bench, "plain")["copies"] is None or len(bench.tenants()) == 1:
+                break
+            time.sleep(0.05)
+        before = row(bench, "plain")["copies"]["to_device"]["bytes"]
+        plain.block(0.2)
+        assert row(bench, "plain")["copies"]["to_device"]["bytes"] == before, "off again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_that_dies_or_stands_still_holds_nobody_up(number: signal.Signals) -> None:
+    with Bench("soft", settings()) as bench:
+        stays, goes = copier(bench, spec("stays", 1.0)), copier(bench, spec("goes", 1.0))
+        stays.begin(2.0)
+        goes.begin(2.0)
+        time.sleep(0.7)
+        goes.process.send_signal(number)
+        at_ns = time.monotonic_ns()
+        block = stays.result()
+        goes.process.kill()
+        after = [mark for mark in block["marks"] if mark[0] > at_ns + 400e6]
+        seconds = (after[-1][0] - after[0][0]) / 1e9
+        assert (after[-1][1] - after[0][1]) / seconds > 0.55 * LINK * 1e6, "it has the link to itself"
+        pauses = [b[0] - a[0] for a, b in zip(block["marks"][1:], block["marks"][2:], strict=False) if b[0] > at_ns]
+        assert max(pauses) < 500e6
+
+
+def test_an_agent_that_is_killed_and_comes_back() -> None:
+    """Meanwhile the processes go on taking turns among themselves; afterwards on the new agent's page."""
+    with Bench("soft", settings() | {"fail": "open", "reconnect": 0.02}) as bench:
+        pair = [copier(bench, spec("one", 1.0)), copier(bench, spec("three", 3.0))]
+        assert bench._agent is not None
+        bench._agent.kill()
+        bench._agent.wait()
+        rates = together(pair, 1.0)
+        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.06)
+        agent = [sys.executable, "-m", "cotenant.node"]
+        bench._agent = subprocess.Popen(
+            [*agent, "--dir", str(bench.folder), "--gpus", "soft", "--config", str(bench.folder / "agent.json")],
+            stderr=bench.log,
+            stdout=bench.log,
+            env=bench.environment,
+        )
+        bench._wait_for_agent()
+        for _ in range(200):
+            if all(len(r["pids"]) == 1 for r in bench.tenants()):
+                break
+            time.sleep(0.02)
+        rates = together(pair, 1.0)
+        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.06)
+        assert row(bench, "three")["copies"]["to_device"]["bytes"] > 0
+
+
+def test_a_worker_without_the_shim_takes_part() -> None:
+    with Bench("soft", settings()) as bench, ControlClient(bench.folder) as client:
+        answer = register(client, Launch(bench.folder, spec("worker", 1.0), ["worker"]))
+        gpu = bytes.fromhex(answer["gpus"][0]["uuid"].removeprefix("GPU-").replace("-", ""))
+        joined = join(answer["socket"], answer["token"], gpu)
+        assert joined is not None
+        queue, connection = joined
+        assert queue.chunk_bytes == MIB
+        with queue.turn(TO_DEVICE, MIB):
+            assert any(word >> 48 == queue.participant for word in queue.layout.links[0].slots)
+        assert not any(queue.layout.links[0].slots)
+        counted = row(bench, "worker")["copies"]["to_device"]
+        assert (counted["bytes"], counted["chunks"]) == (MIB, 1)
+        # one that goes with a slot in its hand
+        assert queue.ask(TO_DEVICE, MIB) is not None
+        other = join(answer["socket"], answer["token"], gpu)
+        assert other is not None
+        connection.close()
+        for _ in range(100):
+            if not any(other[0].layout.links[0].slots):
+                break
+            time.sleep(0.02)
+        assert not any(other[0].layout.links[0].slots), "the agent gives back what it held"
+        other[1].close()
+        other[0].close()
+        queue.close()
