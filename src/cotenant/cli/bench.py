@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
+from cotenant.cli.bench_gateway import gateway
+from cotenant.cli.bench_pcie import pcie
+
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Comparisons against a baseline of the same run.")
+app.command()(gateway)
+app.command()(pcie)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Gpus = Annotated[str, typer.Option(metavar="soft|all|UUID", help="The software GPU or a real one.")]

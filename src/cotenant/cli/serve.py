@@ -38,7 +38,7 @@ def serve(
     from cotenant.policy.packing.specs import DEFAULT_PLANNER, find_planner
     from cotenant.record.files import check_writable
 
-    _require(NEEDED)
+    require(NEEDED)
     for path in (log, gpus_log):
         if path is not None:
             check_writable(str(path))
@@ -60,7 +60,7 @@ def serve(
     raise typer.Exit(_run(server, as_json))
 
 
-def _require(modules: tuple[str, ...]) -> None:
+def require(modules: tuple[str, ...]) -> None:
     """InputError unless what a server needs beside the base is installed."""
     import importlib.util
 

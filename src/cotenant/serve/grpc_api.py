@@ -21,7 +21,8 @@ _CONTENTS = {
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
-INVALID, INTERNAL = 3, 13
+INVALID = 3
+MOST_HEADS, MOST_HEAD = 1024, 4096  # kept, and bytes of one
 
 
 class GrpcApi:
@@ -32,6 +33,8 @@ class GrpcApi:
         self.messages = classes()
         self._request = self.messages["ModelInferRequest"]
         self._response = self.messages["ModelInferResponse"]
+        self._heads: dict[bytes, InferRequest] = {}
+        self._answers: dict[tuple[Any, ...], bytes] = {}
 
     def handlers(self) -> dict[bytes, Handler]:
         """All methods."""
@@ -121,7 +124,7 @@ class GrpcApi:
             if isinstance(answer, Refusal):
                 slot.fail(answer.kind.value[1], answer.message, answer.retry_s)
             else:
-                slot.reply(self._encoded(request, answer).SerializeToString())
+                slot.reply(self._encoded(request, answer))
 
         self.api.gateway.infer(request, reply)
 
@@ -139,12 +142,41 @@ class GrpcApi:
                 named = self._response(model_name=request.model, id=request.id)
                 message = answered(error_message=answer.message, infer_response=named)
             else:
-                message = answered(infer_response=self._encoded(request, answer))
+                message = answered(infer_response=self._response.FromString(self._encoded(request, answer)))
             slot.reply(message.SerializeToString())
 
         self.api.gateway.infer(request, reply)
 
     def _decoded(self, data: bytes) -> InferRequest:
+        """A request. What comes before its raw contents is the same each time a client asks for the same thing, and
+        then it is understood once."""
+        parts = split_raw(data)
+        if parts is None:
+            return self._parsed(data, None)
+        end, spans = parts
+        head = data[:end]
+        known = self._heads.get(head)
+        if known is None:
+            known = self._parsed(head, len(spans))
+            if not known.id and len(head) <= MOST_HEAD:
+                if len(self._heads) >= MOST_HEADS:
+                    self._heads.clear()
+                self._heads[head] = known
+        view = memoryview(data)
+        tensors = []
+        for blank, (start, stop) in zip(known.inputs, spans, strict=True):
+            tensor = Tensor(blank.name, blank.datatype, blank.shape, view[start:stop])
+            try:
+                check_size(tensor)
+            except TensorError as error:
+                raise WireError(str(error)) from None
+            tensors.append(tensor)
+        return InferRequest(
+            known.model, tensors, known.version, known.id, known.outputs, True, known.timeout_ms, known.priority
+        )
+
+    def _parsed(self, data: bytes, raws: int | None) -> InferRequest:
+        """A whole request; or, with the number of raw contents behind it, its head: tensors without data."""
         from google.protobuf.message import DecodeError
 
         try:
@@ -152,18 +184,19 @@ class GrpcApi:
         except DecodeError:
             raise WireError("not an inference request") from None
         raw = message.raw_input_contents
+        count = len(raw) if raws is None else raws
+        if count > len(message.inputs):
+            raise WireError("there are more raw contents than inputs")
+        if not message.inputs:
+            raise WireError("needs inputs")
         tensors = []
         try:
             for k, entry in enumerate(message.inputs):
-                if raw and k >= len(raw):
+                if count and k >= count:
                     raise WireError(f"input {entry.name!r} has no raw contents, but others have")
-                tensors.append(_tensor(entry, raw[k] if raw else None))
+                tensors.append(_tensor(entry, b"" if raws else raw[k] if count else None, whole=not raws))
         except TensorError as error:
             raise WireError(str(error)) from None
-        if len(raw) > len(tensors):
-            raise WireError("there are more raw contents than inputs")
-        if not tensors:
-            raise WireError("needs inputs")
         parameters = {key: _parameter(value) for key, value in message.parameters.items()} if message.parameters else {}
         outputs = {entry.name: True for entry in message.outputs} or None
         priority = parameters.get("priority", 0)
@@ -172,17 +205,73 @@ class GrpcApi:
             timeout_ms(parameters), priority if type(priority) is int else 0,
         )  # fmt: skip
 
-    def _encoded(self, request: InferRequest, answer: InferAnswer) -> Any:
-        response = self._response(model_name=answer.model, model_version=answer.version, id=request.id)
-        for tensor in answer.outputs:
-            response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-            data = tensor.data
-            response.raw_output_contents.append(data if isinstance(data, bytes) else bytes(data))
-        return response
+    def _encoded(self, request: InferRequest, answer: InferAnswer) -> bytes:
+        """A ModelInferResponse; its head too is made once for each shape of answer."""
+        outputs = answer.outputs
+        key = (answer.model, answer.version, request.id, *((t.name, t.datatype, t.shape) for t in outputs))
+        head = self._answers.get(key)
+        if head is None:
+            response = self._response(model_name=answer.model, model_version=answer.version, id=request.id)
+            for tensor in outputs:
+                response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            head = response.SerializeToString()
+            if not request.id:
+                if len(self._answers) >= MOST_HEADS:
+                    self._answers.clear()
+                self._answers[key] = head
+        parts: list[Any] = [head]
+        for tensor in outputs:
+            parts += (b"\x32", _varint(len(tensor.data)), tensor.data)  # field 6, raw_output_contents
+        return b"".join(parts)
 
 
-def _tensor(entry: Any, raw: bytes | None) -> Tensor:
-    """An input with raw or typed contents."""
+RAW = 0x3A  # field 7, raw_input_contents
+
+
+def split_raw(data: bytes) -> tuple[int, list[tuple[int, int]]] | None:
+    """(end of what comes before the raw contents, where each of them is) of a ModelInferRequest; None unless it ends
+    with raw contents and all before them is fields with a length."""
+    at, total = 0, len(data)
+    end = -1
+    spans = []
+    while at < total:
+        tag = data[at]
+        if tag & 0x87 != 2 or (end >= 0 and tag != RAW):
+            return None
+        if tag == RAW and end < 0:
+            end = at
+        at += 1
+        size = shift = 0
+        while True:
+            if at >= total or shift > 35:
+                return None
+            byte = data[at]
+            at += 1
+            size |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+        if size > total - at:
+            return None
+        if end >= 0:
+            spans.append((at, at + size))
+        at += size
+    return (end, spans) if spans else None
+
+
+def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _tensor(entry: Any, raw: bytes | None, whole: bool) -> Tensor:
+    """An input with raw or typed contents, checked where it is `whole`."""
     name, datatype = entry.name, entry.datatype
     shape = tuple(entry.shape)
     if datatype not in DTYPES:
@@ -205,7 +294,8 @@ def _tensor(entry: Any, raw: bytes | None) -> Tensor:
                     raise WireError(f"input {name!r} has elements outside {datatype}")
             raw = array.astype(dtype).tobytes()
     tensor = Tensor(name, datatype, shape, raw)
-    check_size(tensor)
+    if whole:
+        check_size(tensor)
     return tensor
 
 
