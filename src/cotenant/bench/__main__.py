@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from cotenant.bench import overhead, shares, swap
+from cotenant.bench import overhead, pcie, shares, swap
 from cotenant.bench.workload import KINDS
 from cotenant.model.errors import InputError, WorkError
 
@@ -21,6 +21,8 @@ def _run(given: argparse.Namespace) -> dict[str, object]:
         return overhead.measure(
             gpus=given.gpus, workloads=kinds, pairs=given.pairs, block_s=given.block_s, processes=given.processes
         )
+    if given.what == "pcie":
+        return pcie.measure([float(part) for part in given.weights.split(",")], gpus=given.gpus, seconds=given.seconds)
     if given.what == "swap":
         return swap.measure(given.size, given.moves, gpus=given.gpus, park=not given.no_park)
     requests = _fractions(given.requests)
@@ -38,7 +40,7 @@ def _run(given: argparse.Namespace) -> dict[str, object]:
 def main() -> int:
     """Parse, run, print one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m cotenant.bench")
-    parser.add_argument("what", choices=("shares", "overhead", "swap"))
+    parser.add_argument("what", choices=("shares", "overhead", "swap", "pcie"))
     parser.add_argument("--gpus", default="soft")
     parser.add_argument("--requests", default="30,70", help="percent")
     parser.add_argument("--limits", default="", help="percent")

@@ -19,9 +19,9 @@ from cotenant.node.config import TenantSpec, check_spec
 WARM_S = 0.3
 LS_BYTES = 1 << 20
 LS_PERIOD_MS = 2.0
-SOFT_LS_PERIOD_MS = 12.0
+SOFT_LS_PERIOD_MS = 24.0
 # the software GPU copies with this machine's own memory: a slow link makes the scheduling the measured part, not memcpy
-SOFT_LINK_MBPS = 500
+SOFT_LINK_MBPS = 250
 SOFT_CHUNK = 1 << 20
 
 
@@ -102,7 +102,7 @@ def measure(
     before and after in the same run; `ls_copy_wait_chunks` is the 99th percentile of an LS copy's latency beside a
     saturating best-effort tenant, less its median alone, in times that one chunk needs on the link.
     """
-    size = size or (8 << 20 if gpus == "soft" else 64 << 20)
+    size = size or (4 << 20 if gpus == "soft" else 64 << 20)
     # everybody at once: a tenant under `time` copies only in its turns, which is another question
     mechanism = mechanism or "mps"
     program = ["cotenant.bench.copying", direction, memory, mode, str(size)]

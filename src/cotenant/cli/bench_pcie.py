@@ -1,0 +1,120 @@
+"""`cotenant bench pcie`: do tenants that copy at once share the link by their weights?"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+Text = str | None
+
+
+def pcie(
+    weights: Annotated[str, typer.Option(metavar="1,3", help="One tenant for each.")] = "1,3",
+    seconds: Annotated[float, typer.Option(help="Length of the measurement together.")] = 4.0,
+    gpus: Annotated[str, typer.Option(metavar="soft|all|UUID", help="The software GPU or a real one.")] = "soft",
+    direction: Annotated[str, typer.Option(metavar="h2d|d2h")] = "h2d",
+    memory: Annotated[str, typer.Option(metavar="pinned|pageable", help="Kind of host memory.")] = "pinned",
+    mode: Annotated[str, typer.Option(metavar="async|sync", help="Queued on a stream, or one by one.")] = "async",
+    size: Annotated[Text, typer.Option(metavar="SIZE", help="Of one copy (64MiB; software GPU 4MiB).")] = None,
+    copy_chunk: Annotated[Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into.")] = None,
+    copy_period: Annotated[Text, typer.Option(metavar="SIZE", help="What a round of all tenants moves.")] = None,
+    paced: Annotated[str, typer.Option(metavar="stream|thread", help="Who waits for a turn.")] = "stream",
+    ls: Annotated[bool, typer.Option("--ls/--no-ls", help="Also: latency-sensitive copies beside best-effort.")] = True,
+    curve: Annotated[bool, typer.Option("--curve", help="Instead: speed by size of chunk, without tenants.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Shares of the PCIe link by weight, the total over a native run, and what a latency-sensitive copy waits."""
+    from cotenant.model.units import parse_bytes
+
+    if curve:
+        _curve(gpus, as_json)
+        return
+    from cotenant.bench.pcie import measure
+
+    checked = _weights(weights)
+    _one_of(direction, ("h2d", "d2h"), "--direction")
+    _one_of(memory, ("pinned", "pageable"), "--memory")
+    _one_of(mode, ("async", "sync"), "--mode")
+    _one_of(paced, ("stream", "thread"), "--paced")
+    result = measure(
+        checked,
+        gpus=gpus,
+        seconds=_seconds(seconds),
+        direction=direction,
+        memory=memory,
+        mode=mode,
+        size=parse_bytes(size, "--size") if size else None,
+        chunk_bytes=parse_bytes(copy_chunk, "--copy-chunk") if copy_chunk else None,
+        period_bytes=parse_bytes(copy_period, "--copy-period") if copy_period else None,
+        paced=paced,
+        ls=ls,
+    )
+    if as_json:
+        print(json.dumps(result))
+        return
+    _tell(result)
+
+
+def _curve(gpus: str, as_json: bool) -> None:
+    import os
+
+    from cotenant.bench.pcie_curve import measure
+
+    if gpus == "soft":
+        from cotenant.softgpu.build import build
+
+        os.environ["COTENANT_BENCH_LIBRARY"] = str(build())
+    elif gpus != "all":
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    found = measure(total=(64 if gpus == "soft" else 512) << 20)
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(f"{found['gpu']}: GB/s by size of chunk, one after the other and with the words that make a stream wait")
+    for row in found["curve"]:
+        size = f"{row['chunk_bytes'] >> 10} KiB"
+        print(f"  {row['direction']}  {size:>10}  {row['plain_gb_per_s']:7.1f}  {row['paced_gb_per_s']:7.1f}")
+
+
+def _weights(text: str) -> list[float]:
+    from cotenant.model.errors import InputError
+
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{text!r} is not a list of weights such as 1,3", field="--weights") from None
+    if not 1 <= len(found) <= 16 or not all(0.001 <= weight <= 1000.0 for weight in found):
+        raise InputError("give 1 to 16 weights between 0.001 and 1000", field="--weights")
+    return found
+
+
+def _one_of(value: str, allowed: tuple[str, ...], field: str) -> None:
+    from cotenant.model.errors import InputError
+
+    if value not in allowed:
+        raise InputError(f"{value!r} is not {' or '.join(allowed)}", field=field)
+
+
+def _seconds(seconds: float) -> float:
+    from cotenant.model.errors import InputError
+
+    if not 0.5 <= seconds <= 600.0:
+        raise InputError("measure between 0.5 and 600 seconds", field="--seconds")
+    return seconds
+
+
+def _tell(result: dict[str, Any]) -> None:
+    link = result["native_bytes_per_s"]
+    print(f"{result['gpu']}: {result['direction']}, {result['memory']}, a native program moves {link / 1e9:.1f} GB/s")
+    for weight, share in zip(result["weights"], result["shares"], strict=True):
+        wanted = weight / sum(result["weights"])
+        print(f"  weight {weight:g}: {share:.1%} of what was moved, {wanted:.1%} by weight")
+    print(f"  together {result['total_over_link']:.1%} of the link")
+    if result["ls_copy_wait_chunks"] is not None:
+        print(
+            "  a latency-sensitive copy of 1 MiB beside a best-effort tenant waits"
+            f" {result['ls_copy_wait_chunks']:.2f} chunks of {result['chunk_us']:.0f} us"
+            f" (p99; median {result['ls_copy_wait_chunks_median']:.2f})"
+        )
