@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--block-s", type=float, default=0.2)
     parser.add_argument("--processes", type=int, default=1, help="pairs of processes per workload")
     parser.add_argument("--workloads", default=",".join(KINDS))
+    parser.add_argument("--weights", default="1,3", help="of copies")
     parser.add_argument("--size", type=int, default=1 << 30, help="bytes")
     parser.add_argument("--moves", type=int, default=20)
     parser.add_argument("--no-park", action="store_true")
