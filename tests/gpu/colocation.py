@@ -44,15 +44,15 @@ LS = "resnet50:4:100"
 SHORT = ["mm4096", "mm2048", "add256", "train-resnet50", "train-transformer"]
 LONG = ["mm8192", "copy2048"]
 MIB = 1 << 20
+Found = dict[str, Any]  # filled as results come: a step that is cut short keeps what it has
 
 
 def plan(kinds: list[str], schemes: str, **more: Any) -> Plan:
     return Plan(parse_ls(LS), kinds, parse_schemes(schemes), progress=lambda text: print(text, flush=True), **more)
 
 
-def floor_reaction() -> dict[str, Any]:
+def floor_reaction(found: Found) -> None:
     """From the store that raises the floor to the last BE launch that still went; and back."""
-    found: dict[str, Any] = {}
     with Rig(GPU, together=TOGETHER) as rig:
         be = rig.be(below=True).wait_ready()
         floor = join_floor(rig.bench.folder, rig.uuid)
@@ -91,16 +91,14 @@ def floor_reaction() -> dict[str, Any]:
                 "tenant": rig.tenants()["be"]["warnings"],
             }
         floor.close()
-    return found
 
 
 def spread(values: list[float]) -> dict[str, float]:
     return {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "max": max(values), "n": len(values)}
 
 
-def be_bound() -> dict[str, Any]:
+def be_bound(found: Found) -> None:
     """BE alone under the gate against native, by the time it may have in flight; and what LS sees beside it."""
-    found: dict[str, Any] = {}
     with Rig(GPU, together=TOGETHER) as rig:
         ls, be, native = rig.ls(), rig.be(below=True), rig.be_native()
         for program in (ls, be, native):
@@ -112,7 +110,8 @@ def be_bound() -> dict[str, Any]:
             rig.scheme("mps-plus")
             one_ms = native.ask(f"load {kind}", 60)["unit_ms"]
             be.ask(f"load {kind}", 60)
-            rows = []
+            rows: list[dict[str, Any]] = []
+            found[kind] = {"kernel_ms": one_ms, "rows": rows}
             for interval_us, lead_us in ((0, 0), (50, 20), (100, 20), (100, 40), (200, 20), (400, 20)):
                 if interval_us:
                     rig.scheme("tidal", interval_ns=interval_us * 1000, lead_ns=lead_us * 1000)
@@ -128,8 +127,6 @@ def be_bound() -> dict[str, Any]:
                         "ls_p99_over_alone": ratio(seen, alone, 0.99),
                     }
                 )
-            found[kind] = {"kernel_ms": one_ms, "rows": rows}
-    return found
 
 
 def block_rate(program: Program, seconds: float) -> float:
@@ -141,17 +138,18 @@ def ratio(seen: dict[str, Any], alone: dict[str, Any], part: float) -> float:
     return quantile(seen["latency_ms"], part) / quantile(alone["latency_ms"], part)
 
 
-def schemes() -> dict[str, Any]:
+def schemes(found: Found) -> None:
     """All schemes beside short and long BE kernels."""
-    return measure(GPU, plan([kind for kind in (*SHORT, *LONG) if kind != "mm2048"], "all", rounds=2, block_s=0.8))
+    kinds = [kind for kind in (*SHORT, *LONG) if kind != "mm2048"]
+    measure(GPU, plan(kinds, "all", rounds=2, block_s=0.8), found)
 
 
-def tidal() -> dict[str, Any]:
+def tidal(found: Found) -> None:
     """The scheme tidal alone, longer: what the promise is about."""
-    return measure(GPU, plan([*SHORT, *LONG], "tidal", rounds=5, block_s=1.0))
+    measure(GPU, plan([*SHORT, *LONG], "tidal", rounds=5, block_s=1.0), found)
 
 
-def loads() -> dict[str, Any]:
+def loads(found: Found) -> None:
     """LS at 30, 50 and 70 % of what it can serve."""
     with Rig(GPU, together=TOGETHER) as rig:
         ls, be, native = rig.ls(), rig.be(below=True), rig.be_native()
@@ -159,7 +157,7 @@ def loads() -> dict[str, Any]:
             program.wait_ready()
         rig.join(ls)
         service_ms = quantile(ls_block(ls, plan([], "tidal", block_s=1.0), 1, raises=False)["service_ms"], 0.5)
-        found: dict[str, Any] = {"service_ms": service_ms}
+        found["service_ms"] = service_ms
         for kind in ("mm2048", "mm4096", "add64", "train-transformer"):
             rig.scheme("mps-plus")
             native.ask(f"load {kind}", 60)
@@ -169,7 +167,6 @@ def loads() -> dict[str, Any]:
                 mine = plan([], "tidal", block_s=0.8)
                 mine.ls = LsLoad("resnet50", 4, load / service_ms * 1e3)
                 found[f"{kind} at {load:.0%}"] = rounds(ls, be, native, mine, 3)
-    return found
 
 
 def rounds(ls: Program, be: Program, native: Program, mine: Plan, count: int) -> dict[str, Any]:
@@ -186,9 +183,8 @@ def rounds(ls: Program, be: Program, native: Program, mine: Plan, count: int) ->
     return summary(series)
 
 
-def two_ls() -> dict[str, Any]:
+def two_ls(found: Found) -> None:
     """Two LS services of 60 requests a second each beside BE; each against both without BE."""
-    found: dict[str, Any] = {}
     with Rig(GPU, together=TOGETHER) as rig:
         pair = [rig.ls("ls1"), rig.ls("ls2")]
         be = rig.be(below=True)
@@ -220,17 +216,15 @@ def two_ls() -> dict[str, Any]:
                 }
                 for i in range(2)
             ]
-    return found
 
 
-def inputs_copied() -> dict[str, Any]:
+def inputs_copied(found: Found) -> None:
     """Every request brings its input from pinned host memory."""
-    return measure(GPU, plan(["mm2048", "add256"], "tidal", rounds=3, block_s=1.0, copy=True))
+    measure(GPU, plan(["mm2048", "add256"], "tidal", rounds=3, block_s=1.0, copy=True), found)
 
 
-def without_mps() -> dict[str, Any]:
+def without_mps(found: Found) -> None:
     """The same rule while the driver slices time between the processes."""
-    found: dict[str, Any] = {}
     with Rig(GPU, together=False) as rig:
         ls, be, native = rig.ls(), rig.be(), rig.be_native()
         for program in (ls, be, native):
@@ -243,12 +237,12 @@ def without_mps() -> dict[str, Any]:
             for name in ("tidal", "mps-plus"):
                 rig.scheme(name)
                 found[f"{kind} {name}"] = rounds(ls, be, native, plan([], "tidal", block_s=0.8), 2)
-    return found
 
 
-def bandwidth_curve() -> dict[str, Any]:
+def bandwidth_curve(found: Found) -> None:
     """LS beside a memory-bound BE that may work a part of the time beside it, by SMs of BE; and the budget from it."""
     rows: list[dict[str, Any]] = []
+    found["rows"] = rows
     points: list[CurvePoint] = []
     with Rig(GPU, together=TOGETHER) as rig:
         ls = rig.ls()
@@ -284,7 +278,7 @@ def bandwidth_curve() -> dict[str, Any]:
                     points.append(CurvePoint(beside, slow, gb_per_s, round(part * 132)))
         floor.close()
     budget = choose_budget(points, 1.05)
-    return {"rows": rows, "budget_for_5_percent": budget.__dict__}
+    found["budget_for_5_percent"] = budget.__dict__
 
 
 @contextmanager
@@ -307,7 +301,7 @@ def held(floor: Any) -> Iterator[None]:
         floor.lower()
 
 
-STEPS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
+STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
     "floor_reaction": (floor_reaction, 40),
     "be_bound": (be_bound, 75),
     "schemes": (schemes, 200),
@@ -341,10 +335,11 @@ def main() -> None:
         step, limit_s = STEPS[name]
         began = time.monotonic()
         signal.alarm(limit_s)
+        found[name] = {}
         try:
-            found[name] = step()
+            step(found[name])
         except Exception as error:  # one failed step must not cost the others
-            found[name] = failure(error)
+            found[name] |= failure(error)
         finally:
             signal.alarm(0)
         found[name]["took_s"] = round(time.monotonic() - began, 1)

@@ -151,9 +151,13 @@ class Plan:
     progress: Callable[[str], None] = lambda text: None
 
 
-def measure(gpus: str, plan: Plan) -> dict[str, Any]:
-    """Run every scheme beside every BE load. Schemes whose processes run together share one agent and its programs."""
-    result: dict[str, Any] = {"schemes": {scheme.name: {} for scheme in plan.schemes}}
+def measure(gpus: str, plan: Plan, result: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Run every scheme beside every BE load. Schemes whose processes run together share one agent and its programs.
+
+    `result` is filled as rows come, so that what was measured is there when something later fails.
+    """
+    result = {} if result is None else result
+    result["schemes"] = {scheme.name: {} for scheme in plan.schemes}
     for together in (True, False):
         schemes = [scheme for scheme in plan.schemes if scheme.together is together]
         if not schemes:

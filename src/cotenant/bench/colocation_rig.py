@@ -24,7 +24,7 @@ from cotenant.node.launcher import Launch, program_environment, register
 
 START_S = 120.0
 SLACK_S = 30.0  # over the length of a block
-TAIL_BYTES = 1500
+TAIL_BYTES = 3000
 
 
 class Program:
@@ -166,7 +166,8 @@ class Rig:
     def _native(self, name: str, arguments: list[str], sms: float) -> Program:
         if self.together:
             return self._tenant(TenantSpec(name, limit=sms, mechanism=self.mechanism), arguments, shim=False)
-        program = Program(name, arguments, self.bench.environment | (_soft_library() if self.bench.soft else {}))
+        more = _soft_library() if self.bench.soft else {"CUDA_VISIBLE_DEVICES": self.uuid}
+        program = Program(name, arguments, self.bench.environment | more)
         self._programs.append(program)
         return program
 
