@@ -29,7 +29,7 @@ static CUresult copy(word to, word from, size_t bytes, enum direction direction,
     if (!stream)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (direction == ON_DEVICE || stream->capture != CU_CAPTURE_NONE) {
-        CUresult result = soft_enqueue(stream, bytes * 1000 / SOFT_ON_DEVICE_BYTES_PER_US + 1000, waits);
+        CUresult result = soft_enqueue(stream, soft_on_device(bytes), waits);
         if (result == CUDA_SUCCESS && stream->capture == CU_CAPTURE_NONE)
             memmove((void *)to, (const void *)from, bytes);
         return result;

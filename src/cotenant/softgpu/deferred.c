@@ -29,7 +29,7 @@ static void work(struct soft_stream *stream, const struct soft_op *op, uint64_t 
 {
     uint64_t begin = stream->tail_ns > now ? stream->tail_ns : now;
     stream->tail_ns = op->bytes ? soft_reserve_link(stream->context->device, op->direction, begin, op->bytes)
-                                : soft_reserve(stream->context->device, begin, op->length_ns);
+                                : soft_reserve(stream->context->device, begin, op->unit);
     if (op->bytes)
         memmove(op->to, op->from, op->bytes);
 }

@@ -65,7 +65,8 @@ static CUresult prefetch(size_t bytes, CUdevice where, struct soft_stream *strea
 {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
-    return soft_enqueue(stream, bytes * 1000 / (where < 0 ? SOFT_TO_HOST_BYTES_PER_US : SOFT_TO_DEVICE_BYTES_PER_US), false);
+    uint64_t rate = where < 0 ? SOFT_TO_HOST_BYTES_PER_US : SOFT_TO_DEVICE_BYTES_PER_US;
+    return soft_enqueue(stream, soft_plain(bytes * 1000 / rate), false);
 }
 
 EXPORT CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice where, CUstream stream)
@@ -275,7 +276,7 @@ static CUresult set(uint64_t to, uint32_t value, size_t element, size_t count, s
 {
     if (!stream)
         return CUDA_ERROR_INVALID_CONTEXT;
-    CUresult result = soft_enqueue(stream, element * count * 1000 / SOFT_ON_DEVICE_BYTES_PER_US + 1000, false);
+    CUresult result = soft_enqueue(stream, soft_on_device(element * count), false);
     for (size_t i = 0; result == CUDA_SUCCESS && stream->capture == CU_CAPTURE_NONE && i < count; i++)
         memcpy((char *)(uintptr_t)to + i * element, &value, element);
     return result;

@@ -10,6 +10,7 @@
  *     cotenant-soft-module
  *     busy 1600000          a kernel that takes 1.6 ms
  *     timed param           a kernel that takes as many nanoseconds as its first parameter (uint64) says
+ *     copy param 66 memory  the same, for one that fills 66 SMs (default: all) and needs most of all memory (or compute)
  *
  * Environment: COTENANT_SOFTGPU_STATE (path of the state file), COTENANT_SOFTGPU_COUNT (devices, default 1),
  * COTENANT_SOFTGPU_MEMORY (bytes per device), COTENANT_SOFTGPU_LINK_MBPS (a slower link, so that what shares it can be
@@ -35,6 +36,7 @@
 struct soft_process {
     _Atomic uint64_t owner;        /* pid << 32 | low half of the start time; 0: free */
     _Atomic uint64_t tail_ns[SOFT_MAX_DEVICES]; /* end of the last span reserved */
+    _Atomic uint64_t shape[SOFT_MAX_DEVICES];   /* share.c: its last kernel's length << 16 | permille of SMs << 2 | class */
     _Atomic uint64_t bytes[SOFT_MAX_DEVICES];
     _Atomic uint64_t engine_tail_ns[SOFT_MAX_DEVICES][2]; /* end of its last copy, by direction of the link */
     _Atomic uint32_t checkpoint;   /* checkpoint.c: what another process has made of this one */
@@ -66,7 +68,16 @@ void soft_uuid(int device, uint8_t uuid[16]);
 struct soft_state *soft_state(void);
 uint64_t soft_reserve_link(int device, int direction, uint64_t not_before_ns, uint64_t bytes); /* the same of a copy engine */
 void soft_note_engine(int device, int direction, uint64_t end_ns);
-uint64_t soft_reserve(int device, uint64_t not_before_ns, uint64_t length_ns); /* end of the span */
+/* A unit of work: a kernel, or the kernels of a graph. */
+struct soft_unit {
+    uint64_t length_ns;
+    uint32_t kernels; /* 0: one */
+    uint32_t sms;     /* that each would fill; 0: all */
+    uint32_t work;    /* 1 unknown, 2 memory, 3 compute: what it needs most */
+};
+uint64_t soft_reserve(int device, uint64_t not_before_ns, struct soft_unit unit); /* end of the span */
+bool soft_runs_together(void);
+uint64_t soft_share(int device, struct soft_process *self, uint64_t not_before_ns, struct soft_unit unit);
 bool soft_take_memory(int device, uint64_t bytes);
 void soft_give_memory(int device, uint64_t bytes);
 uint64_t soft_used_memory(int device);
@@ -126,7 +137,7 @@ struct soft_op {
     unsigned compare;     /* of a wait: 0 at least, 1 equal, 2 a bit in common */
     uint32_t *word;
     struct soft_event *event;
-    uint64_t length_ns;   /* of work that is no copy */
+    struct soft_unit unit; /* of work that is no copy */
     int direction;        /* of a copy */
     void *to;
     const void *from;
@@ -138,6 +149,7 @@ struct soft_function {
     enum soft_kind kind;
     char name[64];
     uint64_t length_ns;
+    uint32_t sms, work; /* see struct soft_unit */
     bool from_parameter;
 };
 
@@ -155,6 +167,7 @@ struct soft_graph {
 
 struct soft_exec {
     enum soft_kind kind;
+    uint32_t kernels;
     uint64_t length_ns;
     uint64_t allocates; /* memory nodes: reserved at the first launch */
     bool reserved;
@@ -165,7 +178,15 @@ extern bool soft_ready;
 
 struct soft_context *soft_current(void);
 struct soft_stream *soft_stream_of(CUstream handle, bool per_thread);
-CUresult soft_enqueue(struct soft_stream *stream, uint64_t length_ns, bool waits);
+CUresult soft_enqueue(struct soft_stream *stream, struct soft_unit unit, bool waits);
+static inline struct soft_unit soft_plain(uint64_t length_ns)
+{
+    return (struct soft_unit){.length_ns = length_ns, .work = 1};
+}
+static inline struct soft_unit soft_on_device(uint64_t bytes) /* a copy or a memset there */
+{
+    return (struct soft_unit){.length_ns = bytes * 1000 / SOFT_ON_DEVICE_BYTES_PER_US + 1000, .work = 2};
+}
 CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, const void *from, uint64_t bytes, bool waits);
 CUresult soft_hold(struct soft_stream *stream, struct soft_op op);
 bool soft_defer(struct soft_stream *stream, struct soft_op op);

@@ -179,6 +179,7 @@ void soft_reap(void)
             continue;
         for (uint32_t d = 0; d < SOFT_MAX_DEVICES; d++) {
             atomic_store(&process->tail_ns[d], 0);
+            atomic_store(&process->shape[d], 0);
             atomic_store(&process->bytes[d], 0);
             atomic_store(&process->engine_tail_ns[d][0], 0);
             atomic_store(&process->engine_tail_ns[d][1], 0);
@@ -234,9 +235,12 @@ struct soft_process *soft_process_of(int pid)
 }
 
 /* Reserves the device's next free span that begins at not_before_ns or later; returns its end. */
-uint64_t soft_reserve(int number, uint64_t not_before_ns, uint64_t length_ns)
+uint64_t soft_reserve(int number, uint64_t not_before_ns, struct soft_unit unit)
 {
     number = place_of(number);
+    if (soft_runs_together())
+        return soft_share(number, self, not_before_ns, unit);
+    uint64_t length_ns = unit.length_ns;
     struct soft_device *device = &state->devices[number];
     uint64_t now = soft_now_ns();
     uint64_t until = atomic_load(&device->busy_until_ns), end;

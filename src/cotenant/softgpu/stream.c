@@ -241,21 +241,21 @@ static void deferred(struct soft_stream *stream, bool waits)
     soft_sleep_until(stream->tail_ns);
 }
 
-/* Puts length_ns of work at the end of a stream; waits: the host waits for it. */
-CUresult soft_enqueue(struct soft_stream *stream, uint64_t length_ns, bool waits)
+/* Puts a unit of work at the end of a stream; waits: the host waits for it. */
+CUresult soft_enqueue(struct soft_stream *stream, struct soft_unit unit, bool waits)
 {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture != CU_CAPTURE_NONE)
-        return stream->capture == CU_CAPTURE_ACTIVE ? soft_add_node(stream, (struct soft_node){.length_ns = length_ns})
+        return stream->capture == CU_CAPTURE_ACTIVE ? soft_add_node(stream, (struct soft_node){.length_ns = unit.length_ns})
                                                     : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     CUresult result = may_work(stream);
     if (result != CUDA_SUCCESS)
         return result;
-    if (soft_defer(stream, (struct soft_op){.kind = SOFT_OP_WORK, .length_ns = length_ns}))
+    if (soft_defer(stream, (struct soft_op){.kind = SOFT_OP_WORK, .unit = unit}))
         deferred(stream, waits);
     else
-        queued(stream, soft_reserve(stream->context->device, stream->tail_ns, length_ns), waits);
+        queued(stream, soft_reserve(stream->context->device, stream->tail_ns, unit), waits);
     return CUDA_SUCCESS;
 }
 

@@ -25,9 +25,12 @@ uint64_t soft_graph_reserved(int device)
 
 static bool parse_kernel(const char *line, struct soft_function *function)
 {
-    char length[32];
-    if (sscanf(line, "%63s %31s", function->name, length) != 2)
+    char length[32], work[16] = "";
+    unsigned sms = 0;
+    if (sscanf(line, "%63s %31s %u %15s", function->name, length, &sms, work) < 2)
         return false;
+    function->sms = sms;
+    function->work = strcmp(work, "memory") == 0 ? 2 : strcmp(work, "compute") == 0 ? 3 : 1;
     function->kind = SOFT_FUNCTION;
     function->from_parameter = strcmp(length, "param") == 0;
     function->length_ns = strtoull(length, NULL, 10);
@@ -93,7 +96,8 @@ static CUresult launch(CUfunction handle, struct soft_stream *stream, void **par
             return CUDA_ERROR_INVALID_VALUE;
         memcpy(&length, params[0], sizeof length);
     }
-    return soft_enqueue(stream, length, false);
+    struct soft_unit unit = {.length_ns = length, .sms = function->sms, .work = function->work};
+    return soft_enqueue(stream, unit, false);
 }
 
 #define LAUNCH_KERNEL(name, per_thread)                                                                              \
@@ -230,6 +234,7 @@ EXPORT CUresult cuGraphInstantiateWithFlags(struct soft_exec **out, struct soft_
         return CUDA_ERROR_INVALID_HANDLE;
     struct soft_exec *exec = calloc(1, sizeof *exec);
     exec->kind = SOFT_EXEC;
+    exec->kernels = graph->count;
     for (uint32_t i = 0; i < graph->count; i++) {
         exec->length_ns += graph->nodes[i].length_ns;
         exec->allocates += graph->nodes[i].allocates;
@@ -258,7 +263,8 @@ static CUresult launch_graph(struct soft_exec *exec, struct soft_stream *stream)
         atomic_fetch_add(&graph_reserved[device], exec->allocates);
         exec->reserved = true;
     }
-    return soft_enqueue(stream, exec->length_ns, false);
+    struct soft_unit unit = {.length_ns = exec->length_ns, .kernels = exec->kernels, .work = 1};
+    return soft_enqueue(stream, unit, false);
 }
 
 EXPORT CUresult cuGraphLaunch(struct soft_exec *exec, CUstream stream)

@@ -1,0 +1,116 @@
+/* Kernels of several processes at once, as under MPS: a process that has CUDA_MPS_ACTIVE_THREAD_PERCENTAGE runs beside the
+ * others that have it.  profile/contention.py has the same model for kernels one by one; a schedule that is made when work
+ * is queued sees the others as they are then.
+ *
+ * Each process has a time line of its own.  A unit of work (a kernel, or the kernels of a graph) is stretched by what the
+ * others do: where the SMs do not suffice for both, each of its kernels waits for one of theirs, as long as they have work
+ * queued (a running kernel is not stopped); where they do, it runs as much slower as the memory bandwidth makes it. */
+#include <stdlib.h>
+
+#include "softgpu.h"
+
+#define MOST_OTHERS 8
+
+static const double demand[] = {0, SOFT_DEMAND_UNKNOWN_PERMILLE / 1000.0, SOFT_DEMAND_MEMORY_PERMILLE / 1000.0,
+                                SOFT_DEMAND_COMPUTE_PERMILLE / 1000.0};
+static const double density[] = {0, SOFT_DENSITY_UNKNOWN_PERMILLE / 1000.0, SOFT_DENSITY_MEMORY_PERMILLE / 1000.0,
+                                 SOFT_DENSITY_COMPUTE_PERMILLE / 1000.0};
+
+struct other {
+    uint64_t tail_ns, kernel_ns;
+    double sms; /* part of the GPU's */
+    uint32_t work;
+};
+
+/* Part of the SMs that this process may use; 0: it does not run beside others. */
+static double part_of_sms(void)
+{
+    static double part = -1;
+    if (part < 0) {
+        const char *text = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+        double percent = text ? strtod(text, NULL) : 0;
+        part = percent > 100 ? 1 : percent / 100;
+    }
+    return part;
+}
+
+bool soft_runs_together(void)
+{
+    return part_of_sms() > 0;
+}
+
+static uint32_t find_others(int number, const struct soft_process *self, uint64_t now, struct other found[MOST_OTHERS])
+{
+    struct soft_state *state = soft_state();
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < SOFT_MAX_PROCESSES && count < MOST_OTHERS; i++) {
+        struct soft_process *process = &state->processes[i];
+        uint64_t tail = atomic_load(&process->tail_ns[number]);
+        uint64_t shape = atomic_load(&process->shape[number]);
+        if (process != self && tail > now && shape && atomic_load(&process->owner))
+            found[count++] = (struct other){.tail_ns = tail,
+                                            .kernel_ns = shape >> 16,
+                                            .sms = (double)(shape >> 2 & 0x3fff) / 1000,
+                                            .work = (uint32_t)(shape & 3)};
+    }
+    return count;
+}
+
+/* Speed of work of one class on `sms` beside the others: weighted max-min shares of the memory bandwidth. */
+static double speed_beside(double sms, uint32_t work, const struct other *others, uint32_t count)
+{
+    double asked = demand[work], weight = density[work] * sms, left = 1, weights = weight;
+    bool full[MOST_OTHERS] = {false};
+    for (uint32_t i = 0; i < count; i++)
+        weights += density[others[i].work] * others[i].sms;
+    for (bool changed = true; changed && asked > left * weight / weights;) {
+        changed = false;
+        for (uint32_t i = 0; i < count; i++)
+            if (!full[i] && demand[others[i].work] <= left * density[others[i].work] * others[i].sms / weights) {
+                full[i] = changed = true;
+                left -= demand[others[i].work];
+                weights -= density[others[i].work] * others[i].sms;
+                break;
+            }
+    }
+    double given = left * weight / weights;
+    return given < asked ? given / asked : 1;
+}
+
+/* The end of a unit that begins at not_before_ns or later, on the time line of this process. */
+uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_ns, struct soft_unit unit)
+{
+    uint64_t now = soft_now_ns(), begin = not_before_ns > now ? not_before_ns : now;
+    uint64_t own_tail = atomic_load(&self->tail_ns[number]); /* its streams take turns */
+    begin = own_tail > begin ? own_tail : begin;
+    double fill = (unit.sms ? unit.sms : SOFT_SM_COUNT) / (double)SOFT_SM_COUNT, part = part_of_sms();
+    fill = fill > 1 ? 1 : fill;
+    double sms = fill < part ? fill : part;
+    double own_ns = (double)unit.length_ns * fill / sms; /* on fewer SMs than it would fill */
+    uint32_t pieces = unit.kernels ? unit.kernels : 1;
+    struct other others[MOST_OTHERS], beside[MOST_OTHERS];
+    uint32_t count = find_others(number, self, begin, others), together = 0;
+    double held = 0, waited_ns = 0, overlap_ns = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        double queued_ns = (double)(others[i].tail_ns - begin);
+        if (held + others[i].sms + sms > 1.001) {
+            double each_ns = (double)pieces * (double)others[i].kernel_ns;
+            waited_ns += each_ns < queued_ns ? each_ns : queued_ns;
+        } else {
+            held += others[i].sms;
+            overlap_ns = queued_ns > overlap_ns ? queued_ns : overlap_ns;
+            beside[together++] = others[i];
+        }
+    }
+    if (together > 0) {
+        double speed = speed_beside(sms, unit.work, beside, together);
+        double slowed_ns = own_ns / speed < overlap_ns ? own_ns / speed : overlap_ns;
+        own_ns = slowed_ns + (own_ns - slowed_ns * speed);
+    }
+    uint64_t end = begin + (uint64_t)(own_ns + waited_ns);
+    uint64_t kernel_ns = (uint64_t)own_ns / pieces;
+    atomic_store(&self->shape[number], kernel_ns << 16 | (uint64_t)(sms * 1000) << 2 | unit.work);
+    atomic_store(&self->tail_ns[number], end);
+    atomic_fetch_add(&soft_state()->devices[number].busy_ns, (uint64_t)own_ns);
+    return end;
+}
