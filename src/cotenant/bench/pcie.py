@@ -102,7 +102,7 @@ def measure(
     before and after in the same run; `ls_copy_wait_chunks` is the 99th percentile of an LS copy's latency beside a
     saturating best-effort tenant, less its median alone, in times that one chunk needs on the link.
     """
-    size = size or (4 << 20 if gpus == "soft" else 64 << 20)
+    size = size or (8 << 20 if gpus == "soft" else 64 << 20)
     # everybody at once: a tenant under `time` copies only in its turns, which is another question
     mechanism = mechanism or "mps"
     program = ["cotenant.bench.copying", direction, memory, mode, str(size)]
