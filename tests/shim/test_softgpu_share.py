@@ -15,10 +15,11 @@ from cotenant.softgpu import build as soft_build
 
 NOW = 1_000_000
 STUB = (
-    """
+    f"#define NOW {NOW}"
+    + """
 #include "softgpu.h"
 static struct soft_state state;
-uint64_t soft_now_ns(void) { return %d; }
+uint64_t soft_now_ns(void) { return NOW; }
 struct soft_state *soft_state(void) { return &state; }
 void put(int i, uint64_t tail, uint64_t kernel, uint32_t permille, uint32_t work)
 {
@@ -32,8 +33,7 @@ uint64_t ask(uint64_t not_before, uint64_t length, uint32_t kernels, uint32_t sm
     return soft_share(0, &state.processes[0], not_before, unit);
 }
 """
-    % NOW
-)  # noqa: UP031  braces of C
+)
 
 UNKNOWN, MEMORY, COMPUTE = 1, 2, 3
 
