@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent / "src"))
+sys.path[:0] = [str(HERE.parent.parent / "src"), str(HERE)]
 
 from cotenant.bench.harness import Bench  # noqa: E402
 from cotenant.node.client import ControlClient  # noqa: E402
@@ -279,11 +279,58 @@ def shares_on_one_gpu(folder: Path) -> dict[str, Any]:
     return found
 
 
+def miso_live(folder: Path) -> dict[str, Any]:
+    """Each kind alone first, for its curve and its pace; then three jobs under MISO."""
+    import fleet_miso
+
+    references = {}
+    for name, kind in fleet_miso.KINDS.items():
+        job = Job(folder / f"alone-{name}", kind, 400)
+        try:
+            job.start()
+            job.end()
+        finally:
+            job.kill()
+        references[name] = job.lines()
+    found = fleet_miso.miso_live(folder, GPUS, SMALL, references, PROGRAM)
+    return found | {"alone_step_s": {name: fleet_miso.pace(curve) for name, curve in references.items()}}
+
+
+def park_resume(folder: Path) -> dict[str, Any]:
+    """A job that knows nothing of leases, taken off its GPU by the agent and given back: its curve goes on."""
+    whole, job = Job(folder / "whole", "conv", 60), Job(folder / "parked", "conv", 60)
+    found: dict[str, Any] = {}
+    try:
+        whole.start()
+        whole.end()
+        with Bench(GPUS, {}) as bench:
+            job.start(bench=bench, spec=TenantSpec("parked", 0.0, 1.0))
+            job.until(20)
+            with ControlClient(bench.folder, timeout_s=120) as client:
+                began = time.monotonic()
+                found["park"] = client.call("park", name="parked")
+                found["park_s"] = time.monotonic() - began
+                steps = len(job.lines())
+                time.sleep(2.0)
+                found["steps_while_parked"] = len(job.lines()) - steps
+                began = time.monotonic()
+                found["resume"] = client.call("resume", name="parked")
+                job.until(steps + 2)
+                found["resume_to_step_s"] = time.monotonic() - began
+            job.end()
+    finally:
+        whole.kill()
+        job.kill()
+    return found | same_curve(whole.lines(), job.lines())
+
+
 STEPS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "loop_bit_identical": loop_bit_identical,
     "move_cost": move_cost,
     "shares_on_one_gpu": shares_on_one_gpu,
     "gang_move": gang_move,
+    "miso_live": miso_live,
+    "park_resume": park_resume,
 }
 
 

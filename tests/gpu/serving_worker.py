@@ -1,4 +1,4 @@
-"""One process on one part of a GPU: loads models, answers batches, times them. Orders come over a socket, as JSON.
+"""One process on one part of a GPU: loads models, answers batches, times them. Orders come over a socket.
 
     python serving_worker.py FD      (FD: one end of a SOCK_SEQPACKET pair)
 
@@ -8,7 +8,7 @@ one CUDA graph, output back, one wait.
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import socket
 import sys
@@ -116,7 +116,7 @@ class Worker:
             text = self.socket.recv(1 << 16)
             if not text:
                 return
-            order = json.loads(text)
+            order = marshal.loads(text)
             if order["do"] == "quit":
                 return
             try:
@@ -126,7 +126,7 @@ class Worker:
             self.say(answer)
 
     def say(self, answer: dict[str, Any]) -> None:
-        self.socket.send(json.dumps(answer).encode())
+        self.socket.send(marshal.dumps(answer))
 
     def do_load(self, model: str, batches: list[int]) -> dict[str, Any]:
         self.models[model] = loaded = Loaded(model, batches)
@@ -144,7 +144,12 @@ class Worker:
             total, free = torch.cuda.get_device_properties(0).multi_processor_count, torch.cuda.mem_get_info()
             torch.ones(1 << 20, device=DEVICE).sum().item()
             (torch.rand(64, 64, device=DEVICE).half() @ torch.rand(64, 64, device=DEVICE).half()).sum().item()
-            return {"sms": total, "free_before": free[0], "free_after": torch.cuda.mem_get_info()[0]}
+            return {
+                "name": torch.cuda.get_device_name(0),
+                "sms": total,
+                "free_before": free[0],
+                "free_after": torch.cuda.mem_get_info()[0],
+            }
         return {"sms": 0, "free_before": 0, "free_after": 0}
 
     def do_time(self, model: str, batch: int, seconds: float, least: int = 6) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import select
 import socket
@@ -58,7 +58,7 @@ class WorkerProcess:
         self.device = self.answer(timeout)["ready"]
 
     def begin(self, do: str, **arguments: Any) -> None:
-        self.socket.send(json.dumps({"do": do, "with": arguments}).encode())
+        self.socket.send(marshal.dumps({"do": do, "with": arguments}))
 
     def answer(self, timeout: float = 60.0) -> dict[str, Any]:
         if not select.select([self.socket], [], [], timeout)[0]:
@@ -66,7 +66,7 @@ class WorkerProcess:
         text = self.socket.recv(1 << 16)
         if not text:
             raise RuntimeError(f"worker {self.name} ended (code {self.process.wait()}); {self.tail()}")
-        found: dict[str, Any] = json.loads(text)
+        found: dict[str, Any] = marshal.loads(text)
         if "error" in found:
             raise RuntimeError(f"worker {self.name}: {found['error']}")
         return found

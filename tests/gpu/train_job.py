@@ -109,7 +109,10 @@ def main() -> None:
     loader = torch.utils.data.DataLoader(data, batch, shuffle=sampler is None, sampler=sampler, num_workers=workers)
     if world > 1:
         torch.manual_seed(100 + rank)
-    loop = cotenant.loop(loader, checkpoint={"model": model, "optimizer": optimizer}, epochs=10_000, steps=steps)
+    loop = cotenant.loop(
+        loader, checkpoint={"model": model, "optimizer": optimizer}, epochs=10_000, steps=steps,
+        most_workers=max(1, workers),
+    )  # fmt: skip
     last = time.monotonic()
     with open(curve, "a") as out:
         for x, y in loop:

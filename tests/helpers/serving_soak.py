@@ -54,7 +54,7 @@ class EchoPayload(Payload):
 
 @dataclass
 class Soak:
-    """What came out. `memory` and `lengths`: (seconds, bytes) of the gateway and how many worker processes there were."""
+    """What came out. `memory`: (seconds, bytes of the gateway)."""
 
     result: LoadResult
     server_outcomes: Counter[tuple[str, str]]
