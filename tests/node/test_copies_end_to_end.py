@@ -248,3 +248,49 @@ def test_a_worker_without_the_shim_takes_part() -> None:
         other[1].close()
         other[0].close()
         queue.close()
+
+
+def test_copies_on_the_device_are_cut_for_best_effort_tenants_only() -> None:
+    script = """
+import ctypes
+from cotenant.bench.driver import Driver
+cuda = Driver()
+size = ctypes.c_size_t((8 << 20) + 5)
+a, b = ctypes.c_void_p(), ctypes.c_void_p()
+cuda.call("cuMemAlloc_v2", ctypes.byref(a), size)
+cuda.call("cuMemAlloc_v2", ctypes.byref(b), size)
+text = bytes(range(251)) * (size.value // 251 + 1)
+cuda.call("cuMemcpyHtoD_v2", a, text, size)
+cuda.call("cuMemcpyDtoD_v2", b, a, size)
+cuda.call("cuMemcpyDtoDAsync_v2", b, a, size, cuda.stream())
+cuda.synchronise()
+back = ctypes.create_string_buffer(size.value)
+cuda.call("cuMemcpyDtoH_v2", back, b, size)
+assert back.raw == text[: size.value]
+print("ready", flush=True)
+input()
+"""
+    with quick_link(), Bench("soft", settings(slice=2 * MIB)) as bench:
+        copies = {}
+        for name, best_effort in (("be", True), ("normal", False)):
+            client = ControlClient(bench.folder)
+            bench._clients.append(client)
+            command = [sys.executable, "-c", script]
+            given = spec(name, 1.0, best_effort=best_effort)
+            environment = dict(bench.environment)
+            environment |= program_environment(register(client, Launch(bench.folder, given, command)))
+            environment |= {key: value for key, value in bench.environment.items() if "SOFTGPU" in key}
+            environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2] / "src")
+            pipes = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE}
+            process = subprocess.Popen(command, env=environment, text=True, **pipes)
+            client.call("started", name=name, pid=process.pid)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            for _ in range(60):  # counters are published a few times a second
+                copies[name] = next(r for r in bench.tenants() if r["name"] == name)["copies"]
+                if copies[name] >= (12 if best_effort else 4):
+                    break
+                time.sleep(0.02)
+            process.communicate("\n", timeout=20)
+        # 8 MiB and 5 bytes in pieces of 2 MiB: five for each of the two; the two over the link count once
+        assert copies == {"be": 12, "normal": 4}
