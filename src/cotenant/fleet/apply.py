@@ -56,8 +56,8 @@ class Applier:
             why = plan.waiting.get(job.id, Reason.OUTRANKED)
             self._leave(job, attempt, now_s, Reason.OUTRANKED if why == Reason.GPUS_FULL else why)
         elif not target.same_gpus(attempt.assignment):
-            job.target, job.target_reason = target, int(plan.reasons.get(job.id, Reason.REPLACED))
-            ask_stop(self.book, job, "move", now_s, self.absorber.grace_of(job), int(Reason.REPLACED))
+            job.target, why = target, int(plan.reasons.get(job.id, Reason.REPLACED))
+            ask_stop(self.book, job, "move", now_s, self.absorber.grace_of(job), why)
         elif attempt.phase == PARKED:
             job.target = target  # resumed once its GPUs are free
         elif _amounts(target) != _amounts(attempt.assignment):
@@ -172,7 +172,7 @@ class _Room:
         for job in running:
             attempt = job.attempt
             if attempt is not None and holds_gpus(attempt):
-                self.gpus.keep(attempt.assignment)
+                self.gpus.hold(attempt.assignment)
                 self._subtract(attempt.assignment)
 
     def take(self, target: Assignment) -> bool:

@@ -56,6 +56,7 @@ class ControllerOptions:
     grace_s: float = 30.0
     early: bool = True
     poll_s: float | None = None
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
     log: Callable[[str], None] = lambda text: print(f"cotenant fleet: {text}", file=sys.stderr, flush=True)
 
 
@@ -73,7 +74,7 @@ class Controller:
         except BaseException:
             self.lock.release()
             raise
-        self.clock = FleetClock(self.store)
+        self.clock = FleetClock(self.store, options.monotonic_ns)
         self.book = Book(self.store)
         self.absorber = Absorber(self.book, options.grace_s)
         self.parks: dict[str, bool] = {}
@@ -101,6 +102,9 @@ class Controller:
             return future.result(timeout_s)
         except TimeoutError:
             raise WorkError("the controller is busy and did not answer") from None
+
+    def _monotonic_s(self) -> float:
+        return self.options.monotonic_ns() / 1e9
 
     def stop(self) -> None:
         """End the run soon; jobs go on until their leases end."""
@@ -157,7 +161,7 @@ class Controller:
 
     def drain(self, within_s: float) -> None:
         """Stop every job with its checkpoint, then end the run; they go on when the fleet is up again."""
-        self._draining_until = time.monotonic() + within_s
+        self._draining_until = self._monotonic_s() + within_s
         now_s = self.clock.now_s()
         for job in self.book.running():
             ask_stop(self.book, job, "shutdown", now_s, min(within_s, self.absorber.grace_of(job)))
@@ -176,7 +180,7 @@ class Controller:
                 self._serve_inbox(self._patience_s())
                 self.step()
                 if self._draining_until is not None and (
-                    not self.book.running() or time.monotonic() > self._draining_until + LOST_MARGIN_S
+                    not self.book.running() or self._monotonic_s() > self._draining_until + LOST_MARGIN_S
                 ):
                     break
         finally:
@@ -280,7 +284,7 @@ class Controller:
 
     def _extend(self, orders: Orders, here: dict[str, list[Job]]) -> None:
         """Renew leases well before they end. In the node's own clock: an order that comes late grants no more."""
-        now_s = time.monotonic()
+        now_s = self._monotonic_s()
         for name in here:
             self.leased_until_s.setdefault(name, self.clock.now_s() + self.options.keep_s)
         if now_s - self._extended_s < min(self.options.lease_s, self.options.keep_s / 4):
@@ -348,7 +352,12 @@ class Controller:
             and j.id not in held
             and (j.attempt is None or all(node in self.nodes for node in j.attempt.nodes))
         )  # fmt: skip
-        view = View(at_s, tuple(self.nodes[name] for name in sorted(self.nodes, key=_natural)), jobs, early)
+        pinned = frozenset(job.id for job in jobs if self._is_pinned(job, now_s))
+        nodes = tuple(self.nodes[name] for name in sorted(self.nodes, key=_natural))
+        mine = {job.id for job in jobs}
+        others = (job.attempt for job in self.book.running() if job.id not in mine)
+        kept = tuple(attempt.assignment for attempt in others if attempt is not None)
+        view = View(at_s, nodes, jobs, early, pinned, kept)
         started = time.perf_counter()
         try:
             plan = self.planner.plan(view)
@@ -361,6 +370,16 @@ class Controller:
         self.decide_s = time.perf_counter() - started
         self.rounds += 1
         self._apply(plan, view, now_s, early)
+
+    def _is_pinned(self, job: Job, now_s: float) -> bool:
+        """Whether a job that cannot save its work and has lost it r times has run for less than 2^r rounds: jobs that
+        take turns would otherwise start over for ever."""
+        attempt = job.attempt
+        if attempt is None or attempt.progress is not None or attempt.started_s is None:
+            return False
+        lost = attempt.n - job.failures - job.losses
+        saves = all(self.parks.get(node) for node in attempt.nodes)
+        return lost > 0 and not saves and now_s - attempt.started_s < self.options.lease_s * 2.0 ** min(lost, 30)
 
     def _apply(self, plan: FleetPlan, view: View, now_s: float, early: bool) -> None:
         if early and not any(job.attempt is None and job.id in plan.assign for job in view.jobs):

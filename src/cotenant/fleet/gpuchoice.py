@@ -27,6 +27,12 @@ class GpuChooser:
             return False
         return taken + share.fraction <= 1 + EPSILON
 
+    def hold(self, assignment: Assignment) -> None:
+        """Take all GPUs of what runs, also where one of its nodes does not answer."""
+        for place in assignment.places:
+            for share in place.gpus:
+                self._take(share)
+
     def keep(self, assignment: Assignment) -> bool:
         """Take all GPUs of an assignment, or none; whether they were free and exist."""
         shares = [(place.node, share) for place in assignment.places for share in place.gpus]

@@ -25,18 +25,25 @@ from cotenant.policy.demand import runnable_jobs
 from cotenant.policy.jobs import plan_jobs
 
 
+ABOVE_ALL = 2 * 10**9 + 1  # priorities of users are between -10^9 and 10^9
+
+
 @dataclass(frozen=True)
 class View:
     """What a planner is given: time (fleet seconds), nodes that answer, jobs that have arrived and are not over.
 
     Jobs are the controller's own: to be read during the call only. `early`: between two rounds, only what is free may
-    be given away, so a plan should keep everybody who runs.
+    be given away, so a plan should keep everybody who runs. `pinned`: ids of jobs that would lose all their work if
+    they were stopped now, and have lost it before. `held`: what jobs have that are not to be planned, since a node of
+    theirs does not answer.
     """
 
     now_s: float
     nodes: tuple[NodeSpec, ...]
     jobs: tuple[Job, ...]
     early: bool = False
+    pinned: frozenset[str] = frozenset()
+    held: tuple[Assignment, ...] = ()
 
 
 @dataclass
@@ -112,6 +119,8 @@ class JobPlanner:
         plan = FleetPlan()
         nodes = tuple(node for node in view.nodes if _plain_gpus(node))
         chooser = GpuChooser(view.nodes)
+        for held in view.held:
+            chooser.hold(held)
         slices = [job for job in view.jobs if job.spec.slice is not None]
         for job in slices:
             self._slice(job, view, chooser, plan)
@@ -121,6 +130,8 @@ class JobPlanner:
             return plan
         cluster, base = _cluster(nodes), _reference_share(nodes)
         jobs = jobs_of(whole, self.profiles)
+        if view.pinned:  # before all others, so that a policy that keeps running jobs' GPUs keeps theirs
+            jobs.priority[[job.id in view.pinned for job in whole]] += ABOVE_ALL
         fits = runnable_jobs(jobs, cluster)
         for row in np.flatnonzero(~fits).tolist():
             plan.waiting[whole[row].id] = Reason.GANG_TOO_LARGE_NOW

@@ -1,0 +1,322 @@
+"""The controller in virtual time: seeded faults of every kind, and what must hold whatever happens.
+
+The controller, its store and its planner are the real ones; nodes keep the promises of NodeJobs (fake_fleet.py).
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_fleet import FakeExecutor, Killed, World
+
+from cotenant.fleet.controller import Controller, ControllerOptions
+from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.nodes import pretend_nodes
+from cotenant.fleet.planners import JobPlanner
+from cotenant.fleet.profiles import ProfileBook
+from cotenant.fleet.store import StoreError
+from cotenant.model.events import Kind
+from cotenant.policy.choice import JobPolicy
+
+NODES = pretend_nodes(2, 2, "A100-40GB", 40 << 30, 6.0, 125 * 10**9)
+PROFILES = ProfileBook()
+
+
+class Setting:
+    """A world and the controllers that come and go over it."""
+
+    def __init__(
+        self, folder: Path, *, seed: int = 0, policy: JobPolicy | None = None, lease_s: float = 2.0,
+        keep_s: float = 6.0, early: bool = True, kill: float = 0.0, lag: float = 0.0, nodes: Any = NODES,
+    ) -> None:  # fmt: skip
+        self.folder = folder
+        self.world = World(nodes, seed)
+        self.executor = FakeExecutor(self.world, kill=kill, lag=lag)
+        self.policy = policy or JobPolicy(sticky=True)
+        self.kill = 0.0
+        self.settings = {"lease_s": lease_s, "keep_s": keep_s, "early": early, "grace_s": 1.0}
+        self.said: list[str] = []
+        self.restarts = -1
+        self.boot()
+        self.controller.begin()
+        self.kill = kill
+
+    def boot(self) -> None:
+        """A controller over what is there."""
+        options = ControllerOptions(
+            self.folder, **self.settings, monotonic_ns=lambda: self.world.now_ns, log=self.said.append
+        )  # type: ignore[arg-type]
+        self.controller = Controller(options, self.executor, JobPlanner(self.policy, PROFILES))
+        self.controller.store._db.execute("PRAGMA synchronous=OFF")
+        commit = self.controller.store.commit
+
+        def fragile() -> None:
+            if self.world.random.random() < self.kill:
+                raise Killed("before a commit")
+            commit()
+            if self.world.random.random() < self.kill:
+                raise Killed("after a commit")
+
+        self.controller.store.commit = fragile  # type: ignore[method-assign]
+        self.restarts += 1
+
+    def kill_controller(self) -> None:
+        """kill -9: what was not committed is gone, the lock is free, nothing else happens."""
+        self.controller.store._db.close()
+        self.controller.lock.release()
+
+    def run(self, seconds: float, step_s: float = 0.1) -> None:
+        """So much time with a controller that is restarted whenever it was killed."""
+        end_ns = self.world.now_ns + round(seconds * 1e9)
+        while self.world.now_ns < end_ns:
+            try:
+                self.controller.step()
+            except Killed:
+                self.kill_controller()
+                self.world.advance(self.world.random.choice((0.1, 1.0)))
+                while True:
+                    try:
+                        self.boot()
+                        break
+                    except Killed:
+                        continue
+            self.world.advance(step_s)
+
+    def submit(self, *specs: JobSpec, arrivals: list[float] | None = None) -> list[str]:
+        return self.controller.submit(list(specs), arrivals)
+
+    def events(self, job: str) -> list[Kind]:
+        rows = self.controller.store.rows(
+            "SELECT kind FROM events JOIN jobs ON jobs.row = events.job WHERE id=? ORDER BY number", (job,)
+        )
+        return [Kind(row[0]) for row in rows]
+
+    def state(self, job: str) -> str:
+        return str(self.controller.store.rows("SELECT state FROM jobs WHERE id=?", (job,))[0][0])
+
+
+def work(name: str, seconds: float, code: int = 0, *, attached: bool = True, **more: Any) -> JobSpec:
+    """A job that works so long."""
+    env = {"ATTACHED": "1"} if attached else {}
+    return JobSpec(name, ("work", str(seconds), str(code)), env=env | more.pop("env", {}), duration_s=seconds, **more)
+
+
+def test_jobs_run_in_order_and_finish_once(tmp_path: Path) -> None:
+    setting = Setting(tmp_path)
+    ids = setting.submit(*(work(f"j{i}", 2.0, gpus=2.0) for i in range(4)))
+    setting.run(12)
+    assert [setting.state(job) for job in ids] == ["finished"] * 4
+    assert sorted(setting.world.finished) == ids
+    assert setting.world.starts == [f"{job}.0" for job in ids]
+    assert setting.events("j0") == [Kind.ARRIVE, Kind.START, Kind.FINISH]
+    assert setting.events("j3") == [Kind.ARRIVE, Kind.WAIT, Kind.START, Kind.FINISH]
+
+
+def test_leases_are_extended_without_a_restart_when_nothing_changed(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, keep_s=3.0)
+    setting.submit(*(work(f"j{i}", 20.0) for i in range(4)))
+    setting.run(22)
+    assert len(setting.world.starts) == 4
+    assert sorted(setting.world.finished) == ["j0", "j1", "j2", "j3"]
+
+
+def test_without_early_rounds_gpus_change_hands_at_multiples_of_the_lease_only(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, early=False, lease_s=5.0)
+    setting.submit(work("a", 2.0, gpus=2.0), work("b", 2.0, gpus=2.0), work("c", 1.0), arrivals=[0.0, 0.0, 1.0])
+    setting.run(12)
+    rows = setting.controller.store.rows("SELECT time_s FROM events WHERE kind IN (1, 2) ORDER BY number")
+    starts = [row[0] for row in rows]
+    assert starts == pytest.approx([0.0, 0.0, 5.0], abs=0.35)
+    assert all(row[0] % 5.0 == 0 for row in setting.controller.store.rows("SELECT time_s FROM rounds"))
+
+
+def test_a_crashed_job_frees_its_gpus_at_once_and_is_retried(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, early=False, lease_s=1000.0)
+    setting.submit(work("bad", 1.0, 3, gpus=4.0, retries=1), work("next", 1.0, gpus=4.0))
+    setting.run(8)
+    assert setting.state("bad") == "failed"
+    assert setting.state("next") == "finished"  # long before the next round
+    assert sorted({s for s in setting.world.starts if s.startswith("bad")}) == ["bad.0", "bad.1"]
+    assert setting.events("bad")[-3:] == [Kind.RESUME, Kind.PREEMPT, Kind.REJECT]
+
+
+def test_preemption_saves_and_resumes(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, policy=JobPolicy("srtf", "proportional", sticky=True), lease_s=2.0)
+    setting.submit(work("long", 30.0, gpus=4.0))
+    setting.run(5)
+    setting.submit(work("short", 1.0, gpus=4.0))
+    setting.run(4)
+    assert setting.state("short") == "finished"
+    assert setting.world.saved["long"] > 3.0
+    setting.run(32)
+    assert setting.state("long") == "finished"
+    assert setting.events("long") == [Kind.ARRIVE, Kind.START, Kind.PREEMPT, Kind.RESUME, Kind.FINISH]
+
+
+def test_a_job_that_ignores_its_lease_is_killed_after_its_grace(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, policy=JobPolicy("srtf", "proportional", sticky=True))
+    setting.submit(work("deaf", 30.0, gpus=4.0, attached=False, env={"STUBBORN": "1"}))
+    setting.run(3)
+    setting.submit(work("short", 1.0, gpus=4.0))
+    setting.run(7)
+    assert setting.state("short") == "finished"
+
+
+def test_cancelled_jobs_leave_and_do_not_come_back(tmp_path: Path) -> None:
+    setting = Setting(tmp_path)
+    setting.submit(work("runs", 50.0, gpus=4.0), work("waits", 50.0))
+    setting.run(1)
+    assert setting.controller.cancel("waits") == "cancelled"
+    assert setting.controller.cancel("runs") == "stopping"
+    setting.run(3)
+    assert (setting.state("runs"), setting.state("waits")) == ("cancelled", "cancelled")
+    assert not setting.world.running()
+
+
+def test_a_lost_node_is_waited_for_as_long_as_its_leases_then_its_jobs_start_elsewhere(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, keep_s=6.0)
+    setting.submit(work("a", 40.0, gpus=2.0))
+    setting.run(2)
+    node = setting.controller.book.jobs["a"].attempt.nodes[0]  # type: ignore[union-attr]
+    setting.world.unreachable.add(node)
+    setting.run(4)
+    assert setting.world.starts == ["a.0"]  # it may run there still, and does
+    assert len(setting.world.running()) == 1
+    setting.run(8)
+    assert setting.world.starts == ["a.0", "a.1"]
+    ((where, attempt),) = setting.world.running()
+    assert where != node
+    assert attempt.done_s > 4.0  # from its checkpoint
+    setting.world.unreachable.clear()
+    setting.run(45)
+    assert setting.state("a") == "finished"
+    assert setting.world.finished == ["a"]
+
+
+def test_a_node_that_comes_back_in_time_kept_its_job(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, keep_s=10.0)
+    setting.submit(work("a", 12.0))
+    setting.run(2)
+    setting.world.unreachable |= {"node-0", "node-1"}
+    setting.run(3)
+    setting.world.unreachable.clear()
+    setting.run(15)
+    assert setting.world.starts == ["a.0"]
+    assert setting.state("a") == "finished"
+
+
+def test_a_gang_over_two_nodes_starts_and_ends_as_one(tmp_path: Path) -> None:
+    setting = Setting(tmp_path)
+    setting.submit(work("gang", 30.0, gpus=4.0, retries=0))
+    setting.run(1)
+    assert {node for node, _ in setting.world.running()} == {"node-0", "node-1"}
+    ranks = sorted(r["rank"] for _, a in setting.world.running() for r in a.order["ranks"])
+    assert ranks == [0, 1, 2, 3]
+    envs = [r["environment"] for _, a in setting.world.running() for r in a.order["ranks"]]
+    assert {(e["MASTER_PORT"], e["WORLD_SIZE"]) for e in envs} == {("12345", "4")}
+    setting.world.kill_runner("node-1", "gang.0")
+    setting.run(1.5)
+    assert setting.events("gang")[-2:] != [Kind.ARRIVE, Kind.START]
+    setting.run(3)
+    assert setting.world.starts.count("gang.1") == 2  # lost, not failed: it needs no retry
+    setting.run(40)
+    assert setting.state("gang") == "finished"
+
+
+def test_a_full_disk_stops_nothing_that_runs_and_takes_nothing_in(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, keep_s=4.0)
+    setting.submit(work("a", 15.0))
+    setting.run(1)
+
+    def full(*_: Any) -> None:
+        setting.controller.store.rollback()
+        raise StoreError("cannot be written: database or disk is full")
+
+    commit = setting.controller.store.commit
+    setting.controller.store.commit = full  # type: ignore[method-assign]
+    with pytest.raises(StoreError):
+        setting.submit(work("b", 1.0))
+    setting.run(20)  # longer than any lease, and than the job
+    assert setting.world.starts == ["a.0"]
+    assert setting.world.finished == ["a"]
+    assert len(setting.said) == 1
+    setting.controller.store.commit = commit  # type: ignore[method-assign]
+    setting.run(2)
+    assert setting.state("a") == "finished"
+    assert setting.submit(work("b", 1.0)) == ["b"]
+    setting.run(3)
+    assert setting.state("b") == "finished"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_killed_no_job_is_lost_or_runs_twice(tmp_path: Path, seed: int) -> None:
+    """Controllers killed at every boundary, nodes cut off, orders that arrive late, runners killed."""
+    draw = random.Random(1000 + seed)
+    policy = JobPolicy(draw.choice(("fifo", "srtf", "las")), draw.choice(("tune", "proportional")), sticky=True)
+    setting = Setting(tmp_path, seed=seed, policy=policy, kill=0.02, lag=0.05, keep_s=4.0, early=draw.random() < 0.5)
+    specs = [
+        work(f"j{i}", draw.choice((1.0, 3.0, 6.0)), gpus=float(draw.choice((1, 1, 2, 4))),
+             attached=draw.random() < 0.7)
+        for i in range(8)
+    ]  # fmt: skip
+    submitted: list[str] = []
+    for spec in specs:
+        try:
+            submitted += setting.submit(spec)
+        except Killed:  # it may have been taken in: then it must run, else not
+            setting.kill_controller()
+            while True:
+                try:
+                    setting.boot()
+                    break
+                except Killed:
+                    continue
+            submitted = [row[0] for row in setting.controller.store.rows("SELECT id FROM jobs ORDER BY row")]
+    for _ in range(6):
+        setting.run(draw.choice((0.5, 2.0, 4.0)))
+        fault = draw.random()
+        if fault < 0.4:
+            setting.world.unreachable = {draw.choice(("node-0", "node-1"))}
+        elif fault < 0.6 and setting.world.running():
+            node, attempt = draw.choice(setting.world.running())
+            setting.world.kill_runner(node, attempt.order["attempt"])
+        else:
+            setting.world.unreachable = set()
+    setting.world.unreachable = set()
+    setting.kill, setting.executor.kill, setting.executor.lag = 0.0, 0.0, 0.0
+    setting.run(90, step_s=0.2)
+    assert submitted
+    assert {job: setting.state(job) for job in submitted} == dict.fromkeys(submitted, "finished")
+    assert not setting.world.running()
+    assert sorted(set(setting.world.finished)) == sorted(submitted)
+    for job in submitted:
+        kinds = setting.events(job)
+        assert kinds[0] == Kind.ARRIVE
+        assert kinds.count(Kind.FINISH) == 1
+        assert kinds[-1] == Kind.FINISH
+        held = [k for k in kinds if k in (Kind.START, Kind.RESUME, Kind.PREEMPT, Kind.FINISH)]
+        assert held[0::2] == [Kind.START] + [Kind.RESUME] * (len(held) // 2 - 1)
+
+
+def test_time_does_not_follow_the_date_and_outlives_the_controller(tmp_path: Path) -> None:
+    from cotenant.fleet.clock import FleetClock
+    from cotenant.fleet.store import Store
+
+    store, ticks = Store(tmp_path), [10**9]
+    clock = FleetClock(store, lambda: ticks[0], "boot 1")
+    assert clock.now_s() == 0.0
+    clock.begin()
+    ticks[0] += 5 * 10**9
+    assert clock.now_s() == 5.0
+    clock.save()
+    store.commit()
+    ticks[0] += 2 * 10**9
+    assert FleetClock(store, lambda: ticks[0], "boot 1").now_s() == 7.0
+    rebooted = FleetClock(store, lambda: 3 * 10**9, "boot 2")
+    assert rebooted.now_s() == 5.0
+    assert not rebooted.runs
+    rebooted.begin()
+    assert rebooted.now_s() == 5.0
