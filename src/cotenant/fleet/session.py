@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cotenant.fleet import answers
 from cotenant.fleet.controller import Controller, ControllerOptions
@@ -25,7 +25,9 @@ from cotenant.model.errors import InputError, WorkError
 from cotenant.model.gpus import find_gpu
 from cotenant.policy.choice import JobPolicy
 from cotenant.profile.tables import Profiles, load_profiles
-from cotenant.record.record import Record
+
+if TYPE_CHECKING:  # a machine of GPUs alone runs a fleet without it
+    from cotenant.record.record import Record
 
 PER_GPU_CPUS = 3.0
 PER_GPU_MEMORY = 62_500_000_000

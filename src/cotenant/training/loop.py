@@ -237,6 +237,7 @@ def loop(
     folder: str | Path | None = None,
     every_s: float = 600.0,
     seed: int | None = None,
+    most_workers: int = 16,
 ) -> Loop:
     """Iterate over the batches of `epochs` epochs (at most `steps` of them), so that training can be stopped anywhere
     and resumed exactly.
@@ -247,13 +248,16 @@ def loop(
     place in the data and the random state of Python, numpy and torch. None: nothing is saved.
     `folder`: where; by default the job's folder that the fleet gives, and outside of a fleet nothing is saved.
     `every_s`: seconds between checkpoints while running. `seed`: of the order of the data; by default torch's initial
-    seed, so `torch.manual_seed` before governs it.
+    seed, so `torch.manual_seed` before governs it. `most_workers`: a DataLoader that has workers gets as many as the
+    job has cores, at most this many.
     InputError for arguments that cannot be right, WorkError for a checkpoint that cannot be read.
     """
     if epochs < 1:
         raise InputError(f"{epochs} epochs are no training", field="epochs")
     if steps is not None and steps < 0:
         raise InputError(f"{steps} steps are fewer than none", field="steps")
+    if most_workers < 1:
+        raise InputError(f"{most_workers} workers are none", field="most_workers")
     if not every_s > 0:
         raise InputError(f"{every_s} seconds between checkpoints are not above 0", field="every_s")
     where = Path(folder) if folder is not None else _folder_given()
@@ -262,7 +266,7 @@ def loop(
             where.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{where} cannot be made: {error.strerror or error}", field="folder") from None
-    return Loop(find_source(loader), find_states(checkpoint), epochs, steps, where, every_s, seed)
+    return Loop(find_source(loader, most_workers), find_states(checkpoint), epochs, steps, where, every_s, seed)
 
 
 def _folder_given() -> Path | None:

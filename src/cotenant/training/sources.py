@@ -86,13 +86,13 @@ class IterableSource(Source):
         return self._length
 
 
-def find_source(loader: Any) -> Source:
+def find_source(loader: Any, most_workers: int = 16) -> Source:
     """The source for a loader: torch's DataLoader, a sequence, an iterable, or a function of the epoch."""
     data = sys.modules.get("torch.utils.data")
     if data is not None and isinstance(loader, data.DataLoader):
         from cotenant.training.torch_source import torch_source
 
-        return torch_source(loader)
+        return torch_source(loader, most_workers)
     if isinstance(loader, Sequence) and not isinstance(loader, str | bytes):
         return SequenceSource(loader)
     if isinstance(loader, Iterator):

@@ -85,8 +85,8 @@ class _Worker:
 class TorchSource(Source):
     """A DataLoader over a dataset with indices."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
+    def __init__(self, loader: DataLoader[Any], most_workers: int) -> None:
+        self._loader, self._most_workers = loader, most_workers
         self._batched = loader.batch_sampler is not None
 
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
@@ -120,9 +120,9 @@ class TorchSource(Source):
         return _length(self._loader)
 
     def workers(self, cpus: float | None) -> int:
-        """As many as there are cores, where the loader has workers at all and the cores are known."""
+        """As many as there are cores, up to a most, where the loader has workers at all and the cores are known."""
         stated = self._loader.num_workers
-        return stated if stated == 0 or cpus is None else max(1, int(cpus))
+        return stated if stated == 0 or cpus is None else max(1, min(int(cpus), self._most_workers))
 
     def samples_per_batch(self) -> int | None:
         """See Source."""
@@ -133,12 +133,12 @@ class TorchSource(Source):
         tell_memory(self._loader.dataset, memory_bytes)
 
 
-def torch_source(loader: DataLoader[Any]) -> Source:
+def torch_source(loader: DataLoader[Any], most_workers: int) -> Source:
     """A DataLoader as a source. One over a stream (IterableDataset) has no indices: it keeps its workers, and to begin
     in the middle of an epoch its batches are drawn and dropped."""
     if isinstance(loader.dataset, IterableDataset):
         return IterableSource(lambda epoch: loader, _length(loader))
-    return TorchSource(loader)
+    return TorchSource(loader, most_workers)
 
 
 def tell_memory(dataset: Any, memory_bytes: int) -> None:

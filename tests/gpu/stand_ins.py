@@ -1,0 +1,28 @@
+"""Stand-ins for the compiler on a machine that has none: the same functions, uncompiled."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+
+def without_compiler() -> bool:
+    """Put the stand-ins in where numba or platformdirs is not installed; whether numba was missing."""
+    missing = importlib.util.find_spec("numba") is None
+    if missing:
+
+        def njit(*args: Any, **_: Any) -> Any:
+            return args[0] if args else (lambda function: function)
+
+        stand_in: Any = types.ModuleType("numba")
+        stand_in.__version__, stand_in.config, stand_in.njit = "0", types.SimpleNamespace(), njit
+        sys.modules["numba"] = stand_in
+    if importlib.util.find_spec("platformdirs") is None:
+        folders: Any = types.ModuleType("platformdirs")
+        folders.user_cache_dir = lambda name: str(Path(tempfile.gettempdir()) / f"{name}-cache")
+        sys.modules["platformdirs"] = folders
+    return missing
