@@ -181,6 +181,7 @@ class Agent:
         self.residency = self.server.residency = Residency(self, self.registry.host, self.config.most_moving)
         self.broker.before_grant = self.residency.before_grant
         self.parking = Parking(self, self.residency)
+        self.registry.away = self.parking.parked
         floor_path = self.server.path.with_name(FLOOR_SOCKET)
         gpus = [gpu.uuid for gpu in self.gpus]
         self.floors = Floors(floor_path, gpus, self.config.colocation, self.server.tenant_of, self.log)

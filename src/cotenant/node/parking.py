@@ -215,6 +215,8 @@ class Parking:
             target = self._target(parked, gpu)
             tenant = self._tenant(name)
             began = time.monotonic()
+            if tenant is not None and (target is None or target in parked.gpus):
+                self.agent.registry.readmit(tenant)
             if tenant is None:
                 await self._restore(parked, target)
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,7 @@ class Registry:
         self.tenants: dict[str, Tenant] = {}
         self._by_token: dict[str, Tenant] = {}
         self._by_gpu: dict[str, dict[str, Tenant]] = {uuid: {} for uuid in self.gpus}
+        self.away: Container[str] = ()  # names of those that are parked
 
     def by_token(self, token: str) -> Tenant | None:
         """The tenant whose launcher was given that token."""
@@ -180,8 +181,18 @@ class Registry:
 
         return tuple(sorted(self.gpus.values(), key=load)[: spec.gpu_count])
 
+    def readmit(self, tenant: Tenant) -> None:
+        """InputError when a parked tenant's GPUs have been promised to others meanwhile."""
+        for gpu in tenant.gpus:
+            self._fits(tenant.spec, gpu)
+
     def _fits(self, spec: TenantSpec, gpu: Gpu) -> None:
-        others = self.on_gpu(gpu.uuid, without=spec.name)
+        # a tenant parked by order is promised nothing until it is back; one that oversubscribes comes back by itself
+        others = [
+            other
+            for other in self.on_gpu(gpu.uuid, without=spec.name)
+            if other.name not in self.away or other.spec.oversubscribe != "none"
+        ]
         where = f"GPU {gpu.index} ({gpu.name})"
         mine = self.mechanisms[spec.mechanism]
         if mine.capabilities().exclusive and spec.limit < 1.0:
