@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from cotenant.kube.binding import (
     Devices,
     Order,
     PodKey,
+    containers_left,
     described,
     devices_by_pod,
     ended,
@@ -25,6 +27,7 @@ from cotenant.kube.binding import (
 from cotenant.kube.events import PodEvents
 from cotenant.kube.messages import POD_RESOURCES, caller, devices_of, open_channel, pod_resources
 from cotenant.kube.plugin import Desk, said
+from cotenant.kube.shares import shares_of
 from cotenant.model.errors import InputError, WorkError
 
 LIST_EVERY_S = 5.0  # pods are listed at least so often: a process of a pod waits 8 s for the news of it
@@ -45,8 +48,16 @@ class Binder:
     """One node. `round()` brings the agent up to date."""
 
     def __init__(
-        self, agent: Agent, desk: Desk, api: KubeApi, pod_resources_socket: str, node: str, log: Callable[[str], None]
+        self,
+        agent: Agent,
+        desk: Desk,
+        api: KubeApi,
+        pod_resources_socket: str,
+        node: str,
+        log: Callable[[str], None],
+        list_every_s: float = LIST_EVERY_S,
     ) -> None:
+        self._list_every_s = list_every_s
         self._agent = agent
         self._desk = desk
         self._api = api
@@ -58,6 +69,20 @@ class Binder:
         self._listed_s = -1e9
         self._missed: dict[tuple[str, str], int] = {}
         self._faults: dict[str, str] = {}
+        self._known: set[PodKey] = set()  # pods that PodResources lists with devices
+        desk.pending = self.pending
+
+    def pending(self, anew: bool) -> list[tuple[int, int]]:
+        """(share units, memory units) of containers that wait for their devices; `anew`: as the API has them now."""
+        if anew:
+            self._list_pods({}, force=True)
+        found = []
+        for key, pod in self._pods.items():
+            if key in self._known or ended(pod):
+                continue
+            with contextlib.suppress(InputError):
+                found += [(share.units, share.memory_units) for share in shares_of(pod) if not share.whole]
+        return found
 
     def round(self) -> None:
         """Look at the kubelet and the API, and tell the agent. Whoever does not answer leaves things as they are."""
@@ -65,6 +90,7 @@ class Binder:
         if devices is None:
             return
         self._remember(devices)
+        self._known = set(devices)
         fresh = self._list_pods(devices)
         try:
             held: Held = {(row["id"], row["container"]): row for row in self._agent.call("held", kind="pod")["held"]}
@@ -112,13 +138,15 @@ class Binder:
             if self._desk.one_gpu:
                 self._desk.inventory.wake()
 
-    def _list_pods(self, devices: dict[PodKey, Devices]) -> bool:
+    def _list_pods(self, devices: dict[PodKey, Devices], *, force: bool = False) -> bool:
         """List the node's pods when somebody is not known or it is time. Says whether the list is fresh."""
         known = all(key in self._pods for key in devices)
-        if known and time.monotonic() - self._listed_s < LIST_EVERY_S:
+        if known and not force and time.monotonic() - self._listed_s < self._list_every_s:
             return False
         try:
-            answer = self._api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={self._node}", resourceVersion="0")
+            mine = {"fieldSelector": f"spec.nodeName={self._node}"}
+            # from the API server's cache, but not when a pod that came just now must be in it
+            answer = self._api.get("/api/v1/pods", **mine, **({} if force else {"resourceVersion": "0"}))
         except ApiError as error:
             self._say_once("api", str(error))
             return False
@@ -161,7 +189,7 @@ class Binder:
 
     def _let_go(self, held: Held, keep: set[tuple[str, str]], unclear: set[str], fresh: bool) -> None:
         """Free the shares of containers that the kubelet lists no more and whose pod has ended."""
-        running = {pod["metadata"]["uid"] for pod in self._pods.values() if not ended(pod)}
+        running = {(pod["metadata"]["uid"], name) for pod in self._pods.values() for name in containers_left(pod)}
         for key, row in list(held.items()):
             if key in keep or key[0] in unclear:
                 self._missed.pop(key, None)
@@ -169,7 +197,7 @@ class Binder:
             missed = self._missed[key] = self._missed.get(key, 0) + 1
             if missed == 1 and not fresh:
                 self._listed_s = -1e9  # ask the API about it in the next round
-            if key[0] in running and missed < MISSED_BEFORE_GONE:
+            if key in running and missed < MISSED_BEFORE_GONE:
                 continue
             if not fresh and self._faults.get("api") and missed < MISSED_BEFORE_GONE:
                 continue

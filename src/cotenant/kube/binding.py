@@ -9,7 +9,7 @@ from typing import Any
 
 from cotenant.kube import names
 from cotenant.kube.mutate import preload
-from cotenant.kube.shares import ContainerShare, owner_of, percent, shares_of
+from cotenant.kube.shares import ContainerShare, containers_of, owner_of, percent, shares_of
 from cotenant.kube.units import gpu_of
 from cotenant.model.errors import InputError
 
@@ -89,6 +89,23 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
     return found
 
 
+def containers_left(pod: Mapping[str, Any]) -> set[str]:
+    """Containers of a pod that run or will run; none once it has ended."""
+    if ended(pod):
+        return set()
+    names_ = {c["name"] for _, _, c in containers_of(pod)}
+    return names_ - _finished_inits(pod)
+
+
+def _finished_inits(pod: Mapping[str, Any]) -> set[str]:
+    status = pod.get("status") or {}
+    return {
+        str(row.get("name"))
+        for row in status.get("initContainerStatuses") or []
+        if ((row.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
+    }
+
+
 def init_share(pod: Mapping[str, Any]) -> ContainerShare | None:
     """The share of a pod of which only init containers ask, until they have ended: PodResources does not list them."""
     try:
@@ -97,12 +114,7 @@ def init_share(pod: Mapping[str, Any]) -> ContainerShare | None:
         return None
     if not shares or not all(share.ends for share in shares):
         return None
-    status = pod.get("status") or {}
-    finished = {
-        row.get("name")
-        for row in status.get("initContainerStatuses") or []
-        if ((row.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
-    }
+    finished = _finished_inits(pod)
     return None if all(share.container in finished for share in shares) else shares[0]
 
 

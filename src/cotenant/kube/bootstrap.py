@@ -12,6 +12,7 @@ from cotenant.kube.certificates import Certificates
 from cotenant.model.errors import WorkError
 
 MOST_TRIES = 5
+RENEW_S = 60.0  # how often the Secret and the configuration are looked at
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 

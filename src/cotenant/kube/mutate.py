@@ -83,17 +83,23 @@ def mutate(pod: Pod, injection: Injection | None = None, namespace: str | None =
 
     `namespace`: where the pod is created, if it does not say so itself. InputError: what is wrong with the request.
     """
-    injection = injection or Injection()
+    return _changed(pod, injection or Injection(), namespace).operations
+
+
+def change(pod: Pod, injection: Injection | None = None) -> dict[str, Any]:
+    """The pod after its patch."""
+    return _changed(pod, injection or Injection(), None).pod
+
+
+def _changed(pod: Pod, injection: Injection, namespace: str | None) -> Patch:
+    patch = Patch(pod)
     metadata = pod.get("metadata")
     where = namespace or (metadata.get("namespace") if isinstance(metadata, dict) else None)
-    if where in names.SKIPPED_NAMESPACES:
-        return []
-    shares = shares_of(pod)
+    shares = [] if where in names.SKIPPED_NAMESPACES else shares_of(pod)
     if not shares:
-        return []
+        return patch
     if isinstance(os_ := pod["spec"].get("os"), dict) and os_.get("name") == "windows":
         raise InputError("a pod for Windows cannot have a share of a GPU", field="spec.os.name")
-    patch = Patch(pod)
     volumes: dict[str, str] = {}
     if injection.mounts:
         volumes = {
@@ -108,7 +114,7 @@ def mutate(pod: Pod, injection: Injection | None = None, namespace: str | None =
         for path, volume in volumes.items():
             _mount(patch, here, share.container, path, volume)
         _environment(patch, here, share.container, owner_of(share, shares))
-    return patch.operations
+    return patch
 
 
 def _count(patch: Patch, here: tuple[str | int, ...], share: ContainerShare) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cotenant.kube import names
 from cotenant.kube.api import KubeApi
-from cotenant.kube.binder import Binder
+from cotenant.kube.binder import LIST_EVERY_S, Binder
 from cotenant.kube.inventory import FaultSource, check_whole, gpus_of, mig_slices, nvml_faults
 from cotenant.kube.plugin import KUBELET_SOCKET, Desk, ResourcePlugin
 from cotenant.kube.units import MigSlice
@@ -35,6 +35,7 @@ class NodeSettings:
     faults: FaultSource = nvml_faults
     slices: Callable[[], Iterable[MigSlice]] = mig_slices
     log: Callable[[str], None] = field(default=print)
+    list_every_s: float = LIST_EVERY_S
 
 
 class AgentOrders:
@@ -56,7 +57,9 @@ class NodePlugin:
         self.settings = settings
         self.desk = desk
         self._agent = AgentOrders(settings.agent_folder)
-        self._binder = Binder(self._agent, desk, api, str(settings.pod_resources), settings.node, settings.log)
+        self._binder = Binder(
+            self._agent, desk, api, str(settings.pod_resources), settings.node, settings.log, settings.list_every_s
+        )
         self._plugins: dict[str, ResourcePlugin] = {}
         self._kubelet: tuple[int, int, int] | None = None  # the socket we are registered at
         self._stop = threading.Event()

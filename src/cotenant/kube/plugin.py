@@ -6,8 +6,8 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ TOGETHER_S = 2.0  # the kubelet asks for a container's resources one right after
 ALIVE_S = 1.0
 REGISTER_S = 5.0
 KUBELET_SOCKET = "kubelet.sock"
+OTHER = {names.SHARE_RESOURCE: names.MEMORY_RESOURCE, names.MEMORY_RESOURCE: names.SHARE_RESOURCE}
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,37 @@ class Desk:
     taken: dict[str, set[str]] = field(default_factory=dict)  # resource -> ids, as PodResources has them
     log: deque[Allocation] = field(default_factory=lambda: deque(maxlen=4096))
     kick: threading.Event = field(default_factory=threading.Event)
+    # (share units, memory units) of containers on this node that have no devices yet; True: ask the API server anew
+    pending: Callable[[bool], list[tuple[int, int]]] = lambda anew: []
+    _half: Allocation | None = None  # given out just now, and its container's other resource is still to come
 
     def note(self, resource: str, ids: list[str]) -> None:
         """Units were given to a container just now; who that is, PodResources will say."""
-        self.log.append(Allocation(time.monotonic(), resource, frozenset(ids)))
+        allocation = Allocation(time.monotonic(), resource, frozenset(ids))
+        if resource in OTHER:
+            alone = self._needs(resource, len(ids)) == {0}
+            self._half = None if alone or self._other_half(resource) else allocation
+        self.log.append(allocation)
         self.taken.setdefault(resource, set()).update(ids)
         self.kick.set()
         if self.one_gpu:
             self.inventory.wake()
+
+    def _needs(self, resource: str, size: int) -> set[int]:
+        """What waiting containers that take so many units take of the other resource."""
+        mine = int(resource == names.MEMORY_RESOURCE)
+        for anew in (False, True):
+            found = {pair[1 - mine] for pair in self.pending(anew) if pair[mine] == size}
+            if found:
+                break
+        return found
+
+    def _other_half(self, resource: str) -> Allocation | None:
+        """The allocation just now that waits for units of this resource beside it."""
+        half = self._half
+        if half is None or half.resource != OTHER[resource] or time.monotonic() - half.at_s > TOGETHER_S:
+            return None
+        return half
 
     def unclaimed(
         self, resource: str, count: int, listed: Mapping[Any, Mapping[str, Mapping[str, list[str]]]]
@@ -78,16 +102,34 @@ class Desk:
                 return sorted({units.gpu_of(one) for one in allocation.ids})
         return []
 
-    def companion(self, resource: str) -> str:
-        """The GPU on which this container's other resource was placed just now, if it was."""
-        other = names.MEMORY_RESOURCE if resource == names.SHARE_RESOURCE else names.SHARE_RESOURCE
-        now = time.monotonic()
-        for allocation in reversed(self.log):
-            if now - allocation.at_s > TOGETHER_S or allocation.resource == resource:
-                return ""
-            if allocation.resource == other:
-                return units.gpu_of(next(iter(allocation.ids)))
-        return ""
+    def check_together(self, resource: str, size: int, gpu: str) -> None:
+        """InputError when a container's other resource was placed on another GPU just now: no GPU had room for both."""
+        half = self._other_half(resource) if resource in OTHER else None
+        if half is None or len(half.ids) not in self._needs(resource, size):
+            return
+        where = units.gpu_of(next(iter(half.ids)))
+        if where != gpu:
+            self._half = None
+            raise InputError(
+                f"{len(half.ids)} units of {half.resource} are free on {where} and {size} of {resource} on {gpu},"
+                " but on no GPU both; this pod has to wait for a GPU with more room, or ask for less"
+            )
+
+    def beside(self, resource: str, size: int) -> tuple[str, set[str] | None]:
+        """Where a container's units of one resource should go, as its other resource has it.
+
+        The kubelet does not say whose units it asks for; but the pods that wait on this node are known, and with them
+        what a container that takes so many units takes beside them. The GPU where that was placed just now, else the
+        GPUs that have room for it (None: any).
+        """
+        needs, half, other = self._needs(resource, size), self._other_half(resource), OTHER[resource]
+        if half is not None and (not needs or len(half.ids) in needs):
+            return units.gpu_of(next(iter(half.ids))), None
+        need, taken = max(needs, default=0), self.taken.get(other, set())
+        if not need:
+            return "", None
+        free = Counter(units.gpu_of(one) for one, good in self.inventory.of(other).items() if good and one not in taken)
+        return "", {uuid for uuid, count in free.items() if count >= need}
 
 
 class ResourcePlugin:
@@ -187,8 +229,8 @@ class ResourcePlugin:
         for asked in request.container_requests:
             available, must = list(asked.available_deviceIDs), list(asked.must_include_deviceIDs)
             if self.resource in (names.SHARE_RESOURCE, names.MEMORY_RESOURCE):
-                beside = self.desk.companion(self.resource)
-                ids = units.prefer(available, must, asked.allocation_size, beside)
+                beside, room = self.desk.beside(self.resource, asked.allocation_size)
+                ids = units.prefer(available, must, asked.allocation_size, beside, room)
             else:
                 ids = units.prefer_whole(available, must, asked.allocation_size)
             answers.append(device_plugin.ContainerPreferredAllocationResponse(deviceIDs=ids))
@@ -200,7 +242,9 @@ class ResourcePlugin:
         known = self.desk.inventory.of(self.resource)
         try:
             for ids in asked:
-                answers.append(self._grant(units.check_allocation(ids, known, self.resource)))
+                gpus = units.check_allocation(ids, known, self.resource)
+                self.desk.check_together(self.resource, len(ids), gpus[0])
+                answers.append(self._grant(gpus))
         except InputError as error:
             self.desk.metrics.allocation(self.resource, "refused")
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"cotenant: {error.message}")

@@ -83,11 +83,13 @@ def offered(all_devices: Mapping[str, bool], taken: Iterable[str], *, one_gpu: b
     return {device: healthy and (device in used or gpu_of(device) == best) for device, healthy in all_devices.items()}
 
 
-def prefer(available: Sequence[str], must: Sequence[str], size: int, prefer_gpu: str = "") -> list[str]:
+def prefer(
+    available: Sequence[str], must: Sequence[str], size: int, beside: str = "", room: set[str] | None = None
+) -> list[str]:
     """Units of one GPU for a container: `must` and others beside them; the fullest GPU that holds them, for large
     shares to find room later. Empty when no single GPU has so many: the kubelet then chooses, and Allocate refuses.
 
-    `prefer_gpu`: where the container's other resource has been placed just now.
+    `beside`: the GPU where the container's other resource has been placed. `room`: GPUs that have room for it.
     """
     by_gpu: dict[str, list[str]] = {}
     for device in available:
@@ -98,7 +100,8 @@ def prefer(available: Sequence[str], must: Sequence[str], size: int, prefer_gpu:
     fitting = [uuid for uuid, mine in by_gpu.items() if len(set(mine) | set(must)) >= size and held <= {uuid}]
     if not fitting:
         return []
-    chosen = min(fitting, key=lambda uuid: (uuid != prefer_gpu, len(by_gpu[uuid]), uuid))
+    good = [uuid for uuid in fitting if room is None or uuid in room] or fitting
+    chosen = min(good, key=lambda uuid: (uuid != beside, len(by_gpu[uuid]), uuid))
     rest = sorted(set(by_gpu[chosen]) - set(must))
     return [*must, *rest[: size - len(must)]]
 

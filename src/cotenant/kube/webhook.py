@@ -20,7 +20,6 @@ from cotenant.kube.review import MAX_BODY_BYTES, Answer, WebhookSettings, answer
 from cotenant.model.errors import InputError, WorkError
 
 LOOK_S = 1.0  # how often the files of the certificates are looked at
-RENEW_S = 3600.0
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]

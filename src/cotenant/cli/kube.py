@@ -1,0 +1,159 @@
+"""`cotenant kube`: Kubernetes. The commands that run in a cluster; those that print objects are in kube_objects.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cotenant.cli import kube_objects
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Shares of GPUs for pods: webhook, plugin, manifests."
+)
+kube_objects.add_to(app)
+
+Text = str | None
+Server = Annotated[Text, typer.Option("--api-server", metavar="URL", help="API server; by default the pod's own.")]
+Token = Annotated[Path | None, typer.Option("--api-token", metavar="FILE", help="Token for it.")]
+Authority = Annotated[Path | None, typer.Option("--api-ca", metavar="FILE", help="Authority of its certificate.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Metrics = Annotated[int | None, typer.Option("--metrics-port", metavar="PORT", help="Port of /metrics and /healthz.")]
+
+
+def log(text: str) -> None:
+    """One line for whoever reads a pod's log."""
+    print(f"cotenant kube: {text}", file=sys.stderr, flush=True)
+
+
+@app.command()
+def webhook(
+    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate (PEM); watched.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+    self_signed: Annotated[
+        bool, typer.Option("--self-signed", help="Make certificates, keep them in a Secret, fill caBundle.")
+    ] = False,
+    namespace: Annotated[str, typer.Option(help="Namespace of the Service and the Secret.")] = "cotenant-system",
+    service: Annotated[str, typer.Option(help="Service of the webhook.")] = "cotenant-webhook",
+    secret: Annotated[str, typer.Option(help="Secret of the certificates.")] = "cotenant-webhook-tls",
+    configuration: Annotated[str, typer.Option(help="MutatingWebhookConfiguration to fill.")] = "cotenant",
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the webhook.", min=0, max=65535)] = 8443,
+    metrics_port: Metrics = None,
+    fail: Annotated[
+        str, typer.Option(metavar="open|closed", help="What cannot be handled: let through, or refuse.")
+    ] = "closed",
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Callers must show this bearer token.")
+    ] = None,
+    client_ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Callers need a certificate from it.")] = None,
+    mounts: Annotated[str, typer.Option(metavar="webhook|plugin", help="Who mounts the shim into pods.")] = "webhook",
+    runtime_class: Annotated[str, typer.Option(metavar="NAME", help="Runtime class for pods that name none.")] = "",
+    api_server: Server = None,
+    api_token: Token = None,
+    api_ca: Authority = None,
+) -> None:
+    """Serve the mutating webhook: pods that ask for a share get it. Runs until stopped."""
+    import asyncio
+
+    from cotenant.kube import bootstrap
+    from cotenant.kube.api import connect
+    from cotenant.kube.mutate import Injection
+    from cotenant.kube.review import WebhookSettings
+    from cotenant.kube.webhook import LOOK_S, FilePair, Listening, LiveContext, Refresh, WebhookApp, serve
+    from cotenant.model.errors import InputError
+
+    _one_of(fail, ("open", "closed"), "--fail")
+    _one_of(mounts, ("webhook", "plugin"), "--mounts")
+    if self_signed == (cert is not None and key is not None) or (cert is None) != (key is None):
+        raise InputError("give --cert and --key, or --self-signed", field="--cert")
+    if token_file is not None and not token_file.is_file():
+        raise InputError("there is no such file", file=token_file, field="--token-file")
+    injection = Injection(mounts=mounts == "webhook", runtime_class=runtime_class or None)
+    server = WebhookApp(WebhookSettings(injection, fail == "open", log), token_file)
+    refresh: Refresh
+    if cert is not None and key is not None:
+        refresh, every_s = FilePair(cert, key).refresh, LOOK_S
+    else:
+        where = bootstrap.Bootstrap(namespace, service, secret, configuration)
+        api, every_s = connect(api_server, api_token, api_ca), bootstrap.RENEW_S
+        held: list[bytes] = []
+
+        def refresh(context: LiveContext) -> bool:
+            found = bootstrap.ensure(api, where)
+            if held == [found.certificate]:
+                return False
+            context.use(found.certificate, found.key, f"Secret {namespace}/{secret}")
+            held[:] = [found.certificate]
+            return True
+
+    listening = Listening(host, port, metrics_port, client_ca)
+    asyncio.run(serve(server, listening, refresh, every_s, ready=lambda at: log(f"webhook ready on {host} port {at}")))
+
+
+@app.command()
+def plugin(
+    node: Annotated[str, typer.Option(metavar="NAME", help="Name of this node in the cluster.")],
+    agent_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the agent.")] = Path("/run/cotenant/agent"),
+    device_plugins: Annotated[Path, typer.Option(metavar="DIR", help="The kubelet's folder of device plugins.")] = Path(
+        "/var/lib/kubelet/device-plugins"
+    ),
+    pod_resources: Annotated[Path, typer.Option(metavar="SOCKET", help="The kubelet's PodResources.")] = Path(
+        "/var/lib/kubelet/pod-resources/kubelet.sock"
+    ),
+    whole: Annotated[str, typer.Option(metavar="all|UUID,...", help="GPUs given away entire (cotenant.dev/gpu).")] = "",
+    one_gpu: Annotated[
+        str, typer.Option(metavar="true|false", help="Show no more free units than one GPU has.")
+    ] = "false",
+    mounts: Annotated[str, typer.Option(metavar="webhook|plugin", help="Who mounts the shim into pods.")] = "webhook",
+    refresh: Annotated[
+        str, typer.Option(metavar="TIME", help="How often the node's pods are listed, up to 6s.")
+    ] = "5s",
+    cdi_kind: Annotated[str, typer.Option(metavar="KIND", help="Name devices by CDI, as nvidia.com/gpu.")] = "",
+    host: Host = "127.0.0.1",
+    metrics_port: Metrics = None,
+    api_server: Server = None,
+    api_token: Token = None,
+    api_ca: Authority = None,
+) -> None:
+    """Offer this node's GPUs to the kubelet and bind pods to their tenants. Runs until stopped."""
+    from cotenant.kube.api import connect
+    from cotenant.kube.inventory import Inventory
+    from cotenant.kube.nodeplugin import NodeSettings, run
+    from cotenant.kube.plugin import Desk, Grant
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_seconds
+
+    _one_of(mounts, ("webhook", "plugin"), "--mounts")
+    _one_of(one_gpu, ("true", "false"), "--one-gpu")
+    list_every_s = parse_seconds(refresh, "--refresh")
+    if not 0.1 <= list_every_s <= 6.0:
+        raise InputError(
+            f"{refresh} is not 0.1s to 6s: processes of a pod wait 8s for the news of it", field="--refresh"
+        )
+    desk = Desk(Inventory(), grant=Grant(mounts == "plugin", cdi_kind or None), one_gpu=one_gpu == "true")
+    given = tuple(part for part in whole.split(",") if part)
+    settings = NodeSettings(node, agent_dir, device_plugins, pod_resources, given, log=log, list_every_s=list_every_s)
+    metrics = None if metrics_port is None else (host, metrics_port)
+    run(settings, desk, connect(api_server, api_token, api_ca), metrics)
+
+
+@app.command()
+def install(
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder on the node.")] = Path(
+        "/var/lib/cotenant/lib"
+    ),
+) -> None:
+    """Put the driver shim where pods find it, beside older ones that running pods have loaded."""
+    from cotenant.kube.install import install as put
+
+    log(f"the shim is in {put(to)}")
+
+
+def _one_of(value: str, choices: tuple[str, ...], field: str) -> None:
+    from cotenant.model.errors import InputError
+
+    if value not in choices:
+        raise InputError(f"{value!r} is not {' or '.join(choices)}", field=field)

@@ -1,0 +1,159 @@
+"""The commands of `cotenant kube` that print objects or write files: manifests, chart, mutate, claims, slice."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Text = str | None
+Version = Annotated[str, typer.Option("--kubernetes", metavar="1.34", help="Version of the cluster.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of YAML.")]
+PodFile = Annotated[Path, typer.Argument(metavar="POD.yaml", help="A pod; - reads standard input.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    for command in (manifests, chart, mutate, claims, slice_):
+        app.command(command.__name__.rstrip("_"))(command)
+
+
+def manifests(
+    namespace: Annotated[str, typer.Option(help="Namespace of all parts.")] = "cotenant-system",
+    values: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Values, as for the chart.")] = None,
+    setting: Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="One value.")] = None,
+    list_values: Annotated[bool, typer.Option("--list-values", help="Print every value with its default.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print everything that an installation needs, for kubectl apply -f -."""
+    from cotenant.kube import values as choices
+    from cotenant.kube.manifests import install
+
+    if list_values:
+        print(choices.as_yaml(), end="")
+        return
+    _check_name(namespace, "--namespace")
+    things = install(choices.Values(choices.read(values, setting or []), namespace))
+    _show(things, as_json)
+
+
+def chart(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; made anew.")],
+) -> None:
+    """Write the Helm chart."""
+    from cotenant.kube.chart import files
+    from cotenant.record.files import AtomicFolder
+
+    folder = AtomicFolder(out, "Chart.yaml")
+    try:
+        for name, text in files().items():
+            path = folder.part / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    except OSError:
+        folder.discard()
+        raise
+    folder.commit()
+
+
+def mutate(
+    pod: PodFile,
+    mounts: Annotated[str, typer.Option(metavar="webhook|plugin", help="Who mounts the shim.")] = "webhook",
+    patch: Annotated[bool, typer.Option("--patch", help="The JSON patch instead of the pod.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the webhook makes of a pod, without a cluster."""
+    from cotenant.kube.mutate import Injection, change
+    from cotenant.kube.mutate import mutate as patch_of
+
+    thing = _read_pod(pod)
+    injection = Injection(mounts=mounts == "webhook")
+    if patch:
+        _show(patch_of(thing, injection), as_json)
+    else:
+        _show([change(thing, injection)], as_json)
+
+
+def claims(pod: PodFile, kubernetes: Version = "1.34", as_json: AsJson = False) -> None:
+    """Print the pod with claims of dynamic resource allocation in place of units, and their templates."""
+    from cotenant.kube.dra import claims_of
+
+    _show(claims_of(_read_pod(pod), _version(kubernetes)), as_json)
+
+
+def slice_(
+    node: Annotated[str, typer.Option(metavar="NAME", help="Name of this node.")],
+    agent_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the agent.")] = None,
+    whole: Annotated[str, typer.Option(metavar="all|UUID,...", help="GPUs given away entire.")] = "",
+    kubernetes: Version = "1.34",
+    as_json: AsJson = False,
+) -> None:
+    """Print the ResourceSlice of this node's GPUs for dynamic resource allocation."""
+    from cotenant.kube.dra import resource_slice
+    from cotenant.kube.inventory import check_whole, gpus_of
+    from cotenant.node.agent import default_folder
+    from cotenant.node.client import ControlClient
+
+    given = [part for part in whole.split(",") if part]
+    with ControlClient(agent_dir or default_folder()) as client:
+        status = client.call("status")
+    check_whole(given, gpus_of(status, (), {}))
+    _show([resource_slice(node, gpus_of(status, given, {}), _version(kubernetes))], as_json)
+
+
+# -- helpers -----------------------------------------------------------------------------------------------------------
+
+
+def _show(things: list[dict[str, Any]], as_json: bool) -> None:
+    import json
+
+    from cotenant.kube.values import to_yaml
+
+    if as_json:
+        is_patch = bool(things) and "op" in things[0]
+        print(json.dumps({"patch": things} if is_patch else {"apiVersion": "v1", "kind": "List", "items": things}))
+    elif things and "op" in things[0]:
+        print(json.dumps(things, indent=2))
+    else:
+        print("---\n".join(to_yaml(thing) for thing in things), end="")
+
+
+def _read_pod(path: Path) -> dict[str, Any]:
+    """The one pod of a file. InputError says what else it holds."""
+    import yaml
+
+    from cotenant.model.errors import InputError
+
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        things = [thing for thing in yaml.safe_load_all(text) if thing is not None]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise InputError(f"not valid YAML: {error.problem}", file=path, line=line) from None
+    if len(things) != 1 or not isinstance(things[0], dict) or things[0].get("kind") != "Pod":
+        kinds = ", ".join(str(t.get("kind")) if isinstance(t, dict) else type(t).__name__ for t in things) or "nothing"
+        raise InputError(f"it must hold one Pod; it holds {kinds[:80]}", file=path)
+    pod: dict[str, Any] = things[0]
+    return pod
+
+
+def _version(text: str) -> tuple[int, int]:
+    from cotenant.model.errors import InputError
+
+    parts = text.removeprefix("v").split(".")
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
+        raise InputError(f"{text!r} is not a version such as 1.34", field="--kubernetes")
+    return int(parts[0]), int(parts[1])
+
+
+def _check_name(text: str, field: str) -> None:
+    import re
+
+    from cotenant.model.errors import InputError
+
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
+        raise InputError(f"{text[:80]!r} is not a name of lower-case letters, digits and dashes", field=field)

@@ -1,0 +1,51 @@
+"""`cotenant slurm`: a job's share, from its comment, held by the node's agent from prolog to epilog."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Slurm: prolog and epilog that give a job its share."
+)
+
+Folder = Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")]
+
+
+@app.command()
+def prolog(folder: Folder = None) -> None:
+    """As Prolog= of slurm.conf: hold the job's share on this node's agent. Does nothing for jobs that ask for none."""
+    import os
+
+    from cotenant.node.agent import default_folder
+    from cotenant.node.slurm import start
+
+    said = start(os.environ, folder or default_folder())
+    if said:
+        print(f"cotenant slurm: {said}", file=sys.stderr)
+
+
+@app.command("task-prolog")
+def task_prolog(folder: Folder = None) -> None:
+    """As TaskProlog= of slurm.conf: print what the job's tasks are started with."""
+    import os
+
+    from cotenant.node.agent import default_folder
+    from cotenant.node.slurm import task_lines
+
+    for line in task_lines(os.environ, folder or default_folder()):
+        print(line)
+
+
+@app.command()
+def epilog(folder: Folder = None) -> None:
+    """As Epilog= of slurm.conf: the job's share is free again. Does nothing for jobs without one."""
+    import os
+
+    from cotenant.node.agent import default_folder
+    from cotenant.node.slurm import end
+
+    end(os.environ, folder or default_folder())

@@ -1,0 +1,157 @@
+"""Dynamic resource allocation: device classes, a node's GPUs as a ResourceSlice, and claims, from the same shares.
+
+With consumable capacity (feature DRAConsumableCapacity, alpha in Kubernetes 1.34) several claims are allocated on one
+device and each consumes some of its `share` and `memory`, so the scheduler itself keeps a share on one GPU. Without it
+a slice offers whole GPUs. Fields are those of the public API group resource.k8s.io.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from cotenant.kube import names
+from cotenant.kube.shares import ContainerShare, Pod, shares_of
+from cotenant.kube.units import NodeGpu
+from cotenant.model.errors import InputError
+
+Thing = dict[str, Any]
+DRIVER = f"gpu.{names.DOMAIN}"
+SHARE_CLASS, GPU_CLASS = f"share.{names.DOMAIN}", f"gpu.{names.DOMAIN}"
+VERSIONS = {(1, 32): "v1beta1", (1, 33): "v1beta2", (1, 34): "v1"}
+CONSUMABLE_SINCE = (1, 34)
+MOST_DEVICES = 128  # in one slice
+
+
+def api_version(kubernetes: tuple[int, int]) -> str:
+    """The version of resource.k8s.io that a Kubernetes version serves. InputError before 1.32."""
+    known = [version for since, version in VERSIONS.items() if since <= kubernetes]
+    if not known:
+        raise InputError(
+            f"Kubernetes {kubernetes[0]}.{kubernetes[1]} serves no resource.k8s.io for claims; use 1.32 or newer"
+        )
+    return f"resource.k8s.io/{known[-1]}"
+
+
+def device_classes(kubernetes: tuple[int, int] = (1, 34)) -> list[Thing]:
+    """share.cotenant.dev: a piece of a GPU; gpu.cotenant.dev: a whole one."""
+    whole = f"device.attributes['{DRIVER}'].whole"
+    return [
+        {
+            "apiVersion": api_version(kubernetes),
+            "kind": "DeviceClass",
+            "metadata": {"name": name},
+            "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}' && {condition}"}}]},
+        }
+        for name, condition in ((SHARE_CLASS, f"!{whole}"), (GPU_CLASS, whole))
+    ]
+
+
+def resource_slice(
+    node: str,
+    gpus: Iterable[NodeGpu],
+    kubernetes: tuple[int, int],
+    *,
+    generation: int = 1,
+    consumable: bool | None = None,
+) -> Thing:
+    """The GPUs of a node. A GPU with a fault is left out. `consumable` None: where the version has it."""
+    has_it = kubernetes >= CONSUMABLE_SINCE
+    if consumable and not has_it:
+        raise InputError("consumable capacity needs Kubernetes 1.34 or newer")
+    consumable = has_it if consumable is None else consumable
+    healthy = [gpu for gpu in gpus if not gpu.fault]
+    if len(healthy) > MOST_DEVICES:
+        raise InputError(f"{len(healthy)} GPUs; a ResourceSlice has at most {MOST_DEVICES} devices")
+    devices = [_device(gpu, kubernetes, consumable) for gpu in healthy]
+    return {
+        "apiVersion": api_version(kubernetes),
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{node}-{DRIVER}"[:253]},
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": node,
+            "pool": {"name": node, "generation": generation, "resourceSliceCount": 1},
+            "devices": devices,
+        },
+    }
+
+
+def _device(gpu: NodeGpu, kubernetes: tuple[int, int], consumable: bool) -> Thing:
+    shared = consumable and not gpu.whole
+    memory_units = gpu.memory_bytes // names.MEMORY_UNIT_BYTES
+    share: Thing = {"value": str(names.SHARE_UNITS)}
+    memory: Thing = {"value": f"{memory_units}Gi"}
+    if shared:
+        share["requestPolicy"] = {
+            "default": "1",
+            "validRange": {"min": "1", "max": str(names.SHARE_UNITS), "step": "1"},
+        }
+        memory["requestPolicy"] = {
+            "default": "1Gi",
+            "validRange": {"min": "1Mi", "max": f"{memory_units}Gi", "step": "1Mi"},
+        }
+    basic: Thing = {
+        "attributes": {
+            "uuid": {"string": gpu.uuid},
+            "index": {"int": gpu.index},
+            "whole": {"bool": not shared},
+        },
+        "capacity": {"share": share, "memory": memory},
+    }
+    if shared:
+        basic["allowMultipleAllocations"] = True
+    name = f"gpu-{gpu.index}"
+    return {"name": name, "basic": basic} if api_version(kubernetes).endswith("/v1beta1") else {"name": name} | basic
+
+
+def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes: tuple[int, int]) -> Thing:
+    """A ResourceClaimTemplate for one container's share; request and limit go to the driver as opaque parameters."""
+    exact: Thing = {"deviceClassName": GPU_CLASS if share.whole else SHARE_CLASS}
+    if share.whole:
+        exact["count"] = share.gpus
+    elif kubernetes >= CONSUMABLE_SINCE:
+        wanted = {"share": str(share.units)}
+        if share.memory_bytes is not None:
+            wanted["memory"] = f"{-(-share.memory_bytes // 2**20)}Mi"
+        exact["capacity"] = {"requests": wanted}
+    else:
+        raise InputError("a share of a GPU by a claim needs consumable capacity, in Kubernetes 1.34 or newer")
+    flat = api_version(kubernetes).endswith("/v1beta1")
+    request = {"name": "gpu"} | (exact if flat else {"exactly": exact})
+    parameters = {
+        "apiVersion": f"{names.DOMAIN}/v1",
+        "kind": "Share",
+        "request": share.request,
+        "limit": share.limit,
+        "memoryBytes": share.memory_bytes,
+    }
+    config = [{"requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}]
+    return {
+        "apiVersion": api_version(kubernetes),
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"spec": {"devices": {"requests": [request], "config": config}}},
+    }
+
+
+def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
+    """Claim templates for every container of a pod that asks, and the pod with claims in place of units."""
+    import copy
+
+    changed: Thing = copy.deepcopy(dict(pod))
+    metadata, spec = changed["metadata"], changed["spec"]
+    name, namespace = metadata.get("name") or "pod", metadata.get("namespace") or "default"
+    templates = []
+    for share in shares_of(pod):
+        template = f"{name}-{share.container}"[:253]
+        templates.append(claim_template(template, namespace, share, kubernetes))
+        spec.setdefault("resourceClaims", []).append({"name": share.container, "resourceClaimTemplateName": template})
+        container = spec[share.list_name][share.index]
+        resources = container.setdefault("resources", {})
+        for kind in ("limits", "requests"):
+            for key in list(resources.get(kind) or {}):
+                if key in names.RESOURCES:
+                    del resources[kind][key]
+        resources.setdefault("claims", []).append({"name": share.container})
+    return [*templates, changed] if templates else [changed]

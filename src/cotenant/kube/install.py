@@ -1,0 +1,52 @@
+"""The shim's libraries on a node: a folder for each build, never written twice, and a link to the newest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from cotenant.kube import names
+from cotenant.model.errors import InputError
+
+
+def install(target: Path) -> Path:
+    """Build the shims if they are not in the cache, put them into `target`, and let `current` name them.
+
+    A file that a running pod has loaded is never touched: another build goes into another folder, and the link changes
+    by a rename. Returns the folder. InputError: it cannot be written, or there is no compiler.
+    """
+    from cotenant.shim.build import build, build_nvml
+
+    return put({names.SHIM_FILE: build(), names.NVML_FILE: build_nvml()}, target)
+
+
+def put(libraries: dict[str, Path], target: Path) -> Path:
+    """Install files by name, as a whole."""
+    digest = hashlib.sha256()
+    for name, path in sorted(libraries.items()):
+        digest.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    folder = target / digest.hexdigest()[:16]
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            fresh = target / f".{folder.name}.{os.getpid()}"
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir()
+            for name, path in libraries.items():
+                shutil.copyfile(path, fresh / name)
+                (fresh / name).chmod(0o755)
+            try:
+                fresh.rename(folder)
+            except OSError:
+                if not folder.exists():  # else another installer was faster
+                    raise
+                shutil.rmtree(fresh)
+        link = target / f".{names.CURRENT}.{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.name)  # relative: it holds in a container that has the folder elsewhere
+        link.rename(target / names.CURRENT)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", file=target) from None
+    return folder

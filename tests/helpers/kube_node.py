@@ -1,0 +1,95 @@
+"""A node for the device plugin: an agent, a stand-in kubelet, a stand-in API server, the plugin as a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from api_standin import ApiServer
+from held_agent import HeldAgent
+from kubelet_standin import Kubelet
+from pods import Pod, patched
+
+from cotenant.kube.mutate import mutate
+
+
+def wait_for(check: Callable[[], Any], seconds: float = 10.0, what: str = "") -> Any:
+    """Poll until `check` is true; returns its value."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = check()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what or check}"
+        time.sleep(0.02)
+
+
+class Node:
+    """Everything a pod meets on a node, apart from containers."""
+
+    def __init__(self, folder: Path, gpus: int = 2) -> None:
+        self.folder = folder
+        agent = folder / "agent"
+        agent.mkdir()
+        self.agent = HeldAgent(agent, gpus)
+        self.kubelet = Kubelet(folder / "kubelet")
+        self.api = ApiServer()
+        self.plugin: subprocess.Popen[bytes] | None = None
+        self._log = open(folder / "plugin.log", "ab")  # noqa: SIM115
+
+    def start_plugin(self, *options: str) -> None:
+        """The plugin as a process of its own."""
+        arguments = [
+            "kube", "plugin", "--node=node-a", f"--agent-dir={self.agent.folder}",
+            f"--device-plugins={self.kubelet.plugins}",
+            f"--pod-resources={self.kubelet.resources / 'kubelet.sock'}", f"--api-server={self.api.url}",
+            "--refresh=1s", *options,
+        ]  # fmt: skip
+        code = "import sys; from cotenant.cli.main import main; sys.argv = ['cotenant', *sys.argv[1:]]; main()"
+        self.plugin = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=self._log, stdout=self._log)
+
+    def said(self) -> str:
+        return (self.folder / "plugin.log").read_text()
+
+    def ready(self, *resources: str, count: int = 1) -> None:
+        """Wait until the kubelet has those resources, registered so many times."""
+        wanted = resources or ("cotenant.dev/share", "cotenant.dev/memory")
+
+        def there() -> bool:
+            assert self.plugin is None or self.plugin.poll() is None, self.said()
+            times = all(self.kubelet.registered.count(name) >= count for name in wanted)
+            return times and all(self.kubelet.healthy(name) for name in wanted)
+
+        wait_for(there, 20, f"{wanted} registered; the plugin said: {self.said()}")
+
+    def schedule(self, pod: Pod, *, webhook: bool = True) -> Pod:
+        """A pod as the scheduler and the webhook leave it, given to the kubelet."""
+        thing = patched(pod, mutate(pod)) if webhook else pod
+        thing["status"] = {"phase": "Pending"}
+        self.api.put_pod(thing)
+        self.kubelet.admit(thing)
+        return thing
+
+    def finish(self, pod: Pod, phase: str = "Succeeded") -> None:
+        """The pod's containers have ended."""
+        self.kubelet.remove(pod)
+        self.api.put_pod(pod | {"status": {"phase": phase}})
+
+    def held(self) -> dict[str, dict[str, Any]]:
+        return self.agent.held()
+
+    def close(self) -> None:
+        if self.plugin is not None and self.plugin.poll() is None:
+            self.plugin.terminate()
+            try:
+                self.plugin.wait(10)
+            except subprocess.TimeoutExpired:
+                self.plugin.kill()
+        self.kubelet.stop()
+        self.api.close()
+        self.agent.close()
+        self._log.close()

@@ -1,0 +1,268 @@
+"""The plugin against a stand-in kubelet: register, list and watch, allocate, illness, restarts, and what pods get."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from fake_shim import FakeShim
+from held_agent import pod_cgroup, uuid_of
+from kube_node import Node, wait_for
+from kubelet_standin import AdmissionError
+from pods import pod, share
+
+from cotenant.kube.units import gpu_of
+from cotenant.node.wire import Type
+
+SHARE, MEMORY = "cotenant.dev/share", "cotenant.dev/memory"
+
+
+def ids(node: Node, thing: dict, resource: str = SHARE, container: str = "main") -> list[str]:
+    return node.kubelet.allocated[thing["metadata"]["uid"]][container][resource]
+
+
+def test_the_whole_conversation(node: Node) -> None:
+    counts = Counter(gpu_of(one) for one in node.kubelet.healthy(SHARE))
+    assert counts == {uuid_of(0): 100, uuid_of(1): 100}, "a unit is a percent of one GPU"
+    assert Counter(gpu_of(one) for one in node.kubelet.healthy(MEMORY)) == {uuid_of(0): 8, uuid_of(1): 8}
+
+    train = node.schedule(pod("train", annotations=share("30%", limit="60%", memory="2Gi")))
+    gpu = gpu_of(ids(node, train)[0])
+    assert {gpu_of(one) for one in [*ids(node, train), *ids(node, train, MEMORY)]} == {gpu}, "all of one GPU"
+    given = [answer for answer in node.kubelet.answers if answer.envs]
+    assert [dict(answer.envs) for answer in given] == [{"NVIDIA_VISIBLE_DEVICES": gpu}]
+    assert not given[0].mounts, "the webhook has mounted what is needed"
+
+    row = wait_for(lambda: node.held().get("team/train/main"))
+    assert (row["request"], row["limit"], row["memory_bytes"], row["gpus"]) == (0.3, 0.6, 2 << 30, [gpu])
+    assert row["id"] == train["metadata"]["uid"]
+    index = 0 if gpu == uuid_of(0) else 1
+    wait_for(lambda: node.api.events(train))
+    assert node.api.events(train) == [
+        ("ShareBound", f"container main has 30% of GPU {index} of node-a, at most 60%, and 2 GiB")
+    ]
+
+    node.agent.put(pod_cgroup(train["metadata"]["uid"], "ab" * 32))
+    shim = FakeShim(node.agent.tenants, "container:main")
+    assert shim.answer["type"] == Type.HELLO_REPLY, "a process of the pod reaches its tenant"
+    shim.close()
+
+    node.finish(train)
+    wait_for(lambda: not node.held(), what="the share is free when the pod has ended")
+
+
+def test_a_share_is_never_taken_across_two_gpus(node: Node) -> None:
+    for number in range(2):
+        node.schedule(pod(f"large-{number}", annotations=share("85%")))
+    with pytest.raises(AdmissionError, match=r"30 units of cotenant.dev/share are free only across GPUs \(15 on GPU-0"):
+        node.schedule(pod("split", annotations=share("30%")))
+    small = node.schedule(pod("small", annotations=share("15%")))
+    assert len({gpu_of(one) for one in ids(node, small)}) == 1
+    wait_for(lambda: len(node.held()) == 3)
+
+
+def test_small_shares_leave_room_for_large_ones(node: Node) -> None:
+    placed = [gpu_of(ids(node, node.schedule(pod(f"s{n}", annotations=share("20%"))))[0]) for n in range(5)]
+    assert len(set(placed)) == 1, "one GPU is filled before the next is begun"
+    node.schedule(pod("whole", annotations=share("100%")))
+
+
+def test_memory_comes_from_the_gpu_of_the_share(make_node: Callable[..., Node]) -> None:
+    node = make_node(gpus=2)
+    node.start_plugin()
+    node.ready()
+    for number in range(6):
+        thing = node.schedule(pod(f"p{number}", annotations=share("20%", memory="2Gi")))
+        assert {gpu_of(i) for i in ids(node, thing)} == {gpu_of(i) for i in ids(node, thing, MEMORY)}
+
+
+def test_a_share_and_its_memory_are_never_on_two_gpus(node: Node) -> None:
+    node.schedule(pod("a", annotations=share("90%", memory="1Gi")))
+    node.schedule(pod("b", annotations=share("10%", memory="8Gi")))
+    assert sorted(Counter(gpu_of(one) for one in node.kubelet.in_use(MEMORY)).values()) == [1, 8]
+    # one GPU has 10 % and 7 GiB left, the other 90 % and no memory
+    with pytest.raises(AdmissionError, match="but on no GPU both; this pod has to wait for a GPU with more room"):
+        node.schedule(pod("c", annotations=share("50%", memory="2Gi")))
+    node.schedule(pod("d", annotations=share("10%", memory="7Gi")))
+    node.schedule(pod("e", annotations=share("90%")))
+
+
+def test_several_containers_have_a_tenant_each_and_init_containers_share(node: Node) -> None:
+    thing = node.schedule(
+        pod(
+            "many",
+            annotations=share("20%", containers="*"),
+            containers=[{"name": "main"}, {"name": "aux"}],
+            initContainers=[{"name": "fetch"}],
+        )
+    )
+    wait_for(lambda: len(node.held()) == 2)
+    assert set(node.held()) == {"team/many/main", "team/many/aux"}
+    assert set(ids(node, thing, container="fetch")) == set(ids(node, thing)), "the kubelet hands them on"
+    total = sum(row["request"] for row in node.held().values())
+    assert total == pytest.approx(0.4)
+
+
+def test_a_pod_of_which_only_an_init_container_asks(node: Node) -> None:
+    thing = node.schedule(pod("fetch", annotations=share("20%", containers="load"), initContainers=[{"name": "load"}]))
+    row = wait_for(lambda: node.held().get("team/fetch/load"))
+    assert row["gpus"] == [gpu_of(ids(node, thing, container="load")[0])]
+    status = {"phase": "Running", "initContainerStatuses": [{"name": "load", "state": {"terminated": {"exitCode": 0}}}]}
+    node.api.put_pod(thing | {"status": status})
+    wait_for(lambda: not node.held(), 25, "an init container that has ended gives its share back")
+
+
+def test_an_agent_that_is_away_makes_every_unit_unhealthy(node: Node) -> None:
+    node.agent.kill()
+    wait_for(lambda: node.kubelet.allocatable(SHARE) == 0, what="nothing is offered that nobody would enforce")
+    node.agent.start()
+    wait_for(lambda: node.kubelet.allocatable(SHARE) == 200)
+
+
+def test_a_kubelet_that_restarts_is_told_again(node: Node) -> None:
+    train = node.schedule(pod("train", annotations=share("30%")))
+    before = ids(node, train)
+    wait_for(lambda: node.held())
+    node.kubelet.restart()
+    node.ready(count=2)
+    assert ids(node, train) == before, "its checkpoint still names the same units"
+    after = node.schedule(pod("next", annotations=share("60%")))
+    assert not set(ids(node, after)) & set(before)
+    assert "team/train/main" in node.held()
+
+
+def test_a_killed_plugin_loses_nothing_and_frees_what_ended_meanwhile(node: Node) -> None:
+    stays = node.schedule(pod("stays", annotations=share("30%")))
+    goes = node.schedule(pod("goes", annotations=share("40%")))
+    wait_for(lambda: len(node.held()) == 2)
+    assert node.plugin is not None
+    node.plugin.send_signal(signal.SIGKILL)
+    node.plugin.wait()
+    node.finish(goes, "Failed")
+    time.sleep(0.2)
+    assert len(node.held()) == 2, "nobody was there to let go of it"
+    node.start_plugin()
+    node.ready(count=2)
+    wait_for(lambda: set(node.held()) == {"team/stays/main"})
+    assert node.held()["team/stays/main"]["gpus"] == [gpu_of(ids(node, stays)[0])]
+    assert [reason for reason, _ in node.api.events(stays)] == ["ShareBound"], "said once, by whichever plugin"
+
+
+def test_a_pod_that_comes_again_by_the_same_name(node: Node) -> None:
+    first = node.schedule(pod("db-0", annotations=share("60%")))
+    wait_for(lambda: node.held().get("team/db-0/main"))
+    node.kubelet.remove(first)
+    node.api.drop_pod(first)
+    second = node.schedule(pod("db-0", annotations=share("60%")))
+    wait_for(lambda: [row["id"] for row in node.held().values()] == [second["metadata"]["uid"]], 20)
+
+
+def test_the_annotations_of_a_running_pod_can_change_its_limit_but_not_its_claim(node: Node) -> None:
+    thing = node.schedule(pod("train", annotations=share("30%", limit="60%")))
+    wait_for(lambda: node.held().get("team/train/main"))
+    thing["metadata"]["annotations"] |= {"cotenant.dev/limit": "80%"}
+    node.api.put_pod(thing)
+    wait_for(lambda: node.held()["team/train/main"]["limit"] == 0.8)
+    thing["metadata"]["annotations"] |= {"cotenant.dev/request": "90%", "cotenant.dev/limit": "95%"}
+    node.api.put_pod(thing)
+    wait_for(lambda: any(reason == "ShareUnclear" for reason, _ in node.api.events(thing)))
+    assert node.held()["team/train/main"]["request"] == 0.3, "the kubelet gave it 30 units"
+
+
+def test_a_pod_that_the_webhook_did_not_see_is_reported(node: Node) -> None:
+    limits = {"cotenant.dev/share": "30"}
+    thing = node.schedule(
+        pod("bare", containers=[{"name": "main", "resources": {"limits": limits, "requests": limits}}]), webhook=False
+    )
+    wait_for(lambda: "ShareNotEnforced" in dict(node.api.events(thing)))
+    assert "webhook did not see it" in dict(node.api.events(thing))["ShareNotEnforced"]
+
+
+def test_a_share_that_the_agent_refuses_is_an_event(node: Node) -> None:
+    node.agent.call("hold", kind="slurm", id="7", tenant={"name": "other", "request": 0.9, "gpus": [uuid_of(0)]})
+    node.agent.call("hold", kind="slurm", id="8", tenant={"name": "more", "request": 0.9, "gpus": [uuid_of(1)]})
+    thing = node.schedule(pod("late", annotations=share("30%")))
+    wait_for(lambda: node.api.events(thing))
+    (reason, message) = node.api.events(thing)[0]
+    assert reason == "ShareRefused"
+    assert "has 10% left to promise; team/late/main asks for 30%" in message
+    node.agent.call("let_go", kind="slurm", id="7")
+    node.agent.call("let_go", kind="slurm", id="8")
+    wait_for(lambda: node.held().get("team/late/main"), what="tried again")
+
+
+def test_an_api_server_that_is_away_stops_nothing(node: Node) -> None:
+    thing = node.schedule(pod("train", annotations=share("30%")))
+    wait_for(lambda: node.held())
+    node.api.down = True
+    node.kubelet.remove(thing)
+    wait_for(lambda: not node.held(), 30, "after some rounds the kubelet is believed alone")
+    node.api.down = False
+    after = node.schedule(pod("next", annotations=share("100%")))
+    wait_for(lambda: node.held().get("team/next/main"), 15)
+    assert after
+
+
+def test_whole_gpus(make_node: Callable[..., Node]) -> None:
+    node = make_node(gpus=3)
+    node.start_plugin("--whole=0,1", "--mounts=plugin", "--cdi-kind=nvidia.com/gpu")
+    node.ready(SHARE, "cotenant.dev/gpu")
+    assert node.kubelet.healthy("cotenant.dev/gpu") == [uuid_of(0), uuid_of(1)]
+    assert {gpu_of(one) for one in node.kubelet.healthy(SHARE)} == {uuid_of(2)}
+    node.schedule(pod("big", containers=[{"name": "main", "resources": {"limits": {"cotenant.dev/gpu": 2}}}]))
+    answer = node.kubelet.answers[-1]
+    assert [one.name for one in answer.cdi_devices] == [f"nvidia.com/gpu={uuid_of(i)}" for i in range(2)]
+    assert not answer.envs
+    assert [(m.container_path, m.host_path, m.read_only) for m in answer.mounts] == [
+        ("/opt/cotenant/lib", "/var/lib/cotenant/lib", True),
+        ("/opt/cotenant/run", "/run/cotenant/tenants", True),
+    ]
+    row = wait_for(lambda: node.held().get("team/big/main"))
+    assert (row["mechanism"], row["gpus"], row["request"]) == ("whole", [uuid_of(0), uuid_of(1)], 1.0)
+
+
+def test_with_one_gpu_shown_no_pod_comes_that_would_not_fit(make_node: Callable[..., Node]) -> None:
+    node = make_node(gpus=2)
+    node.start_plugin("--one-gpu=true")
+    node.ready()
+    assert node.kubelet.allocatable(SHARE) == 100, "the scheduler sees one GPU's worth"
+    node.schedule(pod("a", annotations=share("60%")))
+    # 60 taken, and the other GPU's 100 are the most that is free on one
+    wait_for(lambda: node.kubelet.allocatable(SHARE) == 160)
+    node.schedule(pod("b", annotations=share("70%")))
+    wait_for(lambda: node.kubelet.allocatable(SHARE) == 60 + 70 + 40)
+
+
+def test_settings_that_do_not_fit_end_with_a_sentence(make_node: Callable[..., Node]) -> None:
+    node = make_node(gpus=1)
+    node.start_plugin("--whole=GPU-none")
+    assert node.plugin is not None
+    assert node.plugin.wait(20) == 2
+    assert "the agent has no GPU 'GPU-none'" in node.said()
+    assert "Traceback" not in node.said()
+
+
+def test_metrics_are_served(make_node: Callable[..., Node]) -> None:
+    import socket
+    import urllib.request
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    node = make_node(gpus=1)
+    node.start_plugin(f"--metrics-port={port}")
+    node.ready()
+    node.schedule(pod("a", annotations=share("60%")))
+
+    def text() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
+
+    wait_for(lambda: "cotenant_plugin_bound_containers 1" in text())
+    assert 'cotenant_plugin_devices{resource="cotenant.dev/share",health="healthy"} 100' in text()
+    assert 'cotenant_plugin_allocations_total{resource="cotenant.dev/share",outcome="granted"} 1' in text()
+    assert os.path.exists(node.kubelet.plugins / "cotenant-share.sock")
