@@ -91,11 +91,6 @@ int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t s
     return fd >= 0 ? cot_wire_send(fd, &message) : -1;
 }
 
-int cot_agent_call(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply)
-{
-    return cot_agent_call_fd(type, slot, body, bytes, reply, NULL);
-}
-
 /* Sends and waits for the reply, and for the descriptor that may come with it (*passed_fd, else -1).  -1: the agent is
  * lost. */
 int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply,
