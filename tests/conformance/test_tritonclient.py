@@ -19,7 +19,9 @@ tritonclient = pytest.importorskip("tritonclient.utils")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    graph = {"name": "pair", "graph": {"a": ["b"]}, "rate_rps": 5, "slo_ms": 5000, "inputs": {"b": {"INPUT": "a.OUTPUT"}}}
+    graph = {
+        "name": "pair", "graph": {"a": ["b"]}, "rate_rps": 5, "slo_ms": 5000, "inputs": {"b": {"INPUT": "a.OUTPUT"}}
+    }  # fmt: skip
     services = deployment(
         [{"name": "a", "slo_ms": 5000}, {"name": "b", "slo_ms": 5000}], tmp_path_factory.mktemp("triton"),
         applications=[graph],
@@ -33,9 +35,11 @@ def renamed(made: Any) -> Any:
     """Stages of an application are of their models."""
     from dataclasses import replace
 
-    return replace(made, gpulets=tuple(
-        replace(let, seats=tuple(replace(s, model=s.service.rsplit(":")[-1]) for s in let.seats)) for let in made.gpulets
-    ))  # fmt: skip
+    lets = []
+    for let in made.gpulets:
+        seats = tuple(replace(seat, model=seat.service.rsplit(":")[-1]) for seat in let.seats)
+        lets.append(replace(let, seats=seats))
+    return replace(made, gpulets=tuple(lets))
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -177,7 +181,8 @@ def test_typed_contents_and_compressed_messages(server: Running) -> None:
             response_deserializer=kinds["ModelInferResponse"].FromString,
         )
         answer = call(message)
-        assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == [1.5 + offset("a"), 2.5 + offset("a")]
+        got = np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
+        assert got == [1.5 + offset("a"), 2.5 + offset("a")]
         nothing = channel.unary_unary("/inference.GRPCInferenceService/Nothing")
         with pytest.raises(grpc.RpcError) as caught:
             nothing(b"")

@@ -101,7 +101,7 @@ def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
         began = time.monotonic()
         stuck = pool.submit(infer, server.http_url, "a", (1.0, 0.0))
         assert infer(server.http_url, "b")[0] == 200  # the neighbour is not disturbed
-        status, headers, body = stuck.result()
+        status, headers, _body = stuck.result()
         assert status == 503  # its deadline has passed when it could have been tried again
         assert headers["cotenant-outcome"] == "late"
         assert int(headers["retry-after"]) >= 1

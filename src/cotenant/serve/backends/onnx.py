@@ -55,6 +55,7 @@ class OnnxModel:
         self._wanted = [x.name for x in outs]
         inputs, outputs = (tuple(_spec(x, batchable) for x in side) for side in (ins, outs))
         self.info = ModelInfo(inputs, outputs, batchable, PLATFORM)
+        self._strings = any(x.datatype == "BYTES" for x in inputs)
         self._warm(spec.batch if batchable else 1)
         self.info = ModelInfo(inputs, outputs, batchable, PLATFORM, time.monotonic() - began)
 
@@ -74,6 +75,8 @@ class OnnxModel:
 
     def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
         """See Backend."""
+        if self._strings:
+            inputs = [_text(x) if x.dtype == object else x for x in inputs]
         found: list[np.ndarray] = self._session.run(self._wanted, dict(zip(self._names, inputs, strict=True)))
         return found
 
@@ -87,6 +90,13 @@ class OnnxModel:
     def close(self) -> None:
         """See Backend."""
         del self._session
+
+
+def _text(array: np.ndarray) -> np.ndarray:
+    """Strings as ONNX Runtime takes them: text, not bytes."""
+    out = np.empty(array.size, object)
+    out[:] = [x.decode("utf-8", "replace") if isinstance(x, bytes) else x for x in array.ravel().tolist()]
+    return out.reshape(array.shape)
 
 
 def _spec(x: Any, batchable: bool) -> TensorSpec:

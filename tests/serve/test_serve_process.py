@@ -1,0 +1,140 @@
+"""`cotenant serve` as a process: its line of JSON, its end, kill -9, wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command import command
+from serve_setup import ask, deployment, infer, plan
+
+
+def write(folder: Path, **more: Any) -> tuple[str, str]:
+    """(services file, plan file)."""
+    content = deployment([{"name": "a", "slo_ms": 5000}], folder, **more)
+    (folder / "services.yaml").write_text(yaml.safe_dump(content))
+    (folder / "plan.json").write_text(json.dumps(plan({"a": 4}).to_dict()))
+    return str(folder / "services.yaml"), str(folder / "plan.json")
+
+
+def start(folder: Path, port: int = 0, *more: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    services, held = write(folder)
+    process = subprocess.Popen(
+        command("serve", services, "--plan", held, "--http", f"127.0.0.1:{port}", "--grpc", "none", "--json", *more),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    return process, json.loads(line)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+def test_it_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    process, ready = start(tmp_path, 0, "--log", str(log))
+    assert set(ready) == {"http", "grpc", "pid"}
+    assert ready["pid"] == process.pid
+    assert ready["grpc"] is None
+    assert infer(ready["http"], "a", (1.0, 2.0, 3.0, 4.0), rows=2)[0] == 200
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert out == ""
+    rows = log.read_text().splitlines()
+    assert rows[0] == "service,received_s,queued_ms,batch,gpulet,executed_ms,outcome"
+    assert len(rows) == 3  # a row for each item
+    service, received, queued, batch, gpulet, executed, outcome = rows[1].split(",")
+    assert (service, gpulet, outcome) == ("a", "0/50%/0", "ok")
+    assert float(received) > 0 <= float(queued)
+    assert int(batch) in (1, 2)
+    assert 9.0 < float(executed) < 500
+
+
+def test_kill_9_of_the_gateway_takes_its_workers_along_and_it_can_start_again(tmp_path: Path) -> None:
+    process, ready = start(tmp_path)
+    workers = [let["pid"] for let in ask(ready["http"], "/cotenant/status")[2]["gpulets"]]
+    process.kill()
+    process.communicate(timeout=10)
+    end = time.monotonic() + 10
+    while any(alive(pid) for pid in workers):
+        assert time.monotonic() < end, "a worker outlived the gateway"
+        time.sleep(0.05)
+    port = int(ready["http"].rsplit(":", 1)[1])
+    again, ready = start(tmp_path, port)
+    assert infer(ready["http"], "a")[0] == 200
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=20)
+    assert again.returncode == 0
+
+
+def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "a" / "1"
+    folder.mkdir(parents=True)
+    (folder / "timed.json").write_text('{"load_s": 30}')
+    services, held = write(tmp_path)
+    content = yaml.safe_load(Path(services).read_text())
+    content["services"][0]["model"] = "models/a"
+    Path(services).write_text(yaml.safe_dump(content))
+    process = subprocess.Popen(
+        command("serve", services, "--plan", held, "--http", "127.0.0.1:0", "--grpc", "none"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    end = time.monotonic() + 30
+    while not Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text():  # no worker yet
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=15)
+    assert (process.returncode, out) == (0, ""), err
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "said"),
+    [
+        ({"lissten": {}}, (), "is no key; those of a server are listen"),
+        ({"listen": {"http": "8000"}}, (), "'8000' is not HOST:PORT"),
+        ({"listen": {"max_body": "lots"}}, (), "not a quantity"),
+        ({"listen": {"tokens": "none.txt"}}, (), "none.txt: cannot read"),
+        ({"listen": {"tls_key": "k.pem"}}, (), "tls_key needs tls_certificate"),
+        ({"backend": "tensorflow"}, (), "backend"),
+        ({}, ("--http", "none", "--grpc", "none"), "needs a door"),
+        ({}, ("--planner", "best"), "unknown planner"),
+        ({}, ("--plan", "nothing.json"), "nothing.json"),
+        ({}, ("--log", "/nowhere/x.csv"), "nowhere"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_2(
+    tmp_path: Path, call: Any, more: dict[str, Any], options: tuple[str, ...], said: str
+) -> None:
+    services, _ = write(tmp_path, **more)
+    code, out, err = call("serve", services, *options)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_a_port_that_is_taken_is_1(tmp_path: Path, call: Any) -> None:
+    import socket
+
+    services, held = write(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, err = call("serve", services, "--plan", held, "--http", f"127.0.0.1:{port}", "--grpc", "none")
+    assert code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in err
