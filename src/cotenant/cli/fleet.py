@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cotenant.cli import fleet_replay
+
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run training jobs by a policy: up, down, status.")
 Text = str | None
 NODES, POLICY, TIME = "Nodes", "Policy (see cotenant policies)", "Rounds and leases"
@@ -134,3 +136,6 @@ def record(
         print(json.dumps({"record": str(out), "jobs": found.jobs.height, "events": len(found.events)}))
     else:
         print(f"{counted(found.jobs.height, 'job')} in {out}; cotenant explain {out} tells their lives")
+
+
+app.command()(fleet_replay.replay)
