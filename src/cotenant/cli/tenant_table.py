@@ -39,6 +39,10 @@ def _percent(value: float | None) -> str:
 
 
 def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
+    if share.get("residency", {}).get("moving"):
+        return Text("⇄ moves", style="bold cyan")
+    if tenant["state"] == "parked":
+        return Text("▪ parked", style="cyan")
     if share["holding"]:
         return Text("▶ runs", style="bold green")
     if share["waiting"]:
@@ -54,9 +58,28 @@ def _memory(share: dict[str, Any]) -> Text:
     return Text(f"{format_bytes(used)} / {format_bytes(cap)}", style=style)
 
 
+def _on_gpu(share: dict[str, Any]) -> Text:
+    """How much of what could leave the GPU is there."""
+    where = share.get("residency")
+    if where is None or not where["movable_bytes"]:
+        return Text("all" if where is None else "-", style="dim")
+    there = where["resident_bytes"] / where["movable_bytes"]
+    return Text(f"{there:.0%}", style="" if there == 1.0 else "cyan")
+
+
+def _moves(share: dict[str, Any]) -> str:
+    where = share.get("residency")
+    if where is None:
+        return "-"
+    return f"{where['moves_out'] + where['moves_in']:,}, {format_seconds(where['moving_s'])}"
+
+
 BAR_HEAD = "OF THE WINDOW"
-HEADS = ("GPU", "STATE", "ASKED", "LIMIT", "GOT", BAR_HEAD, "MEMORY", "TURNS", "WAITED", "LAUNCHES", "PIDS")
-DISPENSABLE = ("LAUNCHES", "PIDS", "TURNS", BAR_HEAD, "LIMIT", "WAITED", "GPU", "MEMORY", "ASKED", "STATE")
+MOVE_HEADS = ("ON GPU", "MOVES")
+HEADS = ("GPU", "STATE", "ASKED", "LIMIT", "GOT", BAR_HEAD, "MEMORY", *MOVE_HEADS)
+HEADS += ("TURNS", "WAITED", "LAUNCHES", "PIDS")
+DISPENSABLE = ("LAUNCHES", "PIDS", "TURNS", BAR_HEAD, "LIMIT", "WAITED", "MOVES", "GPU", "MEMORY", "ON GPU", "ASKED")
+DISPENSABLE += ("STATE",)
 
 
 def tenant_table(
@@ -82,7 +105,8 @@ def tenant_table(
             table.add_row(name, *(cells[head] for head in heads))
         return table
 
-    heads = [head for head in HEADS if bars or head != BAR_HEAD]
+    moving = any("residency" in share for _, share in rows)
+    heads = [head for head in HEADS if (bars or head != BAR_HEAD) and (moving or head not in MOVE_HEADS)]
     if width is None:
         return build(heads), []
     return fit(build, heads, DISPENSABLE, width)
@@ -98,6 +122,8 @@ def _cells(tenant: dict[str, Any], share: dict[str, Any]) -> dict[str, Text | st
         "GOT": _percent(share["got"]),
         BAR_HEAD: share_bar(share["got"], tenant["request"], tenant["limit"]),
         "MEMORY": _memory(share),
+        "ON GPU": _on_gpu(share),
+        "MOVES": _moves(share),
         "TURNS": f"{share['turns']:,}",
         "WAITED": format_seconds(share["waited_s"] or tenant["gate_wait_s"]),
         "LAUNCHES": f"{tenant['launches'] + tenant['graph_launches']:,}",

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cotenant.model.errors import InputError, WorkError
+from cotenant.model.errors import WorkError
 from cotenant.node import config as configs
-from cotenant.node import holding, processes, reconfigure, state
+from cotenant.node import processes, reconfigure, state
 from cotenant.node.backing import host_memory
 from cotenant.node.broker import Broker
 from cotenant.node.config import AgentConfig, FileWatch, TenantSpec
@@ -34,6 +34,7 @@ from cotenant.node.operations import Operations
 from cotenant.node.parking import Parking
 from cotenant.node.residency import Residency
 from cotenant.node.server import ShimServer
+from cotenant.node.takeover import take_over
 from cotenant.node.tenants import Registry, Tenant
 from cotenant.node.trace import TurnTrace
 from cotenant.policy.quota import Ended
@@ -43,7 +44,6 @@ HOUSEKEEPING_S = 1.0
 SAVE_WITHIN_S = 0.05
 MAX_DEPARTED = 256
 AGENT_NICE = -10
-RETURN_WITHIN_S = 30.0
 TENANT_SOCKET_MODE = 0o666  # who a process is, its cgroup says, whichever user it runs as
 
 
@@ -133,7 +133,7 @@ class Agent:
             self._start_parts()
             self.operations = Operations(self)
             control = ControlServer(self.folder / "control.sock", self.operations.table(), self.launcher_gone, self.log)
-            self._restore()
+            take_over(self)
             reconfigure.admit_declared(self, self.config.tenants)
             self.server.listen(TENANT_SOCKET_MODE if self.options.tenant_socket else self.options.socket_mode)
             self.floors.listen(TENANT_SOCKET_MODE if self.options.tenant_socket else self.options.socket_mode)
@@ -284,9 +284,10 @@ class Agent:
     def maybe_remove(self, tenant: Tenant) -> None:
         """Remove a tenant that has no program, no processes and no launcher any more. Declared and held ones stay."""
         root_lives = tenant.root is not None and tenant.name in self._root_fds
+        alive = root_lives or tenant.sessions or self.parking.holds(tenant)
         if tenant.declared or tenant.holder is not None or tenant.group is not None:
             return
-        if tenant.sessions or tenant.launching or root_lives:
+        if alive or tenant.launching:
             return
         if self.registry.tenants.get(tenant.name) is not tenant:
             return
@@ -312,25 +313,6 @@ class Agent:
 
     # -- config and state ------------------------------------------------------------------------------------------
 
-    def _restore(self) -> None:
-        """Tenants of the last agent whose programs still run, or that are declared, keep their tokens and places."""
-        declared = {spec.name for spec in self.config.tenants}
-        for saved in state.load(self.folder / "state.json"):
-            if not saved.alive and saved.spec.name not in declared and saved.holder is None:
-                continue
-            try:
-                tenant = self.add_tenant(saved.spec, saved.uid, token=saved.token)
-            except (InputError, WorkError) as error:
-                self.log(f"tenant {saved.spec.name} of the last agent is not taken over: {error}")
-                continue
-            tenant.timeout_s = saved.timeout_s
-            if saved.holder is not None:
-                holding.keep(self, tenant, saved.holder)
-            if saved.root_alive and saved.root is not None:
-                self.set_root(tenant, saved.root)
-            # a process whose program has ended must come back by then, or its tenant goes
-            asyncio.get_running_loop().call_later(RETURN_WITHIN_S, self.maybe_remove, tenant)
-
     def save(self) -> None:
         """Write the state file soon: many changes at once are one write."""
         if self._save_timer is None:
@@ -342,7 +324,7 @@ class Agent:
             self._save_timer.cancel()
             self._save_timer = None
         try:
-            state.save(self.folder / "state.json", self.registry.tenants.values())
+            state.save(self.folder / "state.json", self.registry.tenants.values(), self.parking.rows())
             self._saved_fault = ""
         except OSError as error:
             if not self._saved_fault:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node import gpus, processes
 from cotenant.node.backing import available_bytes
 from cotenant.node.checkpoint import OLDEST_DRIVER, Checkpointer, CheckpointError
+from cotenant.node.parked import Parked
 from cotenant.node.processes import ProcessKey
 from cotenant.node.relocation import relocate
 from cotenant.node.residency import MOVED_BY_PROCESS, Residency, movable_first
@@ -31,37 +31,6 @@ LOCK_S = 10.0
 SLOWEST_BPS = 0.4e9  # a checkpoint or restore slower than this has stopped (measured: 1.8e9 and 4.3e9)
 FREE_WITHIN_S = 10.0
 SPARE_BYTES = 256 << 20
-
-
-@dataclass
-class Parked:
-    """What is parked, and how it comes back. `name`: a tenant's, or pid:N."""
-
-    name: str
-    method: str  # swap: by its own moves; checkpoint: by the driver
-    gpus: tuple[str, ...]
-    size: int  # bytes that it gave back
-    keys: tuple[ProcessKey, ...] = ()
-    since: float = field(default_factory=time.time)
-    out_s: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for the state file and --json."""
-        return {
-            "name": self.name,
-            "method": self.method,
-            "gpus": list(self.gpus),
-            "freed_bytes": self.size,
-            "processes": [list(key) for key in self.keys],
-            "since": self.since,
-            "seconds": self.out_s,
-        }
-
-    @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> Parked:
-        """The reverse."""
-        keys = tuple(ProcessKey(int(pid), int(ticks)) for pid, ticks in row["processes"])
-        return cls(row["name"], row["method"], tuple(row["gpus"]), int(row["freed_bytes"]), keys, float(row["since"]))
 
 
 class Parking:
@@ -129,7 +98,7 @@ class Parking:
                 self.agent.broker.unsuspend(tenant)
             raise WorkError(f"{name} cannot be parked: {error}") from None
         if tenant is not None:
-            self.residency.parked.add(name)
+            self.residency.parked[name] = size
         return Parked(name, "checkpoint", uuids, size, keys)
 
     async def _lock_and_checkpoint(
@@ -263,7 +232,7 @@ class Parking:
             await self._restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:
             return str(error)
-        self.residency.parked.discard(tenant.name)
+        self.residency.parked.pop(tenant.name, None)
         return None
 
     async def _restore(self, parked: Parked, target: str | None) -> None:
@@ -275,7 +244,12 @@ class Parking:
         alive = [key for key in parked.keys if processes.alive(key)]
         try:
             for key in alive:
-                if (await self.checkpointer.order("state", key.pid))["state"] == "checkpointed":
+                state = (await self.checkpointer.order("state", key.pid))["state"]
+                if state == "failed":
+                    raise CheckpointError(
+                        f"the driver has lost the GPU state of process {key.pid}: it has to be stopped"
+                    )
+                if state == "checkpointed":
                     within_s = 30 + parked.size / SLOWEST_BPS
                     await self.checkpointer.order("restore", key.pid, within_s=within_s, pairs=pairs)
             for key in alive:
@@ -293,9 +267,24 @@ class Parking:
                 return
             if time.monotonic() > deadline:
                 raise WorkError(
-                    f"it needs {size / 2**30:.1f} GiB and only {free / 2**30:.1f} GiB of its GPU are free; it stays parked"
+                    f"{size / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB of its GPU are free; it stays parked"
                 )
             await asyncio.sleep(0.2)
+
+    def take_over(self, rows: list[dict[str, Any]]) -> None:
+        """What the last agent had parked, of tenants and processes that still live."""
+        for row in rows:
+            parked = Parked.from_dict(row)
+            tenant = self.agent.registry.tenants.get(parked.name)
+            if tenant is None and not (parked.name.startswith("pid:") and any(map(processes.alive, parked.keys))):
+                continue
+            self.parked[parked.name] = parked
+            if tenant is None:
+                continue
+            if parked.method == "checkpoint":
+                self.residency.parked[parked.name] = parked.size
+            if tenant.spec.oversubscribe != "park" and self._gated(tenant):
+                self.agent.broker.suspend(tenant)
 
     # -- for others ------------------------------------------------------------------------------------------------
 
@@ -341,7 +330,7 @@ class Parking:
             raise InputError(f"this agent has no GPU {gpu!r}; it has {', '.join(known)}", field="--gpu")
         if parked.gpus and known[parked.gpus[0]].name != found.name:
             raise InputError(
-                f"{parked.name} was parked on a {known[parked.gpus[0]].name}; it can only come back on one of that kind",
+                f"{parked.name} was parked on a {known[parked.gpus[0]].name} and can only come back on one of those",
                 field="--gpu",
             )
         return found.uuid
@@ -368,6 +357,15 @@ class Parking:
             yield
         finally:
             self._busy.discard(name)
+
+    def holds(self, tenant: Tenant) -> bool:
+        """Whether a tenant is parked and a process of it lives."""
+        parked = self.parked.get(tenant.name)
+        return parked is not None and any(processes.alive(key) for key in parked.keys)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What is parked, for the state file."""
+        return [parked.as_dict() for parked in self.parked.values()]
 
     def forget(self, tenant: Tenant) -> None:
         """A tenant has gone."""

@@ -54,13 +54,16 @@ class Residency:
             self.gpus[gpu.uuid].overhead_bytes = 0 if gpu.soft else CARD_OVERHEAD_BYTES
         self.counts: dict[str, MoveCount] = {}
         self.switching: dict[str, Switch] = {}  # GPU -> what is being carried out
-        self.parked: set[str] = set()  # tenants that hold nothing on any GPU (see parking)
+        self.parked: dict[
+            str, int
+        ] = {}  # tenants that hold nothing on any GPU (see parking): bytes they come back with
         # whole processes, for tenants whose own processes cannot move their memory; set by parking
         self.park: Callable[[Tenant], Awaitable[str | None]] | None = None
         self.unpark: Callable[[Tenant], Awaitable[str | None]] | None = None
         self._locks = {gpu.uuid: asyncio.Lock() for gpu in agent.gpus}
         self._tasks: set[asyncio.Task[None]] = set()
         self._retries: dict[str, float] = {}
+        self._last_move_ns: dict[str, int] = {}  # of a GPU: what its last switch took
         self._mute: set[int] = set()  # processes that did not answer an order
 
     # -- what the broker asks --------------------------------------------------------------------------------------
@@ -87,7 +90,7 @@ class Residency:
     def _be_patient(self, tenant: Tenant, gpu: str) -> None:
         """An idle holder keeps its turn for as long as it would cost to bring the next one in."""
         others = [o.name for o in self.gpus[gpu].occupants.values() if o.name != tenant.name]
-        least_ns = self.agent.config.idle_release_ns
+        least_ns = max(self.agent.config.idle_release_ns, self._last_move_ns.get(gpu, 0))
         patience_ns = max([least_ns, *(self.gpus[gpu].idle_patience_ns(tenant.name, [name]) for name in others)])
         for session in tenant.sessions:
             for slot, attached in session.slots.items():
@@ -104,7 +107,8 @@ class Residency:
         broker = self.agent.broker
         if fault is None:
             self._retries.pop(tenant.name, None)
-            floor_ns = self.gpus[gpu].floor_ns(time.monotonic_ns() - began_ns)
+            self._last_move_ns[gpu] = time.monotonic_ns() - began_ns
+            floor_ns = self.gpus[gpu].floor_ns(self._last_move_ns[gpu])
             broker.resume_turn(gpu, tenant.name, epoch, floor_ns)
             return
         wait_s = self._retries[tenant.name] = min(MOST_RETRY_S, 2 * self._retries.get(tenant.name, RETRY_S / 2))
@@ -165,7 +169,7 @@ class Residency:
         """A tenant has gone."""
         for residency in self.gpus.values():
             residency.remove(tenant.name)
-        self.parked.discard(tenant.name)
+        self.parked.pop(tenant.name, None)
         self.counts.pop(tenant.name, None)
         self._retries.pop(tenant.name, None)
 
@@ -189,8 +193,9 @@ class Residency:
             used = ledger.used(tenant.name, gpu)
             mode = tenant.spec.oversubscribe
             if tenant.name in self.parked or mode == "park":
-                here = 0 if tenant.name in self.parked else used
-                residency.resize(tenant.name, movable=used, resident=here, can_leave=mode == "park")
+                size = max(used, self.parked.get(tenant.name, 0))
+                here = 0 if tenant.name in self.parked else size
+                residency.resize(tenant.name, movable=size, resident=here, can_leave=mode == "park")
                 continue
             movable = away = 0
             can_leave = False

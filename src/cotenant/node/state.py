@@ -40,7 +40,7 @@ class SavedTenant:
         return self.root is not None and alive(self.root)
 
 
-def save(path: Path, tenants: Iterable[Tenant]) -> None:
+def save(path: Path, tenants: Iterable[Tenant], parked: Iterable[dict[str, Any]] = ()) -> None:
     """Write the state file (readable by its owner only: it holds tokens). OSError when it cannot be written."""
     rows = [
         {
@@ -59,11 +59,20 @@ def save(path: Path, tenants: Iterable[Tenant]) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps({"version": 1, "tenants": rows}))
+            file.write(json.dumps({"version": 1, "tenants": rows, "parked": list(parked)}))
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
     os.replace(temporary, path)
+
+
+def load_parked(path: Path) -> list[dict[str, Any]]:
+    """What the last agent had parked, as `Parked.as_dict` wrote it; empty when nothing was."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text())["parked"]
+        return [row for row in rows if isinstance(row, dict)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def load(path: Path) -> list[SavedTenant]:

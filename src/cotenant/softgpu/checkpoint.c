@@ -124,6 +124,7 @@ EXPORT CUresult cuCheckpointProcessRestore(int pid, const struct restore_args *a
         result = CUDA_ERROR_INVALID_DEVICE;
     if (result != CUDA_SUCCESS)
         return result;
+    soft_reap();
     for (int d = 0; d < SOFT_MAX_DEVICES; d++) {
         uint64_t bytes = atomic_load(&process->saved_bytes[d]);
         if (bytes && soft_used_memory(to[d]) + bytes > soft_state()->memory_bytes) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BLEND = 0.3  # weight of a new measurement
 LEAST_BYTES = 64 << 20  # smaller moves measure their fixed cost, not the link
@@ -19,6 +19,7 @@ class MoveRates:
     in_bps: float = 48e9
     both_bps: float = 37e9
     fixed_s: float = 0.01
+    seen: set[str] = field(default_factory=set)
 
     def seconds(self, out_bytes: int, in_bytes: int) -> float:
         """Time of a switch whose two directions overlap: min(out, in) at `both_bps`, the rest at its own rate."""
@@ -33,8 +34,15 @@ class MoveRates:
         if seconds <= 0.0 or max(out_bytes, in_bytes) < LEAST_BYTES:
             return
         if not in_bytes:
-            self.out_bps += BLEND * (out_bytes / seconds - self.out_bps)
+            self.out_bps = self._blend("out", self.out_bps, out_bytes / seconds)
         elif not out_bytes:
-            self.in_bps += BLEND * (in_bytes / seconds - self.in_bps)
+            self.in_bps = self._blend("in", self.in_bps, in_bytes / seconds)
         elif 0.5 < out_bytes / in_bytes < 2.0:
-            self.both_bps += BLEND * (max(out_bytes, in_bytes) / seconds - self.both_bps)
+            self.both_bps = self._blend("both", self.both_bps, max(out_bytes, in_bytes) / seconds)
+
+    def _blend(self, way: str, before: float, measured: float) -> float:
+        """The first measurement replaces what was assumed."""
+        if way not in self.seen:
+            self.seen.add(way)
+            return measured
+        return before + BLEND * (measured - before)

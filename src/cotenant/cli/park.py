@@ -1,0 +1,33 @@
+"""`cotenant park`: a tenant, or a running CUDA program, off its GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def park(
+    name: Annotated[str, typer.Argument(metavar="NAME|pid:N", help="A tenant, or any running CUDA program.")],
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Its GPU work must end within that time.")] = "10s",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
+) -> None:
+    """Free the GPU memory of a running program; `cotenant resume` brings it back where it was. It does not notice."""
+    from cotenant.model.units import format_bytes, parse_seconds
+    from cotenant.node.agent import default_folder
+    from cotenant.node.client import ControlClient
+
+    timeout_s = parse_seconds(timeout, "--timeout")
+    with ControlClient(folder or default_folder(), timeout_s=3600) as client:
+        answer = client.call("park", name=name, timeout_s=timeout_s)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    how = "its own moves; its context stays" if answer["method"] == "swap" else "the driver's checkpoint"
+    print(f"{name}: parked in {answer['seconds']:.2f} s, {format_bytes(answer['freed_bytes'])} freed, by {how}")

@@ -1,0 +1,34 @@
+"""`cotenant resume`: what was parked, back on a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def resume(
+    name: Annotated[str, typer.Argument(metavar="NAME|pid:N")],
+    gpu: Annotated[str | None, typer.Option(metavar="UUID", help="Another GPU of the same kind.")] = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="How long to wait for room on the GPU.")] = "60s",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
+) -> None:
+    """Bring a parked program back. Without room it stays parked, and nothing is lost."""
+    from cotenant.model.units import parse_seconds
+    from cotenant.node.agent import default_folder
+    from cotenant.node.client import ControlClient
+
+    timeout_s = parse_seconds(timeout, "--timeout")
+    with ControlClient(folder or default_folder(), timeout_s=timeout_s + 3600) as client:
+        answer = client.call("resume", name=name, gpu=gpu, timeout_s=timeout_s)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    where = f" on {', '.join(answer['gpus'])}" if answer["gpus"] else ""
+    print(f"{name}: back{where} after {answer['seconds']:.2f} s")

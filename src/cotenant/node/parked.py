@@ -1,0 +1,40 @@
+"""One parked tenant or program, as memory and the state file hold it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.node.processes import ProcessKey
+
+
+@dataclass
+class Parked:
+    """What is parked, and how it comes back. `name`: a tenant's, or pid:N."""
+
+    name: str
+    method: str  # swap: by its own moves; checkpoint: by the driver
+    gpus: tuple[str, ...]
+    size: int  # bytes that it gave back
+    keys: tuple[ProcessKey, ...] = ()
+    since: float = field(default_factory=time.time)
+    out_s: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for the state file and --json."""
+        return {
+            "name": self.name,
+            "method": self.method,
+            "gpus": list(self.gpus),
+            "freed_bytes": self.size,
+            "processes": [list(key) for key in self.keys],
+            "since": self.since,
+            "seconds": self.out_s,
+        }
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> Parked:
+        """The reverse."""
+        keys = tuple(ProcessKey(int(pid), int(ticks)) for pid, ticks in row["processes"])
+        return cls(row["name"], row["method"], tuple(row["gpus"]), int(row["freed_bytes"]), keys, float(row["since"]))

@@ -1,0 +1,76 @@
+"""A program that is told what to do line by line: takes memory, runs kernels, checks that its contents are intact."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "shim"))
+
+from cuda_calls import CudaError, byref, c_size_t, c_uint64, cu, function, launch, raw, start
+
+module = start()
+kernel = function(module, b"busy")
+HEAD = 1 << 16
+blocks: list[tuple[c_uint64, int, bytes]] = []
+
+
+def take(mib: int, each: int = 8) -> int:
+    """Blocks of `each` MiB with contents of their own; the first error code, or 0."""
+    for _ in range(mib // each):
+        pointer = c_uint64()
+        code = raw("cuMemAlloc_v2", byref(pointer), c_size_t(each << 20))
+        if code:
+            return code
+        data = random.Random(f"{sys.argv[1]}-{len(blocks)}").randbytes(HEAD)
+        for at in (0, (each << 20) - HEAD):
+            cu("cuMemcpyHtoD_v2", c_uint64(pointer.value + at), data, c_size_t(HEAD))
+        blocks.append((pointer, each << 20, hashlib.sha256(data).digest()))
+    return 0
+
+
+def managed(mib: int) -> int:
+    return raw("cuMemAllocManaged", byref(c_uint64()), c_size_t(mib << 20), 1)
+
+
+def give() -> int:
+    """Free everything."""
+    codes = [raw("cuMemFree_v2", pointer) for pointer, _, _ in blocks]
+    blocks.clear()
+    return max(codes, default=0)
+
+
+def check() -> str:
+    for index, (pointer, size, wanted) in enumerate(blocks):
+        for at in (0, size - HEAD):
+            data = ctypes.create_string_buffer(HEAD)
+            cu("cuMemcpyDtoH_v2", data, c_uint64(pointer.value + at), c_size_t(HEAD))
+            if hashlib.sha256(data.raw).digest() != wanted:
+                return f"corrupt {index}"
+    return "intact"
+
+
+def work(seconds: float) -> str:
+    """Kernels of 0.1 ms for that long, checking a block now and then; how many, and whether all was intact."""
+    end = time.monotonic() + seconds
+    done = 0
+    while time.monotonic() < end:
+        for _ in range(20):
+            launch(kernel)
+        cu("cuCtxSynchronize")
+        done += 20
+        if done % 400 == 0 and check() != "intact":
+            return "corrupt"
+    return f"{done} {check()}"
+
+
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        print(eval(line), flush=True)
+    except CudaError as error:
+        print(error, flush=True)
