@@ -11,6 +11,7 @@ timed param
 timed_compute param 132 compute
 timed_memory param 132 memory
 timed_mixed param 132 mixed
+timed_service param 60 mixed
 \0"""
 # one thread that watches the GPU's clock until its time is over; built by the driver for whatever GPU there is
 PTX_IMAGE = b"""
@@ -109,12 +110,12 @@ class Driver:
         self.call("cuStreamCreate", ctypes.byref(stream), 1)
         return stream
 
-    def graph(self, lengths_ns: list[int], stream: ctypes.c_void_p) -> ctypes.c_void_p:
+    def graph(self, lengths_ns: list[int], stream: ctypes.c_void_p, *, work: str = "") -> ctypes.c_void_p:
         """A graph of kernels of those lengths, one after the other, ready to launch."""
         graph, executable = _P(), _P()
         self.call("cuStreamBeginCapture_v2", stream, 0)
         for length_ns in lengths_ns:
-            self.launch(length_ns, stream)
+            self.launch(length_ns, stream, work=work)
         self.call("cuStreamEndCapture", stream, ctypes.byref(graph))
         self.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
         return executable

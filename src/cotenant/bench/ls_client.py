@@ -23,6 +23,7 @@ from cotenant.node.floor_client import Holder, NullFloor, join_floor
 
 SPIN_S = 0.0004
 SOFT_KERNELS_NS = [17_200] * 60
+SOFT_SMS = 60  # that each of them fills: on 32 SMs the service takes about twice as long, as on the card
 
 
 def poisson_arrivals(seconds: float, rate_rps: float, seed: int) -> list[float]:
@@ -104,7 +105,7 @@ def driver_service(batch: int) -> tuple[str, Callable[[bool], None]]:
 
     cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
     stream = cuda.stream()
-    graph = cuda.graph(SOFT_KERNELS_NS, stream)
+    graph = cuda.graph(SOFT_KERNELS_NS, stream, work="service")
     size = batch * 3 * 224 * 224 * 2
     device, host = cuda.buffers(size)
 

@@ -55,7 +55,7 @@ class _Running:
     work: KernelWork
     need: float
     left_ns: float
-    seen: bool = False
+    alone: float  # of its time here, what it would take alone on the whole GPU
 
 
 class ColocationEngine:
@@ -124,7 +124,7 @@ class ColocationEngine:
             done = min(kernel.left_ns, passed * speed)
             kernel.left_ns -= done
             if kernel.owner == BE and to <= self.job.end_ns:
-                self.result.be_work_ns += done
+                self.result.be_work_ns += done * kernel.alone
         self.now = to
 
     # -- the GPU ---------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class ColocationEngine:
         fill = min(1.0, work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
         # with fewer SMs than it would fill, a kernel takes as much longer
-        self._queues[owner].append(_Running(owner, work, need, work.duration_ns * fill / need))
+        self._queues[owner].append(_Running(owner, work, need, work.duration_ns * fill / need, need / fill))
         self._dispatch()
 
     def _dispatch(self) -> None:

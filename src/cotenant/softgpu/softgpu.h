@@ -155,6 +155,7 @@ struct soft_function {
 
 struct soft_node {
     uint64_t length_ns;
+    uint32_t sms; /* as of struct soft_unit */
     uint64_t allocates;
     bool frees;
 };
@@ -167,7 +168,7 @@ struct soft_graph {
 
 struct soft_exec {
     enum soft_kind kind;
-    uint32_t kernels;
+    uint32_t kernels, sms; /* how many, and what the largest fills */
     uint64_t length_ns;
     uint64_t allocates; /* memory nodes: reserved at the first launch */
     bool reserved;

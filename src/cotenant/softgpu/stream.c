@@ -247,8 +247,9 @@ CUresult soft_enqueue(struct soft_stream *stream, struct soft_unit unit, bool wa
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture != CU_CAPTURE_NONE)
-        return stream->capture == CU_CAPTURE_ACTIVE ? soft_add_node(stream, (struct soft_node){.length_ns = unit.length_ns})
-                                                    : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        return stream->capture == CU_CAPTURE_ACTIVE
+                   ? soft_add_node(stream, (struct soft_node){.length_ns = unit.length_ns, .sms = unit.sms})
+                   : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     CUresult result = may_work(stream);
     if (result != CUDA_SUCCESS)
         return result;

@@ -236,6 +236,8 @@ EXPORT CUresult cuGraphInstantiateWithFlags(struct soft_exec **out, struct soft_
     exec->kind = SOFT_EXEC;
     exec->kernels = graph->count;
     for (uint32_t i = 0; i < graph->count; i++) {
+        uint32_t sms = graph->nodes[i].sms ? graph->nodes[i].sms : SOFT_SM_COUNT;
+        exec->sms = sms > exec->sms ? sms : exec->sms;
         exec->length_ns += graph->nodes[i].length_ns;
         exec->allocates += graph->nodes[i].allocates;
     }
@@ -263,7 +265,7 @@ static CUresult launch_graph(struct soft_exec *exec, struct soft_stream *stream)
         atomic_fetch_add(&graph_reserved[device], exec->allocates);
         exec->reserved = true;
     }
-    struct soft_unit unit = {.length_ns = exec->length_ns, .kernels = exec->kernels, .work = 1};
+    struct soft_unit unit = {.length_ns = exec->length_ns, .kernels = exec->kernels, .sms = exec->sms, .work = 1};
     return soft_enqueue(stream, unit, false);
 }
 

@@ -1,0 +1,74 @@
+"""`cotenant bench colocation --gpus virtual`: the same comparison in virtual time, on profiles of kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cotenant.bench.be_loads import KIND, TRAINING_KERNELS_NS, soft_kernel
+from cotenant.bench.colocation import Series, summary
+from cotenant.bench.ls_client import SOFT_KERNELS_NS, SOFT_SMS, poisson_arrivals
+from cotenant.model.errors import InputError
+from cotenant.policy.colocation import Scheme, WorkClass, settings_for
+from cotenant.profile.contention import read_table
+from cotenant.profile.kernels import KernelWork, read_kernels
+from cotenant.sim.colocation import ColocationEngine, Job, alone
+
+ORION_SMS = 80  # Orion's profiles are of a V100
+CLASSES = {"compute": WorkClass.COMPUTE, "memory": WorkClass.MEMORY, "mixed": WorkClass.UNKNOWN}
+
+
+def ls_work(text: str) -> tuple[list[KernelWork], float]:
+    """Kernels of a request and its rate, from `resnet50:BATCH:RATE` or `profile:FILE:RATE`."""
+    from cotenant.bench.colocation import parse_ls
+
+    if not text.startswith("profile:"):
+        kernels = [KernelWork("service", ns, SOFT_SMS, WorkClass.UNKNOWN) for ns in SOFT_KERNELS_NS]
+        return kernels, parse_ls(text).rate_rps
+    path, _, rate = text.removeprefix("profile:").rpartition(":")
+    try:
+        rate_rps = float(rate)
+    except ValueError:
+        rate_rps = 0.0
+    if not 0.01 <= rate_rps <= 1e5:
+        raise InputError(f"{rate!r} is not a rate of 0.01 to 100,000 requests a second", field="--ls")
+    return read_kernels(Path(path)), rate_rps
+
+
+def be_work(text: str, sm_count: int) -> list[KernelWork]:
+    """Kernels of a BE program's cycle, from a name of `cotenant bench colocation` or `profile:FILE`."""
+    if text.startswith("profile:"):
+        return read_kernels(Path(text.removeprefix("profile:")))
+    if not KIND.match(text):
+        raise InputError(f"unknown best-effort load {text!r}; write mmN, addN, copyN or profile:FILE", field="--be")
+    length_ns, work = soft_kernel(text)
+    if text in TRAINING_KERNELS_NS:
+        return [KernelWork(text, length_ns, sm_count, CLASSES[kind]) for kind in ("compute", "memory")]
+    return [KernelWork(text, length_ns, 8 * sm_count, CLASSES[work])]
+
+
+def measure(ls: str, loads: list[str], schemes: list[Scheme], seconds: float, seed: int = 0) -> dict[str, Any]:
+    """{scheme: {be: figures}} as the real comparison gives them; the same arrivals everywhere."""
+    kernels, rate_rps = ls_work(ls)
+    sm_count = ORION_SMS if ls.startswith("profile:") and not ls.split(":")[1].endswith(".json") else 0
+    sm_count = sm_count or read_table().sm_count
+    end_ns = round(seconds * 1e9)
+    arrivals = [round(at * 1e9) for at in poisson_arrivals(seconds, rate_rps, seed)]
+    if not arrivals:
+        raise InputError("no request arrives in that time: give more seconds or a higher rate", field="--seconds")
+    rows: dict[str, Any] = {scheme.name: {} for scheme in schemes}
+    for name in loads:
+        job = Job(kernels, be_work(name, sm_count), arrivals, end_ns, sm_count)
+        base = alone(job, schemes[0], settings_for(schemes[0].name))
+        for scheme in schemes:
+            found = ColocationEngine(job, scheme, settings_for(scheme.name)).run()
+            series = Series(
+                [ns / 1e6 for ns in base.latency_ns],
+                [ns / 1e6 for ns in found.latency_ns],
+                [base.active_ns / end_ns],
+                [1.0],
+                [found.be_work_ns / end_ns],
+                sum(k.duration_ns for k in job.be) / len(job.be) / 1e6,
+            )
+            rows[scheme.name][name] = summary(series)
+    return rows
