@@ -1,0 +1,123 @@
+"""The software GPU's streams that wait for a word in memory, its copy engines, and what memory it knows."""
+
+from __future__ import annotations
+
+from conftest import Tenants
+
+PRELUDE = """
+import ctypes, time
+from cuda_calls import *
+module = start()
+stream, other = c_void_p(), c_void_p()
+cu("cuStreamCreate", byref(stream), 1); cu("cuStreamCreate", byref(other), 1)
+words = (ctypes.c_uint32 * 8)()
+def at(n): return c_uint64(ctypes.addressof(words) + 4 * n)
+def wait(s, n, value, flags=0): cu("cuStreamWaitValue32_v2", s, at(n), value, flags)
+def write(s, n, value): cu("cuStreamWriteValue32_v2", s, at(n), value, 0)
+def busy(s): return raw("cuStreamQuery", s) == 600
+def settled(n, value, seconds=2.0):
+    until = time.monotonic() + seconds
+    while words[n] != value and time.monotonic() < until: time.sleep(0.001)
+    return words[n] == value
+"""
+
+
+def run(tenants: Tenants, script: str, **extra: str) -> str:
+    return tenants.output(tenants.python(None, PRELUDE + script, **extra)).strip()
+
+
+def test_what_is_behind_a_wait_runs_when_the_word_is_set(tenants: Tenants) -> None:
+    script = """
+wait(stream, 0, 5)
+write(stream, 1, 7)
+time.sleep(0.02)
+print(busy(stream), words[1])
+words[0] = 4
+time.sleep(0.02)
+print(busy(stream), words[1])
+words[0] = 6
+print(settled(1, 7))
+cu("cuStreamSynchronize", stream)
+print(busy(stream))
+"""
+    assert run(tenants, script).split("\n") == ["True 0", "True 0", "True", "False"]
+
+
+def test_a_word_is_written_after_the_work_before_it(tenants: Tenants) -> None:
+    script = """
+long = function(module, b"long")
+began = time.monotonic()
+for _ in range(20): launch(long, stream)
+write(stream, 0, 1)
+early = words[0]
+print(early, settled(0, 1), time.monotonic() - began >= 0.04)
+"""
+    assert run(tenants, script) == "0 True True"
+
+
+def test_comparisons_wrap(tenants: Tenants) -> None:
+    """At least, cyclically: 1 is later than 0xffffffff; equal; a bit in common."""
+    script = """
+words[0], words[1], words[2] = 1, 3, 6
+wait(stream, 0, 0xFFFFFFFF); wait(stream, 1, 3, 1); wait(stream, 2, 2, 2); write(stream, 3, 1)
+print(settled(3, 1))
+wait(stream, 1, 2, 1); write(stream, 4, 1)
+time.sleep(0.02)
+print(words[4]); words[1] = 2; print(settled(4, 1))
+"""
+    assert run(tenants, script).split("\n") == ["True", "0", "True"]
+
+
+def test_copies_events_and_other_streams_wait_too(tenants: Tenants) -> None:
+    script = """
+size = 1 << 20
+device, event = c_void_p(), c_void_p()
+cu("cuMemAlloc_v2", byref(device), c_size_t(size)); cu("cuEventCreate", byref(event), 2)
+source, back = ctypes.create_string_buffer(b"x" * size, size), ctypes.create_string_buffer(size)
+wait(stream, 0, 1)
+cu("cuMemcpyHtoDAsync_v2", device, source, c_size_t(size), stream)
+cu("cuEventRecord", event, stream)
+cu("cuStreamWaitEvent", other, event, 0)
+cu("cuMemcpyDtoHAsync_v2", back, device, c_size_t(size), other)
+time.sleep(0.02)
+print(raw("cuEventQuery", event), busy(other), back.raw == source.raw)
+words[0] = 1
+cu("cuStreamSynchronize", other)
+print(raw("cuEventQuery", event), busy(other), back.raw == source.raw)
+"""
+    assert run(tenants, script).split("\n") == ["600 True False", "0 False True"]
+
+
+def test_each_direction_has_its_engine(tenants: Tenants) -> None:
+    """At 100 MB/s 10 MiB take 105 ms; both directions at once 1 / 0.74 as long; two in one direction twice as long."""
+    script = """
+size = c_size_t(10 << 20)
+device, host = c_void_p(), ctypes.create_string_buffer(10 << 20)
+cu("cuMemAlloc_v2", byref(device), size)
+def timed(*calls):
+    began = time.monotonic()
+    for name, a, b, s in calls: cu(name, a, b, size, s)
+    cu("cuStreamSynchronize", stream); cu("cuStreamSynchronize", other)
+    return round((time.monotonic() - began) / 0.10486, 2)
+up, down = ("cuMemcpyHtoDAsync_v2", device, host, stream), ("cuMemcpyDtoHAsync_v2", host, device, other)
+print(timed(up), timed(up, down), timed(up, (*up[:3], other)))
+"""
+    one, both, two = map(float, run(tenants, script, COTENANT_SOFTGPU_LINK_MBPS="100").split())
+    assert 0.99 <= one < 1.3
+    assert 1.34 <= both < 1.75
+    assert 1.99 <= two < 2.4
+
+
+def test_it_knows_which_memory_is_whose(tenants: Tenants) -> None:
+    script = """
+device, pinned, kind, alias = c_void_p(), c_void_p(), ctypes.c_uint(), c_uint64()
+cu("cuMemAlloc_v2", byref(device), c_size_t(4096)); cu("cuMemHostAlloc", byref(pinned), c_size_t(4096), 0)
+plain = ctypes.create_string_buffer(8192)
+def type_of(address): return (raw("cuPointerGetAttribute", byref(kind), 2, c_uint64(address)), kind.value)
+print(type_of(device.value + 100), type_of(pinned.value + 4095), type_of(ctypes.addressof(plain))[0])
+cu("cuMemHostRegister_v2", plain, c_size_t(8192), 0)
+print(type_of(ctypes.addressof(plain) + 8191), raw("cuMemHostGetDevicePointer_v2", byref(alias), plain, 0))
+cu("cuMemHostUnregister", plain)
+print(type_of(ctypes.addressof(plain))[0], raw("cuMemHostUnregister", plain))
+"""
+    assert run(tenants, script).split("\n") == ["(0, 2) (0, 1) 1", "(0, 1) 0", "1 1"]
