@@ -271,6 +271,9 @@ class MisoPlanner:
                 if wish.measuring or wish.slice is not None:
                     plan.reasons[name] = Reason.MEASURED if wish.measuring else Reason.NEW_LAYOUT
                 plan.assign[name] = Assignment((self._place(nodes[uuid], uuid, wish),), 0, speed)
+                attempt = jobs[name].attempt
+                if attempt is not None and attempt.assignment.same_gpus(plan.assign[name]):
+                    gpu.stays(name, attempt.n)
         for name, uuids in self._gangs.items():
             node = nodes[uuids[0]]
             part = len(uuids) / len(node.gpus)

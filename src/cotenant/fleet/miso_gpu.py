@@ -99,6 +99,13 @@ class MisoGpu:
         if self.measurement is not None and job in self.measurement.seen:
             self.measurement.seen[job].see(attempt, step, at_s)
 
+    def stays(self, job: str, attempt: int) -> None:
+        """It has already what it should have at this level, from a measurement that was broken off: it is not started
+        anew, and its present start counts."""
+        if self.measurement is not None and job in self.measurement.seen:
+            steps = self.measurement.seen[job]
+            steps.attempt = min(steps.attempt, attempt)
+
     def leave(self, job: str) -> None:
         """It has ended, or goes elsewhere."""
         del self.place[job]

@@ -1,0 +1,94 @@
+"""A trace run for real by pretend jobs against its simulation; full figures: tests/bench/test_fleet_bench.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cotenant.fleet.planners import cluster_of
+from cotenant.fleet.replay import ReplayOptions, _options, measure_profiles, whole_iterations
+from cotenant.fleet.session import node_specs
+from cotenant.model.errors import InputError
+from cotenant.model.work import Jobs, Trace
+from cotenant.profile.tables import load_profiles
+from cotenant.record.reader import read_record
+
+
+@pytest.fixture
+def smoke(call: Any, tmp_path: Path) -> Path:
+    file = tmp_path / "smoke.csv"
+    code, _, _ = call("trace", "generate", "--like", "fleet-smoke", "--jobs", "7", "--seed", "5", "--out", file)
+    assert code == 0
+    return file
+
+
+def test_a_short_trace_runs_as_simulated(call: Any, tmp_path: Path, smoke: Path) -> None:
+    """A fifteenth of the time: jobs of one to eight seconds, where starting a program is a fifth of the work; so the
+    bounds are wide. Nobody is preempted, in either."""
+    out = tmp_path / "records"
+    code, printed, err = call(
+        "fleet", "replay", f"native:{smoke}", "--nodes", "2", "--ordering", "fifo", "--allotment", "tune", "--lease",
+        "1s", "--time-scale", "0.066", "--executor", "local", "--out", out, "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    found = json.loads(printed)
+    assert found["jobs"] == 7
+    assert abs(found["mean_error"]) < 0.4
+    assert found["median_job_error"] < 0.5
+    measured, simulated = read_record(out / "measured"), read_record(out / "simulated")
+    assert (measured.info.executor, simulated.info.executor) == ("fleet", "sim")
+    assert measured.job("model").tolist() == simulated.job("model").tolist()
+    assert np.isclose(
+        found["measured_mean_jct_s"] / found["simulated_mean_jct_s"] - 1, found["mean_error"], rtol=1e-9, atol=1e-9
+    )
+
+
+def test_measured_profiles_are_those_that_the_jobs_were_told(tmp_path: Path) -> None:
+    """res18 at 1, 3, 5 cores is 0.37, 1, 1.53 times as fast as at three (the shipped table), in a tenth of the time."""
+    options = ReplayOptions(time_scale=0.1, nodes=2)
+    told = load_profiles()
+    cluster = cluster_of(node_specs(_options(options, tmp_path, told)))
+    jobs = Jobs.build(1, id=["a"], arrival_s=[0.0], gpus=[1.0], duration_s=[30.0], model=["res18"])
+    profile = measure_profiles(jobs, options, cluster).models["res18"]
+    for cores, speed in ((1, 0.37), (3, 1.0), (5, 1.53)):
+        assert profile.speed(cores, 62.5) / profile.speed(3, 62.5) == pytest.approx(speed, rel=0.1)
+    assert profile.iteration_s / profile.speed(3, 62.5) == pytest.approx(0.064, rel=0.05)
+
+
+def test_work_becomes_whole_iterations_at_the_proportional_share(tmp_path: Path) -> None:
+    """alexnet takes 0.6 s per iteration at three cores per GPU: 31 s are 52 iterations; arrivals are scaled."""
+    options = ReplayOptions(time_scale=0.5)
+    cluster = cluster_of(node_specs(_options(options, tmp_path, load_profiles())))
+    jobs = Jobs.build(
+        2, id=["a", "b"], arrival_s=[0.0, 8.0], gpus=[1.0, 2.0], duration_s=[31.0, 0.1], model=["alexnet", "gnmt"]
+    )
+    whole = whole_iterations(Trace(jobs, "made"), cluster, load_profiles(), 0.5)
+    assert whole.iterations.tolist() == [52.0, 1.0]
+    assert whole.arrival_s.tolist() == [0.0, 4.0]
+    assert np.isnan(whole.duration_s).all()
+    part = Jobs.build(1, id=["a"], arrival_s=[0.0], gpus=[0.5], duration_s=[31.0], model=["gnmt"])
+    with pytest.raises(InputError, match="parts of a GPU"):
+        whole_iterations(Trace(part, "made"), cluster, load_profiles(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--time-scale", "0"], "time-scale"),
+        (["--lease", "0.1s"], "lease"),
+        (["--executor", "slurm"], "executor"),
+        (["--ordering", "lifo"], "ordering"),
+        (["--memory-per-node", "much"], "memory-per-node"),
+        (["--profiles", "nowhere.json"], "nowhere.json"),
+        (["--out", "/proc/none"], ""),
+    ],
+)
+def test_wrong_options_are_one_sentence(call: Any, smoke: Path, options: list[str], field: str) -> None:
+    code, out, err = call("fleet", "replay", f"native:{smoke}", *options)
+    assert (code, out) == (2, "")
+    assert field in err
+    assert len(err.strip().splitlines()) == 1
