@@ -196,6 +196,18 @@ def test_a_lost_node_is_waited_for_as_long_as_its_leases_then_its_jobs_start_els
     assert setting.world.finished == ["a"]
 
 
+def test_a_job_started_between_two_extensions_has_its_lease_counted_too(tmp_path: Path) -> None:
+    """Else a silent node's job would be started elsewhere while it still runs there (World.check would see it)."""
+    setting = Setting(tmp_path, keep_s=16.0, lease_s=50.0)
+    setting.submit(work("first", 60.0))
+    setting.run(3.5)  # its lease was extended at the beginning and is due again at 4 s
+    setting.submit(work("second", 60.0))
+    setting.run(0.4)
+    setting.world.unreachable.add("node-0")
+    setting.run(26)
+    assert setting.world.starts == ["first.0", "second.0", "first.1", "second.1"]
+
+
 def test_a_node_that_comes_back_in_time_kept_its_job(tmp_path: Path) -> None:
     setting = Setting(tmp_path, keep_s=10.0)
     setting.submit(work("a", 12.0))
@@ -256,7 +268,15 @@ def test_whatever_is_killed_no_job_is_lost_or_runs_twice(tmp_path: Path, seed: i
     """Controllers killed at every boundary, nodes cut off, orders that arrive late, runners killed."""
     draw = random.Random(1000 + seed)
     policy = JobPolicy(draw.choice(("fifo", "srtf", "las")), draw.choice(("tune", "proportional")), sticky=True)
-    setting = Setting(tmp_path, seed=seed, policy=policy, kill=0.02, lag=0.05, keep_s=4.0, early=draw.random() < 0.5)
+    setting = Setting(
+        tmp_path,
+        seed=seed,
+        policy=policy,
+        kill=0.02,
+        lag=0.05,
+        keep_s=draw.choice((4.0, 10.0)),
+        early=draw.random() < 0.5,
+    )
     specs = [
         work(f"j{i}", draw.choice((1.0, 3.0, 6.0)), gpus=float(draw.choice((1, 1, 2, 4))),
              attached=draw.random() < 0.7)

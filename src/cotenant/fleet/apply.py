@@ -12,6 +12,7 @@ from cotenant.fleet.absorb import Absorber, begun
 from cotenant.fleet.book import Book, ask_stop, holds_gpus
 from cotenant.fleet.executor import job_folder
 from cotenant.fleet.gpuchoice import GpuChooser
+from cotenant.fleet.leases import Leases
 from cotenant.fleet.nodes import NodeSpec
 from cotenant.fleet.planners import FleetPlan
 from cotenant.fleet.state import PARKED, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
@@ -56,8 +57,9 @@ class Applier:
             why = plan.waiting.get(job.id, Reason.OUTRANKED)
             self._leave(job, attempt, now_s, Reason.OUTRANKED if why == Reason.GPUS_FULL else why)
         elif not target.same_gpus(attempt.assignment):
-            job.target, why = target, int(plan.reasons.get(job.id, Reason.REPLACED))
-            ask_stop(self.book, job, "move", now_s, self.absorber.grace_of(job), why)
+            job.target = target
+            reason = int(plan.reasons.get(job.id, Reason.REPLACED))
+            ask_stop(self.book, job, "move", now_s, self.absorber.grace_of(job), reason)
         elif attempt.phase == PARKED:
             job.target = target  # resumed once its GPUs are free
         elif _amounts(target) != _amounts(attempt.assignment):
@@ -94,7 +96,7 @@ class Applier:
 
     # -- starting what has room ------------------------------------------------------------------------------------
 
-    def start_ready(self, nodes: Mapping[str, NodeSpec], clocks_ns: Mapping[str, int], keep_s: float,
+    def start_ready(self, nodes: Mapping[str, NodeSpec], clocks_ns: Mapping[str, int], leases: Leases,
                     now_s: float, port_of: Any) -> None:  # fmt: skip
         """Start (or resume) every job whose target's GPUs, CPU and memory nobody holds any more."""
         wanting = [job for job in self.book.jobs.values() if job.target is not None]
@@ -115,7 +117,7 @@ class Applier:
                 self._unpark(job, attempt, target, now_s)
             else:
                 port = port_of(target.places[0].node) if _processes(job, target) > 1 else 0
-                self._start(job, target, nodes, clocks_ns, keep_s, now_s, port)
+                self._start(job, target, nodes, clocks_ns, leases, now_s, port)
 
     def _unpark(self, job: Job, attempt: Attempt, target: Assignment, now_s: float) -> None:
         attempt.phase, attempt.assignment, attempt.counted_s = UP, target, now_s
@@ -126,7 +128,7 @@ class Applier:
             self.book.orders[node].append({"do": "resume", "attempt": job.attempt_id()})
 
     def _start(self, job: Job, target: Assignment, nodes: Mapping[str, NodeSpec], clocks_ns: Mapping[str, int],
-               keep_s: float, now_s: float, port: int) -> None:  # fmt: skip
+               leases: Leases, now_s: float, port: int) -> None:  # fmt: skip
         attempt = Attempt(job.n, target, STARTING, created_s=now_s, port=port)
         begun(job, attempt)
         self.book.touch(job)
@@ -147,7 +149,7 @@ class Applier:
                           "limit": g.limit} for g in place.gpus],
                 "cpus": place.cpus,
                 "memory_bytes": place.memory_bytes,
-                "until_ns": clocks_ns[place.node] + round(keep_s * 1e9),
+                "until_ns": clocks_ns[place.node] + round(leases.keep_s * 1e9),
                 "grace_s": self.absorber.grace_of(job),
                 "ranks": [
                     {
@@ -159,6 +161,7 @@ class Applier:
                 ],
             }  # fmt: skip
             first += ranks
+            leases.granted(place.node, now_s)
             self.book.orders[place.node].append(order)
 
 

@@ -21,12 +21,13 @@ from cotenant.fleet.absorb import Absorber
 from cotenant.fleet.apply import Applier
 from cotenant.fleet.book import Book, ask_stop
 from cotenant.fleet.clock import FleetClock
-from cotenant.fleet.executor import Executor, Orders
+from cotenant.fleet.executor import Executor
 from cotenant.fleet.jobs import JobSpec, check_spec
+from cotenant.fleet.leases import Leases
 from cotenant.fleet.nodes import NodeSpec
 from cotenant.fleet.planners import FleetPlan, Planner, View
 from cotenant.fleet.rounds import round_row
-from cotenant.fleet.state import CANCELLED, PARKED, STARTING, UP, Job
+from cotenant.fleet.state import CANCELLED, Job
 from cotenant.fleet.store import FleetLock, Store, StoreError
 from cotenant.fleet.tenancy import can_park
 from cotenant.model.errors import InputError, WorkError
@@ -38,7 +39,7 @@ POLL_MANY_S = 0.2  # from MANY attempts on
 POLL_IDLE_S = 1.0
 MANY = 64
 FAULT_PAUSE_S = 1.0
-LOST_MARGIN_S = 1.0
+DRAIN_MARGIN_S = 1.0
 MOST_QUEUED = 1_000_000
 
 
@@ -82,11 +83,10 @@ class Controller:
         self.nodes: dict[str, NodeSpec] = {}
         self.known: dict[str, NodeSpec] = {}  # every node seen in this run
         self.node_ns: dict[str, int] = {}  # its monotonic clock, as told last
-        self.leased_until_s: dict[str, float] = {}  # fleet time by which every lease it ever got has ended
+        self.leases = Leases(options.lease_s, options.keep_s)
         self.fault, self.planner_fault = "", ""
         self.decide_s, self.rounds = 0.0, 0
         self._next_tick = 0
-        self._extended_s = -1e9
         self._fill = False
         self._inbox: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._stopping = False
@@ -180,7 +180,7 @@ class Controller:
                 self._serve_inbox(self._patience_s())
                 self.step()
                 if self._draining_until is not None and (
-                    not self.book.running() or self._monotonic_s() > self._draining_until + LOST_MARGIN_S
+                    not self.book.running() or self._monotonic_s() > self._draining_until + DRAIN_MARGIN_S
                 ):
                     break
         finally:
@@ -236,7 +236,7 @@ class Controller:
                 self._admit()
                 self._decide()
                 if self._draining_until is None:
-                    self.applier.start_ready(self.nodes, self.node_ns, self.options.keep_s, self.clock.now_s(),
+                    self.applier.start_ready(self.nodes, self.node_ns, self.leases, self.clock.now_s(),
                                              self._port)  # fmt: skip
             self.book.flush()
             if self.fault:
@@ -262,7 +262,7 @@ class Controller:
         for job in self.book.running():
             for place in job.attempt.nodes if job.attempt else ():
                 here[place].append(job)
-        self._extend(orders, here)
+        self.leases.extend(orders, here, self.node_ns, self.clock.now_s(), self._monotonic_s())
         answers = self.executor.exchange(self.epoch, orders)
         now_s = self.clock.now_s()
         for name, answer in answers.items():
@@ -282,28 +282,10 @@ class Controller:
             self._fill = True
         self.absorber.failed = self.absorber.freed = False
 
-    def _extend(self, orders: Orders, here: dict[str, list[Job]]) -> None:
-        """Renew leases well before they end. In the node's own clock: an order that comes late grants no more."""
-        now_s = self._monotonic_s()
-        for name in here:
-            self.leased_until_s.setdefault(name, self.clock.now_s() + self.options.keep_s)
-        if now_s - self._extended_s < min(self.options.lease_s, self.options.keep_s / 4):
-            return
-        self._extended_s = now_s
-        for name, jobs in here.items():
-            leaving = [job for job in jobs if job.attempt is not None and job.attempt.phase in (STARTING, UP, PARKED)]
-            if name in orders and name in self.node_ns and leaving:
-                until_ns = self.node_ns[name] + round(self.options.keep_s * 1e9)
-                orders[name].append(
-                    {"do": "extend", "attempts": [job.attempt_id() for job in leaving], "until_ns": until_ns}
-                )
-                self.leased_until_s[name] = self.clock.now_s() + self.options.keep_s
-
     def _unreachable(self, name: str, jobs: list[Job], now_s: float) -> None:
         """Jobs of a node that does not answer may run there still: until no lease of theirs can."""
-        until_s = self.leased_until_s.get(name, now_s + self.options.keep_s)
         for job in jobs:
-            if now_s > until_s + self.absorber.grace_of(job) + LOST_MARGIN_S:
+            if self.leases.surely_over(name, self.absorber.grace_of(job), now_s):
                 self.absorber.lost_node(name, job, now_s)
 
     # -- decide ----------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from cotenant.policy.choice import JobPolicy
 from cotenant.policy.demand import runnable_jobs
 from cotenant.policy.jobs import plan_jobs
 
-
 ABOVE_ALL = 2 * 10**9 + 1  # priorities of users are between -10^9 and 10^9
 
 
@@ -49,12 +48,11 @@ class View:
 @dataclass
 class FleetPlan:
     """Who runs where; a job not named stops if it runs. `waiting`: why the others wait. `reasons`: why those that run
-    do. `layouts`: MIG layouts by GPU UUID, to be made before anybody is started there."""
+    do."""
 
     assign: dict[str, Assignment] = field(default_factory=dict)
     waiting: dict[str, Reason] = field(default_factory=dict)
     reasons: dict[str, Reason] = field(default_factory=dict)
-    layouts: dict[str, str] = field(default_factory=dict)
 
 
 class Planner(Protocol):

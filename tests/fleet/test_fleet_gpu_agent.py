@@ -1,0 +1,117 @@
+"""Jobs as tenants of a GPU agent: shares of one GPU, and parking for a job that cannot save itself (software GPU)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.session import Fleet, FleetOptions
+from cotenant.model.errors import WorkError
+from cotenant.node.client import ControlClient
+from cotenant.policy.choice import JobPolicy
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
+JOB = str(Path(__file__).with_name("gpu_job.py"))
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An agent over one software GPU; its folder."""
+    folder = Path(tempfile.mkdtemp(prefix="cot"))  # a socket's path must be short
+    for name, value in (("STATE", str(folder / "softgpu")), ("MEMORY", str(2 << 30)), ("COUNT", "1")):
+        monkeypatch.setenv(f"COTENANT_SOFTGPU_{name}", value)
+    settings = {"quota": 0.05, "min_quota": 0.02, "max_quota": 0.05, "context_reserve": 1 << 28}
+    (folder / "agent.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "cotenant.node", "--dir", str(folder), "--gpus", "soft"]
+    with open(folder / "agent.log", "wb") as log:
+        process = subprocess.Popen([*command, "--config", str(folder / "agent.json")], stdout=log, stderr=log)
+    try:
+        _until(lambda: _answers(folder), 30, "the agent")
+        yield folder
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answers(folder: Path) -> bool:
+    with contextlib.suppress(WorkError):
+        ControlClient(folder).close()
+        return True
+    return False
+
+
+def _until(check: Callable[[], Any], seconds: float, what: str) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = check()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+def _fleet(agent: Path, tmp_path: Path, ordering: str) -> Fleet:
+    return Fleet(
+        FleetOptions(
+            folder=tmp_path / "fleet", gpu="agent", agents=(str(agent),), lease_s=1.0, keep_s=60.0, grace_s=5.0,
+            policy=JobPolicy(ordering, "proportional", sticky=True),
+        )
+    )  # fmt: skip
+
+
+def _job(name: str, seconds: float, **more: Any) -> JobSpec:
+    # a tenth of a core each: the point is the GPU
+    return JobSpec(name, (sys.executable, JOB, str(seconds)), duration_s=seconds, cpus=0.1, workdir=os.getcwd(), **more)
+
+
+def test_a_job_that_cannot_save_itself_is_parked_and_goes_on_where_it_was(agent: Path, tmp_path: Path) -> None:
+    with _fleet(agent, tmp_path, "srtf") as fleet:
+        fleet.submit(_job("long", 4.0))
+        log = tmp_path / "fleet" / "jobs" / "long" / "log-0-0.txt"
+        _until(lambda: log.exists() and "pid" in log.read_text(), 60, "the long job")
+        fleet.submit(_job("short", 0.5))
+        _until(lambda: fleet.job("long")["state"] == "parked", 30, "long is parked")
+        with ControlClient(agent) as client:
+            states = {t["name"]: t["state"] for t in client.call("list")["tenants"]}
+        assert states["job-long.0"] == "parked"
+        assert fleet.wait(90)
+        long, short = fleet.job("long"), fleet.job("short")
+        record = fleet.record()
+    assert (long["state"], short["state"]) == ("finished", "finished")
+    assert long["attempts"] == 1  # the same processes all along
+    assert log.read_text().splitlines()[-1] == "intact"
+    assert short["finished_s"] < long["finished_s"]
+    kinds = [int(kind) for kind, job in zip(record.events.kind, record.events.job, strict=True) if job == 0]
+    assert kinds == [0, 1, 5, 2, 6]  # arrive, start, preempt, resume, finish
+
+
+def test_shares_of_one_gpu_are_tenants_with_that_share(agent: Path, tmp_path: Path) -> None:
+    with _fleet(agent, tmp_path, "fifo") as fleet:
+        ids = [fleet.submit(_job(f"half{i}", 1.5, gpus=0.5)) for i in range(3)]
+        with ControlClient(agent) as client:
+            both = _until(
+                lambda: [t for t in client.call("list")["tenants"] if t["state"] == "running"][1:], 60, "two tenants"
+            )
+            assert both
+            tenants = client.call("list")["tenants"]
+        assert sorted(t["name"] for t in tenants) == ["job-half0.0", "job-half1.0"]
+        assert {(t["request"], t["limit"], t["mechanism"]) for t in tenants} == {(0.5, 0.5, "time")}
+        assert fleet.job("half2")["state"] == "waiting"
+        assert fleet.wait(90)
+        assert [fleet.job(job)["state"] for job in ids] == ["finished"] * 3
