@@ -11,7 +11,7 @@ from cotenant.kube.api import ApiError, KubeApi
 from cotenant.kube.certificates import Certificates
 from cotenant.model.errors import WorkError
 
-MOST_TRIES = 5
+MOST_TRIES = 20
 RENEW_S = 60.0  # how often the Secret and the configuration are looked at
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
@@ -45,15 +45,15 @@ def ensure(api: KubeApi, where: Bootstrap) -> Certificates:
         found = api.find(where.secret_path)
         held = _decode(found)
         before = held.ca if held else b""
-        if held is None or certificates.fault(held, where.dns_names):
-            held = certificates.make(where.dns_names)
-            try:
+        try:
+            if held is None or certificates.fault(held, where.dns_names):
+                held = certificates.make(where.dns_names)
                 _store(api, where, found, held)
-            except ApiError as error:
-                if error.status in (404, 409):  # another replica was faster
-                    continue
-                raise
-        trust(api, where, held.ca, before)
+            trust(api, where, held.ca, before)
+        except ApiError as error:
+            if error.status == 409:  # another replica was faster
+                continue
+            raise
         return held
     raise WorkError(f"the Secret {where.namespace}/{where.secret} changes under our hands")
 

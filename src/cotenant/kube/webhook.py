@@ -28,12 +28,11 @@ Send = Callable[[Message], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Listening:
-    """Where and for whom the webhook listens. `tokens`: what a caller must show, one of them; None: nothing."""
+    """Where the webhook listens. `client_ca`: callers need a certificate from it; None: they need none."""
 
     host: str = "127.0.0.1"
     port: int = 8443
     metrics_port: int | None = None
-    token_file: Path | None = None
     client_ca: Path | None = None
 
 
@@ -233,10 +232,12 @@ def _bind(config: Any) -> Any:
     import socket
 
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # by this protocol number the event loop knows that it should not wait for acknowledgements between head and body
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((config.host, config.port))
+        listener.listen(config.backlog)
     except OSError as error:
         listener.close()
         raise WorkError(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}") from None
