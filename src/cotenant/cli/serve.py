@@ -26,6 +26,11 @@ def serve(
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, instead of the file's.")] = None,
     log: Annotated[Path | None, typer.Option(help="CSV of every request.")] = None,
     gpus_log: Annotated[Path | None, typer.Option(help="CSV of the GPUs in use over time.")] = None,
+    colocation: Annotated[
+        str | None,
+        typer.Option(metavar="SCHEME", help="Beside best-effort work: tidal, orion, mps-plus, temporal, static."),
+    ] = None,
+    agent_dir: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent, for --colocation.")] = None,
     address: Annotated[
         str | None, typer.Option(metavar="RAY", help="Run the workers on this Ray cluster (auto, or HOST:PORT).")
     ] = None,
@@ -49,7 +54,9 @@ def serve(
     doors = _doors(services, http, grpc)
     if doors == (None, None):
         raise InputError("a server needs a door: --http or --grpc", field="http")
-    options = Options(*doors, fixed, name, log, gpus_log)
+    if colocation is not None and address is not None:
+        raise InputError("co-location needs the workers on this machine, not on a Ray cluster", field="--colocation")
+    options = Options(*doors, fixed, name, log, gpus_log, colocation, agent_dir)
     factory = None
     if address is not None:
         import importlib

@@ -38,6 +38,9 @@ class Holder(Protocol):
     def lower(self) -> None:
         """No LS work of this worker is active any more."""
 
+    def others_up(self) -> bool:
+        """Whether LS work of somebody else is active."""
+
     def close(self) -> None:
         """Leave the floor."""
 
@@ -50,6 +53,10 @@ class NullFloor:
 
     def lower(self) -> None:
         """Nothing to tell."""
+
+    def others_up(self) -> bool:
+        """Nobody is here."""
+        return False
 
     def close(self) -> None:
         """Nothing to leave."""
@@ -115,6 +122,15 @@ class Floor:
         self._class = 0
         mapping = self._mapping
         mapping.raised[mapping.holder] = 0
+
+    def others_up(self) -> bool:
+        """See Holder. A holder without a sign of life for hold_limit is not believed."""
+        mapping = self._mapping
+        mine = mapping.holder
+        if not any(bytes(mapping.raised)[:mine]) and not any(bytes(mapping.raised)[mine + 1 :]):
+            return False
+        oldest_ns = time.monotonic_ns() - mapping.layout.hold_limit_ns
+        return any(up and i != mine and mapping.raised_ns[i] > oldest_ns for i, up in enumerate(mapping.raised))
 
     @contextlib.contextmanager
     def held(self, work_class: int = WorkClass.UNKNOWN) -> Iterator[None]:

@@ -67,6 +67,7 @@ class Crew:
         self._tasks: set[asyncio.Task[None]] = set()
         self.closing = False
         self._count = self._generations = 0
+        self._best_effort = {s.name for s in config.deployment.services if not s.latency_sensitive}
 
     # ---- models ----
 
@@ -184,9 +185,9 @@ class Crew:
             assert found is not None
             # the largest that a later plan may ask of this worker without another one being made
             most = max(seat.batch, profile.max_batch(seat.model, let.partition))
-            models.append(
-                ModelSpec(seat.service, seat.model, found.backend, found.path, found.version, most, found.config)
-            )
+            sensitive = seat.service not in self._best_effort
+            spec = (seat.service, seat.model, found.backend, found.path, found.version, most, found.config, sensitive)
+            models.append(ModelSpec(*spec))
         self._count += 1
         return WorkerSpec(
             f"{let.name}#{self._count}", let.gpu, let.gpu_model, let.partition, let.percent / 100,

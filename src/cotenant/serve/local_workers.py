@@ -21,6 +21,7 @@ from cotenant.serve.worker_main import MOST_MESSAGE
 from cotenant.serve.workers import Job, LoadError, Result, Worker, WorkerListener, WorkerSpec
 
 if TYPE_CHECKING:
+    from cotenant.serve.colocation import Colocation
     from cotenant.serve.devices import Devices
 
 LOAD_LIMIT_S = 300.0
@@ -278,11 +279,13 @@ class LocalWorkers:
     """Makes worker processes and gives each its share: CPU cores, or a GPU and what enforces a part of it."""
 
     def __init__(
-        self, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S
-    ) -> None:
-        """`timed`: all models only take time, so that no device is needed."""
-        self._devices: Devices | None = None
-        if mechanism != "cores" and not timed:
+        self, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S,
+        colocation: Colocation | None = None,
+    ) -> None:  # fmt: skip
+        """`timed`: all models only take time, so that no device is needed. `colocation` gives the GPUs, if there is
+        one."""
+        self._devices: Devices | Colocation | None = colocation
+        if colocation is None and mechanism != "cores" and not timed:
             from cotenant.serve.devices import Devices
 
             self._devices = Devices(mechanism, gpus)

@@ -43,6 +43,8 @@ class Options:
     planner: str = DEFAULT_PLANNER
     log: Path | None = None
     gpus_log: Path | None = None
+    colocation: str | None = None
+    agent: Path | None = None
 
 
 def say_nothing(text: str) -> None:
@@ -70,7 +72,7 @@ class Server:
         slos = {s.name: s.slo_ms for s in problem.services} | {app.name: app.slo_ms for app, _ in problem.applications}
         self.stats = Stats(slos, log)
         self.floor = Floor(problem.services, problem.profiles, self.stats, self._lost, entry.hold)
-        self.factory = factory or _local_factory(config, problem)
+        self.factory = factory or _local_factory(config, problem, options)
         self.crew = Crew(config, problem.profiles, self.floor, self.stats, self.factory, say)
         self.replanner = Replanner(
             config, problem, self.floor, self.crew, self.stats, self.factory, options.planner, say
@@ -247,13 +249,23 @@ def _http_limits(config: ServingConfig) -> HttpLimits:
     )
 
 
-def _local_factory(config: ServingConfig, problem: Problem) -> WorkerFactory:
+def _local_factory(config: ServingConfig, problem: Problem, options: Options) -> WorkerFactory:
     from cotenant.serve.local_workers import LocalWorkers
 
     backends = {entry.backend for entry in config.models.values()}
     timed = backends == {"timed"}
     mechanism = config.deployment.mechanism
-    return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=config.entry.load_timeout)
+    limit_s = config.entry.load_timeout
+    colocation = None
+    if options.colocation is not None:
+        from cotenant.node.agent import default_folder
+        from cotenant.serve.colocation import Claim, Colocation
+
+        raw = config.deployment.raw
+        claims = {s.name: Claim(s.memory, s.copy_weight) for s in (raw.services if raw is not None else ())}
+        needs_none = timed or mechanism == "cores"
+        colocation = Colocation(options.colocation, options.agent or default_folder(), claims, timed=needs_none)
+    return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=limit_s, colocation=colocation)
 
 
 def _raise_file_limit() -> None:
@@ -314,10 +326,11 @@ def running(
     services: str | Path | Mapping[str, Any], *, http: str | None = "127.0.0.1:0", grpc: str | None = None,
     plan: ServingPlan | None = None, log: Path | None = None, gpus_log: Path | None = None,
     workers: WorkerFactory | None = None, profile: str | Path | None = None, planner: str = DEFAULT_PLANNER,
-    drain_s: float = 5.0, say: Callable[[str], None] = say_nothing,
+    drain_s: float = 5.0, say: Callable[[str], None] = say_nothing, colocation: str | None = None,
+    agent: Path | None = None,
 ) -> Iterator[Running]:  # fmt: skip
     """A server in a thread of its own, for tests and experiments; it has been stopped when the block is left."""
-    options = Options(http, grpc, plan, planner, log, gpus_log)
+    options = Options(http, grpc, plan, planner, log, gpus_log, colocation, agent)
     server = build(services, options, profile=profile, factory=workers, say=say)
     loop = new_loop()
     started: list[BaseException | None] = []

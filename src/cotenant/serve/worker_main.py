@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from cotenant.serve.arena import Arena, aligned
+from cotenant.serve.colocation import Turnstile, turnstile
 from cotenant.serve.engine import Engine, said
 from cotenant.serve.tensors import DTYPES, ModelInfo, Tensor
 from cotenant.serve.workers import Job, LoadError, Result, WorkerSpec
@@ -43,8 +44,12 @@ def settle(cores: tuple[int, ...]) -> None:
 class Loop:
     """Reads batches, runs them, answers."""
 
-    def __init__(self, channel: socket.socket, arena: Arena, engine: Engine, infos: dict[str, ModelInfo]) -> None:
+    def __init__(
+        self, channel: socket.socket, arena: Arena, engine: Engine, infos: dict[str, ModelInfo],
+        turnstile: Turnstile | None = None,
+    ) -> None:  # fmt: skip
         self.channel, self.arena, self.engine, self.infos = channel, arena, engine, infos
+        self.turnstile = turnstile
 
     def serve(self) -> None:
         """Until the gateway says stop or is gone."""
@@ -58,7 +63,12 @@ class Loop:
             if message[0] == "resize":
                 self._resize(message[1])
                 continue
-            self.channel.send(marshal.dumps(self._run(*message[1:])))
+            if self.turnstile is not None:
+                self.turnstile.enter(message[2])
+            answer = self._run(*message[1:])
+            if self.turnstile is not None:
+                self.turnstile.leave(message[2])
+            self.channel.send(marshal.dumps(answer))
 
     def _resize(self, fraction: float) -> None:
         try:
@@ -152,7 +162,7 @@ def main() -> int:
         return 1
     channel.send(b"\x00" + pickle.dumps(infos))
     try:
-        Loop(channel, arena, engine, infos).serve()
+        Loop(channel, arena, engine, infos, turnstile(spec.models)).serve()
     except (ConnectionError, BrokenPipeError):
         return 0  # the gateway is gone
     engine.close()

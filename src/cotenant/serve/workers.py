@@ -16,7 +16,7 @@ from cotenant.serve.tensors import ModelInfo, Tensor
 @dataclass(frozen=True)
 class ModelSpec:
     """One model of a worker. `batch` is the largest batch it will get; `path` the version's folder, None where nothing
-    is on disk; `config` what the repository says of the model."""
+    is on disk; `config` what the repository says of the model; not `latency_sensitive`: best-effort."""
 
     service: str
     model: str
@@ -25,6 +25,7 @@ class ModelSpec:
     version: str
     batch: int
     config: Mapping[str, Any] = field(default_factory=dict)
+    latency_sensitive: bool = True
 
 
 @dataclass(frozen=True)

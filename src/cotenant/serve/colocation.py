@@ -1,0 +1,125 @@
+"""Workers beside best-effort programs: LS workers hold the floor of their GPU, BE workers keep off it.
+
+The gateway's side registers every worker with the node's agent, as a tenant: its memory is reserved, its copies have
+their weight, its SMs are the scheme's. The worker's side is a turnstile around batches. What a worker has to know is in
+its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotenant.serve.workers import WorkerSpec
+
+if TYPE_CHECKING:
+    from cotenant.node.client import ControlClient
+    from cotenant.node.floor_client import Holder
+
+VARIABLE = "COTENANT_WORKER_FLOOR"
+LOOK_S = 0.00005
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a service has reserved: memory in bytes (None: nothing said), and its weight on the link."""
+
+    memory_bytes: int | None = None
+    copy_weight: float = 1.0
+
+
+class Colocation:
+    """The gateway's side. WorkError when there is no agent in `folder`, InputError for an unknown scheme."""
+
+    def __init__(self, scheme: str, folder: Path, claims: Mapping[str, Claim], *, timed: bool = False) -> None:
+        """`timed`: workers only take time; they keep the rule of the floor and need no device."""
+        from cotenant.node.client import ControlClient
+        from cotenant.policy.colocation import scheme_named
+
+        self.scheme = scheme_named(scheme)
+        self.folder, self.timed = folder, timed
+        self._claims = claims
+        self._clients: dict[str, ControlClient] = {}
+        with ControlClient(folder) as client:
+            client.call("colocation", scheme=scheme)
+            self.gpus: list[dict[str, Any]] = client.call("status")["gpus"]
+
+    def environment(self, spec: WorkerSpec) -> dict[str, str]:
+        """What a worker's process gets. The tenant lives until `released`."""
+        uuid = str(self.gpus[spec.gpu % len(self.gpus)]["uuid"])
+        best_effort = all(not model.latency_sensitive for model in spec.models)
+        gated = best_effort and not self.timed  # by the shim, kernel by kernel
+        told = {VARIABLE: json.dumps({"folder": str(self.folder), "gpu": uuid, "gated": gated})}
+        return told if self.timed else self._tenant(spec, uuid, best_effort) | told
+
+    def _tenant(self, spec: WorkerSpec, uuid: str, best_effort: bool) -> dict[str, str]:
+        from cotenant.node.client import ControlClient
+        from cotenant.node.config import TenantSpec
+        from cotenant.node.launcher import Launch, program_environment, register
+
+        claims = [self._claims.get(model.service, Claim()) for model in spec.models]
+        memory = [claim.memory_bytes for claim in claims if claim.memory_bytes is not None]
+        part = self.scheme.be_sms if best_effort else self.scheme.ls_sms
+        tenant = TenantSpec(
+            name=f"serve-{os.getpid()}-{spec.name.replace('#', '-')}",
+            limit=part * (spec.fraction if self.scheme.together else 1.0),
+            memory_bytes=sum(memory) if len(memory) == len(claims) else None,
+            priority=-1 if best_effort and self.scheme.be_below else 0,
+            gpus=(uuid,),
+            mechanism="mps" if self.scheme.together else "time",
+            best_effort=best_effort,
+            copy_weight=max(claim.copy_weight for claim in claims),
+            latency_sensitive=not best_effort,
+        )
+        client = ControlClient(self.folder)  # while it is open the tenant lives
+        self._clients[spec.name] = client
+        return dict(program_environment(register(client, Launch(self.folder, tenant, [spec.name]))))
+
+    def released(self, spec: WorkerSpec) -> None:
+        """A worker has ended."""
+        client = self._clients.pop(spec.name, None)
+        if client is not None:
+            client.close()
+
+    def close(self) -> None:
+        """All have ended."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+
+
+class Turnstile:
+    """The worker's side: around each batch, by the class of its service."""
+
+    def __init__(self, floor: Holder, best_effort: frozenset[str], gated: bool) -> None:
+        self._floor, self._best_effort, self._gated = floor, best_effort, gated
+
+    def enter(self, service: str) -> None:
+        """LS: the floor is up from here. BE: wait until nobody holds it, unless each launch will."""
+        if service not in self._best_effort:
+            self._floor.raise_()
+            return
+        while not self._gated and self._floor.others_up():
+            time.sleep(LOOK_S)
+
+    def leave(self, service: str) -> None:
+        """The batch is answered."""
+        if service not in self._best_effort:
+            self._floor.lower()
+
+
+def turnstile(models: Sequence[Any]) -> Turnstile | None:
+    """The turnstile of this worker process; None where nothing is co-located."""
+    text = os.environ.pop(VARIABLE, None)
+    if text is None:
+        return None
+    from cotenant.node.floor_client import join_floor
+
+    told = json.loads(text)
+    best_effort = frozenset(model.service for model in models if not model.latency_sensitive)
+    return Turnstile(join_floor(Path(told["folder"]), told["gpu"]), best_effort, bool(told["gated"]))

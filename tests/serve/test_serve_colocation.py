@@ -1,0 +1,152 @@
+"""Workers on the floor: LS ones raise it around batches, BE ones wait, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serve_setup import deployment, infer, plan
+
+from cotenant.bench.harness import Bench
+from cotenant.model.errors import InputError, WorkError
+from cotenant.node.client import ControlClient
+from cotenant.node.floor_client import Floor, join_floor
+from cotenant.serve.colocation import Turnstile
+from cotenant.serve.server import running
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    """An agent with a software GPU."""
+    with Bench("soft", {}) as started:
+        yield started
+
+
+def uuid_of(bench: Bench) -> str:
+    with ControlClient(bench.folder) as client:
+        return str(client.call("status")["gpus"][0]["uuid"])
+
+
+def raises(bench: Bench) -> int:
+    with ControlClient(bench.folder) as client:
+        return sum(h["raises"] for gpu in client.call("colocation")["gpus"].values() for h in gpu["holders"])
+
+
+def wait_until(check: object, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not check():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_latency_sensitive_service_raises_the_floor_for_each_batch(bench: Bench, tmp_path: Path) -> None:
+    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path)
+    with running(services, plan=plan({"a": 1}), colocation="tidal", agent=bench.folder) as server:
+        before = raises(bench)
+        for _ in range(5):
+            assert infer(server.http_url, "a")[0] == 200
+        assert raises(bench) - before == 5
+        with ControlClient(bench.folder) as client:
+            state = client.call("colocation")
+        assert state["scheme"] == "tidal"
+        assert not any(h["up"] for h in state["gpus"][uuid_of(bench)]["holders"])
+
+
+def test_a_best_effort_service_waits_while_somebody_holds_the_floor(bench: Bench, tmp_path: Path) -> None:
+    entry = {"name": "b", "slo_ms": 60_000, "class": "best-effort"}
+    services = deployment([entry], tmp_path)
+    with running(services, plan=plan({"b": 1}), colocation="tidal", agent=bench.folder) as server:
+        assert infer(server.http_url, "b")[0] == 200
+        floor = join_floor(bench.folder, uuid_of(bench))
+        took: list[float] = []
+
+        def ask() -> None:
+            began = time.monotonic()
+            assert infer(server.http_url, "b")[0] == 200
+            took.append(time.monotonic() - began)
+
+        floor.raise_()
+        asking = threading.Thread(target=ask)
+        asking.start()
+        for _ in range(10):
+            time.sleep(0.03)
+            floor.raise_()  # a sign of life
+        assert not took
+        floor.lower()
+        asking.join(10)
+        floor.close()
+        assert took[0] >= 0.3
+        assert raises(bench) == 0  # a best-effort worker never raises, and the other has left
+
+
+def test_one_scheme_of_the_list_and_an_agent_are_needed(bench: Bench, tmp_path: Path) -> None:
+    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path)
+    wrong_name = running(services, plan=plan({"a": 1}), colocation="sideways", agent=bench.folder)
+    with pytest.raises(InputError, match="unknown co-location scheme"), wrong_name:
+        pass
+    no_agent = running(services, plan=plan({"a": 1}), colocation="tidal", agent=tmp_path / "nowhere")
+    with pytest.raises(WorkError, match="no agent answers"), no_agent:
+        pass
+
+
+def test_a_turnstile_tells_the_classes_of_a_mixed_worker_apart(bench: Bench) -> None:
+    ours = join_floor(bench.folder, uuid_of(bench))
+    other = join_floor(bench.folder, uuid_of(bench))
+    gate = Turnstile(ours, frozenset({"be"}), gated=False)
+    gate.enter("ls")
+    assert other.others_up()
+    assert not ours.others_up()
+    gate.enter("be")  # its own batch does not hold it up
+    gate.leave("ls")
+    assert not other.others_up()
+    ours.close()
+    other.close()
+
+
+def test_a_killed_holder_is_lowered_at_once_and_a_silent_one_after_the_limit(bench: Bench) -> None:
+    watcher = join_floor(bench.folder, uuid_of(bench))
+    doomed = join_floor(bench.folder, uuid_of(bench))
+    doomed.raise_()
+    assert watcher.others_up()
+    doomed._closed = True  # as the kernel does for a killed process: the connection ends, nothing is lowered
+    doomed._mapping.connection.shutdown(2)
+    doomed._mapping.connection.close()
+    wait_until(lambda: not watcher.others_up(), 1.0)
+    with ControlClient(bench.folder) as client:
+        client.call("colocation", hold_limit_ns=50_000_000)
+    silent = join_floor(bench.folder, uuid_of(bench))
+    silent.raise_()
+    assert watcher.others_up()
+    time.sleep(0.08)
+    assert not watcher.others_up()
+    silent.close()
+    watcher.close()
+
+
+def test_a_holder_finds_the_agents_successor(tmp_path: Path) -> None:
+    import subprocess
+
+    with Bench("soft", {}) as bench:
+        floor: Floor = join_floor(bench.folder, uuid_of(bench))
+        agent = bench._agent
+        assert agent is not None
+        agent.kill()
+        agent.wait()
+        floor.raise_()  # the page goes on working
+        bench._agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=bench.environment)
+        wait_until(lambda: (bench.folder / "floor.sock").exists() and _holders(bench), 20.0)
+        with ControlClient(bench.folder) as client:
+            holders = client.call("colocation")["gpus"][uuid_of(bench)]["holders"]
+        assert [h["up"] for h in holders] == [True]
+        floor.close()
+
+
+def _holders(bench: Bench) -> bool:
+    try:
+        with ControlClient(bench.folder) as client:
+            return bool(client.call("colocation")["gpus"][uuid_of(bench)]["holders"])
+    except WorkError:
+        return False
