@@ -137,3 +137,34 @@ def test_what_was_taken_without_asking_is_charged_over_the_cap() -> None:
     assert ledger.reserve(1, "gpu", Family.PLAIN, 1) is None
     assert ledger.release(1, "gpu", Family.GRAPH, 600 * MIB) == 600 * MIB
     assert ledger.used("a", "gpu") == 0
+
+
+def test_what_is_kept_for_one_is_refused_to_the_others() -> None:
+    """A card of 8 GiB, 3 kept for ls: others get 5 in all, ls its 3 whatever they hold."""
+    ledger = Ledger()
+    ledger.gpu("g", 8 * GIB)
+    ledger.keep("ls", "g", 3 * GIB)
+    ledger.cap("ls", "g", 3 * GIB)
+    for process, tenant in ((1, "be"), (2, "ls"), (3, "other")):
+        ledger.join(process, tenant)
+    assert ledger.left("be", "g") == 5 * GIB
+    taken = ledger.reserve(1, "g", Family.PLAIN, 4 * GIB)
+    assert taken is not None
+    assert ledger.reserve(3, "g", Family.POOL, GIB + 1) is None
+    assert ledger.reserve(3, "g", Family.CONTEXT, 2 * GIB) is not None, "contexts are never refused"
+    assert ledger.reserve(3, "g", Family.PLAIN, MIB) is None, "and count"
+    assert ledger.reserve(2, "g", Family.PLAIN, 2 * GIB) is not None, "its own is there"
+    assert ledger.kept_from("be", "g") == GIB, "what it has taken is not kept twice"
+    ledger.forget("ls")
+    assert ledger.left("be", "g") == NO_LIMIT
+
+
+def test_tenants_whose_contents_make_way_are_not_held_to_what_is_kept() -> None:
+    ledger = Ledger()
+    ledger.gpu("g", 8 * GIB)
+    ledger.keep("ls", "g", 3 * GIB)
+    ledger.keep("swapped", "g", None, movable=True)
+    ledger.join(1, "swapped")
+    ledger.join(2, "be")
+    assert ledger.reserve(1, "g", Family.VMM, 7 * GIB) is not None, "the agent moves it out of the way"
+    assert ledger.left("be", "g") == 5 * GIB, "and what it holds takes nothing from the others"

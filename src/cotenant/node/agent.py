@@ -241,6 +241,8 @@ class Agent:
         """Make a tenant's promise true on its GPUs."""
         for gpu in tenant.gpus:
             self.ledger.cap(tenant.name, gpu.uuid, tenant.cap_bytes(gpu))
+            movable = tenant.spec.oversubscribe != "none"
+            self.ledger.keep(tenant.name, gpu.uuid, tenant.kept_bytes, movable=movable)
             self.server.publish_memory(tenant, gpu.uuid)
         if self.mechanisms[tenant.spec.mechanism].capabilities().gated:
             self.broker.join(tenant)

@@ -29,6 +29,8 @@ class Ledger:
     def __init__(self) -> None:
         self._caps: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes
         self._used: dict[tuple[str, str], int] = {}  # committed and reserved
+        self._kept: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes that nobody else may take
+        self._movable: set[str] = set()  # tenants whose contents make way
         self._processes: dict[int, _Holding] = {}
         self._totals: dict[str, int] = {}
         self._next = 0
@@ -43,6 +45,27 @@ class Ledger:
             self._caps.pop((tenant, gpu), None)
         else:
             self._caps[(tenant, gpu)] = cap_bytes
+
+    def keep(self, tenant: str, gpu: str, size: int | None, *, movable: bool = False) -> None:
+        """Keep that much of the card for a tenant; None: nothing. `movable`: its contents make way for others."""
+        if size is None:
+            self._kept.pop((tenant, gpu), None)
+        else:
+            self._kept[(tenant, gpu)] = size
+        (self._movable.add if movable else self._movable.discard)(tenant)
+
+    def kept_from(self, tenant: str, gpu: str) -> int:
+        """Bytes kept for others on that GPU and not taken by them yet."""
+        kept = [(name, size) for (name, g), size in self._kept.items() if g == gpu and name != tenant]
+        return sum(max(0, size - self.used(name, gpu)) for name, size in kept)
+
+    def left(self, tenant: str, gpu: str) -> int:
+        """What a tenant may still take of a card with memory kept for others; NO_LIMIT where none is, or it moves."""
+        total, kept = self._totals.get(gpu), self.kept_from(tenant, gpu)
+        if total is None or not kept or tenant in self._movable:
+            return NO_LIMIT
+        fixed = sum(n for (name, g), n in self._used.items() if g == gpu and name not in self._movable)
+        return max(0, total - fixed - kept)
 
     def join(self, process: int, tenant: str) -> None:
         """Open an account for a connection."""
@@ -74,12 +97,17 @@ class Ledger:
         return sum(n for (_, g), n in self._used.items() if g == gpu)
 
     def reserve(self, process: int, gpu: str, family: int, size: int) -> int | None:
-        """Reservation number (from 1), or None when the tenant's cap does not allow it. Contexts are never refused."""
+        """Reservation number (from 1), or None when the cap or what is kept for others does not allow it.
+
+        Contexts are never refused.
+        """
         holding = self._processes[process]
         if len(holding.pending) >= MAX_RESERVATIONS:
             return None
         used = self.used(holding.tenant, gpu)
         if family != Family.CONTEXT and used + size > self.limit(holding.tenant, gpu):
+            return None
+        if family != Family.CONTEXT and gpu != HOST and size > self.left(holding.tenant, gpu):
             return None
         self._next += 1
         holding.pending[self._next] = (gpu, family, size)
@@ -139,7 +167,8 @@ class Ledger:
 
     def forget(self, tenant: str) -> None:
         """Remove a tenant's caps once it is gone."""
-        for table in (self._caps, self._used):
+        self._movable.discard(tenant)
+        for table in (self._caps, self._used, self._kept):
             for key in [key for key in table if key[0] == tenant]:
                 del table[key]
 

@@ -292,6 +292,13 @@ class ShimServer:
     def refused(self, tenant: Tenant, gpu: str, size: int) -> None:
         """Note a memory request over the cap."""
         limit, used = self.ledger.limit(tenant.name, gpu), self.ledger.used(tenant.name, gpu)
+        if used + size <= limit:
+            kept, left = self.ledger.kept_from(tenant.name, gpu), self.ledger.left(tenant.name, gpu)
+            tenant.warn(
+                f"out of memory: {size / 2**20:.0f} MiB asked with {left / 2**20:.0f} MiB left:"
+                f" {kept / 2**20:.0f} MiB of the card are kept for latency-sensitive tenants"
+            )
+            return
         tenant.warn(
             f"out of memory: {size / 2**20:.0f} MiB asked with {used / 2**20:.0f} of {limit / 2**20:.0f} MiB in use"
         )

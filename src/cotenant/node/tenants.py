@@ -60,6 +60,11 @@ class Tenant:
         movable = self.spec.oversubscribe != "none"
         return gpu.memory_bytes if self.spec.memory_bytes is None and movable else self.spec.memory_bytes
 
+    @property
+    def kept_bytes(self) -> int | None:
+        """Memory that nobody else may take of its GPUs: a latency-sensitive tenant's is there when it wants it."""
+        return self.spec.memory_bytes if self.spec.latency_sensitive else None
+
     def warn(self, text: str) -> None:
         """Keep a warning for ps, top and the launcher."""
         self.warning_count += 1

@@ -1,0 +1,92 @@
+"""A latency-sensitive tenant's memory is there when it wants it, whatever the others take: real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.bench.harness import Bench
+from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec
+from cotenant.node.launcher import Launch, program_environment, register
+
+MIB = 1 << 20
+TAKE = """
+import ctypes, json, sys
+from cotenant.bench.driver import Driver
+cuda = Driver()
+def take(pieces):
+    for done in range(pieces):
+        if cuda._cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(128 << 20)) != 0:
+            return done * 128
+    return pieces * 128
+print(json.dumps(take(int(sys.argv[1]))), flush=True)
+for line in sys.stdin:
+    print(json.dumps(take(int(line))), flush=True)
+"""
+
+
+def take(bench: Bench, spec: TenantSpec, pieces: int) -> tuple[subprocess.Popen[str], int]:
+    """A tenant that takes that many pieces of 128 MiB, as far as it can; the MiB it has."""
+    client = ControlClient(bench.folder)
+    bench._clients.append(client)
+    command = [sys.executable, "-c", TAKE, str(pieces)]
+    environment = dict(bench.environment)
+    environment |= program_environment(register(client, Launch(bench.folder, spec, command)))
+    environment |= {key: value for key, value in bench.environment.items() if "SOFTGPU" in key}
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2] / "src")
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, env=environment, text=True, **pipes)
+    client.call("started", name=spec.name, pid=process.pid)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    return process, json.loads(line)
+
+
+@pytest.fixture(autouse=True)
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 GiB, of which each context takes 256 MiB."""
+    monkeypatch.setenv("COTENANT_SOFTGPU_MEMORY", str(4 << 30))
+
+
+SETTINGS = {"context_reserve": "256MiB"}
+KEPT = TenantSpec("ls", memory_bytes=1 << 30, latency_sensitive=True, mechanism="mps")
+
+
+def test_memory_is_kept_for_a_service_that_comes_later() -> None:
+    with Bench("soft", SETTINGS) as bench, ControlClient(bench.folder) as client:
+        register(client, Launch(bench.folder, KEPT, ["ls"]))
+        be, taken = take(bench, TenantSpec("be", mechanism="mps"), 64)
+        assert taken == 4096 - 256 - 1024, "all but its own context and the gibibyte of ls"
+        warnings = client.call("warnings", name="be")["warnings"]
+        assert any("1024 MiB of the card are kept for latency-sensitive tenants" in text for text in warnings)
+        be.communicate(timeout=20)
+
+
+def test_a_service_that_runs_gets_the_rest_of_its_memory() -> None:
+    with Bench("soft", SETTINGS) as bench:
+        ls, first = take(bench, KEPT, 2)
+        assert first == 256
+        be, taken = take(bench, TenantSpec("be", mechanism="mps"), 64)
+        assert taken == 4096 - 256 - 1024
+        assert ls.stdin is not None
+        assert ls.stdout is not None
+        ls.stdin.write("64\n")
+        ls.stdin.flush()
+        # its cap of 1024 holds its context and six pieces
+        assert json.loads(ls.stdout.readline()) == 512
+        be.communicate(timeout=20)
+        ls.communicate(timeout=20)
+
+
+def test_without_a_reservation_first_come_first_served() -> None:
+    with Bench("soft", SETTINGS) as bench:
+        be, taken = take(bench, TenantSpec("be", mechanism="mps"), 64)
+        assert taken == 4096 - 256
+        be.communicate(timeout=20)
