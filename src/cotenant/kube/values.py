@@ -74,7 +74,7 @@ class Values:
         self.namespace = namespace
         self._found = {value.path: copy.deepcopy(value.default) for value in VALUES}
         for path, given in (chosen or {}).items():
-            self._found[path] = checked(path, given)
+            self._found[path] = _over(self._found.get(path), checked(path, given))
 
     def __call__(self, path: str) -> Any:
         """The value of a path. KeyError: there is no such choice, which is a fault of ours."""
@@ -91,6 +91,14 @@ class Values:
     def when(self, path: str) -> bool:
         """Whether something that depends on a value is there."""
         return bool(self(path))
+
+
+def _over(before: Any, given: Any) -> Any:
+    """A value over its default as Helm does it: maps are merged, and null takes a key away."""
+    if not isinstance(before, dict) or not isinstance(given, dict):
+        return given
+    merged = before | {key: _over(before.get(key), value) for key, value in given.items()}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def checked(path: str, given: Any) -> Any:

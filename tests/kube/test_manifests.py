@@ -1,0 +1,304 @@
+"""Manifests and chart: valid in every version, with no more rights than are used, and the same by either way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import helm
+import kubernetes_validate
+import pytest
+import yaml
+from pods import versions
+
+from cotenant.kube import dra, names
+from cotenant.kube.chart import files
+from cotenant.kube.manifests import install, objects
+from cotenant.kube.shares import shares_of
+from cotenant.kube.units import NodeGpu
+from cotenant.kube.values import VALUES, Values, flatten, read
+from cotenant.model.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+Thing = dict[str, Any]
+ALL: dict[str, Any] = {
+    "monitoring.serviceMonitor": True,
+    "networkPolicy.enabled": True,
+    "dra.enabled": True,
+    "node.runtimeClassName": "nvidia",
+    "injection.mounts": "plugin",
+    "injection.runtimeClassName": "nvidia",
+    "webhook.failurePolicy": "Ignore",
+    "webhook.replicas": 3,
+    "plugin.whole": "0,1",
+    "plugin.oneGpu": True,
+    "node.nodeSelector": {"gpu": "yes", "nvidia.com/gpu.present": None},
+    "agent.resources": {"limits": {"cpu": "2"}},
+    "node.tolerations": [],
+    "agent.quota": '100ms"x',
+}
+
+
+def tree(paths: dict[str, Any]) -> Thing:
+    found: Thing = {}
+    for path, value in paths.items():
+        node = found
+        *heads, leaf = path.split(".")
+        for head in heads:
+            node = node.setdefault(head, {})
+        node[leaf] = value
+    return found
+
+
+def by_name(things: list[Thing]) -> dict[tuple[str, str], Thing]:
+    found = {(thing["kind"], thing["metadata"]["name"]): thing for thing in things}
+    assert len(found) == len(things), "no object twice"
+    return found
+
+
+@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize("chosen", [{}, ALL], ids=["defaults", "everything"])
+def test_every_object_is_strictly_valid(version: str, chosen: dict[str, Any]) -> None:
+    checked = 0
+    for thing in install(Values(chosen)):
+        if thing["apiVersion"].startswith("monitoring.coreos.com/"):
+            continue  # of the Prometheus operator, which no version of Kubernetes has a schema for
+        if thing["apiVersion"].startswith("resource.k8s.io/") and version < "1.34":
+            continue
+        kubernetes_validate.validate(thing, version, strict=True)
+        checked += 1
+    assert checked >= 15
+
+
+def test_the_service_monitors_scrape_what_is_there() -> None:
+    things = by_name(install(Values(ALL)))
+    monitors = [thing for (kind, _), thing in things.items() if kind == "ServiceMonitor"]
+    assert len(monitors) == 2
+    for monitor in monitors:
+        assert set(monitor["spec"]) == {"selector", "endpoints"}
+        service = things["Service", f"{monitor['metadata']['name']}-metrics"]
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        assert wanted.items() <= service["metadata"]["labels"].items()
+        ports = {port["name"]: port for port in service["spec"]["ports"]}
+        workload = next(
+            t for (k, n), t in things.items() if k in ("DaemonSet", "Deployment") and n == monitor["metadata"]["name"]
+        )
+        pod = workload["spec"]["template"]
+        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        named = {port["name"] for c in pod["spec"]["containers"] for port in c["ports"]}
+        for endpoint in monitor["spec"]["endpoints"]:
+            assert ports[endpoint["port"]]["targetPort"] in named
+
+
+@pytest.mark.parametrize("chosen", [{}, ALL, {"dra.enabled": True}], ids=["defaults", "everything", "dra"])
+def test_chart_and_manifests_agree(chosen: dict[str, Any], tmp_path: Path) -> None:
+    chart = tmp_path / "cotenant"
+    for name, text in files().items():
+        path = chart / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    plain = by_name(install(Values(chosen, "ns"))[1:])
+    assert by_name(helm.render(chart, tree(chosen), "ns")) == plain
+    real = helm.real()
+    if real is not None:
+        overrides = tmp_path / "values.json"
+        overrides.write_text(json.dumps(tree(chosen)))
+        helm.run(real, "lint", str(chart), "-f", str(overrides))
+        text = helm.run(real, "template", "c", str(chart), "-n", "ns", "-f", str(overrides))
+        assert by_name([thing for thing in yaml.safe_load_all(text) if thing]) == plain
+
+
+def test_the_shipped_chart_and_manifests_are_what_the_commands_write(call: Any, tmp_path: Path) -> None:
+    assert call("kube", "chart", "--out", tmp_path / "c")[0] == 0
+    shipped = ROOT / "deploy" / "helm" / "cotenant"
+    written = {
+        p.relative_to(tmp_path / "c").as_posix(): p.read_text() for p in (tmp_path / "c").rglob("*") if p.is_file()
+    }
+    assert written == {p.relative_to(shipped).as_posix(): p.read_text() for p in shipped.rglob("*") if p.is_file()}
+    assert call("kube", "manifests")[1] == (ROOT / "deploy" / "kubernetes.yaml").read_text()
+
+
+def test_the_rights_are_those_that_are_used() -> None:
+    rules = {
+        (kind, name): thing["rules"]
+        for (kind, name), thing in by_name(install(Values())).items()
+        if kind in ("Role", "ClusterRole")
+    }
+    assert rules == {
+        ("ClusterRole", "cotenant-node"): [
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+            {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+        ],
+        ("Role", "cotenant-webhook"): [
+            {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
+            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["cotenant-webhook-tls"],
+             "verbs": ["get", "update"]},
+        ],
+        ("ClusterRole", "cotenant-webhook"): [
+            {"apiGroups": ["admissionregistration.k8s.io"], "resources": ["mutatingwebhookconfigurations"],
+             "resourceNames": ["cotenant"], "verbs": ["get", "update"]},
+        ],
+    }  # fmt: skip
+
+
+def test_nothing_runs_privileged_and_only_the_node_as_root() -> None:
+    for thing in install(Values()):
+        if thing["kind"] not in ("DaemonSet", "Deployment"):
+            continue
+        spec = thing["spec"]["template"]["spec"]
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"]["drop"] == ["ALL"]
+            assert "privileged" not in context
+            assert (context["runAsUser"] == 0) == (thing["kind"] == "DaemonSet")
+
+
+def test_every_argument_is_an_option_of_its_command(call: Any) -> None:
+    for thing in install(Values(ALL)):
+        if thing["kind"] not in ("DaemonSet", "Deployment"):
+            continue
+        spec = thing["spec"]["template"]["spec"]
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            words = [word for word in container["args"] if not word.startswith("--")]
+            text = call(*words, "--help")[1]
+            for word in container["args"]:
+                if word.startswith("--"):
+                    assert word.partition("=")[0] in text.replace("\n", " "), f"{words} has no {word}"
+
+
+def test_only_pods_that_ask_are_sent_to_the_webhook() -> None:
+    configuration = by_name(install(Values()))["MutatingWebhookConfiguration", "cotenant"]
+    webhook = configuration["webhooks"][0]
+    assert webhook["failurePolicy"] == "Fail"
+    assert webhook["sideEffects"] == "None"
+    assert webhook["reinvocationPolicy"] == "IfNeeded"
+    assert webhook["rules"] == [
+        {
+            "apiGroups": [""],
+            "apiVersions": ["v1"],
+            "resources": ["pods"],
+            "operations": ["CREATE"],
+            "scope": "Namespaced",
+        }
+    ]
+    expression = webhook["matchConditions"][0]["expression"]
+    assert "k.startsWith('cotenant.dev/')" in expression
+    assert expression.count(".exists(c, ") == 4, "limits and requests of both kinds of containers"
+    skipped = webhook["namespaceSelector"]["matchExpressions"][0]
+    assert skipped["values"] == ["kube-system", "kube-public", "kube-node-lease", "cotenant-system"]
+
+
+def test_the_folders_of_the_node_are_those_that_pods_mount() -> None:
+    from cotenant.kube.mutate import Injection
+
+    daemon = by_name(install(Values()))["DaemonSet", "cotenant-node"]
+    spec = daemon["spec"]["template"]["spec"]
+    assert spec["hostPID"] is True, "who connects is known by its process number on the host"
+    paths = {volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    assert {Injection().host_libraries, Injection().host_sockets} <= paths
+    agent = spec["containers"][0]
+    assert "--tenant-socket=/run/cotenant/tenants/agent.sock" in agent["args"]
+    assert "--dir=/run/cotenant/agent" in agent["args"], "the control socket is in a folder that no pod mounts"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["webhook.replica=3"], "there is no value webhook.replica; did you mean webhook.replicas?"),
+        (["webhook.replicas=many"], "'many' is not a whole number"),
+        (["webhook.replicas=0"], "0 is not from 1 to 30"),
+        (["webhook.failurePolicy=Maybe"], "'Maybe' is not one of Fail, Ignore"),
+        (["plugin.oneGpu=perhaps"], "'perhaps' is not true or false"),
+        (["node.nodeSelector=x"], "'x' is not a map"),
+        (["x"], "'x' is not PATH=VALUE"),
+        (["node.tolerations=[a"], "'[a' is not a value"),
+    ],
+)
+def test_wrong_values_are_one_sentence(call: Any, settings: list[str], sentence: str) -> None:
+    arguments = [word for text in settings for word in ("--set", text)]
+    code, out, err = call("kube", "manifests", *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+
+
+def test_values_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "v.yaml"
+    path.write_text("webhook: {replicas: 5}\nnode:\n  nodeSelector: {a: b}\n")
+    assert read(path, ["webhook.replicas=7"]) == {"webhook.replicas": 7, "node.nodeSelector": {"a": "b"}}
+    assert flatten(yaml.safe_load(files()["values.yaml"])) == {value.path: value.default for value in VALUES}
+    path.write_text("- x")
+    with pytest.raises(InputError, match="a values file is a map"):
+        read(path, [])
+    path.write_text("a: [")
+    with pytest.raises(InputError, match="cannot be read"):
+        read(path, [])
+
+
+def test_objects_come_in_an_order_in_which_they_can_be_made() -> None:
+    kinds = [thing["kind"] for _, thing in objects(Values())]
+    assert kinds.index("ServiceAccount") < kinds.index("DaemonSet")
+    assert install(Values(namespace="x"))[0]["metadata"]["name"] == "x"
+
+
+# -- dynamic resource allocation ---------------------------------------------------------------------------------------
+
+GPUS = [
+    NodeGpu("GPU-a", 0, 80 << 30),
+    NodeGpu("GPU-b", 1, 80 << 30, whole=True),
+    NodeGpu("GPU-c", 2, 8 << 30, fault="lost"),
+]
+
+
+@pytest.mark.parametrize("version", [v for v in versions() if v >= "1.32"])
+def test_slices_and_classes_are_valid_where_they_are_served(version: str) -> None:
+    kubernetes = (1, int(version.partition(".")[2]))
+    for thing in [*dra.device_classes(kubernetes), dra.resource_slice("node-a", GPUS, kubernetes)]:
+        kubernetes_validate.validate(thing, version, strict=True)
+
+
+@pytest.mark.parametrize("version", [v for v in versions() if v >= "1.34"])
+def test_claims_are_valid_and_replace_units(version: str) -> None:
+    from pods import pod, share
+
+    kubernetes = (1, int(version.partition(".")[2]))
+    things = dra.claims_of(pod(annotations=share("30%", limit="60%", memory="8Gi")), kubernetes)
+    for thing in things:
+        kubernetes_validate.validate(thing, version, strict=True)
+    template, changed = things
+    request = template["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+    assert request == {
+        "deviceClassName": "share.cotenant.dev",
+        "capacity": {"requests": {"share": "30", "memory": "8192Mi"}},
+    }
+    assert changed["spec"]["containers"][0]["resources"]["claims"] == [{"name": "main"}]
+    assert changed["spec"]["resourceClaims"] == [{"name": "main", "resourceClaimTemplateName": "train-main"}]
+
+
+def test_a_slice_offers_shares_where_capacity_can_be_consumed() -> None:
+    first, second = dra.resource_slice("n", GPUS, (1, 34))["spec"]["devices"]
+    assert first["allowMultipleAllocations"] is True
+    assert first["capacity"]["share"] == {
+        "value": "100", "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "100", "step": "1"}},
+    }  # fmt: skip
+    assert first["capacity"]["memory"]["value"] == "80Gi"
+    assert second["attributes"]["whole"] == {"bool": True}
+    assert "allowMultipleAllocations" not in second
+    older = dra.resource_slice("n", GPUS, (1, 33))["spec"]["devices"][0]
+    assert older["attributes"]["whole"] == {"bool": True}, "without it, only whole GPUs can be claimed"
+
+
+def test_what_a_version_does_not_have_is_said() -> None:
+    from pods import pod, share
+
+    mine = shares_of(pod(annotations=share()))[0]
+    with pytest.raises(InputError, match=r"Kubernetes 1.31 serves no resource.k8s.io for claims; use 1.32 or newer"):
+        dra.device_classes((1, 31))
+    with pytest.raises(InputError, match=r"needs consumable capacity, in Kubernetes 1.34 or newer"):
+        dra.claim_template("x", "y", mine, (1, 33))
+    with pytest.raises(InputError, match=r"consumable capacity needs Kubernetes 1.34 or newer"):
+        dra.resource_slice("n", GPUS, (1, 33), consumable=True)
+    assert names.SHARE_UNITS == 100
