@@ -120,12 +120,18 @@ class Loop:
                 self._after_step()
                 if self._enough():
                     return
-                if self._source.workers(self.lease.cpus) != self._source.workers(lease.cpus):
-                    ended = False  # other cores, other workers: go on with new ones at the next batch
+                if self._other_workers(lease):
+                    ended = False  # go on with new ones at the next batch
                     break
             if ended:
                 self.epoch += 1
                 self._batch = 0
+
+    def _other_workers(self, before: Lease) -> bool:
+        """Whether the lease now asks for other worker processes: other cores, or other memory to tell them of."""
+        workers = self._source.workers(self.lease.cpus)
+        other_memory = self.lease.memory_bytes != before.memory_bytes
+        return workers != self._source.workers(before.cpus) or (workers > 0 and other_memory)
 
     def _enough(self) -> bool:
         return self._steps is not None and self.step >= self._steps

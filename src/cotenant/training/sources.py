@@ -64,8 +64,12 @@ class IterableSource(Source):
     """Anything that can be iterated anew for each epoch, or a function from the epoch to an iterable. To begin in the
     middle, the batches before are drawn and dropped."""
 
-    def __init__(self, make: Callable[[int], Iterable[Any]], length: int | None) -> None:
-        self._make, self._length = make, length
+    def __init__(self, make: Callable[[int], Iterable[Any]], length: int | None, loader: Any = None) -> None:
+        self._make, self._length, self._loader = make, length, loader
+
+    def set_memory(self, memory_bytes: int) -> None:
+        """See Source."""
+        tell_memory(self._loader, memory_bytes)
 
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
         """See Source."""
@@ -101,7 +105,7 @@ def find_source(loader: Any, most_workers: int = 16) -> Source:
             field="loader",
         )
     if isinstance(loader, Iterable):
-        return IterableSource(lambda epoch: _at_epoch(loader, epoch), _length(loader))
+        return IterableSource(lambda epoch: _at_epoch(loader, epoch), _length(loader), loader)
     if callable(loader):
         return IterableSource(loader, None)
     raise InputError(f"{type(loader).__name__} is neither iterable nor a function of the epoch", field="loader")
@@ -119,3 +123,11 @@ def _length(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
+
+
+def tell_memory(dataset: Any, memory_bytes: int) -> None:
+    """Tell the data set, and what it wraps (`.dataset`), how much memory the job has, where it wants to know."""
+    while dataset is not None:
+        if hasattr(dataset, "set_memory_budget"):
+            dataset.set_memory_budget(memory_bytes)
+        dataset = getattr(dataset, "dataset", None)

@@ -10,7 +10,7 @@ from torch import Generator
 from torch.utils.data import DataLoader, IterableDataset
 
 from cotenant.training.randomness import Stream, apart, derive
-from cotenant.training.sources import IterableSource, Source
+from cotenant.training.sources import IterableSource, Source, tell_memory
 
 
 class _Numbered(list[Any]):
@@ -137,16 +137,8 @@ def torch_source(loader: DataLoader[Any], most_workers: int) -> Source:
     """A DataLoader as a source. One over a stream (IterableDataset) has no indices: it keeps its workers, and to begin
     in the middle of an epoch its batches are drawn and dropped."""
     if isinstance(loader.dataset, IterableDataset):
-        return IterableSource(lambda epoch: loader, _length(loader))
+        return IterableSource(lambda epoch: loader, _length(loader), loader)
     return TorchSource(loader, most_workers)
-
-
-def tell_memory(dataset: Any, memory_bytes: int) -> None:
-    """Tell the dataset, and what it wraps (`.dataset`), how much memory the job has, where it wants to know."""
-    while dataset is not None:
-        if hasattr(dataset, "set_memory_budget"):
-            dataset.set_memory_budget(memory_bytes)
-        dataset = getattr(dataset, "dataset", None)
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
