@@ -189,10 +189,15 @@ def test_metrics_status_and_plan(server: Running) -> None:
     infer(server.http_url, "a")
     text = ask(server.http_url, "/metrics")[2].decode()
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
-    answered = float(lines['cotenant_serve_requests_total{outcome="ok",service="a"}'])
+    answered = float(lines['cotenant_server_requests_total{service="a",outcome="ok"}'])
     assert answered >= 1
-    assert float(lines['cotenant_serve_latency_seconds_count{service="a"}']) == answered
-    assert float(lines["cotenant_serve_gpus_in_use"]) == 1
+    assert float(lines['cotenant_server_request_seconds_count{service="a"}']) == answered
+    assert float(lines["cotenant_server_gpus_in_use"]) == 1
+    state = ask(server.http_url, "/state.json")[2]
+    assert [(row["key"], row["state"]) for row in state["services"]] == [("a", "ready"), ("b", "ready")]
+    assert b"<html" in ask(server.http_url, "/")[2]
+    with urllib.request.urlopen(server.http_url + "/events", timeout=10) as events:
+        assert events.readline() == b"event: all\n"
     assert ask(server.http_url, "/cotenant/plan")[2]["gpulets"][0]["seats"][0]["batch"] == 8
     status = ask(server.http_url, "/cotenant/status")[2]
     assert [x["name"] for x in status["services"]] == ["a", "b"]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-NEEDED = ("httptools", "hpack", "google.protobuf", "prometheus_client")
+NEEDED = ("httptools", "hpack", "google.protobuf")
 
 
 @app.command()

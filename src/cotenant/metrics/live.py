@@ -92,7 +92,57 @@ AGENT: tuple[Metric, ...] = (
     TENANT_LAUNCHES,
     TENANT_WARNINGS,
 )
-SERVER: tuple[Metric, ...] = ()
+SERVER_RECEIVED = Metric("cotenant_server_received_total", "counter", "Requests that have arrived.", ("service",))
+SERVER_REQUESTS = Metric(
+    "cotenant_server_requests_total", "counter", "Requests that have ended: ok, late, dropped, full, failed.",
+    ("service", "outcome"),
+)  # fmt: skip
+SERVER_SECONDS = Metric(
+    "cotenant_server_request_seconds", "histogram", "From arrival to answer, of answered requests.", ("service",),
+    (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)  # fmt: skip
+SERVER_BATCH = Metric(
+    "cotenant_server_batch_items", "histogram", "Items per batch.", ("service",), (1, 2, 4, 8, 16, 32, 64, 128)
+)
+SERVER_WAITING = Metric("cotenant_server_waiting", "gauge", "Requests in the queue.", ("service",))
+SERVER_SLO = Metric("cotenant_server_slo_seconds", "gauge", "The service's SLO.", ("service",))
+SERVER_RATE = Metric("cotenant_server_arrivals_per_second", "gauge", "Rate of arrivals, smoothed.", ("service",))
+SERVER_CAPACITY = Metric(
+    "cotenant_server_capacity_per_second", "gauge", "Requests per second that the plan can take.", ("service",)
+)
+SERVER_READY = Metric("cotenant_server_ready", "gauge", "1 while the service can answer.", ("service",))
+SERVER_BUSY = Metric(
+    "cotenant_server_gpulet_busy_seconds_total", "counter", "Time that a gpulet has run batches.", ("gpu", "gpulet")
+)
+SERVER_GPUS_USED = Metric("cotenant_server_gpus_in_use", "gauge", "GPUs that the plan uses.")
+SERVER_GPUS_HELD = Metric("cotenant_server_gpus_held", "gauge", "GPUs that are held for the server.")
+SERVER_OPEN = Metric("cotenant_server_in_flight", "gauge", "Requests in the server.")
+SERVER_CONNECTIONS = Metric("cotenant_server_connections", "gauge", "Connections of clients.", ("door",))
+SERVER_REPLANS = Metric("cotenant_server_replans_total", "counter", "Plans that were asked for.")
+SERVER_SWITCHES = Metric("cotenant_server_switches_total", "counter", "Plans put in force.")
+SERVER_LOADS = Metric("cotenant_server_model_loads_total", "counter", "Models loaded into workers.")
+SERVER_DEATHS = Metric("cotenant_server_worker_deaths_total", "counter", "Workers that ended unasked.")
+
+SERVER: tuple[Metric, ...] = (
+    SERVER_RECEIVED,
+    SERVER_REQUESTS,
+    SERVER_SECONDS,
+    SERVER_BATCH,
+    SERVER_WAITING,
+    SERVER_SLO,
+    SERVER_RATE,
+    SERVER_CAPACITY,
+    SERVER_READY,
+    SERVER_BUSY,
+    SERVER_GPUS_USED,
+    SERVER_GPUS_HELD,
+    SERVER_OPEN,
+    SERVER_CONNECTIONS,
+    SERVER_REPLANS,
+    SERVER_SWITCHES,
+    SERVER_LOADS,
+    SERVER_DEATHS,
+)
 FLEET: tuple[Metric, ...] = ()
 
 

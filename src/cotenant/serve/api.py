@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -15,7 +16,7 @@ from cotenant.serve.calls import Kind, Refusal
 from cotenant.serve.crew import ApplyError, Crew
 from cotenant.serve.gateway import Gateway
 from cotenant.serve.replanner import Replanner
-from cotenant.serve.stats import Exposition, Sample, Stats
+from cotenant.serve.stats import Stats
 from cotenant.serve.tensors import ModelInfo, TensorSpec
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics", "parameters"]
@@ -47,7 +48,7 @@ class Api:
         self.gateway, self.crew, self.replanner, self.stats = gateway, crew, replanner, stats
         self.tokens, self.body_limit = tokens, body_limit
         self.floor = gateway.floor
-        self.exposition = Exposition(stats, self._gauges)
+        self.decisions: deque[tuple[int, float, str]] = deque(maxlen=50)  # (number, unix time, sentence)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def guard(self, authorization: bytes) -> tuple[int, str] | None:
@@ -57,6 +58,11 @@ class Api:
         except Refusal as refusal:
             return refusal.kind.value[1], refusal.message
         return None
+
+    def decided(self, text: str) -> None:
+        """Something was decided or found out: a sentence for people."""
+        number = self.decisions[-1][0] + 1 if self.decisions else 0
+        self.decisions.append((number, time.time(), text))
 
     # ---- the protocol ----
 
@@ -144,7 +150,7 @@ class Api:
                     "name": own_name, "version": loaded.version if loaded else "1",
                     "inference_count": answered, "execution_count": sum(own.batch.counts),
                     "inference_stats": {
-                        "success": {"count": answered, "ns": round(own.latency.total * 1e6)},
+                        "success": {"count": answered, "ns": round(own.latency.sum * 1e9)},
                         "fail": {"count": failed, "ns": 0},
                     },
                 }
@@ -199,10 +205,6 @@ class Api:
 
     # ---- the server's own ----
 
-    def metrics(self) -> bytes:
-        """The page for Prometheus."""
-        return self.exposition.text()
-
     def plan(self) -> dict[str, Any]:
         """The plan in force, as `cotenant plan --json` writes it."""
         return self.floor.plan.to_dict()
@@ -241,21 +243,6 @@ class Api:
             "gpus_held": self.replanner.held, "planner": plan.planner, "note": self.replanner.note,
             "replans": self.stats.replans, "switches": self.stats.switches, "worker_deaths": self.stats.worker_deaths,
             "draining": self.gateway.draining, "in_flight": self.gateway.open,
+            "decisions": [{"time_s": at, "text": text} for _, at, text in self.decisions],
             "services": services, "gpulets": gpulets,
         }  # fmt: skip
-
-    def _gauges(self) -> list[tuple[str, str, list[Sample]]]:
-        plan = self.floor.plan
-        waiting: list[Sample] = [({"service": name}, float(self.floor.waiting(name))) for name in self.floor.service]
-        capacity: list[Sample] = [({"service": name}, cap) for name, cap in plan.capacities().items()]
-        rate: list[Sample] = [({"service": name}, value) for name, value in self.replanner.measured.items()]
-        busy: list[Sample] = [({"gpulet": let.spec.name}, let.busy_ms / 1e3) for let in self.floor.lets]
-        return [
-            ("waiting", "Requests in queues.", waiting),
-            ("capacity_rps", "Requests per second that the plan can take.", capacity),
-            ("rate_rps", "Requests per second that arrive, smoothed over about 2 s.", rate),
-            ("gpulet_busy_seconds", "Seconds that a gpulet of the plan in force has run batches.", busy),
-            ("gpus_in_use", "GPUs that the plan uses.", [({}, float(plan.gpus_used))]),
-            ("gpus_held", "GPUs that are held for this server.", [({}, float(self.replanner.held))]),
-            ("in_flight", "Requests in the server.", [({}, float(self.gateway.open))]),
-        ]

@@ -4,12 +4,14 @@ for those that die."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cotenant.config_serving import ServingConfig
 from cotenant.model.errors import InputError
 from cotenant.model.serving import Gpulet, ServingPlan
+from cotenant.policy.packing.replan import moves
 from cotenant.profile.latency import ServingProfile
 from cotenant.serve.floor import Floor, Let, Loaded
 from cotenant.serve.repository import Found, find
@@ -119,7 +121,10 @@ class Crew:
                 self._loaded(new)
             await self._resized(plan, lets)
             self.stats.switches += 1
+            steps = Counter(step.kind for step in moves(self.floor.plan, plan))
             gone = self.floor.switch(plan, lets)
+        if disrupting := ", ".join(f"{count} x {kind}" for kind, count in steps.items() if kind != "rebatch"):
+            self.say(f"a new plan: {len(plan.gpulets)} gpulets on {plan.gpus_used} GPUs ({disrupting})")
         for let in gone:
             self._run(self._retire(let))
 

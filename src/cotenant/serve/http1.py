@@ -61,6 +61,17 @@ class Exchange:
         self.connection.flush()
 
 
+    def stream(self, headers: bytes) -> asyncio.Transport | None:
+        """Answer with what is written to the transport from now on, until it is closed; None unless it is this one's
+        turn."""
+        connection = self.connection
+        if self.output is not None or not connection.queue or connection.queue[0] is not self:
+            return None
+        connection.leave()
+        connection.transport.write(b"HTTP/1.1 200 OK\r\n" + headers + b"connection: close\r\n\r\n")
+        return connection.transport
+
+
 Handler = Callable[[Exchange], None]
 
 
@@ -231,6 +242,12 @@ class Connection(asyncio.Protocol):
             self._rest()
         elif len(queue) == PIPELINED - 1 and not self._paused:
             self.transport.resume_reading()
+
+    def leave(self) -> None:
+        """The answer is a stream: nothing more is read, and time is its writer's concern."""
+        self.queue.clear()
+        self._over = True
+        self.deadline = float("inf")
 
     def _rest(self) -> None:
         if self._over or self._paused or self.queue:

@@ -153,6 +153,8 @@ def document() -> dict[str, Any]:
                 "post": _operation("index", "All models.", _answer("they", _ref("Index")), body=index_body)
             },
             **repository,
+            "/": get("livePage", "The live page.", {"type": "string"}, kind="text/html"),
+            "/state.json": get("state", "What the live page shows.", anything),
             "/metrics": get("metrics", "Metrics for Prometheus.", {"type": "string"}, kind="text/plain"),
             "/cotenant/status": get("status", "The server's state.", anything),
             "/cotenant/plan": get("plan", "The plan in force.", anything),

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 from urllib.parse import unquote
 
 import orjson
 
+from cotenant.live.exposition import CONTENT_TYPE
+from cotenant.live.feed import Feed
+from cotenant.live.http import MOST_VIEWERS, SECURITY, page
 from cotenant.serve.api import Api
 from cotenant.serve.calls import Kind, Refusal
 from cotenant.serve.http1 import JSON, Exchange
+from cotenant.serve.live_rows import exposition, rows
 from cotenant.serve.oip import InferAnswer, InferRequest, WireError, decode_request, encode_answer
 from cotenant.serve.openapi import document
 
-TEXT = b"content-type: text/plain; charset=utf-8\r\n"
+TEXT = f"content-type: {CONTENT_TYPE}\r\n".encode()
+PAGE = f"content-type: text/html; charset=utf-8\r\n{SECURITY}".encode()
+EVENTS = f"content-type: text/event-stream\r\n{SECURITY}".encode()
+MOST_BEHIND = 4 << 20  # bytes that a viewer may leave unread
 BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 TIMES = b"cotenant-queued-ms: %.3f\r\ncotenant-executed-ms: %.3f\r\ncotenant-batch: %d\r\n"
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready"})  # asked by probes, which have no token
@@ -32,8 +40,12 @@ def error_body(message: str) -> bytes:
 class Routes:
     """Finds what a request is for."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, connections: Callable[[], Mapping[str, int]], address: Callable[[], str]) -> None:
+        """`connections` by door, and the `address` of this one, for the live page and the metrics."""
         self.api = api
+        self._connections = connections
+        self._feed = Feed(lambda: rows(api, address()))
+        self._viewers: set[asyncio.Task[None]] = set()
         self._found: dict[bytes, tuple[dict[bytes, Endpoint], str, str, bool]] = {}
         self._fixed: dict[str, dict[bytes, Endpoint]] = {
             "/v2": {b"GET": lambda x, n, v: self._json(x, api.server_metadata())},
@@ -41,7 +53,10 @@ class Routes:
             "/v2/health/ready": {b"GET": self._ready},
             "/v2/models/stats": {b"GET": lambda x, n, v: self._json(x, api.statistics("", ""))},
             "/v2/repository/index": {b"POST": self._index},
-            "/metrics": {b"GET": lambda x, n, v: x.respond(200, api.metrics(), TEXT)},
+            "/": {b"GET": lambda x, n, v: x.respond(200, page(), PAGE)},
+            "/state.json": {b"GET": lambda x, n, v: self._later(x, self._state())},
+            "/events": {b"GET": self._events},
+            "/metrics": {b"GET": lambda x, n, v: x.respond(200, self._metrics(), TEXT)},
             "/cotenant/status": {b"GET": lambda x, n, v: self._json(x, api.status())},
             "/cotenant/plan": {b"GET": lambda x, n, v: self._json(x, api.plan())},
             "/openapi.json": {b"GET": lambda x, n, v: self._json(x, document())},
@@ -141,6 +156,47 @@ class Routes:
 
     def _json(self, x: Exchange, content: Any) -> None:
         x.respond(200, orjson.dumps(content))
+
+    # ---- the live page ----
+
+    def _metrics(self) -> bytes:
+        return exposition(self.api, self._connections()).encode()
+
+    def _later(self, x: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
+        async def run() -> None:
+            x.respond(200, await work)
+
+        self.api.later(run(), lambda refusal: None if refusal is None else self._refuse(x, refusal))
+
+    async def _state(self) -> bytes:
+        return (await self._feed.snapshot()).encode()
+
+    def _events(self, x: Exchange, name: str, version: str) -> None:
+        if len(self._viewers) >= MOST_VIEWERS:
+            raise Refusal(Kind.UNAVAILABLE, "too many viewers", 10.0)
+        transport = x.stream(EVENTS)
+        if transport is None:
+            raise Refusal(Kind.WRONG, "a stream of events cannot be pipelined")
+
+        async def run() -> None:
+            async for event in self._feed.events():
+                if transport.is_closing() or transport.get_write_buffer_size() > MOST_BEHIND:
+                    break
+                transport.write(event)
+            transport.abort()
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._viewers.add(task)
+        task.add_done_callback(self._viewers.discard)
+
+    async def close(self) -> None:
+        """Let all viewers go."""
+        for task in self._viewers:
+            task.cancel()
+        await asyncio.gather(*self._viewers, return_exceptions=True)
+        await self._feed.close()
+
+    # ---- the rest ----
 
     def _ready(self, x: Exchange, name: str, version: str) -> None:
         why = self.api.not_ready()

@@ -73,9 +73,9 @@ class Server:
         self.stats = Stats(slos, log)
         self.floor = Floor(problem.services, problem.profiles, self.stats, self._lost, entry.hold)
         self.factory = factory or _local_factory(config, problem, options)
-        self.crew = Crew(config, problem.profiles, self.floor, self.stats, self.factory, say)
+        self.crew = Crew(config, problem.profiles, self.floor, self.stats, self.factory, self._tell)
         self.replanner = Replanner(
-            config, problem, self.floor, self.crew, self.stats, self.factory, options.planner, say
+            config, problem, self.floor, self.crew, self.stats, self.factory, options.planner, self._tell
         )
         self.replanner.fixed = options.plan
         self.crew.trouble = self.replanner.wanted.set
@@ -84,12 +84,22 @@ class Server:
         self.gateway = Gateway(self.floor, self.stats, limits, applications, self.crew.why_not)
         applications.gateway = self.gateway
         self.api = Api(self.gateway, self.crew, self.replanner, self.stats, self.tokens, entry.listen.max_body)
-        self.front = HttpFront(Routes(self.api).handle, _http_limits(config), self._failed)
+        self.routes = Routes(self.api, self._connections, lambda: self.http_url)
+        self.front = HttpFront(self.routes.handle, _http_limits(config), self._failed)
         self.http_url = self.grpc_address = ""
         self._listeners: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._grpc: Any = None
         self._last_gpus = ""
+
+    def _tell(self, text: str) -> None:
+        """A sentence for who watches the server: in its terminal and on its page."""
+        self.api.decided(text)
+        self.say(text)
+
+    def _connections(self) -> dict[str, int]:
+        found = {"http": len(self.front.connections)}
+        return found if self._grpc is None else {**found, "grpc": len(self._grpc.connections)}
 
     def _lost(self, let: Any, why: str) -> None:
         self.crew.lost(let, why)
@@ -228,7 +238,7 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.replanner.process.close()
         await self.crew.close(grace_s)
-        await asyncio.sleep(0)
+        await self.routes.close()
         self.front.abort()
         if self._grpc is not None:
             self._grpc.abort()

@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 
 
 def settle(cores: tuple[int, ...]) -> None:
-    """Die with the gateway, wake up on time, leave no core file, run on the share's cores; signals are the gateway's."""
+    """Die with the gateway, wake up on time, leave no core file, keep to the share's cores; signals are its own."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)

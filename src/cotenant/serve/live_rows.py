@@ -1,0 +1,86 @@
+"""The server's part of the live page and of the metrics."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING
+
+from cotenant.live.exposition import Exposition
+from cotenant.live.feed import Row
+from cotenant.metrics import live as names
+from cotenant.serve.calls import Outcome
+
+if TYPE_CHECKING:
+    from cotenant.serve.api import Api
+
+
+def exposition(api: Api, connections: Mapping[str, int]) -> str:
+    """The page for Prometheus; `connections` by door."""
+    out = Exposition()
+    out.declare(names.SERVER)
+    stats, floor, plan = api.stats, api.floor, api.floor.plan
+    for name, own in stats.services.items():
+        out.add(names.SERVER_RECEIVED, own.received, service=name)
+        for outcome, count in own.outcomes.items():
+            out.add(names.SERVER_REQUESTS, count, service=name, outcome=outcome.value)
+        out.histogram(names.SERVER_SECONDS, own.latency, service=name)
+        out.histogram(names.SERVER_BATCH, own.batch, service=name)
+        out.add(names.SERVER_SLO, own.slo_ms / 1e3, service=name)
+    for name in floor.service:
+        out.add(names.SERVER_WAITING, floor.waiting(name), service=name)
+        out.add(names.SERVER_READY, 0 if api.crew.why_not(name) else 1, service=name)
+    for name, rate in api.replanner.measured.items():
+        out.add(names.SERVER_RATE, rate, service=name)
+    for name, capacity in plan.capacities().items():
+        out.add(names.SERVER_CAPACITY, capacity, service=name)
+    for let in floor.lets:
+        out.add(names.SERVER_BUSY, let.busy_ms / 1e3, gpu=str(let.spec.gpu), gpulet=let.spec.name)
+    out.add(names.SERVER_GPUS_USED, plan.gpus_used)
+    out.add(names.SERVER_GPUS_HELD, api.replanner.held)
+    out.add(names.SERVER_OPEN, api.gateway.open)
+    for door, count in connections.items():
+        out.add(names.SERVER_CONNECTIONS, count, door=door)
+    out.add(names.SERVER_REPLANS, stats.replans)
+    out.add(names.SERVER_SWITCHES, stats.switches)
+    out.add(names.SERVER_LOADS, stats.models_loaded)
+    out.add(names.SERVER_DEATHS, stats.worker_deaths)
+    return out.text()
+
+
+async def rows(api: Api, address: str) -> AsyncIterator[Row]:
+    """Rows of the live page (live/feed.py says which fields they have)."""
+    status = api.status()
+    node = socket.gethostname()
+    yield "sources", "server", {
+        "name": f"{node} serve", "kind": "server", "address": address, "ok": True, "note": api.not_ready(),
+    }  # fmt: skip
+    for gpu in sorted({let["gpu"] for let in status["gpulets"]}):
+        mine = [let for let in api.floor.lets if let.spec.gpu == gpu]
+        yield "gpus", f"server-{gpu}", {
+            "node": node, "index": gpu, "model": mine[0].spec.gpu_model if mine else "",
+            "promised": sum(let.spec.percent for let in mine) / 100,
+        }  # fmt: skip
+    for let in api.floor.lets:
+        seats = ", ".join(f"{seat.service} x{seat.batch}" for seat in let.spec.seats)
+        yield "shares", f"gpulet-{let.spec.name}", {
+            "gpu": f"server-{let.spec.gpu}", "tenant": seats, "kind": "service",
+            "mechanism": api.crew.config.deployment.mechanism, "granted": let.spec.percent / 100,
+            "limit": let.spec.percent / 100, "holding": let.job is not None,
+            "state": "serving" if let.worker is not None else "starting",
+        }  # fmt: skip
+    for service in status["services"]:
+        own = api.stats.services[service["name"]]
+        counts = own.outcomes
+        ended = sum(counts.values())
+        yield "services", service["name"], {
+            "rate_rps": service["rate_rps"], "slo_ms": service["slo_ms"], "p50_ms": service["p50_ms"],
+            "p99_ms": service["p99_ms"], "attainment": counts[Outcome.OK] / ended if ended else None,
+            "dropped": counts[Outcome.DROPPED] + counts[Outcome.FULL], "failed": counts[Outcome.FAILED],
+            "queue": service["waiting"], "state": service["not_ready"] or "ready",
+            "places": ", ".join(let.spec.name for let in api.floor.lets if service["name"] in let.seats),
+        }  # fmt: skip
+    for number, at, text in api.decisions:
+        yield "decisions", f"server-{number}", {"time_s": at, "source": "server", "text": text}
+    if status["note"]:
+        yield "warnings", "server-plan", {"source": "server", "about": "plan", "text": status["note"]}
