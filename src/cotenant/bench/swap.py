@@ -115,7 +115,11 @@ def wait_until_pinned(bench: Bench, cap: int) -> float:
     began = time.monotonic()
     wanted = cap // (2 << 20) * (2 << 20)
     while True:
-        rows = [row["gpus"][0]["residency"]["pinned_bytes"] for row in bench.tenants()]
+        tenants = [row for row in bench.tenants() if row["oversubscribe"] == "swap"]
+        rows = [row["gpus"][0]["residency"]["pinned_bytes"] for row in tenants]
+        fixed = [text for row in tenants for text in row["warnings"] if "stays on the GPU" in text]
+        if fixed:
+            raise WorkError(fixed[0])
         if min(rows) >= wanted:
             return time.monotonic() - began
         if time.monotonic() - began > 30 + 2 * wanted / PIN_BPS:

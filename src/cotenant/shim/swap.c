@@ -10,9 +10,10 @@
 
 #include "swap.h"
 
-/* Libraries that hand the physical memory of plain allocations to other processes or to the network: a program that
- * has one loaded keeps all its memory where it is.  $COTENANT_FIXED_WITH names more, separated by commas. */
-static const char *const fixing_libraries[] = {"libnvshmem_host", "libuct_cuda", "libcufile", "libmpi_gtl_cuda"};
+/* Libraries that hand the physical memory of plain allocations to other processes or to the network as soon as they are
+ * there: a program that has one loaded keeps all its memory where it is.  $COTENANT_FIXED_WITH names more, separated by
+ * commas.  Those that PyTorch always loads (NCCL, NVSHMEM, cuFile) say nothing: what they do is noticed when they do it. */
+static const char *const fixing_libraries[] = {"libuct_cuda", "libmpi_gtl_cuda"};
 
 static uint32_t mode;
 static uint8_t *backing;

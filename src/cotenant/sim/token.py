@@ -188,7 +188,7 @@ class TokenEngine:
         if load.pause_ns > 0:
             tenant.wants = False
             self._at(self.now_ns + load.pause_ns, self._want, tenant)
-            self._at(self.now_ns + load.idle_release_ns, self._idle, tenant, tenant.epoch, tenant.stamp)
+            self._at(self.now_ns + self._idle_release_ns(tenant), self._idle, tenant, tenant.epoch, tenant.stamp)
         if self.now_ns >= tenant.deadline_ns:
             self._give_back(tenant, "released")
         elif tenant.wants:
@@ -243,6 +243,8 @@ class TokenEngine:
                 continue
             tenant = self._tenants[(step.tenant, step.gpu)]
             if isinstance(step, Grant):
+                if not self._may_begin(tenant, step):
+                    continue
                 tenant.epoch, tenant.deadline_ns = step.epoch, step.deadline_ns
                 self._at(step.deadline_ns, self._deadline, tenant, step.epoch)
                 self._at(self.now_ns, self._work if tenant.wants else self._idle_grant, tenant)
@@ -258,6 +260,14 @@ class TokenEngine:
                 at_ns = max(wake_ns, self.now_ns)
                 self._wakes[gpu] = at_ns
                 self._at(at_ns, self._advance, gpu, at_ns)
+
+    def _may_begin(self, tenant: _Tenant, grant: Grant) -> bool:
+        """Whether a turn begins with its grant; an engine with more to do first says no (see token_moves)."""
+        return True
+
+    def _idle_release_ns(self, tenant: _Tenant) -> int:
+        """How long an idle holder keeps its turn."""
+        return tenant.load.idle_release_ns
 
     def _idle_grant(self, tenant: _Tenant) -> None:
         """A gang's grant reached a member that has nothing to do: it holds until its peers are done."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cotenant.policy.quota.account import Account
 
+LONG_WINDOW = 10  # turns that pay for a move: shares then hold over a window of so many of them
 MARGIN_NS = 20_000_000  # before a deadline, when it is decided whether it moves on
 
 

@@ -14,7 +14,7 @@ import heapq
 from cotenant.policy.quota.account import FREE, HELD, IDLE, Account, Crowd, Share, Window
 from cotenant.policy.quota.disciplines import QuotaSettings, discipline
 from cotenant.policy.quota.instructions import Claim, Ended, Grant, Instruction, Move, Revoke, Stuck
-from cotenant.policy.quota.turn import Turn
+from cotenant.policy.quota.turn import LONG_WINDOW, Turn
 
 
 class GpuTurns:
@@ -39,9 +39,13 @@ class GpuTurns:
         """Take new settings; the turn under way keeps its deadline."""
         self.settings = settings
         self._rule = discipline(settings.discipline)
-        for account in self.accounts.values():
-            account.window.window_ns = settings.window_ns
+        self._set_window(settings.window_ns)
         self._requeue()
+
+    def _set_window(self, window_ns: int) -> None:
+        self.window_ns = window_ns
+        for account in self.accounts.values():
+            account.window.window_ns = window_ns
 
     # -- membership ------------------------------------------------------------------------------------------------
 
@@ -49,8 +53,8 @@ class GpuTurns:
         """Add a tenant. It starts level with the others: time before it came counts as had."""
         if name in self.accounts:
             return self.resize(name, share, now_ns)
-        account = Account(name, share, Window(self.settings.window_ns), self._crowd, last_end_ns=now_ns)
-        account.idle_since_ns = now_ns - self.settings.window_ns
+        account = Account(name, share, Window(self.window_ns), self._crowd, last_end_ns=now_ns)
+        account.idle_since_ns = now_ns - self.window_ns
         self.accounts[name] = account
         return []
 
@@ -187,7 +191,8 @@ class GpuTurns:
         turn = self.turn
         if turn is None or turn.account.name != name or turn.epoch != epoch or turn.revoked_ns is not None:
             return []
-        turn.resume(now_ns, floor_ns, self.settings.window_ns)
+        self._set_window(max(self.settings.window_ns, LONG_WINDOW * floor_ns))
+        turn.resume(now_ns, floor_ns, self.window_ns)
         return [Grant(self.gpu, name, epoch, turn.deadline_ns)]
 
     def quota_ns(self, name: str) -> int:

@@ -157,7 +157,9 @@ class GpuResidency:
         return self.rates.seconds(switch.out_bytes, switch.in_bytes)
 
     def floor_ns(self, moved_ns: int) -> int:
-        """Least length of a turn after a move of `moved_ns`: moved (1 - f) / f."""
+        """Least length of a turn after a move of `moved_ns`: moved (1 - f) / f; 0 where nobody has to move again."""
+        if self.everybody_fits:
+            return 0
         most = self.settings.most_moving
         return int(moved_ns * (1.0 - most) / most)
 
