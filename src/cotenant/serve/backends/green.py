@@ -80,6 +80,8 @@ class Ladder:
         return self._rungs[wanted]
 
     def _make(self, wanted: int) -> Rung:
+        if wanted == self.sms:  # cutting would leave some out
+            return self._open((_Resource * 1)(self._whole), 1, wanted)
         pieces = self.sms // self._group
         count = ctypes.c_uint(pieces)
         cut = (_Resource * pieces)()
@@ -92,8 +94,11 @@ class Ladder:
         needed = min(found, -(-wanted // self._group))
         first = min(found - needed, round(self._start * found))
         chosen = (_Resource * needed)(*[cut[first + i] for i in range(needed)])
+        return self._open(chosen, needed, needed * self._group)
+
+    def _open(self, chosen: object, count: int, sms: int) -> Rung:
         described, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuDevResourceGenerateDesc", ctypes.byref(described), chosen, ctypes.c_uint(needed))
+        self._call("cuDevResourceGenerateDesc", ctypes.byref(described), chosen, ctypes.c_uint(count))
         self._call(
             "cuGreenCtxCreate", ctypes.byref(context), described, ctypes.c_int(self._device),
             ctypes.c_uint(DEFAULT_STREAM),
@@ -101,4 +106,4 @@ class Ladder:
         self._call(
             "cuGreenCtxStreamCreate", ctypes.byref(stream), context, ctypes.c_uint(NON_BLOCKING), ctypes.c_int(0)
         )
-        return Rung(needed * self._group, int(context.value or 0), int(stream.value or 0))
+        return Rung(sms, int(context.value or 0), int(stream.value or 0))

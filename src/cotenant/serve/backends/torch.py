@@ -47,8 +47,8 @@ class TorchModel:
         self._torch, self._share = torch, share
         on_gpu = torch.cuda.is_available() and share.mechanism != "cores"
         self._device = torch.device("cuda" if on_gpu else "cpu")
-        if share.cores:
-            torch.set_num_threads(len(share.cores))
+        # beside a GPU threads only copy batches: more than one of them wait for each other longer than that takes
+        torch.set_num_threads(len(share.cores) if share.cores else 1)
         self._ladder: Any = None
         self._stream: Any = torch.cuda.Stream() if on_gpu else None
         before = torch.cuda.mem_get_info()[0] if on_gpu else 0
@@ -211,7 +211,9 @@ def _load(torch: Any, spec: ModelSpec, device: Any) -> tuple[Any, tuple[TensorSp
         program = torch.export.load(str(exported))
         found, free = _signature(torch, program)
         if device.type == "cuda":
-            program = torch.export.passes.move_to_device_pass(program, str(device))
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, str(device))
         return program.module(), configured or found, free
     if not configured:
         raise ValueError("TorchScript does not say what it takes: config.pbtxt must have input { name data_type dims }")
