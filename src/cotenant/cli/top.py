@@ -26,6 +26,8 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One look as one JSON object.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
+    url: Annotated[str, typer.Option(help="Show a server (cotenant serve) at this address instead.")] = "",
+    token: Annotated[str | None, typer.Option(metavar="FILE", help="File with the server's bearer token.")] = None,
 ) -> None:
     """Show tenants live: share asked and got, memory, turns, waiting time. Keys: q, and n g m w a to sort."""
     from cotenant.model.errors import InputError
@@ -36,6 +38,11 @@ def top(
     period_s = parse_seconds(every, "--every")
     if period_s < 0.05:
         raise InputError("look at most every 50 ms", field="--every")
+    if url:
+        from cotenant.cli.top_server import show
+
+        show(url, token, period_s, once, as_json)
+        return
     with ControlClient(folder or default_folder()) as client:
         answer = client.call("list")
     if as_json:

@@ -1,0 +1,132 @@
+"""`cotenant top --url`: a server's services and gpulets, live."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def show(url: str, token_file: str | None, period_s: float, once: bool, as_json: bool) -> None:
+    """One look, or looks until Ctrl-C."""
+    base, headers = _address(url, token_file)
+    status = _ask(base, headers)
+    if as_json:
+        print(json.dumps(status))
+        return
+    from rich.console import Console
+
+    from cotenant.report.fitting import FILE_WIDTH, to_file
+
+    if once or not sys.stdout.isatty():
+        Console(width=FILE_WIDTH if to_file() else None).print(screen(status, base))
+        return
+    from rich.live import Live
+
+    from cotenant.model.errors import WorkError
+
+    before: dict[str, Any] | None = None
+    lost = ""
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(screen(status, base, before, lost), refresh=True)
+            time.sleep(period_s)
+            try:
+                before, status, lost = status, _ask(base, headers), ""
+            except WorkError as error:
+                lost = str(error)
+
+
+def _address(url: str, token_file: str | None) -> tuple[str, dict[str, str]]:
+    from pathlib import Path
+
+    from cotenant.model.errors import InputError
+
+    base = (url if "//" in url else f"http://{url}").rstrip("/")
+    if not base.startswith(("http://", "https://")):
+        raise InputError(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000", field="--url")
+    if token_file is None:
+        return base, {}
+    try:
+        lines = Path(token_file).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read: {getattr(error, 'strerror', error)}", file=token_file) from None
+    if not lines:
+        raise InputError("has no token", file=token_file)
+    return base, {"authorization": f"Bearer {lines[-1]}"}
+
+
+def _ask(base: str, headers: dict[str, str]) -> dict[str, Any]:
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    from cotenant.model.errors import WorkError
+
+    request = urllib.request.Request(base + "/cotenant/status", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as got:
+            found: dict[str, Any] = json.loads(got.read())
+    except urllib.error.HTTPError as error:
+        raise WorkError(f"{base} answered {error.code}") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise WorkError(f"{base} is not reached: {getattr(error, 'reason', error)}") from None
+    return found
+
+
+def screen(status: dict[str, Any], base: str, before: dict[str, Any] | None = None, lost: str = "") -> RenderableType:
+    """The whole picture; rates of answers are those between two looks."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from cotenant.model.units import format_seconds
+
+    head = Text.assemble(
+        ("cotenant top", "bold"), f"   {base}, up {format_seconds(status['uptime_s'])}   {status['gpus_in_use']} of"
+        f" {status['gpus']} GPUs in use, {status['gpus_held']} held   {status['in_flight']:,} requests in flight"
+        f"   {status['replans']:,} plans made, {status['switches']:,} put in force",
+    )  # fmt: skip
+    services = Table(box=None, pad_edge=False, header_style="bold")
+    figures = ("asked/s", "capacity/s", "p50 ms", "p99 ms", "SLO ms", "in time", "dropped", "failed", "queue")
+    for name in ("service", *figures):
+        services.add_column(name, justify="left" if name == "service" else "right")
+    for row in status["services"]:
+        outcomes = row["outcomes"]
+        ended = sum(outcomes.values())
+        share = f"{outcomes['ok'] / ended:.2%}" if ended else "-"
+        late = row["p99_ms"] is not None and row["p99_ms"] > row["slo_ms"]
+        services.add_row(
+            Text(row["name"], style="red" if row["not_ready"] else ""), _figure(row["rate_rps"]),
+            _figure(row["capacity_rps"]), _figure(row["p50_ms"]),
+            Text(_figure(row["p99_ms"]), style="red" if late else ""), f"{row['slo_ms']:g}", share,
+            f"{outcomes['dropped'] + outcomes['full']:,}", f"{outcomes['failed']:,}", f"{row['waiting']:,}",
+        )  # fmt: skip
+    gpulets = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("GPU", "partition", "services (batch)", "busy", "duty ms", "state", "pid"):
+        gpulets.add_column(name, justify="left" if name in ("services (batch)", "state") else "right")
+    busy_before = {x["name"]: x["busy"] * before["uptime_s"] for x in before["gpulets"]} if before else {}
+    span = status["uptime_s"] - before["uptime_s"] if before else status["uptime_s"]
+    for let in status["gpulets"]:
+        busy = (let["busy"] * status["uptime_s"] - busy_before.get(let["name"], 0.0)) / max(1e-3, span)
+        gpulets.add_row(
+            str(let["gpu"]), let["partition"], ", ".join(f"{s['service']} ({s['batch']})" for s in let["seats"]),
+            f"{min(1.0, max(0.0, busy)):.0%}", f"{let['duty_ms']:.1f}", let["state"], str(let["pid"] or "-"),
+        )  # fmt: skip
+    parts: list[RenderableType] = [head, Text(), services, Text(), gpulets]
+    troubles = [f"{row['name']}: {row['not_ready']}" for row in status["services"] if row["not_ready"]]
+    if status["note"]:
+        troubles.insert(0, status["note"])
+    if troubles:
+        parts += [Text(), *(Text(f"⚠ {text}", style="yellow") for text in troubles[:6])]
+    if lost:
+        parts.append(Text(lost, style="bold red"))
+    return Group(*parts)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"

@@ -1,0 +1,37 @@
+"""`cotenant top --url` on a running server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from serve_setup import deployment, infer, plan
+
+from cotenant.serve.server import running
+
+
+def test_top_shows_services_and_gpulets(tmp_path: Path, call: Any) -> None:
+    (tmp_path / "tokens").write_text("secret-token\n")
+    services = deployment(
+        [{"name": "a", "slo_ms": 5000}, {"name": "b", "slo_ms": 5000}], tmp_path,
+        listen={"tokens": str(tmp_path / "tokens")},
+    )  # fmt: skip
+    with running(services, plan=plan({"a": 4})) as server:
+        assert infer(server.http_url, "a", headers={"authorization": "Bearer secret-token"})[0] == 200
+        token = ("--token", tmp_path / "tokens")
+        code, out, _ = call("top", "--url", server.http_url, "--once", *token)
+        assert code == 0
+        row = next(line.split() for line in out.splitlines() if line.startswith("a "))
+        assert row[5:10] == ["5,000", "100.00%", "0", "0", "0"] or row[5:7] == ["5000", "100.00%"]
+        assert "a (4)" in out
+        assert "b: the plan has no place for it" in out
+        code, out, _ = call("top", "--url", server.http_url, "--json", *token)
+        assert json.loads(out)["services"][0]["outcomes"]["ok"] == 1
+        code, _, err = call("top", "--url", server.http_url, "--once")
+        assert (code, err) == (1, f"cotenant: {server.http_url} answered 401\n")
+        url = server.http_url
+    code, _, err = call("top", "--url", url, "--once")
+    assert code == 1
+    assert "is not reached" in err
+    assert call("top", "--url", "ftp://x", "--once")[0] == 2
