@@ -1,0 +1,69 @@
+"""The shim's files on a node: whole, never written twice, and found in a container."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cotenant.kube import names
+from cotenant.kube.install import put
+from cotenant.model.errors import InputError
+
+
+def libraries(folder: Path, text: str) -> dict[str, Path]:
+    found = {}
+    for name in (names.SHIM_FILE, names.NVML_FILE):
+        (folder / name).write_text(f"{name} {text}")
+        found[name] = folder / name
+    return found
+
+
+def test_a_new_build_leaves_the_old_one_to_those_who_have_it(tmp_path: Path) -> None:
+    target = tmp_path / "lib"
+    first = put(libraries(tmp_path, "one"), target)
+    held = open(target / "current" / names.SHIM_FILE)  # noqa: SIM115 as a running pod has it mapped
+    inode = os.stat(first / names.SHIM_FILE).st_ino
+    assert put(libraries(tmp_path, "one"), target) == first
+    assert os.stat(first / names.SHIM_FILE).st_ino == inode, "the same build is not written again"
+    second = put(libraries(tmp_path, "two"), target)
+    assert second != first
+    assert os.readlink(target / "current") == second.name, "relative, so it holds wherever the folder is mounted"
+    assert (target / "current" / names.SHIM_FILE).read_text() == "libcotenant-shim.so two"
+    assert (first / names.SHIM_FILE).read_text() == held.read() == "libcotenant-shim.so one"
+    assert sorted(path.name for path in target.iterdir()) == sorted([first.name, second.name, "current"])
+    held.close()
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="cannot be written: Not a directory"):
+        put(libraries(tmp_path, "one"), tmp_path / "file" / "lib")
+
+
+def test_the_first_driver_of_a_list_is_found(tmp_path: Path) -> None:
+    """The C side of COTENANT_DRIVER: places that are not there, relative ones and empty ones are passed over."""
+    source = tmp_path / "t.c"
+    source.write_text(
+        '#include <stdio.h>\n#include "paths.h"\n'
+        "int main(int n, char **v) { char f[COTENANT_PATH_BYTES];"
+        ' const char *p = cot_first_file(n > 1 ? v[1] : NULL, f); puts(p ? p : "none"); return 0; }\n'
+    )
+    include = Path(__file__).resolve().parents[2] / "src" / "cotenant" / "shim"
+    try:
+        subprocess.run(["cc", f"-I{include}", str(source), "-o", str(tmp_path / "t")], check=True)
+    except FileNotFoundError:
+        pytest.skip("no C compiler")
+    there = tmp_path / "libcuda.so.1"
+    there.write_text("")
+
+    def first(text: str) -> str:
+        return subprocess.run([tmp_path / "t", text], capture_output=True, text=True, check=True).stdout.strip()
+
+    assert first(f"/no/libcuda.so.1:{there}") == str(there)
+    assert first(f":relative:{there}:/etc/passwd") == str(there)
+    assert first(str(there)) == str(there)
+    assert first("/no/a:/no/b") == first("") == first("libcuda.so.1") == "none"
+    assert first("/" + "x" * 5000 + f":{there}") == str(there)
