@@ -6,6 +6,7 @@ source runs uncompiled, over plain objects, which costs about 20 us of this proc
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import select
@@ -20,15 +21,16 @@ import numpy as np
 from serving_workers import Clock, OutOfTimeError, WorkerProcess, Workers
 
 PLANS = Path(__file__).resolve().parent / "serving_plans.json"
-LIVE_S, TRIAL_S, WARM_S = 330.0, 6.0, 1.0
-TARGET, STEP, CLOSE = 0.99, 1.15, 1.05
+LIVE_S, TRIAL_S, WARM_S = 390.0, 5.0, 1.0
+TARGET, STEP, CLOSE, OWN_MS = 0.99, 1.15, 1.05, 5.0
+ORDER = ("temporal", "static", "mps", "plan", "cotenant")
 BURST = 16  # requests between two looks at the workers
 CAPTURED = (1, 2, 4, 8, 12, 16, 24, 32)
 
 
 def load_dispatch() -> Any:
     """The dispatcher's module, with stand-ins for the compiler where it is not installed."""
-    if importlib.util.find_spec("numba") is None:
+    if "numba" not in sys.modules and importlib.util.find_spec("numba") is None:
         stand_in = types.ModuleType("numba")
         stand_in.__version__ = "0"  # type: ignore[attr-defined]
         stand_in.config = types.SimpleNamespace()  # type: ignore[attr-defined]
@@ -38,7 +40,7 @@ def load_dispatch() -> Any:
 
         stand_in.njit = njit  # type: ignore[attr-defined]
         sys.modules["numba"] = stand_in
-    if importlib.util.find_spec("platformdirs") is None:
+    if "platformdirs" not in sys.modules and importlib.util.find_spec("platformdirs") is None:
         folders = types.ModuleType("platformdirs")
         folders.user_cache_dir = lambda name: f"/tmp/{name}-cache"  # type: ignore[attr-defined]
         sys.modules["platformdirs"] = folders
@@ -162,7 +164,12 @@ class Site:
         at, svc = np.concatenate(times), np.concatenate(which)
         order = np.argsort(at, kind="stable")
         run = Run(self, at[order].tolist(), svc[order].tolist(), names)
-        run.go()
+        gc.collect()
+        gc.disable()  # a pause of this process would count as the GPU's
+        try:
+            run.go()
+        finally:
+            gc.enable()
         return run.summary(WARM_S * 1e3)
 
 
@@ -238,9 +245,13 @@ def search(site: Site, first: float, clock: Clock, note: Callable[[float, dict[s
     """Find the largest factor that keeps every service at TARGET: outwards until one passed and one failed, then in."""
     best, worst, factor = 0.0, np.inf, first
     for n in range(12):
-        clock.check(TRIAL_S + WARM_S + 2)
-        found = site.trial(factor, TRIAL_S, seed=n)
-        note(factor, found)
+        for again in range(3):
+            clock.check(TRIAL_S + WARM_S + 2)
+            found = site.trial(factor, TRIAL_S, seed=100 * again + n)
+            note(factor, found)
+            # a trial in which this process itself was late says nothing against the scheme
+            if found["least_attainment"] >= TARGET or found["max_late_ms"] < OWN_MS:
+                break
         if found["least_attainment"] >= TARGET:
             best = max(best, factor)
         else:
@@ -259,7 +270,7 @@ def run_schemes(report: Callable[[Any], None], small: bool) -> dict[str, Any]:
     content = json.loads(PLANS.read_text()) if not small else small_plans()
     clock = Clock(LIVE_S if not small else 120.0)
     found: dict[str, Any] = {"schemes": {}, "numba": importlib.util.find_spec("numba") is not None}
-    for scheme, entry in content["schemes"].items():
+    for scheme, entry in sorted(content["schemes"].items(), key=lambda x: ORDER.index(x[0])):
         row: dict[str, Any] = {"trials": [], "largest_factor": None}
         found["schemes"][scheme] = row
         try:

@@ -77,7 +77,7 @@ def make_transport(test: LoadTest, forms: dict[str, Form]) -> Transport:
         from cotenant.serve.load_grpc import GrpcPayload, GrpcTransport
 
         made = [GrpcPayload(s.name, x, test.check, d) for s, x, d in zip(test.services, inputs, deadlines, strict=True)]
-        return GrpcTransport(test.target, made, test.timeout_s)
+        return GrpcTransport(test.target, made, max(1, test.connections // test.senders))
     from cotenant.serve.load_http import HttpTransport
 
     payloads = [

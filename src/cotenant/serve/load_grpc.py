@@ -7,21 +7,23 @@ inputs 5 {name 1, datatype 2, shape 3}, raw_input_contents 7}; ModelInferRespons
 
 from __future__ import annotations
 
-import os
-import threading
-import time
+import select
+import socket
+import ssl
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from cotenant.model.errors import InputError, WorkError
+from cotenant.serve.load_http2 import Http2Client, Stream, literal
 from cotenant.serve.load_loop import DROPPED, FAILED, FULL, OK, Loop
 from cotenant.serve.load_payload import ASK_WITHIN_S, Target
 from cotenant.serve.tensors import Tensor
 
 SERVICE = "/inference.GRPCInferenceService/"
-CHANNELS = 4  # one connection carries about a hundred calls at a time
-_LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+CHANNELS, RECEIVE = 2, 1 << 16
+INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, PERMISSION_DENIED = 3, 4, 5, 7
+RESOURCE_EXHAUSTED, UNAVAILABLE, UNAUTHENTICATED = 8, 14, 16
+OUTCOMES = {RESOURCE_EXHAUSTED: FULL, DEADLINE_EXCEEDED: DROPPED, UNAVAILABLE: DROPPED}
 
 
 def varint(value: int) -> bytes:
@@ -112,44 +114,74 @@ class GrpcPayload:
         return True
 
 
-def open_channel(target: Target) -> Any:
-    """A connection of its own to the server."""
-    import grpc
+def header_block(target: Target, method: str) -> bytes:
+    """The headers of a call."""
+    scheme = b"https" if target.scheme == "grpcs" else b"http"
+    pairs = [
+        (b":method", b"POST"), (b":scheme", scheme), (b":path", (SERVICE + method).encode()),
+        (b":authority", f"{target.host}:{target.port}".encode()), (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    ]  # fmt: skip
+    if target.token is not None:
+        pairs.append((b"authorization", f"Bearer {target.token}".encode()))
+    return b"".join(literal(name, value) for name, value in pairs)
 
-    # without a mark of its own a channel would share the connection of the one before
-    options = [*_LIMITS, ("grpc.use_local_subchannel_pool", 1)]
-    address = f"{target.host}:{target.port}"
+
+def envelope(message: bytes) -> bytes:
+    """A message as gRPC frames it: not compressed, its length."""
+    return b"\x00" + len(message).to_bytes(4, "big") + message
+
+
+def connect(target: Target) -> socket.socket:
+    """A connected socket, with TLS where the address says so; OSError when the server does not take it."""
+    made = socket.create_connection((target.host, target.port), timeout=ASK_WITHIN_S)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if target.scheme == "grpcs":
-        roots = None
-        if target.cafile is not None:
-            try:
-                with open(target.cafile, "rb") as file:
-                    roots = file.read()
-            except OSError as error:
-                raise InputError(f"cannot read certificates: {error.strerror}", file=target.cafile) from None
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(roots), options)
-    return grpc.insecure_channel(address, options)
+        context = target.ssl_context()
+        assert context is not None
+        context.set_alpn_protocols(["h2"])
+        made = context.wrap_socket(made, server_hostname=target.host)
+    return made
 
 
-def _metadata(target: Target) -> tuple[tuple[str, str], ...]:
-    return () if target.token is None else (("authorization", f"Bearer {target.token}"),)
+def call(target: Target, method: str, message: bytes) -> tuple[int, str, bytes]:
+    """One call that is waited for: status, what the server says of it, and the answer; WorkError without one."""
+    client = _new_client()
+    try:
+        with connect(target) as channel:
+            client.request(header_block(target, method), envelope(message))
+            while True:
+                channel.sendall(client.out)
+                client.out.clear()
+                data = channel.recv(1 << 16)
+                ended = client.feed(data)
+                if ended or not data:
+                    break
+    except (OSError, ValueError) as error:
+        raise WorkError(f"cannot reach {target}: {getattr(error, 'strerror', None) or error}") from None
+    if not ended or ended[0].error:
+        raise WorkError(f"{target} gave no answer to {method}")
+    headers = ended[0].headers
+    text = headers.get(b"grpc-message", b"").decode(errors="replace")
+    return int(headers.get(b"grpc-status", b"2") or 2), text, bytes(ended[0].data[5:])
+
+
+def _new_client() -> Http2Client:
+    try:
+        return Http2Client()
+    except ImportError:
+        raise InputError("gRPC needs hpack: pip install 'cotenant[serve]'", field="url") from None
 
 
 def ask_inputs(target: Target, model: str) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
     """A model's inputs: ModelMetadataRequest {name 1}; answer {inputs 4 {name 1, datatype 2, shape 3}}."""
-    import grpc
-
-    with open_channel(target) as channel:
-        call = channel.unary_unary(SERVICE + "ModelMetadata")
-        try:
-            answer: bytes = call(field(1, model.encode()), timeout=ASK_WITHIN_S, metadata=_metadata(target))
-        except grpc.RpcError as error:
-            code = error.code()
-            if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
-                raise InputError(f"{target} has no model {model!r}", field="service") from None
-            if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-                raise InputError(f"{target} refuses the token; give one with --token", field="token") from None
-            raise WorkError(f"cannot reach {target}: {code.name.lower()}") from None
+    status, text, answer = call(target, "ModelMetadata", field(1, model.encode()))
+    if status in (NOT_FOUND, INVALID_ARGUMENT):
+        raise InputError(f"{target} has no model {model!r}", field="service")
+    if status in (UNAUTHENTICATED, PERMISSION_DENIED):
+        raise InputError(f"{target} refuses the token; give one with --token", field="token")
+    if status:
+        raise WorkError(f"{target} does not say what {model} takes: {text or f'status {status}'}")
     return tuple(_tensor_form(value) for key, value in fields(answer) if key == 4 and isinstance(value, bytes))
 
 
@@ -177,97 +209,185 @@ def _varints(data: bytes) -> list[int]:
     return out
 
 
-class GrpcTransport:
-    """Calls on a few channels. Answers come on grpc's own threads, which note the time and wake the loop."""
+class Channel:
+    """One connection that carries many calls at a time."""
 
-    def __init__(self, target: Target, payloads: Sequence[GrpcPayload], timeout_s: float) -> None:
-        self.target, self.payloads, self.timeout_s = target, payloads, timeout_s
+    def __init__(self, owner: GrpcTransport) -> None:
+        self.owner = owner
+        self.client = _new_client()
+        self.socket = connect(owner.target)
+        self.socket.setblocking(False)
+        self.fd = self.socket.fileno()
+        self.calls: dict[int, tuple[int, int]] = {}  # stream -> request, service
+        self._waiting = False
+        owner.loop.watch(self.fd, self.ready)
+
+    def room(self) -> bool:
+        """Whether another call may begin."""
+        return self.fd >= 0 and not self.client.going_away and len(self.calls) < self.client.most_streams
+
+    def begin(self, index: int, svc: int, message: bytes) -> int:
+        """Start a call; its stream."""
+        stream = self.client.request(self.owner.block, envelope(message))
+        self.calls[stream] = (index, svc)
+        self.flush()
+        return stream
+
+    def flush(self) -> None:
+        """Hand to the kernel what it takes; the rest goes when the socket can be written."""
+        out = self.client.out
+        try:
+            while out:
+                del out[: self.socket.send(out)]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        except OSError as error:
+            self.owner.broken(self, error)
+            return
+        if bool(out) != self._waiting:
+            self._waiting = bool(out)
+            self.owner.loop.rewatch(self.fd, select.EPOLLIN | (select.EPOLLOUT if out else 0))
+
+    def ready(self, events: int) -> None:
+        """The socket can be read, or written."""
+        while events & ~select.EPOLLOUT and self.fd >= 0:
+            try:
+                data = self.socket.recv(RECEIVE)
+                ended = self.client.feed(data)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                break
+            except (OSError, ValueError) as error:
+                self.owner.broken(self, error)
+                return
+            if not data:
+                self.owner.broken(self, None)
+                return
+            for stream in ended:
+                self.owner.ended(self, stream)
+            if len(data) < RECEIVE and not isinstance(self.socket, ssl.SSLSocket):
+                break
+        if self.fd >= 0 and self.client.out:
+            self.flush()
+
+    def shut(self) -> None:
+        """Close it."""
+        self.owner.loop.unwatch(self.fd)
+        self.fd = -1
+        self.socket.close()
+
+
+class GrpcTransport:
+    """Calls on as few connections as the server's limit of calls on each allows. See Transport."""
+
+    def __init__(self, target: Target, payloads: Sequence[GrpcPayload], most: int) -> None:
+        _new_client()
+        self.target, self.payloads, self.most = target, payloads, most
+        self.block = header_block(target, "ModelInfer")
         self.loop: Loop
-        self.peak = CHANNELS
-        self._channels: list[Any] = []
-        self._calls: list[Any] = []
-        self._running: dict[int, Any] = {}
-        self._ended: deque[tuple[int, int, float, Any]] = deque()
-        self._signal = os.eventfd(0, os.EFD_NONBLOCK)
-        self._lock = threading.Lock()
-        self._woken = False
+        self.peak = 0
+        self.channels: list[Channel] = []
+        self.where: dict[int, tuple[Channel, int]] = {}
+        self.waiting: deque[tuple[int, int]] = deque()
 
     def open(self, loop: Loop) -> None:
-        """See Transport; WorkError when the server cannot be reached."""
-        import grpc
-
+        """See Transport."""
         self.loop = loop
-        self._codes = {
-            grpc.StatusCode.OK: OK,
-            grpc.StatusCode.RESOURCE_EXHAUSTED: FULL,
-            grpc.StatusCode.DEADLINE_EXCEEDED: DROPPED,
-            grpc.StatusCode.UNAVAILABLE: DROPPED,
-        }
-        for _ in range(CHANNELS):
-            channel = open_channel(self.target)
-            try:
-                grpc.channel_ready_future(channel).result(timeout=ASK_WITHIN_S)
-            except grpc.FutureTimeoutError:
-                raise WorkError(f"cannot reach {self.target}") from None
-            self._channels.append(channel)
-            self._calls.append(channel.unary_unary(SERVICE + "ModelInfer"))
-        self._metadata = _metadata(self.target)
-        loop.watch(self._signal, self._ready)
+        try:
+            for _ in range(min(CHANNELS, self.most)):
+                self._new()
+        except OSError as error:
+            raise WorkError(f"cannot reach {self.target}: {error.strerror or error}") from None
+
+    def _new(self) -> Channel:
+        made = Channel(self)
+        made.flush()
+        self.channels.append(made)
+        self.peak = max(self.peak, len(self.channels))
+        return made
 
     def send(self, index: int, svc: int) -> None:
         """See Transport."""
-        call = self._calls[index % CHANNELS].future(
-            self.payloads[svc].request(index), timeout=self.timeout_s + 1, metadata=self._metadata
-        )
-        self._running[index] = call
-        self.loop.sent(index)
-        call.add_done_callback(lambda done: self._end(index, svc, done))
-
-    def _end(self, index: int, svc: int, call: Any) -> None:
-        at = time.monotonic() - self.loop.began
-        with self._lock:
-            self._ended.append((index, svc, at, call))
-            if self._woken:
+        open_ones = [c for c in self.channels if c.room()]
+        if open_ones:
+            channel = min(open_ones, key=lambda c: len(c.calls))
+        elif len(self.channels) < self.most:
+            try:
+                channel = self._new()
+            except OSError as error:
+                self.loop.finish(index, FAILED, reason=_why(error))
                 return
-            self._woken = True
-        try:
-            os.eventfd_write(self._signal, 1)
-        except OSError:
-            return  # the run is over
+        else:
+            self.waiting.append((index, svc))
+            return
+        self.loop.sent(index)
+        stream = channel.begin(index, svc, self.payloads[svc].request(index))
+        if channel.fd >= 0:
+            self.where[index] = (channel, stream)
 
-    def _ready(self, events: int) -> None:
-        os.eventfd_read(self._signal)
-        with self._lock:
-            ended, self._ended = self._ended, deque()
-            self._woken = False
-        for index, svc, at, call in ended:
-            if self._running.pop(index, None) is not None:
-                self._judge(index, svc, at, call)
+    def ended(self, channel: Channel, stream: Stream) -> None:
+        """A call has its answer."""
+        index, svc = channel.calls.pop(stream.number, (-1, 0))
+        if index < 0 or self.where.pop(index, None) is None:
+            self.loop.stray += 1
+            return
+        self._judge(index, svc, stream)
+        if channel.client.going_away and not channel.calls:
+            self._drop(channel)
+        if self.waiting:
+            self.send(*self.waiting.popleft())
 
-    def _judge(self, index: int, svc: int, at: float, call: Any) -> None:
-        outcome = self._codes.get(call.code(), FAILED)
-        if outcome == OK:
-            if not self.payloads[svc].belongs(index, call.result()):
+    def _judge(self, index: int, svc: int, stream: Stream) -> None:
+        headers = stream.headers
+        status = int(headers.get(b"grpc-status", b"-1") or -1)
+        if status == 0:
+            if not self.payloads[svc].belongs(index, bytes(stream.data[5:])):
                 self.loop.wrong += 1
                 self.loop.finish(index, FAILED, reason="the answer belongs to another request or model")
                 return
-            took = next((v for k, v in call.trailing_metadata() or () if k == "cotenant-executed-ms"), None)
-            self.loop.finish(index, OK, float(took) if took is not None else -1.0, at=at)
+            took = headers.get(b"cotenant-executed-ms")
+            self.loop.finish(index, OK, float(took) if took else -1.0)
             return
-        named = next((v for k, v in call.trailing_metadata() or () if k == "cotenant-outcome"), None)
-        if named in ("unavailable", "failed") or (named is None and "connect" in (call.details() or "").lower()):
+        outcome = OUTCOMES.get(status, FAILED)
+        if headers.get(b"cotenant-outcome") in (b"unavailable", b"failed"):
             outcome = FAILED
-        self.loop.finish(index, outcome, reason=call.code().name.lower() if outcome == FAILED else "", at=at)
+        why = stream.error or f"gRPC status {status}"
+        self.loop.finish(index, outcome, reason=why if outcome == FAILED else "")
+
+    def broken(self, channel: Channel, error: Exception | None) -> None:
+        """A connection has ended: so have its calls."""
+        calls, channel.calls = channel.calls, {}
+        self._drop(channel)
+        if not calls:
+            self.loop.reopened += 1
+        for index, _ in calls.values():
+            self.where.pop(index, None)
+            self.loop.finish(index, FAILED, reason=_why(error))
+        for _ in range(len(self.waiting)):
+            self.send(*self.waiting.popleft())
+
+    def _drop(self, channel: Channel) -> None:
+        if channel in self.channels:
+            self.channels.remove(channel)
+        channel.shut()
 
     def expire(self, index: int) -> None:
         """See Transport."""
-        call = self._running.pop(index, None)
-        if call is not None:
-            call.cancel()
+        channel, stream = self.where.pop(index, (None, 0))
+        if channel is None:
+            self.waiting = deque(x for x in self.waiting if x[0] != index)
+            return
+        channel.calls.pop(stream, None)
+        channel.client.cancel(stream)
+        channel.flush()
 
     def close(self) -> None:
         """See Transport."""
-        for channel in self._channels:
-            channel.close()
-        self.loop.unwatch(self._signal)
-        os.close(self._signal)
+        for channel in self.channels:
+            channel.shut()
+        self.channels = []
+
+
+def _why(error: Exception | None) -> str:
+    if error is None:
+        return "the server closed the connection"
+    return str(getattr(error, "strerror", None) or error).lower()

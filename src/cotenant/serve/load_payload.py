@@ -45,8 +45,8 @@ class Target:
         return self.scheme.startswith("grpc")
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """For https, None otherwise."""
-        if self.scheme != "https":
+        """For https and grpcs, None otherwise."""
+        if self.scheme not in ("https", "grpcs"):
             return None
         try:
             context = ssl.create_default_context(cafile=self.cafile)
