@@ -121,7 +121,8 @@ class Rig:
     def __enter__(self) -> Rig:
         self._stack.enter_context(self.bench)
         with ControlClient(self.bench.folder) as client:
-            self.uuid = str(client.call("status")["gpus"][0]["uuid"])
+            gpu = client.call("status")["gpus"][0]
+        self.uuid, self.name = str(gpu["uuid"]), str(gpu["name"])
         return self
 
     def __exit__(
@@ -141,7 +142,7 @@ class Rig:
         answer = register(client, Launch(self.bench.folder, spec, arguments))
         environment = self.bench.environment | answer["environment"]
         if shim:
-            environment = self._with_shim(answer)
+            environment = self.with_shim(answer)
         elif self.bench.soft:
             environment |= _soft_library()
         if self.together and not self.bench.soft:
@@ -151,7 +152,8 @@ class Rig:
         client.call("started", name=spec.name, pid=program.process.pid)
         return program
 
-    def _with_shim(self, answer: dict[str, Any]) -> dict[str, str]:
+    def with_shim(self, answer: dict[str, Any]) -> dict[str, str]:
+        """Environment of a tenant's program, from the agent's answer to `register`."""
         before = os.environ.get("COTENANT_SOFTGPU_STATE")
         try:
             if self.bench.soft:

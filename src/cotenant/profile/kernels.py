@@ -12,6 +12,7 @@ from cotenant.model.errors import InputError
 ORION_HEAD = "Name,Profile,Memory_footprint,SM_usage,Duration"
 CLASS_NAMES = ("none", "unknown", "memory", "compute")
 UNKNOWN, MEMORY, COMPUTE = 1, 2, 3
+MOST_IN_CYCLE = 2000
 _ORION_CLASS = {"-1": UNKNOWN, "0": MEMORY, "1": COMPUTE}
 
 
@@ -70,8 +71,19 @@ def read_kernels(path: Path) -> list[KernelWork]:
             KernelWork(str(r["name"]), int(r["duration_ns"]), int(r["sms"]), CLASS_NAMES.index(r["work_class"]))
             for r in rows
         ]
+        counts = [int(r.get("count", 1)) for r in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"not a profile of kernels: {error}", file=path) from None
     if not kernels or any(k.duration_ns <= 0 or k.sms <= 0 for k in kernels):
         raise InputError("a profile needs kernels with SMs and durations over 0", file=path)
-    return kernels
+    return _cycle(kernels, counts)
+
+
+def _cycle(kernels: Sequence[KernelWork], counts: Sequence[int]) -> list[KernelWork]:
+    """One cycle of a program of which only is known how often it launched each kernel: evenly mixed, each as often as
+    the rarest goes into it, at most MOST_IN_CYCLE altogether."""
+    per_cycle = [count / max(1, min(counts)) for count in counts]
+    scale = min(1.0, MOST_IN_CYCLE / sum(per_cycle))
+    repeats = [max(1, round(part * scale)) for part in per_cycle]
+    places = sorted(((i + 0.5) / n, k) for k, n in enumerate(repeats) for i in range(n))
+    return [kernels[k] for _, k in places]

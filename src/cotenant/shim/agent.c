@@ -379,6 +379,7 @@ static int connect_once(void)
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     helper_runs = ever_connected = true;
+    cot_kernels_start();
     owner_pid = getpid();
     if (!fork_handler_set) {
         fork_handler_set = true;

@@ -218,7 +218,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
             return GATE_PASS;
         if (gpu->floor && is_open(gpu))
             cot_floor_enter(t, cost);
-        else if (is_open(gpu) && t->budget_ns < cost->ns && !begin_interval(t, cost->ns))
+        else if (!cot_profiling && is_open(gpu) && t->budget_ns < cost->ns && !begin_interval(t, cost->ns))
             continue;
         cot_count(&t->calls->started, 1);
         atomic_thread_fence(memory_order_seq_cst);
@@ -227,12 +227,12 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
         cot_count(&t->calls->started, -1);
         wait_for_turn(gpu);
         cot_interval_begin(t); /* what was open is drained by now */
-        if (!gpu->floor && !(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED))
+        if (!gpu->floor && !cot_profiling && !(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED))
             cot_fence_close(t, false);
     }
     if (gpu->first_submit_ns == 0)
         gpu->first_submit_ns = cot_now_ns();
-    if (gpu->floor) {
+    if (gpu->floor || cot_profiling) {
         t->budget_ns = -1; /* every launch comes here */
         return GATE_GO;
     }

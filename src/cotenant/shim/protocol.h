@@ -64,6 +64,7 @@
 #define COTENANT_ENV_SOCKET "COTENANT_SOCKET" /* path of the agent's socket */
 #define COTENANT_ENV_TOKEN "COTENANT_TOKEN"   /* launcher-issued secret that names the tenant to the agent */
 #define COTENANT_ENV_DRIVER "COTENANT_DRIVER" /* absolute, versioned path of the real libcuda (or the software GPU) */
+#define COTENANT_ENV_KERNELS "COTENANT_KERNELS" /* where times of kernels are written: set for `cotenant profile kernels` only */
 #define COTENANT_ENV_NVML "COTENANT_NVML"     /* absolute, versioned path of the real libnvidia-ml */
 
 enum cotenant_message_type {

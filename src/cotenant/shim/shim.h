@@ -6,6 +6,7 @@
  * gate.c     may this launch go; how much is queued
  * calls.c    how many calls went and are on their way, by thread
  * fence.c    what launches are predicted to cost
+ * kernels.c  times of kernels, for a program that is being profiled
  * floor.c    best-effort tenants: nothing beside latency-sensitive work, little in flight
  * turn.c     a turn's life: open, close, drain, report
  * gpus.c     the GPUs and their contexts
@@ -278,6 +279,18 @@ HIDDEN void cot_fence_close(struct thread *t, bool before_sync);
 HIDDEN void cot_fence_resolve(struct thread *t);
 HIDDEN bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns);
 HIDDEN void cot_ring_forget(struct ring *ring, bool destroy_events);
+
+/* ---- kernels.c ---- */
+#define COTENANT_KERNELS_PATH_BYTES 512
+struct kernel_shape {
+    CUfunction function;
+    uint32_t grid[3], block[3], shared_bytes, zero;
+};
+struct pair;
+extern HIDDEN bool cot_profiling; /* every launch takes the slow path and is timed */
+HIDDEN void cot_kernels_start(void);
+HIDDEN struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream);
+HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
 
 /* ---- floor.c ---- */
 HIDDEN void cot_floor_join(struct gpu *gpu);

@@ -27,14 +27,25 @@ typedef CUresult (*graph_fn)(word, CUstream);
  * an empty entry, which costs nothing. */
 #define KERNEL_KEY(function, gx) ((uintptr_t)(function) + 1 + ((uintptr_t)(gx) << 20))
 
+#define SHAPE(f, gx, gy, gz, bx, by, bz, shared)                                               \
+    (&(struct kernel_shape){(f),                                                               \
+                            {(uint32_t)(gx), (uint32_t)(gy), (uint32_t)(gz)},                   \
+                            {(uint32_t)(bx), (uint32_t)(by), (uint32_t)(bz)},                   \
+                            (uint32_t)(shared),                                                \
+                            0})
+static const struct cu_launch_config no_config;
+
 /* The wrapper proper holds only the hot path; whatever else is to be done is in a function of its own with the same
  * arguments, which the compiler reaches by a jump. */
-#define LAUNCH(name, type, parameters, arguments, key, effective)                              \
+#define LAUNCH(name, type, parameters, arguments, key, effective, shape)                       \
     DECLARE_REAL(name);                                                                        \
     static __attribute__((noinline, cold)) CUresult name##_slow parameters                     \
     {                                                                                          \
         struct calls *call = cot_gate_slow(key, effective) == GATE_GO ? cot_thread->calls : NULL; \
+        struct pair *timed = cot_profiling && call ? cot_kernels_before(shape, effective) : NULL; \
         CUresult result = ((type)REAL(name))arguments;                                         \
+        if (timed)                                                                             \
+            cot_kernels_after(timed, effective);                                               \
         cot_gate_exit(call);                                                                   \
         return result;                                                                         \
     }                                                                                          \
@@ -50,7 +61,7 @@ typedef CUresult (*graph_fn)(word, CUstream);
 
 #define LAUNCH_KERNEL(name, type, tail_type, effective)                                                   \
     LAUNCH(name, type, (CUfunction f, word gx, word gy, word gz, word bx, word by, tail_type tail), \
-           (f, gx, gy, gz, bx, by, tail), KERNEL_KEY(f, gx), effective)
+           (f, gx, gy, gz, bx, by, tail), KERNEL_KEY(f, gx), effective, SHAPE(f, gx, gy, gz, bx, by, tail.bz, tail.shared))
 LAUNCH_KERNEL(cuLaunchKernel, launch_fn, struct launch_tail, tail.stream)
 LAUNCH_KERNEL(cuLaunchKernel_ptsz, launch_fn, struct launch_tail, PTSZ(tail.stream))
 LAUNCH_KERNEL(cuLaunchCooperativeKernel, cooperative_fn, struct cooperative_tail, tail.stream)
@@ -59,9 +70,11 @@ LAUNCH_KERNEL(cuLaunchCooperativeKernel_ptsz, cooperative_fn, struct cooperative
 /* Without a configuration the driver gives its error, whichever stream the gate took. */
 #define EX_STREAM(config) ((config) ? (config)->stream : NULL)
 #define EX_KEY(config, f) KERNEL_KEY(f, (config) ? (config)->grid[0] : 0)
+#define EX_SHAPE(f, c) \
+    SHAPE(f, (c)->grid[0], (c)->grid[1], (c)->grid[2], (c)->block[0], (c)->block[1], (c)->block[2], (c)->shared_bytes)
 #define LAUNCH_KERNEL_EX(name, effective)                                                      \
     LAUNCH(name, launch_ex_fn, (const struct cu_launch_config *config, CUfunction f, void **params, void **extra), \
-           (config, f, params, extra), EX_KEY(config, f), effective)
+           (config, f, params, extra), EX_KEY(config, f), effective, EX_SHAPE(f, config ? config : &no_config))
 LAUNCH_KERNEL_EX(cuLaunchKernelEx, EX_STREAM(config))
 LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, PTSZ(EX_STREAM(config)))
 

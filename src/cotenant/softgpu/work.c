@@ -81,6 +81,23 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *out, struct soft_module *module,
     return CUDA_ERROR_NOT_FOUND;
 }
 
+EXPORT CUresult cuFuncGetName(const char **name, CUfunction handle)
+{
+    struct soft_function *function = (struct soft_function *)handle;
+    if (!function || function->kind != SOFT_FUNCTION)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *name = function->name;
+    return CUDA_SUCCESS;
+}
+
+/* One block fills the SMs that the module gives the kernel, whatever the launch's grid. */
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction handle, int threads, size_t shared)
+{
+    (void)handle, (void)threads, (void)shared;
+    *blocks = 1;
+    return CUDA_SUCCESS;
+}
+
 /* ---- launches ---- */
 
 static CUresult launch(CUfunction handle, struct soft_stream *stream, void **params)

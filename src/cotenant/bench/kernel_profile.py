@@ -1,0 +1,154 @@
+"""`cotenant profile kernels`: what each kernel of an unmodified program takes, fills and needs most.
+
+Hardware counters need rights that a user seldom has, so the class comes from timing: the program runs on parts of the
+SMs, and on one of them beside a program that moves memory on the rest. What slows with fewer SMs needs them (compute),
+what slows beside the other needs the memory bandwidth, what does neither is not known.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.bench.colocation_rig import Rig
+from cotenant.model.errors import WorkError
+from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec
+from cotenant.node.launcher import Launch, register
+
+WIDE, NARROW = 0.75, 0.25  # parts of the SMs; the memory mover has NARROW beside WIDE
+NEEDS_MEMORY, NEEDS_SMS = 1.2, 2.0
+HOG = "add256"
+VARIABLE = "COTENANT_KERNELS"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One kind of launch: kernel, grid and block. Times in nanoseconds; `sms` 0: the driver could not say."""
+
+    name: str
+    grid: str
+    block: str
+    shared_bytes: int
+    count: int
+    mean_ns: float
+    least_ns: float
+    sms: int
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What makes two launches the same kind of work."""
+        return (self.name, self.grid, self.block, self.shared_bytes)
+
+
+def parse_times(text: str) -> tuple[list[Timed], int]:
+    """Rows that the shim wrote, and how many launches it could not time."""
+    rows, missed = [], 0
+    for line in text.splitlines():
+        parts = line.split("\t")
+        if parts[0] == "missed":
+            missed = int(parts[1])
+        elif len(parts) >= 8:
+            count, mean, least, sms, grid, block, shared = parts[:7]
+            rows.append(
+                Timed("\t".join(parts[7:]), grid, block, int(shared), int(count), float(mean), float(least), int(sms))
+            )
+    return rows, missed
+
+
+def classify(narrow: float, beside: float) -> str:
+    """Class from the times on NARROW over WIDE, and on WIDE beside the memory mover over alone."""
+    if beside >= NEEDS_MEMORY:
+        return "memory"
+    return "compute" if narrow >= NEEDS_SMS else "unknown"
+
+
+def run_once(
+    rig: Rig, command: Sequence[str], part: float, timeout_s: float, number: int
+) -> tuple[dict[tuple[str, str, str, int], Timed], int]:
+    """Run the program to its end on a part of the SMs; its kernels by key. WorkError when it fails."""
+    folder = rig.bench.folder / f"kernels{number}"
+    folder.mkdir()
+    spec = TenantSpec(f"profiled{number}", limit=part, mechanism="mps")
+    with ControlClient(rig.bench.folder) as client:
+        answer = register(client, Launch(rig.bench.folder, spec, list(command)))
+        environment = rig.with_shim(answer) | {VARIABLE: str(folder / "times")}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        client.call("started", name=spec.name, pid=process.pid)
+        try:
+            _, said = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise WorkError(f"the program did not end within {timeout_s:g} s: give it less to do") from None
+    if process.returncode != 0:
+        last = said.decode(errors="replace").strip().splitlines()[-1:] or [""]
+        raise WorkError(f"the program failed with code {process.returncode}: {last[0]}")
+    found: dict[tuple[str, str, str, int], Timed] = {}
+    missed = 0
+    for path in sorted(folder.iterdir()):
+        rows, lost = parse_times(path.read_text(errors="replace"))
+        missed += lost
+        for row in rows:  # of the process that launched it most
+            if row.key not in found or found[row.key].count < row.count:
+                found[row.key] = row
+    if not found:
+        raise WorkError("no kernel was seen: does the program use the GPU? Launches of CUDA graphs are not taken apart")
+    return found, missed
+
+
+def measure(
+    gpus: str,
+    command: Sequence[str],
+    *,
+    classes: bool = True,
+    timeout_s: float = 600.0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Kernels of `command`, longest in total first. `classes` runs it four times, else once and all are unknown."""
+    with Rig(gpus, together=True) as rig:
+        progress("on the whole GPU")
+        whole, missed = run_once(rig, command, 1.0, timeout_s, 0)
+        wide = narrow = beside = whole
+        if classes:
+            progress(f"on {WIDE:.0%} of the SMs")
+            wide, _ = run_once(rig, command, WIDE, timeout_s, 1)
+            progress(f"on {NARROW:.0%}")
+            narrow, _ = run_once(rig, command, NARROW, timeout_s, 2)
+            progress(f"on {WIDE:.0%} beside memory traffic on the rest")
+            hog = rig.be_native("mover", sms=NARROW).wait_ready()
+            hog.ask(f"load {HOG}", 60)
+            hog.tell(f"run {timeout_s + 60}")
+            beside, _ = run_once(rig, command, WIDE, timeout_s, 3)
+            hog.process.kill()
+        gpu = rig.name
+    rows = []
+    for key, timed in sorted(whole.items(), key=lambda item: -item[1].count * item[1].mean_ns):
+        row: dict[str, Any] = {
+            "name": timed.name,
+            "grid": [int(n) for n in timed.grid.split(",")],
+            "block": [int(n) for n in timed.block.split(",")],
+            "shared_bytes": timed.shared_bytes,
+            "count": timed.count,
+            "duration_ns": max(1, round(timed.mean_ns)),
+            "least_ns": round(timed.least_ns),
+            "sms": max(1, timed.sms),
+            "work_class": "unknown",
+        }
+        if classes and key in wide and key in narrow and key in beside:
+            row["narrow_over_wide"] = narrow[key].least_ns / wide[key].least_ns
+            row["beside_memory_over_alone"] = beside[key].mean_ns / wide[key].mean_ns
+            row["work_class"] = classify(row["narrow_over_wide"], row["beside_memory_over_alone"])
+        rows.append(row)
+    return {"gpu": gpu, "command": list(command), "missed": missed, "kernels": rows}
+
+
+def path_of(command: str) -> str | None:
+    """Where a program is, as a shell finds it; None: nowhere."""
+    if os.sep in command:
+        return command if Path(command).exists() else None
+    return next((str(Path(place) / command) for place in os.get_exec_path() if (Path(place) / command).exists()), None)

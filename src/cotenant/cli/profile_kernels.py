@@ -1,0 +1,67 @@
+"""`cotenant profile kernels`: times, SMs and classes of a program's kernels."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def kernels(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="A CUDA program that ends by itself.")],
+    gpus: Annotated[str, typer.Option(metavar="soft|UUID", help="The software GPU or a real one.")] = "all",
+    classes: Annotated[
+        bool, typer.Option(help="Find what kernels need most: the program runs four times instead of once.")
+    ] = True,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest that a run may take.")] = "10min",
+    out: Annotated[str, typer.Option(metavar="FILE.json", help="Write the profile.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Time every kernel of an unmodified program by kernel, grid and block: duration, SMs, and what it needs most."""
+    from cotenant.bench.kernel_profile import measure, path_of
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_seconds
+    from cotenant.record.files import atomic_file, check_writable
+
+    if path_of(command[0]) is None:
+        raise InputError(f"{command[0]}: there is no such program", field="CMD")
+    if out:
+        check_writable(out)
+
+    def progress(text: str) -> None:
+        print(f"cotenant profile: {text}", file=sys.stderr, flush=True)
+
+    found = measure(gpus, command, classes=classes, timeout_s=parse_seconds(timeout, "--timeout"), progress=progress)
+    if out:
+        with atomic_file(Path(out)) as file:
+            file.write(json.dumps(found, indent=1))
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for title in ("kernel", "grid", "count", "us", "SMs", "needs", "of the time"):
+        table.add_column(title, justify="left" if title in ("kernel", "needs") else "right", no_wrap=title != "kernel")
+    total = sum(row["count"] * row["duration_ns"] for row in found["kernels"])
+    for row in found["kernels"][:40]:
+        part = row["count"] * row["duration_ns"] / total
+        grid = "x".join(map(str, row["grid"]))
+        name = row["name"] if len(row["name"]) <= 60 else row["name"][:57] + "..."
+        table.add_row(
+            name, grid, str(row["count"]), f"{row['duration_ns'] / 1e3:.1f}", str(row["sms"]), row["work_class"],
+            f"{part:.1%}",
+        )  # fmt: skip
+    Console().print(table)
+    if len(found["kernels"]) > 40:
+        print(f"and {len(found['kernels']) - 40} more")
+    if found["missed"]:
+        print(f"{found['missed']} launches could not be timed")

@@ -1,0 +1,183 @@
+/* Times of a program's kernels, for `cotenant profile kernels`: an event before and one after each launch, the time between
+ * them by the GPU's clock, summed by kernel, grid and block.  Only a program that was started with COTENANT_ENV_KERNELS
+ * comes here; its launches all take the slow path.
+ *
+ * The events lie in the launch's own stream: what ran before it there has ended at the first, so nothing has to wait. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "shim.h"
+
+#define KINDS 4096 /* power of two */
+#define PAIRS 256
+#define END_PATIENCE_NS UINT64_C(2000000000)
+
+struct kind {
+    struct kernel_shape shape;
+    char name[512];
+    uint32_t sms;          /* that the grid fills, given how many of its blocks one SM holds; 0: not known */
+    uint64_t count;
+    double total_ns, least_ns;
+};
+
+struct pair {
+    CUevent before, after;
+    CUcontext context;
+    struct kind *kind;
+    bool closed;           /* both are recorded */
+};
+
+bool cot_profiling;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kind *kinds;
+static struct pair pairs[PAIRS];
+static uint32_t oldest, newest; /* [oldest, newest) are in use */
+static uint64_t missed;
+static char path[COTENANT_KERNELS_PATH_BYTES];
+static pid_t owner;
+
+DECLARE_REAL(cuEventCreate);
+DECLARE_REAL(cuEventRecord);
+DECLARE_REAL(cuEventQuery);
+DECLARE_REAL(cuEventElapsedTime);
+DECLARE_REAL(cuFuncGetName);
+DECLARE_REAL(cuKernelGetName);
+DECLARE_REAL(cuOccupancyMaxActiveBlocksPerMultiprocessor);
+
+static void describe(struct kind *kind)
+{
+    const struct kernel_shape *s = &kind->shape;
+    const char *name = NULL;
+    if (((CUresult(*)(const char **, CUfunction))REAL(cuFuncGetName))(&name, s->function) != CUDA_SUCCESS || !name)
+        if (((CUresult(*)(const char **, CUfunction))REAL(cuKernelGetName))(&name, s->function) != CUDA_SUCCESS)
+            name = NULL;
+    if (name)
+        strncpy(kind->name, name, sizeof kind->name - 1);
+    else
+        snprintf(kind->name, sizeof kind->name, "kernel at %p", (void *)s->function);
+    int per_sm = 0;
+    int threads = (int)(s->block[0] * s->block[1] * s->block[2]);
+    uint64_t blocks = (uint64_t)s->grid[0] * s->grid[1] * s->grid[2];
+    if (((CUresult(*)(int *, CUfunction, int, size_t))REAL(cuOccupancyMaxActiveBlocksPerMultiprocessor))(
+            &per_sm, s->function, threads, s->shared_bytes) == CUDA_SUCCESS && per_sm > 0)
+        kind->sms = (uint32_t)((blocks + (uint64_t)per_sm - 1) / (uint64_t)per_sm);
+}
+
+static struct kind *kind_of(const struct kernel_shape *shape)
+{
+    const uint8_t *bytes = (const uint8_t *)shape;
+    uint64_t hash = UINT64_C(1469598103934665603);
+    for (size_t i = 0; i < sizeof *shape; i++)
+        hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
+    for (uint32_t i = 0; i < 64; i++) {
+        struct kind *kind = &kinds[(hash + i) & (KINDS - 1)];
+        if (kind->name[0] && memcmp(&kind->shape, shape, sizeof *shape) == 0)
+            return kind;
+        if (!kind->name[0]) {
+            kind->shape = *shape;
+            describe(kind);
+            return kind;
+        }
+    }
+    return NULL;
+}
+
+/* Adds up the pairs that have ended, oldest first. */
+static void collect(void)
+{
+    while (oldest != newest) {
+        struct pair *pair = &pairs[oldest % PAIRS];
+        if (!pair->closed || ((CUresult(*)(CUevent))REAL(cuEventQuery))(pair->after) == CUDA_ERROR_NOT_READY)
+            return;
+        float ms = 0;
+        if (((CUresult(*)(float *, CUevent, CUevent))REAL(cuEventElapsedTime))(&ms, pair->before, pair->after) ==
+                CUDA_SUCCESS && ms > 0) {
+            double ns = (double)ms * 1e6;
+            pair->kind->total_ns += ns;
+            pair->kind->least_ns = pair->kind->count && pair->kind->least_ns < ns ? pair->kind->least_ns : ns;
+            pair->kind->count++;
+        }
+        oldest++;
+    }
+}
+
+static void write_all(void)
+{
+    if (owner != getpid())
+        return;
+    pthread_mutex_lock(&lock);
+    for (uint64_t began = cot_now_ns(); oldest != newest && cot_now_ns() - began < END_PATIENCE_NS; usleep(1000))
+        collect();
+    char name[sizeof path + 32];
+    snprintf(name, sizeof name, "%s.%d", path, (int)owner);
+    FILE *file = fopen(name, "w");
+    for (uint32_t i = 0; file && i < KINDS; i++) {
+        const struct kind *k = &kinds[i];
+        const uint32_t *g = k->shape.grid, *b = k->shape.block;
+        if (k->count)
+            fprintf(file, "%llu\t%.0f\t%.0f\t%u\t%u,%u,%u\t%u,%u,%u\t%u\t%s\n", (unsigned long long)k->count,
+                    k->total_ns / (double)k->count, k->least_ns, k->sms, g[0], g[1], g[2], b[0], b[1], b[2],
+                    k->shape.shared_bytes, k->name);
+    }
+    if (file) {
+        fprintf(file, "missed\t%llu\n", (unsigned long long)missed);
+        fclose(file);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* In the first process that connects; a child writes a file of its own. */
+void cot_kernels_start(void)
+{
+    const char *given = getenv(COTENANT_ENV_KERNELS);
+    if (!given || !given[0] || strlen(given) >= sizeof path || owner == getpid())
+        return;
+    free(kinds);
+    kinds = calloc(KINDS, sizeof *kinds);
+    if (!kinds)
+        return;
+    oldest = newest = 0;
+    missed = 0;
+    strcpy(path, given);
+    owner = getpid();
+    cot_profiling = true;
+    atexit(write_all);
+}
+
+/* Before a launch that passed the gate.  NULL: it is not measured. */
+struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream)
+{
+    if (atomic_load(&cot_captures) > 0)
+        return NULL;
+    pthread_mutex_lock(&lock);
+    collect();
+    struct pair *pair = newest - oldest < PAIRS ? &pairs[newest % PAIRS] : NULL;
+    if (pair && pair->context != cot_thread->context) {
+        pair->before = pair->after = NULL; /* they went with their context */
+        pair->context = cot_thread->context;
+    }
+    CUresult (*create)(CUevent *, unsigned) = (CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate);
+    if (pair && ((!pair->before && create(&pair->before, 0) != CUDA_SUCCESS) ||
+                 (!pair->after && create(&pair->after, 0) != CUDA_SUCCESS) || !(pair->kind = kind_of(shape)) ||
+                 ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(pair->before, stream) != CUDA_SUCCESS))
+        pair = NULL;
+    if (pair) {
+        pair->closed = false;
+        newest++;
+    } else
+        missed++;
+    pthread_mutex_unlock(&lock);
+    return pair;
+}
+
+void cot_kernels_after(struct pair *pair, CUstream stream)
+{
+    ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(pair->after, stream);
+    pthread_mutex_lock(&lock);
+    pair->closed = true;
+    pthread_mutex_unlock(&lock);
+}

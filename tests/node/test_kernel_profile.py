@@ -1,0 +1,69 @@
+"""`cotenant profile kernels` on the software GPU, and what its figures mean."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cotenant.bench.kernel_profile import Timed, classify, measure, parse_times
+from cotenant.model.errors import WorkError
+from cotenant.profile.kernels import COMPUTE, KernelWork, read_kernels
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(SOURCE)!r})
+from cotenant.bench.driver import Driver
+cuda = Driver("libcuda.so.1")
+for _ in range(30):
+    cuda.launch(50_000, work="memory")
+    cuda.launch(20_000, work="compute")
+    cuda.launch(20_000, work="compute")
+    cuda.synchronise()
+"""
+
+
+def test_every_kernel_is_timed_and_told_by_name() -> None:
+    found = measure("soft", [sys.executable, "-c", PROGRAM])
+    rows = {row["name"]: row for row in found["kernels"]}
+    assert set(rows) == {"timed_memory", "timed_compute"}
+    assert rows["timed_memory"]["count"] == 30
+    assert rows["timed_compute"]["count"] == 60
+    assert rows["timed_memory"]["least_ns"] == pytest.approx(50_000, rel=0.02)
+    assert rows["timed_compute"]["least_ns"] == pytest.approx(20_000, rel=0.02)
+    assert rows["timed_compute"]["narrow_over_wide"] == pytest.approx(3.0, rel=0.05)
+    assert rows["timed_compute"]["work_class"] == "compute"
+    assert found["missed"] == 0
+    assert next(iter(rows)) == "timed_memory"  # most of the time first
+
+
+def test_a_program_that_fails_or_uses_no_gpu_is_an_error() -> None:
+    with pytest.raises(WorkError, match="failed with code 3: no"):
+        measure("soft", [sys.executable, "-c", "import sys; print('no', file=sys.stderr); sys.exit(3)"], classes=False)
+    with pytest.raises(WorkError, match="no kernel was seen"):
+        measure("soft", [sys.executable, "-c", "pass"], classes=False)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "beside", "expected"),
+    [(3.0, 1.0, "compute"), (1.3, 1.8, "memory"), (3.0, 1.5, "memory"), (1.0, 1.0, "unknown")],
+)
+def test_classes(narrow: float, beside: float, expected: str) -> None:
+    assert classify(narrow, beside) == expected
+
+
+def test_names_keep_their_tabs_and_commas() -> None:
+    text = "2\t1500\t1400\t66\t4,2,1\t128,1,1\t0\tvoid f<int, 3>(a\tb)\nmissed\t7\n"
+    assert parse_times(text) == ([Timed("void f<int, 3>(a\tb)", "4,2,1", "128,1,1", 0, 2, 1500.0, 1400.0, 66)], 7)
+
+
+def test_a_profile_becomes_a_cycle_with_kernels_as_often_as_they_were_launched(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(
+        '{"kernels": [{"name": "a", "duration_ns": 10, "sms": 3, "work_class": "compute", "count": 400},'
+        ' {"name": "b", "duration_ns": 20, "sms": 3, "work_class": "compute", "count": 200}]}'
+    )
+    a, b = KernelWork("a", 10, 3, COMPUTE), KernelWork("b", 20, 3, COMPUTE)
+    assert read_kernels(path) == [a, b, a]
