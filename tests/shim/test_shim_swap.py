@@ -137,9 +137,9 @@ def test_a_part_leaves_largest_pieces_first(tenants: Tenants, agent: Agents) -> 
     assert program.ask("check()") == "intact"
 
 
-def test_a_hundred_moves_with_changes_between(tenants: Tenants, agent: Agents) -> None:
+def test_many_moves_with_changes_between(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent)
-    for turn in range(100):
+    for turn in range(40):
         assert moved(broker.move(MOVE_OUT, EVERYTHING, base=(turn % 5) * 2 * MIB))[0] == OK
         assert moved(broker.move(MOVE_IN, EVERYTHING))[0] == OK
         if turn % 10 == 0:
@@ -157,9 +157,10 @@ def test_allocating_and_freeing_while_away(tenants: Tenants, agent: Agents) -> N
     broker.move(MOVE_OUT, EVERYTHING)
     assert program.ask("take('new', 8 << 20)") == "0"
     assert program.ask("give('odd')") == "0"
-    states = broker.clients[0].of(MOVE_STATE)
-    assert moved(states[-2])[2:] == (0, 26 * MIB)
-    assert moved(states[-1])[2:] == (0, 22 * MIB)
+    # the thread that pins host memory reports too, so the order of sizes counts, not the number of reports
+    sizes = [moved(state)[2:] for state in broker.clients[0].of(MOVE_STATE)]
+    assert (0, 26 * MIB) in sizes
+    assert (0, 22 * MIB) in sizes[sizes.index((0, 26 * MIB)) :]
     # a launch waits for the turn, and the turn for the memory
     program.tell("fill('new', 8 << 20, 1)")
     back = broker.move(MOVE_IN, EVERYTHING)

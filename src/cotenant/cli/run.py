@@ -23,6 +23,9 @@ def run(
     oversubscribe: Annotated[
         str, typer.Option(metavar="swap|managed|park", help="How its memory makes way for others on a full GPU.")
     ] = "none",
+    empty_cache: Annotated[
+        str, typer.Option(metavar="turn|iteration", help="Give PyTorch's cached memory back before it would be moved.")
+    ] = "off",
     mechanism: Annotated[str, typer.Option(metavar="time|whole|mps", help="How the share is enforced.")] = "time",
     priority: Annotated[int, typer.Option(help="For discipline priority: larger goes first.")] = 0,
     weight: Annotated[float, typer.Option(help="For discipline weighted-round-robin.")] = 0.0,
@@ -45,6 +48,7 @@ def run(
     """Run a CUDA program as a tenant of this node's agent: its share, its memory, its turns. Returns its exit code."""
     import os
 
+    from cotenant.model.errors import InputError
     from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
     from cotenant.node.agent import default_folder
     from cotenant.node.config import TenantSpec, check_spec
@@ -70,7 +74,11 @@ def run(
     )
     check_spec(spec, field="--name" if name else None)
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None
-    launched = Launch(folder or default_folder(), spec, command, limit is not None, join, timeout_s)
+    if empty_cache not in ("off", "turn", "iteration"):
+        raise InputError(f"{empty_cache!r} is not turn, iteration or off", field="--empty-cache")
+    launched = Launch(
+        folder or default_folder(), spec, command, limit is not None, join, timeout_s, empty_cache=empty_cache
+    )
     raise typer.Exit(launch(launched))
 
 

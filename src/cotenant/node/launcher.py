@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cotenant.shim
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node.client import ControlClient
 from cotenant.node.config import TenantSpec
@@ -31,6 +32,7 @@ class Launch:
     limit_given: bool = True
     join: bool = False
     timeout_s: float | None = None
+    empty_cache: str = "off"
 
 
 def program_environment(answer: dict[str, Any]) -> dict[str, str]:
@@ -49,6 +51,15 @@ def program_environment(answer: dict[str, Any]) -> dict[str, str]:
     return os.environ | mine | tenant_environment(answer["socket"], answer["token"], driver)
 
 
+def cache_hook(mode: str) -> dict[str, str]:
+    """Environment that makes the program's Python give PyTorch's cached memory back (see shim/hooks)."""
+    if mode == "off":
+        return {}
+    folder = str(Path(cotenant.shim.__file__).parent / "hooks")
+    path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+    return {"COTENANT_EMPTY_CACHE": mode, "PYTHONPATH": path}
+
+
 def register(client: ControlClient, launch: Launch) -> dict[str, Any]:
     """Make the tenant known; returns the agent's answer."""
     tenant = spec_to_dict(launch.spec)
@@ -61,7 +72,7 @@ def run(launch: Launch) -> int:
     """Run the program to its end. Returns its exit code, 128 + N for signal N, as a shell does; 124 after a timeout."""
     with ControlClient(launch.folder) as client:
         answer = register(client, launch)
-        environment = program_environment(answer)
+        environment = program_environment(answer) | cache_hook(launch.empty_cache)
         # On a terminal the program stays in our group, so Ctrl-C, Ctrl-Z and fg work as for any program. Elsewhere it
         # has a group of its own, and signals sent to us alone are passed on to all of it.
         group = None if _on_terminal() else 0

@@ -160,6 +160,24 @@ bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later)
     return reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK;
 }
 
+/* For a program that can give memory back in time (hooks/sitecustomize.py): how much of its turn is left, UINT64_MAX
+ * while nobody waits for it. */
+EXPORT uint64_t cotenant_turn_left_ns(void)
+{
+    uint64_t left = UINT64_MAX, now = cot_now_ns();
+    pthread_mutex_lock(&cot_lock);
+    for (uint32_t i = 0; i < cot_gpu_count(); i++) {
+        struct gpu *gpu = cot_gpu_at(i);
+        if (!gpu->attached || gpu->state != GATE_OPEN || !(gpu->page_slot->flags & COTENANT_SLOT_CONTENDED) ||
+            gpu->deadline_ns == COTENANT_NO_DEADLINE)
+            continue;
+        uint64_t here = gpu->deadline_ns > now ? gpu->deadline_ns - now : 0;
+        left = here < left ? here : left;
+    }
+    pthread_mutex_unlock(&cot_lock);
+    return left;
+}
+
 /* ---- orders ---- */
 
 bool cot_swap_is_away(const struct gpu *gpu)

@@ -1,0 +1,104 @@
+"""Loaded by a tenant's Python when it was started with --empty-cache: gives PyTorch's cached blocks back in time.
+
+Freed memory that a framework keeps would be carried off the GPU and back like any other. This waits until the program
+imports torch, links nothing and needs nothing else: after each optimizer step it calls torch.cuda.empty_cache, in the
+program's own thread; always (`iteration`), or only after the last step before the turn ends (`turn`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+MODE = os.environ.get("COTENANT_EMPTY_CACHE", "off")
+NEVER = 2**64 - 1
+_ask: Callable[[], int] | None = None
+
+
+def _turn_left_s() -> float:
+    """Seconds until this program's turn ends; infinite without the shim, or while nobody waits."""
+    global _ask
+    if _ask is None:
+        try:
+            call = ctypes.CDLL(None).cotenant_turn_left_ns
+            call.restype = ctypes.c_uint64
+            _ask = call
+        except (AttributeError, OSError):
+            _ask = _never
+    left_ns = _ask()
+    return float("inf") if left_ns == NEVER else left_ns / 1e9
+
+
+def _never() -> int:
+    return NEVER
+
+
+class _Steps:
+    """Called after every optimizer step of the program."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._last_s = time.monotonic()
+        self._emptied = False
+
+    def __call__(self, *_: Any) -> None:
+        now_s = time.monotonic()
+        step_s, self._last_s = now_s - self._last_s, now_s
+        due = True
+        if MODE == "turn":
+            ends_soon = _turn_left_s() < 1.5 * step_s
+            due, self._emptied = ends_soon and not self._emptied, ends_soon
+        if due and self._torch.cuda.is_initialized():
+            self._torch.cuda.empty_cache()
+
+
+def _torch_is_there(torch: Any) -> None:
+    optimizer = importlib.import_module("torch.optim.optimizer")
+    register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+    if register is not None:  # PyTorch 2.1 and later
+        register(_Steps(torch))
+    else:
+        print("cotenant: --empty-cache needs PyTorch 2.1 or later: the cache is kept", file=sys.stderr)
+
+
+class _Finder:
+    """Notices the import of torch; everything else passes."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            _torch_is_there(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _next_sitecustomize() -> None:
+    """The one that this hides, if the installation has one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if MODE in ("turn", "iteration"):
+    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+_next_sitecustomize()
