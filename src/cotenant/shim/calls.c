@@ -1,9 +1,9 @@
-/* Calls in flight, counted per thread.
+/* What each thread's launches touch, and the calls in flight, counted per thread.
  *
  * A launching thread writes only counters of its own, with plain stores.  The gate needs "count, then look at the epoch"
  * to be seen in that order by whoever closes it; instead of a fence in every launch, the one who closes has the kernel
  * put a barrier into every running thread of the process (membarrier), once a turn.  Where the kernel has no such call,
- * launches pay for a fence of their own. */
+ * no launch takes the hot path: the slow one has a fence. */
 #define _GNU_SOURCE
 #include <linux/membarrier.h>
 #include <stdlib.h>
@@ -13,10 +13,8 @@
 
 #include "shim.h"
 
-bool cot_calls_fenced; /* no membarrier: every launch has a fence */
-
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool registered;
+static bool registered, fenced; /* fenced: no membarrier */
 
 static long membarrier(int command)
 {
@@ -33,9 +31,12 @@ struct calls *cot_calls_of(struct thread *t, struct gpu *gpu)
         return NULL;
     memset(calls, 0, sizeof *calls);
     calls->gpu = gpu;
+    calls->page_slot = gpu->page_slot;
+    calls->epoch = EPOCH_CLOSED;
+    calls->handle = COT_NO_STREAM;
     pthread_mutex_lock(&list_lock);
     if (!registered) {
-        cot_calls_fenced = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
+        fenced = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
         registered = true;
     }
     calls->next = gpu->calls;
@@ -63,12 +64,40 @@ struct call_counts cot_calls_sum(const struct gpu *gpu)
     return sum;
 }
 
-/* After a gate was closed: every call that passed it is counted as started, whatever its thread has in store buffers. */
-void cot_calls_barrier(void)
+/* The gate may be closed meanwhile: cot_calls_close has stored its closed epoch before it waits for the lock, so it is
+ * either seen here or puts EPOCH_CLOSED over what is written here. */
+void cot_calls_open(struct calls *calls)
 {
-    if (!cot_calls_fenced && registered && membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
+    if (fenced)
+        return;
+    pthread_mutex_lock(&list_lock);
+    calls->page_slot = calls->gpu->page_slot;
+    atomic_store(&calls->epoch, *(volatile uint64_t *)&calls->gpu->epoch);
+    pthread_mutex_unlock(&list_lock);
+}
+
+/* With gpu->epoch closed already.  Afterwards every call that passed the gate is counted as started, whatever its thread
+ * had in its store buffer. */
+void cot_calls_close(struct gpu *gpu)
+{
+    pthread_mutex_lock(&list_lock);
+    for (struct calls *calls = gpu->calls; calls; calls = calls->next)
+        atomic_store(&calls->epoch, EPOCH_CLOSED);
+    pthread_mutex_unlock(&list_lock);
+    if (!fenced && registered && membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
         return;
     atomic_thread_fence(memory_order_seq_cst);
+}
+
+/* The stream is destroyed, or its record is wanted for another: launches into what next has this handle are new. */
+void cot_calls_forget_stream(CUstream handle)
+{
+    pthread_mutex_lock(&list_lock);
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        for (struct calls *calls = cot_gpu_at(i)->calls; calls; calls = calls->next)
+            if (handle == COT_NO_STREAM || atomic_load(&calls->handle) == handle)
+                atomic_store(&calls->handle, COT_NO_STREAM);
+    pthread_mutex_unlock(&list_lock);
 }
 
 /* A thread ends: its counts stay. */

@@ -54,9 +54,9 @@ struct cost *cot_cost_of(uintptr_t key)
 
 void cot_interval_begin(struct thread *t)
 {
-    t->log = t->log_next = at(t->ring, t->ring->newest)->log;
-    t->budget_ns = t->gpu->deadline_ns == COTENANT_NO_DEADLINE ? INTERVAL_ALONE_NS : INTERVAL_NS;
-    t->budget_begin_ns = t->budget_ns;
+    t->log = t->calls->log_next = at(t->ring, t->ring->newest)->log;
+    t->calls->budget_ns = t->gpu->deadline_ns == COTENANT_NO_DEADLINE ? INTERVAL_ALONE_NS : INTERVAL_NS;
+    t->budget_begin_ns = t->calls->budget_ns;
 }
 
 void cot_ring_forget(struct ring *ring, bool destroy_events)
@@ -152,9 +152,9 @@ void cot_fence_close(struct thread *t, bool before_sync)
 {
     struct ring *ring = t->ring;
     struct fence *fence = at(ring, ring->newest);
-    fence->count = (uint32_t)(t->log_next - t->log);
+    fence->count = (uint32_t)(t->calls->log_next - t->log);
     fence->before_sync = before_sync;
-    fence->predicted_ns = fence->count ? t->budget_begin_ns - t->budget_ns : 0;
+    fence->predicted_ns = fence->count ? t->budget_begin_ns - t->calls->budget_ns : 0;
     atomic_fetch_add_explicit(&t->gpu->predicted_busy_ns, (uint64_t)fence->predicted_ns, memory_order_relaxed);
     pthread_mutex_lock(&cot_capture_lock);
     if (atomic_load(&cot_captures) == 0 && t->stream->handle != COT_NO_STREAM) {

@@ -18,9 +18,12 @@
 static struct cotenant_slot no_slot;
 static struct gpu no_gpu = {.page_slot = &no_slot, .epoch = EPOCH_CLOSED, .slot = COTENANT_NO_SLOT};
 static struct cost *no_log[INTERVAL_LOG];
-static struct calls no_calls = {.gpu = &no_gpu}; /* of threads that are in no list: never read */
-static struct thread no_thread = {.gpu = &no_gpu, .calls = &no_calls, .stream = &cot_no_stream, .log = no_log, .log_next = no_log};
+static struct cost *no_log[INTERVAL_LOG];
+static struct calls no_calls = {.gpu = &no_gpu, .page_slot = &no_slot, .epoch = EPOCH_CLOSED, .handle = COT_NO_STREAM,
+                                .log_next = no_log}; /* of threads that are in no list: its counts are never read */
+static struct thread no_thread = {.gpu = &no_gpu, .calls = &no_calls, .stream = &cot_no_stream, .log = no_log};
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec"))) = &no_thread;
+__thread struct calls *cot_calls __attribute__((tls_model("initial-exec"))) = &no_calls;
 struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
 
 static pthread_key_t thread_key;
@@ -33,6 +36,7 @@ static void thread_gone(void *value)
 {
     struct thread *t = value;
     cot_thread = &no_thread;
+    cot_calls = &no_calls;
     for (uint32_t i = 0; i < COTENANT_MAX_GPUS; i++)
         if (t->rings[i]) {
             cot_ring_forget(t->rings[i], !cot_exiting());
@@ -58,7 +62,7 @@ struct thread *cot_thread_get(void)
     t->gpu = &no_gpu;
     t->calls = &no_calls;
     t->stream = &cot_no_stream;
-    t->log = t->log_next = no_log;
+    t->log = no_log;
     pthread_setspecific(thread_key, t);
     return cot_thread = t;
 }
@@ -68,11 +72,10 @@ void cot_thread_context_changed(void)
     if (cot_thread == &no_thread)
         return;
     cot_thread->gpu = &no_gpu;
-    cot_thread->calls = &no_calls;
+    cot_thread->calls = cot_calls = &no_calls;
     cot_thread->stream = &cot_no_stream;
     cot_thread->ring = NULL;
-    cot_thread->log = cot_thread->log_next = no_log;
-    cot_thread->budget_ns = 0;
+    cot_thread->log = no_log;
     cot_thread->context = NULL;
 }
 
@@ -103,7 +106,8 @@ struct gpu *cot_thread_gpu(void)
     if (!calls)
         return NULL;
     t->gpu = gpu;
-    t->calls = calls;
+    t->calls = cot_calls = calls;
+    atomic_store(&calls->handle, COT_NO_STREAM);
     t->context = context;
     t->ring = *ring;
     cot_interval_begin(t);
@@ -181,11 +185,13 @@ static bool begin_interval(struct thread *t, int64_t next_ns)
         return true;
     }
     cot_fence_resolve(t);
-    if (t->log_next > t->log)
+    if (t->calls->log_next > t->log)
         cot_fence_close(t, false);
     else
         cot_interval_begin(t);
     int64_t allowed = (int64_t)gpu->page_slot->inflight_allowed_ns;
+    if (gpu->deadline_ns == COTENANT_NO_DEADLINE) /* nobody waits; who comes waits for this queue once */
+        allowed *= INFLIGHT_ALONE;
     while (!t->ring->stalled && t->ring->newest - t->ring->oldest >= 2 && t->ring->outstanding_ns >= allowed)
         t->ring->stalled = !cot_fence_wait_oldest(t, STALL_PATIENCE_NS) && atomic_load(&cot_captures) == 0;
     if (gpu->deadline_ns == COTENANT_NO_DEADLINE || cot_calls_sum(gpu).started == gpu->started_at_grant)
@@ -212,13 +218,14 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
         return GATE_PASS;
     if (t->stream->handle != stream)
         t->stream = cot_stream_find(stream, t->context, gpu);
+    atomic_store_explicit(&t->calls->handle, stream, memory_order_relaxed);
     struct cost *cost = cot_cost_of(key);
     for (;;) {
         if (cot_exiting())
             return GATE_PASS;
         if (gpu->floor && is_open(gpu))
             cot_floor_enter(t, cost);
-        else if (!cot_profiling && is_open(gpu) && t->budget_ns < cost->ns && !begin_interval(t, cost->ns))
+        else if (!cot_profiling && is_open(gpu) && t->calls->budget_ns < cost->ns && !begin_interval(t, cost->ns))
             continue;
         cot_count(&t->calls->started, 1);
         atomic_thread_fence(memory_order_seq_cst);
@@ -233,16 +240,19 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     if (gpu->first_submit_ns == 0)
         gpu->first_submit_ns = cot_now_ns();
     if (gpu->floor || cot_profiling) {
-        t->budget_ns = -1; /* every launch comes here */
+        t->calls->budget_ns = -1; /* every launch comes here */
         return GATE_GO;
     }
+    struct calls *calls = t->calls;
+    if (atomic_load_explicit(&calls->epoch, memory_order_relaxed) != *(volatile uint64_t *)&gpu->epoch)
+        cot_calls_open(calls);
     int64_t ns = cost->ns;
-    if (ns > t->budget_ns) { /* longer than an interval: it has one to itself */
-        t->budget_begin_ns += ns - t->budget_ns;
-        t->budget_ns = ns;
+    if (ns > calls->budget_ns) { /* longer than an interval: it has one to itself */
+        t->budget_begin_ns += ns - calls->budget_ns;
+        calls->budget_ns = ns;
     }
-    t->budget_ns -= ns;
-    *t->log_next++ = cost;
+    calls->budget_ns -= ns;
+    *calls->log_next++ = cost;
     return GATE_GO;
 }
 
@@ -259,7 +269,7 @@ enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
 void cot_sync_begin(void)
 {
     struct thread *t = cot_thread;
-    if (t->ring && t->ring->probe && t->log_next > t->log && atomic_load(&cot_captures) == 0) {
+    if (t->ring && t->ring->probe && t->calls->log_next > t->log && atomic_load(&cot_captures) == 0) {
         cot_fence_close(t, true);
         t->ring->probe = false;
     }

@@ -56,6 +56,7 @@ static int attach(struct gpu *gpu)
     gpu->slot = reply.header.slot;
     gpu->page_slot = &cot_agent_page()->slots[gpu->slot];
     gpu->epoch = EPOCH_CLOSED;
+    cot_calls_close(gpu); /* a thread may look at the page of the agent before */
     gpu->released_epoch = 0;
     gpu->state = GATE_CLOSED;
     gpu->stale = false;

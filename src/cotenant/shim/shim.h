@@ -46,11 +46,18 @@ struct call_counts {
     uint64_t graph_launches;
 };
 
-/* One thread's calls on one GPU.  Only that thread writes, and with plain stores: a locked instruction behind the store that
- * rings the card's doorbell waits for it, which costs more than all the rest of the hot path. */
+/* One thread on one GPU: all that its launches touch, in one line of the cache, because a driver's launch leaves little of
+ * ours there.  Only that thread counts, and with plain stores; others write epoch and handle, to send it to the slow path. */
 struct calls {
-    _Atomic uint64_t started, finished, copies, graph_launches;
+    _Atomic uint64_t started, finished;
+    struct cotenant_slot *page_slot;
+    _Atomic uint64_t epoch;           /* launches go while it equals page_slot->epoch; EPOCH_CLOSED never does */
+    _Atomic(CUstream) handle;         /* of the stream used last; COT_NO_STREAM when it has gone */
+    int64_t budget_ns;                /* predicted time left in the interval */
+    struct cost **log_next;           /* where the next launch of the open interval is noted */
     struct gpu *gpu;
+    /* seldom used */
+    _Atomic uint64_t copies, graph_launches;
     struct calls *next;
 } __attribute__((aligned(64)));
 
@@ -60,8 +67,7 @@ enum gate_state { GATE_CLOSED, GATE_REQUESTED, GATE_OPEN, GATE_CLOSING, GATE_DRA
 #define EPOCH_CLOSED UINT64_MAX
 
 struct gpu {
-    /* read by every launch */
-    uint64_t epoch;                   /* launches go while it equals page_slot->epoch; EPOCH_CLOSED never does */
+    uint64_t epoch;                   /* of the turn in which launches may go; EPOCH_CLOSED: none */
     struct cotenant_slot *page_slot;
     struct floor *floor;              /* of a best-effort tenant, else NULL */
     /* under the lock of calls.c */
@@ -123,9 +129,10 @@ struct cost {
 #define COST_FLOOR_NS 4000            /* so that one interval holds fewer than INTERVAL_LOG launches */
 #define COST_UNKNOWN_NS 1000000       /* a new kernel has an interval to itself */
 #define INTERVAL_NS 1000000
-#define INTERVAL_ALONE_NS 2000000     /* in a turn without an end: nobody waits */
-#define INTERVAL_LOG 512              /* > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1 */
-#define FENCES 32                     /* power of two */
+#define INTERVAL_ALONE_NS 8000000     /* in a turn without an end: nobody waits */
+#define INTERVAL_LOG 2048             /* > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1 */
+#define INFLIGHT_ALONE 16             /* so many times more than the agent allows may be queued then */
+#define FENCES 16                     /* power of two */
 
 struct fence {
     CUevent event;
@@ -149,11 +156,9 @@ struct ring { /* the fences of one thread on one GPU: [oldest, newest) are recor
 /* ---- per thread ---- */
 struct thread {
     struct gpu *gpu;
-    struct calls *calls;              /* on gpu */
-    struct stream *stream;
-    int64_t budget_ns;                /* predicted time left in the interval */
+    struct calls *calls;              /* on gpu; the same as cot_calls */
+    struct stream *stream;            /* used last */
     int64_t budget_begin_ns;
-    struct cost **log_next;           /* where the next launch of the open interval is noted */
     struct cost **log;                /* the interval's first */
     CUcontext context;
     struct ring *ring;                /* of gpu, or NULL */
@@ -162,9 +167,9 @@ struct thread {
 };
 
 extern HIDDEN __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
+extern HIDDEN __thread struct calls *cot_calls __attribute__((tls_model("initial-exec")));
 #define COST_BESIDE 8
 extern HIDDEN struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
-extern HIDDEN bool cot_calls_fenced;
 extern HIDDEN pthread_mutex_t cot_lock; /* gates, connection state, waiting threads */
 
 /* What gate_slow tells the caller. */
@@ -191,25 +196,21 @@ static inline void cot_count(_Atomic uint64_t *own, int64_t more)
  * page, the launching thread itself at the end of an interval. */
 static inline struct calls *cot_gate_try(uintptr_t key, CUstream stream)
 {
-    struct thread *t = cot_thread;
-    struct gpu *gpu = t->gpu;
-    struct calls *calls = t->calls;
-    cot_count(&calls->started, 1);
-    if (UNLIKELY(cot_calls_fenced)) /* else cot_calls_barrier orders this count and the look at the epoch */
-        atomic_thread_fence(memory_order_seq_cst);
-    if (UNLIKELY(*(volatile uint64_t *)&gpu->page_slot->epoch != *(volatile uint64_t *)&gpu->epoch))
+    struct calls *calls = cot_calls;
+    cot_count(&calls->started, 1); /* cot_calls_close orders this count and the look at the epoch */
+    uint64_t epoch = atomic_load_explicit(&calls->epoch, memory_order_relaxed);
+    if (UNLIKELY(*(volatile uint64_t *)&calls->page_slot->epoch != epoch))
         goto no;
     struct cost *cost = cot_cost(key);
     if (UNLIKELY(cost->key != key))
         goto no;
-    int64_t left = t->budget_ns - cost->ns;
+    int64_t left = calls->budget_ns - cost->ns;
     if (UNLIKELY(left < 0))
         goto no;
-    struct stream *used = t->stream;
-    if (UNLIKELY(used->handle != stream))
+    if (UNLIKELY(atomic_load_explicit(&calls->handle, memory_order_relaxed) != stream))
         goto no;
-    t->budget_ns = left;
-    *t->log_next++ = cost;
+    calls->budget_ns = left;
+    *calls->log_next++ = cost;
     if (!calls) /* never: the caller's test for NULL need not be made */
         __builtin_unreachable();
     return calls;
@@ -228,7 +229,7 @@ static inline void cot_gate_exit(struct calls *calls)
 static inline struct calls *cot_gate_enter(uintptr_t key, CUstream stream)
 {
     struct calls *calls = cot_gate_try(key, stream);
-    return calls ? calls : cot_gate_slow(key, stream) == GATE_GO ? cot_thread->calls : NULL;
+    return calls ? calls : cot_gate_slow(key, stream) == GATE_GO ? cot_calls : NULL;
 }
 
 static inline void cot_count_copy(struct calls *calls)
@@ -246,7 +247,9 @@ static inline void cot_count_graph(struct calls *calls)
 /* ---- calls.c ---- */
 HIDDEN struct calls *cot_calls_of(struct thread *t, struct gpu *gpu); /* registered; NULL without memory */
 HIDDEN struct call_counts cot_calls_sum(const struct gpu *gpu);
-HIDDEN void cot_calls_barrier(void);
+HIDDEN void cot_calls_open(struct calls *calls);       /* the thread's own: its launches may go as its GPU's gate says */
+HIDDEN void cot_calls_close(struct gpu *gpu);          /* no thread's launches go on the hot path any more */
+HIDDEN void cot_calls_forget_stream(CUstream handle);  /* COT_NO_STREAM: any */
 HIDDEN void cot_calls_retire(struct thread *t);
 HIDDEN void cot_calls_reset_after_fork(void);
 

@@ -43,8 +43,10 @@ struct stream *cot_stream_find(CUstream handle, CUcontext context, struct gpu *g
     }
     if (!free_record && stream_count < STREAMS)
         free_record = &streams[stream_count++];
-    if (!free_record) /* more streams than anybody keeps: the oldest is no longer watched */
+    if (!free_record) { /* more streams than anybody keeps: the oldest is no longer watched */
         free_record = &streams[next_victim++ % STREAMS];
+        cot_calls_forget_stream(free_record->handle);
+    }
     free_record->context = context;
     free_record->gpu = gpu;
     free_record->drain_event = NULL;
@@ -72,6 +74,7 @@ void cot_stream_gone(CUstream handle)
     for (uint32_t i = 0; i < stream_count; i++)
         if (streams[i].handle == handle)
             streams[i].handle = COT_NO_STREAM;
+    cot_calls_forget_stream(handle);
     pthread_mutex_unlock(&list_lock);
     pthread_mutex_unlock(&cot_capture_lock);
 }
@@ -85,6 +88,7 @@ void cot_streams_context_gone(CUcontext context)
             end_capture_locked(streams[i].handle);
             streams[i].handle = COT_NO_STREAM;
         }
+    cot_calls_forget_stream(COT_NO_STREAM);
     pthread_mutex_unlock(&list_lock);
     pthread_mutex_unlock(&cot_capture_lock);
 }
@@ -117,8 +121,10 @@ void cot_capture_after_begin(CUstream handle, CUresult result)
     else
         atomic_fetch_sub(&cot_captures, 1);
     pthread_mutex_unlock(&cot_capture_lock);
-    if (result == CUDA_SUCCESS && cot_thread_get())
-        cot_thread->stream = &cot_no_stream; /* so that launches into the capture leave the hot path */
+    if (result == CUDA_SUCCESS && cot_thread_get()) { /* so that launches into the capture leave the hot path */
+        cot_thread->stream = &cot_no_stream;
+        atomic_store(&cot_calls->handle, COT_NO_STREAM);
+    }
 }
 
 /* The count stays up during the call that ends a capture: the helper must not look meanwhile. */

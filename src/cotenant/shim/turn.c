@@ -54,7 +54,7 @@ void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* wi
 void cot_gate_begin_close(struct gpu *gpu, uint32_t reason) /* with cot_lock */
 {
     __atomic_store_n(&gpu->epoch, EPOCH_CLOSED, __ATOMIC_SEQ_CST);
-    cot_calls_barrier();
+    cot_calls_close(gpu);
     gpu->state = GATE_CLOSING;
     gpu->close_reason = reason;
     gpu->close_began_ns = cot_now_ns();
@@ -225,5 +225,6 @@ void cot_gates_agent_lost(uint32_t fail_mode) /* with cot_lock */
         gpu->deadline_ns = COTENANT_NO_DEADLINE;
         gpu->state = go ? GATE_OPEN : GATE_CLOSED;
         __atomic_store_n(&gpu->epoch, go ? gpu->turn_epoch : EPOCH_CLOSED, __ATOMIC_SEQ_CST);
+        cot_calls_close(gpu);
     }
 }

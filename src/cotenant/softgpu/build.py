@@ -29,7 +29,7 @@ def build(*, cache: Path | None = None) -> Path:
 
 def build_nvml(*, cache: Path | None = None) -> Path:
     """Path of the software GPU's small stand-in for NVML, built if need be."""
-    sources = [SOFT_SOURCES / "soft_nvml.c", SOFT_SOURCES / "state.c"]
+    sources = [SOFT_SOURCES / name for name in ("soft_nvml.c", "state.c", "share.c")]
     texts = [path.read_bytes() for path in (*sources, *sorted(SOFT_SOURCES.glob("*.h")), SOURCES / "cuda_abi.h")]
 
     def make(scratch: Path, target: Path) -> None:
