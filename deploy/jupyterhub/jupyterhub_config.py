@@ -1,0 +1,50 @@
+"""JupyterHub: a choice of GPU shares for every notebook. Append to, or load from, the hub's own configuration.
+
+On Kubernetes (KubeSpawner) a profile adds the pod's annotations; Cotenant's webhook does the rest. On one machine
+(LocalProcessSpawner and its kin) the notebook server is started through `cotenant run`.
+"""
+
+from __future__ import annotations
+
+c = get_config()  # noqa: F821 given by JupyterHub
+
+SHARES = {
+    "small": ("An eighth of a GPU, 8 GiB", {"request": "12%", "limit": "50%", "memory": "8Gi"}),
+    "large": ("Half a GPU, 32 GiB", {"request": "50%", "limit": "100%", "memory": "32Gi"}),
+}
+
+
+def profile(name: str, title: str, share: dict[str, str]) -> dict[str, object]:
+    """One entry of KubeSpawner's profile_list."""
+    annotations = {f"cotenant.dev/{key}": value for key, value in share.items()}
+    return {
+        "slug": name,
+        "display_name": title,
+        "kubespawner_override": {"extra_annotations": annotations},
+    }
+
+
+c.KubeSpawner.profile_list = [
+    {"slug": "cpu", "display_name": "No GPU", "default": True},
+    *(profile(name, title, share) for name, (title, share) in SHARES.items()),
+]
+
+
+def local_command(spawner: object) -> None:
+    """Start a local notebook server as a tenant named after its user; the choice comes from the spawn form."""
+    chosen = (getattr(spawner, "user_options", None) or {}).get("share", "small")
+    share = SHARES[chosen if chosen in SHARES else "small"][1]
+    user = spawner.user.name  # type: ignore[attr-defined]
+    options = [f"--{key}={value}" for key, value in share.items()]
+    spawner.cmd = ["cotenant", "run", f"--name=jupyter/{user}", *options, "--", "jupyterhub-singleuser"]  # type: ignore[attr-defined]
+
+
+c.LocalProcessSpawner.pre_spawn_hook = local_command
+c.LocalProcessSpawner.options_form = "\n".join(
+    [
+        '<label>GPU share <select name="share">',
+        *(f'<option value="{name}">{title}</option>' for name, (title, _) in SHARES.items()),
+        "</select></label>",
+    ]
+)
+c.LocalProcessSpawner.options_from_form = lambda form: {"share": form.get("share", ["small"])[0]}
