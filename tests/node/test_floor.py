@@ -1,0 +1,218 @@
+"""The floor: its page against the header, who may join, and an unmodified best-effort program that keeps off it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_harness import AgentProcess, wait_for
+
+import cotenant.shim
+from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.model.errors import InputError
+from cotenant.node import floor_page
+from cotenant.node.config import load
+from cotenant.node.config_colocation import parse_colocation
+from cotenant.node.floor_client import join_floor
+from cotenant.node.floor_page import FloorLayout
+from cotenant.node.gpus import uuid_bytes
+from cotenant.policy.colocation.gate import RuleKind, WorkClass
+from cotenant.shim.build import compiler
+
+HEADER = Path(cotenant.shim.__file__).parent / "floor.h"
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_laid_out_as_the_header_says(tmp_path: Path) -> None:
+    fields = [name for name, _ in FloorLayout._fields_]
+    facts = {f"floor.{name}": getattr(FloorLayout, name).offset for name in fields}
+    facts |= {"floor_join.token": 16, "floor_join.role": 80, "floor_reply.work_sms": 4}
+    numbers = {
+        "COTENANT_FLOOR_BYTES": floor_page.FLOOR_BYTES,
+        "COTENANT_FLOOR_MAGIC": floor_page.FLOOR_MAGIC,
+        "COTENANT_FLOOR_VERSION": floor_page.FLOOR_VERSION,
+        "COTENANT_FLOOR_HOLDERS": floor_page.HOLDERS,
+        "COTENANT_FLOOR_JOIN": floor_page.JOIN,
+        "COTENANT_FLOOR_PAGE": floor_page.PAGE,
+        "COTENANT_FLOOR_LATENCY_SENSITIVE": floor_page.LATENCY_SENSITIVE,
+        "COTENANT_FLOOR_BEST_EFFORT": floor_page.BEST_EFFORT,
+        **{f"COTENANT_SCHEME_{kind.name}": int(kind) for kind in RuleKind},
+        **{f"COTENANT_WORK_{kind.name}": int(kind) for kind in WorkClass if kind},
+    }
+    lines = [f'printf("{n} %zu\\n", offsetof(struct cotenant_{n.replace(".", ", ")}));' for n in facts]
+    lines += [f'printf("{n} %u\\n", (unsigned){n});' for n in numbers]
+    source = tmp_path / "facts.c"
+    source.write_text(
+        f'#include <stdio.h>\n#include <stddef.h>\n#include "{HEADER}"\nint main(void) {{ {"".join(lines)} }}'
+    )
+    subprocess.run([compiler(), str(source), "-o", str(tmp_path / "facts")], check=True)
+    said = subprocess.run([str(tmp_path / "facts")], check=True, capture_output=True, text=True).stdout
+    assert {line.split()[0]: int(line.split()[1]) for line in said.splitlines()} == facts | numbers
+    assert ctypes.sizeof(FloorLayout) == floor_page.FLOOR_BYTES
+
+
+@pytest.fixture
+def agent(start_agent: Any) -> AgentProcess:
+    started: AgentProcess = start_agent()
+    return started
+
+
+def uuid_of(agent: AgentProcess) -> str:
+    return str(agent.call("status")["gpus"][0]["uuid"])
+
+
+def ask(agent: AgentProcess, message: bytes) -> tuple[bytes, list[int]]:
+    """What the floor's socket answers, with descriptors; b"" when it hangs up."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(5)
+    connection.connect(str(agent.folder / floor_page.SOCKET))
+    connection.send(message)
+    reply, fds, *_ = socket.recv_fds(connection, 512, 2)
+    connection.close()
+    return reply, list(fds)
+
+
+def test_only_ls_gets_a_writable_page_and_its_size_is_sealed(agent: AgentProcess) -> None:
+    reply, fds = ask(agent, floor_page.pack_join(uuid_bytes(uuid_of(agent)), floor_page.LATENCY_SENSITIVE))
+    assert floor_page.holder_of(reply) == 0
+    mmap.mmap(fds[0], floor_page.FLOOR_BYTES).close()
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(fds[0], 0)
+    os.close(fds[0])
+
+
+@pytest.mark.parametrize("what", ["stranger", "unknown gpu", "unknown role", "short", "other message"])
+def test_who_may_not_join_is_hung_up_on(agent: AgentProcess, what: str) -> None:
+    uuid = uuid_bytes(uuid_of(agent))
+    good = floor_page.pack_join(uuid, floor_page.LATENCY_SENSITIVE)
+    message = {
+        "stranger": floor_page.pack_join(uuid, floor_page.BEST_EFFORT),  # no tenant of this agent
+        "unknown gpu": floor_page.pack_join(bytes(16), floor_page.LATENCY_SENSITIVE),
+        "unknown role": floor_page.pack_join(uuid, 9),
+        "short": good[:100],
+        "other message": good[:6] + b"\x01\x00" + good[8:],
+    }[what]
+    assert ask(agent, message) == (b"", [])
+    assert agent.call("status")["gpus"]  # it goes on
+
+
+def test_holders_are_told_apart_and_a_place_is_given_again(agent: AgentProcess) -> None:
+    uuid = uuid_of(agent)
+    first, second = join_floor(agent.folder, uuid), join_floor(agent.folder, uuid)
+    first.raise_()
+    holders = agent.call("colocation")["gpus"][uuid]["holders"]
+    assert [h["up"] for h in holders] == [True, False]
+    assert all(h["pid"] == os.getpid() for h in holders)
+    first.close()
+    wait_for(lambda: len(agent.call("colocation")["gpus"][uuid]["holders"]) == 1)
+    third = join_floor(agent.folder, uuid)
+    assert len(agent.call("colocation")["gpus"][uuid]["holders"]) == 2
+    second.close()
+    third.close()
+
+
+def test_the_page_is_full_after_64_holders(agent: AgentProcess) -> None:
+    uuid = uuid_of(agent)
+    floors = [join_floor(agent.folder, uuid) for _ in range(floor_page.HOLDERS)]
+    with pytest.raises(Exception, match="did not let this process"):
+        join_floor(agent.folder, uuid)
+    for floor in floors:
+        floor.close()
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_scheme_is_set_and_brings_its_own_times(agent: AgentProcess) -> None:
+    assert agent.call("colocation")["scheme"] == "tidal"
+    assert agent.call("colocation", scheme="orion")["interval_us"] == 160.0
+    assert agent.call("colocation", scheme="tidal", interval_ns=50_000)["interval_us"] == 50.0
+    for wrong in ({"scheme": "best"}, {"interval_ns": 1}, {"interval_ns": "x"}, {"beside": 2.0}):
+        with pytest.raises(InputError):
+            agent.call("colocation", **wrong)
+    assert agent.call("colocation")["interval_us"] == 50.0
+
+
+def test_settings_are_read_from_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("colocation: {scheme: tidal, interval: 200us, beside: 5%, hold_limit: 1s}\n")
+    found = load(str(path)).colocation
+    assert (found.interval_ns, found.beside, found.hold_limit_ns, found.lead_ns) == (200_000, 0.05, 10**9, 20_000)
+    assert parse_colocation("static").scheme == "static"
+    path.write_text("colocation: {intervall: 200us}\n")
+    with pytest.raises(InputError, match="did you mean interval"):
+        load(str(path))
+
+
+# -- an unmodified program ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[tuple[Rig, Program]]:
+    with Rig("soft", together=False) as started:
+        be = started.be().wait_ready()
+        be.ask("load mm2048", 60)
+        yield started, be
+
+
+def test_it_does_not_launch_while_the_floor_is_up(rig: tuple[Rig, Program]) -> None:
+    started, be = rig
+    started.scheme("tidal", hold_limit_ns=5_000_000_000)
+    floor = join_floor(started.bench.folder, started.uuid)
+    be.tell("times 0.8")
+    time.sleep(0.3)
+    floor.raise_()
+    up = time.monotonic_ns()
+    time.sleep(0.2)
+    down = time.monotonic_ns()
+    floor.lower()
+    times = be.answer()["times_ns"]
+    floor.close()
+    slack = 20_000_000  # a launch that passed before may be on its way while the machine is busy
+    assert not [at for at in times if up + slack < at < down]
+    assert [at for at in times if at < up]
+    assert [at for at in times if at > down]
+
+
+def test_a_silent_holder_is_not_waited_for_for_ever(rig: tuple[Rig, Program]) -> None:
+    started, be = rig
+    started.scheme("tidal", hold_limit_ns=100_000_000)
+    floor = join_floor(started.bench.folder, started.uuid)
+    floor.raise_()
+    began = time.monotonic()
+    block = be.ask("run 0.3")
+    assert time.monotonic() - began < 5
+    assert block["count"] > 0
+    floor.close()
+
+
+def test_schemes_without_a_gate_do_not_wait(rig: tuple[Rig, Program]) -> None:
+    started, be = rig
+    started.scheme("mps-plus", hold_limit_ns=5_000_000_000)
+    floor = join_floor(started.bench.folder, started.uuid)
+    floor.raise_()
+    began = time.monotonic()
+    assert be.ask("run 0.2")["count"] > 0
+    assert time.monotonic() - began < 3
+    floor.close()
+    started.scheme("tidal")
+
+
+def test_the_agent_counts_best_effort_processes_and_their_waits(rig: tuple[Rig, Program]) -> None:
+    started, _ = rig
+    with join_floor(started.bench.folder, started.uuid).held():
+        state = started.scheme("tidal")["gpus"][started.uuid]
+    assert state["best_effort_processes"] == 1
+    tenant = started.tenants()["be"]
+    assert tenant["gate_wait_s"] > 0
+    assert not tenant["warnings"]
