@@ -171,6 +171,19 @@ def test_a_broken_file_names_its_model(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 600
 
 
+def test_without_a_profile_the_machine_s_cores_are_measured(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").write_bytes(perceptron(8))
+    service = {"name": "a", "model": str(tmp_path / "m"), "slo_ms": 500, "rate_rps": 20}
+    said: list[str] = []
+    content = {"gpus": {"count": 1, "model": "cpu"}, "mechanism": "cores", "services": [service], "verify": False}
+    with running(content, say=said.append) as server:
+        assert said[0].startswith("measuring m on this machine's cores")
+        assert server.status()["services"][0]["capacity_rps"] > 20
+        body = {"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [0.0] * 8}]}
+        assert ask(server.http_url, "/v2/models/a/infer", body)[2]["outputs"][0]["data"] == [0.0] * 8
+
+
 @pytest.mark.extras
 def test_torch_models_exported_and_scripted(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import resource
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from cotenant.serve.crew import Crew
 from cotenant.serve.floor import TICK_S, Floor
 from cotenant.serve.gateway import Gateway, Limits
 from cotenant.serve.http1 import HttpFront, HttpLimits
+from cotenant.serve.quick import measured
+from cotenant.serve.quick import wanted as quick_wanted
 from cotenant.serve.replanner import Replanner
 from cotenant.serve.repository import stamp
 from cotenant.serve.requestlog import GPU_COLUMNS, REQUEST_COLUMNS, CsvLog
@@ -293,7 +297,13 @@ def build(
     """A server for a services file (or its content), not started."""
     deployment = parse_services(services) if isinstance(services, Mapping) else read_services(services)
     config = read_serving(deployment)
-    problem = build_problem(deployment, profile, gpus)
+    if gpus is None and quick_wanted(config, profile):
+        with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
+            found = Path(folder) / "profile.json"
+            found.write_text(json.dumps(measured(config, say)))
+            problem = build_problem(deployment, found, gpus)
+    else:
+        problem = build_problem(deployment, profile, gpus)
     if options.plan is not None:
         _check_plan(options.plan, problem)
     return Server(config, problem, options, factory, say)
