@@ -7,28 +7,21 @@ import threading
 from collections import Counter
 
 from cotenant.live.exposition import CONTENT_TYPE, Exposition, Histogram
-from cotenant.metrics.live import Metric
+from cotenant.metrics.live_kube import (
+    ALLOCATIONS,
+    BOUND,
+    DEVICES,
+    ESCAPED,
+    PLUGIN,
+    REGISTRATIONS,
+    REVIEW_BUCKETS_S,
+    REVIEW_SECONDS,
+    REVIEWS,
+    UNBOUND,
+)
 from cotenant.model.errors import WorkError
 
-REVIEW_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
 OUTCOMES = ("injected", "unchanged", "denied", "failed", "rejected")
-
-REVIEWS = Metric("cotenant_webhook_reviews_total", "counter", "Admission reviews by outcome.", ("outcome",))
-REVIEW_SECONDS = Metric(
-    "cotenant_webhook_review_seconds", "histogram", "Time from a review's head to its answer.", (), REVIEW_BUCKETS_S
-)
-DEVICES = Metric("cotenant_plugin_devices", "gauge", "Units offered to the kubelet.", ("resource", "health"))
-ALLOCATIONS = Metric(
-    "cotenant_plugin_allocations_total", "counter", "Containers given devices, or refused.", ("resource", "outcome")
-)
-REGISTRATIONS = Metric(
-    "cotenant_plugin_registrations_total", "counter", "Registrations with the kubelet.", ("resource",)
-)
-BOUND = Metric("cotenant_plugin_bound_containers", "gauge", "Containers that have their tenant.")
-UNBOUND = Metric("cotenant_plugin_unbound_containers", "gauge", "Containers whose share the agent refused.")
-
-WEBHOOK: tuple[Metric, ...] = (REVIEWS, REVIEW_SECONDS)
-PLUGIN: tuple[Metric, ...] = (DEVICES, ALLOCATIONS, REGISTRATIONS, BOUND, UNBOUND)
 
 
 class Exposed:
@@ -101,7 +94,7 @@ class PluginMetrics(Exposed):
         self._devices: dict[str, tuple[int, int]] = {}
         self._allocations: Counter[tuple[str, str]] = Counter()
         self._registrations: Counter[str] = Counter()
-        self.bound = self.unbound = 0
+        self.bound = self.unbound = self.escaped = 0
 
     def devices(self, resource: str, healthy: int, unhealthy: int) -> None:
         """What the kubelet was told of a resource."""
@@ -132,4 +125,5 @@ class PluginMetrics(Exposed):
                 page.add(REGISTRATIONS, count, resource=resource)
             page.add(BOUND, self.bound)
             page.add(UNBOUND, self.unbound)
+            page.add(ESCAPED, self.escaped)
         return page.text()

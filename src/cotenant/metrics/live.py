@@ -148,4 +148,6 @@ FLEET: tuple[Metric, ...] = ()
 
 def every() -> tuple[Metric, ...]:
     """All live metrics, in the order of documents and dashboards."""
-    return AGENT + SERVER + FLEET
+    from cotenant.metrics import live_kube
+
+    return AGENT + SERVER + FLEET + live_kube.WEBHOOK + live_kube.PLUGIN
