@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
 from colocation_faults import GPU, TOGETHER, failure, faults
+from colocation_parts import green, kernels, l2_window
 
 from cotenant.bench.colocation import (
     LsLoad,
@@ -312,6 +313,9 @@ STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
     "faults": (faults, 90),
     "bandwidth_curve": (bandwidth_curve, 50),
     "tidal": (tidal, 150),
+    "green": (green, 40),
+    "l2_window": (l2_window, 80),
+    "kernels": (kernels, 110),
 }
 
 

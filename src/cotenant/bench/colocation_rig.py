@@ -197,6 +197,13 @@ class Rig:
         )
         return self._tenant(spec, ["cotenant.bench.be_loads", self.bench.backend], shim=True)
 
+    def mps_environment(self) -> dict[str, str]:
+        """What a program of one's own needs to run together with the others."""
+        client = ControlClient(self.bench.folder)
+        self._clients.append(client)
+        spec = TenantSpec(f"own-{len(self._clients)}", mechanism=self.mechanism)
+        return dict(register(client, Launch(self.bench.folder, spec, ["own"]))["environment"])
+
     def scheme(self, name: str, **changes: Any) -> dict[str, Any]:
         """Put a scheme into force on the GPU."""
         with ControlClient(self.bench.folder) as client:
