@@ -57,10 +57,11 @@ extern "C" __global__ void latency(const unsigned char *page, unsigned lines, un
         const unsigned char *line = page + (unsigned long long)n * line_bytes;
         unsigned least = 0xffffffffu;
         for (unsigned again = 0; again < 3; again++) {
-            unsigned value = 0, begin = clock();
+            unsigned value = 0;
+            unsigned long long begin = clock64();
             for (unsigned i = 0; i < 9; i++)
                 asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(line + value) : "memory");
-            unsigned taken = (clock() - begin) / 8;
+            unsigned taken = (unsigned)((clock64() - begin) / 8);
             sum += value;
             least = taken < least ? taken : least;
         }

@@ -1,7 +1,8 @@
 """How fast copies go in chunks of a size, and what making a stream wait for each chunk costs: why the default is so.
 
-Native, on one stream: `plain` are chunks one after the other; `paced` have the shim's two words around each (write
-ready, wait go), with turns granted beforehand, so what is left is the cost of the words alone.
+Native: `plain` are chunks one after the other on one stream; `paced` have the shim's two words before each (write ready,
+wait go, as one call), with turns granted beforehand, so what is left is the cost of the words alone; `told` have only a
+word written after each, as where the thread that waits issues them; `two_streams` are paced, on two streams in turn.
 """
 
 from __future__ import annotations
@@ -19,6 +20,24 @@ SIZES = tuple(64 << (10 + n) for n in range(9))  # 64 KiB .. 16 MiB
 TOTAL = 512 << 20
 
 
+KINDS = ("plain", "paced", "told", "two_streams")
+WAIT, WRITE = 1, 2
+
+
+class WordOperation(ctypes.Structure):
+    """CUstreamBatchMemOpParams of one 32-bit word."""
+
+    _fields_ = [
+        ("kind", ctypes.c_uint32),
+        ("unused_0", ctypes.c_uint32),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("unused_1", ctypes.c_uint32),
+        ("unused_2", ctypes.c_uint64 * 2),
+    ]
+
+
 class Curve:
     """Buffers, a stream, and two words that the GPU sees."""
 
@@ -27,7 +46,7 @@ class Curve:
         self.device = ctypes.c_void_p()
         cuda.call("cuMemAlloc_v2", ctypes.byref(self.device), ctypes.c_size_t(total))
         self.host = host_memory(cuda, "pinned", total)
-        self.stream = cuda.stream()
+        self.stream, self.other = cuda.stream(), cuda.stream()
         words = host_memory(cuda, "pinned", 4096)
         address = ctypes.c_uint64()
         cuda.call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), words, 0)
@@ -36,22 +55,31 @@ class Curve:
         self.go = ctypes.c_uint32.from_address(words.value + 64)
         self.ready_at, self.go_at = ctypes.c_uint64(address.value), ctypes.c_uint64(address.value + 64)
 
-    def run(self, direction: str, size: int, paced: bool) -> tuple[float, float]:
+    def words(self, kind: str, number: int, stream: ctypes.c_void_p) -> None:
+        """What a kind has before (told: after) each chunk."""
+        operations = (WordOperation * 2)(
+            WordOperation(WRITE, 0, self.ready_at.value, number), WordOperation(WAIT, 0, self.go_at.value, number)
+        )
+        self.cuda.call("cuStreamBatchMemOp_v2", stream, 1 if kind == "told" else 2, operations, 0)
+
+    def run(self, direction: str, size: int, kind: str) -> tuple[float, float]:
         """Bytes per second of the whole buffer in chunks of `size`, and the host's microseconds per chunk."""
         self.go.value, self.ready.value = 0x7FFFFFFF, 0
         name = f"{FUNCTIONS[direction]}Async_v2"
         assert self.device.value is not None
         assert self.host.value is not None
-        self.cuda.call("cuStreamSynchronize", self.stream)
+        self.cuda.synchronise()
         began = time.perf_counter()
         for number, at in enumerate(range(0, self.total, size), 1):
-            if paced:
-                self.cuda.call("cuStreamWriteValue32_v2", self.stream, self.ready_at, ctypes.c_uint32(number), 0)
-                self.cuda.call("cuStreamWaitValue32_v2", self.stream, self.go_at, ctypes.c_uint32(number), 0)
+            stream = self.other if kind == "two_streams" and number % 2 else self.stream
+            if kind in ("paced", "two_streams"):
+                self.words(kind, number, stream)
             ends = (ctypes.c_void_p(self.device.value + at), ctypes.c_void_p(self.host.value + at))
-            self.cuda.call(name, *(ends if direction == "h2d" else ends[::-1]), ctypes.c_size_t(size), self.stream)
+            self.cuda.call(name, *(ends if direction == "h2d" else ends[::-1]), ctypes.c_size_t(size), stream)
+            if kind == "told":
+                self.words(kind, number, stream)
         queued = time.perf_counter()
-        self.cuda.call("cuStreamSynchronize", self.stream)
+        self.cuda.synchronise()
         return self.total / (time.perf_counter() - began), (queued - began) / (self.total / size) * 1e6
 
     def reaction_us(self, rounds: int = 200) -> dict[str, float]:
@@ -73,15 +101,15 @@ class Curve:
 
 
 def measure(sizes: Sequence[int] = SIZES, total: int = TOTAL, repeats: int = 3) -> dict[str, Any]:
-    """The curve of this process's GPU: GB/s by chunk, direction, plain and paced (best of `repeats`)."""
+    """The curve of this process's GPU: GB/s by chunk, direction and kind (best of `repeats`)."""
     cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
     curve = Curve(cuda, total)
     rows = []
     for direction in FUNCTIONS:
         for size in sizes:
             row: dict[str, Any] = {"direction": direction, "chunk_bytes": size}
-            for kind, paced in (("plain", False), ("paced", True)):
-                runs = [curve.run(direction, size, paced) for _ in range(repeats)]
+            for kind in KINDS:
+                runs = [curve.run(direction, size, kind) for _ in range(repeats)]
                 row[f"{kind}_gb_per_s"] = max(speed for speed, _ in runs) / 1e9
                 row[f"{kind}_host_us_per_chunk"] = min(host for _, host in runs)
             rows.append(row)

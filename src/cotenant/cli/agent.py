@@ -29,9 +29,9 @@ def agent(
         Path | None, typer.Option(metavar="PATH", help="Tenants' socket, for containers: apart, open to every user.")
     ] = None,
     copy_period: Annotated[
-        Text, typer.Option(metavar="SIZE", help="Copies of all tenants take turns, a round moves this much (8MiB).")
+        Text, typer.Option(metavar="SIZE", help="Copies of all tenants take turns, a round moves this much (32MiB).")
     ] = None,
-    copy_chunk: Annotated[Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into (2MiB).")] = None,
+    copy_chunk: Annotated[Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into (4MiB).")] = None,
     http: Annotated[
         Text, typer.Option(metavar="HOST:PORT", help="Live page and /metrics, e.g. :9400 (loopback).")
     ] = None,

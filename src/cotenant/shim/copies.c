@@ -13,6 +13,7 @@
  *
  * Pageable memory is copied by the driver on the calling thread; there the thread itself waits for each piece's turn. */
 #define _GNU_SOURCE
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -22,6 +23,11 @@
 
 #define LEAST_NAP_NS 10000
 #define MOST_NAP_NS 1000000
+#define QUICK_NS 400000     /* pieces shorter than that are watched without a pause */
+#define STILL_NS 1000000    /* while something moves */
+#define LATE_NS 10000000    /* a piece that takes so long, and eight times as long as others, holds no slot */
+#define EARLY_NS 1000000    /* how long a copy that goes ahead holds its place before its stream comes to it */
+#define LEAD_NS 40000       /* from asking to the first byte, generously */
 
 pthread_mutex_t cot_copy_lock = PTHREAD_MUTEX_INITIALIZER;
 struct copy_record cot_copy_records[COPY_RECORDS];
@@ -30,9 +36,16 @@ struct copy_words *cot_copy_words;
 
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER;
 static bool worker_runs, worker_sleeps;
-static uint32_t waiting; /* bit of GPU and direction: this process waits there, by the last look */
-static uint32_t asked;   /* the same: it asked during this look */
-static struct copy_link asked_link[2 * COTENANT_MAX_GPUS];
+
+#define PLACES (2 * COTENANT_MAX_GPUS) /* a direction of a GPU's link */
+static struct place {
+    struct copy_link link;            /* that this process last asked on */
+    uint64_t piece_ns;                /* what a piece takes */
+    uint64_t begun_ns;                /* when the piece that is on the link now was begun */
+    uint32_t flying;                  /* pieces with a slot */
+    bool waited;                      /* this process waited for a turn, by the last look */
+    bool asked, waits, soon, behind;  /* in this look: it asked; it waits; it will ask soon; a copy waits behind others */
+} places[PLACES];
 
 /* ---- advancing: with lock ---- */
 
@@ -40,7 +53,9 @@ static uint32_t reached(const struct copy_record *record) /* 0: not yet at the f
 {
     const struct copy_words *mine = &cot_copy_words[record - cot_copy_records];
     int32_t at = (int32_t)(__atomic_load_n(&mine->ready, __ATOMIC_ACQUIRE) - record->base);
-    return at < 0 ? 0 : (uint32_t)at > record->pieces + 1 ? record->pieces + 1 : (uint32_t)at;
+    if (at <= 0)
+        return record->before && !cot_copy_follows(record); /* the end of the copy before it is its begin */
+    return (uint32_t)at > record->pieces + 1 ? record->pieces + 1 : (uint32_t)at;
 }
 
 void cot_copy_give_back(struct copy_record *record, uint32_t done)
@@ -57,35 +72,85 @@ static uint32_t place_of(const struct copy_record *record)
 static bool ask(struct copy_record *record, uint64_t now)
 {
     struct copy_link *link = &record->link;
+    struct place *place = &places[place_of(record)];
     if (!record->asked_ns)
         record->asked_ns = now;
-    asked |= 1u << place_of(record);
-    asked_link[place_of(record)] = *link;
+    place->asked = true;
+    place->link = *link;
     if (!copy_try(link->page, record->direction, link->queue, link->participant, cot_copy_piece_bytes(record, record->granted), now,
                   &record->tickets[record->granted % COTENANT_COPY_SLOTS]))
         return false;
     struct cotenant_copy_queue *queue = &link->page->links[record->direction].queues[link->queue];
     __atomic_fetch_add(&queue->waited_ns, now - record->asked_ns, __ATOMIC_RELAXED);
     record->asked_ns = 0;
-    record->moved_ns = now;
+    if (record->granted == record->returned)
+        record->moved_ns = now;
+    if (place->flying++ == 0)
+        place->begun_ns = now;
     record->granted++;
     __atomic_store_n(&cot_copy_words[record - cot_copy_records].go, record->base + record->granted, __ATOMIC_RELEASE);
     return true;
 }
 
-/* True: it waits for a turn, so copies behind it in the same direction do not ask. */
-static bool advance(struct copy_record *record, uint64_t now)
+/* Slots of pieces that are done, or late: those of a copy that does not move are no use to anybody. */
+static void settle(struct copy_record *record, uint32_t at, uint64_t now)
 {
-    uint32_t at = reached(record), done = at ? at - 1 : 0, before = record->returned;
+    struct place *place = &places[place_of(record)];
+    uint32_t done = at ? at - 1 : 0, before = record->returned;
     cot_copy_give_back(record, done);
-    if (record->returned != before)
-        record->moved_ns = now;
-    if (at == 0 || at > record->pieces)
+    if (record->returned != before) {
+        uint64_t took = (now - place->begun_ns) / (record->returned - before);
+        place->piece_ns = place->piece_ns ? (3 * place->piece_ns + took) / 4 : took;
+        record->moved_ns = place->begun_ns = now;
+    }
+    uint64_t patience = 8 * place->piece_ns > LATE_NS ? 8 * place->piece_ns : LATE_NS;
+    if (record->granted > record->returned && now - record->moved_ns > patience)
+        cot_copy_give_back(record, record->granted);
+    place->flying += record->granted - record->returned;
+}
+
+/* Those who go ahead hold their place from the call on, but not for long while other work is before them in their stream. */
+static bool advance_ahead(struct copy_record *record, uint32_t at, uint64_t now)
+{
+    if (at == 0 && record->granted && now - record->moved_ns > EARLY_NS) {
+        cot_copy_give_back(record, 1);
+        record->granted = record->returned = 0;
+        record->spent = true;
+    }
+    return record->granted == 0 && (at == 1 || !record->spent) && !ask(record, now);
+}
+
+static bool ahead_are_here(const struct cotenant_copy_page *page, uint32_t direction)
+{
+    for (uint32_t i = 0; i < COTENANT_COPY_QUEUES; i++)
+        if (page->links[direction].queues[i].weight_milli && page->links[direction].queues[i].rank == COTENANT_COPY_AHEAD)
+            return true;
+    return false;
+}
+
+/* Where somebody may come who goes ahead, the second piece is not on its way before the first is about to end. */
+static bool too_early(const struct copy_record *record, const struct place *place, uint64_t now)
+{
+    return place->flying && now + LEAD_NS < place->begun_ns + place->piece_ns && ahead_are_here(record->link.page, record->direction);
+}
+
+/* True: it waits for a turn, so copies behind it in the same direction do not ask. */
+static bool advance(struct copy_record *record, uint32_t at, uint64_t now)
+{
+    struct place *place = &places[place_of(record)];
+    if (at > record->pieces)
+        return false;
+    if (record->free_run)
+        return advance_ahead(record, at, now);
+    if (at == 0 && !(cot_copy_follows(record) && record->before->granted == record->before->pieces))
         return false;
     uint32_t most = record->link.page->in_flight, in_flight = most < COTENANT_COPY_SLOTS ? most : COTENANT_COPY_SLOTS;
-    while (record->granted < record->pieces && record->granted - done < in_flight)
+    while (record->granted < record->pieces && place->flying < in_flight) {
+        if (too_early(record, place, now))
+            return place->soon = true;
         if (!ask(record, now))
             return true;
+    }
     return record->granted < record->pieces;
 }
 
@@ -100,55 +165,58 @@ static void retire(struct copy_record *record)
     record->taken = false;
 }
 
-/* A queue with chunks on the link and another copy behind them will want the next turn: it is not passed over for the moment
- * between, or weights would mean nothing to a program that queues copies of few chunks. */
-static uint32_t about_to_ask(uint32_t waits, uint64_t now)
+/* A queue with pieces on the link and more to come will want the next turn: it is not passed over for the moment between, or
+ * weights would mean nothing to a program that queues copies of few pieces.  False: nothing of this process waits there. */
+static bool keep_place(struct place *place, uint32_t direction, uint64_t now)
 {
-    uint32_t flying = 0, behind = 0;
-    for (const struct copy_record *record = cot_copy_first; record; record = record->next) {
-        uint32_t bit = 1u << place_of(record);
-        if (record->granted > record->returned)
-            flying |= bit;
-        else if (reached(record) == 0)
-            behind |= bit;
+    bool waits = place->waits;
+    if (!waits && place->link.page && place->flying && (place->soon || place->behind)) {
+        copy_store(&place->link.page->links[direction].queues[place->link.queue].seen_ns, now);
+        waits = true;
     }
-    uint32_t soon = flying & behind & ~waits;
-    for (uint32_t i = 0; i < 2 * COTENANT_MAX_GPUS; i++)
-        if (soon & 1u << i && asked_link[i].page)
-            copy_store(&asked_link[i].page->links[i & 1].queues[asked_link[i].queue].seen_ns, now);
-    return waits | soon;
+    if ((place->waited || place->asked) && !waits)
+        copy_withdraw(place->link.page, direction, place->link.queue);
+    place->waited = waits;
+    return waits;
 }
 
-/* Looks at every copy under way.  Returns how long nobody needs to look again; UINT64_MAX: there is none. */
+/* Looks at every copy under way.  Returns how long nobody needs to look again, 0 for at once; UINT64_MAX: there is none. */
 uint64_t cot_copies_advance(void)
 {
-    uint32_t before = waiting, waits = 0;
     uint64_t now = cot_now_ns(), still_ns = UINT64_MAX;
-    asked = 0;
+    for (uint32_t i = 0; i < PLACES; i++) {
+        places[i].asked = places[i].waits = places[i].soon = places[i].behind = false;
+        places[i].flying = 0;
+    }
+    for (struct copy_record *record = cot_copy_first; record; record = record->next)
+        settle(record, reached(record), now);
     for (struct copy_record **link = &cot_copy_first; *link;) {
         struct copy_record *record = *link;
-        uint32_t bit = 1u << place_of(record);
-        if (waits & bit)
-            cot_copy_give_back(record, reached(record) ? reached(record) - 1 : 0);
-        else if (advance(record, now))
-            waits |= bit;
-        if (reached(record) == record->pieces + 1) {
+        struct place *place = &places[place_of(record)];
+        uint32_t at = reached(record);
+        if (at == record->pieces + 1) {
             *link = record->next;
             retire(record);
             continue;
         }
+        place->behind |= at == 0 && record->granted == 0;
+        if (!place->waits)
+            place->waits = advance(record, at, now) && !place->soon;
         if (now - record->moved_ns < still_ns)
             still_ns = now - record->moved_ns;
         link = &record->next;
     }
-    waits = about_to_ask(waits, now);
-    for (uint32_t i = 0; i < 2 * COTENANT_MAX_GPUS; i++)
-        if ((before | asked) & ~waits & 1u << i)
-            copy_withdraw(asked_link[i].page, i & 1, asked_link[i].queue);
-    waiting = waits;
+    bool busy = false, quick = true;
+    for (uint32_t i = 0; i < PLACES; i++) {
+        bool waits = keep_place(&places[i], i & 1, now);
+        busy |= waits || places[i].flying;
+        quick &= !(waits || places[i].flying) || places[i].piece_ns < QUICK_NS;
+    }
     if (!cot_copy_first)
         return UINT64_MAX;
-    uint64_t nap = waits ? LEAST_NAP_NS : still_ns / 8;
+    if (busy && quick && still_ns < STILL_NS)
+        return 0; /* a nap would be longer than a piece */
+    uint64_t nap = busy ? LEAST_NAP_NS : still_ns / 8;
     return nap < LEAST_NAP_NS ? LEAST_NAP_NS : nap > MOST_NAP_NS ? MOST_NAP_NS : nap;
 }
 
@@ -169,7 +237,10 @@ static void *worker(void *unused)
             continue;
         }
         pthread_mutex_unlock(&cot_copy_lock);
-        nanosleep(&(struct timespec){.tv_nsec = (long)nap}, NULL);
+        if (nap == 0)
+            sched_yield();
+        else
+            nanosleep(&(struct timespec){.tv_nsec = (long)nap}, NULL);
         pthread_mutex_lock(&cot_copy_lock);
     }
     return NULL;
@@ -200,5 +271,5 @@ void cot_copies_drop_records(void) /* in the child of a fork */
     memcpy(&work, &fresh_cond, sizeof fresh_cond);
     cot_copy_first = NULL;
     worker_runs = worker_sleeps = false;
-    waiting = 0;
+    memset(places, 0, sizeof places);
 }

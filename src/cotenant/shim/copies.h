@@ -26,9 +26,18 @@ struct copy_record { /* one copy under way */
     uint64_t asked_ns;            /* when the next piece first asked */
     uint64_t moved_ns;            /* when something last happened */
     uint64_t serial;              /* changes when the copy ends */
+    const struct copy_record *before; /* the copy right before it in its stream, nothing between; NULL: not known */
+    uint64_t before_serial;
     struct copy_ticket tickets[COTENANT_COPY_SLOTS];
     bool taken;
+    bool free_run;                /* goes without waiting: the others stop for it */
+    bool spent;                   /* it held its place before its stream came to it, for as long as may be */
 };
+
+static inline bool cot_copy_follows(const struct copy_record *record) /* one that is not over yet */
+{
+    return record->before && record->before->serial == record->before_serial;
+}
 
 #define COPY_RECORDS 256
 extern HIDDEN pthread_mutex_t cot_copy_lock; /* the records and their words */

@@ -13,8 +13,7 @@
 
 DECLARE_REAL(cuMemHostRegister_v2);
 DECLARE_REAL(cuMemHostGetDevicePointer_v2);
-DECLARE_REAL(cuStreamWaitValue32_v2);
-DECLARE_REAL(cuStreamWriteValue32_v2);
+DECLARE_REAL(cuStreamBatchMemOp_v2);
 DECLARE_REAL(cuStreamQuery);
 
 static bool no_stream_waits; /* this driver's streams cannot wait for a word */
@@ -52,14 +51,25 @@ static struct copy_record *take_record(void) /* with lock */
     return NULL;
 }
 
-static CUresult write_word(CUstream stream, CUdeviceptr address, uint32_t value)
+/* One or two operations on words of memory in a stream, as the driver wants them. */
+struct word_operation {
+    uint32_t kind, unused_0;
+    CUdeviceptr address;
+    uint64_t value;
+    uint32_t flags, unused_1;
+    CUdeviceptr alias;
+    uint64_t unused_2;
+};
+enum { WAIT_UNTIL = 1, WRITE = 2 }; /* waits until the word is the value or later, cyclically */
+
+static CUresult words_in_stream(CUstream stream, struct word_operation *operations, unsigned count)
 {
-    return ((CUresult(*)(CUstream, CUdeviceptr, uint32_t, unsigned))REAL(cuStreamWriteValue32_v2))(stream, address, value, 0);
+    return ((CUresult(*)(CUstream, unsigned, void *, unsigned))REAL(cuStreamBatchMemOp_v2))(stream, count, operations, 0);
 }
 
-static CUresult wait_word(CUstream stream, CUdeviceptr address, uint32_t value) /* until it is value or later, cyclically */
+static CUresult write_word(CUstream stream, CUdeviceptr address, uint32_t value)
 {
-    return ((CUresult(*)(CUstream, CUdeviceptr, uint32_t, unsigned))REAL(cuStreamWaitValue32_v2))(stream, address, value, 0);
+    return words_in_stream(stream, &(struct word_operation){.kind = WRITE, .address = address, .value = value}, 1);
 }
 
 static CUresult ask_stream(CUstream stream)
@@ -77,12 +87,45 @@ static bool is_ahead(const struct copy_link *link, uint32_t direction)
     return link->page->links[direction].queues[link->queue].rank == COTENANT_COPY_AHEAD;
 }
 
+/* The last copy that was put into a stream, and how many calls had gone to the GPU by then: the next one follows it directly
+ * if it is the next call. */
+static struct {
+    CUstream stream;
+    uint32_t direction;
+    uint64_t calls, serial;
+    const struct copy_record *record;
+} last;
+
+static uint64_t calls_so_far(void)
+{
+    return cot_calls_sum(cot_thread->gpu).started;
+}
+
+static void follow(struct copy_record *record, const struct host_copy *copy) /* with lock */
+{
+    bool directly = last.record && last.stream == copy->stream && last.direction == copy->direction &&
+                    last.record->serial == last.serial && last.record->link.page == record->link.page &&
+                    calls_so_far() == last.calls + 1;
+    record->before = directly ? last.record : NULL;
+    record->before_serial = last.serial;
+}
+
+static void note_last(const struct copy_record *record, uint64_t serial, const struct host_copy *copy) /* with lock */
+{
+    last.stream = copy->stream;
+    last.direction = copy->direction;
+    last.record = record;
+    last.serial = serial;
+    last.calls = calls_so_far();
+}
+
 /* Cuts the copy, puts it in line, and grants what can go at once: with lock. */
 static void prepare(struct copy_record *record, const struct copy_link *link, const struct host_copy *copy, bool idle)
 {
     const struct cotenant_copy_page *page = link->page;
     uint64_t unit = copy->unit ? copy->unit : 1, piece = page->chunk_bytes / unit * unit;
-    if (is_ahead(link, copy->direction) && copy->bytes <= page->chunk_bytes * page->in_flight)
+    record->free_run = is_ahead(link, copy->direction) && copy->bytes <= page->chunk_bytes * page->in_flight;
+    if (record->free_run)
         piece = copy->bytes; /* goes as it is: the others stop for it */
     if (piece < unit)
         piece = unit;
@@ -94,15 +137,20 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
     record->granted = record->returned = 0;
     record->asked_ns = 0;
     record->moved_ns = cot_now_ns();
+    record->spent = false;
     record->next = NULL;
+    if (idle)
+        record->before = NULL;
+    else
+        follow(record, copy);
     struct copy_words *mine = &cot_copy_words[record - cot_copy_records];
     __atomic_store_n(&mine->go, record->base, __ATOMIC_RELEASE);
     __atomic_store_n(&mine->ready, record->base + (idle ? 1 : 0), __ATOMIC_RELEASE);
-    struct copy_record **last;
-    for (last = &cot_copy_first; *last; last = &(*last)->next)
+    struct copy_record **end;
+    for (end = &cot_copy_first; *end; end = &(*end)->next)
         ;
-    *last = record;
-    if (idle)
+    *end = record;
+    if (idle || record->free_run)
         cot_copies_advance();
 }
 
@@ -123,17 +171,21 @@ static void let_go(struct copy_record *record, uint64_t serial, bool ends)
     pthread_mutex_unlock(&cot_copy_lock);
 }
 
-static CUresult enqueue(struct copy_record *record, uint64_t serial, const struct host_copy *copy, CUdeviceptr address, bool idle)
+/* All of it at once: each piece waits in the stream for its turn, unless it has it by now. */
+static CUresult enqueue(struct copy_record *record, uint64_t serial, const struct host_copy *copy, CUdeviceptr address, bool begun)
 {
     CUdeviceptr ready = address + (CUdeviceptr)(record - cot_copy_records) * sizeof(struct copy_words);
     CUdeviceptr go = ready + offsetof(struct copy_words, go);
-    bool free_run = is_ahead(&record->link, record->direction) && record->pieces == 1;
     CUresult result = CUDA_SUCCESS;
     for (uint32_t i = 0; i < record->pieces && result == CUDA_SUCCESS; i++) {
-        if (i > 0 || !idle)
-            result = write_word(copy->stream, ready, record->base + i + 1);
-        if (result == CUDA_SUCCESS && !free_run && __atomic_load_n(&record->granted, __ATOMIC_ACQUIRE) <= i)
-            result = wait_word(copy->stream, go, record->base + i + 1);
+        struct word_operation operations[2];
+        unsigned count = 0;
+        if (i > 0 || !begun)
+            operations[count++] = (struct word_operation){.kind = WRITE, .address = ready, .value = record->base + i + 1};
+        if (!record->free_run && __atomic_load_n(&record->granted, __ATOMIC_ACQUIRE) <= i)
+            operations[count++] = (struct word_operation){.kind = WAIT_UNTIL, .address = go, .value = record->base + i + 1};
+        if (count)
+            result = words_in_stream(copy->stream, operations, count);
         if (result == CUDA_SUCCESS)
             result = copy->issue(copy, record->piece_bytes * i, cot_copy_piece_bytes(record, i), copy->stream, true);
     }
@@ -145,35 +197,44 @@ static CUresult enqueue(struct copy_record *record, uint64_t serial, const struc
     return result;
 }
 
-/* Waits for a copy and drives all copies of the process meanwhile. */
-static CUresult wait_for(struct copy_record *record, uint64_t serial, CUstream stream)
+/* The thread waits anyway: it issues each piece when that has its turn, so nothing waits in the stream.  It drives all copies of
+ * the process meanwhile. */
+static CUresult see_through(struct copy_record *record, uint64_t serial, const struct host_copy *copy, CUdeviceptr address, bool begun)
 {
-    CUresult result = CUDA_SUCCESS;
+    CUdeviceptr ready = address + (CUdeviceptr)(record - cot_copy_records) * sizeof(struct copy_words);
+    CUresult result = begun ? CUDA_SUCCESS : write_word(copy->stream, ready, record->base + 1);
     uint64_t began = cot_now_ns(), asked = began;
-    for (;;) {
+    uint32_t issued = 0;
+    while (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&cot_copy_lock);
-        bool done = record->serial != serial;
-        if (!done) {
+        if (record->serial == serial)
             cot_copies_advance();
-            done = record->serial != serial;
-        }
+        bool done = record->serial != serial;
+        uint32_t granted = done ? 0 : record->free_run ? record->pieces : record->granted;
         uint64_t moved = record->moved_ns;
         pthread_mutex_unlock(&cot_copy_lock);
         if (done)
-            return result;
+            return CUDA_SUCCESS;
+        for (; issued < granted && result == CUDA_SUCCESS; issued++) {
+            uint64_t from = record->piece_bytes * issued;
+            result = copy->issue(copy, from, cot_copy_piece_bytes(record, issued), copy->stream, true);
+            if (result == CUDA_SUCCESS)
+                result = write_word(copy->stream, ready, record->base + issued + 2);
+        }
         uint64_t now = cot_now_ns();
-        if (now - asked > ASK_STREAM_NS) {
+        if (result == CUDA_SUCCESS && now - asked > ASK_STREAM_NS) {
             asked = now;
-            result = ask_stream(stream);
-            if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
-                return result; /* the context failed */
-            result = CUDA_SUCCESS;
+            CUresult state = ask_stream(copy->stream);
+            if (state != CUDA_SUCCESS && state != CUDA_ERROR_NOT_READY)
+                result = state; /* the context failed */
         }
         if (now - (moved > began ? moved : began) > SPIN_NS)
             nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
         else
             sched_yield();
     }
+    let_go(record, serial, write_word(copy->stream, ready, record->base + record->pieces + 1) == CUDA_SUCCESS);
+    return result;
 }
 
 /* CUDA_ERROR_NOT_SUPPORTED: nothing was done, the thread must pace it. */
@@ -197,11 +258,15 @@ CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct hos
     tried = true;
     const uint64_t serial = record->serial;
     prepare(record, link, copy, idle);
+    bool begun = idle || record->before; /* nothing needs to tell that the stream has come to it */
     pthread_mutex_unlock(&cot_copy_lock);
-    CUresult result = enqueue(record, serial, copy, address, idle);
+    if (copy->host_waits)
+        return see_through(record, serial, copy, address, begun);
+    CUresult result = enqueue(record, serial, copy, address, begun);
     pthread_mutex_lock(&cot_copy_lock);
-    if (cot_copy_first && (!copy->host_waits || cot_copy_first != record || record->next)) /* a thread that waits drives its copy itself */
+    note_last(record, serial, copy);
+    if (cot_copy_first)
         cot_copies_wake_worker();
     pthread_mutex_unlock(&cot_copy_lock);
-    return result == CUDA_SUCCESS && copy->host_waits ? wait_for(record, serial, copy->stream) : result;
+    return result;
 }

@@ -192,3 +192,39 @@ WORD(cuStreamWaitValue32_v2, SOFT_OP_WAIT, false)
 WORD(cuStreamWaitValue32_v2_ptsz, SOFT_OP_WAIT, true)
 WORD(cuStreamWriteValue32_v2, SOFT_OP_WRITE, false)
 WORD(cuStreamWriteValue32_v2_ptsz, SOFT_OP_WRITE, true)
+
+struct word_operation { /* CUstreamBatchMemOpParams */
+    uint32_t kind, unused_0;
+    CUdeviceptr address;
+    uint64_t value;
+    uint32_t flags, unused_1;
+    uint64_t unused_2[2];
+};
+enum { BATCH_WAIT_32 = 1, BATCH_WRITE_32 = 2 };
+
+static CUresult batch(struct soft_stream *stream, unsigned count, const struct word_operation *operations)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
+        if (operations[i].kind != BATCH_WAIT_32 && operations[i].kind != BATCH_WRITE_32)
+            return CUDA_ERROR_NOT_SUPPORTED;
+        struct soft_op op = {.kind = operations[i].kind == BATCH_WAIT_32 ? SOFT_OP_WAIT : SOFT_OP_WRITE,
+                             .word = (uint32_t *)(uintptr_t)operations[i].address,
+                             .value = (uint32_t)operations[i].value,
+                             .compare = operations[i].flags & 3};
+        result = word_operation(stream, op);
+    }
+    return result;
+}
+
+EXPORT CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned count, const struct word_operation *operations, unsigned flags)
+{
+    (void)flags;
+    return batch(soft_stream_of(stream, false), count, operations);
+}
+
+EXPORT CUresult cuStreamBatchMemOp_v2_ptsz(CUstream stream, unsigned count, const struct word_operation *operations, unsigned flags)
+{
+    (void)flags;
+    return batch(soft_stream_of(stream, true), count, operations);
+}

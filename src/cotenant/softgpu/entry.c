@@ -35,6 +35,7 @@ static const struct {
     {"cuMemcpy2D", 3020, "_v2"},          {"cuMemcpy2DUnaligned", 3020, "_v2"},
     {"cuMemcpy2DAsync", 3020, "_v2"},     {"cuMemHostGetDevicePointer", 3020, "_v2"},
     {"cuStreamWaitValue32", 11070, "_v2"}, {"cuStreamWriteValue32", 11070, "_v2"},
+    {"cuStreamBatchMemOp", 11070, "_v2"},
     {"cuGraphLaunch", 10000, ""},         {"cuLaunchKernelEx", 11060, ""},
     {"cuLaunchKernel", 4000, ""},         {"cuMemAllocAsync", 11020, ""},
 };
