@@ -1,8 +1,9 @@
 """How fast copies go in chunks of a size, and what making a stream wait for each chunk costs: why the default is so.
 
-Native: `plain` are chunks one after the other on one stream; `paced` have the shim's two words before each (write ready,
-wait go, as one call), with turns granted beforehand, so what is left is the cost of the words alone; `told` have only a
-word written after each, as where the thread that waits issues them; `two_streams` are paced, on two streams in turn.
+Native: `plain` are chunks one after the other on one stream; `paced` have the shim's two words before each (write
+ready, wait go, in one call), with turns granted beforehand, so what is left is the cost of the words alone; `told`
+have only a word written after each, as where the thread that waits issues them; `two_streams` are paced, on two
+streams in turn.
 """
 
 from __future__ import annotations
