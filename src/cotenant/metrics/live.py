@@ -143,7 +143,29 @@ SERVER: tuple[Metric, ...] = (
     SERVER_LOADS,
     SERVER_DEATHS,
 )
-FLEET: tuple[Metric, ...] = ()
+FLEET_JOBS = Metric("cotenant_fleet_jobs", "gauge", "Jobs that are not over, by state.", ("state",))
+FLEET_ENDED = Metric("cotenant_fleet_jobs_ended_total", "counter", "Jobs that are over, by how they ended.", ("state",))
+FLEET_GPUS = Metric("cotenant_fleet_gpus", "gauge", "GPUs of the node.", ("node",))
+FLEET_HELD = Metric("cotenant_fleet_gpus_held", "gauge", "GPUs of the node that jobs hold.", ("node",))
+FLEET_REACHABLE = Metric("cotenant_fleet_node_reachable", "gauge", "1 while the node answers.", ("node",))
+FLEET_LONGEST_WAIT = Metric("cotenant_fleet_longest_wait_seconds", "gauge", "The longest wait of a job without GPUs.")
+FLEET_ROUNDS = Metric("cotenant_fleet_rounds_total", "counter", "Decisions of the policy.")
+FLEET_DECISION = Metric("cotenant_fleet_last_decision_seconds", "gauge", "How long the last decision took.")
+FLEET_FAULTS = Metric("cotenant_fleet_faults", "gauge", "Things that are wrong now: store, policy, nodes.")
+FLEET_MEMORY = Metric("cotenant_fleet_peak_memory_bytes", "gauge", "Most memory that the controller has used.")
+
+FLEET: tuple[Metric, ...] = (
+    FLEET_JOBS,
+    FLEET_ENDED,
+    FLEET_GPUS,
+    FLEET_HELD,
+    FLEET_REACHABLE,
+    FLEET_LONGEST_WAIT,
+    FLEET_ROUNDS,
+    FLEET_DECISION,
+    FLEET_FAULTS,
+    FLEET_MEMORY,
+)
 
 
 def every() -> tuple[Metric, ...]:
