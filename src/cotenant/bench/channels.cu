@@ -26,25 +26,39 @@ extern "C" __global__ void pair(const unsigned char *base, const unsigned long l
         clocks[n] = clock64() - begin;
 }
 
-// Even blocks add to the lines of a crowd, odd blocks to line n alone: is it in one of the crowd's slices?
-extern "C" __global__ void among(const unsigned char *base, const unsigned long long *crowd, unsigned crowd_count,
-                                 const unsigned long long *lines, unsigned n, unsigned rounds, unsigned long long *clocks)
+// Blocks of a crowd add to its lines without a pause; meanwhile one lane of each of the first `listeners` blocks takes the time
+// of additions to lines[n] that wait for their answer.  Those are slow where the crowd keeps the slice busy.  `ended` counts
+// listeners that are through; it is 0 at the start.
+extern "C" __global__ void listen(const unsigned char *base, const unsigned long long *crowd, unsigned crowd_count,
+                                  const unsigned long long *lines, unsigned count, unsigned listeners, unsigned rounds,
+                                  unsigned *clocks, unsigned *ended)
 {
-    unsigned warp = (blockIdx.x * blockDim.x + threadIdx.x) >> 5;
-    const unsigned char *line = base + lines[n];
-    unsigned long long begin = clock64();
-    if ((threadIdx.x & 31) == 0) {
-        if (blockIdx.x & 1)
-            for (unsigned i = 0; i < rounds; i++)
-                add(line);
-        else
-            for (unsigned i = 0; i < 2 * rounds; i++)
-                add(base + crowd[(warp * 7 + i) % crowd_count]);
+    if (blockIdx.x < listeners) {
+        if (threadIdx.x)
+            return;
+        unsigned long long settle = clock64();
+        while (clock64() - settle < 200000)
+            ;
+        for (unsigned n = blockIdx.x; n < count; n += listeners) {
+            const unsigned char *line = base + lines[n];
+            unsigned value = 0;
+            unsigned long long begin = clock64();
+            for (unsigned i = 0; i < rounds; i++) // each at an address that depends on the answer before
+                asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+                             : "=r"(value) : "l"(line + (value >> 31)) : "memory");
+            clocks[n] = (unsigned)((clock64() - begin) / rounds) + (value >> 31);
+        }
+        atomicAdd(ended, 1u);
+        return;
     }
-    __threadfence();
-    __syncthreads();
-    if (blockIdx.x == 1 && threadIdx.x == 0)
-        clocks[n] = clock64() - begin;
+    unsigned warp = (blockIdx.x * blockDim.x + threadIdx.x) >> 5, at = warp * 7 % crowd_count;
+    unsigned long long begin = clock64();
+    if ((threadIdx.x & 31) == 0)
+        while (*(volatile unsigned *)ended < listeners && clock64() - begin < 4000000000ull)
+            for (unsigned i = 0; i < 64; i++) {
+                add(base + crowd[at]);
+                at = at + 1 < crowd_count ? at + 1 : 0;
+            }
 }
 
 // One thread: clocks of a read of each line, which lies in L2: eight reads, each at an address that the one before gave.

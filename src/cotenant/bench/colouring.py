@@ -20,8 +20,9 @@ from cotenant.bench.channels import PAGE, SOURCE, THREADS, VISIBLE, Slices, inte
 from cotenant.bench.driver import Driver
 from cotenant.bench.kernels import Kernels, upload, words
 
-ROUNDS = 48
-LABEL_BATCH = 8192
+LISTENERS = 8
+LABEL_BATCH = 1 << 17
+LISTEN_ROUNDS = 12
 LS_PROGRAMS = 32
 REPEATS = 40
 BE_PASSES = 20
@@ -38,26 +39,41 @@ def half_of_the_slices(slices: Slices, step: int, until_s: float) -> tuple[list[
 
 
 def label_times(slices: Slices, crowd: Sequence[int], lines: Sequence[int]) -> list[int]:
-    """Clocks of each line while half of the SMs add to the crowd: more where it is in one of the crowd's slices."""
-    crowd_at = upload(slices.cuda, words(list(crowd)))
-    size = ctypes.c_uint32(len(crowd))
+    """Clocks of an addition to each line while the other SMs add to the crowd: more where that keeps its slice busy."""
+    cuda = slices.cuda
+    crowd_at = upload(cuda, words(list(crowd)))
     found: list[int] = []
     for at in range(0, len(lines), LABEL_BATCH):
         part = lines[at : at + LABEL_BATCH]
-        lines_at = upload(slices.cuda, words(list(part)))
-        found += slices.run(
-            len(part),
-            lambda n, clocks, here=lines_at: (
-                "among", slices.base, crowd_at, size, here, n, ctypes.c_uint32(ROUNDS), clocks,
-            ),
+        lines_at = upload(cuda, words(list(part)))
+        clocks, ended = upload(cuda, (ctypes.c_uint32 * len(part))()), upload(cuda, words([0]))
+        slices.kernels.launch(
+            "listen", slices.sms, THREADS * 2, slices.base, crowd_at, ctypes.c_uint32(len(crowd)), lines_at,
+            ctypes.c_uint32(len(part)), ctypes.c_uint32(LISTENERS), ctypes.c_uint32(LISTEN_ROUNDS), clocks, ended,
         )  # fmt: skip
-        slices.cuda.call("cuMemFree_v2", lines_at)
-    slices.cuda.call("cuMemFree_v2", crowd_at)
+        result = (ctypes.c_uint32 * len(part))()
+        cuda.call("cuMemcpyDtoH_v2", result, clocks, ctypes.c_size_t(4 * len(part)))
+        for place in (lines_at, clocks, ended):
+            cuda.call("cuMemFree_v2", place)
+        found += result
+    cuda.call("cuMemFree_v2", crowd_at)
+    return found
+
+
+def true_colours(slices: Slices, crowds: tuple[Sequence[int], Sequence[int]], lines: Sequence[int]) -> list[int | None]:
+    """Colour of each line by testing it against a line of every slice, one by one; None where none answers."""
+    both = [*crowds[0], *crowds[1]]
+    times = slices.times([(line, other) for line in lines for other in both])
+    found: list[int | None] = []
+    for n in range(len(lines)):
+        row = times[n * len(both) : (n + 1) * len(both)]
+        slowest = max(range(len(both)), key=row.__getitem__)
+        found.append((0 if slowest < len(crowds[0]) else 1) if row[slowest] > slices.threshold else None)
     return found
 
 
 def label(slices: Slices, step: int, size: int, until_s: float) -> tuple[list[int], dict[str, float]]:
-    """Colour (0 or 1) of each chunk of `step` bytes, and how sure: two tests that must disagree, one per crowd."""
+    """Colour (0 or 1) of each chunk of `step` bytes by two tests, one per crowd; and how far that can be believed."""
     near, far, known_near, known_far = half_of_the_slices(slices, step, until_s)
     base = {
         "near": (label_times(slices, near, known_near), label_times(slices, near, known_far)),
@@ -68,15 +84,14 @@ def label(slices: Slices, step: int, size: int, until_s: float) -> tuple[list[in
     lines = list(range(0, size, step))
     in_near, in_far = label_times(slices, near, lines), label_times(slices, far, lines)
     colours = [0 if a > b * scale else 1 for a, b in zip(in_near, in_far, strict=True)]
-    checked = label_times(slices, near, known_near + known_far), label_times(slices, far, known_near + known_far)
-    right = [
-        (0 if a > b * scale else 1) == (0 if n < len(known_near) else 1)
-        for n, (a, b) in enumerate(zip(*checked, strict=True))
-    ]
+    sample = random.Random(7).sample(range(len(lines)), 120)
+    true = true_colours(slices, (near, far), [lines[n] for n in sample])
+    judged = [(colours[n], colour) for n, colour in zip(sample, true, strict=True) if colour is not None]
     return colours, {
         "crowd_separation_near": apart["near"],
         "crowd_separation_far": apart["far"],
-        "known_lines_right": statistics.mean(right),
+        "checked_lines": len(judged),
+        "checked_lines_right": statistics.mean(mine == colour for mine, colour in judged),
         "part_of_colour_0": 1 - statistics.mean(colours),
         "slices": len(near) + len(far),
     }
