@@ -2,89 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from miso_world import World
 
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.miso import MisoPlanner
 from cotenant.fleet.miso_gpu import MisoGpu, Wish
 from cotenant.fleet.nodes import NodeGpu, NodeSpec
-from cotenant.fleet.planners import FleetPlan, View
-from cotenant.fleet.state import Attempt, Job
+from cotenant.fleet.state import Job
 from cotenant.model.errors import InputError
 from cotenant.model.events import Reason
 from cotenant.model.mig import Placement, geometry
 from cotenant.profile.mps_columns import predictor_input
 
 A100 = geometry("A100-40GB", double_memory=False)
-SPEEDS = {"flat": [1.0, 0.98, 0.97, 0.9, 0.8], "steep": [1.0, 0.6, 0.5, 0.3, 0.15]}  # 7g 4g 3g 2g 1g
-
-
-class Predicts:
-    """A predictor that knows the jobs: column by column, in the order in which it is told to expect them."""
-
-    def __init__(self) -> None:
-        self.seen: list[np.ndarray] = []
-
-    def predict_speeds(self, latencies: np.ndarray, geo: Any) -> np.ndarray:
-        self.seen.append(latencies[0])
-        # a job that slows down from 100 to 14 % is steep
-        rows = [SPEEDS["steep"] if column[2] > 2 * column[0] else SPEEDS["flat"] for column in latencies[0].T]
-        return np.array([rows])
-
-
-class World:
-    """Nodes of one GPU each and jobs that do what a plan says at once, making steps at their own pace."""
-
-    def __init__(self, nodes: int = 1, **options: Any) -> None:
-        self.predictor = Predicts()
-        self.planner = MisoPlanner(model=self.predictor, measure_s=4.0, **options)  # type: ignore[arg-type]
-        gpu = [NodeGpu(f"gpu-{i}", "A100-40GB", 40 << 30, "real") for i in range(nodes)]
-        self.nodes = tuple(NodeSpec(f"node-{i}", 8.0, 64 << 30, (gpu[i],)) for i in range(nodes))
-        self.jobs: dict[str, Job] = {}
-        self.now_s = 0.0
-        self.plan = FleetPlan()
-
-    def submit(self, name: str, kind: str = "flat", **spec: Any) -> None:
-        self.jobs[name] = Job(len(self.jobs), name, JobSpec(name, (kind,), **spec), self.now_s)
-
-    def finish(self, name: str) -> None:
-        del self.jobs[name]
-
-    def tick(self, seconds: float = 2.0, *, early: bool = False) -> dict[str, Wish]:
-        self.plan = self.planner.plan(View(self.now_s, self.nodes, tuple(self.jobs.values()), early))
-        for name, job in self.jobs.items():
-            wanted = self.plan.assign.get(name)
-            if wanted is None:
-                continue
-            if job.attempt is None or not job.attempt.assignment.same_gpus(wanted):
-                job.attempt = Attempt(job.n, wanted, "running", created_s=self.now_s)
-                job.n += 1
-        self.now_s += seconds
-        for job in self.jobs.values():
-            if job.attempt is not None:
-                self._step(job, job.attempt, seconds)
-        return {job: wish for gpu in self.planner._gpus.values() for job, wish in gpu.wishes().items()}
-
-    def _step(self, job: Job, attempt: Attempt, seconds: float) -> None:
-        share = attempt.assignment.places[0].gpus[0]
-        limit = share.limit or share.fraction
-        pace_s = 0.1 / (limit if job.spec.command[0] == "steep" else 1.0)
-        done = (attempt.progress or {}).get("exactly", 0.0) + seconds / pace_s
-        told_s = 1e9 + self.now_s - (done - int(done)) * pace_s  # the loop reports when a step is done
-        attempt.progress = {"attempt": attempt.n, "step": int(done), "exactly": done, "written_unix_s": told_s}
-
-    def until_sliced(self, ticks: int = 60) -> dict[str, Wish]:
-        for _ in range(ticks):
-            wishes = self.tick()
-            if wishes and all(wish.slice for wish in wishes.values()):
-                return wishes
-        raise AssertionError(f"no slices after {ticks} ticks: {wishes}")
-
 
 def test_a_job_alone_has_the_whole_gpu_and_is_not_measured() -> None:
     world = World()

@@ -26,6 +26,8 @@ def start(given: dict[str, Any]) -> None:
 
     folder = Path(given["folder"] or default_folder()).absolute()
     options = options_of(given, folder)
+    if options.gpu == "pretend" and given["nodes"] is None and given["cluster"] is given["address"] is None:
+        print("cotenant fleet: this machine has no GPU; one pretend node stands in (see --nodes)", file=sys.stderr)
     if given["foreground"]:
         _serve(options, given["json_"])
         return
@@ -85,11 +87,17 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 
 def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
     """FleetOptions from what was typed; InputError names the option."""
+    from cotenant.cli.agent import read_token
+    from cotenant.fleet.profiles import ProfileBook
     from cotenant.fleet.session import FleetOptions, node_specs
+    from cotenant.live.http import parse_address
     from cotenant.model.units import parse_bytes, parse_seconds
     from cotenant.policy.choice import JobPolicy
+    from cotenant.profile.tables import load_profiles
 
     executor = _executor(given)
+    if given["http"] is not None:
+        parse_address(given["http"], "--http")
     times = {}
     for name, least in (("lease", 0.05), ("keep", 1.0), ("grace", 0.0)):
         times[name] = parse_seconds(given[name], name)
@@ -121,10 +129,13 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
         profiles=given["profiles"],
         default_profile=given["default_profile"],
         port=port,
+        http=given["http"],
+        http_token=read_token(given["http_token"], "--http-token"),
         lease_s=times["lease"],
         keep_s=times["keep"],
         grace_s=times["grace"],
     )  # fmt: skip
+    ProfileBook(load_profiles(given["profiles"]), given["default_profile"])
     if given["address"] is None:
         node_specs(options)
     if given["policy"] is not None:
@@ -141,8 +152,10 @@ def _partition_planner(name: str, options: FleetOptions) -> Planner:
 
     if name != "miso":
         raise InputError(f"{name!r} is not a policy that partitions live; there is miso", field="policy")
-    kinds = {gpu.kind for node in node_specs(options) for gpu in node.gpus}
-    return MisoPlanner(mechanism="mps" if kinds == {"real"} else "time")
+    gpus = [gpu for node in node_specs(options) for gpu in node.gpus]
+    if any(gpu.instances for gpu in gpus):  # MIG is on
+        return MisoPlanner(mechanism="mig")
+    return MisoPlanner(mechanism="mps" if {gpu.kind for gpu in gpus} == {"real"} else "time")
 
 
 def _executor(given: dict[str, Any]) -> str:
@@ -166,7 +179,6 @@ def _here() -> tuple[str, int | None]:
     try:
         discover(["all"])
     except WorkError:
-        print("cotenant fleet: this machine has no GPU; one pretend node stands in (see --nodes)", file=sys.stderr)
         return "pretend", 1
     return "real", None
 

@@ -146,7 +146,7 @@ class Applier:
                 "workdir": job.spec.workdir or "/",
                 "job_dir": job.spec.job_dir or str(job_folder(self.folder, job.id)),
                 "gpus": [{"uuid": g.uuid, "fraction": g.fraction, "mechanism": g.mechanism, "instance": g.instance,
-                          "limit": g.limit} for g in place.gpus],
+                          "slice": g.slice, "limit": g.limit} for g in place.gpus],
                 "cpus": place.cpus,
                 "memory_bytes": place.memory_bytes,
                 "until_ns": clocks_ns[place.node] + round(leases.keep_s * 1e9),

@@ -2,8 +2,8 @@
 
 The decisions are those of the simulator (policy.partition): which GPU admits a job, which slices a GPU's jobs get, and
 whether a move pays. This planner keeps what was measured, turns decisions into shares, and reads steps off progress
-reports. Slices are MIG instances' parts of the SMs, enforced by MPS percentages (or by turns, on the software GPU);
-jobs move between them by the checkpoint of `cotenant.loop`.
+reports. Slices are MIG instances where MIG is on; elsewhere their parts of the SMs, as MPS percentages (or turns, on
+the software GPU). Jobs move between them by the checkpoint of `cotenant.loop`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ STANDS_IN = "A100-40GB"  # geometry for GPUs without MIG: the predictor was trai
 class MisoPlanner:
     """A planner that partitions GPUs; one job has one slice of one GPU, and gangs have whole ones.
 
-    `rules`: those of the simulator, policy miso. `mechanism`: mps or time. `measure_s`: seconds of steady steps at each
-    of the three levels. `restart_s`: what a move costs a job, against which it must pay.
+    `rules`: those of the simulator, policy miso. `mechanism`: how slices are made: mig, mps or time. `measure_s`:
+    seconds of steady steps at each of the three levels. `restart_s`: what a move costs a job, against which it must
+    pay.
     """
 
     def __init__(
@@ -282,7 +283,12 @@ class MisoPlanner:
             plan.assign[name] = Assignment((place,), 0, 1.0)
 
     def _place(self, node: NodeSpec, uuid: str, wish: Wish) -> Place:
-        if wish.limit >= 1 and not wish.measuring:
+        if self.mechanism == "mig":
+            # alone or measured: on the instance that takes everything, in the latter case with others under MPS
+            whole = self._gpus[uuid].geo.whole[0]
+            limit = wish.limit if wish.measuring else None
+            share = GpuShare(uuid, wish.share, "mig", wish.slice or f"{whole.kind}@{whole.start}", None, limit)
+        elif wish.limit >= 1 and not wish.measuring:
             share = GpuShare(uuid)
         else:
             share = GpuShare(uuid, wish.share, self.mechanism, wish.slice, None, wish.limit)

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cotenant.fleet.attempt import (
     ENDED,
@@ -29,6 +29,9 @@ from cotenant.fleet.attempt import (
 from cotenant.fleet.nodes import NodeSpec
 from cotenant.model.errors import WorkError
 from cotenant.training.contract import Lease, lease_file, read_json, write_json, write_lease
+
+if TYPE_CHECKING:
+    from cotenant.fleet.mig_slices import MigSlices
 
 Report = dict[str, Any]
 FENCE_FILE = "fence.json"
@@ -65,6 +68,7 @@ class NodeJobs:
         fence = read_json(folder / FENCE_FILE) or {}
         self.epoch, self.number = int(fence.get("epoch", 0)), int(fence.get("number", 0))
         self.attempts: dict[str, _Attempt] = {}
+        self.slices: MigSlices | None = None  # made with the first job on a MIG slice that is to be made for it
         for path in sorted((folder / "attempts").iterdir()):
             self._adopt(path)
 
@@ -124,7 +128,8 @@ class NodeJobs:
             page.close()
             limits = self._limits(order["cpus"], order["memory_bytes"])
             write_json(folder / LIMITS_FILE, limits)
-            full = order | {"environment": self._environment(order), "agent": self.spec.agent}
+            environment = self._environment(order) | self._slice(order)
+            full = order | {"environment": environment, "agent": self.spec.agent}
             write_json(folder / ORDER_FILE, full)
             attempt = _Attempt(folder)
             self._lease(attempt, attempt.limits)
@@ -228,6 +233,19 @@ class NodeJobs:
             del own["CUDA_VISIBLE_DEVICES"]
         given: dict[str, str] = order["environment"]
         return dict(os.environ) | own | given
+
+    def _slice(self, order: dict[str, Any]) -> dict[str, str]:
+        """Make the job's MIG slice, unless it is an instance that existed before; what its processes need there."""
+        share = order["gpus"][0] if order["gpus"] else {}
+        if share.get("mechanism") != "mig" or share.get("instance") is not None:
+            return {}
+        from cotenant.fleet.mig_slices import MigSlices
+
+        self.slices = self.slices or MigSlices(self.folder / "mps")
+        for name, attempt in self.attempts.items():  # those that ended hold no instance any more
+            if attempt.page.get("phase") == ENDED:
+                self.slices.leave(name)
+        return self.slices.environment(order["attempt"], share)
 
     def _limits(self, cpus: float, memory_bytes: int) -> dict[str, Any]:
         """What an attempt may use here. Cores: as many free ones as whole cores were granted, at least one."""
