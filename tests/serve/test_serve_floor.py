@@ -205,6 +205,20 @@ def test_a_hung_worker_is_killed_once_and_its_request_tried_again(monkeypatch: p
     asyncio.run(main())
 
 
+def test_a_worker_that_dies_before_it_is_attached_is_lost() -> None:
+    async def main() -> None:
+        desk = Desk()
+        desk.workers[0].die()
+        dead = desk.worker()
+        desk.floor.died(dead, "was ended by SIGKILL")  # type: ignore[arg-type]
+        let = desk.dead.pop()
+        desk.floor.attach(let, dead)  # type: ignore[arg-type]
+        assert desk.dead == [let]
+        assert let.worker is None
+
+    asyncio.run(main())
+
+
 def test_suspects_of_a_death_run_alone() -> None:
     async def main() -> None:
         desk = Desk()

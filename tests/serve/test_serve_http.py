@@ -203,6 +203,11 @@ def test_metrics_status_and_plan(server: Running) -> None:
     assert [x["name"] for x in status["services"]] == ["a", "b"]
 
 
+def test_pages_are_not_for_sites_that_point_a_name_here(server: Running) -> None:
+    assert ask(server.http_url, "/cotenant/status", headers={"host": "evil.example"})[0] == 403
+    assert ask(server.http_url, "/cotenant/status", headers={"host": "localhost:1"})[0] == 200
+
+
 TOKEN = "a-token-of-some-length"
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from cotenant.config_serving import ServingConfig
 from cotenant.model.errors import InputError
 from cotenant.model.serving import Gpulet, ServingPlan
+from cotenant.policy.dispatch import Dispatcher
 from cotenant.policy.packing.replan import moves
 from cotenant.profile.latency import ServingProfile
 from cotenant.serve.floor import Floor, Let, Loaded
@@ -103,6 +104,8 @@ class Crew:
         everything is as it was."""
         async with self.lock:
             lets, fresh = self._match(plan)
+            if not fresh and not self.floor.hold and self.floor.adjust(plan):
+                return
             failed: dict[str, str] = {}
             results = await asyncio.gather(*(self._start(new) for new in fresh), return_exceptions=True)
             for new, result in zip(fresh, results, strict=True):
@@ -121,8 +124,12 @@ class Crew:
                 self._loaded(new)
             await self._resized(plan, lets)
             self.stats.switches += 1
+            # building its tables takes milliseconds, in which requests would wait
+            desk = await asyncio.to_thread(
+                Dispatcher, plan, self.floor.services, self.profiles, self.floor.hold
+            )  # fmt: skip
             steps = Counter(step.kind for step in moves(self.floor.plan, plan))
-            gone = self.floor.switch(plan, lets)
+            gone = self.floor.switch(plan, lets, desk)
         if disrupting := ", ".join(f"{count} x {kind}" for kind, count in steps.items() if kind != "rebatch"):
             self.say(f"a new plan: {len(plan.gpulets)} gpulets on {plan.gpus_used} GPUs ({disrupting})")
         for let in gone:

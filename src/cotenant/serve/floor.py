@@ -71,6 +71,8 @@ class Floor:
         self.lets: list[Let] = []
         self.leaving: set[Let] = set()
         self._of: dict[Worker, Let] = {}
+        self._placed: set[str] = set()
+        self._early: set[Worker] = set()
         self._waiting: dict[str, dict[int, Unit]] = {s.name: {} for s in services}
         self.in_flight = dict.fromkeys(self.service, 0)
         self._began = time.monotonic()
@@ -102,7 +104,7 @@ class Floor:
 
     def serves(self, service: str) -> bool:
         """Whether the plan in force has a place for a service."""
-        return any(service in let.seats for let in self.lets)
+        return service in self._placed
 
     def offer(self, call: Call, tensors: list[Tensor], row: int, deadline_ms: float | None) -> None:
         """An item of a call joins the queue of its service; `deadline_ms` from now, None for the service's SLO."""
@@ -261,6 +263,7 @@ class Floor:
         """See WorkerListener. What it ran goes back into the queue once, to be run alone; what it had not begun too."""
         let = self._of.pop(worker, None)
         if let is None:
+            self._early.add(worker)  # perhaps it was to be attached in a moment
             return
         now = self.now_ms()
         let.worker, let.job, let.hung_ms = None, None, math.inf
@@ -292,23 +295,37 @@ class Floor:
 
     def attach(self, let: Let, worker: Worker) -> None:
         """A gpulet has a (new) worker that is ready."""
+        if worker in self._early:
+            self._stillborn(let, worker)
+            return
         let.worker = worker
         self._of[worker] = let
         now = self.now_ms()
         if let.index >= 0:
             self._carry_out(self.desk.done(let.index, now), now)
 
-    def switch(self, plan: ServingPlan, lets: Sequence[Let]) -> list[Let]:
+    def adjust(self, plan: ServingPlan) -> bool:
+        """Take over a plan that has other rates and duty cycles than the one in force, no more; False when it has."""
+        if [_what(x) for x in plan.gpulets] != [_what(x) for x in self.plan.gpulets]:
+            return False
+        self.plan = plan
+        for let, spec in zip(self.lets, plan.gpulets, strict=True):
+            let.spec = spec
+        return True
+
+    def switch(self, plan: ServingPlan, lets: Sequence[Let], desk: Dispatcher | None = None) -> list[Let]:
         """Put a plan in force, with a gpulet (and a worker that is ready) for each of the plan's. Waiting requests keep
-        their order and deadlines. Returns the old gpulets that have no place any more; they may still run a batch."""
+        their order and deadlines. Returns the old gpulets that have no place any more; they may still run a batch.
+        `desk`: the plan's dispatcher, where it has been made beforehand."""
         now = self.now_ms()
         old, waiting = self.lets, self._waiting
         keep = set(lets)
         gone = [let for let in old if let not in keep]
         for let in gone:
             let.index = -1
-        self.desk = Dispatcher(plan, self.services, self.profiles, self.hold)
+        self.desk = desk or Dispatcher(plan, self.services, self.profiles, self.hold)
         self.plan, self.lets = plan, list(lets)
+        self._placed = {seat.service for let in plan.gpulets for seat in let.seats}
         self._waiting = {name: {} for name in waiting}
         for i, let in enumerate(self.lets):
             let.index, let.spec = i, plan.gpulets[i]
@@ -323,11 +340,21 @@ class Floor:
                 else:
                     self._waiting[name][number] = unit
         for i, let in enumerate(self.lets):
-            if let.job is None and let.worker is not None:
+            if let.worker in self._early:
+                self._stillborn(let, let.worker)
+            elif let.job is None and let.worker is not None:
                 let.free.set()
                 self._carry_out(self.desk.done(i, now), now)
         self.leaving.update(gone)
         return gone
+
+    def _stillborn(self, let: Let, worker: Worker | None) -> None:
+        """A worker died between being ready and being used."""
+        assert worker is not None
+        self._early.discard(worker)
+        self._of.pop(worker, None)
+        let.worker = None
+        self.lost(let, "ended before its first batch")
 
     async def drained(self, let: Let) -> None:
         """Until a gpulet that has left the plan runs nothing any more."""
@@ -356,3 +383,8 @@ class Floor:
         """Until no request is in the server."""
         while any(self.in_flight.values()):
             await asyncio.sleep(0.005)
+
+
+def _what(let: Gpulet) -> tuple[object, ...]:
+    """What the dispatcher and the workers know of a gpulet."""
+    return let.gpu, let.partition, let.slot, [(seat.service, seat.batch) for seat in let.seats]

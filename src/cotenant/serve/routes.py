@@ -6,13 +6,13 @@ import asyncio
 import zlib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import orjson
 
 from cotenant.live.exposition import CONTENT_TYPE
 from cotenant.live.feed import Feed
-from cotenant.live.http import MOST_VIEWERS, SECURITY, page
+from cotenant.live.http import MOST_VIEWERS, SECURITY, is_loopback, page
 from cotenant.serve.api import Api
 from cotenant.serve.calls import Kind, Refusal
 from cotenant.serve.http1 import JSON, Exchange
@@ -28,6 +28,7 @@ BINARY = b"content-type: application/octet-stream\r\ninference-header-content-le
 TIMES = b"cotenant-queued-ms: %.3f\r\ncotenant-executed-ms: %.3f\r\ncotenant-batch: %d\r\n"
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready"})  # asked by probes, which have no token
 KNOWN_PATHS = 4096
+LOCAL_PAGES = frozenset({b"/", b"/state.json", b"/events", b"/metrics", b"/cotenant/status", b"/cotenant/plan"})
 
 Endpoint = Callable[[Exchange, str, str], None]
 
@@ -44,6 +45,7 @@ class Routes:
         """`connections` by door, and the `address` of this one, for the live page and the metrics."""
         self.api = api
         self._connections = connections
+        self._address = address
         self._feed = Feed(lambda: rows(api, address()))
         self._viewers: set[asyncio.Task[None]] = set()
         self._found: dict[bytes, tuple[dict[bytes, Endpoint], str, str, bool]] = {}
@@ -80,6 +82,9 @@ class Routes:
             if found is None:
                 found = self._look_up(x.url)
             methods, name, version, guarded = found
+            if x.url in LOCAL_PAGES and not self._may_see(x):
+                x.respond(403, error_body("this address answers to localhost only"))
+                return
             if guarded:
                 self.api.tokens.check(x.headers.get(b"authorization", b""))
             endpoint = methods.get(x.method) or (methods.get(b"GET") if x.method == b"HEAD" else None)
@@ -90,6 +95,13 @@ class Routes:
             endpoint(x, name, version)
         except Refusal as refusal:
             self._refuse(x, refusal)
+
+    def _may_see(self, x: Exchange) -> bool:
+        """A site elsewhere whose name was made to point to this machine must not read the server's pages."""
+        if not is_loopback(urlsplit(self._address()).hostname or ""):
+            return True
+        host = x.headers.get(b"host", b"localhost").decode("latin-1")
+        return is_loopback(urlsplit("//" + host).hostname or "")
 
     def _look_up(self, url: bytes) -> tuple[dict[bytes, Endpoint], str, str, bool]:
         raw = url.partition(b"?")[0].decode("latin-1")
