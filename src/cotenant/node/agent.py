@@ -30,6 +30,7 @@ from cotenant.node.holders import Place, place_of
 from cotenant.node.ledger import HOST, Ledger
 from cotenant.node.live import Live, promise
 from cotenant.node.mechanisms import make_mechanisms
+from cotenant.node.mps_faults import watch_mps
 from cotenant.node.operations import Operations
 from cotenant.node.parking import Parking
 from cotenant.node.residency import Residency
@@ -143,7 +144,7 @@ class Agent:
             for number in (signal.SIGTERM, signal.SIGINT):
                 with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                     loop.add_signal_handler(number, self.stop)
-            tasks = [asyncio.create_task(self._housekeeping())]
+            tasks = [asyncio.create_task(self._housekeeping()), asyncio.create_task(watch_mps(self))]
             if self.options.source:
                 tasks.append(asyncio.create_task(self._watch(configs.config_path(self.options.source))))
             ready()

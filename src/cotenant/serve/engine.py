@@ -89,6 +89,10 @@ class Engine:
             for i in rows:
                 self._group(model, units, [i], answers)
 
+    def lost(self) -> bool:
+        """Whether the device has failed for this process for good, as when the MPS server died."""
+        return any(model.lost() for model in self._models.values())
+
     def close(self) -> None:
         """Free the models."""
         for model in self._models.values():

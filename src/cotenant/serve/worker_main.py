@@ -27,6 +27,7 @@ from cotenant.serve.workers import Job, LoadError, Result, WorkerSpec
 
 MOST_MESSAGE = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
+DEVICE_LOST = 75  # exit code
 
 
 def settle(cores: tuple[int, ...]) -> None:
@@ -99,6 +100,10 @@ class Loop:
                 pass  # one of the items may be to blame: the slow way finds out which
         units = self._units(service, count, stacked, layout)
         result = self.engine.run(Job(number, service, units, expected_ms, submitted_s))
+        if any(isinstance(answer, str) for answer in result.answers) and self.engine.lost():
+            sys.stderr.write(f"worker: the device is lost: {result.answers[0]}\n")
+            sys.stderr.flush()
+            os._exit(DEVICE_LOST)  # the gateway sends the batch to another worker, and starts one afresh
         return self._answer(number, result, end)
 
     def _write(self, info: ModelInfo, outputs: list[np.ndarray], end: int) -> tuple[list[Any], int]:

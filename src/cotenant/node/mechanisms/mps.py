@@ -95,6 +95,17 @@ class Mps(Mechanism):
         for uuid in list(self._daemons):
             self._quit(uuid)
 
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that have a daemon now."""
+        return tuple(self._daemons)
+
+    def ask(self, uuid: str, order: str) -> str:
+        """What the daemon of a GPU answers. WorkError when there is none, or it does not."""
+        daemon = self._daemons.get(uuid)
+        if daemon is None:
+            raise WorkError(f"GPU {uuid} has no MPS daemon of this agent")
+        return self._tell(daemon, order)
+
     def healthy(self, uuid: str) -> bool:
         """Whether the daemon of a GPU answers."""
         daemon = self._daemons.get(uuid)

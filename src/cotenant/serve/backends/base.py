@@ -48,6 +48,9 @@ class Backend(Protocol):
     def resize(self, fraction: float) -> None:
         """Use another share from the next batch on; NotImplementedError where a new process is needed."""
 
+    def lost(self) -> bool:
+        """Whether the device has failed for good: nothing will run in this process any more. Asked after a failure."""
+
     def close(self) -> None:
         """Free what the model holds."""
 

@@ -87,6 +87,10 @@ class OnnxModel:
         """See Backend: threads are made with the session."""
         raise NotImplementedError
 
+    def lost(self) -> bool:
+        """See Backend: there is no device to lose."""
+        return False
+
     def close(self) -> None:
         """See Backend."""
         del self._session

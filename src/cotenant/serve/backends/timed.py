@@ -72,6 +72,10 @@ class TimedModel:
         """See Backend: times belong to a partition."""
         raise NotImplementedError
 
+    def lost(self) -> bool:
+        """See Backend: there is no device to lose."""
+        return False
+
     def close(self) -> None:
         """See Backend."""
 

@@ -181,6 +181,16 @@ class TorchModel:
     def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
         """See Backend: the model takes the time it takes."""
 
+    def lost(self) -> bool:
+        """See Backend: an error that stays with the context comes back from a wait."""
+        if self._device.type != "cuda":
+            return False
+        try:
+            self._torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
     def close(self) -> None:
         """See Backend."""
         self._graphs.clear()
