@@ -57,6 +57,12 @@ def up(
     grace: Annotated[str, _time("--grace", help="How long a job may take to leave.")] = "30s",
     early: Annotated[bool, _time("--early/--no-early", help="Give away free GPUs between rounds.")] = True,
     port: Annotated[int | None, typer.Option("--port", help="Listen on 127.0.0.1 too, with a token. 0: any.")] = None,
+    http: Annotated[
+        Text, typer.Option("--http", metavar="HOST:PORT", help="Live page and /metrics, e.g. :9401 (loopback).")
+    ] = None,
+    http_token: Annotated[
+        Path | None, typer.Option("--http-token", metavar="FILE", help="File with the token its readers show.")
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here instead of in the background.")] = False,
     folder: Where = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -20,6 +20,7 @@ from cotenant.fleet.nodes import NodeSpec, pretend_nodes
 from cotenant.fleet.planners import JobPlanner, Planner
 from cotenant.fleet.profiles import ProfileBook
 from cotenant.fleet.server import Door
+from cotenant.fleet.store import FleetLock
 from cotenant.model.cluster import Cluster
 from cotenant.model.errors import InputError, WorkError
 from cotenant.model.gpus import find_gpu
@@ -27,6 +28,7 @@ from cotenant.policy.choice import JobPolicy
 from cotenant.profile.tables import Profiles, load_profiles
 
 if TYPE_CHECKING:  # a machine of GPUs alone runs a fleet without it
+    from cotenant.fleet.live import LivePort
     from cotenant.record.record import Record
 
 PER_GPU_CPUS = 3.0
@@ -63,6 +65,8 @@ class FleetOptions:
     default_profile: str | None = None
     planner: Planner | None = None
     port: int | None = None
+    http: str | None = None  # HOST:PORT of the live page and the metrics
+    http_token: str | None = None
     autostart: bool = True
     poll_s: float | None = None
 
@@ -113,8 +117,15 @@ class Fleet:
         settings = ControllerOptions(
             options.folder, options.lease_s, options.keep_s, options.grace_s, options.early, options.poll_s
         )
-        self.controller = Controller(settings, executor or make_executor(options), self.planner)
+        lock = FleetLock(options.folder)  # before anybody touches the nodes
+        try:
+            made = executor or make_executor(options)
+        except BaseException:
+            lock.release()
+            raise
+        self.controller = Controller(settings, made, self.planner, lock)
         self.door: Door | None = None
+        self.live: LivePort | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._describe()
@@ -156,6 +167,15 @@ class Fleet:
         if self._error is not None:
             raise WorkError(str(self._error))
         self.door = Door(self.controller, port=self.options.port)
+        if self.options.http is not None:
+            from cotenant.fleet.live import LivePort
+
+            try:
+                self.live = LivePort(self.controller, self.options.http, self.options.http_token)
+            except (InputError, WorkError):
+                self.stop()
+                raise
+            self.controller.options.log(f"live page and metrics at {self.live.url}")
         if self.options.autostart:
             self.begin()
 
@@ -165,9 +185,7 @@ class Fleet:
 
     def stop(self) -> None:
         """End the controller; jobs go on until their leases end."""
-        if self.door is not None:
-            self.door.close()
-            self.door = None
+        self._close_doors()
         if self._thread is None:
             self.controller.close()
             return
@@ -178,11 +196,17 @@ class Fleet:
         """Until the controller ends by itself; WorkError when it failed."""
         assert self._thread is not None
         self._thread.join()
+        self._close_doors()
+        if self._error is not None:
+            raise WorkError(str(self._error))
+
+    def _close_doors(self) -> None:
+        if self.live is not None:
+            self.live.close()
+            self.live = None
         if self.door is not None:
             self.door.close()
             self.door = None
-        if self._error is not None:
-            raise WorkError(str(self._error))
 
     def down(self, within_s: float = 30.0) -> None:
         """Stop all jobs with their checkpoints, then the controller; they go on with the next fleet in this folder."""

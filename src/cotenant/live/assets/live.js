@@ -92,8 +92,8 @@ function drawGpus() {
     return make("article", { className: "gpu", ariaLabel: `GPU ${gpu.index} of ${gpu.node}` },
       make("h3", {}, `GPU ${gpu.index}`, make("span", {}, gpu.model), make("span", {}, gpu.node)),
       line("granted", "granted", Math.max(1, sum("granted")), percent(sum("granted"))),
-      line("got", "got", Math.max(1, sum("got")), percent(sum("got"))),
-      line("memory", "memory_bytes", gpu.memory_bytes || 1, bytes(gpu.memory_used_bytes ?? sum("memory_bytes")), true),
+      all.some((share) => share.got != null) ? line("got", "got", Math.max(1, sum("got")), percent(sum("got"))) : null,
+      gpu.memory_used_bytes != null ? line("memory", "memory_bytes", gpu.memory_bytes || 1, bytes(gpu.memory_used_bytes), true) : null,
       shares.length ? make("ul", { className: "legend" }, ...shares.map((share) => make("li", { title: share.tenant }, make("i", { style: { "--c": share.color } }), make("span", {}, share.tenant)))) : make("p", { className: "soft" }, "free"));
   });
   $("gpus").replaceChildren(...cards);
@@ -174,11 +174,15 @@ function gpuName(key) {
 // ---- the page ----
 function drawTotals() {
   const shares = [...rows.shares.values()], gpus = [...rows.gpus.values()], services = [...rows.services.values()], jobs = [...rows.jobs.values()];
-  const used = shares.reduce((sum, share) => sum + (share.got ?? 0), 0);
+  const total = (list, field) => list.reduce((sum, row) => sum + (row[field] ?? 0), 0);
   const tiles = [];
-  if (gpus.length) tiles.push(["GPUs", count(gpus.length)], ["GPU time in use", percent(gpus.length ? used / gpus.length : 0)],
-    ["memory in use", percent(gpus.reduce((sum, gpu) => sum + (gpu.memory_used_bytes ?? 0), 0) / (gpus.reduce((sum, gpu) => sum + gpu.memory_bytes, 0) || 1))]);
-  if (shares.length) tiles.push(["tenants", count(new Set(shares.map((share) => share.tenant)).size)], ["waiting for a turn", count(shares.filter((share) => share.waiting).length)]);
+  const measured = shares.filter((share) => share.got != null), told = gpus.filter((gpu) => gpu.memory_used_bytes != null);
+  if (gpus.length) tiles.push(["GPUs", count(gpus.length)]);
+  if (gpus.length && measured.length) tiles.push(["GPU time in use", percent(total(measured, "got") / gpus.length)]);
+  else if (gpus.length) tiles.push(["GPUs given away", percent(total(shares, "granted") / gpus.length)]);
+  if (told.length) tiles.push(["memory in use", percent(total(told, "memory_used_bytes") / (total(told, "memory_bytes") || 1))]);
+  const tenants = shares.filter((share) => share.kind !== "job");
+  if (tenants.length) tiles.push(["tenants", count(new Set(tenants.map((share) => share.tenant)).size)], ["waiting for a turn", count(tenants.filter((share) => share.waiting).length)]);
   if (services.length) {
     const asked = services.reduce((sum, row) => sum + (row.rate_rps ?? 0), 0);
     const met = services.reduce((sum, row) => sum + (row.rate_rps ?? 0) * (row.attainment ?? 1), 0);

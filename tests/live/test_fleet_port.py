@@ -1,0 +1,62 @@
+"""The fleet's live port: jobs with reasons, nodes, metrics that Prometheus's tool accepts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.session import Fleet, FleetOptions
+from cotenant.metrics.live import FLEET
+
+
+def look(url: str, path: str) -> str:
+    with urllib.request.urlopen(url + path, timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+def test_jobs_and_reasons(tmp_path: Path) -> None:
+    """One node of two GPUs: a job of two runs, the next waits because the GPUs are full; both are on the page."""
+    options = FleetOptions(tmp_path / "fleet", nodes=1, gpus_per_node=2, lease_s=0.5, grace_s=1.0, http="127.0.0.1:0")
+    with Fleet(options) as fleet:
+        assert fleet.live is not None
+        for name in ("first", "second"):
+            fleet.submit(JobSpec(name=name, command=("sleep", "60"), gpus=2))
+        until = time.monotonic() + 30
+        while True:
+            state = json.loads(look(fleet.live.url, "/state.json"))
+            jobs = {row["name"]: row for row in state["jobs"]}
+            seen = {name: (row["state"], row["reason"]) for name, row in jobs.items()}
+            if seen == {"first": ("running", ""), "second": ("waiting", "gpus full")}:
+                break
+            assert time.monotonic() < until, jobs
+            time.sleep(0.05)
+        assert jobs["first"]["place"] == "node-0: 2"
+        assert sorted(row["gpu"] for row in state["shares"]) == sorted(row["key"] for row in state["gpus"])
+        assert any(row["text"].startswith("first started") for row in state["decisions"])
+        text = look(fleet.live.url, "/metrics")
+        assert 'cotenant_fleet_jobs{state="waiting"} 1' in text
+        assert 'cotenant_fleet_gpus_held{node="node-0"} 2' in text
+        assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} == {m.name for m in FLEET}
+        if shutil.which("promtool") is not None:
+            done = subprocess.run(
+                ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60
+            )
+            assert (done.returncode, done.stdout + done.stderr) == (0, "")
+        url = fleet.live.url
+    with pytest.raises(OSError, match="refused"):
+        look(url, "/healthz")
+
+
+def test_a_taken_port_is_one_sentence(call: Callable[..., Any], tmp_path: Path) -> None:
+    code, _, said = call("fleet", "up", "--fleet", tmp_path, "--executor", "local", "--http", "nowhere")
+    assert code == 2
+    assert "is not an address HOST:PORT" in said
