@@ -289,7 +289,7 @@ SHARE, LIB = "cotenant.dev/share", "/opt/cotenant/lib"
         ({"metadata": {"annotations": share()}}, "the pod has no spec"),
         ({"metadata": {"annotations": share()}, "spec": {"containers": [{}]}}, "not a list of containers with names"),
         ({"metadata": {"annotations": {"cotenant.dev/request": 30}}, "spec": {"containers": [MAIN]}},
-         "30 is not a share of a GPU"),
+         "30 is not a text; put it in quotes"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence(before: Pod, sentence: str) -> None:

@@ -24,6 +24,7 @@ from cotenant.kube.binding import (
     other_name,
     wanted,
 )
+from cotenant.kube.escapes import Escape
 from cotenant.kube.events import PodEvents
 from cotenant.kube.messages import POD_RESOURCES, caller, devices_of, open_channel, pod_resources
 from cotenant.kube.plugin import Desk, said
@@ -102,6 +103,17 @@ class Binder:
         orders += self._init_orders(devices, held)
         self._let_go(held, {order.key for order in orders}, unclear, fresh)
         self._hold(held, orders)
+
+    def escaped(self, found: list[Escape]) -> None:
+        """Say it to the pods whose processes nothing holds to a share."""
+        for one in found:
+            for pod in self._pods.values():
+                if pod["metadata"]["uid"] == one.uid:
+                    where = self._desk.inventory.index_of(one.gpu)
+                    text = (
+                        f"a process uses {where} past the shim: nothing holds it to a share (musl, or LD_PRELOAD lost?)"
+                    )
+                    self._events.say(pod, "ShareNotEnforced", text, warning=True)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 

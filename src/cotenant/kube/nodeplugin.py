@@ -12,6 +12,7 @@ from typing import Any
 from cotenant.kube import names
 from cotenant.kube.api import KubeApi
 from cotenant.kube.binder import LIST_EVERY_S, Binder
+from cotenant.kube.escapes import EscapeWatch, GpuProcesses, nvml_processes
 from cotenant.kube.inventory import FaultSource, check_whole, gpus_of, mig_slices, nvml_faults
 from cotenant.kube.plugin import KUBELET_SOCKET, Desk, ResourcePlugin
 from cotenant.kube.units import MigSlice
@@ -34,6 +35,7 @@ class NodeSettings:
     whole: tuple[str, ...] = ()
     faults: FaultSource = nvml_faults
     slices: Callable[[], Iterable[MigSlice]] = mig_slices
+    processes: Callable[[Iterable[str]], GpuProcesses] = nvml_processes
     log: Callable[[str], None] = field(default=print)
     list_every_s: float = LIST_EVERY_S
 
@@ -67,6 +69,7 @@ class NodePlugin:
         self._slices: list[MigSlice] = []
         self._faults: dict[str, str] = {}
         self._said = ""
+        self._escapes = EscapeWatch()
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop`. InputError for settings that do not fit the node; everything else is tried again."""
@@ -112,15 +115,21 @@ class NodePlugin:
         except WorkError as error:
             self.desk.inventory.all_sick(str(error))
             raise
-        if time.monotonic() - self._health_s >= HEALTH_EVERY_S:
+        due = time.monotonic() - self._health_s >= HEALTH_EVERY_S
+        real = [row["uuid"] for row in status["gpus"] if not row["soft"]]
+        if due:
             self._health_s = time.monotonic()
-            real = [row["uuid"] for row in status["gpus"] if not row["soft"]]
             self._faults = dict(self.settings.faults(real) if real else {})
             self._slices = list(self.settings.slices()) if real else []
         in_mig = {piece.gpu for piece in self._slices}
         gpus = [g for g in gpus_of(status, self.settings.whole, self._faults) if g.uuid not in in_mig]
         check_whole(self.settings.whole, gpus_of(status, (), {}))
         self.desk.inventory.set(gpus, self._slices)
+        if due and real:
+            running = self.settings.processes([gpu.uuid for gpu in gpus])
+            found = self._escapes.look(running, self._agent.call("list")["tenants"])
+            self.desk.metrics.escaped = len(found)
+            self._binder.escaped(found)
 
     # -- the kubelet -----------------------------------------------------------------------------------------------
 

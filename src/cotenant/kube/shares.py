@@ -68,6 +68,8 @@ def annotations_of(pod: Pod) -> dict[str, Any]:
             near = difflib.get_close_matches(key, names.ANNOTATIONS, 1, 0.7)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names.ANNOTATIONS)}"
             raise InputError(f"unknown annotation {key[:120]}; {hint}", field="metadata.annotations")
+        if not isinstance(value, str):
+            raise InputError(f"{value!r:.60} is not a text; put it in quotes", field=key_field(key))
         found[key] = value
     return found
 

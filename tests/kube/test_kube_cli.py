@@ -1,0 +1,111 @@
+"""`cotenant kube` without a cluster: what a pod becomes, claims, slices, and errors as sentences."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from held_agent import HeldAgent, uuid_of
+from pods import check_pod, patched, pod, share
+
+
+@pytest.fixture
+def pod_file(tmp_path: Path) -> Path:
+    path = tmp_path / "pod.yaml"
+    path.write_text(yaml.safe_dump(pod(annotations=share("30%", memory="8Gi"))))
+    return path
+
+
+def test_what_a_pod_becomes(call: Any, pod_file: Path) -> None:
+    code, out, _ = call("kube", "mutate", pod_file)
+    assert code == 0
+    after = yaml.safe_load(out)
+    check_pod(after)
+    assert after["spec"]["containers"][0]["resources"]["limits"]["cotenant.dev/share"] == "30"
+    code, out, _ = call("kube", "mutate", pod_file, "--patch")
+    assert patched(yaml.safe_load(pod_file.read_text()), json.loads(out)) == after
+    assert json.loads(call("kube", "mutate", pod_file, "--json")[1])["items"] == [after]
+    assert set(json.loads(call("kube", "mutate", pod_file, "--patch", "--json")[1])) == {"patch"}
+    bare = call("kube", "mutate", pod_file, "--mounts=plugin")[1]
+    assert "hostPath" not in bare
+
+
+def test_claims(call: Any, pod_file: Path) -> None:
+    code, out, _ = call("kube", "claims", pod_file)
+    assert code == 0
+    assert [thing["kind"] for thing in yaml.safe_load_all(out)] == ["ResourceClaimTemplate", "Pod"]
+    code, _, err = call("kube", "claims", pod_file, "--kubernetes", "1.33")
+    assert code == 2
+    assert "needs consumable capacity" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("kind: Deployment\n", "it must hold one Pod; it holds Deployment"),
+        ("", "it must hold one Pod; it holds nothing"),
+        ("kind: Pod\n---\nkind: Pod\n", "it must hold one Pod; it holds Pod, Pod"),
+        ("kind: [", "line 1: not valid YAML"),
+        ("kind: Pod\nmetadata: {annotations: {cotenant.dev/request: '30'}}\nspec: {containers: [{name: a}]}\n",
+         "'30' is over 100% of a GPU: a plain number is a fraction, write 30% or 0.3"),
+        ("kind: Pod\nmetadata: {annotations: {cotenant.dev/request: 0.3}}\nspec: {containers: [{name: a}]}\n",
+         "0.3 is not a text; put it in quotes"),
+    ],
+)  # fmt: skip
+def test_wrong_files_are_one_sentence(call: Any, tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    code, out, err = call("kube", "mutate", path)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+
+
+def test_other_wrong_input(call: Any, tmp_path: Path, pod_file: Path) -> None:
+    for arguments, sentence in (
+        (("kube", "mutate", tmp_path / "none.yaml"), "cannot be read: No such file or directory"),
+        (("kube", "claims", pod_file, "--kubernetes", "new"), "'new' is not a version such as 1.34"),
+        (("kube", "manifests", "--namespace", "Bad_Name"), "'Bad_Name' is not a name"),
+        (("kube", "plugin", "--node", "n", "--refresh", "1m"), "1m is not 0.1s to 6s"),
+        (("kube", "plugin", "--node", "n", "--mounts", "x"), "'x' is not webhook or plugin"),
+        (("kube", "slice", "--node", "n", "--agent-dir", tmp_path), "no agent answers"),
+    ):
+        code, out, err = call(*arguments)
+        assert code in (1, 2)
+        assert out == ""
+        assert sentence in err
+        assert len(err.splitlines()) == 1
+
+
+@pytest.fixture
+def agent() -> Iterator[HeldAgent]:
+    found = HeldAgent(Path(tempfile.mkdtemp(prefix="cot-")), count=2)
+    yield found
+    found.close()
+
+
+def test_the_slice_of_a_node(call: Any, agent: HeldAgent) -> None:
+    code, out, _ = call("kube", "slice", "--node", "node-a", "--agent-dir", agent.folder, "--whole", "1", "--json")
+    assert code == 0
+    (found,) = json.loads(out)["items"]
+    devices = found["spec"]["devices"]
+    assert [device["attributes"]["uuid"]["string"] for device in devices] == [uuid_of(0), uuid_of(1)]
+    assert [device["attributes"]["whole"]["bool"] for device in devices] == [False, True]
+    assert found["spec"]["nodeName"] == "node-a"
+    code, _, err = call("kube", "slice", "--node", "n", "--agent-dir", agent.folder, "--whole", "7")
+    assert code == 2
+    assert "the agent has no GPU '7'" in err
+
+
+def test_a_chart_does_not_replace_what_is_none(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    code, _, err = call("kube", "chart", "--out", tmp_path / "mine")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert (tmp_path / "mine" / "thesis.tex").exists()
