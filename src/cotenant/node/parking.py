@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError, WorkError
@@ -20,7 +21,7 @@ from cotenant.node.checkpoint import OLDEST_DRIVER, Checkpointer, CheckpointErro
 from cotenant.node.parked import Parked
 from cotenant.node.processes import ProcessKey
 from cotenant.node.relocation import relocate
-from cotenant.node.residency import MOVED_BY_PROCESS, Residency, movable_first
+from cotenant.node.residency import MOVED_BY_PROCESS, Residency
 from cotenant.node.wire import Family
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class Parking:
                 await self._restore(parked, target)
             else:
                 await self._bring(tenant, parked, target, timeout_s)
-            del self.parked[name]
+            self.parked.pop(name, None)
             self.agent.save()
             return {"name": name, "method": parked.method, "gpus": [target] if target else list(parked.gpus),
                     "seconds": time.monotonic() - began}  # fmt: skip
@@ -233,6 +234,8 @@ class Parking:
         except WorkError as error:
             return str(error)
         self.residency.parked.pop(tenant.name, None)
+        self.parked.pop(tenant.name, None)
+        self.agent.save()
         return None
 
     async def _restore(self, parked: Parked, target: str | None) -> None:
@@ -305,7 +308,7 @@ class Parking:
         if not names:
             if gpu is None:
                 raise InputError("say whom to preempt, or on which GPU", field="--gpu")
-            names = [tenant.name for tenant in movable_first(self.agent.registry.on_gpu(gpu))]
+            names = [tenant.name for tenant in _movable_first(self.agent.registry.on_gpu(gpu))]
         done: list[dict[str, Any]] = []
         failed: dict[str, str] = {}
         for name in names:
@@ -380,3 +383,8 @@ class Parking:
 
 def _last_warning(tenant: Tenant) -> str:
     return tenant.warnings[-1] if tenant.warnings else "its memory cannot leave the GPU"
+
+def _movable_first(tenants: Iterable[Tenant]) -> list[Tenant]:
+    """Tenants by how easily they leave: own processes move them, then parking; lowest priority first."""
+    rank = {"swap": 0, "managed": 1, "park": 2, "none": 3}
+    return sorted(tenants, key=lambda t: (t.spec.priority, rank[t.spec.oversubscribe]))

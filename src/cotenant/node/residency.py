@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CARD_OVERHEAD_BYTES = 512 << 20  # of a real card: what the driver keeps of what NVML calls its memory
 RETRY_S = 0.5
 MOST_RETRY_S = 10.0
+GROWTH = 8
 MOVED_BY_PROCESS = ("swap", "managed")
 
 
@@ -219,7 +220,9 @@ class Residency:
             residency = self.refresh(gpu)
             line = broker.turns.line(gpu, time.monotonic_ns())
             stay = [t.name for t in self.agent.registry.on_gpu(gpu) if t is not tenant and broker.holds(t, gpu)]
-            plan = residency.switch(tenant.name, line=line, stay=stay)
+            # a tenant that grows will want more: make room in fewer, larger moves
+            more = residency.occupants[tenant.name].movable_bytes // GROWTH if refused_bytes else 0
+            plan = residency.switch(tenant.name, more_bytes=more, line=line, stay=stay)
             if refused_bytes and not plan.out and attempt == 0:
                 residency.ran_short(refused_bytes)  # the sums say that it fits, the driver says no
                 plan = residency.switch(tenant.name, line=line, stay=stay)
@@ -229,7 +232,7 @@ class Residency:
                     if not stay
                     else f"{plan.short_bytes / 2**20:.0f} MiB are lacking while {', '.join(stay)} still runs"
                 )
-            if not plan.in_bytes and not plan.out:
+            if not plan.out and (refused_bytes or not plan.in_bytes):
                 return None
             if await self._carry_out(plan, tenant, gpu):
                 return None
@@ -242,7 +245,11 @@ class Residency:
         self.switching[gpu] = plan
         began = time.monotonic()
         try:
-            went, came = await asyncio.gather(self._all_out(plan, gpu, flow), self._all_in(tenant, gpu, flow))
+            if tenant.name in self.parked:  # the driver restores all at once, into room that is there
+                went = await self._all_out(plan, gpu, flow)
+                came = went and await self._all_in(tenant, gpu, flow)
+            else:
+                went, came = await asyncio.gather(self._all_out(plan, gpu, flow), self._all_in(tenant, gpu, flow))
         finally:
             del self.switching[gpu]
         seconds = time.monotonic() - began
@@ -386,9 +393,3 @@ class Residency:
         for task in list(self._tasks):
             task.cancel()
         self.host.close()
-
-
-def movable_first(tenants: Iterable[Tenant]) -> list[Tenant]:
-    """Tenants by how easily they leave: own processes move them, then parking; lowest priority first."""
-    rank = {"swap": 0, "managed": 1, "park": 2, "none": 3}
-    return sorted(tenants, key=lambda t: (t.spec.priority, rank[t.spec.oversubscribe]))

@@ -74,7 +74,7 @@ class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.loader is None:
             return None
@@ -100,5 +100,5 @@ def _next_sitecustomize() -> None:
 
 
 if MODE in ("turn", "iteration"):
-    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder())
 _next_sitecustomize()
