@@ -25,7 +25,7 @@ from cotenant.node.config import AgentConfig, FileWatch, TenantSpec
 from cotenant.node.control import Caller, ControlServer
 from cotenant.node.floor import Floors
 from cotenant.node.floor_page import SOCKET as FLOOR_SOCKET
-from cotenant.node.gpus import Gpu, discover
+from cotenant.node.gpus import Gpu, discover, within
 from cotenant.node.holders import Place, place_of
 from cotenant.node.ledger import HOST, Ledger
 from cotenant.node.live import Live, promise
@@ -93,7 +93,7 @@ class Agent:
         self.log = options.log
         self.folder = options.folder
         self.config = self.load_config()
-        self.gpus: tuple[Gpu, ...] = options.gpus or discover(self.config.gpus)
+        self.gpus = within(self.config.gpu_memory_bytes, options.gpus or discover(self.config.gpus))
         self.mechanisms = make_mechanisms(self.folder)
         self.registry = Registry(self.gpus, self.mechanisms, host_memory(self.config.swap_memory_bytes))
         self.ledger = Ledger()

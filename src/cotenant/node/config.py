@@ -67,6 +67,7 @@ class AgentConfig:
     colocation: ColocationSettings = field(default_factory=ColocationSettings)
     copies: CopySettings = field(default_factory=CopySettings)
     swap_memory_bytes: int | None = None  # host memory that contents may move to; None: half of what is available
+    gpu_memory_bytes: int | None = None  # of each GPU, what tenants share; None: all of it
     most_moving: float = 0.05  # of the time, at most so much goes to moving
 
 
@@ -129,6 +130,7 @@ _AGENT_KEYS = (
     "context_reserve",
     "reconnect",
     "swap_memory",
+    "gpu_memory",
     "most_moving",
     "colocation",
     "copies",
@@ -221,8 +223,9 @@ def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
             values["reconnect_ms"] = round(parse_seconds(data["reconnect"], "reconnect") * 1e3)
         if "context_reserve" in data:
             values["context_reserve_bytes"] = parse_bytes(data["context_reserve"], "context_reserve")
-        if "swap_memory" in data:
-            values["swap_memory_bytes"] = parse_bytes(data["swap_memory"], "swap_memory")
+        for key, to in (("swap_memory", "swap_memory_bytes"), ("gpu_memory", "gpu_memory_bytes")):
+            if key in data:
+                values[to] = parse_bytes(data[key], key)
         if "most_moving" in data:
             values["most_moving"] = parse_moving(data["most_moving"], "most_moving")
         if "colocation" in data:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from cotenant.model.errors import InputError, WorkError
 
@@ -57,6 +57,13 @@ def discover(wanted: Sequence[str]) -> tuple[Gpu, ...]:
             raise InputError(f"the GPU {text!r} is named twice", field="--gpus")
         chosen.append(match[0])
     return tuple(chosen)
+
+
+def within(memory_bytes: int | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs with at most that much memory each: the rest is for programs that are no tenants."""
+    if memory_bytes is None:
+        return tuple(gpus)
+    return tuple(replace(gpu, memory_bytes=min(gpu.memory_bytes, memory_bytes)) for gpu in gpus)
 
 
 def soft_gpus() -> tuple[Gpu, ...]:
