@@ -183,6 +183,7 @@ def test_typed_contents_and_compressed_messages(server: Running) -> None:
         answer = call(message)
         got = np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
         assert got == [1.5 + offset("a"), 2.5 + offset("a")]
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
         nothing = channel.unary_unary("/inference.GRPCInferenceService/Nothing")
         with pytest.raises(grpc.RpcError) as caught:
             nothing(b"")

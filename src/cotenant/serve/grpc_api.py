@@ -56,9 +56,15 @@ class GrpcApi:
         found["ModelStreamInfer"] = Handler(self._stream_infer, streaming=True)
         found["RepositoryModelLoad"] = Handler(self._repository("Load", self.api.load))
         found["RepositoryModelUnload"] = Handler(self._repository("Unload", self.api.unload))
-        return {f"{SERVICE}{name}".encode(): handler for name, handler in found.items()}
+        paths = {f"{SERVICE}{name}".encode(): handler for name, handler in found.items()}
+        paths[b"/grpc.health.v1.Health/Check"] = Handler(self._health, guarded=False)
+        return paths
 
     # ---- all but inference ----
+
+    def _health(self, slot: Slot, data: bytes) -> None:
+        """The health check that orchestrators use: HealthCheckResponse with status (field 1) SERVING or NOT_SERVING."""
+        slot.reply(b"\x08\x02" if self.api.not_ready() else b"\x08\x01")
 
     def _simple(self, name: str, answer: Callable[[Any], dict[str, Any]]) -> Callable[[Slot, bytes], None]:
         request, response = self.messages[f"{name}Request"], self.messages[f"{name}Response"]
