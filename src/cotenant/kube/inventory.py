@@ -95,28 +95,22 @@ def check_whole(whole: Iterable[str], gpus: Iterable[NodeGpu]) -> None:
             )
 
 
-def nvml_faults(uuids: Iterable[str]) -> Faults:
-    """GPUs that NVML finds lost or in need of a reset. Without NVML: none, for then there is nobody to ask."""
+def nvml_faults(rows: Iterable[Mapping[str, Any]]) -> Faults:
+    """Real GPUs of the agent that NVML finds lost or in need of a reset. Without NVML none: nobody can be asked."""
+    wanted = [str(row["uuid"]) for row in rows if not row["soft"]]
+    if not wanted:
+        return {}
     try:
         from cotenant.node.nvml import Nvml
 
         nvml = Nvml()
     except ImportError:
         return {}
-    wanted = set(uuids)
-    faults: dict[str, str] = {}
     try:
         with nvml:
-            for device in nvml.devices():
-                if device.uuid in wanted:
-                    try:
-                        nvml.call(f"reading GPU {device.index}", "nvmlDeviceGetMemoryInfo", device.handle)
-                    except WorkError as error:
-                        faults[device.uuid] = str(error)
-                    wanted.discard(device.uuid)
+            return {uuid: fault for uuid in wanted if (fault := nvml.fault(uuid))}
     except WorkError as error:
         return dict.fromkeys(wanted, str(error))
-    return faults | dict.fromkeys(wanted, "the driver does not list it any more")
 
 
 def mig_slices() -> list[MigSlice]:
@@ -139,4 +133,4 @@ def mig_slices() -> list[MigSlice]:
     ]
 
 
-FaultSource = Callable[[Iterable[str]], Faults]
+FaultSource = Callable[[Iterable[Mapping[str, Any]]], Faults]

@@ -119,8 +119,8 @@ class NodePlugin:
         real = [row["uuid"] for row in status["gpus"] if not row["soft"]]
         if due:
             self._health_s = time.monotonic()
-            self._faults = dict(self.settings.faults(real) if real else {})
-            self._slices = list(self.settings.slices()) if real else []
+            self._faults = dict(self.settings.faults(status["gpus"]))
+            self._slices = list(self.settings.slices())
         in_mig = {piece.gpu for piece in self._slices}
         gpus = [g for g in gpus_of(status, self.settings.whole, self._faults) if g.uuid not in in_mig]
         check_whole(self.settings.whole, gpus_of(status, (), {}))

@@ -100,6 +100,15 @@ class Nvml:
             result.append(Device(index, uuid, name, handle))
         return result
 
+    def fault(self, uuid: str) -> str:
+        """Why a GPU cannot be used now, in words; empty when it answers. Another GPU's fault does not matter."""
+        try:
+            handle = self.call(f"opening {uuid}", "nvmlDeviceGetHandleByUUID", uuid)
+            self.call(f"reading {uuid}", "nvmlDeviceGetMemoryInfo", handle)
+        except WorkError as error:
+            return str(error)
+        return ""
+
     def find(self, gpu: str) -> Device:
         """A GPU by its UUID, a beginning of it, or its index; InputError lists what there is."""
         devices = self.devices()
