@@ -19,7 +19,7 @@ import cotenant.shim
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.model.errors import InputError
 from cotenant.node import floor_page
-from cotenant.node.config import load
+from cotenant.node.config import TenantSpec, load
 from cotenant.node.config_colocation import parse_colocation
 from cotenant.node.floor_client import join_floor
 from cotenant.node.floor_page import FloorLayout
@@ -206,6 +206,32 @@ def test_schemes_without_a_gate_do_not_wait(rig: tuple[Rig, Program]) -> None:
     assert time.monotonic() - began < 3
     floor.close()
     started.scheme("tidal")
+
+
+def test_an_unmodified_latency_sensitive_program_holds_the_floor_while_it_works(rig: tuple[Rig, Program]) -> None:
+    """The program under the shim launches and waits; BE is let in between its bursts, and only there."""
+    started, be = rig
+    started.scheme("tidal", hold_limit_ns=5_000_000_000)
+    spec = TenantSpec("ls", mechanism="time", latency_sensitive=True)
+    ls = started.tenant(spec, ["cotenant.bench.be_loads", started.bench.backend]).wait_ready()
+    ls.ask("load mm4096", 60)
+
+    def up() -> bool:
+        return any(h["up"] for h in started.scheme("tidal")["gpus"][started.uuid]["holders"])
+
+    wait_for(lambda: not up(), 3.0, "the floor falls when nothing is left")
+    ls.tell("run 0.6")
+    time.sleep(0.2)
+    assert up()
+    be.tell("times 0.6")
+    block = ls.answer()
+    times = be.answer()["times_ns"]
+    wait_for(lambda: not up(), 3.0, "the floor falls at the end")
+    inside = [at for at in times if at < block["end_ns"] - 50_000_000]
+    after = [at for at in times if at > block["end_ns"]]
+    assert len(inside) < 5
+    assert len(after) > 20
+    ls.close()
 
 
 def test_the_agent_counts_best_effort_processes_and_their_waits(rig: tuple[Rig, Program]) -> None:

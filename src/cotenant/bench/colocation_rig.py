@@ -195,7 +195,11 @@ class Rig:
             best_effort=True,
             work_class=work_class,
         )
-        return self._tenant(spec, ["cotenant.bench.be_loads", self.bench.backend], shim=True)
+        return self.tenant(spec, ["cotenant.bench.be_loads", self.bench.backend])
+
+    def tenant(self, spec: TenantSpec, arguments: list[str]) -> Program:
+        """Any module as a tenant under the shim."""
+        return self._tenant(spec, arguments, shim=True)
 
     def mps_environment(self) -> dict[str, str]:
         """What a program of one's own needs to run together with the others."""

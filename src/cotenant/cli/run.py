@@ -39,7 +39,8 @@ def run(
         float | None, typer.Option(metavar="N", help="Weight on the PCIe link, where tenants' copies take turns.")
     ] = None,
     latency_sensitive: Annotated[
-        bool, typer.Option("--latency-sensitive", help="Its copies go ahead of all others on the link.")
+        bool,
+        typer.Option("--latency-sensitive", help="Best-effort tenants wait while it has work; its copies go first."),
     ] = False,
     timeout: Annotated[Text, typer.Option(metavar="10m", help="Stop the program after that time.")] = None,
     join: Annotated[bool, typer.Option("--join", help="Run inside the tenant of that name.")] = False,

@@ -141,9 +141,9 @@ class Floors:
         return True
 
     def _allowed(self, member: Member, role: int, tenant: Tenant | None) -> bool:
-        """LS: the agent's own user and root (our workers). BE: a process that the agent knows as a tenant's."""
+        """LS: latency-sensitive tenants, and the agent's own user and root (our workers). BE: any tenant's process."""
         if role == LATENCY_SENSITIVE:
-            return member.peer.uid in (0, os.geteuid())
+            return member.peer.uid in (0, os.geteuid()) or (tenant is not None and tenant.spec.latency_sensitive)
         return role == BEST_EFFORT and tenant is not None
 
     def _count(self, gpu: str) -> None:

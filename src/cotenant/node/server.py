@@ -268,7 +268,9 @@ class ShimServer:
         page.memory_limit_bytes = self.ledger.limit(tenant.name, gpu)
         page.memory_used_bytes = self.ledger.used(tenant.name, gpu)
         page.uuid[:] = uuid
-        gate = SlotFlag.BEST_EFFORT if tenant.spec.best_effort else SlotFlag(0)
+        spec = tenant.spec
+        gate = SlotFlag.BEST_EFFORT if spec.best_effort else SlotFlag(0)
+        gate |= SlotFlag.HOLDS_FLOOR if spec.latency_sensitive else SlotFlag(0)
         turns = self.copies.flag(session, gpu)
         page.flags = SlotFlag.ATTACHED | tenant.enforcement.slot_flags | gate | turns
 

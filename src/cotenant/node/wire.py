@@ -119,6 +119,7 @@ class SlotFlag(enum.IntFlag):
     UNGATED = 4
     UNFENCED = 8
     BEST_EFFORT = 16
+    HOLDS_FLOOR = 32
     COPIES = 256
 
 

@@ -7,13 +7,9 @@
  * Two threads of a process may launch at once: one lock per GPU makes one sequence of them.  It is never taken inside
  * cot_lock, and cot_capture_lock only inside it. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -30,7 +26,6 @@
 #define WAKE_EARLY_NS 60000
 #define LONGEST_SLEEP_NS 10000000
 #define STALL_NS INT64_C(100000000)   /* nothing ends: it may wait for a later launch */
-#define ANSWER_PATIENCE_S 2
 
 struct piece {
     CUevent event;
@@ -66,80 +61,26 @@ DECLARE_REAL(cuEventElapsedTime);
 
 /* ---- joining ---- */
 
-static int open_socket(void)
-{
-    const char *path = getenv(COTENANT_ENV_SOCKET);
-    const char *slash = path ? strrchr(path, '/') : NULL;
-    size_t folder = slash ? (size_t)(slash - path) + 1 : 0;
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (!path || folder + sizeof COTENANT_FLOOR_SOCKET > sizeof address.sun_path)
-        return -1;
-    memcpy(address.sun_path, path, folder);
-    memcpy(address.sun_path + folder, COTENANT_FLOOR_SOCKET, sizeof COTENANT_FLOOR_SOCKET);
-    int fd = cot_wire_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    struct timeval patience = {.tv_sec = ANSWER_PATIENCE_S};
-    if (fd < 0)
-        return -1;
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
-        return fd;
-    close(fd);
-    return -1;
-}
-
-static const struct cotenant_floor *map_floor(int fd)
-{
-    const struct cotenant_floor *page = mmap(NULL, COTENANT_FLOOR_BYTES, PROT_READ, MAP_SHARED, fd, 0);
-    if (page == MAP_FAILED)
-        return NULL;
-    if (page->magic == COTENANT_FLOOR_MAGIC && page->version == COTENANT_FLOOR_VERSION)
-        return page;
-    munmap((void *)page, COTENANT_FLOOR_BYTES);
-    return NULL;
-}
-
-static const struct cotenant_floor *ask(struct gpu *gpu, int fd, struct cotenant_floor_reply *reply)
-{
-    struct cotenant_floor_join join = {.role = COTENANT_FLOOR_BEST_EFFORT};
-    const char *token = getenv(COTENANT_ENV_TOKEN);
-    memcpy(join.uuid, gpu->uuid.bytes, sizeof join.uuid);
-    if (token)
-        strncpy((char *)join.token, token, sizeof join.token - 1);
-    struct cotenant_message message;
-    cot_wire_fill(&message, COTENANT_FLOOR_JOIN, COTENANT_NO_SLOT, &join, sizeof join);
-    int page_fd = -1;
-    if (cot_wire_send(fd, &message) != 0 || cot_wire_receive(fd, &message, &page_fd) != 1 ||
-        message.header.type != COTENANT_FLOOR_PAGE || page_fd < 0) {
-        if (page_fd >= 0)
-            close(page_fd);
-        return NULL;
-    }
-    const struct cotenant_floor *page = map_floor(page_fd);
-    close(page_fd);
-    memcpy(reply, message.body.bytes, sizeof *reply);
-    return page;
-}
-
 /* After the GPU was attached, to a first agent or to one that came back. */
 void cot_floor_join(struct gpu *gpu)
 {
     if (!(gpu->page_slot->flags & COTENANT_SLOT_BEST_EFFORT))
         return;
+    struct cotenant_message message;
     struct cotenant_floor_reply reply;
-    int fd = open_socket();
-    const struct cotenant_floor *page = fd >= 0 ? ask(gpu, fd, &reply) : NULL;
+    int fd;
+    const struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_BEST_EFFORT, &fd, &message);
+    if (!page)
+        return;
+    memcpy(&reply, message.body.bytes, sizeof reply);
     struct floor *floor = gpu->floor;
-    if (page && !floor && (floor = calloc(1, sizeof *floor)) != NULL) {
+    if (!floor) {
+        if (!(floor = calloc(1, sizeof *floor))) {
+            close(fd);
+            return;
+        }
         pthread_mutex_init(&floor->lock, NULL);
         floor->fd = -1;
-    }
-    if (!page || !floor) {
-        if (fd >= 0)
-            close(fd);
-        cot_agent_warn(COTENANT_WARN_NO_FLOOR, "the agent's %s could not be joined: this best-effort program does not "
-                       "see latency-sensitive work", COTENANT_FLOOR_SOCKET);
-        return;
     }
     if (floor->fd >= 0)
         close(floor->fd);

@@ -146,6 +146,8 @@ static void wait_for_turn(struct gpu *gpu)
     pthread_mutex_lock(&cot_lock);
     if (gpu->waiting++ == 0)
         gpu->waiting_since_ns = began;
+    if (gpu->holder)
+        cot_holder_raise(gpu->holder); /* best-effort tenants stop, and give their turn back as idle */
     while (!cot_exiting() && !is_open(gpu)) {
         if (gpu->state == GATE_OPEN) { /* over, or taken back: the helper ends it */
             bool revoked = gpu->page_slot->epoch != gpu->turn_epoch;
@@ -225,7 +227,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
             return GATE_PASS;
         if (gpu->floor && is_open(gpu))
             cot_floor_enter(t, cost);
-        else if (!cot_profiling && is_open(gpu) && t->calls->budget_ns < cost->ns && !begin_interval(t, cost->ns))
+        else if (!gpu->holder && !cot_profiling && is_open(gpu) && t->calls->budget_ns < cost->ns && !begin_interval(t, cost->ns))
             continue;
         cot_count(&t->calls->started, 1);
         atomic_thread_fence(memory_order_seq_cst);
@@ -234,12 +236,14 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
         cot_count(&t->calls->started, -1);
         wait_for_turn(gpu);
         cot_interval_begin(t); /* what was open is drained by now */
-        if (!gpu->floor && !cot_profiling && !(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED))
+        if (!gpu->floor && !gpu->holder && !cot_profiling && !(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED))
             cot_fence_close(t, false);
     }
     if (gpu->first_submit_ns == 0)
         gpu->first_submit_ns = cot_now_ns();
-    if (gpu->floor || cot_profiling) {
+    if (gpu->holder)
+        cot_holder_raise(gpu->holder);
+    if (gpu->floor || gpu->holder || cot_profiling) {
         t->calls->budget_ns = -1; /* every launch comes here */
         return GATE_GO;
     }

@@ -64,6 +64,7 @@ static int attach(struct gpu *gpu)
     pthread_cond_broadcast(&cot_changed);
     pthread_mutex_unlock(&cot_lock);
     cot_floor_join(gpu);
+    cot_holder_join(gpu);
     return 0;
 }
 
@@ -218,8 +219,10 @@ void cot_gate_reset_after_fork(void)
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     memcpy(&attach_lock, &fresh, sizeof fresh);
     cot_thread_context_changed();
-    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+    for (uint32_t i = 0; i < cot_gpu_count(); i++) {
         cot_floor_after_fork(&gpus[i]);
+        cot_holder_after_fork(&gpus[i]);
+    }
     atomic_store(&gpu_count, 0);
     memset(gpus, 0, sizeof gpus);
     cot_calls_reset_after_fork();

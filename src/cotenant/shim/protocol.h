@@ -163,6 +163,7 @@ enum cotenant_slot_flags {           /* written by the agent */
     COTENANT_SLOT_UNGATED = 1u << 2,   /* this tenant needs no turns on this GPU (whole, mps): count, do not wait */
     COTENANT_SLOT_UNFENCED = 1u << 3,  /* do not bound work in flight (with UNGATED: the least overhead) */
     COTENANT_SLOT_BEST_EFFORT = 1u << 4, /* launches wait while latency-sensitive work holds the floor: see floor.h */
+    COTENANT_SLOT_HOLDS_FLOOR = 1u << 5, /* the tenant's work is latency-sensitive: it holds the floor while it has some */
     COTENANT_SLOT_COPIES = 1u << 8,    /* copies take turns on this GPU's link: ask for its page with COPY_ATTACH */
 };
 

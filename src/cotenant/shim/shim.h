@@ -8,6 +8,7 @@
  * fence.c    what launches are predicted to cost
  * kernels.c  times of kernels, for a program that is being profiled
  * floor.c    best-effort tenants: nothing beside latency-sensitive work, little in flight
+ * holder.c   latency-sensitive tenants: they hold the floor while they have work
  * turn.c     a turn's life: open, close, drain, report
  * gpus.c     the GPUs and their contexts
  * streams.c  the streams a process uses: which hold work, which capture; draining
@@ -70,6 +71,7 @@ struct gpu {
     uint64_t epoch;                   /* of the turn in which launches may go; EPOCH_CLOSED: none */
     struct cotenant_slot *page_slot;
     struct floor *floor;              /* of a best-effort tenant, else NULL */
+    struct holder *holder;            /* of a latency-sensitive one, else NULL */
     /* under the lock of calls.c */
     struct calls *calls;              /* of the threads that live */
     struct call_counts calls_retired; /* of those that ended */
@@ -299,6 +301,18 @@ HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
 HIDDEN void cot_floor_join(struct gpu *gpu);
 HIDDEN void cot_floor_enter(struct thread *t, struct cost *cost);
 HIDDEN void cot_floor_after_fork(struct gpu *gpu);
+
+/* ---- floor_join.c ---- */
+struct cotenant_floor;
+HIDDEN struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply);
+
+/* ---- holder.c ---- */
+struct holder;
+extern HIDDEN bool cot_holding;
+HIDDEN void cot_holder_join(struct gpu *gpu);
+HIDDEN void cot_holder_raise(struct holder *holder);
+HIDDEN void cot_holders_settle(void);
+HIDDEN void cot_holder_after_fork(struct gpu *gpu);
 
 /* ---- streams.c ---- */
 extern HIDDEN _Atomic uint32_t cot_captures;       /* streams that capture now */

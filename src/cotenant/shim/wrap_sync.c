@@ -10,6 +10,8 @@
     {                                                       \
         cot_sync_begin();                                   \
         CUresult result = ((CUresult(*)(word))REAL(name))(what); \
+        if (UNLIKELY(cot_holding))                          \
+            cot_holders_settle();                           \
         cot_pools_refresh();                                \
         return result;                                      \
     }
@@ -35,6 +37,8 @@ EXPORT CUresult cuCtxSynchronize(void)
 {
     cot_sync_begin();
     CUresult result = ((CUresult(*)(void))REAL(cuCtxSynchronize))();
+    if (UNLIKELY(cot_holding))
+        cot_holders_settle();
     cot_pools_refresh();
     return result;
 }

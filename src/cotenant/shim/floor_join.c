@@ -1,0 +1,83 @@
+/* Joining the floor of a GPU (floor.h), as a best-effort process or as one that holds it. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "floor.h"
+#include "shim.h"
+
+#define ANSWER_PATIENCE_S 2
+
+static int open_socket(void)
+{
+    const char *path = getenv(COTENANT_ENV_SOCKET);
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    size_t folder = slash ? (size_t)(slash - path) + 1 : 0;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (!path || folder + sizeof COTENANT_FLOOR_SOCKET > sizeof address.sun_path)
+        return -1;
+    memcpy(address.sun_path, path, folder);
+    memcpy(address.sun_path + folder, COTENANT_FLOOR_SOCKET, sizeof COTENANT_FLOOR_SOCKET);
+    int fd = cot_wire_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    struct timeval patience = {.tv_sec = ANSWER_PATIENCE_S};
+    if (fd < 0)
+        return -1;
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static struct cotenant_floor *map_floor(int fd, uint32_t role)
+{
+    int access = PROT_READ | (role == COTENANT_FLOOR_LATENCY_SENSITIVE ? PROT_WRITE : 0);
+    struct cotenant_floor *page = mmap(NULL, COTENANT_FLOOR_BYTES, access, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    if (page->magic == COTENANT_FLOOR_MAGIC && page->version == COTENANT_FLOOR_VERSION)
+        return page;
+    munmap(page, COTENANT_FLOOR_BYTES);
+    return NULL;
+}
+
+static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct cotenant_message *message)
+{
+    struct cotenant_floor_join join = {.role = role};
+    const char *token = getenv(COTENANT_ENV_TOKEN);
+    memcpy(join.uuid, gpu->uuid.bytes, sizeof join.uuid);
+    if (token)
+        strncpy((char *)join.token, token, sizeof join.token - 1);
+    cot_wire_fill(message, COTENANT_FLOOR_JOIN, COTENANT_NO_SLOT, &join, sizeof join);
+    int page_fd = -1;
+    if (cot_wire_send(fd, message) != 0 || cot_wire_receive(fd, message, &page_fd) != 1 ||
+        message->header.type != COTENANT_FLOOR_PAGE || page_fd < 0) {
+        if (page_fd >= 0)
+            close(page_fd);
+        return NULL;
+    }
+    struct cotenant_floor *page = map_floor(page_fd, role);
+    close(page_fd);
+    return page;
+}
+
+/* The page of a GPU's floor for this process; *fd is the connection, which tells the agent of its end.  NULL: there is none, and
+ * that is said. */
+struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply)
+{
+    *fd = open_socket();
+    struct cotenant_floor *page = *fd >= 0 ? ask(gpu, role, *fd, reply) : NULL;
+    if (page)
+        return page;
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+    cot_agent_warn(COTENANT_WARN_NO_FLOOR, "the agent's %s could not be joined: this program and those of the other class "
+                   "on its GPU do not see each other", COTENANT_FLOOR_SOCKET);
+    return NULL;
+}

@@ -1,0 +1,143 @@
+/* Latency-sensitive tenants: an unmodified program holds the floor of its GPU while it has work there.
+ *
+ * Every launch takes the gate's slow path and raises the floor before it goes.  It is lowered when the program has waited for
+ * its work, or by a thread that looks several times a millisecond, once nothing is left on its streams.  A launch
+ * is counted as started before it raises; so when nothing was on its way and nothing raised since, nothing runs.  A thread that
+ * waits for a turn holds the floor, too. */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "floor.h"
+#include "shim.h"
+
+#define LOOK_UP_NS 150000    /* while the floor is up */
+#define LOOK_DOWN_NS 1000000
+
+struct holder {
+    struct cotenant_floor *page;
+    uint32_t index;
+    int fd;
+    struct gpu *gpu;
+    pthread_mutex_t lock;
+    uint64_t raises;
+    bool up;
+};
+
+bool cot_holding; /* some GPU's floor is held or may be: look after each wait */
+
+void cot_holder_raise(struct holder *holder)
+{
+    pthread_mutex_lock(&holder->lock);
+    struct cotenant_floor *page = holder->page;
+    __atomic_store_n(&page->raised_ns[holder->index], cot_now_ns(), __ATOMIC_RELAXED);
+    if (!holder->up)
+        __atomic_store_n(&page->raises[holder->index], page->raises[holder->index] + 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&page->raised[holder->index], COTENANT_WORK_UNKNOWN, __ATOMIC_SEQ_CST);
+    holder->up = true;
+    holder->raises++;
+    pthread_mutex_unlock(&holder->lock);
+}
+
+/* Lowers the floor if all that was launched has ended; else shows a sign of life. */
+static void settle(struct holder *holder)
+{
+    pthread_mutex_lock(&holder->lock);
+    uint64_t raises = holder->raises;
+    bool up = holder->up;
+    pthread_mutex_unlock(&holder->lock);
+    if (!up)
+        return;
+    struct call_counts counts = cot_calls_sum(holder->gpu);
+    bool over = holder->gpu->waiting == 0 && counts.started == counts.finished && cot_streams_drained(holder->gpu);
+    pthread_mutex_lock(&holder->lock);
+    if (over && raises == holder->raises) {
+        __atomic_store_n(&holder->page->raised[holder->index], 0, __ATOMIC_RELEASE);
+        holder->up = false;
+    } else
+        __atomic_store_n(&holder->page->raised_ns[holder->index], cot_now_ns(), __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&holder->lock);
+}
+
+void cot_holders_settle(void)
+{
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (cot_gpu_at(i)->holder)
+            settle(cot_gpu_at(i)->holder);
+}
+
+static void *watch(void *unused)
+{
+    (void)unused;
+    pthread_setname_np(pthread_self(), "cotenant-floor");
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
+    while (!cot_exiting()) {
+        bool up = false;
+        for (uint32_t i = 0; i < cot_gpu_count(); i++)
+            up = up || (cot_gpu_at(i)->holder && cot_gpu_at(i)->holder->up);
+        nanosleep(&(struct timespec){.tv_nsec = up ? LOOK_UP_NS : LOOK_DOWN_NS}, NULL);
+        if (up)
+            cot_holders_settle();
+    }
+    return NULL;
+}
+
+static void start_watch(void)
+{
+    static pid_t runs_in;
+    if (runs_in == getpid())
+        return;
+    runs_in = getpid();
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, watch, NULL) == 0)
+        pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* After the GPU was attached, to a first agent or to one that came back. */
+void cot_holder_join(struct gpu *gpu)
+{
+    if (!(gpu->page_slot->flags & COTENANT_SLOT_HOLDS_FLOOR))
+        return;
+    struct cotenant_message reply;
+    int fd;
+    struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_LATENCY_SENSITIVE, &fd, &reply);
+    if (!page || reply.header.slot >= COTENANT_FLOOR_HOLDERS)
+        return;
+    struct holder *holder = gpu->holder;
+    if (!holder) {
+        if (!(holder = calloc(1, sizeof *holder))) {
+            close(fd);
+            return;
+        }
+        pthread_mutex_init(&holder->lock, NULL);
+        holder->fd = -1;
+        holder->gpu = gpu;
+    }
+    pthread_mutex_lock(&holder->lock);
+    if (holder->fd >= 0)
+        close(holder->fd);
+    holder->fd = fd;
+    holder->page = page; /* an older page stays mapped */
+    holder->index = reply.header.slot;
+    bool up = holder->up;
+    pthread_mutex_unlock(&holder->lock);
+    __atomic_store_n(&gpu->holder, holder, __ATOMIC_RELEASE);
+    cot_holding = true;
+    if (up)
+        cot_holder_raise(holder);
+    start_watch();
+}
+
+void cot_holder_after_fork(struct gpu *gpu)
+{
+    if (gpu->holder && gpu->holder->fd >= 0)
+        close(gpu->holder->fd);
+    gpu->holder = NULL;
+}
