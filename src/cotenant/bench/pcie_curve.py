@@ -2,8 +2,8 @@
 
 Native: `plain` are chunks one after the other on one stream; `paced` have the shim's two words before each (write
 ready, wait go, in one call), with turns granted beforehand, so what is left is the cost of the words alone; `told`
-have only a word written after each, as where the thread that waits issues them; `two_streams` are paced, on two
-streams in turn.
+have only a word written after each, as where the thread that waits issues them; `waited` only the wait; `evented` the
+wait, and an event after each instead of a word; `two_streams` are paced, on two streams in turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZES = tuple(64 << (10 + n) for n in range(9))  # 64 KiB .. 16 MiB
 TOTAL = 512 << 20
 
 
-KINDS = ("plain", "paced", "told", "two_streams")
+KINDS = ("plain", "paced", "told", "waited", "evented", "two_streams")
 WAIT, WRITE = 1, 2
 
 
@@ -48,6 +48,7 @@ class Curve:
         cuda.call("cuMemAlloc_v2", ctypes.byref(self.device), ctypes.c_size_t(total))
         self.host = host_memory(cuda, "pinned", total)
         self.stream, self.other = cuda.stream(), cuda.stream()
+        self.event = cuda.event()
         words = host_memory(cuda, "pinned", 4096)
         address = ctypes.c_uint64()
         cuda.call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), words, 0)
@@ -58,10 +59,10 @@ class Curve:
 
     def words(self, kind: str, number: int, stream: ctypes.c_void_p) -> None:
         """What a kind has before (told: after) each chunk."""
-        operations = (WordOperation * 2)(
-            WordOperation(WRITE, 0, self.ready_at.value, number), WordOperation(WAIT, 0, self.go_at.value, number)
-        )
-        self.cuda.call("cuStreamBatchMemOp_v2", stream, 1 if kind == "told" else 2, operations, 0)
+        write = WordOperation(WRITE, 0, self.ready_at.value, number)
+        wait = WordOperation(WAIT, 0, self.go_at.value, number)
+        chosen = {"told": (write,), "waited": (wait,), "evented": (wait,)}.get(kind, (write, wait))
+        self.cuda.call("cuStreamBatchMemOp_v2", stream, len(chosen), (WordOperation * len(chosen))(*chosen), 0)
 
     def run(self, direction: str, size: int, kind: str) -> tuple[float, float]:
         """Bytes per second of the whole buffer in chunks of `size`, and the host's microseconds per chunk."""
@@ -73,12 +74,14 @@ class Curve:
         began = time.perf_counter()
         for number, at in enumerate(range(0, self.total, size), 1):
             stream = self.other if kind == "two_streams" and number % 2 else self.stream
-            if kind in ("paced", "two_streams"):
+            if kind not in ("plain", "told"):
                 self.words(kind, number, stream)
             ends = (ctypes.c_void_p(self.device.value + at), ctypes.c_void_p(self.host.value + at))
             self.cuda.call(name, *(ends if direction == "h2d" else ends[::-1]), ctypes.c_size_t(size), stream)
             if kind == "told":
                 self.words(kind, number, stream)
+            elif kind == "evented":
+                self.cuda.record(self.event, stream)
         queued = time.perf_counter()
         self.cuda.synchronise()
         return self.total / (time.perf_counter() - began), (queued - began) / (self.total / size) * 1e6
