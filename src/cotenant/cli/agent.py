@@ -28,6 +28,12 @@ def agent(
     tenant_socket: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Tenants' socket, for containers: apart, open to every user.")
     ] = None,
+    swap_memory: Annotated[
+        Text, typer.Option(metavar="SIZE", help="Host memory that tenants' contents may move to (half of the free).")
+    ] = None,
+    most_moving: Annotated[
+        Text, typer.Option(metavar="PERCENT", help="Of the time, at most so much goes to moving memory (5%).")
+    ] = None,
     copy_period: Annotated[
         Text, typer.Option(metavar="SIZE", help="Copies of all tenants take turns, a round moves this much (32MiB).")
     ] = None,
@@ -43,9 +49,10 @@ def agent(
     import asyncio
 
     from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_bytes
     from cotenant.node.__main__ import serve
     from cotenant.node.agent import AgentOptions, default_folder
-    from cotenant.node.config import FAIL_MODES
+    from cotenant.node.config import FAIL_MODES, parse_moving
 
     if fail is not None and fail not in FAIL_MODES:
         raise InputError(f"{fail!r} is not open or closed", field="--fail")
@@ -57,6 +64,8 @@ def agent(
     settings = _quota(config, discipline, quota=quota, min_quota=min_quota, max_quota=max_quota, window=window)
     if settings is not None:
         overrides["quota"] = settings
+    overrides["swap_memory_bytes"] = parse_bytes(swap_memory, "--swap-memory") if swap_memory else None
+    overrides["most_moving"] = parse_moving(most_moving, "--most-moving") if most_moving else None
     overrides["copies"] = _copies(config, copy_period, copy_chunk)
     folder = folder or default_folder()
     options = AgentOptions(
