@@ -1,0 +1,49 @@
+"""cotenant bench pcie and cotenant probe channels on the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from command import cotenant
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--weights", "1,x"], "--weights"),
+        (["--weights", "0,1"], "--weights"),
+        (["--direction", "up"], "--direction"),
+        (["--memory", "shared"], "--memory"),
+        (["--mode", "both"], "--mode"),
+        (["--paced", "host"], "--paced"),
+        (["--seconds", "0"], "--seconds"),
+        (["--size", "big"], "--size"),
+    ],
+)
+def test_wrong_options_are_one_sentence(arguments: list[str], field: str) -> None:
+    done = cotenant("bench", "pcie", *arguments)
+    assert done.code == 2
+    assert field in done.err
+    assert done.out == ""
+
+
+def test_no_gpu_no_probe() -> None:
+    done = cotenant("probe", "channels", "--json")
+    assert done.code == 1
+    assert "no CUDA driver" in done.err
+    done = cotenant("probe", "channels", "--seconds", "1")
+    assert done.code == 2
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_answer_s_keys() -> None:
+    done = cotenant("bench", "pcie", "--weights", "1,3", "--seconds", "0.6", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert {"shares", "total_over_link", "ls_copy_wait_chunks"} <= set(found)
+    assert sum(found["shares"]) == pytest.approx(1.0)
+    assert found["shares"][1] > found["shares"][0]
+    assert 0.3 < found["total_over_link"] < 1.1
+    assert found["ls_copy_wait_chunks"] >= 0.0
