@@ -1,0 +1,96 @@
+"""`cotenant bench colocation` in virtual time: form of the result, the page, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cotenant.bench.colocation import parse_be, parse_ls, quantile, rate_between
+from cotenant.cli.bench import app
+from cotenant.model.errors import InputError
+from cotenant.policy.colocation import SCHEMES
+from cotenant.report.colocation import COLUMNS, build_page
+
+VIRTUAL = ["colocation", "--gpus", "virtual", "--seconds", "0.5", "--be", "mm4096,add256"]
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, dict[str, dict[str, float]]]:
+    done = CliRunner().invoke(app, [*VIRTUAL, "--json"], catch_exceptions=False)
+    assert done.exit_code == 0
+    found: dict[str, dict[str, dict[str, float]]] = json.loads(done.stdout)
+    return found
+
+
+def test_every_scheme_has_a_row_for_every_load(result: dict[str, dict[str, dict[str, float]]]) -> None:
+    assert list(result) == [scheme.name for scheme in SCHEMES]
+    for loads in result.values():
+        assert list(loads) == ["mm4096", "add256"]
+        for row in loads.values():
+            keys = {"ls_p50_ms", "ls_p99_ms", "ls_p99_over_alone", "be_over_alone", "slo_attainment", "be_kernel_ms"}
+            assert keys <= set(row)
+            assert row["ls_p99_ms"] == pytest.approx(row["ls_p99_over_alone"] * row["ls_alone_p99_ms"])
+
+
+def test_the_gate_keeps_latency_and_concurrency_does_not(result: dict[str, dict[str, dict[str, float]]]) -> None:
+    for load in ("mm4096", "add256"):
+        assert result["tidal"][load]["ls_p50_over_alone"] < 1.2
+        assert result["mps-plus"][load]["ls_p50_over_alone"] > 3
+        assert result["tidal"][load]["be_over_left"] > 0.95
+
+
+def test_a_page_holds_every_row_and_needs_no_network(
+    result: dict[str, dict[str, dict[str, float]]], tmp_path: Path
+) -> None:
+    recorded, page = tmp_path / "r.json", tmp_path / "p.html"
+    recorded.write_text(json.dumps(result))
+    done = CliRunner().invoke(app, ["colocation", "--from", str(recorded), "--html", str(page)])
+    assert done.exit_code == 0
+    for scheme in SCHEMES:
+        assert scheme.name in done.stdout
+    text = page.read_text()
+    assert text.count("<tr>") == 1 + 2 * len(SCHEMES)
+    assert all(title in text for _, title, _ in COLUMNS)
+    assert "<script src=" not in text
+
+
+def test_names_on_the_page_are_text() -> None:
+    row = {key: 1.0 for key, _, _ in COLUMNS}
+    assert "<b>" not in build_page({"tidal": {"<b>x": row}}, "t").split("<table")[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--ls", "vgg:4:100"],
+        ["--ls", "resnet50:4:0"],
+        ["--ls", "resnet50:0:10"],
+        ["--be", "mm"],
+        ["--be", "sub4"],
+        ["--schemes", "best"],
+        ["--be", "profile:/nowhere"],
+    ],
+)
+def test_what_is_wrong_is_refused_before_any_work(arguments: list[str]) -> None:
+    done = CliRunner().invoke(app, ["colocation", "--gpus", "virtual", *arguments])
+    assert isinstance(done.exception, InputError)
+
+
+def test_a_file_of_something_else_is_no_result(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"tidal": {"mm4096": {"ls_p50_ms": 1}}}')
+    done = CliRunner().invoke(app, ["colocation", "--from", str(path)])
+    assert isinstance(done.exception, InputError)
+
+
+def test_order_statistics_and_rates() -> None:
+    assert quantile([3, 1, 2], 0.5) == 2
+    assert quantile([0, 10], 0.99) == pytest.approx(9.9)
+    block = {"begin_ns": 0, "end_ns": 4 * 10**9, "count": 40, "marks": [(2 * 10**9, 30)]}
+    assert rate_between(block, 0, 2 * 10**9) == 15
+    assert rate_between(block, 10**9, 3 * 10**9) == 10  # 15 in the first, 5 in the second
+    assert parse_ls("resnet50:4:100").batch == 4
+    assert parse_be("mm4096,train-transformer") == ["mm4096", "train-transformer"]
