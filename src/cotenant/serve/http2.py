@@ -291,6 +291,8 @@ class Connection(asyncio.Protocol):
             elif key == 5:
                 self.most_frame = min(max(16384, value), 1 << 20)
         self.transport.write(frame(SETTINGS, ACK, 0))
+        for stream in list(self.streams.values()):
+            stream.flush()
 
     # ---- the end ----
 

@@ -190,7 +190,7 @@ class Replanner:
         self.scaler.most = len(gpus)
         held = self.scaler.decide(min(self.held, len(gpus)), lambda: wish.gpus_used if wish.feasible else None)
         if held != self.held:
-            self.say(f"{self.held} -> {held} GPUs")
+            self.say(f"{held} GPUs are held instead of {self.held}: what the rates need")
             self.held = held
 
     async def run(self) -> None:
