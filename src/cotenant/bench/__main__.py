@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from cotenant.bench import overhead, pcie, shares, swap
+from cotenant.bench import colocation, overhead, pcie, shares, swap
 from cotenant.bench.workload import KINDS
 from cotenant.model.errors import InputError, WorkError
 
@@ -25,6 +25,16 @@ def _run(given: argparse.Namespace) -> dict[str, object]:
         return pcie.measure([float(part) for part in given.weights.split(",")], gpus=given.gpus, seconds=given.seconds)
     if given.what == "swap":
         return swap.measure(given.size, given.moves, gpus=given.gpus, park=not given.no_park)
+    if given.what == "colocation":
+        plan = colocation.Plan(
+            colocation.parse_ls(given.ls),
+            colocation.parse_be(given.be),
+            colocation.parse_schemes(given.schemes),
+            rounds=given.rounds,
+            block_s=given.block_s,
+        )
+        rows: dict[str, object] = colocation.measure(given.gpus, plan)["schemes"]
+        return rows
     requests = _fractions(given.requests)
     limits = _fractions(given.limits) if given.limits else [1.0] * len(requests)
     return shares.measure(
@@ -40,7 +50,7 @@ def _run(given: argparse.Namespace) -> dict[str, object]:
 def main() -> int:
     """Parse, run, print one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m cotenant.bench")
-    parser.add_argument("what", choices=("shares", "overhead", "swap", "pcie"))
+    parser.add_argument("what", choices=("shares", "overhead", "swap", "pcie", "colocation"))
     parser.add_argument("--gpus", default="soft")
     parser.add_argument("--requests", default="30,70", help="percent")
     parser.add_argument("--limits", default="", help="percent")
@@ -55,6 +65,10 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=1 << 30, help="bytes")
     parser.add_argument("--moves", type=int, default=20)
     parser.add_argument("--no-park", action="store_true")
+    parser.add_argument("--ls", default="resnet50:4:100", help="model:batch:rate")
+    parser.add_argument("--be", default="mm4096,mm2048,add256")
+    parser.add_argument("--schemes", default="all")
+    parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     try:
         print(json.dumps(_run(given)))
