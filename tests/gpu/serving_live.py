@@ -181,7 +181,10 @@ class Run:
         self.desk = site.dispatcher()
         self.finished = [np.inf] * len(at)
         self.numbers: dict[str, list[int]] = {name: [] for name in names}  # a service's request number -> index
-        self.running: dict[int, tuple[str, int, int]] = {}
+        self.running: dict[int, tuple[str, int, int, float, float]] = {}
+        # per service: ms that batches should take, took in the worker, and took until their answer was here
+        self.took: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in names}
+        self.cpu_s = 0.0
         self.batches: list[int] = []
         self.models = {s.service: s.model for let in site.plan.gpulets for s in let.seats}
         self.late_ms = 0.0
@@ -189,7 +192,7 @@ class Run:
     def act(self, instructions: list[Any]) -> None:
         for x in instructions:
             if hasattr(x, "gpulet"):
-                self.running[x.gpulet] = (x.service, x.first, x.count)
+                self.running[x.gpulet] = (x.service, x.first, x.count, x.expected_ms, time.perf_counter())
                 self.batches.append(x.count)
                 self.site.workers[x.gpulet].begin("run", model=self.models[x.service], batch=x.count)
 
@@ -197,6 +200,7 @@ class Run:
         at, svc, names, desk = self.at, self.svc, self.names, self.desk
         sockets = {w.socket: i for i, w in enumerate(self.site.workers)}
         nxt, count = 0, len(at)
+        cpu = time.process_time()
         began = time.perf_counter()
         while nxt < count or self.running:
             now = (time.perf_counter() - began) * 1e3
@@ -215,12 +219,17 @@ class Run:
                 wait = max(0.0, (at[nxt] - now) / 1e3 - 2e-4)
             for ready in select.select(list(sockets), [], [], wait)[0]:
                 i = sockets[ready]
-                self.site.workers[i].answer(1.0)
+                ran_ms = self.site.workers[i].answer(1.0)["ms"]
                 now = (time.perf_counter() - began) * 1e3
-                name, first, n = self.running.pop(i)
+                name, first, n, expected_ms, sent_at = self.running.pop(i)
+                took = self.took[name]
+                took[0] += expected_ms
+                took[1] += ran_ms
+                took[2] += (time.perf_counter() - sent_at) * 1e3
                 for number in range(first, first + n):
                     self.finished[self.numbers[name][number]] = now
                 self.act(desk.done(i, now))
+        self.cpu_s = time.process_time() - cpu
 
     def summary(self, from_ms: float) -> dict[str, Any]:
         at, svc = np.array(self.at), np.array(self.svc)
@@ -236,6 +245,13 @@ class Run:
                 "sent": len(mine), "dropped": int(len(mine) - len(answered)), "p50_ms": p50, "p99_ms": p99,
                 "slo_ms": slo, "slo_attainment": float((mine <= slo).mean()) if len(mine) else 1.0,
             }  # fmt: skip
+        out["driver_busy"] = self.cpu_s / (max(at) / 1e3)
+        for name, (expected, ran, answered) in self.took.items():
+            if expected:
+                out["services"][name] |= {
+                    "ran_over_expected": ran / expected,
+                    "answered_over_expected": answered / expected,
+                }
         out["least_attainment"] = min(x["slo_attainment"] for x in out["services"].values())
         out["rps"] = float(kept.sum() / ((max(at) - from_ms) / 1e3)) if kept.any() else 0.0
         return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from oip_standin import Reply, Seen, standin
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.serve.load import LoadTest, run_here, run_load
+from cotenant.serve.load_loop import Loop
 from cotenant.serve.load_options import parse_load_arrivals
 from cotenant.serve.load_payload import parse_target
 from cotenant.serve.load_result import COLUMNS, LoadResult
@@ -128,6 +130,18 @@ def test_a_closed_loop_does_not_storm_a_server_that_refuses() -> None:
     with standin({"a": lambda x: Reply(status=429)}) as server:
         result = run_here(make(server.url, "a", arrivals="closed:2", duration_s=0.5))
     assert counts(result)["dropped"] == counts(result)["sent"] <= 202
+
+
+def test_a_run_that_is_stopped_was_as_long_as_it_was() -> None:
+    """What was never sent is no failure."""
+    loops: list[Loop] = []
+    with standin({"a": lambda x: Reply(0.05)}) as server:
+        stopper = threading.Timer(0.5, lambda: loops[0].stop())
+        stopper.start()
+        result = run_here(make(server.url, "a=100", duration_s=20.0), on_loop=loops.append)
+    found = counts(result)
+    assert 10 <= found["sent"] == found["ok"] <= 100
+    assert 0.3 <= result.duration_s < 3.0
 
 
 def test_senders_share_one_schedule() -> None:

@@ -103,7 +103,7 @@ def run_here(
         on_loop(loop)
     loop.run(start_at)
     return LoadResult(
-        test.services, rows_of(loop, test.services), test.duration_s, test.seed, str(test.target), loop.wrong,
+        test.services, rows_of(loop, test.services), loop.duration_s, test.seed, str(test.target), loop.wrong,
         loop.stray, int(getattr(transport, "peak", 0)), dict(loop.reasons), schedule.remarks,
     )  # fmt: skip
 

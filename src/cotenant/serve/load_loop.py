@@ -191,8 +191,10 @@ class Loop:
         return self.records
 
     def stop(self) -> None:
-        """Send nothing more; what is under way is waited for."""
-        self.stopping = True
+        """Send nothing more; what is under way is waited for. The run was as long as it was."""
+        if not self.stopping:
+            self.stopping = True
+            self.duration_s = min(self.duration_s, max(1e-3, self.now()))
 
     def _loop(self) -> None:
         times, svc = self.records.scheduled, self.records.svc

@@ -143,7 +143,8 @@ def rows_of(loop: Loop, services: Sequence[LoadService]) -> np.ndarray:
     for name in ("scheduled", "sent", "finished", "inference"):
         rows[name] = getattr(records, name)
     rows["outcome"] = np.frombuffer(bytes(records.outcome) + bytes(len(rows) - len(records.outcome)), np.uint8)
-    return mark_late(rows, services)
+    unsent = np.arange(len(rows))  # of a run that was stopped: what was never due is no part of it
+    return mark_late(rows[(unsent < loop.next) | (unsent >= loop.open_count)], services)
 
 
 def mark_late(rows: np.ndarray, services: Sequence[LoadService]) -> np.ndarray:
