@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cotenant.model.errors import WorkError
+from cotenant.model.errors import InputError, WorkError
 from cotenant.node.config import TenantSpec
 from cotenant.node.gpus import Gpu, discover
 from cotenant.node.mechanisms.mps import Mps
@@ -21,9 +21,14 @@ _MIG_LINE = re.compile(r"MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)")
 def visible_gpus() -> tuple[Gpu, ...]:
     """The GPUs that this process may use: those of CUDA_VISIBLE_DEVICES in its order, else all."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if text is None:
-        return discover(["all"])
-    return discover([part.strip() for part in text.split(",") if part.strip()])
+    wanted = ["all"] if text is None else [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return discover(wanted)
+    except InputError as error:
+        raise WorkError(f"CUDA_VISIBLE_DEVICES: {error.message}") from None
+    except WorkError:
+        hint = "`mechanism: cores` serves on CPU cores, `backend: timed` only takes the time of a profile"
+        raise WorkError(f"no NVIDIA GPU was found here: {hint}") from None
 
 
 class Devices:

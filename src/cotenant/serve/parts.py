@@ -1,0 +1,56 @@
+"""What a server is made of, from its configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+from cotenant.config_planning import Problem
+from cotenant.config_serving import ModelEntry, ServingConfig
+from cotenant.model.errors import InputError
+from cotenant.serve.http1 import HttpLimits
+from cotenant.serve.repository import find
+from cotenant.serve.workers import WorkerFactory
+
+
+def http_limits(config: ServingConfig) -> HttpLimits:
+    """The doors' limits from the services file."""
+    listen = config.entry.listen
+    return HttpLimits(
+        listen.max_body, listen.read_timeout, listen.write_timeout, listen.idle_timeout, listen.max_connections
+    )
+
+
+def local_factory(config: ServingConfig, problem: Problem, options: Options) -> WorkerFactory:
+    """Worker processes of this machine, with devices where a model needs one."""
+    from cotenant.serve.local_workers import LocalWorkers
+
+    timed = all(_only_takes_time(entry) for entry in config.models.values())
+    mechanism = config.deployment.mechanism
+    limit_s = config.entry.load_timeout
+    colocation = None
+    if options.colocation is not None:
+        from cotenant.node.agent import default_folder
+        from cotenant.serve.colocation import Claim, Colocation
+
+        raw = config.deployment.raw
+        claims = {s.name: Claim(s.memory, s.copy_weight) for s in (raw.services if raw is not None else ())}
+        needs_none = timed or mechanism == "cores"
+        colocation = Colocation(options.colocation, options.agent or default_folder(), claims, timed=needs_none)
+    return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=limit_s, colocation=colocation)
+
+
+def _only_takes_time(entry: ModelEntry) -> bool:
+    """Whether a model needs no device; one that is not found needs none either."""
+    try:
+        return find(entry).backend == "timed"
+    except InputError:
+        return True
+
+
+def raise_file_limit() -> None:
+    """Room for as many connections as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
