@@ -19,9 +19,9 @@ from cotenant.node.config import TenantSpec, check_spec
 WARM_S = 0.3
 LS_BYTES = 1 << 20
 LS_PERIOD_MS = 2.0
-SOFT_LS_PERIOD_MS = 24.0
+SOFT_LS_PERIOD_MS = 40.0
 # the software GPU copies with this machine's own memory: a slow link makes the scheduling the measured part, not memcpy
-SOFT_LINK_MBPS = 250
+SOFT_LINK_MBPS = 150
 SOFT_CHUNK = 1 << 20
 
 

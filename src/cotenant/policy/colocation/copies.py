@@ -43,7 +43,7 @@ class CopySettings:
     in_flight: int = 2
     small_bytes: int = 64 << 10
     slice_bytes: int = 256 << 20
-    wait_lapse_ns: int = 10_000_000
+    wait_lapse_ns: int = 20_000_000
     slot_lapse_ns: int = 200_000_000
     host_paced: bool = False
 
