@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import resource
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,8 @@ from cotenant.serve.apps import Applications
 from cotenant.serve.crew import Crew
 from cotenant.serve.floor import TICK_S, Floor
 from cotenant.serve.gateway import Gateway, Limits
-from cotenant.serve.http1 import HttpFront, HttpLimits
+from cotenant.serve.http1 import HttpFront
+from cotenant.serve.parts import http_limits, local_factory, raise_file_limit
 from cotenant.serve.quick import measured
 from cotenant.serve.quick import wanted as quick_wanted
 from cotenant.serve.replanner import Replanner
@@ -76,7 +76,7 @@ class Server:
         slos = {s.name: s.slo_ms for s in problem.services} | {app.name: app.slo_ms for app, _ in problem.applications}
         self.stats = Stats(slos, log)
         self.floor = Floor(problem.services, problem.profiles, self.stats, self._lost, entry.hold)
-        self.factory = factory or _local_factory(config, problem, options)
+        self.factory = factory or local_factory(config, problem, options)
         self.crew = Crew(config, problem.profiles, self.floor, self.stats, self.factory, self._tell)
         self.replanner = Replanner(
             config, problem, self.floor, self.crew, self.stats, self.factory, options.planner, self._tell
@@ -89,7 +89,7 @@ class Server:
         applications.gateway = self.gateway
         self.api = Api(self.gateway, self.crew, self.replanner, self.stats, self.tokens, entry.listen.max_body)
         self.routes = Routes(self.api, self._connections, lambda: self.http_url)
-        self.front = HttpFront(self.routes.handle, _http_limits(config), self._failed)
+        self.front = HttpFront(self.routes.handle, http_limits(config), self._failed)
         self.http_url = self.grpc_address = ""
         self._listeners: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -117,7 +117,7 @@ class Server:
         loop.set_exception_handler(
             lambda _, context: self._failed(context.get("exception") or WorkError(context["message"]))
         )
-        _raise_file_limit()
+        raise_file_limit()
         self.floor.warm()
         try:
             for name in self.crew.models:
@@ -154,7 +154,7 @@ class Server:
                     from cotenant.serve.http2 import Http2Front
 
                     handlers = GrpcApi(self.api).handlers()
-                    self._grpc = Http2Front(handlers, _http_limits(self.config), self._failed, self.api.guard)
+                    self._grpc = Http2Front(handlers, http_limits(self.config), self._failed, self.api.guard)
                     listener = await loop.create_server(
                         self._grpc.protocol, host, port, ssl=self.tls_grpc, backlog=BACKLOG
                     )
@@ -254,33 +254,6 @@ class Server:
     def status(self) -> dict[str, Any]:
         """As GET /cotenant/status."""
         return self.api.status()
-
-
-def _http_limits(config: ServingConfig) -> HttpLimits:
-    listen = config.entry.listen
-    return HttpLimits(
-        listen.max_body, listen.read_timeout, listen.write_timeout, listen.idle_timeout, listen.max_connections
-    )
-
-
-def _local_factory(config: ServingConfig, problem: Problem, options: Options) -> WorkerFactory:
-    from cotenant.serve.colocation import open_colocation
-    from cotenant.serve.local_workers import LocalWorkers
-
-    backends = {entry.backend for entry in config.models.values()}
-    timed = backends == {"timed"}
-    mechanism = config.deployment.mechanism
-    limit_s = config.entry.load_timeout
-    colocation = open_colocation(options.colocation, options.agent, config, timed=timed or mechanism == "cores")
-    return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=limit_s, colocation=colocation)
-
-
-def _raise_file_limit() -> None:
-    """Room for as many connections as the system lets this process have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def build(
