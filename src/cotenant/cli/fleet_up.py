@@ -109,8 +109,8 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
     nodes, kind = given["nodes"], "pretend"
     if given["agent"]:
         kind = "agent"
-    elif nodes is None and given["cluster"] is None and given["address"] is None:
-        kind, nodes = _here()
+    elif nodes is None and given["cluster"] is None:
+        kind, nodes = _here() if given["address"] is None else ("machines", None)
     options = FleetOptions(
         folder=folder,
         nodes=1 if nodes is None else nodes,
@@ -136,7 +136,7 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
         grace_s=times["grace"],
     )  # fmt: skip
     ProfileBook(load_profiles(given["profiles"]), given["default_profile"])
-    if given["address"] is None:
+    if kind != "machines":
         node_specs(options)
     if given["policy"] is not None:
         import dataclasses

@@ -64,9 +64,12 @@ class ControllerOptions:
 class Controller:
     """One run of the controller. `run()` returns after `stop()`; other threads use `call`."""
 
-    def __init__(self, options: ControllerOptions, executor: Executor, planner: Planner) -> None:
+    def __init__(
+        self, options: ControllerOptions, executor: Executor, planner: Planner, lock: FleetLock | None = None
+    ) -> None:
+        """Take the folder (`lock` if the caller has it already) and load its book. WorkError where another has it."""
         self.options, self.executor, self.planner = options, executor, planner
-        self.lock = FleetLock(options.folder)
+        self.lock = lock or FleetLock(options.folder)
         try:
             self.store = Store(options.folder)
             self.epoch = int(self.store.meta("epoch") or 0) + 1

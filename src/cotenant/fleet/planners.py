@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -183,10 +184,8 @@ class JobPlanner:
     ) -> tuple[Place, ...] | None:
         """GPUs on the nodes named, all or none; for one node also on an equal one, where a parked job took its GPUs."""
         asked = [nodes[n] for n in grant.nodes]
-        ways = [asked]
-        if len(asked) == 1:
-            ways += [[node] for node in nodes if node is not asked[0] and _alike(node, asked[0])]
-        for way in ways:
+        equal = ([n] for n in nodes if len(asked) == 1 and n is not asked[0] and _kind(n) == _kind(asked[0]))
+        for way in itertools.chain([asked], equal):
             chosen = [chooser.choose(n.name, g, mechanism) for n, g in zip(way, grant.node_gpus, strict=True)]
             if all(gpus is not None for gpus in chosen):
                 return tuple(Place(n.name, gpus or (), 0.0, 0) for n, gpus in zip(way, chosen, strict=True))
@@ -220,9 +219,10 @@ def _parked(job: Job) -> bool:
     return job.attempt is not None and job.attempt.phase == PARKED
 
 
-def _alike(one: NodeSpec, other: NodeSpec) -> bool:
-    """Whether two nodes are the same to a policy."""
-    return _cluster((one,)) == _cluster((other,))
+def _kind(node: NodeSpec) -> tuple[object, ...]:
+    """What a policy sees of a node: two with the same are one to it."""
+    gpus = _plain_gpus(node)
+    return len(gpus), gpus[0].model, node.cpus, node.memory_bytes
 
 
 def _with(grant: Grant, places: Assignment) -> Assignment:

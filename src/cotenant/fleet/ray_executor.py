@@ -27,12 +27,15 @@ LOG_FILE = "ray.log"
 
 class RayExecutor(Executor):
     """Nodes of a Ray cluster. `address` None: a local cluster, started if it is not there and again when it dies;
-    `pretend`: nodes by number alone instead of the machines' own GPUs."""
+    `pretend`: nodes by number alone, not the machines' own GPUs; `token_folder`: where `ray_head` made the cluster.
+    """
 
     name = "ray"
 
-    def __init__(self, folder: Path, pretend: Sequence[NodeSpec] | None, address: str | None) -> None:
-        self.folder, self.address = folder, address
+    def __init__(
+        self, folder: Path, pretend: Sequence[NodeSpec] | None, address: str | None, token_folder: Path | None = None
+    ) -> None:
+        self.folder, self.address, self._token_folder = folder, address, token_folder
         folder.mkdir(parents=True, exist_ok=True)
         self._settings: dict[str, Any] = {
             "folder": str(folder.absolute()),
@@ -159,7 +162,8 @@ class RayExecutor(Executor):
         with (self.folder / LOG_FILE).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "cotenant.fleet.ray_bridge", json.dumps(self._settings | {"address": address})],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=ray_head.environment(),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                env=ray_head.environment(self.folder if self.address is None else self._token_folder),
             )  # fmt: skip
         self._buffer = b""
         hello = self._read(process, CONNECT_S)

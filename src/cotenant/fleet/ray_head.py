@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,22 +17,31 @@ from cotenant.model.errors import WorkError
 from cotenant.node.processes import ProcessKey, alive, descendants, key_of
 
 STATE_FILE = "ray.json"
+TOKEN_FILE = "ray-token"
 READY_S = 90.0
 OBJECT_STORE_BYTES = 80 << 20  # nothing large travels through Ray here
 
 
-def environment() -> dict[str, str]:
-    """What Ray's processes are started with."""
-    return os.environ | {
-        "RAY_DISABLE_IMPORT_WARNING": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_METRICS_COLLECTION": "0",
-        "RAY_DEDUP_LOGS": "0",
-        # jobs are in sessions of their own and must outlive the actor that started them
-        "RAY_kill_child_processes_on_worker_exit": "0",
-        "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "0",
-        "RAY_process_group_cleanup_enabled": "0",
-    }
+def environment(folder: Path | None = None) -> dict[str, str]:
+    """What Ray's processes are started with. `folder`: of a cluster of our own, which listens on every address of the
+    machine, as Ray does, and therefore asks everybody for the token in that folder."""
+    own = {}
+    if folder is not None:
+        own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str((folder / TOKEN_FILE).absolute())}
+    return (
+        os.environ
+        | own
+        | {
+            "RAY_DISABLE_IMPORT_WARNING": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_METRICS_COLLECTION": "0",
+            "RAY_DEDUP_LOGS": "0",
+            # jobs are in sessions of their own and must outlive the actor that started them
+            "RAY_kill_child_processes_on_worker_exit": "0",
+            "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "0",
+            "RAY_process_group_cleanup_enabled": "0",
+        }
+    )
 
 
 def ensure(folder: Path) -> str:
@@ -42,6 +52,9 @@ def ensure(folder: Path) -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    descriptor = os.open(folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
     # Ray adds long names to this, and a socket's path holds about 100 bytes
     place = Path("/tmp") / f"cotenant-ray-{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:10]}"
     with (folder / "ray-head.log").open("ab") as log:
@@ -51,7 +64,7 @@ def ensure(folder: Path) -> str:
                 "--node-ip-address=127.0.0.1", f"--temp-dir={place}", "--num-cpus=1", "--num-gpus=0",
                 f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-dashboard=false", "--disable-usage-stats",
             ],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment(),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment(folder),
         )  # fmt: skip
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline and head.poll() is None:

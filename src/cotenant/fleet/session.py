@@ -40,9 +40,10 @@ MOST_NODES = 10_000
 class FleetOptions:
     """A fleet as `cotenant fleet up` says it (docs/howto/fleet.md). Times in seconds, sizes in bytes.
 
-    `gpu`: pretend (nodes by number alone), real (this machine, its GPUs handed out whole), or agent (`agents`: folders
-    of GPU agents, one per node). `cluster`: pretend nodes as a Cluster instead of by number. `profiles`: by which jobs
-    are planned, a set or a file. `planner`: instead of `policy`.
+    `gpu`: pretend (nodes by number alone), real (this machine, its GPUs handed out whole), agent (`agents`: folders of
+    GPU agents, one per node), or machines (those of the Ray cluster at `address`, with their real GPUs). `cluster`:
+    pretend nodes as a Cluster instead of by number. `profiles`: by which jobs are planned, a set or a file. `planner`:
+    instead of `policy`.
     """
 
     folder: Path
@@ -99,8 +100,8 @@ def make_executor(options: FleetOptions) -> Executor:
     if options.executor == "ray":
         from cotenant.fleet.ray_executor import RayExecutor
 
-        pretend = node_specs(options) if options.address is None or options.cluster is not None else None
-        return RayExecutor(options.folder, pretend, options.address)
+        nodes = None if options.gpu == "machines" else node_specs(options)
+        return RayExecutor(options.folder, nodes, options.address)
     raise InputError(f"{options.executor!r} is not local or ray", field="executor")
 
 

@@ -1,0 +1,188 @@
+"""The fleet by its commands, as a user has it: a controller of its own, real jobs, kill -9, a second controller."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.node.processes import is_zombie
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+class Commands:
+    """The command line against one fleet folder."""
+
+    def __init__(self, call: Call, folder: Path) -> None:
+        self.call, self.folder = call, folder
+        self.pids: list[int] = []
+
+    def up(self, *more: object) -> dict[str, Any]:
+        answer = self.json("fleet", "up", "--executor", "local", "--nodes", 2, "--lease", "1s", "--grace", "2s", *more)
+        self.pids.append(answer["pid"])
+        return answer
+
+    def json(self, *words: object) -> dict[str, Any]:
+        at = words.index("--") if "--" in words else len(words)
+        code, out, err = self.call(*words[:at], "--json", *words[at:])
+        assert code == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def ok(self, *words: object) -> str:
+        code, out, err = self.call(*words)
+        assert code == 0, err
+        return out
+
+    def fails(self, code: int, *words: object) -> str:
+        got, out, err = self.call(*words)
+        assert (got, out) == (code, ""), err
+        assert err.count("\n") == 1
+        return err
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return next(job for job in self.json("queue", "--all")["jobs"] if job["id"] == job_id)
+
+    def until(self, job_id: str, state: str, seconds: float = 30.0) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            job = self.job(job_id)
+            if job["state"] == state:
+                return job
+            time.sleep(0.05)
+        raise AssertionError(f"{job_id} is {self.job(job_id)}, not {state}")
+
+
+@pytest.fixture
+def fleet(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
+    folder = tmp_path / "f"
+    monkeypatch.setenv("COTENANT_FLEET", str(folder))
+    commands = Commands(call, folder)
+    yield commands
+    call("fleet", "down", "--within", "1s")
+    for pid in commands.pids:
+        if not is_zombie(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_day_with_a_fleet(fleet: Commands, tmp_path: Path) -> None:
+    up = fleet.up()
+    assert [node["gpus"] for node in up["nodes"]] == [2, 2]
+    (tmp_path / "job.yaml").write_text("name: file\ncommand: [sh, -c, 'echo $GREETING $PWD']\nenv: {GREETING: hi}\n")
+    assert fleet.ok("submit", tmp_path / "job.yaml") == "file\n"
+    first = fleet.json("submit", "--name", "ticks", "--gpus", 2, "--cpus", 3, "--memory", "8GiB", "--",
+                       "sh", "-c", "for i in 1 2 3; do echo tick $i; sleep 0.2; done; exit 3")["id"]  # fmt: skip
+    long = fleet.json("submit", "--share", "30%", "--name", "long", "--", "sleep", "60")["id"]
+    assert fleet.ok("logs", "-f", first) == "tick 1\ntick 2\ntick 3\n"
+    failed = fleet.until(first, "failed")
+    assert (failed["exit_code"], failed["error"], failed["attempts"]) == (3, "exit code 3", 1)
+    assert fleet.ok("logs", "file") == f"hi {tmp_path}\n"
+    running = fleet.until(long, "running")
+    assert (running["gpus"], running["cpus"], running["nodes"][0]["gpus"]) == (0.3, 0.9, 0.3)
+    assert "running" in fleet.ok("queue")
+    assert "fifo + tune" in fleet.ok("fleet", "status")
+    story = fleet.ok("explain", "ticks")
+    assert "its processes failed" in story
+    assert "started on 2 GPUs" in story
+    assert fleet.ok("cancel", long) == "long: stopping\n"
+    assert fleet.until(long, "cancelled")["exit_code"] == 143
+    record = fleet.json("fleet", "record", "--out", tmp_path / "run")
+    assert record["jobs"] == 3
+    assert "cancelled" in fleet.ok("explain", tmp_path / "run", "long")
+    assert fleet.json("fleet", "down") == {"ended": True, "open_jobs": 0}
+    assert "no fleet answers" in fleet.fails(1, "queue")
+
+
+def test_killed_controllers_lose_no_job_and_two_at_once_do_not_run(fleet: Commands, tmp_path: Path) -> None:
+    pid = fleet.up()["pid"]
+    wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    script = f"echo run >> {tmp_path}/runs; {wait}; echo end >> {tmp_path}/runs"
+    fleet.ok("submit", "--name", "job", "--", "sh", "-c", script)
+    fleet.ok("submit", "--name", "later", "--gpus", 4, "--", "true")
+    fleet.until("job", "running")
+    err = fleet.fails(1, "fleet", "up", "--executor", "local", "--nodes", 2)
+    assert err == f"cotenant: a controller (pid {pid}) already runs in {fleet.folder}\n"
+    os.kill(pid, signal.SIGKILL)
+    while not is_zombie(pid):
+        time.sleep(0.01)
+    assert str(fleet.folder) in fleet.fails(1, "queue")  # a listener may go a moment after the process
+    again = fleet.up()
+    assert again["epoch"] == 2
+    assert again["jobs"]["running"] + again["jobs"]["queued"] == 2
+    (tmp_path / "go").touch()
+    job = fleet.until("job", "finished")
+    assert job["attempts"] == 1
+    assert (tmp_path / "runs").read_text() == "run\nend\n"
+    assert fleet.until("later", "finished")["attempts"] == 1
+
+
+def test_down_saves_jobs_and_up_takes_them_on(fleet: Commands) -> None:
+    fleet.up()
+    fleet.ok("submit", "--name", "job", "--", "sh", "-c", "sleep 30")
+    fleet.until("job", "running")
+    assert fleet.ok("fleet", "down", "--within", "2s") == "the fleet is down; 1 job will go on when it is up again\n"
+    jobs = fleet.up()["jobs"]
+    assert jobs["running"] + jobs["queued"] == 1
+    assert fleet.until("job", "running")["attempts"] == 2
+
+
+def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
+    assert "no fleet answers" in fleet.fails(1, "submit", "--", "true")
+    for words, said in (
+        (("--nodes", 0), "field nodes: 0 is not between"),
+        (("--lease", "soon"), "field lease: 'soon' is not a quantity"),
+        (("--ordering", "best"), "field ordering: unknown ordering 'best'"),
+        (("--gpu", "X1"), "field gpu: unknown GPU model 'X1'"),
+        (("--executor", "slurm"), "field executor: 'slurm' is not auto, ray or local"),
+        (("--cluster", "4by2"), "field cluster: '4by2' is no cluster"),
+        (("--policy", "best"), "field policy: 'best' is not a policy"),
+        (("--profiles", tmp_path / "none.json"), "cannot read it"),
+    ):
+        options = ["--executor", "local"] if "--executor" not in words else []
+        err = fleet.fails(2, "fleet", "up", *options, *words)
+        assert said in err
+    assert not fleet.folder.exists() or not (fleet.folder / "fleet.sock").exists()
+    fleet.up()
+    for words, field in ((("--gpus", 5), "gpus"), (("--slice", "2g"), "slice"), (("--model", "nope"), "model"),
+                         (("--memory", "lots"), "memory"), (("--env", "A"), "env")):  # fmt: skip
+        assert f"field {field}: " in fleet.fails(2, "submit", *words, "--", "true")
+    assert "'nobody' is not known here" in fleet.fails(2, "cancel", "nobody")
+    assert "'nobody' is not known here" in fleet.fails(2, "logs", "nobody")
+    assert fleet.json("queue", "--all") == {"jobs": []}
+
+
+def test_loopback_asks_for_the_token(fleet: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = fleet.up("--port", 0)["port"]
+    token = (fleet.folder / "token").read_text().strip()
+    assert (fleet.folder / "token").stat().st_mode & 0o777 == 0o600
+    assert (fleet.folder / "fleet.sock").stat().st_mode & 0o777 == 0o600
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        assert probe.getsockname()[1] != port
+    monkeypatch.setenv("COTENANT_FLEET_TOKEN", "guess")
+    assert "the token is wrong" in fleet.fails(2, "queue", "--fleet", f"127.0.0.1:{port}")
+    monkeypatch.setenv("COTENANT_FLEET_TOKEN", token)
+    assert fleet.ok("submit", "--fleet", f"127.0.0.1:{port}", "--name", "over-tcp", "--", "true") == "over-tcp\n"
+    assert fleet.until("over-tcp", "finished")["exit_code"] == 0
+
+
+def test_nonsense_at_the_door_hurts_nobody(fleet: Commands) -> None:
+    fleet.up()
+    for said in (b"nonsense\n", b"[]\n", b'{"op": 1}\n', b'{"op": "__init__"}\n', b'{"op": "submit", "jobs": [1]}\n',
+                 b'{"op": "submit", "jobs": [{"name": "a", "command": ["x"], "gpus": "y"}]}\n',
+                 b'{"op": "log", "id": "a", "rank": -1}\n', b"\xff\xfe\n", b"{" * 5000 + b"\n"):  # fmt: skip
+        with socket.socket(socket.AF_UNIX) as door:
+            door.settimeout(10)
+            door.connect(str(fleet.folder / "fleet.sock"))
+            door.sendall(said)
+            answer = json.loads(door.makefile("rb").readline())
+        assert answer["kind"] == "input", said
+    assert fleet.json("fleet", "status")["jobs"]["queued"] == 0
