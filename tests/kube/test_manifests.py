@@ -10,11 +10,12 @@ import helm
 import kubernetes_validate
 import pytest
 import yaml
-from pods import versions
+from hypothesis import HealthCheck, given, settings
+from pods import pod, pods, versions
 
 from cotenant.kube import dra, names
 from cotenant.kube.chart import files
-from cotenant.kube.manifests import install, objects
+from cotenant.kube.manifests import asks, install, objects
 from cotenant.kube.shares import shares_of
 from cotenant.kube.units import NodeGpu
 from cotenant.kube.values import VALUES, Values, flatten, read
@@ -184,11 +185,42 @@ def test_only_pods_that_ask_are_sent_to_the_webhook() -> None:
             "scope": "Namespaced",
         }
     ]
-    expression = webhook["matchConditions"][0]["expression"]
-    assert "k.startsWith('cotenant.dev/')" in expression
-    assert expression.count(".exists(c, ") == 4, "limits and requests of both kinds of containers"
+    assert webhook["matchConditions"] == [{"name": "asks-for-a-share", "expression": asks()}]
     skipped = webhook["namespaceSelector"]["matchExpressions"][0]
     assert skipped["values"] == ["kube-system", "kube-public", "kube-node-lease", "cotenant-system"]
+
+
+@given(pods())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+def test_the_condition_says_who_asks_as_the_translator_does(thing: Thing) -> None:
+    import cel
+
+    thing = json.loads(json.dumps(thing))
+    for kind in ("containers", "initContainers"):  # the API server leaves out what is null
+        for container in thing["spec"].get(kind) or []:
+            if container.get("resources") is None:
+                container.pop("resources", None)
+    found = cel.evaluate(asks(), {"object": thing})
+    assert found is bool(shares_of(thing))
+
+
+@pytest.mark.parametrize(
+    ("thing", "asked"),
+    [
+        (pod(), False),
+        (pod(annotations={}), False),
+        (pod(annotations={"example.com/cotenant.dev": "x", "notcotenant.dev/x": "y"}), False),
+        (pod(annotations={"cotenant.dev/rubbish": "x"}), True),
+        (pod(annotations={"gpu.cotenant.dev/x": "y"}), True),
+        (pod(containers=[{"name": "a", "resources": {}}]), False),
+        (pod(containers=[{"name": "a"}, {"name": "b", "resources": {"requests": {"cotenant.dev/gpu": "1"}}}]), True),
+        (pod(initContainers=[{"name": "a", "resources": {"limits": {"cotenant.dev/share": "1"}}}]), True),
+    ],
+)
+def test_the_condition(thing: Thing, asked: bool) -> None:
+    import cel
+
+    assert cel.evaluate(asks(), {"object": thing}) is asked
 
 
 def test_the_folders_of_the_node_are_those_that_pods_mount() -> None:
@@ -262,7 +294,7 @@ def test_slices_and_classes_are_valid_where_they_are_served(version: str) -> Non
 
 @pytest.mark.parametrize("version", [v for v in versions() if v >= "1.34"])
 def test_claims_are_valid_and_replace_units(version: str) -> None:
-    from pods import pod, share
+    from pods import share
 
     kubernetes = (1, int(version.partition(".")[2]))
     things = dra.claims_of(pod(annotations=share("30%", limit="60%", memory="8Gi")), kubernetes)
@@ -292,7 +324,7 @@ def test_a_slice_offers_shares_where_capacity_can_be_consumed() -> None:
 
 
 def test_what_a_version_does_not_have_is_said() -> None:
-    from pods import pod, share
+    from pods import share
 
     mine = shares_of(pod(annotations=share()))[0]
     with pytest.raises(InputError, match=r"Kubernetes 1.31 serves no resource.k8s.io for claims; use 1.32 or newer"):
