@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+from typing import TYPE_CHECKING
 
 from cotenant.config_planning import Problem
 from cotenant.config_serving import ModelEntry, ServingConfig
@@ -11,6 +12,9 @@ from cotenant.model.errors import InputError
 from cotenant.serve.http1 import HttpLimits
 from cotenant.serve.repository import find
 from cotenant.serve.workers import WorkerFactory
+
+if TYPE_CHECKING:
+    from cotenant.serve.server import Options
 
 
 def http_limits(config: ServingConfig) -> HttpLimits:
