@@ -26,13 +26,13 @@ SETTINGS = {"quota": 0.05, "min_quota": 0.02, "max_quota": 0.05, "context_reserv
 class Program:
     """One tenant's (or, without a spec, nobody's) program."""
 
-    def __init__(self, node: Node, name: str, spec: TenantSpec | None) -> None:
+    def __init__(self, node: Node, name: str, spec: TenantSpec | None, join: bool = False) -> None:
         environment = dict(node.environment)
         client = None
         if spec is not None:
             client = ControlClient(node.folder)
             node.clients.append(client)
-            answer = register(client, Launch(node.folder, spec, [name]))
+            answer = register(client, Launch(node.folder, spec, [name], join=join))
             environment |= {
                 key: value
                 for key, value in program_environment(answer).items()
@@ -43,7 +43,7 @@ class Program:
 
             environment["CLIENT_LIBRARY"] = str(build())
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), name],
+            [sys.executable, str(PROGRAM), f"{name}{'-joined' if join else ''}"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -120,6 +120,10 @@ class Node:
     def where(self, name: str) -> dict[str, Any]:
         row: dict[str, Any] = self.tenant(name)["gpus"][0]["residency"]
         return row
+
+    def joined(self, name: str) -> Program:
+        """One more program of a tenant."""
+        return Program(self, name, TenantSpec(name), join=True)
 
     def program(self, name: str, mode: str = "swap", memory: int | None = 520 * MIB, **more: Any) -> Program:
         return Program(self, name, TenantSpec(name, memory_bytes=memory, oversubscribe=mode, **more))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,6 +152,25 @@ def test_park_and_resume(node: Callable[..., Node], mode: str) -> None:
         here.call("resume", name="a")
 
 
+@pytest.mark.parametrize("mode", ["swap", "none"])
+def test_several_processes_of_a_tenant_leave_and_return_together(node: Callable[..., Node], mode: str) -> None:
+    here = node(2048 * MIB)
+    programs = [here.program("a", mode, 900 * MIB), here.joined("a")]
+    assert [program.ask("take(96)") for program in programs] == ["0", "0"]
+    parked = here.call("park", name="a")
+    assert parked["freed_bytes"] == 2 * 96 * MIB + (0 if mode == "swap" else 2 * CONTEXT)
+    if mode == "none":
+        assert [row[0] for row in parked["processes"]] == [program.process.pid for program in programs]
+    for program in programs:
+        program.tell("work(0.2)")
+    time.sleep(0.3)
+    here.call("resume", name="a")
+    assert all(program.answer().endswith("intact") for program in programs)
+    programs[0].tell("sys.exit()")
+    assert programs[0].process.wait(10) == 0
+    assert programs[1].ask("check()") == "intact"
+
+
 def test_allocating_while_parked_waits_or_comes_later(node: Callable[..., Node]) -> None:
     here = node(1024 * MIB)
     swapped, whole = here.program("a", "swap", 450 * MIB), here.program("b", "none", 450 * MIB)
@@ -195,6 +215,11 @@ def test_what_cannot_be_parked_is_refused_and_runs_on(node: Callable[..., Node])
     assert plain.ask("work(0.1)").endswith("intact")
     with pytest.raises(InputError, match=r"no process"):
         here.call("park", name="pid:99999999")
+    no_cuda = subprocess.Popen(["sleep", "60"])
+    with pytest.raises(InputError, match=r"no process that the driver can checkpoint"):
+        here.call("park", name=f"pid:{no_cuda.pid}")
+    no_cuda.kill()
+    no_cuda.wait()
     with pytest.raises(InputError, match="there is no tenant 'nobody'"):
         here.call("park", name="nobody")
 

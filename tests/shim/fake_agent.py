@@ -84,12 +84,14 @@ class FakeAgent:
         context_bytes: int = 0,
         oversubscribe: int = 0,
         backing_bytes: int = 0,
+        backing_there: int | None = None,
     ) -> None:
         self.path, self.turn_ns, self.fail_mode, self.flags, self.refuse = path, turn_ns, fail_mode, flags, refuse
         self.memory_limit = memory_limit
         self.inflight_ns, self.idle_ns, self.drain_ns = inflight_ns, idle_ns, drain_ns
         self.context_bytes = context_bytes
         self.oversubscribe, self.backing_bytes = oversubscribe, backing_bytes
+        self.backing_there = backing_bytes if backing_there is None else backing_there  # what the system really has
         self.room_answers: list[int] = []  # statuses for MOVE_ROOM, in order; then OUT_OF_MEMORY
         self.denied: set[bytes] = set()
         self.used: dict[int, int] = {}
@@ -192,10 +194,11 @@ class FakeAgent:
             client.send(MEMORY_REPLY, body, slot=0, sequence=message.sequence)
         elif message.type == MOVE_BACKING:
             memory = os.memfd_create("backing")
-            os.ftruncate(memory, self.backing_bytes)
+            os.ftruncate(memory, self.backing_there)
             body = struct.pack("=5QQ", 0, 0, 0, 0, 0, self.backing_bytes)
             head = HEADER.pack(MAGIC, VERSION, MOVE_BACKING_REPLY, message.sequence, 0, 0xFFFFFFFF, 0)
-            socket.send_fds(client.connection, [(head + body).ljust(BYTES, b"\0")], [memory] if self.backing_bytes else [])
+            fds = [memory] if self.backing_bytes else []
+            socket.send_fds(client.connection, [(head + body).ljust(BYTES, b"\0")], fds)
             os.close(memory)
         elif message.type == MOVE_ROOM:
             status = self.room_answers.pop(0) if self.room_answers else 5

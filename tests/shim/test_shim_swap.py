@@ -239,6 +239,27 @@ def test_a_full_card_asks_for_room_and_takes_the_answer(tenants: Tenants, agent:
     assert program.ask("check()") == "intact"
 
 
+def test_less_host_memory_than_promised_is_told_and_kept_to(tenants: Tenants, agent: Agents) -> None:
+    """The system gives 12 of 256 MiB: what does not fit there stays on the GPU, and nothing is lost."""
+    broker, program = started(tenants, agent, backing_there=12 * MIB)
+    client = broker.clients[0]
+    deadline = time.monotonic() + 10
+    while not any(b"of host memory to move to" in message.body for message in client.of(WARNING)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    status, out, here, away = moved(broker.move(MOVE_OUT, EVERYTHING))
+    assert (status, out, here, away) == (OK, 0, 18 * MIB, 0)  # registered in spans of 256 MiB: not even one is there
+    broker.resume()
+    assert program.ask("check()") == "intact"
+
+
+def test_a_program_that_ends_after_moves_ends_well(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent)
+    broker.move(MOVE_OUT, EVERYTHING)
+    program.tell("sys.exit()")
+    assert program.process.wait(10) == 0
+
+
 def test_orders_during_a_turn_are_refused(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent)
     broker.turn_ns = None
@@ -279,7 +300,8 @@ def test_fail_open_brings_the_memory_back_first(tenants: Tenants, agent: Agents)
 
 def test_extents_are_those_of_the_allocations(tenants: Tenants, agent: Agents) -> None:
     _, program = started(tenants, agent)
-    ask = "b, s = c_uint64(), c_size_t(); cu('cuMemGetAddressRange_v2', byref(b), byref(s), c_uint64(held[n].value + 5))"
+    ask = "b, s = c_uint64(), c_size_t(); "
+    ask += "cu('cuMemGetAddressRange_v2', byref(b), byref(s), c_uint64(held[n].value + 5))"
     program.ask(f"exec('''def extent(n):\\n    {ask}\\n    return b.value - held[n].value, s.value''', globals())")
     assert program.ask("extent('odd')") == f"(0, {3 * MIB + 17})"
     assert program.ask("extent('tiny')") == "(0, 16)"

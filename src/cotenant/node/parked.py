@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cotenant.node.processes import ProcessKey
+
+if TYPE_CHECKING:
+    from cotenant.node.tenants import Tenant
 
 
 @dataclass
@@ -38,3 +42,8 @@ class Parked:
         """The reverse."""
         keys = tuple(ProcessKey(int(pid), int(ticks)) for pid, ticks in row["processes"])
         return cls(row["name"], row["method"], tuple(row["gpus"]), int(row["freed_bytes"]), keys, float(row["since"]))
+
+def movable_first(tenants: Iterable[Tenant]) -> list[Tenant]:
+    """Tenants by how easily they leave: own processes move them, then parking; lowest priority first."""
+    rank = {"swap": 0, "managed": 1, "park": 2, "none": 3}
+    return sorted(tenants, key=lambda t: (t.spec.priority, rank[t.spec.oversubscribe]))

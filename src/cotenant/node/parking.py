@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node import gpus, processes
 from cotenant.node.backing import available_bytes
 from cotenant.node.checkpoint import OLDEST_DRIVER, Checkpointer, CheckpointError
-from cotenant.node.parked import Parked
+from cotenant.node.parked import Parked, movable_first
 from cotenant.node.processes import ProcessKey
 from cotenant.node.relocation import relocate
 from cotenant.node.residency import MOVED_BY_PROCESS, Residency
@@ -86,6 +85,7 @@ class Parking:
     async def _checkpoint(self, name: str, tenant: Tenant | None, timeout_s: float) -> Parked:
         keys = self._processes(name, tenant)
         await self._refuse(name, tenant)
+        keys = await self._probe(name, keys)
         uuids = tuple(gpu.uuid for gpu in tenant.gpus) if tenant is not None else ()
         size = sum(self.agent.ledger.used(name, uuid) for uuid in uuids)
         self._host_has_room(name, size)
@@ -110,17 +110,10 @@ class Parking:
         done: list[ProcessKey] = []
         try:
             for key in keys:
-                try:
-                    await self.checkpointer.order(
-                        "lock", key.pid, within_s=timeout_s + 10, timeout_ms=int(timeout_s * 1000)
-                    )
-                except CheckpointError:
-                    if not processes.alive(key):
-                        continue
-                    raise
+                await self.checkpointer.order(
+                    "lock", key.pid, within_s=timeout_s + 10, timeout_ms=int(timeout_s * 1000)
+                )
                 locked.append(key)
-            if not locked:
-                raise CheckpointError("none of its processes has a CUDA context")
             for key in locked:
                 await self.checkpointer.order("checkpoint", key.pid, within_s=30 + size / SLOWEST_BPS)
                 done.append(key)
@@ -153,6 +146,24 @@ class Parking:
                 raise InputError(f"{name} runs on the MIG device {gpu.uuid}; the driver does not checkpoint those")
             if self.agent.ledger.families(name, gpu.uuid).get(Family.MANAGED.name.lower(), 0):
                 raise InputError(f"{name} uses managed memory; the driver does not checkpoint that")
+
+    async def _probe(self, name: str, keys: tuple[ProcessKey, ...]) -> tuple[ProcessKey, ...]:
+        """Those of the processes that the driver could checkpoint: a child may have no context, an MPS client none of
+        its own."""
+        able = []
+        why = "they are gone"
+        for key in keys:
+            try:
+                state = (await self.checkpointer.order("state", key.pid))["state"]
+            except CheckpointError as error:
+                why = str(error)
+                continue
+            if state != "running":
+                raise InputError(f"process {key.pid} of {name} is {state} already, and not by this agent")
+            able.append(key)
+        if not able:
+            raise InputError(f"{name} has no process that the driver can checkpoint: {why}", field="NAME")
+        return tuple(able)
 
     def _host_has_room(self, name: str, size: int) -> None:
         room = min(self.residency.host.left_bytes, available_bytes() or size)
@@ -308,7 +319,7 @@ class Parking:
         if not names:
             if gpu is None:
                 raise InputError("say whom to preempt, or on which GPU", field="--gpu")
-            names = [tenant.name for tenant in _movable_first(self.agent.registry.on_gpu(gpu))]
+            names = [tenant.name for tenant in movable_first(self.agent.registry.on_gpu(gpu))]
         done: list[dict[str, Any]] = []
         failed: dict[str, str] = {}
         for name in names:
@@ -383,8 +394,3 @@ class Parking:
 
 def _last_warning(tenant: Tenant) -> str:
     return tenant.warnings[-1] if tenant.warnings else "its memory cannot leave the GPU"
-
-def _movable_first(tenants: Iterable[Tenant]) -> list[Tenant]:
-    """Tenants by how easily they leave: own processes move them, then parking; lowest priority first."""
-    rank = {"swap": 0, "managed": 1, "park": 2, "none": 3}
-    return sorted(tenants, key=lambda t: (t.spec.priority, rank[t.spec.oversubscribe]))

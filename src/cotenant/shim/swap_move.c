@@ -107,7 +107,7 @@ static void keep_flying(struct move *move)
 static bool push_out(struct move *move, struct region *region, uint32_t index, uint64_t *next)
 {
     uint64_t bytes = cot_swap_piece_bytes(region, index), end = move->order->base + move->order->span_bytes;
-    if (!region->managed && *next + bytes > end)
+    if (!region->managed && (*next + bytes > end || *next + bytes > cot_swap_usable_bytes()))
         return true; /* no room for this one: a smaller one may fit */
     region->piece[index].backing = *next;
     *next += bytes;
