@@ -4,19 +4,19 @@
 
 #include "softgpu.h"
 
-/* Reserves the engine's next free span; returns its end.  With both directions at work each is slower. */
+/* Reserves the engine's next free span that begins at not_before_ns or later; returns its end.  That may lie in the past, where
+ * a copy could have begun and this machine was late to look.  With both directions at work each is slower. */
 uint64_t soft_reserve_link(int number, int direction, uint64_t not_before_ns, uint64_t bytes)
 {
     struct soft_state *state = soft_state();
     struct soft_device *device = &state->devices[number];
-    uint64_t now = soft_now_ns(), rate = state->link_bytes_per_us[direction];
+    uint64_t rate = state->link_bytes_per_us[direction];
     uint64_t length_ns = bytes * 1000 / rate + SOFT_COPY_START_NS;
-    if (atomic_load(&device->engine_until_ns[1 - direction]) > (not_before_ns > now ? not_before_ns : now))
+    if (atomic_load(&device->engine_until_ns[1 - direction]) > not_before_ns)
         length_ns = length_ns * 1000 / SOFT_BOTH_WAYS_PERMILLE;
     uint64_t until = atomic_load(&device->engine_until_ns[direction]), end;
     do {
-        uint64_t begin = until > now ? until : now;
-        end = (begin > not_before_ns ? begin : not_before_ns) + length_ns;
+        end = (until > not_before_ns ? until : not_before_ns) + length_ns;
     } while (!atomic_compare_exchange_weak(&device->engine_until_ns[direction], &until, end));
     soft_note_engine(number, direction, end);
     return end;

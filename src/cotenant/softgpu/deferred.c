@@ -11,6 +11,7 @@
 #include "softgpu.h"
 
 #define LOOK_NS 20000
+#define MOST_LATE_NS 50000000 /* longer than the thread that looks is ever kept waiting */
 
 static pthread_mutex_t ops_lock = PTHREAD_MUTEX_INITIALIZER; /* the lists of all streams, held streams, the pump */
 static pthread_cond_t ops_there = PTHREAD_COND_INITIALIZER;
@@ -27,7 +28,9 @@ static bool has_come(const struct soft_op *op)
 
 static void work(struct soft_stream *stream, const struct soft_op *op, uint64_t now)
 {
-    uint64_t begin = stream->tail_ns > now ? stream->tail_ns : now;
+    uint64_t begin = op->bytes || stream->tail_ns > now ? stream->tail_ns : now; /* engines take spans in the past */
+    if (begin + MOST_LATE_NS < now)
+        begin = now - MOST_LATE_NS;
     stream->tail_ns = op->bytes ? soft_reserve_link(stream->context->device, op->direction, begin, op->bytes)
                                 : soft_reserve(stream->context->device, begin, op->unit);
     if (op->bytes)
@@ -48,8 +51,12 @@ static bool carry_out(struct soft_stream *stream, struct soft_op *op, uint64_t n
         __atomic_store_n(op->word, op->value, __ATOMIC_RELEASE);
         return true;
     case SOFT_OP_WAIT:
-        if (has_come(op))
+        if (has_come(op)) {
+            if (op->looked) /* it came since the last look */
+                stream->tail_ns = now;
             return true;
+        }
+        op->looked = true;
         break;
     case SOFT_OP_RECORD:
         if (op->event->generation == op->generation)
@@ -120,6 +127,9 @@ static void append(struct soft_stream *stream, struct soft_op op) /* with ops_lo
     *last = kept;
     if (stream->first_op != kept)
         return;
+    uint64_t now = soft_now_ns();
+    if (stream->tail_ns < now)
+        stream->tail_ns = now;
     stream->next_held = held;
     held = stream;
     pthread_t thread;

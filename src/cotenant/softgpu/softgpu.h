@@ -134,6 +134,7 @@ enum soft_op_kind { SOFT_OP_WRITE, SOFT_OP_WAIT, SOFT_OP_RECORD, SOFT_OP_WAIT_EV
 struct soft_op {
     enum soft_op_kind kind;
     uint32_t value, generation;
+    bool looked;          /* a wait that was not over when its stream came to it */
     unsigned compare;     /* of a wait: 0 at least, 1 equal, 2 a bit in common */
     uint32_t *word;
     struct soft_event *event;

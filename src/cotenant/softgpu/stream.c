@@ -271,7 +271,8 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
         deferred(stream, waits);
         return CUDA_SUCCESS;
     }
-    uint64_t end = soft_reserve_link(stream->context->device, direction, stream->tail_ns, bytes);
+    uint64_t now = soft_now_ns(), begin = stream->tail_ns > now ? stream->tail_ns : now;
+    uint64_t end = soft_reserve_link(stream->context->device, direction, begin, bytes);
     memmove(to, from, bytes);
     queued(stream, end, waits);
     return CUDA_SUCCESS;
