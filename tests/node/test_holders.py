@@ -16,7 +16,8 @@ import pytest
 from fake_shim import FakeShim
 from held_agent import HeldAgent, pod_cgroup, uuid_of
 
-from cotenant.model.errors import InputError
+from cotenant.model.errors import InputError, WorkError
+from cotenant.node.floor_client import join_floor
 from cotenant.node.holders import Place, container_token, place_in, place_of
 from cotenant.node.wire import Status, Type
 
@@ -214,7 +215,16 @@ def test_wrong_orders_are_one_sentence(held: HeldAgent, order: dict[str, Any], s
         held.call("hold", tenant=TRAIN, **order)
 
 
+def test_root_of_a_container_cannot_hold_others_off_a_gpu(held: HeldAgent) -> None:
+    hold(held)
+    gpu = uuid_of(0)
+    join_floor(held.tenants, gpu).close()  # a worker of this machine's administrator
+    held.put(pod_cgroup(UID, ID))
+    with pytest.raises(WorkError, match="did not let this process onto the floor"):
+        join_floor(held.tenants, gpu)
+
+
 def test_the_control_socket_is_not_where_tenants_look(held: HeldAgent) -> None:
-    assert sorted(path.name for path in held.tenants.iterdir()) == ["agent.sock"]
+    assert sorted(path.name for path in held.tenants.iterdir()) == ["agent.sock", "floor.sock"]
     assert (held.tenants / "agent.sock").stat().st_mode & 0o777 == 0o666
     assert (held.folder / "control.sock").stat().st_mode & 0o777 == 0o600

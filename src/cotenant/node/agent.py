@@ -185,7 +185,9 @@ class Agent:
         self.registry.away = self.parking.parked
         floor_path = self.server.path.with_name(FLOOR_SOCKET)
         gpus = [gpu.uuid for gpu in self.gpus]
-        self.floors = Floors(floor_path, gpus, self.config.colocation, self.server.tenant_of, self.log)
+        self.floors = Floors(
+            floor_path, gpus, self.config.colocation, self.server.tenant_of, self.log, self.server.holders.in_container
+        )
 
     def _end(self) -> None:
         if hasattr(self, "floors"):

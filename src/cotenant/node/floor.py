@@ -50,8 +50,10 @@ class Floors:
         settings: ColocationSettings,
         tenant_of: Callable[[int], Tenant | None],
         log: Callable[[str], None],
+        in_container: Callable[[int], bool] = lambda pid: False,
     ) -> None:
         self.path = path
+        self._in_container = in_container
         self.settings = settings
         self.pages = {uuid: FloorPage() for uuid in gpus}
         self._tenant_of = tenant_of
@@ -141,9 +143,13 @@ class Floors:
         return True
 
     def _allowed(self, member: Member, role: int, tenant: Tenant | None) -> bool:
-        """LS: latency-sensitive tenants, and the agent's own user and root (our workers). BE: any tenant's process."""
+        """LS: latency-sensitive tenants, and the agent's own user and root (our workers). BE: any tenant's process.
+
+        Root of a container is nobody in particular.
+        """
         if role == LATENCY_SENSITIVE:
-            return member.peer.uid in (0, os.geteuid()) or (tenant is not None and tenant.spec.latency_sensitive)
+            own = member.peer.uid in (0, os.geteuid()) and not self._in_container(member.peer.pid)
+            return own or (tenant is not None and tenant.spec.latency_sensitive)
         return role == BEST_EFFORT and tenant is not None
 
     def _count(self, gpu: str) -> None:

@@ -140,6 +140,11 @@ class Holders:
             Status.UNKNOWN_TENANT, f"process {pid} is in a pod with shares for {names}, and which it is is not known"
         )
 
+    def in_container(self, pid: int) -> bool:
+        """Whether a process is in a pod: its root is not this machine's administrator."""
+        place = self.locate(pid)
+        return place is not None and place.kind == "pod"
+
     # -- those that are early --------------------------------------------------------------------------------------
 
     def wait(self, place: Place, session: Session, hello: bytes) -> None:
