@@ -106,6 +106,21 @@ def test_a_turnstile_tells_the_classes_of_a_mixed_worker_apart(bench: Bench) -> 
     other.close()
 
 
+def test_a_worker_on_green_contexts_shrinks_while_ls_works_and_grows_again(bench: Bench) -> None:
+    ours, other = join_floor(bench.folder, uuid_of(bench)), join_floor(bench.folder, uuid_of(bench))
+    steps: list[float] = []
+    gate = Turnstile(ours, frozenset({"be"}), gated=False, beside=0.125, whole=0.75, resize=steps.append)
+    gate.enter("be")
+    other.raise_()
+    gate.enter("be")
+    gate.enter("be")
+    other.lower()
+    gate.enter("be")
+    assert steps == [0.125, 0.75]
+    ours.close()
+    other.close()
+
+
 def test_a_killed_holder_is_lowered_at_once_and_a_silent_one_after_the_limit(bench: Bench) -> None:
     watcher = join_floor(bench.folder, uuid_of(bench))
     doomed = join_floor(bench.folder, uuid_of(bench))

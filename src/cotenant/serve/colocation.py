@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,18 +46,26 @@ class Colocation:
         self._claims = claims
         self._clients: dict[str, ControlClient] = {}
         with ControlClient(folder) as client:
-            client.call("colocation", scheme=scheme)
+            self.beside = float(client.call("colocation", scheme=scheme)["beside"])
             self.gpus: list[dict[str, Any]] = client.call("status")["gpus"]
 
     def environment(self, spec: WorkerSpec) -> dict[str, str]:
         """What a worker's process gets. The tenant lives until `released`."""
         uuid = str(self.gpus[spec.gpu % len(self.gpus)]["uuid"])
         best_effort = all(not model.latency_sensitive for model in spec.models)
-        gated = best_effort and not self.timed  # by the shim, kernel by kernel
-        told = {VARIABLE: json.dumps({"folder": str(self.folder), "gpu": uuid, "gated": gated})}
-        return told if self.timed else self._tenant(spec, uuid, best_effort) | told
+        # workers on green contexts change their SMs between batches; others are gated by the shim, kernel by kernel
+        elastic = spec.mechanism == "green"
+        told = {
+            "folder": str(self.folder),
+            "gpu": uuid,
+            "gated": best_effort and not self.timed and not elastic,
+            "beside": self.beside if elastic else 0.0,
+            "whole": spec.fraction,
+        }
+        variable = {VARIABLE: json.dumps(told)}
+        return variable if self.timed else self._tenant(spec, uuid, best_effort, elastic) | variable
 
-    def _tenant(self, spec: WorkerSpec, uuid: str, best_effort: bool) -> dict[str, str]:
+    def _tenant(self, spec: WorkerSpec, uuid: str, best_effort: bool, elastic: bool) -> dict[str, str]:
         from cotenant.node.client import ControlClient
         from cotenant.node.config import TenantSpec
         from cotenant.node.launcher import Launch, program_environment, register
@@ -67,12 +75,12 @@ class Colocation:
         part = self.scheme.be_sms if best_effort else self.scheme.ls_sms
         tenant = TenantSpec(
             name=f"serve-{os.getpid()}-{spec.name.replace('#', '-')}",
-            limit=part * (spec.fraction if self.scheme.together else 1.0),
+            limit=1.0 if elastic else part * (spec.fraction if self.scheme.together else 1.0),
             memory_bytes=sum(memory) if len(memory) == len(claims) else None,
             priority=-1 if best_effort and self.scheme.be_below else 0,
             gpus=(uuid,),
             mechanism="mps" if self.scheme.together else "time",
-            best_effort=best_effort,
+            best_effort=best_effort and not elastic,
             copy_weight=max(claim.copy_weight for claim in claims),
             latency_sensitive=not best_effort,
         )
@@ -94,18 +102,41 @@ class Colocation:
 
 
 class Turnstile:
-    """The worker's side: around each batch, by the class of its service."""
+    """The worker's side: around each batch, by the class of its service.
 
-    def __init__(self, floor: Holder, best_effort: frozenset[str], gated: bool) -> None:
+    `gated`: the shim holds up BE launches, so that batches need not wait. Else a BE batch waits while LS holds the floor,
+    or runs on `beside` of the SMs then, and on `whole` when nobody does: the tide, at the boundary of batches.
+    """
+
+    def __init__(
+        self,
+        floor: Holder,
+        best_effort: frozenset[str],
+        *,
+        gated: bool,
+        beside: float = 0.0,
+        whole: float = 1.0,
+        resize: Callable[[float], None] = lambda fraction: None,
+    ) -> None:
         self._floor, self._best_effort, self._gated = floor, best_effort, gated
+        self._beside, self._whole, self._resize = beside, whole, resize
+        self._now = whole
 
     def enter(self, service: str) -> None:
-        """LS: the floor is up from here. BE: wait until nobody holds it, unless each launch will."""
+        """A batch begins. LS: the floor is up from here."""
         if service not in self._best_effort:
             self._floor.raise_()
             return
+        if self._beside > 0:
+            self._step(self._beside if self._floor.others_up() else self._whole)
+            return
         while not self._gated and self._floor.others_up():
             time.sleep(LOOK_S)
+
+    def _step(self, fraction: float) -> None:
+        if fraction != self._now:
+            self._resize(fraction)
+            self._now = fraction
 
     def leave(self, service: str) -> None:
         """The batch is answered."""
@@ -113,8 +144,8 @@ class Turnstile:
             self._floor.lower()
 
 
-def turnstile(models: Sequence[Any]) -> Turnstile | None:
-    """The turnstile of this worker process; None where nothing is co-located."""
+def turnstile(models: Sequence[Any], resize: Callable[[float], None]) -> Turnstile | None:
+    """The turnstile of this worker process, which changes its SMs by `resize`; None where nothing is co-located."""
     text = os.environ.pop(VARIABLE, None)
     if text is None:
         return None
@@ -122,4 +153,5 @@ def turnstile(models: Sequence[Any]) -> Turnstile | None:
 
     told = json.loads(text)
     best_effort = frozenset(model.service for model in models if not model.latency_sensitive)
-    return Turnstile(join_floor(Path(told["folder"]), told["gpu"]), best_effort, bool(told["gated"]))
+    floor = join_floor(Path(told["folder"]), told["gpu"])
+    return Turnstile(floor, best_effort, gated=told["gated"], beside=told["beside"], whole=told["whole"], resize=resize)

@@ -167,7 +167,7 @@ def main() -> int:
         return 1
     channel.send(b"\x00" + pickle.dumps(infos))
     try:
-        Loop(channel, arena, engine, infos, turnstile(spec.models)).serve()
+        Loop(channel, arena, engine, infos, turnstile(spec.models, engine.resize)).serve()
     except (ConnectionError, BrokenPipeError):
         return 0  # the gateway is gone
     engine.close()
