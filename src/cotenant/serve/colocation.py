@@ -104,8 +104,8 @@ class Colocation:
 class Turnstile:
     """The worker's side: around each batch, by the class of its service.
 
-    `gated`: the shim holds up BE launches, so that batches need not wait. Else a BE batch waits while LS holds the floor,
-    or runs on `beside` of the SMs then, and on `whole` when nobody does: the tide, at the boundary of batches.
+    `gated`: the shim holds up BE launches, so that batches need not wait. Else a BE batch waits while LS holds the
+    floor, or runs on `beside` of the SMs then, and on `whole` when nobody does: the tide, at the boundary of batches.
     """
 
     def __init__(
