@@ -51,7 +51,12 @@ class Job:
             bench._clients.append(client)
             environment = program_environment(register(client, Launch(bench.folder, check_spec(spec), command)))
         self.process = subprocess.Popen(
-            command, env=environment | extra, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=environment | extra,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         if bench is not None and spec is not None:
             client.call("started", name=spec.name, pid=self.process.pid)

@@ -1,0 +1,108 @@
+"""The commands of oversubscription as people type them, on the software GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_harness import AgentProcess, declare
+
+from cotenant.cli.tenant_table import tenant_table
+
+PROGRAM = Path(__file__).with_name("swap_program.py")
+
+
+def test_run_park_resume_as_commands(start_agent: Callable[..., AgentProcess], call: Any) -> None:
+    agent = start_agent()
+    folder = str(agent.folder)
+    code, _, err = call("park", "nobody", "--dir", folder)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "there is no tenant 'nobody'" in err
+    code, _, err = call("resume", "nobody", "--dir", folder)
+    assert (code, "is not parked" in err) == (2, True)
+    code, out, _ = call("preempt", "--gpu", "0", "--dir", folder, "--json")
+    assert (code, json.loads(out)["parked"]) == (0, [])
+    code, _, err = call("preempt", "--dir", folder)
+    assert (code, "say whom to preempt" in err) == (2, True)
+    code, _, err = call("preempt", "--gpu", "7", "--dir", folder)
+    assert (code, "no GPU '7'" in err) == (2, True)
+    code, _, err = call("preempt", "--gpu", "0", "--free", "1GiB", "--dir", folder)
+    assert (code, "not enough could be freed" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--oversubscribe", "magic"], "no way to oversubscribe"),
+        (["--oversubscribe", "swap", "--gpus", "2"], "several GPUs"),
+        (["--oversubscribe", "swap", "--mechanism", "whole"], "only turns"),
+        (["--oversubscribe", "swap", "--memory", "900GiB"], "to promise"),
+        (["--oversubscribe", "swap", "--empty-cache", "often"], "not turn, iteration or off"),
+    ],
+)
+def test_wrong_wishes_are_one_sentence(agent: AgentProcess, call: Any, options: list[str], why: str) -> None:
+    code, _, err = call("run", *options, "--dir", str(agent.folder), "--", "true")
+    assert (code, err.count("\n")) == (2, 1)
+    assert why in err
+
+
+def test_host_memory_is_an_agent_s_setting(start_agent: Callable[..., AgentProcess], tmp_path: Path, call: Any) -> None:
+    config = declare(tmp_path, "swap_memory: 1GiB\nmost_moving: 10%\n")
+    agent = start_agent(config=config)
+    run = ["run", "--oversubscribe", "swap", "--memory", "2GiB", "--dir", str(agent.folder), "--", "true"]
+    code, _, err = call(*run)
+    assert (code, "needs 2.0 GiB of host memory" in err) == (2, True)
+    code, _, err = call("agent", "--most-moving", "99%", "--gpus", "soft", "--dir", str(tmp_path / "x"))
+    assert (code, "0.1 % to 90 %" in err) == (2, True)
+
+
+def test_bench_swap_on_the_software_gpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cotenant.bench", "swap", "--size", str(16 << 20), "--moves", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["corrupted"] == 0
+    assert set(found["copy_gbps"]) == set(found["swap_gbps"]) == {"out", "in", "both"}
+    assert min(found["swap_gbps"].values()) > 0
+    assert set(found["park_s"]) == {"out", "in"}
+
+
+def row(name: str, **residency: Any) -> dict[str, Any]:
+    share: dict[str, Any] = {
+        "index": 0, "got": 0.5, "holding": False, "waiting": True, "memory_used_bytes": 1 << 30, "turns": 3,
+        "memory_limit_bytes": None, "waited_s": 1.0,
+    }  # fmt: skip
+    if residency:
+        share["residency"] = residency
+    return {
+        "name": name, "request": 0.5, "limit": 1.0, "state": "running", "gpus": [share], "pids": [1], "warnings": [],
+        "launches": 1, "graph_launches": 0, "gate_wait_s": 0.0,
+    }  # fmt: skip
+
+
+def rendered(*rows: dict[str, Any]) -> str:
+    from rich.console import Console
+
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(tenant_table({"tenants": list(rows)})[0])
+    return capture.get()
+
+
+def test_top_shows_who_is_on_the_gpu() -> None:
+    moved = {"movable_bytes": 100, "resident_bytes": 40, "moving": False}
+    moved |= {"moves_out": 2, "moves_in": 1, "moving_s": 1.5}
+    text = rendered(row("plain"), row("part", **moved), row("now", **(moved | {"moving": True})))
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert "ON GPU" in lines["TENANT"]
+    assert "40%" in lines["part"]
+    assert "3, 1.5" in lines["part"]
+    assert "moves" in lines["now"]
+    assert " all " in lines["plain"]
+    assert "ON GPU" not in rendered(row("plain"))
