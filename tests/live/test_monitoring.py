@@ -38,9 +38,9 @@ def test_every_metric_that_is_asked_for_exists() -> None:
 
 def test_counters_are_asked_for_as_rates_and_gauges_are_not() -> None:
     for expr in expressions():
-        for function, name in re.findall(r"\b(rate|increase)\((cotenant_[a-z0-9_]+)\[", expr):
+        for function, name in re.findall(r"\b(rate|increase)\((cotenant_[a-z0-9_]+)(?:\{[^}]*\})?\[", expr):
             assert series()[name].kind in ("counter", "histogram"), (function, name)
-        bare = re.sub(r"(rate|increase)\(cotenant_[a-z0-9_]+\[", "", expr)
+        bare = re.sub(r"(rate|increase)\(cotenant_[a-z0-9_]+(\{[^}]*\})?\[", "", expr)
         for name in re.findall(r"\bcotenant_[a-z0-9_]+", bare):
             assert series()[name].kind == "gauge", name
 

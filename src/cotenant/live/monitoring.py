@@ -5,43 +5,11 @@ Expressions name metrics by their objects, so that none can refer to one that do
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from cotenant.live import monitoring_server
+from cotenant.live.panels import Alert, Panel, quantile, rate
 from cotenant.metrics import live as names
-from cotenant.metrics.live import Metric
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One graph: lines of (expression, legend); `unit` as Grafana names it."""
-
-    title: str
-    unit: str
-    lines: tuple[tuple[str, str], ...]
-    says: str = ""
-
-
-@dataclass(frozen=True)
-class Alert:
-    """One rule: fires when the expression has held for `hold`."""
-
-    name: str
-    expr: str
-    hold: str
-    severity: str
-    summary: str
-
-
-def rate(metric: Metric, by: str = "", window: str = "$__rate_interval") -> str:
-    """Growth per second of a counter, summed by labels."""
-    inner = f"rate({metric.name}[{window}])"
-    return f"sum by ({by}) ({inner})" if by else f"sum({inner})"
-
-
-def quantile(q: float, metric: Metric, by: str, window: str = "$__rate_interval") -> str:
-    """A quantile of a histogram, by labels."""
-    return f"histogram_quantile({q}, sum by (le, {by}) (rate({metric.name}_bucket[{window}])))"
 
 
 def rows() -> list[tuple[str, list[Panel]]]:
@@ -96,6 +64,7 @@ def rows() -> list[tuple[str, list[Panel]]]:
                 Panel("Launches", "ops", ((rate(n.TENANT_LAUNCHES, "tenant"), "{{tenant}}"),)),
             ],
         ),
+        ("Services", monitoring_server.panels()),
     ]
 
 
@@ -147,6 +116,7 @@ def alerts() -> list[Alert]:
             "info",
             "The agent warned about {{ $labels.tenant }}: see cotenant top.",
         ),
+        *monitoring_server.alerts(),
     ]
 
 
