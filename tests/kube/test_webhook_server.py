@@ -8,6 +8,7 @@ import ssl
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from api_standin import ApiServer
@@ -83,11 +84,11 @@ def test_a_certificate_and_a_key_that_do_not_belong_together(start: Start, files
         (["--self-signed", "--api-server=10.0.0.1"], "'10.0.0.1' is not an address such as https://10.0.0.1:443"),
     ],
 )
-def test_wrong_settings_are_one_sentence(start: Start, options: list[str], sentence: str) -> None:
-    webhook = start(*options)
-    assert webhook.process.wait(10) == 2
-    assert sentence in webhook.said()
-    assert len(webhook.said().splitlines()) == 1
+def test_wrong_settings_are_one_sentence(call: Any, options: list[str], sentence: str) -> None:
+    code, out, err = call("kube", "webhook", *options)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
 
 
 def test_who_may_ask(start: Start, files: list[str], tmp_path: Path) -> None:
