@@ -161,7 +161,9 @@ class Operations:
             return "starting"
         if tenant.sessions:
             return "running"
-        return "no GPU yet" if tenant.root else "declared"
+        if tenant.root:
+            return "no GPU yet"
+        return "held" if tenant.holder else "declared"
 
     async def warnings(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """What was noticed about a tenant, also when it has just ended."""
