@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import datetime
+import shutil
 import ssl
+import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,6 +164,11 @@ def test_metrics(start: Start, files: list[str], tmp_path: Path) -> None:
     for outcome, count in (("injected", 1), ("denied", 1), ("rejected", 1), ("failed", 0)):
         assert f'cotenant_webhook_reviews_total{{outcome="{outcome}"}} {count}' in text
     assert "cotenant_webhook_review_seconds_count 3" in text
+    if shutil.which("promtool"):
+        checked = subprocess.run(
+            ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        )
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
 # -- self-signed -------------------------------------------------------------------------------------------------------
