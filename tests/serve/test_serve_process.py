@@ -18,7 +18,7 @@ from serve_setup import ask, deployment, infer, plan
 
 def write(folder: Path, **more: Any) -> tuple[str, str]:
     """(services file, plan file)."""
-    content = deployment([{"name": "a", "slo_ms": 5000}], folder, **more)
+    content = deployment([{"name": "a", "slo_ms": 5000}], folder) | more
     (folder / "services.yaml").write_text(yaml.safe_dump(content))
     (folder / "plan.json").write_text(json.dumps(plan({"a": 4}).to_dict()))
     return str(folder / "services.yaml"), str(folder / "plan.json")
@@ -115,6 +115,8 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
         ({}, ("--planner", "best"), "unknown planner"),
         ({}, ("--plan", "nothing.json"), "nothing.json"),
         ({}, ("--log", "/nowhere/x.csv"), "nowhere"),
+        ({"services": [{"name": "a", "slo_ms": 1}]}, (), "an SLO of 1 ms is below"),
+        ({"services": [{"name": "other", "slo_ms": 100}]}, (), "model 'other' is absent from the X profile"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_2(
@@ -125,6 +127,13 @@ def test_wrong_input_is_one_sentence_and_2(
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert said in err
+
+
+def test_no_model_at_all_is_2(tmp_path: Path, call: Any) -> None:
+    services, _ = write(tmp_path, backend="auto")
+    code, _, err = call("serve", services)
+    assert code == 2
+    assert "no model named; a repository has NAME/VERSION/model.onnx" in err.splitlines()[-1]
 
 
 def test_a_port_that_is_taken_is_1(tmp_path: Path, call: Any) -> None:

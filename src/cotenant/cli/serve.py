@@ -125,6 +125,8 @@ def _run(server: Server, as_json: bool) -> int:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return
+        if starting.exception() is not None:
+            waiting.cancel()
         await starting
         _ready(server, as_json)
         await waiting

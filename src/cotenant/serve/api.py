@@ -28,6 +28,11 @@ class Tokens:
     def __init__(self, tokens: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
 
+    @property
+    def any(self) -> bool:
+        """Whether tokens are asked for."""
+        return bool(self._digests)
+
     def check(self, authorization: bytes) -> None:
         """Refusal unless the header's value carries a known token."""
         if not self._digests:
@@ -182,7 +187,7 @@ class Api:
     async def _replan(self) -> None:
         try:
             await self.replanner.make()
-        except (WorkError, ApplyError) as error:
+        except (WorkError, InputError, ApplyError) as error:
             raise Refusal(Kind.UNAVAILABLE, f"no new plan: {error}") from None
 
     def later(self, work: Coroutine[Any, Any, None], done: Callable[[Refusal | None], None]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from cotenant.config_planning import Problem
 from cotenant.config_serving import ServingConfig
-from cotenant.model.errors import WorkError
+from cotenant.model.errors import InputError, WorkError
 from cotenant.model.serving import Gpulet, ServingPlan
 from cotenant.policy.autoscale import FORECASTS, Autoscaler
 from cotenant.serve.crew import ApplyError, Crew
@@ -37,7 +37,7 @@ class PlannerProcess:
         self._lock = asyncio.Lock()
 
     async def ask(self, ask: Ask) -> ServingPlan:
-        """The plan; WorkError when there is no answer."""
+        """The plan; InputError when the services cannot be planned, WorkError when there is no answer."""
         async with self._lock:
             try:
                 return await asyncio.wait_for(self._ask(ask), PLAN_LIMIT_S)
@@ -51,7 +51,7 @@ class PlannerProcess:
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         answer = pickle.loads(await reader.readexactly(length))
         if isinstance(answer, str):
-            raise WorkError(answer)
+            raise InputError(answer)
         assert isinstance(answer, ServingPlan)
         return answer
 
@@ -215,7 +215,7 @@ class Replanner:
             due = loop.time() + self.config.deployment.period_s
             try:
                 await self.make()
-            except (WorkError, ApplyError) as error:
+            except (WorkError, InputError, ApplyError) as error:
                 self.say(f"no new plan: {error}")
                 self.note = str(error)
 

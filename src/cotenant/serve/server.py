@@ -15,6 +15,7 @@ from typing import Any
 from cotenant.config_planning import Problem, build_problem
 from cotenant.config_services import parse_services, read_services
 from cotenant.config_serving import ServingConfig, parse_address, read_serving, read_tokens, tls_context
+from cotenant.live.http import is_loopback
 from cotenant.model.errors import InputError, WorkError
 from cotenant.model.serving import ServingPlan
 from cotenant.policy.packing.specs import DEFAULT_PLANNER
@@ -94,7 +95,6 @@ class Server:
         self._listeners: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._grpc: Any = None
-        self._last_gpus = ""
 
     def _tell(self, text: str) -> None:
         """A sentence for who watches the server: in its terminal and on its page."""
@@ -115,16 +115,18 @@ class Server:
         """Load, plan, listen. WorkError when no service at all can be served."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(
-            lambda _, context: self._failed(context.get("exception") or WorkError(context["message"]))
+            lambda _, context: self.say(f"an error elsewhere: {context.get('exception') or context['message']}")
         )
         raise_file_limit()
         self.floor.warm()
         try:
             for name in self.crew.models:
                 self.crew.resolve(name)
+            if all(model.found is None for model in self.crew.models.values()):
+                raise InputError(next(iter(self.crew.models.values())).why, file=self.config.deployment.file)
             for name, model in self.crew.models.items():
                 if model.found is None:
-                    self.say(f"{name} cannot be served: {model.why}")
+                    self._tell(f"{name} cannot be served: {model.why}")
             await self.replanner.first()
             ready = [name for name in self.crew.models if not self.crew.why_not(name)]
             if not ready:
@@ -144,6 +146,8 @@ class Server:
             if address is None:
                 continue
             host, port = address
+            if not is_loopback(host) and not self.tokens.any:
+                self._tell(f"{host}:{port} is reached from other machines, and anybody may ask there (listen.tokens)")
             try:
                 if name == "http":
                     listener = await loop.create_server(
