@@ -317,3 +317,29 @@ def test_an_agent_that_restarts_finds_what_is_away(node: Callable[..., Node]) ->
     here.call("resume", name="b")
     here.call("resume", name="c")
     assert parked.answer() == whole.answer() == "intact"
+
+
+def test_what_a_tenant_that_stays_was_promised_is_kept_for_it(node: Callable[..., Node]) -> None:
+    """The rock uses nothing of its 500 MiB yet; the sand, alone on the card, may still not take them."""
+    here = node(1100 * MIB)
+    rock = here.program("rock", "none", 500 * MIB)
+    sand = here.program("sand", "swap", 600 * MIB)
+    # 600 MiB for the sand, 256 of them its context
+    assert sand.ask("take(320)") == "0"
+    assert sand.ask("take(64)") == "2"
+    assert rock.ask("take(240)") == "0"
+    assert rock.ask("check()") == sand.ask("check()") == "intact"
+
+
+def test_a_name_used_again_starts_fresh(node: Callable[..., Node]) -> None:
+    """A tenant dies while it is parked; the next one of its name runs."""
+    here = node(1024 * MIB)
+    first = here.program("a")
+    assert first.ask("take(64)") == "0"
+    here.call("park", name="a")
+    first.process.kill()
+    wait_for(lambda: not here.call("list")["tenants"], 10, "its end")
+    assert here.call("parked")["parked"] == []
+    again = here.program("a")
+    assert again.ask("take(64)") == "0"
+    assert again.ask("work(0.2)").endswith("intact")

@@ -76,6 +76,7 @@ class Broker:
     def leave(self, tenant: Tenant) -> None:
         """Close a tenant's accounts."""
         now_ns = time.monotonic_ns()
+        self._suspended.discard(tenant.name)
         for gpu in tenant.gpus:
             self._stuck.pop((gpu.uuid, tenant.name), None)
             if tenant.name in self.turns.gpus[gpu.uuid].accounts:

@@ -120,7 +120,7 @@ class Residency:
         asyncio.get_running_loop().call_later(wait_s, self._try_again, tenant)
 
     def _try_again(self, tenant: Tenant) -> None:
-        if self.agent.registry.tenants.get(tenant.name) is tenant and tenant.name not in self.parked:
+        if self.agent.registry.tenants.get(tenant.name) is tenant and tenant.name not in self.agent.parking.parked:
             self.agent.broker.unsuspend(tenant)
 
     # -- what processes say ----------------------------------------------------------------------------------------
@@ -143,6 +143,10 @@ class Residency:
         if kind == Type.MOVE_DONE:
             self._mute.discard(session.number)
             self.orders.done(sequence, status, values["bytes"], values["elapsed_ns"])
+
+    def crowded(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether what has just been reserved needs room that somebody else holds, or was promised."""
+        return tenant.spec.oversubscribe in MOVED_BY_PROCESS and self.refresh(gpu).free_bytes < 0
 
     def room(self, session: Session, slot: int, sequence: int, size: int) -> None:
         """MOVE_ROOM: the driver had no memory for an allocation."""
@@ -206,9 +210,10 @@ class Residency:
                 away += min(state.away, held)
                 able = (state.backing > 0 or mode == "managed") and not state.fixed
                 can_leave = can_leave or (able and session.number not in self._mute)
-            residency.resize(
-                tenant.name, movable=movable, resident=movable - away, fixed=used - movable, can_leave=can_leave
-            )
+            fixed = used - movable
+            if mode == "none":  # what it was promised is kept free for it
+                fixed = max(fixed, tenant.spec.memory_bytes or 0)
+            residency.resize(tenant.name, movable=movable, resident=movable - away, fixed=fixed, can_leave=can_leave)
         return residency
 
     # -- switching -------------------------------------------------------------------------------------------------

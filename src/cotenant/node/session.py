@@ -197,6 +197,8 @@ class Session:
             if granted is None:
                 status = Status.OUT_OF_MEMORY
                 self.server.refused(self.tenant, gpu, size)
+            elif family == Family.PLAIN and self.server.residency.crowded(self.tenant, gpu):
+                status = Status.DENIED
             number = granted or 0
         elif head.type == Type.MEMORY_COMMIT and reservation == 0:
             # could not be asked for before it was taken: memory of graphs, a pool that grew by itself

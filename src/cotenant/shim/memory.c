@@ -49,7 +49,9 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
         wait_until_attached(gpu);
         if (cot_agent_call(COTENANT_MEMORY_RESERVE, slot_of(gpu), &ask, sizeof ask, &reply) == 0) {
             *reservation = reply.body.memory.reservation;
-            return reply.header.status == COTENANT_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+            return reply.header.status == COTENANT_OK       ? CUDA_SUCCESS
+                   : reply.header.status == COTENANT_DENIED ? CUDA_ERROR_NOT_READY /* of a tenant that oversubscribes */
+                                                            : CUDA_ERROR_OUT_OF_MEMORY;
         }
         pthread_mutex_lock(&cot_lock);
         while (!cot_agent_is_connected() && cot_fail_mode() == COTENANT_FAIL_CLOSED && !cot_exiting())

@@ -30,7 +30,8 @@
  * its processes that asks a grant with the same deadline and counts the turn as over when all have released.
  *
  * Memory.  Amounts are charged to the tenant.  MEMORY_RESERVE before the driver is called; the reply says yes
- * (status OK, a reservation number) or no (status OUT_OF_MEMORY).  MEMORY_COMMIT after it with what was really taken
+ * (status OK, a reservation number) or no (status OUT_OF_MEMORY); DENIED, to a tenant that oversubscribes, is yes, but ask for
+ * MOVE_ROOM before taking it.  MEMORY_COMMIT after it with what was really taken
  * (0: the driver refused).  Reservation 0 in a COMMIT: taken without asking, because it could only be counted afterwards
  * (graphs, a pool that grew by itself); it is charged, over the cap or not.  MEMORY_RELEASE when it is given back.  The agent keeps slot.memory_used_bytes (the whole
  * tenant's charge on that GPU, context reserve included) and slot.memory_limit_bytes current, so that queries need no

@@ -62,6 +62,7 @@ static bool map_backing(void)
         return false;
     madvise(mapped, bytes, MADV_HUGEPAGE);
     madvise(mapped, bytes, MADV_DONTDUMP);
+    madvise(mapped, bytes, MADV_DONTFORK); /* a child's copy would cost, and its contents are none of its business */
     backing = mapped;
     backing_bytes = bytes;
     return true;
@@ -320,7 +321,7 @@ void cot_swap_reset_after_fork(void)
     order.type = 0;
     threads_started = fixed = looked_at_libraries = agent_is_lost = false;
     mode = COTENANT_OVERSUBSCRIBE_NONE;
-    backing = NULL; /* stays mapped: the child's copy of the address space is its own business, its contents are not */
+    backing = NULL; /* not mapped here: MADV_DONTFORK */
     backing_bytes = 0;
     cot_swap_list_reset();
     cot_swap_copy_reset();

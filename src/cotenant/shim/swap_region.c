@@ -127,7 +127,7 @@ static bool publish_empty(struct region *region, bool only_if_away)
 }
 
 /* Memory behind all of a new region, with the agent's help when the GPU is full. */
-static CUresult fill(struct region *region, bool *empty)
+static CUresult fill(struct region *region, bool crowded, bool *empty)
 {
     *empty = false;
     if (region->managed) {
@@ -139,7 +139,8 @@ static CUresult fill(struct region *region, bool *empty)
         return CUDA_SUCCESS;
     }
     for (uint32_t i = 0, tries = 0; i < region->pieces;) {
-        CUresult result = cot_swap_map_piece(region, i);
+        CUresult result = crowded ? CUDA_ERROR_OUT_OF_MEMORY : cot_swap_map_piece(region, i);
+        crowded = false;
         if (result == CUDA_SUCCESS) {
             region->piece[i++].state = PIECE_HERE;
             continue;
@@ -170,16 +171,16 @@ static CUresult make_region(struct gpu *gpu, uint64_t asked, struct region **out
 {
     uint64_t reservation, bytes = round_up(asked);
     CUresult result = cot_memory_reserve(gpu, COTENANT_MEMORY_PLAIN, bytes, &reservation);
-    if (result != CUDA_SUCCESS)
+    bool crowded = result == CUDA_ERROR_NOT_READY, empty = false; /* granted, but others hold the room on the card */
+    if (result != CUDA_SUCCESS && !crowded)
         return result;
-    bool empty = false;
     struct region *region = new_region(gpu, asked);
     if (region) {
         region->slab = slab;
         if (slab)
             slab->region = region;
     }
-    result = region ? fill(region, &empty) : CUDA_ERROR_OUT_OF_MEMORY;
+    result = region ? fill(region, crowded, &empty) : CUDA_ERROR_OUT_OF_MEMORY;
     cot_memory_commit(gpu, COTENANT_MEMORY_PLAIN, reservation, result == CUDA_SUCCESS ? bytes : 0);
     if (result != CUDA_SUCCESS) {
         if (region) {
