@@ -31,12 +31,13 @@ class Setting:
     def __init__(
         self, folder: Path, *, seed: int = 0, policy: JobPolicy | None = None, lease_s: float = 2.0,
         keep_s: float = 6.0, early: bool = True, kill: float = 0.0, lag: float = 0.0, nodes: Any = NODES,
+        parks: bool = False,
     ) -> None:  # fmt: skip
         self.folder = folder
         self.world = World(nodes, seed)
         self.executor = FakeExecutor(self.world, kill=kill, lag=lag)
         self.policy = policy or JobPolicy(sticky=True)
-        self.kill = 0.0
+        self.kill, self.parks = 0.0, parks
         self.settings = {"lease_s": lease_s, "keep_s": keep_s, "early": early, "grace_s": 1.0}
         self.said: list[str] = []
         self.restarts = -1
@@ -51,6 +52,8 @@ class Setting:
         )  # type: ignore[arg-type]
         self.controller = Controller(options, self.executor, JobPlanner(self.policy, PROFILES))
         self.controller.store._db.execute("PRAGMA synchronous=OFF")
+        if self.parks:
+            self.controller.can_park = lambda node: True  # type: ignore[method-assign]
         commit = self.controller.store.commit
 
         def fragile() -> None:
@@ -165,6 +168,21 @@ def test_a_job_that_ignores_its_lease_is_killed_after_its_grace(tmp_path: Path) 
     assert setting.state("short") == "finished"
 
 
+def test_a_job_that_cannot_save_itself_is_parked_where_its_node_can(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, policy=JobPolicy("srtf", "proportional", sticky=True), parks=True)
+    setting.submit(work("long", 12.0, gpus=2.0, attached=False), work("other", 12.0, gpus=2.0, attached=False))
+    setting.run(4.5)
+    setting.submit(work("short", 2.0, gpus=4.0))
+    setting.run(3)
+    assert {job.id: job.attempt.phase for job in setting.controller.book.running() if job.attempt} == {
+        "long": "parked", "other": "parked", "short": "running",
+    }  # fmt: skip
+    setting.run(12)
+    assert sorted(setting.world.finished) == ["long", "other", "short"]
+    assert setting.world.starts == ["long.0", "other.0", "short.0", "short.0"]  # a gang over both nodes
+    assert setting.events("long") == [Kind.ARRIVE, Kind.START, Kind.PREEMPT, Kind.RESUME, Kind.FINISH]
+
+
 def test_cancelled_jobs_leave_and_do_not_come_back(tmp_path: Path) -> None:
     setting = Setting(tmp_path)
     setting.submit(work("runs", 50.0, gpus=4.0), work("waits", 50.0))
@@ -276,7 +294,9 @@ def test_whatever_is_killed_no_job_is_lost_or_runs_twice(tmp_path: Path, seed: i
         lag=0.05,
         keep_s=draw.choice((4.0, 10.0)),
         early=draw.random() < 0.5,
+        parks=draw.random() < 0.5,
     )
+    setting.world.stuck = 0.2
     specs = [
         work(f"j{i}", draw.choice((1.0, 3.0, 6.0)), gpus=float(draw.choice((1, 1, 2, 4))),
              attached=draw.random() < 0.7)

@@ -33,6 +33,7 @@ class FakeAttempt:
     exit: dict[str, Any] | None = None
     limits: tuple[float, int] = (0.0, 0)
     done_s: float = 0.0
+    parked: bool = False
 
     @property
     def alive(self) -> bool:
@@ -41,7 +42,8 @@ class FakeAttempt:
 
 @dataclass
 class World:
-    """All nodes, and the one clock behind theirs. `saved`: work that checkpoints hold, by job."""
+    """All nodes, and the one clock behind theirs. `saved`: work that checkpoints hold, by job; `stuck`: chance that a
+    job cannot be parked, or taken back."""
 
     nodes: tuple[NodeSpec, ...]
     seed: int = 0
@@ -55,6 +57,7 @@ class World:
     finished: list[str] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
     number: int = 0
+    stuck: float = 0.0
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -83,7 +86,7 @@ class World:
             return
         now_ns, order = self.clock(node), attempt.order
         _, work_s, code = order["command"]
-        attempt.done_s += step_s
+        attempt.done_s += 0.0 if attempt.parked else step_s
         job = order["job"]
         asked = "stop" if attempt.stop_ns else ""
         if attempt.phase == pages.RUNNING and not attempt.stop_ns and now_ns >= attempt.until_ns:
@@ -153,6 +156,11 @@ class World:
             for name in order["attempts"]:
                 if name in here and not here[name].alive:
                     del here[name]
+        elif order["do"] in ("park", "resume"):
+            attempt = here[order["attempt"]]
+            if not attempt.alive or attempt.stop_ns or self.random.random() < self.stuck:
+                return {"error": "it cannot be moved now"}
+            attempt.parked = order["do"] == "park"
         elif order["do"] == "port":
             return {"port": 12345}
         return {}
@@ -170,14 +178,15 @@ class World:
             "attempt": name, "phase": attempt.phase, "started_ns": attempt.started_ns,
             "stopping_ns": attempt.stopping_ns, "ended_ns": attempt.ended_ns, "until_ns": attempt.until_ns,
             "stop": int(bool(attempt.stop_ns)), "cpus": attempt.limits[0], "memory_bytes": attempt.limits[1],
-            "parked": False, "exit": attempt.exit if attempt.phase == pages.ENDED else None, "progress": progress,
+            "parked": attempt.parked, "progress": progress,
+            "exit": attempt.exit if attempt.phase == pages.ENDED else None,
         }  # fmt: skip
 
     # -- what must hold --------------------------------------------------------------------------------------------
 
     def running(self) -> list[tuple[str, FakeAttempt]]:
         """(node, attempt) of all whose processes run."""
-        return [(node, a) for node, here in self.attempts.items() for a in here.values() if a.alive]
+        return [(node, a) for node, here in self.attempts.items() for a in here.values() if a.alive and not a.parked]
 
     def check(self) -> None:
         """No GPU is held twice, no job runs twice at once, no node gives more CPU or memory than it has."""

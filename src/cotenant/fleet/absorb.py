@@ -100,7 +100,7 @@ class Absorber:
                 self._started(job, attempt, fleet_s(report["started_ns"]))
         if report["phase"] == pages.ENDED and node not in attempt.ended:
             self._part_ended(node, job, attempt, report["exit"] or {}, fleet_s(report["ended_ns"]))
-        elif report["phase"] == pages.STOPPING and attempt.phase in (STARTING, UP):
+        elif report["phase"] == pages.STOPPING and attempt.phase in (STARTING, UP, PARKED):
             attempt.phase, attempt.stop_s = STOPPING, now_s  # its lease ran out before it was extended
             attempt.stop_why = "lease"
             self.book.touch(job)
@@ -132,8 +132,11 @@ class Absorber:
         if not parked:  # the controller was killed between writing this down and the order
             self.book.orders[node].append({"do": "park", "attempt": job.attempt_id()})
             return
+        attempt.off_on.add(node)
+        if len(attempt.off_on) < len(attempt.nodes):
+            return
         self._credit(job, attempt, now_s)
-        attempt.phase, attempt.stop_why, attempt.stop_s = PARKED, "", None
+        attempt.phase, attempt.stop_why, attempt.stop_s, attempt.off = PARKED, "", None, True
         self.book.tell(now_s, job, Kind.PREEMPT, job.target_reason)
         self.book.touch(job)
 
@@ -150,7 +153,7 @@ class Absorber:
 
     def _credit(self, job: Job, attempt: Attempt, now_s: float) -> None:
         """Time run since it was last counted."""
-        if attempt.started_s is None or attempt.phase == PARKED or attempt.ended_s is not None:
+        if attempt.started_s is None or attempt.off or attempt.ended_s is not None:
             return
         passed_s = max(0.0, now_s - attempt.counted_s)
         attempt.counted_s = max(attempt.counted_s, now_s)
@@ -181,8 +184,8 @@ class Absorber:
     def conclude(self, job: Job, attempt: Attempt) -> None:
         """All of an attempt has ended: what that means."""
         end_s = attempt.ended_s or 0.0
-        was_up = attempt.started_s is not None
-        if was_up and attempt.phase != PARKED:
+        was_up = attempt.started_s is not None and not attempt.off
+        if was_up:
             job.attained_s += max(0.0, end_s - attempt.counted_s)
             job.last_run_s = end_s
         attached = attempt.progress is not None

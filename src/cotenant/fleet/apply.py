@@ -121,6 +121,7 @@ class Applier:
 
     def _unpark(self, job: Job, attempt: Attempt, target: Assignment, now_s: float) -> None:
         attempt.phase, attempt.assignment, attempt.counted_s = UP, target, now_s
+        attempt.off, attempt.off_on = False, set()
         job.target, job.told = None, -1
         self.book.tell(now_s, job, Kind.RESUME, job.target_reason, target)
         self.book.touch(job)

@@ -123,7 +123,7 @@ class Book:
 
 def holds_gpus(attempt: Attempt) -> bool:
     """Whether its GPUs are not free."""
-    return attempt.phase in (STARTING, UP, STOPPING)
+    return attempt.phase in (STARTING, UP, STOPPING) and not attempt.off
 
 
 def ask_stop(book: Book, job: Job, why: str, now_s: float, grace_s: float, reason: int = int(Reason.OUTRANKED)) -> None:

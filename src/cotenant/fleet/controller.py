@@ -82,6 +82,7 @@ class Controller:
         self.book = Book(self.store)
         self.absorber = Absorber(self.book, options.grace_s)
         self.parks: dict[str, bool] = {}
+        self.can_park = can_park
         self.applier = Applier(self.book, self.absorber, options.folder, self.parks)
         self.nodes: dict[str, NodeSpec] = {}
         self.known: dict[str, NodeSpec] = {}  # every node seen in this run
@@ -257,7 +258,7 @@ class Controller:
         self.nodes = dict(self.executor.members())
         for name, node in self.nodes.items():
             if name not in self.known:
-                self.parks[name] = can_park(node)
+                self.parks[name] = self.can_park(node)
                 self._fill = self._fill or self.options.early
             self.known[name] = node
         orders = {name: list(self.book.orders.pop(name, [])) for name in self.nodes}

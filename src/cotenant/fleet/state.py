@@ -110,6 +110,8 @@ class Attempt:
     up: set[str] = field(default_factory=set)  #: nodes whose processes have started
     progress: dict[str, Any] | None = None
     port: int = 0
+    off: bool = False  #: parked, or on its way out after that: it holds no GPU
+    off_on: set[str] = field(default_factory=set)  #: nodes that have parked it
 
     @property
     def nodes(self) -> list[str]:

@@ -31,7 +31,7 @@ CREATE INDEX IF NOT EXISTS jobs_state ON jobs (state);
 CREATE TABLE IF NOT EXISTS attempts (
     job INTEGER NOT NULL, n INTEGER NOT NULL, phase TEXT NOT NULL, assignment TEXT NOT NULL, created_s REAL NOT NULL,
     started_s REAL, stop_s REAL, stop_why TEXT NOT NULL, counted_s REAL NOT NULL, ended TEXT NOT NULL, ended_s REAL,
-    port INTEGER NOT NULL, PRIMARY KEY (job, n)) WITHOUT ROWID;
+    port INTEGER NOT NULL, off INTEGER NOT NULL, PRIMARY KEY (job, n)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, time_s REAL NOT NULL, job INTEGER NOT NULL, kind INTEGER NOT NULL,
     reason INTEGER NOT NULL, cpu_milli INTEGER NOT NULL, memory_mb INTEGER NOT NULL, speed REAL NOT NULL,
@@ -179,13 +179,13 @@ class Store:
     def save_attempts(self, attempts: Iterable[tuple[int, Attempt]]) -> None:
         """(row of the job, attempt), new or changed."""
         self._write(
-            "INSERT INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (job, n) DO UPDATE SET"
+            "INSERT INTO attempts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (job, n) DO UPDATE SET"
             " phase=excluded.phase, assignment=excluded.assignment, started_s=excluded.started_s,"
             " stop_s=excluded.stop_s, stop_why=excluded.stop_why, counted_s=excluded.counted_s, ended=excluded.ended,"
-            " ended_s=excluded.ended_s",
+            " ended_s=excluded.ended_s, off=excluded.off",
             (
                 (row, a.n, a.phase, json.dumps(a.assignment.to_dict()), a.created_s, a.started_s, a.stop_s, a.stop_why,
-                 a.counted_s, json.dumps(a.ended), a.ended_s, a.port)
+                 a.counted_s, json.dumps(a.ended), a.ended_s, a.port, int(a.off))
                 for row, a in attempts
             ),
         )  # fmt: skip
@@ -238,5 +238,5 @@ def _attempt(row: tuple[Any, ...]) -> Attempt:
     assignment: Assignment = assignment_from_dict(json.loads(row[3]))
     return Attempt(
         n=row[1], assignment=assignment, phase=row[2], created_s=row[4], started_s=row[5], stop_s=row[6],
-        stop_why=row[7], counted_s=row[8], ended=json.loads(row[9]), ended_s=row[10], port=row[11],
+        stop_why=row[7], counted_s=row[8], ended=json.loads(row[9]), ended_s=row[10], port=row[11], off=bool(row[12]),
     )  # fmt: skip
