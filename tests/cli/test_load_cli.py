@@ -15,7 +15,8 @@ from oip_standin import Reply, standin
 
 def test_one_json_object_and_a_log(tmp_path: Path) -> None:
     log, page = tmp_path / "log.csv", tmp_path / "page.html"
-    with standin({"a": lambda x: Reply(), "b": lambda x: Reply()}, {"services": [{"name": "a", "slo_ms": 5000}]}) as server:
+    status = {"services": [{"name": "a", "slo_ms": 5000}]}
+    with standin({"a": lambda x: Reply(), "b": lambda x: Reply()}, status) as server:
         done = subprocess.run(
             command(
                 "load", "--url", server.url, "--service", "a=100", "--service", "b=2@closed", "--arrivals", "constant",
@@ -72,6 +73,8 @@ def test_the_largest_load_is_found() -> None:
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--find-max"], "no service has an SLO"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--format", "xml"], "not binary or json"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--rate", "x0"], "not a factor"),
+        (["--url", "http://127.0.0.1:9", "--service", "a=1", "--token", "a\nb"], "control characters"),
+        (["--url", "http://127.0.0.1:9", "--service", "a=1", "--seed", "-1"], "seed"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--csv", "/nowhere/x.csv"], "cannot write"),
     ],
 )

@@ -17,7 +17,7 @@ from cotenant.serve.load_loop import Loop
 from cotenant.serve.load_options import parse_load_arrivals
 from cotenant.serve.load_payload import parse_target
 from cotenant.serve.load_result import COLUMNS, LoadResult
-from cotenant.serve.load_schedule import parse_service
+from cotenant.serve.load_schedule import LoadService, parse_service
 from cotenant.traces.arrivals import parse_arrivals
 
 
@@ -178,3 +178,20 @@ def test_rates_in_steps_follow_each_other() -> None:
 
     found = build_schedule([parse_service("a=10,0,30", parse_arrivals("constant"))], 5.0, 0, step_s=1.0)
     assert np.bincount(found.times_s.astype(int)).tolist() == [10, 0, 30, 10]
+
+
+@pytest.mark.parametrize("change", [{"duration_s": 0.0}, {"timeout_s": 0.0}, {"senders": 0}])
+def test_nothing_runs_for_no_time(change: dict[str, float]) -> None:
+    with standin({"a": quick}) as server, pytest.raises(InputError):
+        run_load(make(server.url, "a=10", **change))
+
+
+@pytest.mark.parametrize("name", ["a b", "ä/ö", "x\r\nHost: y", 'q"uote', "app:stage"])
+def test_any_name_of_a_model_is_a_path(name: str) -> None:
+    """What a name holds never becomes part of the request's head."""
+    from urllib.parse import quote
+
+    with standin({quote(name, safe=":"): quick}) as server:
+        test = LoadTest(parse_target(server.url), (LoadService(name, (20.0,), parse_arrivals("constant")),), 0.5)
+        result = run_here(replace(test, check=False))
+    assert result.summary()["services"][name]["ok"] == 10

@@ -25,7 +25,7 @@ def infer(
     mechanism: Annotated[str, typer.Option(help="cores, mps or green: what the share is a part of.")] = "cores",
     backend: Annotated[str, typer.Option(help="auto, onnx, torch or timed.")] = "auto",
     shape: Annotated[list[str] | None, typer.Option(help="INPUT=3x224x224 where a model takes any size.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random input.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random input.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Run one model on one share: loading time, latency percentiles, throughput. The input is random."""

@@ -32,7 +32,7 @@ def load(
         typer.Option(help="poisson, constant, closed[:N], bursts, gamma:CV, mmpp:R1,D1;R2,D2, trace:[FORMAT:]FILE."),
     ] = "poisson",
     duration: Annotated[str, typer.Option(help="How long to send.")] = "30s",
-    seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the requests.")] = 0,
     slo: Annotated[
         list[str] | None, typer.Option(help="MS, or NAME=MS. Default: the server's own, where it tells. Repeatable.")
     ] = None,

@@ -21,9 +21,12 @@ DISPENSABLE = ("p50 ms", "sent", "p95 ms", "rps", "SLO ms", "late", "dropped", "
 @contextmanager
 def live_table(
     names: Sequence[str], duration_s: float, what: str, quiet: bool
-) -> Iterator[Callable[[Sequence[Progress]], None]]:
+) -> Iterator[Callable[[Sequence[Progress]], None] | None]:
     """Yields what takes the senders' progress: a table on a terminal, else a line per minute, on standard error."""
-    if quiet or not sys.stderr.isatty():
+    if quiet:
+        yield None
+        return
+    if not sys.stderr.isatty():
         yield _lines(what, duration_s)
         return
     from rich.console import Console

@@ -20,6 +20,7 @@ from cotenant.serve.load_payload import Form, Payload, Target, ask_form, random_
 from cotenant.serve.load_result import LoadResult, merge, rows_of
 from cotenant.serve.load_schedule import LoadService, Schedule, build_schedule
 
+TELL_S = 0.1  # between two looks at what is over, of a sender that tells
 START_IN_S = 0.6  # senders start together, so long after they are all ready
 MAX_SENDERS = 64
 
@@ -98,7 +99,7 @@ def run_here(
         schedule = build_schedule(test.services, test.duration_s, test.seed, test.step_s, test.as_recorded)
     if transport is None:
         transport = make_transport(test, ask_forms(test) if forms is None else forms)
-    loop = Loop(schedule, transport, test.duration_s, test.timeout_s, tell)
+    loop = Loop(schedule, transport, test.duration_s, test.timeout_s, tell, TELL_S)
     if on_loop is not None:
         on_loop(loop)
     loop.run(start_at)
@@ -110,13 +111,15 @@ def run_here(
 
 def run_load(test: LoadTest, tell: Callable[[Sequence[Progress]], None] | None = None) -> LoadResult:
     """Run a test with `test.senders` processes; `tell` gets the progress of each, twice a second."""
+    if not 0 < test.timeout_s < 1e9:
+        raise InputError(f"a timeout of {test.timeout_s:g} s is not positive", field="timeout")
     if not 1 <= test.senders <= MAX_SENDERS:
         raise InputError(f"{test.senders} senders are not 1 to {MAX_SENDERS}", field="senders")
     forms = ask_forms(test)
     make_transport(test, forms)  # what is wrong with the requests is said before a process starts
     # drawn here once, so that a trace that cannot be read is an error of this process
     build_schedule(test.services, test.duration_s, test.seed, test.step_s, test.as_recorded)
-    senders = [Sender(test, forms, n) for n in range(test.senders)]
+    senders = [Sender(test, forms, n, tell is not None) for n in range(test.senders)]
     try:
         for sender in senders:
             sender.expect("ready")
@@ -160,7 +163,7 @@ def _collect(senders: list[Sender], tell: Callable[[Sequence[Progress]], None] |
 class Sender:
     """A process that sends part of a test; pickled messages over its pipes."""
 
-    def __init__(self, test: LoadTest, forms: dict[str, Form], number: int) -> None:
+    def __init__(self, test: LoadTest, forms: dict[str, Form], number: int, telling: bool) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cotenant.serve.load_sender"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             start_new_session=True,
@@ -168,7 +171,7 @@ class Sender:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.out: Any = self.process.stdout
-        self.say((test, forms, number))
+        self.say((test, forms, number, telling))
 
     def say(self, content: object) -> None:
         """Send it an object."""

@@ -119,7 +119,7 @@ def header_block(target: Target, method: str) -> bytes:
     scheme = b"https" if target.scheme == "grpcs" else b"http"
     pairs = [
         (b":method", b"POST"), (b":scheme", scheme), (b":path", (SERVICE + method).encode()),
-        (b":authority", f"{target.host}:{target.port}".encode()), (b"te", b"trailers"),
+        (b":authority", target.authority.encode()), (b"te", b"trailers"),
         (b"content-type", b"application/grpc"),
     ]  # fmt: skip
     if target.token is not None:

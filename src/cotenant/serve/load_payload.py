@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 
@@ -38,7 +38,12 @@ class Target:
     insecure: bool = False
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.host}:{self.port}{self.prefix}"
+        return f"{self.scheme}://{self.authority}{self.prefix}"
+
+    @property
+    def authority(self) -> str:
+        """HOST:PORT, an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def is_grpc(self) -> bool:
@@ -88,6 +93,8 @@ def parse_target(url: str, token: str | None = None, cafile: str | None = None, 
         port = -1
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname or port == -1:
         raise InputError(f"{url!r} is no address; write http://HOST:PORT or grpc://HOST:PORT", field="url")
+    if not (url + (token or "")).isprintable() or " " in url + (token or ""):
+        raise InputError("an address or token holds spaces or control characters", field="url")
     default = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 8001}[parts.scheme]
     return Target(parts.scheme, parts.hostname, port or default, parts.path.rstrip("/"), token, cafile, insecure)
 
@@ -105,7 +112,7 @@ def ask_form(target: Target, model: str) -> Form:
         from cotenant.serve.load_grpc import ask_inputs
 
         return Form(ask_inputs(target, model))
-    status, content = target.ask(f"/v2/models/{model}")
+    status, content = target.ask(f"/v2/models/{quote(model, safe=':')}")
     if status in (401, 403):
         raise InputError(f"{target} refuses the token (status {status}); give one with --token", field="token")
     if status in (400, 404):
@@ -210,7 +217,8 @@ class Payload:
         before, _, after = text.partition(mark.encode())
         raw = b"".join(bytes(x.data) for x in self.inputs) if self.binary else b""
         self._body = (before, after, raw)
-        lines = [f"POST {self.target.prefix}/v2/models/{self.model}/infer HTTP/1.1", f"Host: {self.target.host}"]
+        path = f"{self.target.prefix}/v2/models/{quote(self.model, safe=':')}/infer"
+        lines = [f"POST {path} HTTP/1.1", f"Host: {self.target.authority}"]
         if self.target.token is not None:
             lines.append(f"Authorization: Bearer {self.target.token}")
         if self.deadline_ms is not None:
@@ -222,8 +230,8 @@ class Payload:
             lines.append("Content-Type: application/json")
         lines.append(f"Content-Length: {size + len(raw)}")
         self._head = ("\r\n".join(lines).encode() + b"\r\n\r\n" + before, after + raw)
-        self._name = f'"model_name":"{self.model}"'.encode()
-        self._spaced = f'"model_name": "{self.model}"'.encode()
+        self._name = f'"model_name":{json.dumps(self.model)}'.encode()
+        self._spaced = f'"model_name": {json.dumps(self.model)}'.encode()
 
     def request(self, index: int) -> bytes:
         """All bytes of request number `index`; the number is eight characters, so every request has one length."""

@@ -54,6 +54,8 @@ def build_schedule(
 ) -> Schedule:
     """Draw the requests of `duration_s` seconds. Each service draws from a stream of its own, so that another service
     more or less leaves its requests as they were."""
+    if not math.isfinite(duration_s) or duration_s <= 0:
+        raise InputError(f"a duration of {duration_s:g} s is not positive", field="duration")
     times: list[np.ndarray] = []
     svc: list[np.ndarray] = []
     clients: list[int] = []
