@@ -31,11 +31,11 @@ def wait_for(check: Callable[[], Any], seconds: float = 10.0, what: str = "") ->
 class Node:
     """Everything a pod meets on a node, apart from containers."""
 
-    def __init__(self, folder: Path, gpus: int = 2) -> None:
+    def __init__(self, folder: Path, gpus: int = 2, memory_gib: int = 8) -> None:
         self.folder = folder
         agent = folder / "agent"
         agent.mkdir()
-        self.agent = HeldAgent(agent, gpus)
+        self.agent = HeldAgent(agent, gpus, memory_gib)
         self.kubelet = Kubelet(folder / "kubelet")
         self.api = ApiServer()
         self.plugin: subprocess.Popen[bytes] | None = None

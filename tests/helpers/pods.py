@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import re
 import uuid
 from typing import Any
 
@@ -73,6 +74,13 @@ def versions() -> tuple[str, ...]:
 
 
 @functools.cache
+def _definitions(folder: str) -> Any:
+    from kubernetes_validate import utils
+
+    return utils.schema_contents(f"kubernetes-json-schema/{folder}/_definitions.json", folder)
+
+
+@functools.cache
 def _validator(kind: str, version: str) -> Any:
     import jsonschema
     from kubernetes_validate import utils
@@ -80,9 +88,14 @@ def _validator(kind: str, version: str) -> Any:
 
     folder = next(f"v{v}-local-strict" for v in utils.all_versions() if utils.major_minor(v) == version)
     schema = utils.schema_contents(f"kubernetes-json-schema/{folder}/{kind}.json", version)
-    definitions = utils.schema_contents(f"kubernetes-json-schema/{folder}/_definitions.json", version)
-    registry: Any = Resource.from_contents(definitions) @ (Resource.from_contents(schema) @ Registry())
+    registry: Any = Resource.from_contents(_definitions(folder)) @ (Resource.from_contents(schema) @ Registry())
     return jsonschema.validators.Draft202012Validator(schema, registry=registry)
+
+
+def check_object(thing: dict[str, Any], version: str) -> None:
+    """Strictly valid in that version, by the schema that kubernetes-validate has for its kind, read once."""
+    group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", thing["apiVersion"])
+    _validator(f"{thing['kind'].lower()}-{group}", version).validate(thing)
 
 
 def check_pod(thing: Pod, version: str | None = None) -> None:

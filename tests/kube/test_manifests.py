@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
-from pods import pod, pods, versions
+from pods import check_object, pod, pods, versions
 
 from cotenant.kube import dra, names
 from cotenant.kube.chart import files
@@ -67,9 +67,16 @@ def test_every_object_is_strictly_valid(version: str, chosen: dict[str, Any]) ->
             continue  # of the Prometheus operator, which no version of Kubernetes has a schema for
         if thing["apiVersion"].startswith("resource.k8s.io/") and version < "1.34":
             continue
-        kubernetes_validate.validate(thing, version, strict=True)
+        check_object(thing, version)
         checked += 1
     assert checked >= 15
+
+
+def test_the_validator_itself_finds_no_fault() -> None:
+    for thing in install(Values({"dra.enabled": True})):
+        assert kubernetes_validate.validate(thing, versions()[-1], strict=True) == versions()[-1]
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(install(Values())[0] | {"specs": {}}, versions()[-1], strict=True)
 
 
 def test_the_service_monitors_scrape_what_is_there() -> None:
@@ -289,7 +296,7 @@ GPUS = [
 def test_slices_and_classes_are_valid_where_they_are_served(version: str) -> None:
     kubernetes = (1, int(version.partition(".")[2]))
     for thing in [*dra.device_classes(kubernetes), dra.resource_slice("node-a", GPUS, kubernetes)]:
-        kubernetes_validate.validate(thing, version, strict=True)
+        check_object(thing, version)
 
 
 @pytest.mark.parametrize("version", [v for v in versions() if v >= "1.34"])
@@ -299,7 +306,7 @@ def test_claims_are_valid_and_replace_units(version: str) -> None:
     kubernetes = (1, int(version.partition(".")[2]))
     things = dra.claims_of(pod(annotations=share("30%", limit="60%", memory="8Gi")), kubernetes)
     for thing in things:
-        kubernetes_validate.validate(thing, version, strict=True)
+        check_object(thing, version)
     template, changed = things
     request = template["spec"]["spec"]["devices"]["requests"][0]["exactly"]
     assert request == {
