@@ -77,6 +77,7 @@ class Floor:
         self.in_flight = dict.fromkeys(self.service, 0)
         self._began = time.monotonic()
         self._numbers = 0
+        self._ticked_ms = 0.0
         self.plan = ServingPlan("none", 0, ())
         self.desk = Dispatcher(self.plan, self.services, profiles, hold)
         self._wake: asyncio.TimerHandle | None = None
@@ -231,10 +232,14 @@ class Floor:
     def tick(self) -> None:
         """What time alone brings about: deadlines that pass in a queue, workers that hang. Called every TICK_S."""
         now = self.now_ms()
+        late = now - self._ticked_ms - 2e3 * TICK_S
+        self._ticked_ms = now
         drops = self.desk.expire(now)
         if drops:
             self._carry_out(drops, now)
         for let in [*self.lets, *self.leaving]:
+            if late > 0:
+                let.hung_ms += late  # the machine did not even run this loop: no fault of a worker
             if now > let.hung_ms and let.worker is not None:
                 worker = let.worker
                 self.died(worker, f"hung for {now - let.started_ms:.0f} ms on a batch of {len(let.running)}")
