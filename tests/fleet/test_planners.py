@@ -1,0 +1,181 @@
+"""From a view to GPUs by name: who keeps what, shares, slices, profiles, and what can never be planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.fleet.gpuchoice import GpuChooser
+from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.nodes import MigInstance, NodeGpu, NodeSpec, node_from_dict, pretend_nodes
+from cotenant.fleet.planners import JobPlanner, View, cluster_of
+from cotenant.fleet.profiles import ProfileBook
+from cotenant.fleet.state import PARKED, UP, Assignment, Attempt, GpuShare, Job, Place, assignment_from_dict
+from cotenant.model.errors import InputError
+from cotenant.model.events import Reason
+from cotenant.policy.choice import JobPolicy
+
+GIB = 1 << 30
+NODES = pretend_nodes(2, 2, "A100-40GB", 40 * GIB, 6.0, 125 * 10**9)
+BOOK = ProfileBook()
+
+
+def planner(ordering: str = "fifo", allotment: str = "tune", *, sticky: bool = True) -> JobPlanner:
+    return JobPlanner(JobPolicy(ordering, allotment, sticky=sticky), BOOK)
+
+
+def job(row: int, gpus: float = 1.0, **more: Any) -> Job:
+    return Job(row, f"j{row}", JobSpec(f"j{row}", ("true",), gpus, **more), float(row), arrived=True)
+
+
+def at(node: str, *gpus: int, cpus: float = 3.0) -> Assignment:
+    shares = tuple(GpuShare(f"{node}-gpu-{k}") for k in gpus)
+    return Assignment((Place(node, shares, cpus * len(gpus), 62_500_000_000 * len(gpus)),), level=1)
+
+
+def running(row: int, held: Assignment, phase: str = UP, **more: Any) -> Job:
+    found = job(row, sum(g for _, g in held.gpus_by_node()), **more)
+    found.attempt, found.n = Attempt(0, held, phase, started_s=0.0), 1
+    return found
+
+
+def where(assignment: Assignment) -> list[str]:
+    return [share.uuid for place in assignment.places for share in place.gpus]
+
+
+def test_jobs_get_gpus_in_order_and_the_rest_is_told_why() -> None:
+    plan = planner().plan(View(0.0, NODES, (job(0, 2.0), job(1), job(2, 2.0), job(3))))
+    assert {name: where(a) for name, a in plan.assign.items()} == {
+        "j0": ["node-0-gpu-0", "node-0-gpu-1"], "j1": ["node-1-gpu-0"], "j3": ["node-1-gpu-1"],
+    }  # fmt: skip
+    assert plan.waiting == {"j2": Reason.GANG_TOO_LARGE_NOW}
+    assert (plan.assign["j1"].cpus, plan.assign["j1"].memory_bytes) == (3.0, 62_500_000_000)
+
+
+def test_who_keeps_running_keeps_the_very_gpus() -> None:
+    held = running(5, at("node-1", 1))
+    plan = planner().plan(View(9.0, NODES, (job(0), held)))
+    assert where(plan.assign["j5"]) == ["node-1-gpu-1"]
+    assert plan.assign["j5"].same_gpus(at("node-1", 1))
+    assert where(plan.assign["j0"]) == ["node-0-gpu-0"]
+
+
+def test_a_parked_job_goes_on_where_it_is_and_others_make_do_with_an_equal_node() -> None:
+    parked = running(0, at("node-1", 0, 1), PARKED)
+    plan = planner().plan(View(9.0, NODES, (parked, job(1, 2.0))))
+    assert where(plan.assign["j0"]) == ["node-1-gpu-0", "node-1-gpu-1"]
+    assert where(plan.assign["j1"]) == ["node-0-gpu-0", "node-0-gpu-1"]
+
+
+def test_gpus_of_jobs_that_are_not_to_be_planned_are_not_given_away() -> None:
+    plan = planner().plan(View(9.0, NODES[:1], (job(0), job(1)), held=(at("node-0", 0),)))
+    assert {name: where(a) for name, a in plan.assign.items()} == {"j0": ["node-0-gpu-1"]}
+    assert plan.waiting == {"j1": Reason.GPUS_FULL}
+
+
+def test_shares_fill_a_gpu_before_another_is_begun_and_mechanisms_do_not_mix() -> None:
+    jobs = (job(0, 0.5), job(1, 0.4), job(2, 0.3), job(3, 0.1, mechanism="mps"))
+    plan = planner().plan(View(0.0, NODES[:1], jobs))
+    found = {name: a.places[0].gpus[0] for name, a in plan.assign.items()}
+    assert found["j0"] == GpuShare("node-0-gpu-0", 0.5, "time")
+    assert found["j1"] == GpuShare("node-0-gpu-0", 0.4, "time")
+    assert found["j2"] == GpuShare("node-0-gpu-1", 0.3, "time")
+    assert "j3" not in found  # both GPUs are shared by turns
+    assert plan.waiting["j3"] == Reason.GPUS_FULL
+
+
+def test_an_early_plan_takes_nobodys_gpus() -> None:
+    view = View(9.0, NODES[:1], (running(3, at("node-0", 0, 1)), job(0, 1.0, priority=5)), early=True)
+    plan = planner("las").plan(view)
+    assert "j3" not in plan.assign or where(plan.assign["j3"]) == ["node-0-gpu-0", "node-0-gpu-1"]
+
+
+def test_a_pinned_job_is_not_preempted_whatever_its_key() -> None:
+    held = running(1, at("node-0", 0, 1), duration_s=1000.0)
+    short = job(0, 2.0, duration_s=1.0)
+    free = planner("srtf").plan(View(9.0, NODES[:1], (short, held)))
+    assert list(free.assign) == ["j0"]
+    pinned = planner("srtf").plan(View(9.0, NODES[:1], (short, held), pinned=frozenset({"j1"})))
+    assert list(pinned.assign) == ["j1"]
+
+
+def test_slices_are_instances_that_exist() -> None:
+    instances = (MigInstance("MIG-a", "2g.20gb"), MigInstance("MIG-b", "3g.40gb"), MigInstance("MIG-c", "2g.20gb"))
+    node = NodeSpec("mig", 14.0, 10**11, (NodeGpu("GPU-m", "H100-80GB", 80 * GIB, "real", instances),))
+    jobs = tuple(job(i, 0.285, slice=s) for i, s in enumerate(("2g", "2g.20gb", "2g", "3g.40gb")))
+    plan = planner().plan(View(0.0, (node,), jobs))
+    got = {name: (s.instance, s.slice) for name, a in plan.assign.items() for p in a.places for s in p.gpus}
+    assert got == {"j0": ("MIG-a", "2g.20gb"), "j1": ("MIG-c", "2g.20gb"), "j3": ("MIG-b", "3g.40gb")}
+    assert plan.waiting == {"j2": Reason.GPUS_FULL}
+    assert plan.assign["j0"].cpus == pytest.approx(4.0)
+    again = running(0, plan.assign["j0"], slice="2g")
+    again.spec = jobs[0].spec
+    assert planner().plan(View(1.0, (node,), (again,))).assign["j0"] is again.attempt.assignment  # type: ignore[union-attr]
+    whole = planner().plan(View(0.0, (node, *NODES), (job(9),)))
+    assert where(whole.assign["j9"]) == ["node-0-gpu-0"]  # not the GPU in MIG mode
+
+
+def test_without_nodes_everybody_waits() -> None:
+    assert planner().plan(View(0.0, (), (job(0),))).waiting == {"j0": Reason.GPUS_FULL}
+    too_large = planner().plan(View(0.0, NODES[:1], (job(0, 4.0), job(1))))
+    assert too_large.waiting == {"j0": Reason.GANG_TOO_LARGE_NOW}
+    assert list(too_large.assign) == ["j1"]
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [({"gpus": 5.0}, "gpus"), ({"slice": "2g"}, "slice"), ({"model": "nope"}, "model"),
+     ({"profile": "/no/such.json"}, None)],
+)  # fmt: skip
+def test_what_can_never_run_is_refused(more: dict[str, Any], field: str | None) -> None:
+    spec = JobSpec("a", ("true",), **more)
+    with pytest.raises(InputError) as caught:
+        planner().check(Job(-1, "a", spec, 0.0), NODES)
+    assert caught.value.field == field
+
+
+def test_a_gpu_that_the_catalog_does_not_know_is_as_good_as_itself() -> None:
+    node = NodeSpec("n", 4.0, 10**10, (NodeGpu("GPU-x", "NVIDIA Z9000", 10 * GIB, "real"),))
+    assert cluster_of([node]).gpu_models == ("NVIDIA Z9000",)
+    assert list(planner().plan(View(0.0, (node,), (job(0),))).assign) == ["j0"]
+
+
+def test_a_profile_file_is_found_by_its_only_model(tmp_path: Path) -> None:
+    import json
+
+    file = tmp_path / "p.json"
+    file.write_text(
+        json.dumps(
+            {"cpus_per_gpu": [1, 2, 4], "memory_gb_per_gpu": [10],
+             "models": {"mine": {"iteration_s": 0.5, "throughput": [[0.5], [1.0], [2.0]]}}}
+        )
+    )  # fmt: skip
+    book = ProfileBook()
+    spec = JobSpec("a", ("true",), profile=str(file), iterations=100.0)
+    assert book.key(spec) == f"{file}:mine"
+    plan = JobPlanner(JobPolicy(sticky=True), book).plan(View(0.0, NODES, (Job(0, "a", spec, 0.0, arrived=True),)))
+    assert plan.assign["a"].cpus == 4.0  # what it can put to use
+    assert plan.assign["a"].speed == pytest.approx(2.0 / 1.5)  # against three cores, half way between 1.0 and 2.0
+
+
+def test_choosing_and_giving_back() -> None:
+    chooser = GpuChooser(NODES)
+    first = chooser.choose("node-0", 0.6, "time")
+    assert first is not None
+    assert chooser.choose("node-0", 2.0, "time") is None
+    chooser.give_back([first])
+    whole = chooser.choose("node-0", 2.0, "time")
+    assert whole is not None
+    assert [share.uuid for share in whole] == ["node-0-gpu-0", "node-0-gpu-1"]
+    assert not chooser.keep(at("node-0", 0))
+    assert not chooser.keep(at("gone", 0))
+    assert chooser.choose("gone", 1.0, "time") is None
+
+
+def test_plain_data_and_back() -> None:
+    assignment = Assignment((Place("n", (GpuShare("g", 0.3, "mig", "2g", "MIG-1"),), 1.5, 7),), 2, 1.25)
+    assert assignment_from_dict(assignment.to_dict()) == assignment
+    node = NodeSpec("n", 2.0, 9, (NodeGpu("g", "m", 1, "real", (MigInstance("u", "1g"),)),), (0, 1), "/run/a")
+    assert node_from_dict(node.to_dict()) == node

@@ -1,0 +1,99 @@
+"""The store: what is durable, what a full disk leaves, who may hold it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cotenant.fleet.book import Book
+from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.recording import record_of
+from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
+from cotenant.fleet.store import FleetLock, Store, StoreError
+from cotenant.model.errors import WorkError
+from cotenant.model.events import Kind
+
+SPEC = JobSpec("job", ("true",), env={"A": "b"})
+HELD = Assignment((Place("node-0", (GpuShare("g"),), 3.0, 10**9),), 1, 1.5)
+
+
+def test_what_was_flushed_is_there_after_a_kill(tmp_path: Path) -> None:
+    book = Book(Store(tmp_path))
+    first, second = book.add([(SPEC, 1.0), (SPEC, 2.0)])
+    assert (first.id, second.id) == ("job", "job-2")
+    first.attempt, first.n = Attempt(0, HELD, created_s=3.0, port=7, off=True), 1
+    book.touch(first)
+    book.tell(3.0, first, Kind.START, 5, HELD)
+    book.flush()
+    second.n = 9  # not flushed
+    book.touch(second)
+    again = Book(Store(tmp_path))
+    assert again.jobs["job"].attempt == first.attempt
+    assert again.jobs["job"].spec == SPEC
+    assert again.jobs["job-2"].n == 0
+    assert Book(Store(tmp_path)).add([(SPEC, 0.5)])[0].row == 2
+    assert list(Book(Store(tmp_path)).jobs) == ["job-3", "job", "job-2"]  # in order of arrival
+
+
+def test_jobs_that_are_over_are_counted_and_gone_from_memory(tmp_path: Path) -> None:
+    book = Book(Store(tmp_path))
+    (job,) = book.add([(SPEC, 0.0)])
+    book.over_with(job, FINISHED, 4.0)
+    book.flush()
+    assert book.jobs == {}
+    assert book.over == {"finished": 1, "failed": 0, "cancelled": 0}
+    assert Book(Store(tmp_path)).over["finished"] == 1
+
+
+def test_a_full_disk_undoes_the_whole_transition(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    book = Book(store)
+    (job,) = book.add([(SPEC, 0.0)])
+    pages = int(store.rows("PRAGMA page_count")[0][0])
+    store.limit_pages(pages + 2)
+    with pytest.raises(StoreError, match="full"):
+        book.add([(SPEC, 0.0)] * 5000)
+    assert list(book.jobs) == ["job"]
+    book.jobs["job"].n = 3
+    book.touch(book.jobs["job"])
+    book.orders["node-0"].append({"do": "start"})
+    for _ in range(3000):
+        book.tell(1.0, job, Kind.WAIT, 1)
+    with pytest.raises(StoreError, match="full"):
+        book.flush()
+    assert book.jobs["job"].n == 0  # as it is in the store
+    assert not book.orders  # what was not written down is not acted on
+    store.limit_pages(1 << 20)
+    assert len(book.add([(SPEC, 0.0)] * 5000)) == 5000
+
+
+def test_the_folder_has_one_controller(tmp_path: Path) -> None:
+    lock = FleetLock(tmp_path)
+    with pytest.raises(WorkError, match=r"a controller \(pid \d+\) already runs in"):
+        FleetLock(tmp_path)
+    lock.release()
+    FleetLock(tmp_path).release()
+
+
+def test_a_store_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.set_meta("version", "99")
+    store.commit()
+    store.close()
+    with pytest.raises(WorkError, match="is of version 99; this program reads version 1"):
+        Store(tmp_path)
+
+
+def test_a_damaged_store_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "fleet.db").write_bytes(b"no database at all" * 100)
+    with pytest.raises(WorkError, match="cannot be opened"):
+        Store(tmp_path)
+
+
+def test_a_folder_without_a_fleet_has_no_record(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="holds no fleet"):
+        record_of(tmp_path)
+    Store(tmp_path).close()
+    with pytest.raises(WorkError, match="had no nodes yet"):
+        record_of(tmp_path)
