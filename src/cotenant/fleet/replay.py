@@ -34,6 +34,8 @@ from cotenant.sim.training import simulate
 from cotenant.training.timed import steps_per_iteration
 
 CALIBRATION_S = 1.5
+CALIBRATION_AGAIN_S = 5.0
+AT_ONCE = 3
 PATIENCE = 5.0  # a run that takes this many times as long as simulated has failed
 
 
@@ -168,21 +170,25 @@ def measure_profiles(
 
 
 def calibrate(fleet: FleetOptions, options: ReplayOptions, say: Callable[[str], None]) -> float:
-    """Seconds that starting a job takes here: a few short ones in a fleet like the real one, beyond their work."""
+    """Seconds that starting a job takes here beyond its work, in a fleet like the real one: of a few short jobs at
+    once, as at the beginning of a round, and of a second batch, when everything is warm."""
     told = load_profiles(options.profile)
     model = min(told.models, key=lambda name: told.models[name].iteration_s)
     iterations = max(1, round(CALIBRATION_S / (told.iteration_s[model] * options.time_scale)))
     work_s = iterations * told.iteration_s[model] * options.time_scale
     command = timed_command(options, model, iterations)
-    specs = [JobSpec(f"calibration-{i}", command, model=model, iterations=float(iterations)) for i in range(3)]
+    arrivals = [0.0] * AT_ONCE + [CALIBRATION_AGAIN_S] * AT_ONCE
+    specs = [
+        JobSpec(f"calibration-{i}", command, model=model, iterations=float(iterations)) for i in range(len(arrivals))
+    ]
     with Fleet(replace(fleet, lease_s=0.5, autostart=False)) as session:
-        session.submit_all(specs, [0.0] * len(specs))
+        session.submit_all(specs, arrivals)
         session.begin()
         if not session.wait(120.0):
             raise WorkError("the fleet did not run a few short jobs within two minutes")
         record = session.record()
     speeds = record.events.speed[record.events.speed > 0]
-    taken = Analysis(record).jobs.jct_s - work_s / float(np.median(speeds) if len(speeds) else 1.0)
+    taken = Analysis(record).jobs.jct_s[AT_ONCE:] - work_s / float(np.median(speeds) if len(speeds) else 1.0)
     start_s = max(0.0, float(np.median(taken)))
     say(f"starting a job takes {start_s:.2f} s here")
     return start_s
