@@ -67,7 +67,7 @@ class Binder:
         self._log = log
         self._events = PodEvents(api, node, log)
         self._pods: dict[PodKey, dict[str, Any]] = {}
-        self._listed_s = -1e9
+        self._listed_s = self._api_failed_s = -1e9
         self._missed: dict[tuple[str, str], int] = {}
         self._faults: dict[str, str] = {}
         self._known: set[PodKey] = set()  # pods that PodResources lists with devices
@@ -75,7 +75,7 @@ class Binder:
 
     def pending(self, anew: bool) -> list[tuple[int, int]]:
         """(share units, memory units) of containers that wait for their devices; `anew`: as the API has them now."""
-        if anew:
+        if anew and time.monotonic() - self._api_failed_s > LIST_EVERY_S:  # the kubelet waits for our answer meanwhile
             self._list_pods({}, force=True)
         found = []
         for key, pod in self._pods.items():
@@ -160,6 +160,7 @@ class Binder:
             # from the API server's cache, but not when a pod that came just now must be in it
             answer = self._api.get("/api/v1/pods", **mine, **({} if force else {"resourceVersion": "0"}))
         except ApiError as error:
+            self._api_failed_s = time.monotonic()
             self._say_once("api", str(error))
             return False
         self._say_once("api", "")

@@ -142,7 +142,6 @@ class ResourcePlugin:
         self.endpoint = f"cotenant-{resource.partition('/')[2]}.sock"
         self._server: grpc.Server | None = None
         self._ended = threading.Event()
-        self._serial = 0
 
     # -- life ------------------------------------------------------------------------------------------------------
 
