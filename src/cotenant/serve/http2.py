@@ -27,6 +27,7 @@ REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 FRAME = struct.Struct(">HBBBI")  # length as two parts, type, flags, stream
 STREAMS, WINDOW, MOST_FRAME = 1024, 4 << 20, 1 << 20
 MOST_WINDOW = 2**31 - 1
+KNOWN_BLOCKS, KNOWN_BYTES = 64, 1024  # header blocks kept for each connection, and the size of one
 MOST_CONTROL = 10_000  # frames without any request between them
 
 
@@ -220,7 +221,7 @@ class Connection(asyncio.Protocol):
             if self._table.changes != self._changes:
                 self._changes = self._table.changes
                 self._known.clear()
-            elif len(self._known) < 64:
+            elif len(self._known) < KNOWN_BLOCKS and len(block) <= KNOWN_BYTES:
                 self._known[block] = known
         if number in self.streams:  # trailers of a client: they say nothing that is needed
             self.streams[number].received(b"", True)

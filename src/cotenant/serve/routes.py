@@ -27,7 +27,7 @@ MOST_BEHIND = 4 << 20  # bytes that a viewer may leave unread
 BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 TIMES = b"cotenant-queued-ms: %.3f\r\ncotenant-executed-ms: %.3f\r\ncotenant-batch: %d\r\n"
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready"})  # asked by probes, which have no token
-KNOWN_PATHS = 4096
+KNOWN_PATHS, KNOWN_BYTES = 2048, 512
 LOCAL_PAGES = frozenset({b"/", b"/state.json", b"/events", b"/metrics", b"/cotenant/status", b"/cotenant/plan"})
 
 Endpoint = Callable[[Exchange, str, str], None]
@@ -113,7 +113,7 @@ class Routes:
         if methods is None:
             raise Refusal(Kind.UNKNOWN, f"there is nothing at {path[:200]}")
         found = (methods, name, version, path not in OPEN)
-        if len(self._found) < KNOWN_PATHS:
+        if len(self._found) < KNOWN_PATHS and len(url) <= KNOWN_BYTES:
             self._found[url] = found
         return found
 
