@@ -91,7 +91,9 @@ def generate(
     out: Annotated[
         Text, typer.Option("--out", help="File to write, F.csv or F.parquet. Default: CSV on standard output.")
     ] = None,
-    like: Annotated[str, typer.Option("--like", help="synergy, miso, philly or fleet-smoke: fills in the rest.")] = "synergy",
+    like: Annotated[
+        str, typer.Option("--like", help="synergy, miso, philly or fleet-smoke: fills in the rest.")
+    ] = "synergy",
     rate: Annotated[Text, typer.Option("--rate", help="Mean arrival rate: 8/h.")] = None,
     gap: Annotated[Text, typer.Option("--gap", help="Mean time between arrivals instead of a rate: 100s.")] = None,
     load: Annotated[Text, typer.Option("--load", help="Offered GPU-time over the --cluster's: 0.9 or 90%.")] = None,

@@ -118,13 +118,21 @@ def _share(row: dict[str, Any], share: dict[str, Any]) -> dict[str, Any]:
         "memory_bytes": share["memory_used_bytes"],
         "memory_limit_bytes": share["memory_limit_bytes"],
         "state": row["state"],
-        "residency": share.get("residency", row.get("residency")),
+        "residency": _residency(share.get("residency")),
         "holding": share["holding"],
         "waiting": share["waiting"],
         "waited_s": round(share["waited_s"], 1),
         "turns": share["turns"],
         "note": row["holder"]["name"] if isinstance(row.get("holder"), dict) and "name" in row["holder"] else None,
     }
+
+
+def _residency(where: dict[str, Any] | None) -> str | None:
+    """Where the contents of a tenant that may be moved are."""
+    if where is None or not where["movable_bytes"]:
+        return None
+    there = where["resident_bytes"] / where["movable_bytes"]
+    return "resident" if there == 1 else "moved off" if there == 0 else f"{there:.0%} on the GPU"
 
 
 async def exposition(agent: Agent) -> str:
