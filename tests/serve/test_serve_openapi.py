@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def test_every_answer_is_one_that_the_description_has(server: Running) -> None:
-    """Every operation, 25 requests each: as described and not, with the model that exists and without."""
+    """Every operation, a dozen requests each: as described and not, with the model that exists and without."""
     from hypothesis import HealthCheck, given, settings
 
     schema = schemathesis.openapi.from_dict(document())
@@ -39,7 +39,7 @@ def test_every_answer_is_one_that_the_description_has(server: Running) -> None:
         strategy = made.as_strategy() | made.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE)
 
         @settings(
-            max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+            max_examples=12, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
         )
         @given(case=strategy)
         def probe(case: object) -> None:
@@ -56,5 +56,5 @@ def test_every_answer_is_one_that_the_description_has(server: Running) -> None:
         except Exception as error:  # collected, so that one run names all
             failed.append(f"{made.method} {made.path}: {error}")
     assert not failed, "\n".join(failed)
-    assert checked > 300
+    assert checked > 150
     assert server.status()["worker_deaths"] == 0
