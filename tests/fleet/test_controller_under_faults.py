@@ -18,6 +18,7 @@ from cotenant.fleet.nodes import pretend_nodes
 from cotenant.fleet.planners import JobPlanner
 from cotenant.fleet.profiles import ProfileBook
 from cotenant.fleet.store import StoreError
+from cotenant.model.errors import WorkError
 from cotenant.model.events import Kind
 from cotenant.policy.choice import JobPolicy
 
@@ -360,3 +361,22 @@ def test_time_does_not_follow_the_date_and_outlives_the_controller(tmp_path: Pat
     assert not rebooted.runs
     rebooted.begin()
     assert rebooted.now_s() == 5.0
+
+
+def test_a_policy_that_fails_stops_nobody(tmp_path: Path) -> None:
+    setting = Setting(tmp_path)
+    setting.submit(work("a", 6.0))
+    setting.run(2)
+
+    def fails(_: Any) -> Any:
+        raise IndexError("a fault of the policy")
+
+    setting.controller.planner.plan = fails  # type: ignore[method-assign]
+    setting.submit(work("b", 1.0))
+    setting.run(6)
+    assert setting.world.finished == ["a"]
+    assert setting.controller.planner_fault.startswith("the policy could not decide: a fault of the policy")
+    assert len(setting.said) == 1
+    setting.controller.close()
+    with pytest.raises(WorkError, match="has ended"):
+        setting.controller.call(lambda: None)

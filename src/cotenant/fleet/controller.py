@@ -24,7 +24,7 @@ from cotenant.fleet.clock import FleetClock
 from cotenant.fleet.executor import Executor
 from cotenant.fleet.jobs import JobSpec, check_spec
 from cotenant.fleet.leases import Leases
-from cotenant.fleet.nodes import NodeSpec
+from cotenant.fleet.nodes import NodeSpec, by_number
 from cotenant.fleet.planners import FleetPlan, Planner, View
 from cotenant.fleet.rounds import round_row
 from cotenant.fleet.state import CANCELLED, Job
@@ -93,7 +93,7 @@ class Controller:
         self._next_tick = 0
         self._fill = False
         self._inbox: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._stopping = False
+        self._stopping = self._ended = False
         self._draining_until: float | None = None
 
     # -- for other threads -----------------------------------------------------------------------------------------
@@ -102,6 +102,8 @@ class Controller:
         """Have `work` done in the controller's thread, between two steps, and return what it gave."""
         future: Future[T] = Future()
         self._inbox.put((work, future))
+        if self._ended:
+            raise WorkError("the controller has ended")
         try:
             return future.result(timeout_s)
         except TimeoutError:
@@ -192,17 +194,23 @@ class Controller:
 
     def close(self) -> None:
         """Let go of everything; jobs go on."""
+        self._ended = True
+        self._refuse_inbox()
         try:
             self.clock.save()
             self.store.commit()
         except StoreError:
             pass
-        if self._draining_until is not None:
-            self.executor.shutdown()
-        else:
-            self.executor.close()
+        self.executor.shutdown()
         self.store.close()
         self.lock.release()
+
+    def _refuse_inbox(self) -> None:
+        """Nobody waits for a controller that is no more."""
+        while not self._inbox.empty():
+            future = self._inbox.get()[1]
+            if not future.done():
+                future.set_exception(WorkError("the controller has ended"))
 
     def _serve_inbox(self, patience_s: float) -> None:
         """Work of other threads; waits so long for the first piece."""
@@ -339,7 +347,7 @@ class Controller:
             and (j.attempt is None or all(node in self.nodes for node in j.attempt.nodes))
         )  # fmt: skip
         pinned = frozenset(job.id for job in jobs if self._is_pinned(job, now_s))
-        nodes = tuple(self.nodes[name] for name in sorted(self.nodes, key=_natural))
+        nodes = tuple(self.nodes[name] for name in sorted(self.nodes, key=by_number))
         mine = {job.id for job in jobs}
         others = (job.attempt for job in self.book.running() if job.id not in mine)
         kept = tuple(attempt.assignment for attempt in others if attempt is not None)
@@ -348,10 +356,11 @@ class Controller:
         try:
             plan = self.planner.plan(view)
             self.planner_fault = ""
-        except (InputError, WorkError, ValueError) as error:
-            if str(error) != self.planner_fault:
-                self.options.log(f"the policy could not decide: {error}; everybody keeps what he has")
-            self.planner_fault = str(error)
+        except Exception as error:  # whatever a policy does, jobs go on as they are
+            text = f"the policy could not decide: {str(error) or repr(error)}; everybody keeps what he has"
+            if text != self.planner_fault:
+                self.options.log(text)
+            self.planner_fault = text
             return
         self.decide_s = time.perf_counter() - started
         self.rounds += 1
@@ -382,9 +391,3 @@ class Controller:
         if not answer or answer["refused"] is not None:
             return 0
         return int(answer["results"][0].get("port", 0))
-
-
-def _natural(name: str) -> tuple[str, int]:
-    """node-2 before node-10."""
-    head = name.rstrip("0123456789")
-    return head, int(name[len(head) :] or 0)

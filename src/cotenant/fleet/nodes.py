@@ -69,3 +69,9 @@ def pretend_nodes(
         )
         for i in range(count)
     )
+
+
+def by_number(name: str) -> tuple[str, int]:
+    """A key that puts node-2 before node-10."""
+    head = name.rstrip("0123456789")
+    return head, int(name[len(head) :] or 0)

@@ -53,6 +53,8 @@ class RayExecutor(Executor):
         self._closed = False
         self._connect()
         if self._trouble:
+            if self.address is None:
+                ray_head.stop(folder)
             raise WorkError(self._trouble)
 
     # -- contract --------------------------------------------------------------------------------------------------
@@ -92,7 +94,8 @@ class RayExecutor(Executor):
 
     def shutdown(self) -> None:
         """See Executor."""
-        self._call({"op": "retire"})
+        if self._process is not None:
+            self._call({"op": "retire"})
         self.close()
         if self.address is None:
             ray_head.stop(self.folder)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cotenant.fleet.jobs import spec_from_dict
-from cotenant.fleet.nodes import NodeSpec, node_from_dict
+from cotenant.fleet.nodes import NodeSpec, by_number, node_from_dict
 from cotenant.fleet.planners import cluster_of, jobs_of
 from cotenant.fleet.profiles import ProfileBook
 from cotenant.fleet.state import Job
@@ -41,7 +41,7 @@ def record_of(folder: Path, out: Path | None = None, profiles: ProfileBook | Non
 
 def _record(store: Store, out: Path | None, profiles: ProfileBook | None) -> Record:
     run = json.loads(store.meta("run") or "{}")
-    nodes = sorted((node_from_dict(n) for n in run.get("nodes", [])), key=lambda n: _natural(n.name))
+    nodes = sorted((node_from_dict(n) for n in run.get("nodes", [])), key=lambda n: by_number(n.name))
     if not nodes:
         raise WorkError("this fleet had no nodes yet")
     jobs = [
@@ -115,8 +115,3 @@ def _table(arrays: Jobs, cluster: Cluster, book: ProfileBook, nodes: list[NodeSp
         ideal_cpus=(ideal["cpu"] * demand.type["gpus"])[types] / 1000.0,
         ideal_memory_bytes=(ideal["memory"] * demand.type["gpus"])[types] * 1e6,
     )
-
-
-def _natural(name: str) -> tuple[str, int]:
-    head = name.rstrip("0123456789")
-    return head, int(name[len(head) :] or 0)
