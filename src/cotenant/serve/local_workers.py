@@ -70,7 +70,7 @@ class LocalWorker:
             # what a model prints must not get into the gateway's answers on standard output
             prints = sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cotenant.serve.worker_main", *map(str, numbers)],
+                [sys.executable, "-P", "-m", "cotenant.serve.worker_main", *map(str, numbers)],
                 pass_fds=numbers, env=os.environ | self._environment, stdin=subprocess.DEVNULL, stdout=prints,
             )  # fmt: skip
         self.pid = self._process.pid

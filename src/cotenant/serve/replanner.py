@@ -59,7 +59,7 @@ class PlannerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             # on the loop's own thread, which is what the process's life hangs on
-            command = [sys.executable, "-m", "cotenant.serve.planner_main"]
+            command = [sys.executable, "-P", "-m", "cotenant.serve.planner_main"]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
         self._streams = await asyncio.open_unix_connection(sock=ours)
         _send(self._streams[1], (self._problem, self._planner))
