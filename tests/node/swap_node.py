@@ -20,7 +20,9 @@ from cotenant.node.launcher import Launch, program_environment, register
 PROGRAM = Path(__file__).with_name("swap_program.py")
 MIB = 1 << 20
 CONTEXT = 256 * MIB  # of the software GPU
-SETTINGS = {"quota": 0.05, "min_quota": 0.02, "max_quota": 0.05, "context_reserve": CONTEXT, "swap_memory": 2048 * MIB}
+# half of the time may go to moving: turns stay short
+SETTINGS = {"quota": 0.05, "min_quota": 0.02, "max_quota": 0.05, "most_moving": 0.5}
+SETTINGS |= {"context_reserve": CONTEXT, "swap_memory": 2048 * MIB}
 
 
 class Program:
