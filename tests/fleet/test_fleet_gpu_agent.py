@@ -115,3 +115,16 @@ def test_shares_of_one_gpu_are_tenants_with_that_share(agent: Path, tmp_path: Pa
         assert fleet.job("half2")["state"] == "waiting"
         assert fleet.wait(90)
         assert [fleet.job(job)["state"] for job in ids] == ["finished"] * 3
+
+
+def test_an_agent_that_is_away_costs_no_retry(agent: Path, tmp_path: Path) -> None:
+    """The job is tried again until its agent answers."""
+    with _fleet(agent, tmp_path, "fifo") as fleet:
+        hidden = agent / "hidden.sock"
+        (agent / "control.sock").rename(hidden)
+        fleet.submit(_job("patient", 0.2))
+        _until(lambda: fleet.job("patient")["attempts"] >= 2, 30, "a second try")
+        assert "no agent answers" in fleet.job("patient")["error"]
+        hidden.rename(agent / "control.sock")
+        assert fleet.wait(90)
+        assert (fleet.job("patient")["state"], fleet.job("patient")["failures"]) == ("finished", 0)

@@ -301,8 +301,8 @@ class NodeJobs:
         if attempt.starter is not None:
             if attempt.starter.poll() is None:
                 return False
-        elif page.get("runner_pid") == 0 and time.monotonic_ns() - page.get("created_ns") < RUNNER_PATIENCE_NS:
-            return False
+        elif page.get("runner_pid") == 0 and 0 <= time.monotonic_ns() - page.get("created_ns") < RUNNER_PATIENCE_NS:
+            return False  # it may be about to begin; made in the future is made before a reboot
         if not page.lock(wait=False):
             return False
         try:

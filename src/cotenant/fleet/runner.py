@@ -44,7 +44,7 @@ class Runner:
         self.asked = ""  # why a stop was asked: "stop", "lease"
         self.deadline_ns = 0  # SIGKILL to all that is left
         self.oom = False
-        self.error = ""
+        self.error, self.lost = "", False
         self.cpu_s, self.max_rss_bytes = 0.0, 0
         self.agent: Any = None
         self.cgroup: limits.Cgroup | None = None
@@ -77,7 +77,12 @@ class Runner:
         if self.order.get("agent"):
             from cotenant.fleet.tenancy import enter
 
-            self.agent, environment = enter(self.order, environment)
+            try:
+                self.agent, environment = enter(self.order, environment)
+            except Exception as error:
+                # no fault of the job: the agent is away, or has promised its GPUs to somebody who is about to leave
+                self.lost, self.error = True, f"the GPU agent: {error}"
+                raise
         self.limits = json.loads((self.folder / LIMITS_FILE).read_text())
         if self.limits.get("memory_bytes"):
             self.cgroup = limits.make_cgroup(f"cotenant-{os.getpid()}")
@@ -263,6 +268,7 @@ class Runner:
                 "asked": self.asked,
                 "oom": self.oom and bool(code or self.error),
                 "error": self.error,
+                "lost": self.lost,
                 "started": bool(self.page.get("started_ns")),
                 "cpu_s": round(self.cpu_s, 3),
                 "max_rss_bytes": self.max_rss_bytes,
