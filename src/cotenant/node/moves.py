@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 EVERYTHING = 1 << 62
 SLOWEST_BPS = 0.2e9  # a move slower than this has stopped
-ANSWER_S = 20.0
 
 
 @dataclass
@@ -51,7 +50,8 @@ class MoveEnd:
 class Orders:
     """Outstanding orders of all processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer_s: Callable[[], float]) -> None:
+        self._answer_s = answer_s  # how long a process may be silent before it counts as one that does not answer
         self._numbers = itertools.count(1 << 40)  # no sequence of the shim's own
         self._open: dict[int, tuple[Session, asyncio.Future[MoveEnd], Callable[[int], None]]] = {}
 
@@ -70,7 +70,7 @@ class Orders:
         self._open[number] = (session, future, on_progress)
         session.send(wire.pack(kind, values, sequence=number, slot=slot))
         try:
-            return await asyncio.wait_for(future, ANSWER_S + expected_bytes / SLOWEST_BPS)
+            return await asyncio.wait_for(future, self._answer_s() + expected_bytes / SLOWEST_BPS)
         except TimeoutError:
             return MoveEnd(None)
         finally:

@@ -48,7 +48,7 @@ class Residency:
     def __init__(self, agent: Agent, host: HostMemory, most_moving: float) -> None:
         self.agent = agent
         self.host = host
-        self.orders = Orders()
+        self.orders = Orders(lambda: 4 * agent.config.quota.stuck_ns / 1e9)
         settings = ResidencySettings(most_moving)
         self.gpus = {gpu.uuid: GpuResidency(gpu.memory_bytes, settings) for gpu in agent.gpus}
         for gpu in agent.gpus:
