@@ -112,6 +112,12 @@ def plugin(
         str, typer.Option(metavar="TIME", help="How often the node's pods are listed, up to 6s.")
     ] = "5s",
     cdi_kind: Annotated[str, typer.Option(metavar="KIND", help="Name devices by CDI, as nvidia.com/gpu.")] = "",
+    claims: Annotated[
+        str, typer.Option(metavar="true|false", help="Place pods by claims (DRA) instead of units.")
+    ] = "false",
+    kubelet_plugins: Annotated[
+        Path, typer.Option(metavar="DIR", help="The kubelet's folders plugins and plugins_registry are here.")
+    ] = Path("/var/lib/kubelet"),
     host: Host = "127.0.0.1",
     metrics_port: Metrics = None,
     api_server: Server = None,
@@ -119,7 +125,11 @@ def plugin(
     api_ca: Authority = None,
 ) -> None:
     """Offer this node's GPUs to the kubelet and bind pods to their tenants. Runs until stopped."""
+    import dataclasses
+
+    from cotenant.kube import dra
     from cotenant.kube.api import connect
+    from cotenant.kube.claims import CDI_KIND, ClaimSettings
     from cotenant.kube.inventory import Inventory
     from cotenant.kube.nodeplugin import NodeSettings, run
     from cotenant.kube.plugin import Desk, Grant
@@ -128,6 +138,7 @@ def plugin(
 
     _one_of(mounts, ("webhook", "plugin"), "--mounts")
     _one_of(one_gpu, ("true", "false"), "--one-gpu")
+    _one_of(claims, ("true", "false"), "--claims")
     list_every_s = parse_seconds(refresh, "--refresh")
     if not 0.1 <= list_every_s <= 6.0:
         raise InputError(
@@ -135,7 +146,11 @@ def plugin(
         )
     desk = Desk(Inventory(), grant=Grant(mounts == "plugin", cdi_kind or None), one_gpu=one_gpu == "true")
     given = tuple(part for part in whole.split(",") if part)
+    by_claims = ClaimSettings(
+        node, kubelet_plugins / "plugins_registry", kubelet_plugins / "plugins" / dra.DRIVER, cdi_kind or CDI_KIND
+    )
     settings = NodeSettings(node, agent_dir, device_plugins, pod_resources, given, log=log, list_every_s=list_every_s)
+    settings = dataclasses.replace(settings, claims=by_claims if claims == "true" else None)
     metrics = None if metrics_port is None else (host, metrics_port)
     run(settings, desk, connect(api_server, api_token, api_ca), metrics)
 

@@ -24,6 +24,7 @@ from cotenant.kube.binding import (
     other_name,
     wanted,
 )
+from cotenant.kube.claims import ClaimDriver
 from cotenant.kube.escapes import Escape
 from cotenant.kube.events import PodEvents
 from cotenant.kube.messages import POD_RESOURCES, caller, devices_of, open_channel, pod_resources
@@ -57,7 +58,9 @@ class Binder:
         node: str,
         log: Callable[[str], None],
         list_every_s: float = LIST_EVERY_S,
+        claims: ClaimDriver | None = None,
     ) -> None:
+        self._claims = claims
         self._list_every_s = list_every_s
         self._agent = agent
         self._desk = desk
@@ -99,7 +102,9 @@ class Binder:
             self._say_once("agent", str(error))
             return
         self._say_once("agent", "")
-        orders, unclear = self._orders(devices)
+        claimed, unclear = self._claimed()
+        orders, more = self._orders(devices | claimed)
+        unclear |= more
         orders += self._init_orders(devices, held)
         self._let_go(held, {order.key for order in orders}, unclear, fresh)
         self._hold(held, orders)
@@ -185,6 +190,24 @@ class Binder:
                     unclear.add(pod["metadata"]["uid"])
                 self._events.say(pod, remark.reason, remark.message, warning=remark.warning)
         return orders, unclear
+
+    def _claimed(self) -> tuple[dict[PodKey, Devices], set[str]]:
+        """Devices of pods that are placed by claims, and UIDs of pods whose claims cannot be read now."""
+        found: dict[PodKey, Devices] = {}
+        unclear: set[str] = set()
+        for key, pod in self._pods.items() if self._claims is not None else ():
+            if ended(pod) or not pod["spec"].get("resourceClaims"):
+                continue
+            try:
+                assert self._claims is not None
+                mine = self._claims.devices(pod)
+            except (InputError, WorkError) as error:
+                unclear.add(pod["metadata"]["uid"])
+                self._say_once(f"claims of {key[0]}/{key[1]}", str(error))
+                continue
+            if mine:
+                found[key] = mine
+        return found, unclear
 
     def _init_orders(self, devices: dict[PodKey, Devices], held: Held) -> list[Order]:
         """Orders for pods of which only init containers ask; where they are is known from Allocate."""

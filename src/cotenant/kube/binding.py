@@ -73,7 +73,7 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
         if not ids or share is None or owner_of(share, list(shares.values())) != container:
             continue
         gpus = sorted({gpu_of(device) for device in ids})
-        if not share.whole and len(gpus) > 1:
+        if not share.whole and not share.claimed and len(gpus) > 1:
             found.remarks.append(
                 Remark("ShareRefused", f"container {container} was given units of {' and '.join(gpus)}")
             )
@@ -126,7 +126,7 @@ def init_order(pod: Mapping[str, Any], share: ContainerShare, gpus: list[str]) -
 
 def _order(pod: Mapping[str, Any], share: ContainerShare, ids: list[str], gpus: list[str]) -> Order:
     metadata = pod["metadata"]
-    request = 1.0 if share.whole else min(share.request, len(ids) / names.SHARE_UNITS)
+    request = 1.0 if share.whole else min(share.request, len(ids) / len(gpus) / names.SHARE_UNITS)
     tenant = {
         "name": tenant_name(metadata["namespace"], metadata["name"], share.container, metadata["uid"]),
         "request": request,

@@ -7,11 +7,13 @@ a slice offers whole GPUs. Fields are those of the public API group resource.k8s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cotenant.kube import names
-from cotenant.kube.shares import ContainerShare, Pod, shares_of
+from cotenant.kube.quantity import parse_quantity
+from cotenant.kube.shares import ContainerShare, Pod, percent, shares_of
 from cotenant.kube.units import NodeGpu
 from cotenant.model.errors import InputError
 
@@ -136,14 +138,24 @@ def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes:
 
 
 def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
-    """Claim templates for every container of a pod that asks, and the pod with claims in place of units."""
-    import copy
+    """Claim templates for every container of a pod that asks, and the pod with claims in place of units.
 
+    The pod says by annotations what it asks for, so that its limits are found as for any pod. InputError: containers
+    that ask for different things by resources, which annotations cannot say.
+    """
     changed: Thing = copy.deepcopy(dict(pod))
+    shares = shares_of(pod)
+    if not shares:
+        return [changed]
+    if len({(s.request, s.limit, s.memory_bytes, s.gpus) for s in shares}) > 1:
+        raise InputError(
+            "containers ask for different shares by resources; claims are for pods whose annotations say it"
+        )
     metadata, spec = changed["metadata"], changed["spec"]
     name, namespace = metadata.get("name") or "pod", metadata.get("namespace") or "default"
+    metadata["annotations"] = (metadata.get("annotations") or {}) | _terms(shares)
     templates = []
-    for share in shares_of(pod):
+    for share in shares:
         template = f"{name}-{share.container}"[:253]
         templates.append(claim_template(template, namespace, share, kubernetes))
         spec.setdefault("resourceClaims", []).append({"name": share.container, "resourceClaimTemplateName": template})
@@ -154,4 +166,49 @@ def claims_of(pod: Pod, kubernetes: tuple[int, int]) -> list[Thing]:
                 if key in names.RESOURCES:
                     del resources[kind][key]
         resources.setdefault("claims", []).append({"name": share.container})
-    return [*templates, changed] if templates else [changed]
+    return [*templates, changed]
+
+
+def _terms(shares: list[ContainerShare]) -> dict[str, str]:
+    """Annotations that say the same as the shares."""
+    first = shares[0]
+    found = {
+        names.REQUEST: percent(first.request),
+        names.LIMIT: percent(first.limit),
+        names.CONTAINERS: ",".join(share.container for share in shares),
+        names.PLACED_BY: "claims",
+    }
+    return found | ({} if first.memory_bytes is None else {names.MEMORY: str(first.memory_bytes)})
+
+
+def allocated(claim: Mapping[str, Any], node: str) -> list[Thing]:
+    """The devices of a claim that are this driver's, on this node."""
+    status = claim.get("status") or {}
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
+    return [one for one in results if one.get("driver") == DRIVER and one.get("pool") == node]
+
+
+def units_of_result(result: Mapping[str, Any]) -> int:
+    """Share units that an allocated device gives: what of it was consumed, or all."""
+    consumed = (result.get("consumedCapacity") or {}).get("share")
+    return names.SHARE_UNITS if consumed is None else int(parse_quantity(consumed, "consumedCapacity"))
+
+
+def index_of_device(name: str) -> int | None:
+    """The GPU's index in a device's name."""
+    digits = name.removeprefix("gpu-")
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+def claims_of_container(pod: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
+    """Names of the ResourceClaims that a container of a pod uses, as far as they have been made."""
+    wanted = {one.get("name") for one in (container.get("resources") or {}).get("claims") or []}
+    made = {
+        one.get("name"): one.get("resourceClaimName")
+        for one in (pod.get("status") or {}).get("resourceClaimStatuses") or []
+    }
+    found = []
+    for one in pod["spec"].get("resourceClaims") or []:
+        if one.get("name") in wanted:
+            found.append(one.get("resourceClaimName") or made.get(one["name"]))
+    return [str(name) for name in found if name]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cotenant.kube import names
+from cotenant.kube.dra import DRIVER
 from cotenant.kube.values import Values
 
 Thing = dict[str, Any]
@@ -38,6 +39,32 @@ def node_objects(values: Values) -> Iterator[tuple[str | None, Thing]]:
             "kind": "ClusterRoleBinding",
             "metadata": meta(values, NODE, "node", cluster=True),
             "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": NODE},
+            "subjects": [{"kind": "ServiceAccount", "name": NODE, "namespace": values.namespace}],
+        },
+    )
+    yield (
+        "dra.enabled",
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRole",
+            "metadata": meta(values, f"{NODE}-claims", "node", cluster=True),
+            "rules": [
+                {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+                {
+                    "apiGroups": ["resource.k8s.io"],
+                    "resources": ["resourceslices"],
+                    "verbs": ["get", "create", "update"],
+                },
+            ],
+        },
+    )
+    yield (
+        "dra.enabled",
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": meta(values, f"{NODE}-claims", "node", cluster=True),
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": f"{NODE}-claims"},
             "subjects": [{"kind": "ServiceAccount", "name": NODE, "namespace": values.namespace}],
         },
     )
@@ -77,6 +104,8 @@ def _daemon_set(values: Values, metadata: Thing, labels: dict[str, str]) -> Thin
             _folder("libraries", str(names.HOST_LIBRARIES), "DirectoryOrCreate"),
             _folder("device-plugins", str(names.DEVICE_PLUGINS), "Directory"),
             _folder("pod-resources", str(names.POD_RESOURCES), "Directory"),
+            _folder("plugins", str(names.KUBELET_PLUGINS / DRIVER), "DirectoryOrCreate"),
+            _folder("plugins-registry", str(names.PLUGINS_REGISTRY), "Directory"),
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         ],
     }
@@ -148,6 +177,7 @@ def _plugin(values: Values) -> Thing:
         values.join("--one-gpu=%v", "plugin.oneGpu"),
         values.join("--mounts=%v", "injection.mounts"),
         values.join("--cdi-kind=%v", "injection.cdiKind"),
+        values.join("--claims=%v", "dra.enabled"),
     ]
     health = {"httpGet": {"path": "/healthz", "port": "plugin-metrics"}}
     found = container(values, "plugin", arguments, values("plugin.resources"))
@@ -165,6 +195,8 @@ def _plugin(values: Values) -> Thing:
             _mount("agent", names.HOST_AGENT),
             _mount("device-plugins", names.DEVICE_PLUGINS),
             _mount("pod-resources", names.POD_RESOURCES) | {"readOnly": True},
+            _mount("plugins", names.KUBELET_PLUGINS / DRIVER),
+            _mount("plugins-registry", names.PLUGINS_REGISTRY),
             _mount("tmp", "/tmp"),
         ],
     }

@@ -1,4 +1,4 @@
-"""Messages of the kubelet's gRPC interfaces, as tables: device plugin v1beta1 and PodResources v1.
+"""Messages of the kubelet's gRPC interfaces, as tables: device plugin, PodResources, claims (DRA).
 
 Built at run time in a descriptor pool of their own, so no generated code has to match the protobuf that is installed,
 and nothing clashes with another package's copy. Only the fields that are read or written here are listed; protobuf
@@ -73,6 +73,35 @@ _POD_RESOURCES: dict[str, Fields] = {
 }  # fmt: skip
 
 
+_REGISTRATION: dict[str, Fields] = {
+    "InfoRequest": {},
+    "PluginInfo": {
+        "type": (1, "string"),
+        "name": (2, "string"),
+        "endpoint": (3, "string"),
+        "supported_versions": (4, "[string]"),
+    },
+    "RegistrationStatus": {"plugin_registered": (1, "bool"), "error": (2, "string")},
+    "RegistrationStatusResponse": {},
+}
+_DRA: dict[str, Fields] = {
+    "Claim": {"namespace": (1, "string"), "uid": (2, "string"), "name": (3, "string")},
+    "Device": {
+        "request_names": (1, "[string]"),
+        "pool_name": (2, "string"),
+        "device_name": (3, "string"),
+        "cdi_device_ids": (4, "[string]"),
+        "share_id": (5, "string"),
+    },
+    "NodePrepareResourceResponse": {"devices": (1, "[Device]"), "error": (2, "string")},
+    "NodeUnprepareResourceResponse": {"error": (1, "string")},
+    "NodePrepareResourcesRequest": {"claims": (1, "[Claim]")},
+    "NodePrepareResourcesResponse": {"claims": (1, "{NodePrepareResourceResponse}")},
+    "NodeUnprepareResourcesRequest": {"claims": (1, "[Claim]")},
+    "NodeUnprepareResourcesResponse": {"claims": (1, "{NodeUnprepareResourceResponse}")},
+}
+
+
 def _file(package: str, messages: dict[str, Fields]) -> Any:
     file: Any = descriptor_pb2.FileDescriptorProto(name=f"cotenant/{package}.proto", package=package, syntax="proto3")
     for name, fields in messages.items():
@@ -84,16 +113,21 @@ def _file(package: str, messages: dict[str, Fields]) -> Any:
                 entry = message.nested_type.add(name=entry_name)
                 entry.options.map_entry = True
                 entry.field.add(name="key", number=1, label=_OPTIONAL, type=_SCALARS["string"])
-                entry.field.add(name="value", number=2, label=_OPTIONAL, type=_SCALARS[kind[1:-1]])
+                value = entry.field.add(name="value", number=2, label=_OPTIONAL)
+                _type(value, kind[1:-1], package)
                 field.label, field.type, field.type_name = _REPEATED, _MESSAGE, f".{package}.{name}.{entry_name}"
                 continue
             if kind.startswith("["):
                 field.label, kind = _REPEATED, kind[1:-1]
-            if kind in _SCALARS:
-                field.type = _SCALARS[kind]
-            else:
-                field.type, field.type_name = _MESSAGE, f".{package}.{kind}"
+            _type(field, kind, package)
     return file
+
+
+def _type(field: Any, kind: str, package: str) -> None:
+    if kind in _SCALARS:
+        field.type = _SCALARS[kind]
+    else:
+        field.type, field.type_name = _MESSAGE, f".{package}.{kind}"
 
 
 class Package:
@@ -115,6 +149,9 @@ class Package:
 
 device_plugin = Package("v1beta1", _DEVICE_PLUGIN)
 pod_resources = Package("v1", _POD_RESOURCES)
+registration = Package("pluginregistration", _REGISTRATION)
+dra_v1 = Package("k8s.io.kubelet.pkg.apis.dra.v1", _DRA)
+dra_v1beta1 = Package("k8s.io.kubelet.pkg.apis.dra.v1beta1", _DRA)
 
 
 class Call(NamedTuple):
@@ -128,6 +165,11 @@ class Call(NamedTuple):
 REGISTRATION = "v1beta1.Registration"
 DEVICE_PLUGIN = "v1beta1.DevicePlugin"
 POD_RESOURCES = "v1.PodResourcesLister"
+PLUGIN_REGISTRATION = "pluginregistration.Registration"
+DRA_PLUGINS = {
+    "v1.DRAPlugin": ("k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", dra_v1),
+    "v1beta1.DRAPlugin": ("k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin", dra_v1beta1),
+}
 SERVICES: dict[str, dict[str, Call]] = {
     REGISTRATION: {"Register": Call(device_plugin.RegisterRequest, device_plugin.Empty)},
     DEVICE_PLUGIN: {
@@ -140,7 +182,18 @@ SERVICES: dict[str, dict[str, Call]] = {
         "PreStartContainer": Call(device_plugin.PreStartContainerRequest, device_plugin.PreStartContainerResponse),
     },
     POD_RESOURCES: {"List": Call(pod_resources.ListPodResourcesRequest, pod_resources.ListPodResourcesResponse)},
+    PLUGIN_REGISTRATION: {
+        "GetInfo": Call(registration.InfoRequest, registration.PluginInfo),
+        "NotifyRegistrationStatus": Call(registration.RegistrationStatus, registration.RegistrationStatusResponse),
+    },
 }
+for _service, _package in DRA_PLUGINS.values():
+    SERVICES[_service] = {
+        f"Node{verb}Resources": Call(
+            getattr(_package, f"Node{verb}ResourcesRequest"), getattr(_package, f"Node{verb}ResourcesResponse")
+        )
+        for verb in ("Prepare", "Unprepare")
+    }
 
 
 def handler(service: str, target: object) -> grpc.GenericRpcHandler:

@@ -12,7 +12,8 @@ LIMIT = f"{DOMAIN}/limit"
 MEMORY = f"{DOMAIN}/memory"
 CONTAINERS = f"{DOMAIN}/containers"
 INJECT = f"{DOMAIN}/inject"
-ANNOTATIONS = (REQUEST, LIMIT, MEMORY, CONTAINERS, INJECT)
+PLACED_BY = f"{DOMAIN}/placed-by"  # units (the scheduler counts resources), or claims (dynamic resource allocation)
+ANNOTATIONS = (REQUEST, LIMIT, MEMORY, CONTAINERS, INJECT, PLACED_BY)
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 SHARE_RESOURCE = f"{DOMAIN}/share"  # 1 unit: 1 % of one GPU's time
@@ -32,6 +33,8 @@ HOST_SOCKETS = PurePosixPath("/run/cotenant/tenants")
 HOST_AGENT = PurePosixPath("/run/cotenant/agent")
 DEVICE_PLUGINS = PurePosixPath("/var/lib/kubelet/device-plugins")
 POD_RESOURCES = PurePosixPath("/var/lib/kubelet/pod-resources")
+KUBELET_PLUGINS = PurePosixPath("/var/lib/kubelet/plugins")
+PLUGINS_REGISTRY = PurePosixPath("/var/lib/kubelet/plugins_registry")
 # in a container
 LIBRARIES = PurePosixPath("/opt/cotenant/lib")
 SOCKETS = PurePosixPath("/opt/cotenant/run")

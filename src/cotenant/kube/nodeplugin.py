@@ -12,6 +12,7 @@ from typing import Any
 from cotenant.kube import names
 from cotenant.kube.api import KubeApi
 from cotenant.kube.binder import LIST_EVERY_S, Binder
+from cotenant.kube.claims import ClaimDriver, ClaimSettings
 from cotenant.kube.escapes import EscapeWatch, GpuProcesses, nvml_processes
 from cotenant.kube.inventory import FaultSource, check_whole, gpus_of, mig_slices, nvml_faults
 from cotenant.kube.plugin import KUBELET_SOCKET, Desk, ResourcePlugin
@@ -38,6 +39,7 @@ class NodeSettings:
     processes: Callable[[Iterable[str]], GpuProcesses] = nvml_processes
     log: Callable[[str], None] = field(default=print)
     list_every_s: float = LIST_EVERY_S
+    claims: ClaimSettings | None = None  # place pods by claims, and offer no units
 
 
 class AgentOrders:
@@ -59,8 +61,16 @@ class NodePlugin:
         self.settings = settings
         self.desk = desk
         self._agent = AgentOrders(settings.agent_folder)
+        self._claims = ClaimDriver(settings.claims, api, desk.inventory, desk.kick.set) if settings.claims else None
         self._binder = Binder(
-            self._agent, desk, api, str(settings.pod_resources), settings.node, settings.log, settings.list_every_s
+            self._agent,
+            desk,
+            api,
+            str(settings.pod_resources),
+            settings.node,
+            settings.log,
+            settings.list_every_s,
+            self._claims,
         )
         self._plugins: dict[str, ResourcePlugin] = {}
         self._kubelet: tuple[int, int, int] | None = None  # the socket we are registered at
@@ -74,6 +84,8 @@ class NodePlugin:
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop`. InputError for settings that do not fit the node; everything else is tried again."""
         try:
+            if self._claims is not None:
+                self._claims.start()
             while not self._stop.is_set():
                 self.round()
                 if self._kubelet is not None:
@@ -83,6 +95,8 @@ class NodePlugin:
                     self.desk.kick.clear()
                     self._stop.wait(AFTER_ALLOCATE_S)  # the kubelet lists an allocation once it has our answer
         finally:
+            if self._claims is not None:
+                self._claims.stop()
             for plugin in self._plugins.values():
                 plugin.stop()
 
@@ -92,18 +106,14 @@ class NodePlugin:
         self.desk.kick.set()
 
     def round(self) -> None:
-        """One look at everything."""
-        try:
-            self._look()
-            self._meet_kubelet()
-        except WorkError as error:
-            self._say(str(error))
-        else:
-            self._say("")
-        try:
-            self._binder.round()
-        except WorkError as error:
-            self._say(str(error))
+        """One look at everything. A side that does not answer does not keep the others from being looked at."""
+        faults = []
+        for step in (self._look, self._meet_kubelet, self._offer, self._binder.round):
+            try:
+                step()
+            except WorkError as error:
+                faults.append(str(error))
+        self._say("; ".join(dict.fromkeys(faults)))
 
     # -- the node --------------------------------------------------------------------------------------------------
 
@@ -131,6 +141,11 @@ class NodePlugin:
             self.desk.metrics.escaped = len(found)
             self._binder.escaped(found)
 
+    def _offer(self) -> None:
+        """The node's GPUs for claims, where pods are placed by those."""
+        if self._claims is not None and self._claims.offer():
+            self.settings.log(f"offered by claims: {len(self.desk.inventory.gpus)} GPUs")
+
     # -- the kubelet -----------------------------------------------------------------------------------------------
 
     def _meet_kubelet(self) -> None:
@@ -150,7 +165,10 @@ class NodePlugin:
                 known.stop()
             self._plugins.clear()
             self._kubelet = None
+        by_claims = self._claims is not None
         for resource in self.desk.inventory.resources():
+            if by_claims and not resource.startswith(names.MIG_PREFIX):
+                continue  # one GPU must not be offered in two ways
             plugin = self._plugins.get(resource)
             if plugin is not None and plugin.path.exists():
                 continue

@@ -37,6 +37,7 @@ class ContainerShare:
     memory_units: int = 0
     gpus: int = 0
     ends: bool = False  # an init container that ends before the others start
+    claimed: bool = False  # placed by a claim: it takes no units
 
     @property
     def whole(self) -> bool:
@@ -45,6 +46,8 @@ class ContainerShare:
 
     def resources(self) -> dict[str, int]:
         """Extended resources of the container, by name."""
+        if self.claimed:
+            return {}
         counts = {
             names.SHARE_RESOURCE: self.units,
             names.MEMORY_RESOURCE: self.memory_units,
@@ -139,6 +142,10 @@ def shares_of(pod: Pod) -> list[ContainerShare]:
     if not asking:
         return []
     request, limit, memory = _terms(annotations)
+    placed_by = annotations.get(names.PLACED_BY, "units")
+    if placed_by not in ("units", "claims"):
+        raise InputError(f"{placed_by!r:.60} is not units or claims", field=key_field(names.PLACED_BY))
+    claimed = placed_by == "claims"
     found = []
     for kind, index, container in entries:
         name = container["name"]
@@ -146,7 +153,10 @@ def shares_of(pod: Pod) -> list[ContainerShare]:
             where = f"spec.{kind}[{index}].resources"
             share = _share(kind, index, name, resources[name], (request, limit, memory), where)
             ends = kind == "initContainers" and container.get("restartPolicy") != "Always"
-            found.append(dataclasses.replace(share, ends=ends))
+            if claimed and resources[name]:
+                why = f"container {name} takes units, and the pod is placed by claims; keep one of them"
+                raise InputError(why, field=key_field(names.PLACED_BY))
+            found.append(dataclasses.replace(share, ends=ends, claimed=claimed))
     return found
 
 

@@ -62,7 +62,8 @@ VALUES: tuple[Value, ...] = (
     Value("networkPolicy.enabled", True, "Limit what may reach the parts to their ports."),
     Value("monitoring.serviceMonitor", False, "Have the Prometheus operator scrape all parts."),
     Value("monitoring.interval", "15s", "How often."),
-    Value("dra.enabled", False, "Create the DeviceClasses of dynamic resource allocation (Kubernetes 1.34)."),
+    Value("dra.enabled", False, "Place pods by claims of dynamic resource allocation instead of units (Kubernetes 1.34"
+          " with the feature DRAConsumableCapacity)."),
 )  # fmt: skip
 _BY_PATH = {value.path: value for value in VALUES}
 

@@ -1,0 +1,211 @@
+"""The driver of dynamic resource allocation on a node: registers with the kubelet, prepares claims, offers the GPUs.
+
+Where a pod's claim has been allocated, the API server says; so nothing has to be remembered here, and a driver that was
+killed goes on where it was. Which tenant the pod's processes have, the binder decides as for any pod.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cotenant.kube import dra, names
+from cotenant.kube.api import KubeApi
+from cotenant.kube.inventory import Inventory
+from cotenant.kube.messages import DRA_PLUGINS, PLUGIN_REGISTRATION, handler, registration
+from cotenant.kube.shares import shares_of
+from cotenant.model.errors import InputError, WorkError
+
+CDI_KIND = "nvidia.com/gpu"
+SOCKET = "plugin.sock"
+
+
+@dataclass(frozen=True)
+class ClaimSettings:
+    """Where the kubelet looks, and how devices are named to the runtime."""
+
+    node: str
+    registry: Path = Path(str(names.PLUGINS_REGISTRY))
+    folder: Path = Path(str(names.KUBELET_PLUGINS / dra.DRIVER))
+    cdi_kind: str = CDI_KIND
+
+
+class _Service:
+    """NodePrepareResources and NodeUnprepareResources in one version of the interface."""
+
+    def __init__(self, driver: ClaimDriver, package: Any) -> None:
+        self._driver, self._package = driver, package
+
+    def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802 names of the protocol
+        """What the containers of a claim need to see their GPU; for a claim that cannot be prepared, why."""
+        answer = self._package.NodePrepareResourcesResponse()
+        for claim in request.claims:
+            found = answer.claims[claim.uid]
+            try:
+                for device in self._driver.prepare(claim.namespace, claim.name, claim.uid):
+                    found.devices.add(**device)
+            except (InputError, WorkError) as error:
+                found.error = f"cotenant: {error}"
+        return answer
+
+    def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Nothing was put anywhere; the share is let go when the pod has ended."""
+        answer = self._package.NodeUnprepareResourcesResponse()
+        for claim in request.claims:
+            answer.claims[claim.uid].error = ""
+        self._driver.kick()
+        return answer
+
+
+class ClaimDriver:
+    """One node's driver."""
+
+    def __init__(self, settings: ClaimSettings, api: KubeApi, inventory: Inventory, kick: Callable[[], None]) -> None:
+        self.settings = settings
+        self.kick = kick
+        self._api = api
+        self._inventory = inventory
+        self._servers: list[grpc.Server] = []
+        self._offered = -1
+        self._version: tuple[int, int] | None = None
+        self._claims: dict[tuple[str, str], dict[str, Any]] = {}  # (namespace, name) -> allocated claim
+
+    # -- the kubelet -----------------------------------------------------------------------------------------------
+
+    @property
+    def socket(self) -> Path:
+        """Where claims are prepared."""
+        return self.settings.folder / SOCKET
+
+    @property
+    def registration_socket(self) -> Path:
+        """Where the kubelet, which watches that folder, finds us."""
+        return self.settings.registry / f"{dra.DRIVER}-reg.sock"
+
+    def start(self) -> None:
+        """Listen. WorkError when the sockets cannot be made."""
+        services = [handler(name, _Service(self, package)) for name, package in DRA_PLUGINS.values()]
+        try:
+            self.settings.folder.mkdir(parents=True, exist_ok=True)
+            self._serve(self.socket, services)
+            self._serve(self.registration_socket, [handler(PLUGIN_REGISTRATION, self)])
+        except (OSError, RuntimeError) as error:
+            raise WorkError(f"{self.settings.registry}: cannot listen: {error}") from None
+
+    def _serve(self, path: Path, services: list[grpc.GenericRpcHandler]) -> None:
+        path.unlink(missing_ok=True)
+        server = grpc.server(futures.ThreadPoolExecutor(4), handlers=services, options=[("grpc.so_reuseport", 0)])
+        server.add_insecure_port(f"unix://{path}")
+        os.chmod(path, 0o600)
+        server.start()
+        self._servers.append(server)
+
+    def stop(self) -> None:
+        """Stop listening."""
+        for server in self._servers:
+            server.stop(0.2).wait(2.0)
+        self._servers.clear()
+        for path in (self.registration_socket, self.socket):
+            path.unlink(missing_ok=True)
+
+    def GetInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Who we are, and which versions of the interface we speak."""
+        return registration.PluginInfo(
+            type="DRAPlugin", name=dra.DRIVER, endpoint=str(self.socket), supported_versions=list(DRA_PLUGINS)
+        )
+
+    def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Whether the kubelet took us. It tries again by itself."""
+        return registration.RegistrationStatusResponse()
+
+    # -- claims ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, namespace: str, name: str, uid: str) -> list[dict[str, Any]]:
+        """Devices of an allocated claim for the kubelet. InputError or WorkError: why there are none."""
+        claim = self._claim(namespace, name, anew=True)
+        if claim["metadata"].get("uid") != uid:
+            raise InputError(f"claim {namespace}/{name} is another one by now")
+        devices = []
+        for result in dra.allocated(claim, self.settings.node):
+            device: dict[str, Any] = {
+                "request_names": [result["request"]],
+                "pool_name": result["pool"],
+                "device_name": result["device"],
+                "cdi_device_ids": [f"{self.settings.cdi_kind}={self._uuid(result['device'])}"],
+            }
+            if result.get("shareID"):
+                device["share_id"] = result["shareID"]
+            devices.append(device)
+        if not devices:
+            raise InputError(f"claim {namespace}/{name} has no GPU of this node")
+        self.kick()
+        return devices
+
+    def _uuid(self, device: str) -> str:
+        index = dra.index_of_device(device)
+        for gpu in self._inventory.gpus:
+            if gpu.index == index:
+                if gpu.fault:
+                    raise InputError(f"{device} cannot be used: {gpu.fault}")
+                return gpu.uuid
+        raise InputError(f"there is no {device} on this node")
+
+    def _claim(self, namespace: str, name: str, *, anew: bool = False) -> dict[str, Any]:
+        """A claim; one that was allocated does not change while a pod uses it. ApiError."""
+        key = (namespace, name)
+        if anew or key not in self._claims:
+            group = dra.api_version(self.kubernetes())
+            found = self._api.get(f"/apis/{group}/namespaces/{namespace}/resourceclaims/{name}")
+            if not dra.allocated(found, self.settings.node):
+                return found
+            self._claims[key] = found
+        return self._claims[key]
+
+    def devices(self, pod: Mapping[str, Any]) -> dict[str, dict[str, list[str]]]:
+        """What a pod's containers have by their claims, in units as PodResources has them. ApiError, InputError."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for share in shares_of(pod):
+            container = pod["spec"][share.list_name][share.index]
+            for name in dra.claims_of_container(pod, container) if share.claimed else ():
+                for result in dra.allocated(self._claim(pod["metadata"]["namespace"], name), self.settings.node):
+                    ids = [f"{self._uuid(result['device'])}::claim{n:04d}" for n in range(dra.units_of_result(result))]
+                    found.setdefault(share.container, {}).setdefault(names.SHARE_RESOURCE, []).extend(ids)
+        return found
+
+    def forget(self, live: set[tuple[str, str]]) -> None:
+        """Keep only claims of namespaces and names that pods still use."""
+        self._claims = {key: claim for key, claim in self._claims.items() if key in live}
+
+    # -- the offer -------------------------------------------------------------------------------------------------
+
+    def kubernetes(self) -> tuple[int, int]:
+        """Version of the cluster. ApiError."""
+        if self._version is None:
+            found = self._api.get("/version")
+            minor = "".join(c for c in str(found.get("minor", "")) if c in "0123456789")
+            self._version = (int(found.get("major", 1)), int(minor or 34))
+        return self._version
+
+    def offer(self) -> bool:
+        """Write the node's ResourceSlice when the GPUs have changed; says whether it did. ApiError, InputError."""
+        version = self._inventory.version
+        if version == self._offered:
+            return False
+        kubernetes = self.kubernetes()
+        path = f"/apis/{dra.api_version(kubernetes)}/resourceslices"
+        wanted = dra.resource_slice(self.settings.node, self._inventory.gpus, kubernetes)
+        before = self._api.find(f"{path}/{wanted['metadata']['name']}")
+        if before is None:
+            self._api.create(path, wanted)
+        elif before["spec"].get("devices", []) != wanted["spec"]["devices"]:
+            wanted["spec"]["pool"]["generation"] = before["spec"]["pool"]["generation"] + 1
+            before["spec"] = wanted["spec"]
+            self._api.replace(f"{path}/{wanted['metadata']['name']}", before)
+        self._offered = version
+        return True

@@ -1,0 +1,176 @@
+"""Pods placed by claims: the driver against a kubelet's side of dynamic resource allocation, from slice to tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from api_standin import Thing
+from held_agent import uuid_of
+from kube_node import Node, wait_for
+from pods import Pod, check_pod, patched, pod, share
+
+from cotenant.kube import dra
+from cotenant.kube.messages import DRA_PLUGINS, PLUGIN_REGISTRATION, caller, open_channel, registration
+from cotenant.kube.mutate import mutate
+from cotenant.model.errors import InputError
+
+SLICE = "/apis/resource.k8s.io/v1/resourceslices/node-a-gpu.cotenant.dev"
+
+
+class ClaimKubelet:
+    """What the kubelet does with a driver: finds its socket, asks who it is, says that it is taken, prepares claims."""
+
+    def __init__(self, registry: Path) -> None:
+        wait_for(lambda: self._meet(registry), 20)
+
+    def _meet(self, registry: Path) -> bool:
+        """False while there is no driver, or only the socket of one that was killed."""
+        socket = next(iter(registry.glob("*-reg.sock")), None)
+        if socket is None:
+            return False
+        with open_channel(socket) as channel:
+            try:
+                self.info = caller(channel, PLUGIN_REGISTRATION, "GetInfo")(registration.InfoRequest(), timeout=5)
+            except grpc.RpcError:
+                return False
+            caller(channel, PLUGIN_REGISTRATION, "NotifyRegistrationStatus")(
+                registration.RegistrationStatus(plugin_registered=True), timeout=5
+            )
+        return True
+
+    def call(self, verb: str, *claims: Thing, version: str = "v1.DRAPlugin") -> dict[str, Any]:
+        service, package = DRA_PLUGINS[version]
+        asked = [package.Claim(namespace=c["namespace"], name=c["name"], uid=c["uid"]) for c in claims]
+        request = getattr(package, f"Node{verb}ResourcesRequest")(claims=asked)
+        with open_channel(self.info.endpoint) as channel:
+            return dict(caller(channel, service, f"Node{verb}Resources")(request, timeout=5).claims)
+
+
+@pytest.fixture
+def node(make_node: Callable[..., Node]) -> Node:
+    """A node with two GPUs that places by claims."""
+    found = make_node(gpus=2)
+    base = found.folder / "kubelet"
+    (base / "plugins_registry").mkdir()
+    found.api.store["/version"] = {"major": "1", "minor": "34+"}
+    found.start_plugin("--claims=true", f"--kubelet-plugins={base}")
+    wait_for(lambda: SLICE in found.api.store, 20, found.said())
+    return found
+
+
+def place(node: Node, thing: Pod, gpu: int) -> tuple[Pod, Thing]:
+    """What the claim controller and the scheduler do: a claim from the template, allocated, and the pod with it."""
+    template, after = dra.claims_of(thing, (1, 34))
+    after = patched(after, mutate(after))
+    check_pod(after)
+    spec = template["spec"]["spec"]
+    exact = spec["devices"]["requests"][0]["exactly"]
+    name = f"{after['metadata']['name']}-main-x7k2p"
+    result = {
+        "request": "gpu", "driver": dra.DRIVER, "pool": "node-a", "device": f"gpu-{gpu}", "shareID": f"s-{name}",
+        "consumedCapacity": exact["capacity"]["requests"],
+    }  # fmt: skip
+    claim = {
+        "metadata": {"name": name, "namespace": "team", "uid": f"uid-of-{name}"},
+        "spec": spec,
+        "status": {"allocation": {"devices": {"results": [result]}}},
+    }
+    node.api.put(f"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/{name}", claim)
+    after["status"] = {"phase": "Pending", "resourceClaimStatuses": [{"name": "main", "resourceClaimName": name}]}
+    node.api.put_pod(after)
+    node.kubelet.pods[after["metadata"]["uid"]] = after
+    return after, claim["metadata"]
+
+
+def test_the_driver_from_slice_to_tenant(node: Node) -> None:
+    devices = node.api.store[SLICE]["spec"]["devices"]
+    assert [one["attributes"]["uuid"]["string"] for one in devices] == [uuid_of(0), uuid_of(1)]
+    assert not node.kubelet.endpoints, "no units beside claims: a GPU is offered once"
+    kubelet = ClaimKubelet(node.folder / "kubelet" / "plugins_registry")
+    assert (kubelet.info.type, kubelet.info.name) == ("DRAPlugin", "gpu.cotenant.dev")
+    assert list(kubelet.info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+
+    train, claim = place(node, pod("train", annotations=share("30%", limit="60%", memory="2Gi")), gpu=1)
+    for version in kubelet.info.supported_versions:
+        prepared = kubelet.call("Prepare", claim, version=version)[claim["uid"]]
+        assert prepared.error == ""
+        (device,) = prepared.devices
+        assert (device.pool_name, device.device_name, list(device.request_names)) == ("node-a", "gpu-1", ["gpu"])
+        assert list(device.cdi_device_ids) == [f"nvidia.com/gpu={uuid_of(1)}"]
+        assert device.share_id == "s-train-main-x7k2p"
+    row = wait_for(lambda: node.held().get("team/train/main"))
+    assert (row["request"], row["limit"], row["memory_bytes"], row["gpus"]) == (0.3, 0.6, 2 << 30, [uuid_of(1)])
+    said = "container main has 30% of GPU 1 of node-a, at most 60%, and 2 GiB"
+    wait_for(lambda: ("ShareBound", said) in node.api.events(train))
+
+    assert kubelet.call("Unprepare", claim)[claim["uid"]].error == ""
+    node.finish(train)
+    wait_for(lambda: not node.held(), what="free when the pod has ended")
+
+
+def test_a_killed_driver_goes_on_where_it_was(node: Node) -> None:
+    train, _ = place(node, pod("train", annotations=share("30%")), gpu=0)
+    wait_for(lambda: node.held())
+    assert node.plugin is not None
+    node.plugin.kill()
+    node.plugin.wait()
+    generation = node.api.store[SLICE]["spec"]["pool"]["generation"]
+    node.start_plugin("--claims=true", f"--kubelet-plugins={node.folder}/kubelet")
+    kubelet = ClaimKubelet(node.folder / "kubelet" / "plugins_registry")
+    _, claim = place(node, pod("next", annotations=share("50%")), gpu=0)
+    assert kubelet.call("Prepare", claim)[claim["uid"]].error == ""
+    wait_for(lambda: set(node.held()) == {"team/train/main", "team/next/main"})
+    assert node.api.store[SLICE]["spec"]["pool"]["generation"] == generation, "the offer is the same"
+    assert train
+
+
+def test_claims_that_cannot_be_prepared_say_why(node: Node) -> None:
+    kubelet = ClaimKubelet(node.folder / "kubelet" / "plugins_registry")
+    _, claim = place(node, pod("train", annotations=share("30%")), gpu=7)
+    assert kubelet.call("Prepare", claim)[claim["uid"]].error == "cotenant: there is no gpu-7 on this node"
+    _, other = place(node, pod("other", annotations=share("30%")), gpu=0)
+    path = f"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/{other['name']}"
+    node.api.store[path]["status"]["allocation"]["devices"]["results"][0]["pool"] = "node-b"
+    assert "has no GPU of this node" in kubelet.call("Prepare", other)[other["uid"]].error
+    stale = other | {"uid": "before"}
+    assert "is another one by now" in kubelet.call("Prepare", stale)["before"].error
+    gone = {"namespace": "team", "name": "gone", "uid": "u"}
+    assert "with 404" in kubelet.call("Prepare", gone)["u"].error
+
+
+def test_an_agent_that_is_away_offers_nothing(node: Node) -> None:
+    node.agent.kill()
+    wait_for(lambda: node.api.store[SLICE]["spec"]["devices"] == [], 20)
+    node.agent.start()
+    wait_for(lambda: len(node.api.store[SLICE]["spec"]["devices"]) == 2, 20)
+    assert node.api.store[SLICE]["spec"]["pool"]["generation"] == 3
+
+
+def test_a_pod_of_claims_takes_no_units() -> None:
+    _, after = dra.claims_of(pod(annotations=share("30%", memory="1Gi")), (1, 34))
+    operations = mutate(after)
+    assert operations
+    assert not any("resources" in op["path"] for op in operations)
+    both = pod(annotations=share() | {"cotenant.dev/placed-by": "claims"},
+               containers=[{"name": "main", "resources": {"limits": {"cotenant.dev/share": 30}}}])  # fmt: skip
+    with pytest.raises(InputError, match="takes units, and the pod is placed by claims; keep one of them"):
+        mutate(both)
+    with pytest.raises(InputError, match="'luck' is not units or claims"):
+        mutate(pod(annotations=share() | {"cotenant.dev/placed-by": "luck"}))
+
+
+def test_what_resources_say_becomes_annotations() -> None:
+    limits = {"cotenant.dev/share": 40, "cotenant.dev/memory": 8, "cpu": "1"}
+    _, after = dra.claims_of(pod(containers=[{"name": "main", "resources": {"limits": limits}}]), (1, 34))
+    assert after["metadata"]["annotations"] == {
+        "cotenant.dev/request": "40%", "cotenant.dev/limit": "100%", "cotenant.dev/memory": str(8 << 30),
+        "cotenant.dev/containers": "main", "cotenant.dev/placed-by": "claims",
+    }  # fmt: skip
+    assert after["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1"}
+    two = [{"name": n, "resources": {"limits": {"cotenant.dev/share": u}}} for n, u in (("a", 10), ("b", 20))]
+    with pytest.raises(InputError, match="containers ask for different shares by resources"):
+        dra.claims_of(pod(containers=two), (1, 34))
