@@ -92,3 +92,27 @@ def test_wrong_options_are_one_sentence(call: Any, smoke: Path, options: list[st
     assert (code, out) == (2, "")
     assert field in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_what_a_start_cost_is_read_off_the_record() -> None:
+    """Two jobs of ten seconds of work at leases of ten seconds. The first starts 0.2 s into its round and holds 10.5 s;
+    the second starts 0.4 s into its round at half speed, is stopped after 9.6 s, starts again at 20.4 s and ends at
+    31.8 s: 21 s held, 20 needed, 0.5 s per start. Median beyond work 0.5 s, median delay 0.4 s."""
+    from cotenant.fleet.replay import start_cost_s
+    from cotenant.model.events import Kind
+    from cotenant.record.record import jobs_table
+    from cotenant.record.schema import RunInfo
+    from cotenant.record.writer import RecordWriter
+
+    jobs = Jobs.build(2, id=["a", "b"], arrival_s=[0.0, 0.0], gpus=[1.0, 1.0], duration_s=[10.0, 10.0])
+    rows = [
+        (0.2, 0, Kind.START, 1.0), (0.4, 1, Kind.START, 0.5), (10.0, 1, Kind.PREEMPT, 0.0), (10.7, 0, Kind.FINISH, 0.0),
+        (20.4, 1, Kind.RESUME, 0.5), (31.8, 1, Kind.FINISH, 0.0),
+    ]  # fmt: skip
+    with RecordWriter(None, RunInfo("made", placements=False), jobs_table(jobs)) as writer:
+        writer.append_events(
+            time_s=[r[0] for r in rows], job=[r[1] for r in rows], kind=[r[2] for r in rows], reason=[0] * len(rows),
+            cpu_milli=[1000] * len(rows), memory_mb=[1] * len(rows), speed=[r[3] for r in rows],
+        )  # fmt: skip
+        record = writer.close()
+    assert start_cost_s(record, 10.0) == pytest.approx(0.5 + 0.4)

@@ -23,6 +23,7 @@ from cotenant.fleet.session import Fleet, FleetOptions, node_specs
 from cotenant.metrics.summary import Analysis
 from cotenant.model.cluster import Cluster
 from cotenant.model.errors import InputError, WorkError
+from cotenant.model.events import Kind
 from cotenant.model.work import Jobs, Trace
 from cotenant.policy.choice import JobPolicy
 from cotenant.policy.demand import build_workload
@@ -33,9 +34,6 @@ from cotenant.record.record import Record
 from cotenant.sim.training import simulate
 from cotenant.training.timed import steps_per_iteration
 
-CALIBRATION_S = 1.5
-CALIBRATION_AGAIN_S = 5.0
-AT_ONCE = 3
 PATIENCE = 5.0  # a run that takes this many times as long as simulated has failed
 
 
@@ -66,7 +64,8 @@ class Outcome:
     """Both records and what they differ by. Times in seconds; errors are fractions.
 
     `mean_error`: of the mean JCT, measured / simulated - 1. `p90_job_error`: 90th percentile over jobs of
-    |measured / simulated - 1|. `start_s`: what starting a job costs here, measured beforehand.
+    |measured / simulated - 1|. `start_s`: what a start cost here, taken from the measured run and given to the
+    simulated one.
     """
 
     measured: Record
@@ -115,12 +114,27 @@ def replay(
         cluster = cluster_of(node_specs(fleet))
         jobs = whole_iterations(trace.require_jobs(), cluster, told, options.time_scale)
         known = measured_profiles or measure_profiles(jobs, options, cluster, say)
-        start_s = calibrate(replace(fleet, folder=folder / "calibration"), options, say)
-        model = _simulated(trace, jobs, options, cluster, known, start_s, out)
-        longest = float(Analysis(model).jobs.finish_s.max())
+        longest = float(Analysis(_simulated(trace, jobs, options, cluster, known, 0.0, None)).jobs.finish_s.max())
         say(f"simulated: {longest:.0f} s until the last job ends; now for real")
         measured = _run(replace(fleet, profiles=known), jobs, options, longest * PATIENCE + 60, out, progress)
+        start_s = start_cost_s(measured, options.lease_s)
+        model = _simulated(trace, jobs, options, cluster, known, start_s, out)
     return Outcome(measured, model, start_s)
+
+
+def start_cost_s(record: Record, lease_s: float) -> float:
+    """Seconds that a start cost the jobs of a run: from the round that decided it until the job's processes run, and
+    what they held beyond their work per start; medians over starts and over jobs."""
+    timeline, events = Analysis(record).timeline, record.events
+    starts = (events.kind == Kind.START) | (events.kind == Kind.RESUME)
+    n = record.jobs.height
+    held_s = np.bincount(events.job, weights=timeline.length_s * timeline.holding, minlength=n)
+    worked_s = np.bincount(events.job, weights=timeline.length_s * timeline.holding * events.speed, minlength=n)
+    count = np.bincount(events.job[starts], minlength=n)
+    speed = worked_s / np.maximum(held_s, 1e-9)
+    beyond_s = (worked_s - record.job("isolated_s")) / np.maximum(speed, 1e-9) / np.maximum(count, 1)
+    delay_s = np.mod(events.time_s[starts], lease_s)
+    return max(0.0, float(np.median(beyond_s[count > 0]))) + float(np.median(delay_s))
 
 
 def whole_iterations(trace: Trace, cluster: Cluster, profiles: Profiles, time_scale: float) -> Jobs:
@@ -167,31 +181,6 @@ def measure_profiles(
     with _folder() as folder:
         (folder / "profiles.json").write_text(json.dumps({"name": "measured"} | raw))
         return load_profiles(folder / "profiles.json")
-
-
-def calibrate(fleet: FleetOptions, options: ReplayOptions, say: Callable[[str], None]) -> float:
-    """Seconds that starting a job takes here beyond its work, in a fleet like the real one: of a few short jobs at
-    once, as at the beginning of a round, and of a second batch, when everything is warm."""
-    told = load_profiles(options.profile)
-    model = min(told.models, key=lambda name: told.models[name].iteration_s)
-    iterations = max(1, round(CALIBRATION_S / (told.iteration_s[model] * options.time_scale)))
-    work_s = iterations * told.iteration_s[model] * options.time_scale
-    command = timed_command(options, model, iterations)
-    arrivals = [0.0] * AT_ONCE + [CALIBRATION_AGAIN_S] * AT_ONCE
-    specs = [
-        JobSpec(f"calibration-{i}", command, model=model, iterations=float(iterations)) for i in range(len(arrivals))
-    ]
-    with Fleet(replace(fleet, lease_s=0.5, autostart=False)) as session:
-        session.submit_all(specs, arrivals)
-        session.begin()
-        if not session.wait(120.0):
-            raise WorkError("the fleet did not run a few short jobs within two minutes")
-        record = session.record()
-    speeds = record.events.speed[record.events.speed > 0]
-    taken = Analysis(record).jobs.jct_s[AT_ONCE:] - work_s / float(np.median(speeds) if len(speeds) else 1.0)
-    start_s = max(0.0, float(np.median(taken)))
-    say(f"starting a job takes {start_s:.2f} s here")
-    return start_s
 
 
 # ---- the two runs
