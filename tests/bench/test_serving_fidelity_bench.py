@@ -23,10 +23,10 @@ TIMED: dict[str, Any] = {
     "gpus": {"count": 3, "model": "RTX2080Ti"},
     "backend": "timed",
     "services": [
-        {"name": "resnet50", "rate_rps": 70, "slo_ms": 250},
-        {"name": "googlenet", "rate_rps": 70, "slo_ms": 250},
         {"name": "vgg16", "rate_rps": 60, "slo_ms": 300},
         {"name": "densenet161", "rate_rps": 40, "slo_ms": 400},
+        {"name": "ssd-mobilenetv1", "rate_rps": 40, "slo_ms": 400},
+        {"name": "mnasnet1_0", "rate_rps": 60, "slo_ms": 200},
     ],
 }
 
@@ -59,7 +59,7 @@ def test_timed_models_take_what_the_simulator_says(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_onnx_models_take_what_the_simulator_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """p50 within 15 %; p99 within the spread of five repeats."""
-    dense_model(tmp_path / "models" / "dense", 1536, 12)
+    dense_model(tmp_path / "models" / "dense", layers=72)
     profile = tmp_path / "here.json"
     monkeypatch.setattr("sys.argv", [
         "cotenant", "profile", "service", str(tmp_path / "models" / "dense"), "--out", str(profile), "--batches",
