@@ -308,6 +308,16 @@ def test_extents_are_those_of_the_allocations(tenants: Tenants, agent: Agents) -
     assert program.ask("raw('cuMemFree_v2', c_uint64(held['odd'].value + 4096))") != "0"
 
 
+def test_freeing_in_stream_order(tenants: Tenants, agent: Agents) -> None:
+    broker, program = started(tenants, agent)
+    before = broker.total_used
+    assert program.ask("raw('cuMemFreeAsync', held['large'], None)") == "0"
+    program.ask("(held.pop('large'), expected.pop('large'))")
+    assert broker.total_used == before - 10 * MIB
+    broker.resume()
+    assert program.ask("check()") == "intact"
+
+
 def test_small_allocations_share_pieces(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent)
     before = broker.total_used

@@ -88,6 +88,7 @@ struct slab {
 
 extern HIDDEN pthread_mutex_t cot_swap_lock; /* the list; never held across a driver call; taken after cot_lock */
 extern HIDDEN struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
+HIDDEN bool cot_swap_any(void); /* does this process have movable allocations? */
 HIDDEN uint32_t cot_slab_class(uint64_t bytes);
 HIDDEN void cot_swap_publish(struct region *region); /* with cot_lock */
 HIDDEN void cot_swap_unlink(struct region *region);  /* with both locks */

@@ -9,7 +9,12 @@
 pthread_mutex_t cot_swap_lock = PTHREAD_MUTEX_INITIALIZER;
 struct slab *cot_slabs[COTENANT_MAX_GPUS][SLAB_CLASSES];
 static struct region *buckets[BUCKETS];       /* by granule of the first address */
-static uint32_t region_count;
+static _Atomic uint32_t region_count;
+
+bool cot_swap_any(void)
+{
+    return atomic_load_explicit(&region_count, memory_order_relaxed) > 0;
+}
 
 static struct region **bucket(CUdeviceptr address)
 {
@@ -95,8 +100,10 @@ struct region *cot_swap_find_of(const struct gpu *gpu, CUcontext context)
 
 bool cot_swap_extent(CUdeviceptr address, CUdeviceptr *base, size_t *bytes)
 {
+    if (!cot_swap_any())
+        return false;
     pthread_mutex_lock(&cot_swap_lock);
-    struct region *region = region_count ? find(address) : NULL;
+    struct region *region = find(address);
     if (region && region->slab) {
         uint64_t index = (address - region->address) / region->slab->slot_bytes;
         *base = region->address + index * region->slab->slot_bytes;

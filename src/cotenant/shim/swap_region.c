@@ -281,6 +281,8 @@ static CUresult wait_for_queued(const struct region *region)
 
 bool cot_swap_free(CUdeviceptr address, CUresult *result)
 {
+    if (!cot_swap_any())
+        return false;
     pthread_mutex_lock(&cot_swap_lock);
     struct region *region = cot_swap_find_start(address);
     uint32_t index = region && region->slab ? (uint32_t)((address - region->address) / region->slab->slot_bytes) : 0;

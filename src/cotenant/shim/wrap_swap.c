@@ -74,6 +74,19 @@ EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr add
     }
 ADDRESS_RANGE(cuMemGetAddressRange_v2)
 
+/* The driver takes plain allocations here too: after what is queued, which is what our own free waits for. */
+#define FREE_ASYNC(name)                                                                       \
+    DECLARE_REAL(name);                                                                        \
+    EXPORT CUresult name(CUdeviceptr address, CUstream stream)                                 \
+    {                                                                                          \
+        CUresult result;                                                                       \
+        if (cot_swap_free(address, &result))                                                   \
+            return result;                                                                     \
+        return ((CUresult(*)(CUdeviceptr, CUstream))REAL(name))(address, stream);              \
+    }
+FREE_ASYNC(cuMemFreeAsync)
+FREE_ASYNC(cuMemFreeAsync_ptsz)
+
 /* Writes of a stream into memory pass no launch: with movable memory they wait for the turn as launches do. */
 #define STREAM_WRITE(name, value_type, effective)                                                                      \
     DECLARE_REAL(name);                                                                                                \
