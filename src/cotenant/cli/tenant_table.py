@@ -76,7 +76,20 @@ def _moves(share: dict[str, Any]) -> str:
 
 BAR_HEAD = "OF THE WINDOW"
 MOVE_HEADS = ("ON GPU", "MOVES")
-HEADS = ("GPU", "STATE", "ASKED", "LIMIT", "GOT", BAR_HEAD, "MEMORY", *MOVE_HEADS, "TURNS", "WAITED", "LAUNCHES", "PIDS")
+HEADS = (
+    "GPU",
+    "STATE",
+    "ASKED",
+    "LIMIT",
+    "GOT",
+    BAR_HEAD,
+    "MEMORY",
+    *MOVE_HEADS,
+    "TURNS",
+    "WAITED",
+    "LAUNCHES",
+    "PIDS",
+)
 DISPENSABLE = (
     *("LAUNCHES", "PIDS", "TURNS", BAR_HEAD, "LIMIT", "WAITED", "MOVES", "GPU", "MEMORY", "ON GPU", "ASKED", "STATE"),
 )
