@@ -42,6 +42,32 @@ def node_objects(values: Values) -> Iterator[tuple[str | None, Thing]]:
             "subjects": [{"kind": "ServiceAccount", "name": NODE, "namespace": values.namespace}],
         },
     )
+    yield from _claim_rights(values)
+    yield None, _daemon_set(values, meta(values, NODE, "node"), labels("node"))
+    yield "monitoring.serviceMonitor", metrics_service(values, NODE)
+    yield "monitoring.serviceMonitor", service_monitor(values, NODE)
+    ports = [{"port": port, "protocol": "TCP"} for port in (AGENT_METRICS, PLUGIN_METRICS)]
+    yield (
+        "networkPolicy.enabled",
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": meta(values, NODE, "node"),
+            "spec": {
+                "podSelector": {"matchLabels": labels("node")},
+                "policyTypes": ["Ingress", "Egress"],
+                "ingress": [{"ports": ports}],
+                "egress": egress(),
+            },
+        },
+    )
+
+
+def _claim_rights(values: Values) -> Iterator[tuple[str | None, Thing]]:
+    """What the driver of claims needs beyond the plugin's rights."""
+    from cotenant.kube.manifests import meta
+
+    group = "rbac.authorization.k8s.io"
     yield (
         "dra.enabled",
         {
@@ -66,24 +92,6 @@ def node_objects(values: Values) -> Iterator[tuple[str | None, Thing]]:
             "metadata": meta(values, f"{NODE}-claims", "node", cluster=True),
             "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": f"{NODE}-claims"},
             "subjects": [{"kind": "ServiceAccount", "name": NODE, "namespace": values.namespace}],
-        },
-    )
-    yield None, _daemon_set(values, meta(values, NODE, "node"), labels("node"))
-    yield "monitoring.serviceMonitor", metrics_service(values, NODE)
-    yield "monitoring.serviceMonitor", service_monitor(values, NODE)
-    ports = [{"port": port, "protocol": "TCP"} for port in (AGENT_METRICS, PLUGIN_METRICS)]
-    yield (
-        "networkPolicy.enabled",
-        {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": meta(values, NODE, "node"),
-            "spec": {
-                "podSelector": {"matchLabels": labels("node")},
-                "policyTypes": ["Ingress", "Egress"],
-                "ingress": [{"ports": ports}],
-                "egress": egress(),
-            },
         },
     )
 
