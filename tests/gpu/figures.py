@@ -259,9 +259,9 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "launch_pair_8ms": lambda: launch_pair_intervals(8),
     "memory": memory,
     "mps": mps,
-    "overhead_training": lambda: overheads("training", 12, 21),
-    "overhead_launch": lambda: overheads("launch", 16, 21),
-    "overhead_graph": lambda: overheads("graph", 12, 21),
+    "overhead_training": lambda: overheads("training", 10, 13),
+    "overhead_launch": lambda: overheads("launch", 10, 13),
+    "overhead_graph": lambda: overheads("graph", 10, 13),
 }
 
 
