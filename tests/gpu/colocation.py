@@ -130,6 +130,38 @@ def be_bound(found: Found) -> None:
                 )
 
 
+def host_bound(found: Found) -> None:
+    """BE programs that their host holds back, by the work that they may have in flight: what running ahead is worth."""
+    with Rig(GPU, together=TOGETHER) as rig:
+        ls, be, native = rig.ls(), rig.be(below=True), rig.be_native()
+        for program in (ls, be, native):
+            program.wait_ready()
+        rig.join(ls)
+        mine = plan([], "tidal", block_s=1.2)
+        for kind in ("train-resnet50", "train-transformer"):
+            rig.scheme("mps-plus")
+            native.ask(f"load {kind}", 60)
+            be.ask(f"load {kind}", 60)
+            rows: list[dict[str, Any]] = []
+            found[kind] = rows
+            alone = ls_block(ls, mine, 1, raises=False)
+            for interval_us in (0, 100, 200, 400, 1000):
+                if interval_us:
+                    rig.scheme("tidal", interval_ns=interval_us * 1000)
+                rate, own = block_rate(be, 0.6), block_rate(native, 0.6)
+                seen, beside = pair_block(ls, be, mine, 1)
+                rows.append(
+                    {
+                        "interval_us": interval_us,
+                        "be_alone_over_native": rate / own,
+                        "be_beside_over_native": beside / own,
+                        "ls_p50_over_alone": ratio(seen, alone, 0.5),
+                        "ls_p99_over_alone": ratio(seen, alone, 0.99),
+                        "tenant": {k: v for k, v in rig.tenants()["be"].items() if k.endswith("_s") or k == "launches"},
+                    }
+                )
+
+
 def block_rate(program: Program, seconds: float) -> float:
     block = program.ask(f"run {seconds}", seconds + 60)
     return rate_between(block, block["begin_ns"], block["end_ns"])
@@ -305,11 +337,12 @@ def held(floor: Any) -> Iterator[None]:
 STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
     "floor_reaction": (floor_reaction, 40),
     "be_bound": (be_bound, 75),
-    "schemes": (schemes, 200),
+    "host_bound": (host_bound, 70),
+    "schemes": (schemes, 230),
     "loads": (loads, 60),
     "two_ls": (two_ls, 40),
     "inputs_copied": (inputs_copied, 40),
-    "without_mps": (without_mps, 50),
+    "without_mps": (without_mps, 65),
     "faults": (faults, 90),
     "bandwidth_curve": (bandwidth_curve, 50),
     "tidal": (tidal, 150),

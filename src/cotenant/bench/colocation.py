@@ -14,11 +14,13 @@ from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.overhead import median
 from cotenant.model.errors import InputError
 from cotenant.policy.colocation import SCHEMES, Scheme, scheme_named
+from cotenant.policy.colocation.gate import RuleKind
+from cotenant.profile.contention import read_table
 
 LEAD_S = 0.15  # BE runs before the first arrival and after the last
 RESAMPLES = 200
 SLO_QUANTILE = 0.995
-CLASSES = {"mm": "compute", "add": "memory", "copy": "memory"}
+FILLS_SMS = 1024  # of mmN, addN and copyN: their grids have several waves on any GPU
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ class _Cast:
     ls_alone: Program
     native: Program
     ls: dict[str, Program]
-    be: dict[str, Program]
+    be: dict[tuple[str, bool], Program]  # by scheme, and whether its kernels are known to fill the GPU
 
 
 def _cast(rig: Rig, schemes: Sequence[Scheme]) -> _Cast:
@@ -182,13 +184,20 @@ def _cast(rig: Rig, schemes: Sequence[Scheme]) -> _Cast:
     alone = rig.ls("ls")
     native = rig.be_native()
     ls_by_sms: dict[float, Program] = {1.0: alone}
-    be_by_kind: dict[tuple[float, bool], Program] = {}
+    be_by_kind: dict[tuple[float, bool, bool], Program] = {}
+    be: dict[tuple[str, bool], Program] = {}
     for scheme in schemes:
         if scheme.ls_sms not in ls_by_sms:
             ls_by_sms[scheme.ls_sms] = rig.ls(f"ls-{scheme.name}", sms=scheme.ls_sms)
-        key = (scheme.be_sms, scheme.be_below)
-        if key not in be_by_kind:
-            be_by_kind[key] = rig.be(f"be-{scheme.name}", sms=scheme.be_sms, below=scheme.be_below)
+        for fills in (True, False):
+            # only orion asks what is known of a BE program's kernels; without it every kernel has a free pass
+            told = fills and scheme.rule is RuleKind.ORION
+            key = (scheme.be_sms, scheme.be_below, told)
+            if key not in be_by_kind:
+                name = f"be-{scheme.name}{'-known' if told else ''}"
+                work_sms = FILLS_SMS if told else 0
+                be_by_kind[key] = rig.be(name, sms=scheme.be_sms, below=scheme.be_below, work_sms=work_sms)
+            be[(scheme.name, fills)] = be_by_kind[key]
     for program in (*ls_by_sms.values(), *be_by_kind.values(), native):
         program.wait_ready()
     for program in ls_by_sms.values():
@@ -197,7 +206,7 @@ def _cast(rig: Rig, schemes: Sequence[Scheme]) -> _Cast:
         alone,
         native,
         {scheme.name: ls_by_sms[scheme.ls_sms] for scheme in schemes},
-        {scheme.name: be_by_kind[(scheme.be_sms, scheme.be_below)] for scheme in schemes},
+        be,
     )
 
 
@@ -208,11 +217,12 @@ def _measure_group(rig: Rig, plan: Plan, schemes: Sequence[Scheme], result: dict
     for kind in plan.kinds:
         rig.scheme("mps-plus")  # no gate while loads are set up
         kernel_ms = cast.native.ask(f"load {kind}", 60.0)["unit_ms"]
-        for program in dict.fromkeys(cast.be.values()):
+        fills = not kind.startswith("train-")
+        for program in dict.fromkeys(cast.be[(scheme.name, fills)] for scheme in schemes):
             program.ask(f"load {kind}", 60.0)
         series = {scheme.name: Series(kernel_ms=kernel_ms) for scheme in schemes}
         for number in range(plan.rounds):
-            _round(rig, plan, cast, schemes, series, number)
+            _round(rig, plan, cast, schemes, series, number, fills)
         for scheme in schemes:
             row = summary(series[scheme.name])
             result["schemes"][scheme.name][kind] = row
@@ -223,7 +233,7 @@ def _measure_group(rig: Rig, plan: Plan, schemes: Sequence[Scheme], result: dict
 
 
 def _round(
-    rig: Rig, plan: Plan, cast: _Cast, schemes: Sequence[Scheme], series: dict[str, Series], number: int
+    rig: Rig, plan: Plan, cast: _Cast, schemes: Sequence[Scheme], series: dict[str, Series], number: int, fills: bool
 ) -> None:
     """LS alone, BE alone, then every scheme, starting with another one in each round; the same arrivals in all."""
     seed = 1000 + number
@@ -232,8 +242,9 @@ def _round(
     native_rate = rate_between(native, native["begin_ns"], native["end_ns"])
     turn = number % len(schemes)
     for scheme in (*schemes[turn:], *schemes[:turn]):
-        rig.scheme(scheme.name, **plan.changes)
-        found, rate = pair_block(cast.ls[scheme.name], cast.be[scheme.name], plan, seed)
+        changes = {"sm_threshold": read_table().sm_count} if scheme.rule is RuleKind.ORION else {}
+        rig.scheme(scheme.name, **(changes | plan.changes))
+        found, rate = pair_block(cast.ls[scheme.name], cast.be[(scheme.name, fills)], plan, seed)
         mine = series[scheme.name]
         mine.alone_ms += alone["latency_ms"]
         mine.alone_active.append(alone["active_s"] / plan.block_s)

@@ -185,7 +185,7 @@ class Rig:
         """A BE program without the shim."""
         return self._native(name, ["cotenant.bench.be_loads", self.bench.backend], sms)
 
-    def be(self, name: str = "be", *, sms: float = 1.0, below: bool = False, work_class: str = "unknown") -> Program:
+    def be(self, name: str = "be", *, sms: float = 1.0, below: bool = False, work_sms: int = 0) -> Program:
         """A BE program, unmodified, as a best-effort tenant under the shim."""
         spec = TenantSpec(
             name,
@@ -193,7 +193,7 @@ class Rig:
             priority=-1 if below else 0,
             mechanism=self.mechanism,
             best_effort=True,
-            work_class=work_class,
+            work_sms=work_sms,
         )
         return self.tenant(spec, ["cotenant.bench.be_loads", self.bench.backend])
 

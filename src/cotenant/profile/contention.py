@@ -25,6 +25,7 @@ class Contention:
     sm_count: int
     demand: tuple[float, ...]
     density: tuple[float, ...]
+    fill: tuple[float, ...]  # most of the SMs that a kernel of a class keeps busy
     sliced: float
     slice_ns: int
     launch_ns: int
@@ -41,6 +42,7 @@ def read_table() -> Contention:
         values["SOFT_SM_COUNT"],
         (0.0, *(values[f"SOFT_DEMAND_{kind}_PERMILLE"] / 1000 for kind in kinds)),
         (0.0, *(values[f"SOFT_DENSITY_{kind}_PERMILLE"] / 1000 for kind in kinds)),
+        (1.0, 1.0, values["SOFT_FILL_MEMORY_PERMILLE"] / 1000, 1.0),
         values["SOFT_SLICED_PERMILLE"] / 1000,
         values["SOFT_TIME_SLICE_NS"],
         values["SOFT_LAUNCH_NS"],

@@ -20,7 +20,7 @@
 #define PIECE_LOG 64
 #define LEAST_PIECE_NS 25000          /* an event costs about 2 us of host and 1 us of GPU time */
 #define SPIN_NS 60000                 /* then other threads may have the processor */
-#define UP_SPIN_NS 3000000            /* LS bursts are short: be there when one ends */
+#define UP_SPIN_NS 10000000           /* LS bursts are short: be there when one ends */
 #define NAP_NS 30000
 #define SLEEP_OVER_NS 200000          /* a wait that is so much longer than sleeps run late is slept, but for the last part */
 #define WAKE_EARLY_NS 60000
@@ -53,6 +53,8 @@ struct floor {
     CUstream handle;
     struct thread *thread;
 };
+
+bool cot_floor_solo;
 
 DECLARE_REAL(cuEventCreate);
 DECLARE_REAL(cuEventRecord);
@@ -318,13 +320,27 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     if (floor->state.outstanding_ns == 0 && cost->ns == COST_UNKNOWN_NS && open->count == 0) {
         close_piece(floor); /* new: time it from its start */
         open = at(floor, floor->newest);
-        floor->open_solo = true;
+        floor->open_solo = cot_floor_solo = true;
     }
     floor_went(&leave.rule, &floor->state, leave.ls_class, cost->ns, leave.now_ns);
     open->log[open->count++] = cost;
     open->predicted_ns += cost->ns;
     pthread_mutex_unlock(&floor->lock);
     atomic_fetch_add_explicit(&t->gpu->predicted_busy_ns, (uint64_t)cost->ns, memory_order_relaxed);
+}
+
+/* After the launch of a new kernel: to its end, not to the program's next launch.  What a program that is slower than its GPU
+ * launches would else be thought to take as long as the program takes. */
+void cot_floor_launched(struct thread *t)
+{
+    struct floor *floor = t->gpu->floor;
+    if (!floor)
+        return;
+    pthread_mutex_lock(&floor->lock);
+    if (floor->open_solo && floor->thread == t && at(floor, floor->newest)->count == 1)
+        close_piece(floor);
+    cot_floor_solo = false;
+    pthread_mutex_unlock(&floor->lock);
 }
 
 /* A child has neither the lock's owner nor the connection. */

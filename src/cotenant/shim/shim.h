@@ -300,6 +300,8 @@ HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
 /* ---- floor.c ---- */
 HIDDEN void cot_floor_join(struct gpu *gpu);
 HIDDEN void cot_floor_enter(struct thread *t, struct cost *cost);
+extern HIDDEN bool cot_floor_solo; /* the launch that goes now is the first of its kind */
+HIDDEN void cot_floor_launched(struct thread *t);
 HIDDEN void cot_floor_after_fork(struct gpu *gpu);
 
 /* ---- floor_join.c ---- */

@@ -130,7 +130,7 @@ class ColocationEngine:
     # -- the GPU ---------------------------------------------------------------------------------------------------
 
     def _submit(self, owner: int, work: KernelWork) -> None:
-        fill = min(1.0, work.sms / self.job.sm_count)
+        fill = min(self.table.fill[work.work_class], work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
         # with fewer SMs than it would fill, a kernel takes as much longer
         self._queues[owner].append(_Running(owner, work, need, work.duration_ns * fill / need, need / fill))

@@ -10,6 +10,7 @@
 #include "softgpu.h"
 
 #define MOST_OTHERS 8
+#define LEAST_SMS 0.05 /* that a kernel gets beside memory-bound ones */
 
 static const double demand[] = {0, SOFT_DEMAND_UNKNOWN_PERMILLE / 1000.0, SOFT_DEMAND_MEMORY_PERMILLE / 1000.0,
                                 SOFT_DEMAND_COMPUTE_PERMILLE / 1000.0};
@@ -56,10 +57,11 @@ static uint32_t find_others(int number, const struct soft_process *self, uint64_
     return count;
 }
 
-/* Speed of work of one class on `sms` beside the others: weighted max-min shares of the memory bandwidth. */
-static double speed_beside(double sms, uint32_t work, const struct other *others, uint32_t count)
+/* Speed of work of one class that has `sms` and asks for so much of the bandwidth, beside the others: weighted max-min
+ * shares. */
+static double speed_beside(double sms, uint32_t work, double asked, const struct other *others, uint32_t count)
 {
-    double asked = demand[work], weight = density[work] * sms, left = 1, weights = weight;
+    double weight = density[work] * sms, left = 1, weights = weight;
     bool full[MOST_OTHERS] = {false};
     for (uint32_t i = 0; i < count; i++)
         weights += density[others[i].work] * others[i].sms;
@@ -84,7 +86,8 @@ uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_n
     uint64_t own_tail = atomic_load(&self->tail_ns[number]); /* its streams take turns */
     begin = own_tail > begin ? own_tail : begin;
     double fill = (unit.sms ? unit.sms : SOFT_SM_COUNT) / (double)SOFT_SM_COUNT, part = part_of_sms();
-    fill = fill > 1 ? 1 : fill;
+    double most = unit.work == 2 ? SOFT_FILL_MEMORY_PERMILLE / 1000.0 : 1;
+    fill = fill > most ? most : fill;
     double sms = fill < part ? fill : part;
     double own_ns = (double)unit.length_ns * fill / sms; /* on fewer SMs than it would fill */
     uint32_t pieces = unit.kernels ? unit.kernels : 1;
@@ -93,7 +96,8 @@ uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_n
     double held = 0, waited_ns = 0, overlap_ns = 0;
     for (uint32_t i = 0; i < count; i++) {
         double queued_ns = (double)(others[i].tail_ns - begin);
-        if (held + others[i].sms + sms > 1.001) {
+        bool room = others[i].work == 2 || unit.work == 2;
+        if (!room && held + others[i].sms + sms > 1.001) {
             double each_ns = (double)pieces * (double)others[i].kernel_ns;
             waited_ns += each_ns < queued_ns ? each_ns : queued_ns;
         } else {
@@ -103,7 +107,10 @@ uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_n
         }
     }
     if (together > 0) {
-        double speed = speed_beside(sms, unit.work, beside, together);
+        double got = 1 - held < sms ? 1 - held : sms;
+        got = got < LEAST_SMS ? LEAST_SMS : got;
+        double part_of_speed = got < sms ? got / sms : 1;
+        double speed = part_of_speed * speed_beside(got, unit.work, demand[unit.work] * part_of_speed, beside, together);
         double slowed_ns = own_ns / speed < overlap_ns ? own_ns / speed : overlap_ns;
         own_ns = slowed_ns + (own_ns - slowed_ns * speed);
     }
