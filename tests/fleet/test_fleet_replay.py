@@ -98,7 +98,7 @@ def test_what_a_start_cost_is_read_off_the_record() -> None:
     """Two jobs of ten seconds of work at leases of ten seconds. The first starts 0.2 s into its round and holds 10.5 s;
     the second starts 0.4 s into its round at half speed, is stopped after 9.6 s, starts again at 20.4 s and ends at
     31.8 s: 21 s held, 20 needed, 0.5 s per start. Median beyond work 0.5 s, median delay 0.4 s."""
-    from cotenant.fleet.replay import start_cost_s
+    from cotenant.fleet.replay import start_costs_s
     from cotenant.model.events import Kind
     from cotenant.record.record import jobs_table
     from cotenant.record.schema import RunInfo
@@ -115,4 +115,6 @@ def test_what_a_start_cost_is_read_off_the_record() -> None:
             cpu_milli=[1000] * len(rows), memory_mb=[1] * len(rows), speed=[r[3] for r in rows],
         )  # fmt: skip
         record = writer.close()
-    assert start_cost_s(record, 10.0) == pytest.approx(0.5 + 0.4)
+    # delays of 0.2, 0.4 and 0.4 s: 0.4 in the median
+    assert start_costs_s(record, 10.0, np.array([False, False])).tolist() == pytest.approx([0.9, 0.9])
+    assert start_costs_s(record, 10.0, np.array([True, True])).tolist() == pytest.approx([0.9, 0.9])

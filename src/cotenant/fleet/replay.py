@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cotenant.config import TrainingConfig
 from cotenant.fleet.jobs import JobSpec
@@ -24,7 +25,7 @@ from cotenant.metrics.summary import Analysis
 from cotenant.model.cluster import Cluster
 from cotenant.model.errors import InputError, WorkError
 from cotenant.model.events import Kind
-from cotenant.model.work import Jobs, Trace
+from cotenant.model.work import Floats, Jobs, Trace
 from cotenant.policy.choice import JobPolicy
 from cotenant.policy.demand import build_workload
 from cotenant.profile.job_runs import JobRuns
@@ -64,8 +65,8 @@ class Outcome:
     """Both records and what they differ by. Times in seconds; errors are fractions.
 
     `mean_error`: of the mean JCT, measured / simulated - 1. `p90_job_error`: 90th percentile over jobs of
-    |measured / simulated - 1|. `start_s`: what a start cost here, taken from the measured run and given to the
-    simulated one.
+    |measured / simulated - 1|. `start_s`: what a start cost here in the median, taken from the measured run and
+    given to the simulated one.
     """
 
     measured: Record
@@ -114,17 +115,19 @@ def replay(
         cluster = cluster_of(node_specs(fleet))
         jobs = whole_iterations(trace.require_jobs(), cluster, told, options.time_scale)
         known = measured_profiles or measure_profiles(jobs, options, cluster, say)
-        longest = float(Analysis(_simulated(trace, jobs, options, cluster, known, 0.0, None)).jobs.finish_s.max())
+        free = _simulated(trace, jobs, options, cluster, known, np.zeros(len(jobs)), None)
+        longest = float(Analysis(free).jobs.finish_s.max())
         say(f"simulated: {longest:.0f} s until the last job ends; now for real")
         measured = _run(replace(fleet, profiles=known), jobs, options, longest * PATIENCE + 60, out, progress)
-        start_s = start_cost_s(measured, options.lease_s)
-        model = _simulated(trace, jobs, options, cluster, known, start_s, out)
-    return Outcome(measured, model, start_s)
+        costs = start_costs_s(measured, options.lease_s, _torch_rows(jobs, options))
+        model = _simulated(trace, jobs, options, cluster, known, costs, out)
+    return Outcome(measured, model, float(np.median(costs)))
 
 
-def start_cost_s(record: Record, lease_s: float) -> float:
-    """Seconds that a start cost the jobs of a run: from the round that decided it until the job's processes run, and
-    what they held beyond their work per start; medians over starts and over jobs."""
+def start_costs_s(record: Record, lease_s: float, heavy: NDArray[np.bool_]) -> Floats:
+    """Seconds that a start cost each job of a run: from the round that decided it until its processes run (median over
+    all starts), and what it held beyond its work per start (median over the `heavy` jobs, which load more, for those,
+    and over the others)."""
     timeline, events = Analysis(record).timeline, record.events
     starts = (events.kind == Kind.START) | (events.kind == Kind.RESUME)
     n = record.jobs.height
@@ -133,8 +136,11 @@ def start_cost_s(record: Record, lease_s: float) -> float:
     count = np.bincount(events.job[starts], minlength=n)
     speed = worked_s / np.maximum(held_s, 1e-9)
     beyond_s = (worked_s - record.job("isolated_s")) / np.maximum(speed, 1e-9) / np.maximum(count, 1)
-    delay_s = np.mod(events.time_s[starts], lease_s)
-    return max(0.0, float(np.median(beyond_s[count > 0]))) + float(np.median(delay_s))
+    costs = np.full(n, float(np.median(np.mod(events.time_s[starts], lease_s))))
+    for group in (heavy, ~heavy):
+        if (group & (count > 0)).any():
+            costs[group] += max(0.0, float(np.median(beyond_s[group & (count > 0)])))
+    return costs
 
 
 def whole_iterations(trace: Trace, cluster: Cluster, profiles: Profiles, time_scale: float) -> Jobs:
@@ -187,17 +193,17 @@ def measure_profiles(
 
 
 def _simulated(
-    trace: Trace, jobs: Jobs, options: ReplayOptions, cluster: Cluster, profiles: Profiles, start_s: float,
+    trace: Trace, jobs: Jobs, options: ReplayOptions, cluster: Cluster, profiles: Profiles, start_s: Floats,
     out: Path | None,
 ) -> Record:  # fmt: skip
-    """The jobs in virtual time. What starting costs is part of a job's work at its first start, and a restart's cost
-    at every other."""
+    """The jobs in virtual time. What starting costs (seconds, per job) is part of a job's work at its first start; at
+    every other it is the cost of a restart, one for all."""
     again = jobs.take(np.arange(len(jobs)))
     paces = np.array([profiles.iteration_s[name] for name in jobs.model.tolist()])
     again.iterations = jobs.iterations + start_s / paces
     config = TrainingConfig(
         ordering=options.ordering, allotment=options.allotment, placement=options.placement, sticky=options.sticky,
-        lease=options.lease_s, restart_cost=start_s,
+        lease=options.lease_s, restart_cost=float(np.median(start_s)),
     )  # fmt: skip
     simulated = Trace(again, trace.source, dict(trace.left_out), list(trace.remarks), trace.seed)
     record, _ = simulate(
@@ -211,8 +217,8 @@ def _run(
     fleet: FleetOptions, jobs: Jobs, options: ReplayOptions, patience_s: float, out: Path | None,
     progress: Callable[[int, int], None] | None,
 ) -> Record:  # fmt: skip
-    torch_rows = set(np.flatnonzero(jobs.gpus == 1)[: options.torch_jobs].tolist())
-    specs = [_spec(jobs, row, options, torch=row in torch_rows) for row in range(len(jobs))]
+    torch_rows = _torch_rows(jobs, options)
+    specs = [_spec(jobs, row, options, torch=bool(torch_rows[row])) for row in range(len(jobs))]
     with Fleet(fleet) as session:
         session.submit_all(specs, jobs.arrival_s.tolist())
         session.begin()
@@ -227,6 +233,13 @@ def _run(
         if failed:
             raise WorkError(f"{len(failed)} jobs failed, the first is {failed[0]}")
         return session.record(None if out is None else out / "measured")
+
+
+def _torch_rows(jobs: Jobs, options: ReplayOptions) -> NDArray[np.bool_]:
+    """Which jobs train in PyTorch: the first of those with one GPU."""
+    chosen = np.zeros(len(jobs), dtype=np.bool_)
+    chosen[np.flatnonzero(jobs.gpus == 1)[: options.torch_jobs]] = True
+    return chosen
 
 
 def _spec(jobs: Jobs, row: int, options: ReplayOptions, *, torch: bool) -> JobSpec:
