@@ -46,6 +46,7 @@ SCHEMES: tuple[Scheme, ...] = (
         "tidal",
         "BE has the whole GPU until LS work arrives, and gives it back within its time in flight",
         RuleKind.TIDAL,
+        be_below=True,
         lead_ns=20_000,
     ),
 )
