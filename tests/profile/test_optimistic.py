@@ -180,3 +180,13 @@ def test_the_pretend_job_refuses_nonsense(shipped: Path, arguments: list[str], s
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_table_that_does_not_fit_its_axes_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    model = {"iteration_s": 1.0, "throughput": [[1.0]]}
+    file.write_text(json.dumps({"cpus_per_gpu": [1, 2], "memory_gb_per_gpu": [1], "models": {"m": model}}))
+    command = [sys.executable, "-m", "cotenant.training.timed", "--profile", str(file), "--model", "m"]
+    done = subprocess.run([*command, "--iterations", "1"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "is not a profile file" in done.stderr

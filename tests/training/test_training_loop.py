@@ -243,6 +243,25 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, monkeypatch: p
     assert progress.checkpoint_step is None
 
 
+def test_a_disk_that_takes_no_reports_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("cotenant.training.loop.write_progress", full)
+    monkeypatch.setattr("cotenant.training.loop.REPORT_S", 0.0)
+    run(tmp_path, shuffled)
+    assert capsys.readouterr().err.count("progress could not be told: No space left on device") == 1
+
+
+def test_nonsense_in_the_environment_is_nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (contract.ATTEMPT_ENV, contract.CPUS_ENV, contract.MEMORY_ENV, "RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "many")
+    _, loop, _ = run(tmp_path, shuffled)
+    assert (loop.lease.cpus, loop.lease.memory_bytes, loop.lease.attempt) == (None, None, 0)
+
+
 def test_sigterm_is_the_programs_again_afterwards(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     run(tmp_path, shuffled)

@@ -52,14 +52,14 @@ class Loop:
         self._source, self._states, self._folder = source, states, folder
         self._epochs, self._steps, self._every_s = epochs, steps, every_s
         self._seed = seed
-        self._attempt = int(os.environ.get(ATTEMPT_ENV, "0") or 0)
+        self._attempt = _attempt_given()
         self.step = self.epoch = 0
         self._batch = 0  # number of the next batch in its epoch
         self._gang: Gang = Gang()
         self._apart = 0
         self._store: CheckpointStore | None = None
         self._watch = LeaseWatch(folder, self._attempt)
-        self._signalled = self._begun = self._asked = False
+        self._signalled = self._begun = self._asked = self._mute = False
         self._saved_step: int | None = None
         self._problem: str | None = None
         self._told_s = self._told_step = 0.0
@@ -230,8 +230,11 @@ class Loop:
                     problem=self._problem,
                 ),
             )  # fmt: skip
+            self._mute = False
         except OSError as error:
-            print(f"cotenant: progress could not be told: {error.strerror or error}", file=sys.stderr)
+            if not self._mute:  # once until it works again
+                print(f"cotenant: progress could not be told: {error.strerror or error}", file=sys.stderr)
+            self._mute = True
 
 
 def loop(
@@ -278,6 +281,11 @@ def loop(
 def _folder_given() -> Path | None:
     text = os.environ.get(FOLDER_ENV, "")
     return Path(text) if text else None
+
+
+def _attempt_given() -> int:
+    text = os.environ.get(ATTEMPT_ENV, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _seed_of_process() -> int:

@@ -35,7 +35,9 @@ class Pace:
         self.iteration_s = float(entry["iteration_s"])
         self._cpus: list[float] = [float(c) for c in profile["cpus_per_gpu"]]
         self._memory: list[float] = [float(m) for m in profile["memory_gb_per_gpu"]]
-        self._table: list[list[float]] = entry["throughput"]
+        self._table: list[list[float]] = [[float(v) for v in row] for row in entry["throughput"]]
+        if len(self._table) != len(self._cpus) or any(len(row) != len(self._memory) for row in self._table):
+            raise ValueError("throughput is not a row per core count of a number per memory size")
 
     def at(self, cpus_per_gpu: float, memory_gb_per_gpu: float) -> float:
         """Seconds per iteration: bilinear inside the table, flat beyond, proportional to cores below the first row."""
