@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError
 from cotenant.node import floor, processes
+from cotenant.node.config import TenantSpec
 from cotenant.node.control import Caller, Handler
 from cotenant.node.holding import Holding
 from cotenant.node.memory_orders import MemoryOrders
@@ -98,6 +99,7 @@ class Operations:
             "limit": spec.limit,
             "priority": spec.priority,
             "mechanism": spec.mechanism,
+            "class": work_kind(spec),
             "oversubscribe": spec.oversubscribe,
             "declared": tenant.declared,
             "holder": tenant.holder._asdict() if tenant.holder else None,
@@ -308,6 +310,11 @@ class Operations:
     def _check_user(self, caller: Caller, tenant: Tenant) -> None:
         if not caller.trusted and caller.peer.uid != tenant.uid:
             raise InputError(f"tenant {tenant.name} belongs to another user")
+
+
+def work_kind(spec: TenantSpec) -> str:
+    """How a tenant stands to the others on its GPU."""
+    return "best-effort" if spec.best_effort else "latency-sensitive" if spec.latency_sensitive else "normal"
 
 
 def _number(order: dict[str, Any], key: str) -> Any:
