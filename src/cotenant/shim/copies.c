@@ -47,6 +47,27 @@ static struct place {
     bool asked, waits, soon, behind;  /* in this look: it asked; it waits; it will ask soon; a copy waits behind others */
 } places[PLACES];
 
+static _Atomic uint32_t callers; /* that want the lock */
+
+void cot_copies_enter(void)
+{
+    atomic_fetch_add(&callers, 1);
+    pthread_mutex_lock(&cot_copy_lock);
+    atomic_fetch_sub(&callers, 1);
+}
+
+void cot_copies_leave(void)
+{
+    pthread_mutex_unlock(&cot_copy_lock);
+}
+
+void cot_copies_breathe(void)
+{
+    sched_yield();
+    for (uint32_t i = 0; i < 8 || (i < 4000 && atomic_load_explicit(&callers, memory_order_relaxed)); i++)
+        __builtin_ia32_pause();
+}
+
 /* ---- advancing: with lock ---- */
 
 static uint32_t reached(const struct copy_record *record) /* 0: not yet at the first piece; pieces + 1: done */
@@ -238,7 +259,7 @@ static void *worker(void *unused)
         }
         pthread_mutex_unlock(&cot_copy_lock);
         if (nap == 0)
-            sched_yield();
+            cot_copies_breathe();
         else
             nanosleep(&(struct timespec){.tv_nsec = (long)nap}, NULL);
         pthread_mutex_lock(&cot_copy_lock);
@@ -272,4 +293,5 @@ void cot_copies_drop_records(void) /* in the child of a fork */
     cot_copy_first = NULL;
     worker_runs = worker_sleeps = false;
     memset(places, 0, sizeof places);
+    atomic_store(&callers, 0);
 }

@@ -45,6 +45,10 @@ extern HIDDEN struct copy_record cot_copy_records[COPY_RECORDS];
 extern HIDDEN struct copy_record *cot_copy_first; /* in the order in which the program asked */
 extern HIDDEN struct copy_words *cot_copy_words;  /* one for each record; NULL until there was a copy */
 
+HIDDEN void cot_copies_enter(void);     /* takes the lock; whoever only watches lets callers go first */
+HIDDEN void cot_copies_leave(void);
+HIDDEN void cot_copies_breathe(void);   /* between two looks, without the lock */
+
 /* with cot_copy_lock */
 HIDDEN uint64_t cot_copies_advance(void);
 HIDDEN void cot_copies_wake_worker(void);

@@ -1,6 +1,5 @@
 /* Puts a copy into the program's stream in pieces that wait for their turns, and waits for it where the call does. */
 #define _GNU_SOURCE
-#include <sched.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -157,7 +156,7 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
 /* The driver refused a piece: let go what waits in the stream. */
 static void let_go(struct copy_record *record, uint64_t serial, bool ends)
 {
-    pthread_mutex_lock(&cot_copy_lock);
+    cot_copies_enter();
     if (record->serial == serial) {
         __atomic_store_n(&cot_copy_words[record - cot_copy_records].go, record->base + record->pieces, __ATOMIC_RELEASE);
         cot_copy_give_back(record, record->granted);
@@ -168,7 +167,7 @@ static void let_go(struct copy_record *record, uint64_t serial, bool ends)
                 break;
             }
     }
-    pthread_mutex_unlock(&cot_copy_lock);
+    cot_copies_leave();
 }
 
 /* All of it at once: each piece waits in the stream for its turn, unless it has it by now. */
@@ -206,13 +205,16 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
     uint64_t began = cot_now_ns(), asked = began;
     uint32_t issued = 0;
     while (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&cot_copy_lock);
+        if (issued == 0)
+            cot_copies_enter();
+        else
+            pthread_mutex_lock(&cot_copy_lock); /* it watches now, as the worker does */
         if (record->serial == serial)
             cot_copies_advance();
         bool done = record->serial != serial;
         uint32_t granted = done ? 0 : record->free_run ? record->pieces : record->granted;
         uint64_t moved = record->moved_ns;
-        pthread_mutex_unlock(&cot_copy_lock);
+        cot_copies_leave();
         if (done)
             return CUDA_SUCCESS;
         for (; issued < granted && result == CUDA_SUCCESS; issued++) {
@@ -231,7 +233,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
         if (now - (moved > began ? moved : began) > SPIN_NS)
             nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
         else
-            sched_yield();
+            cot_copies_breathe();
     }
     let_go(record, serial, write_word(copy->stream, ready, record->base + record->pieces + 1) == CUDA_SUCCESS);
     return result;
@@ -241,7 +243,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
 CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct host_copy *copy)
 {
     bool idle = ask_stream(copy->stream) == CUDA_SUCCESS;
-    pthread_mutex_lock(&cot_copy_lock);
+    cot_copies_enter();
     uint64_t address = no_stream_waits ? 0 : device_words();
     struct copy_record *record = address ? take_record() : NULL;
     static bool tried;
@@ -251,7 +253,7 @@ CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct hos
         record = NULL;
     }
     if (!record) {
-        pthread_mutex_unlock(&cot_copy_lock);
+        cot_copies_leave();
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     idle = idle && tried; /* the word just written is on its way */
@@ -259,14 +261,14 @@ CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct hos
     const uint64_t serial = record->serial;
     prepare(record, link, copy, idle);
     bool begun = idle || record->before; /* nothing needs to tell that the stream has come to it */
-    pthread_mutex_unlock(&cot_copy_lock);
+    cot_copies_leave();
     if (copy->host_waits)
         return see_through(record, serial, copy, address, begun);
     CUresult result = enqueue(record, serial, copy, address, begun);
-    pthread_mutex_lock(&cot_copy_lock);
+    cot_copies_enter();
     note_last(record, serial, copy);
     if (cot_copy_first)
         cot_copies_wake_worker();
-    pthread_mutex_unlock(&cot_copy_lock);
+    cot_copies_leave();
     return result;
 }
