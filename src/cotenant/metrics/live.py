@@ -118,6 +118,9 @@ SERVER_GPUS_USED = Metric("cotenant_server_gpus_in_use", "gauge", "GPUs that the
 SERVER_GPUS_HELD = Metric("cotenant_server_gpus_held", "gauge", "GPUs that are held for the server.")
 SERVER_OPEN = Metric("cotenant_server_in_flight", "gauge", "Requests in the server.")
 SERVER_CONNECTIONS = Metric("cotenant_server_connections", "gauge", "Connections of clients.", ("door",))
+SERVER_REFUSED = Metric(
+    "cotenant_server_refused_connections_total", "counter", "Connections beyond the most that are taken.", ("door",)
+)
 SERVER_REPLANS = Metric("cotenant_server_replans_total", "counter", "Plans that were asked for.")
 SERVER_SWITCHES = Metric("cotenant_server_switches_total", "counter", "Plans put in force.")
 SERVER_LOADS = Metric("cotenant_server_model_loads_total", "counter", "Models loaded into workers.")
@@ -138,6 +141,7 @@ SERVER: tuple[Metric, ...] = (
     SERVER_GPUS_HELD,
     SERVER_OPEN,
     SERVER_CONNECTIONS,
+    SERVER_REFUSED,
     SERVER_REPLANS,
     SERVER_SWITCHES,
     SERVER_LOADS,

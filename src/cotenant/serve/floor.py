@@ -384,11 +384,6 @@ class Floor:
             self.stats.unit(name, unit.arrived_ms, took, 0, "", 0.0, Outcome.DROPPED, took)
             unit.call.refused(Refusal(Kind.UNAVAILABLE, why, 1.0))
 
-    async def idle(self) -> None:
-        """Until no request is in the server."""
-        while any(self.in_flight.values()):
-            await asyncio.sleep(0.005)
-
 
 def _what(let: Gpulet) -> tuple[object, ...]:
     """What the dispatcher and the workers know of a gpulet."""

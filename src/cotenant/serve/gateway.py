@@ -16,9 +16,8 @@ MOST_ROWS = 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes: bytes of a body, requests in the server at once (all services), and per service."""
+    """What a server takes: requests in it at once, of all services and per service."""
 
-    body_bytes: int = 64 << 20
     in_flight: int = 10_000
     concurrency: Mapping[str, int] | None = None
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from cotenant.serve.api import Api
 
 
-def exposition(api: Api, connections: Mapping[str, int]) -> str:
-    """The page for Prometheus; `connections` by door."""
+def exposition(api: Api, doors: Mapping[str, tuple[int, int]]) -> str:
+    """The page for Prometheus; `doors`: connections that are open and that were refused, by door."""
     out = Exposition()
     out.declare(names.SERVER)
     stats, floor, plan = api.stats, api.floor, api.floor.plan
@@ -39,8 +39,9 @@ def exposition(api: Api, connections: Mapping[str, int]) -> str:
     out.add(names.SERVER_GPUS_USED, plan.gpus_used)
     out.add(names.SERVER_GPUS_HELD, api.replanner.held)
     out.add(names.SERVER_OPEN, api.gateway.open)
-    for door, count in connections.items():
-        out.add(names.SERVER_CONNECTIONS, count, door=door)
+    for door, (connected, refused) in doors.items():
+        out.add(names.SERVER_CONNECTIONS, connected, door=door)
+        out.add(names.SERVER_REFUSED, refused, door=door)
     out.add(names.SERVER_REPLANS, stats.replans)
     out.add(names.SERVER_SWITCHES, stats.switches)
     out.add(names.SERVER_LOADS, stats.models_loaded)

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import orjson
 
-from cotenant.serve.tensors import DTYPES, Buffer, Tensor, TensorError, array_of, check_size, from_list, unpack_strings
+from cotenant.serve.tensors import (
+    DTYPES,
+    Buffer,
+    Tensor,
+    TensorError,
+    array_of,
+    check_size,
+    elements,
+    from_list,
+    unpack_strings,
+)
 
 HEADER_LENGTH = "inference-header-content-length"
 MAX_RANK, MAX_TENSORS = 32, 256
@@ -186,7 +196,7 @@ def encode_request(inputs: Sequence[Tensor], *, binary: bool = True, request_id:
         if binary:
             entry["parameters"] = {"binary_data_size": len(tensor.data)}
         else:
-            entry["data"] = array_of(tensor.data, tensor.datatype, (elements_of(tensor),)).tolist()
+            entry["data"] = array_of(tensor.data, tensor.datatype, (elements(tensor.shape),)).tolist()
         entries.append(entry)
     head: dict[str, Any] = {"inputs": entries}
     if request_id:
@@ -196,11 +206,6 @@ def encode_request(inputs: Sequence[Tensor], *, binary: bool = True, request_id:
     head["parameters"] = {"binary_data_output": True}
     text = orjson.dumps(head)
     return b"".join((text, *(tensor.data for tensor in inputs))), len(text)
-
-
-def elements_of(tensor: Tensor) -> int:
-    """Number of elements of a tensor."""
-    return math.prod(tensor.shape)
 
 
 def decode_answer(body: Buffer, header_length: str | None) -> dict[str, Tensor]:

@@ -206,8 +206,3 @@ def _value(tokens: Iterator[tuple[str, str]], token: tuple[str, str]) -> Any:
                 items.append(_value(tokens, token))
         raise ValueError("']' is missing at the end")
     raise ValueError(f"a value is expected, not {text!r}" if text else "a value is missing at the end")
-
-
-def listed(entry: Any) -> list[Any]:
-    """A repeated field of a parsed configuration, whether it was written once or more often."""
-    return entry if isinstance(entry, list) else [] if entry is None else [entry]

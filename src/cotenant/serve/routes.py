@@ -41,7 +41,9 @@ def error_body(message: str) -> bytes:
 class Routes:
     """Finds what a request is for."""
 
-    def __init__(self, api: Api, connections: Callable[[], Mapping[str, int]], address: Callable[[], str]) -> None:
+    def __init__(
+        self, api: Api, connections: Callable[[], Mapping[str, tuple[int, int]]], address: Callable[[], str]
+    ) -> None:
         """`connections` by door, and the `address` of this one, for the live page and the metrics."""
         self.api = api
         self._connections = connections

@@ -85,7 +85,7 @@ class Server:
         self.replanner.fixed = options.plan
         self.crew.trouble = self.replanner.wanted.set
         applications = Applications(problem.applications, config.wiring)
-        limits = Limits(entry.listen.max_body, entry.listen.max_in_flight, config.concurrency)
+        limits = Limits(entry.listen.max_in_flight, config.concurrency)
         self.gateway = Gateway(self.floor, self.stats, limits, applications, self.crew.why_not)
         applications.gateway = self.gateway
         self.api = Api(self.gateway, self.crew, self.replanner, self.stats, self.tokens, entry.listen.max_body)
@@ -101,9 +101,10 @@ class Server:
         self.api.decided(text)
         self.say(text)
 
-    def _connections(self) -> dict[str, int]:
-        found = {"http": len(self.front.connections)}
-        return found if self._grpc is None else {**found, "grpc": len(self._grpc.connections)}
+    def _connections(self) -> dict[str, tuple[int, int]]:
+        """Open and refused ones, by door."""
+        fronts = {"http": self.front} | ({} if self._grpc is None else {"grpc": self._grpc})
+        return {name: (len(front.connections), front.refused) for name, front in fronts.items()}
 
     def _lost(self, let: Any, why: str) -> None:
         self.crew.lost(let, why)

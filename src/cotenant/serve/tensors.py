@@ -67,11 +67,6 @@ class ModelInfo:
     memory_bytes: int = 0
 
 
-def item_size(datatype: str) -> int:
-    """Bytes of one element; 0 for BYTES, whose elements differ."""
-    return 0 if datatype == "BYTES" else DTYPES[datatype].itemsize
-
-
 def elements(shape: Iterable[int]) -> int:
     """Number of elements of a shape."""
     return math.prod(shape)
