@@ -137,7 +137,7 @@ def test_pageable_and_both_directions() -> None:
         specs = [spec("a", 1.0), spec("b", 3.0)]
         pair = [copier(bench, one, "d2h", "pageable", "sync", 16 * MIB) for one in specs]
         rates = together(pair, 1.2)
-        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.06)
+        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.09)
         assert row(bench, "b")["copies"]["to_host"]["bytes"] > 0
 
 
@@ -204,7 +204,7 @@ def test_an_agent_that_is_killed_and_comes_back() -> None:
         bench._agent.kill()
         bench._agent.wait()
         rates = together(pair, 1.0)
-        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.06)
+        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.09)
         agent = [sys.executable, "-m", "cotenant.node"]
         bench._agent = subprocess.Popen(
             [*agent, "--dir", str(bench.folder), "--gpus", "soft", "--config", str(bench.folder / "agent.json")],
@@ -218,7 +218,7 @@ def test_an_agent_that_is_killed_and_comes_back() -> None:
                 break
             time.sleep(0.02)
         rates = together(pair, 1.0)
-        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.06)
+        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.09)
         assert row(bench, "three")["copies"]["to_device"]["bytes"] > 0
 
 
