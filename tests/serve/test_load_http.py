@@ -12,7 +12,8 @@ import pytest
 from oip_standin import Reply, Seen, standin
 
 from cotenant.model.errors import InputError, WorkError
-from cotenant.serve.load import LoadTest, run_here, run_load
+from cotenant.serve.load import LoadTest, ask_forms, make_transport, run_here, run_load
+from cotenant.serve.load_http import HttpTransport
 from cotenant.serve.load_loop import Loop
 from cotenant.serve.load_options import parse_load_arrivals
 from cotenant.serve.load_payload import parse_target
@@ -195,3 +196,35 @@ def test_any_name_of_a_model_is_a_path(name: str) -> None:
         test = LoadTest(parse_target(server.url), (LoadService(name, (20.0,), parse_arrivals("constant")),), 0.5)
         result = run_here(replace(test, check=False))
     assert result.summary()["services"][name]["ok"] == 10
+
+
+def test_a_server_that_takes_no_more_connections_holds_up_nobody() -> None:
+    """The queue of a socket that nobody accepts from is full: what waits for a connection fails alone, in time."""
+    import socket
+
+    with standin({"a": lambda x: Reply(0.3)}) as server, socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        test = make(server.url, "a=100", timeout_s=1.5)
+        forms = ask_forms(test)
+        transport = make_transport(test, forms)
+        assert isinstance(transport, HttpTransport)
+
+        def turn_deaf(loop: Loop) -> None:
+            """Connections beyond the first ones go to where nobody answers."""
+            opening = transport.open
+
+            def open_then(into: Loop) -> None:
+                opening(into)
+                assert transport.peer is not None
+                transport.peer = (transport.peer[0], deaf.getsockname())
+
+            transport.open = open_then  # type: ignore[method-assign]
+
+        result = run_here(test, forms, on_loop=turn_deaf, transport=transport)
+    found = counts(result)
+    assert found["ok"] >= 8  # the first connections go on being used
+    assert found["failed"] > 0
+    assert found["ok"] + found["failed"] == 100
+    late = (result.rows["sent"] - result.rows["scheduled"])[result.rows["outcome"] == 1]
+    assert np.median(late) < 0.5

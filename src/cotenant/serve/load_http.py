@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import select
 import socket
@@ -9,6 +11,7 @@ import ssl
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cotenant.model.errors import WorkError
 from cotenant.serve.load_loop import DROPPED, FAILED, FULL, OK, Loop
@@ -99,14 +102,16 @@ class Connection:
         self.svc = 0
         self.parser = Parser()
         self.out = b""
-        self.used = False
-        self.socket = owner.connect()
+        self.socket, self.connecting = owner.connect()
         self.fd = self.socket.fileno()
-        owner.loop.watch(self.fd, self.ready)
+        owner.loop.watch(self.fd, self.ready, select.EPOLLIN | (select.EPOLLOUT if self.connecting else 0))
 
     def send(self, index: int, svc: int, data: bytes) -> None:
         """Send a request; what the kernel does not take now goes when it can."""
-        self.index, self.svc, self.used = index, svc, True
+        self.index, self.svc = index, svc
+        if self.connecting:
+            self.out = data
+            return
         try:
             taken = self.socket.send(data)
         except (BlockingIOError, ssl.SSLWantWriteError):
@@ -121,12 +126,28 @@ class Connection:
 
     def ready(self, events: int) -> None:
         """The socket can be read, or written to."""
+        if self.connecting:
+            self._connected()
+            if self.fd < 0:
+                return
         if events & select.EPOLLOUT and self.out:
             self._push()
             if self.fd < 0:
                 return
         if events & ~select.EPOLLOUT:
             self._pull()
+
+    def _connected(self) -> None:
+        """The connection is there, or will not be; the request that waited for it leaves now."""
+        code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self.owner.broken(self, OSError(code, os.strerror(code)))
+            return
+        self.connecting = False
+        self.owner.loop.rewatch(self.fd, select.EPOLLIN)
+        if self.index != FREE:
+            data, self.out = self.out, b""
+            self.send(self.index, self.svc, data)
 
     def _push(self) -> None:
         try:
@@ -182,15 +203,29 @@ class HttpTransport:
         self.count = 0
         self.peak = 0
         self.context = target.ssl_context()
+        self.peer: tuple[int, Any] | None = None  # address family and address that the first connection found
 
-    def connect(self) -> socket.socket:
-        """A connected socket that does not block; OSError when the server does not take it."""
+    def connect(self) -> tuple[socket.socket, bool]:
+        """A socket that does not block, and whether it is still connecting. The first ones are waited for, so that a
+        server that is not there is known before anything is sent, and so are those with TLS. OSError: refused."""
+        if self.peer is not None and self.context is None:
+            made = socket.socket(self.peer[0], socket.SOCK_STREAM)
+            made.setblocking(False)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            code = made.connect_ex(self.peer[1])
+            if code not in (0, errno.EINPROGRESS):
+                made.close()
+                raise OSError(code, os.strerror(code))
+            return made, code != 0
         made = socket.create_connection((self.target.host, self.target.port), timeout=10.0)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found = (made.family, made.getpeername())
         if self.context is not None:
             made = self.context.wrap_socket(made, server_hostname=self.target.host)
         made.setblocking(False)
-        return made
+        if self.count + 1 >= self.warm:
+            self.peer = found
+        return made, False
 
     def open(self, loop: Loop) -> None:
         """Open the first connections; WorkError when the server cannot be reached."""
