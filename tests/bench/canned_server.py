@@ -30,7 +30,7 @@ class Canned(asyncio.Protocol):
 
 
 async def main() -> None:
-    server = await asyncio.get_running_loop().create_server(Canned, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(Canned, "127.0.0.1", 0, backlog=2048)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
