@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -177,3 +179,42 @@ def test_a_trouble_of_the_planner_leaves_the_plan_in_force(tmp_path: Path) -> No
             assert infer(server.http_url, "a")[0] == 200
             assert time.monotonic() < end
             time.sleep(0.1)
+
+
+def test_what_is_unloaded_holds_no_memory(tmp_path: Path) -> None:
+    """The worker that had it goes, although what is left of its gpulet could have stayed there."""
+    services = deployment([{"name": "a", "slo_ms": 5000}, {"name": "b", "slo_ms": 5000}], tmp_path)
+    with running(services, plan=plan({"a": 2, "b": 2}, {"a": 2})) as server:
+        before = pids(server)
+        assert ask(server.http_url, "/v2/repository/models/b/unload", {}, "POST", timeout=30)[0] == 200
+        after = pids(server)
+        assert set(after.values()) & set(before.values()) == {before["0/50%/1"]}
+        assert infer(server.http_url, "a")[0] == 200
+        assert infer(server.http_url, "b")[0] == 503
+
+
+def test_a_gpu_that_goes_away_leaves_the_plan(tmp_path: Path) -> None:
+    """As when a node is lost: its gpulets are gone at once, nobody is blamed, the rest serves."""
+    from cotenant.serve.local_workers import LocalWorkers
+
+    class Losing(LocalWorkers):
+        left: tuple[int, ...] = (0, 1)
+
+        def gpus(self) -> tuple[int, ...]:
+            return self.left
+
+    factory = Losing("mps", 2, timed=True)
+    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path, gpus=2)
+    with running(services, plan=plan({"a": 2}, {"a": 2}, {"a": 2}, gpus=2), workers=factory) as server:
+        gone = pids(server)["1/50%/0"]
+        factory.left = (0,)
+        os.kill(gone, signal.SIGKILL)
+        end = time.monotonic() + 10
+        while set(pids(server)) != {"0/50%/0", "0/50%/1"}:
+            assert time.monotonic() < end, server.status()
+            time.sleep(0.05)
+        assert infer(server.http_url, "a")[0] == 200
+        factory.left = (0, 1)  # and when it comes back it is used again
+        while len(pids(server)) != 3:
+            assert time.monotonic() < end + 10
+            time.sleep(0.05)

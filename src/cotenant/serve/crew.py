@@ -106,16 +106,10 @@ class Crew:
             lets, fresh = self._match(plan)
             if not fresh and not self.floor.hold and self.floor.adjust(plan):
                 return
-            failed: dict[str, str] = {}
             results = await asyncio.gather(*(self._start(new) for new in fresh), return_exceptions=True)
-            for new, result in zip(fresh, results, strict=True):
-                if isinstance(result, LoadError):
-                    names = [result.service] if result.service else [m.service for m in new.worker.spec.models]
-                    failed.update(dict.fromkeys(names, result.why))
-                elif isinstance(result, BaseException):
-                    failed.update({m.service: str(result) for m in new.worker.spec.models})
-            if failed or self.closing:
+            if self.closing or any(isinstance(result, BaseException) for result in results):
                 await asyncio.gather(*(new.worker.stop(1.0) for new in fresh))
+                failed = self._blamed(fresh, results)
                 for name, why in failed.items():
                     self._failed(name, why)
                 raise ApplyError(failed)
@@ -135,6 +129,18 @@ class Crew:
         for let in gone:
             self._run(self._retire(let))
 
+    def _blamed(self, fresh: Sequence[_New], results: Sequence[object]) -> dict[str, str]:
+        """Services whose models could not be loaded, and why. Nobody is to blame for a GPU that went away."""
+        usable = self.factory.gpus()
+        failed: dict[str, str] = {}
+        for new, result in zip(fresh, results, strict=True):
+            if not isinstance(result, BaseException) or (usable is not None and new.let.spec.gpu not in usable):
+                continue
+            named = result.service if isinstance(result, LoadError) else ""
+            names = [named] if named else [model.service for model in new.worker.spec.models]
+            failed.update(dict.fromkeys(names, str(result)))
+        return failed
+
     def _failed(self, name: str, why: str) -> None:
         self.say(f"{name} cannot be loaded: {why}")
         model = self.models[name]
@@ -147,7 +153,9 @@ class Crew:
 
     def _match(self, plan: ServingPlan) -> tuple[list[Let], list[_New]]:
         """For each gpulet the live one that can stand for it, or a new worker."""
-        free = [let for let in self.floor.lets if let.worker is not None]
+        # a worker with a model that was unloaded, or replaced by newer files, goes: it holds memory for nothing
+        ready = {(name, self.models[name].generation) for name in self.ready_services()}
+        free = [let for let in self.floor.lets if let.worker is not None and self._keys[let.worker] <= ready]
         lets: list[Let] = []
         fresh: list[_New] = []
         for let in plan.gpulets:

@@ -25,6 +25,7 @@ from cotenant.serve.workers import WorkerFactory
 SAMPLE_S = 0.5
 LEAST_RATE = 0.01  # a service that nobody asks is still planned for, so that it stays reachable
 PLAN_LIMIT_S = 120.0
+ATTEMPTS = 100  # each leaves out a service that cannot be loaded, or a GPU that has gone
 
 
 class PlannerProcess:
@@ -140,7 +141,7 @@ class Replanner:
 
     async def make(self, rates: dict[str, float] | None = None, *, first: bool = False) -> None:
         """Make a plan and put it in force. Services whose models cannot be loaded are left out of the next attempt."""
-        while True:
+        for _ in range(ATTEMPTS):
             rates = self.rates() if rates is None else rates
             rates = {name: rate for name, rate in rates.items() if name in self.crew.ready_services()}
             if not rates:
@@ -152,15 +153,16 @@ class Replanner:
             try:
                 await self.crew.apply(plan)
                 return
-            except ApplyError:
-                continue
+            except ApplyError as error:
+                last = error
+        raise WorkError(f"no plan could be made true: {last}")
 
     async def _decide(self, rates: dict[str, float], first: bool) -> ServingPlan | None:
         """The plan for the rates; None when the one in force is to stay."""
         if self.fixed is not None:
-            lets = [
-                _with_seats(x, rates) for x in self.fixed.gpulets if any(s.service in rates for s in x.seats)
-            ]  # fmt: skip
+            usable = set(self.usable())
+            held = [x for x in self.fixed.gpulets if x.gpu in usable]
+            lets = [_with_seats(x, rates) for x in held if any(s.service in rates for s in x.seats)]
             return ServingPlan(self.fixed.planner, self.fixed.gpus, tuple(lets), rates_rps=self.fixed.rates_rps)
         gpus = self.usable()
         if not gpus:
