@@ -127,3 +127,21 @@ def test_a_fault_in_one_look_does_not_end_the_page() -> None:
         await feed.close()
 
     asyncio.run(play())
+
+
+def test_who_looks_already_is_told_what_a_newcomer_finds() -> None:
+    """The second viewer's first look comes before the next regular one, so the first viewer has it from that look."""
+
+    async def play() -> None:
+        source = Source()
+        feed = Feed(source, period_s=0.2)
+        first, second = feed.events(), feed.events()
+        shown: dict[tuple[str, str], Any] = {}
+        apply(shown, await anext(first))
+        source.rows = {("jobs", "a"): 1}
+        await anext(second)
+        apply(shown, await asyncio.wait_for(anext(first), 5))
+        assert shown == source.rows
+        await feed.close()
+
+    asyncio.run(play())

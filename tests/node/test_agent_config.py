@@ -66,6 +66,7 @@ def test_yaml(tmp_path: Path) -> None:
         ("tenants: [{name: a, limit: 0%}]", "over 0 %"),
         ("tenants: [{name: a, memroy: 1GiB}]", "did you mean memory?"),
         ("tenants: [{name: '../../x'}]", "not a tenant name"),
+        ('tenants: [{name: "a\\n"}]', "not a tenant name"),
         ("tenants: [{name: a, user: nobody-has-this-name}]", "there is no user 'nobody-has-this-name'"),
         ("tenants: [{name: a, user: -5}]", "there is no user"),
         ("gpus: []", "list of GPU UUIDs"),

@@ -15,9 +15,9 @@ from cotenant.model.errors import InputError
 from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
 from cotenant.node.config import parse_yaml, read_text
 
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 SLICE = re.compile(r"^([1-7])g(\.\d+gb)?(\+me)?$")
-ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MECHANISMS = ("time", "mps")
 MOST_GPUS = 4096
 MOST_RETRIES = 1000
@@ -84,7 +84,7 @@ def spec_from_dict(data: Mapping[str, Any]) -> JobSpec:
 
 def check_spec(spec: JobSpec) -> JobSpec:
     """The spec itself; InputError where a value is impossible."""
-    if not isinstance(spec.name, str) or not NAME.match(spec.name):
+    if not isinstance(spec.name, str) or not NAME.fullmatch(spec.name):
         raise InputError(
             f"{str(spec.name)[:80]!r} is not a job name: 1 to 63 letters, digits, '.', '_' or '-', the first a letter "
             "or digit",
@@ -144,7 +144,7 @@ def _check_environment(env: Any) -> None:
     if not isinstance(env, Mapping):
         raise InputError("must be NAME: value pairs", field="env")
     for name, value in env.items():
-        if not isinstance(name, str) or not ENVIRONMENT_NAME.match(name):
+        if not isinstance(name, str) or not ENVIRONMENT_NAME.fullmatch(name):
             raise InputError(f"{str(name)[:60]!r} is not the name of an environment variable", field="env")
         if not isinstance(value, str) or "\0" in value:
             raise InputError(f"{str(value)[:60]!r} is not a text; put it in quotes", field=f"env.{name}")

@@ -52,7 +52,7 @@ class Feed:
     async def events(self) -> AsyncIterator[bytes]:
         """Server-sent events for one viewer: `all` first, then `change`, and a comment when nothing happens."""
         queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUE)
-        self._rows = await self._collect()
+        self._take(await self._collect())
         self._viewers.add(queue)
         yield _event("all", _whole(self._rows))
         if self._task is None or self._task.done():
@@ -80,18 +80,22 @@ class Feed:
             except Exception as error:  # a fault in one look must not end the page
                 self.fault = repr(error)
                 continue
-            change = _change(self._rows, rows)
-            self._rows = rows
-            if change is not None:
-                self._send(_event("change", change))
+            self._take(rows)
 
-    def _send(self, event: bytes) -> None:
+    def _take(self, rows: dict[tuple[str, str], str]) -> None:
+        """These rows hold from now on: tell every viewer what changed, whoever asked for them."""
+        change = _change(self._rows, rows)
+        self._rows = rows
+        if change is None:
+            return
+        event = _event("change", change)
         for queue in self._viewers:
             if queue.full():  # too slow for every change: it gets the whole picture instead
                 while not queue.empty():
                     queue.get_nowait()
-                event = _event("all", _whole(self._rows))
-            queue.put_nowait(event)
+                queue.put_nowait(_event("all", _whole(rows)))
+            else:
+                queue.put_nowait(event)
 
     async def _collect(self) -> dict[tuple[str, str], str]:
         found: dict[tuple[str, str], str] = {}

@@ -21,7 +21,7 @@ from cotenant.policy.colocation import ColocationSettings
 from cotenant.policy.colocation.copies import CopySettings
 from cotenant.policy.quota import DISCIPLINES, QuotaSettings
 
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 FAIL_MODES = ("open", "closed")
 OVERSUBSCRIBE = ("none", "swap", "managed", "park")
 MAX_CONFIG_BYTES = 4 << 20
@@ -73,7 +73,7 @@ class AgentConfig:
 
 def check_name(name: object, **where: Any) -> str:
     """A tenant name: at most 63 ASCII letters, digits and . _ / -, so that it fits every message and path."""
-    if not isinstance(name, str) or not NAME.match(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         shown = repr(name) if len(repr(name)) <= 80 else repr(name)[:77] + "..."
         raise InputError(
             f"{shown} is not a tenant name: 1 to 63 letters, digits, '.', '_', '/' or '-', the first a letter or digit",
