@@ -73,7 +73,7 @@ def fleet(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_day_with_a_fleet(fleet: Commands, tmp_path: Path) -> None:
+def test_a_day_with_a_fleet(fleet: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     up = fleet.up()
     assert [node["gpus"] for node in up["nodes"]] == [2, 2]
     (tmp_path / "job.yaml").write_text("name: file\ncommand: [sh, -c, 'echo $GREETING $PWD']\nenv: {GREETING: hi}\n")
@@ -89,10 +89,14 @@ def test_a_day_with_a_fleet(fleet: Commands, tmp_path: Path) -> None:
     assert (running["gpus"], running["cpus"], running["nodes"][0]["gpus"]) == (0.3, 0.9, 0.3)
     assert "running" in fleet.ok("queue")
     assert "fifo + tune" in fleet.ok("fleet", "status")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ticks").touch()  # a program's own file lies beside
     story = fleet.ok("explain", "ticks")
+    assert "slowdown" not in fleet.ok("explain", "file")  # it stated no length
     assert "its processes failed" in story
     assert "started on 2 GPUs" in story
-    assert fleet.ok("cancel", long) == "long: stopping\n"
+    code, out, err = fleet.call("cancel", "file", long)  # one that is over does not keep the other
+    assert (code, out, err) == (2, "long: stopping\n", "cotenant: field ID: job 'file' is finished already\n")
     assert fleet.until(long, "cancelled")["exit_code"] == 143
     record = fleet.json("fleet", "record", "--out", tmp_path / "run")
     assert record["jobs"] == 3
@@ -132,6 +136,7 @@ def test_down_saves_jobs_and_up_takes_them_on(fleet: Commands) -> None:
     jobs = fleet.up()["jobs"]
     assert jobs["running"] + jobs["queued"] == 1
     assert fleet.until("job", "running")["attempts"] == 2
+    assert "the fleet was taken down" in fleet.ok("explain", "job")
 
 
 def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
@@ -156,6 +161,8 @@ def test_wrong_input_is_one_sentence(fleet: Commands, tmp_path: Path) -> None:
         assert f"field {field}: " in fleet.fails(2, "submit", *words, "--", "true")
     assert "'nobody' is not known here" in fleet.fails(2, "cancel", "nobody")
     assert "'nobody' is not known here" in fleet.fails(2, "logs", "nobody")
+    assert "stands beside a job file" in fleet.fails(2, "submit", "job.yaml", "more")
+    assert "neither a run's folder nor a job" in fleet.fails(2, "explain", "nobody")
     assert fleet.json("queue", "--all") == {"jobs": []}
 
 

@@ -68,6 +68,7 @@ def test_a_program_that_is_not_there_is_one_sentence(node: Node) -> None:
     exit_ = node.ended(node.start("/no/such/program"))
     assert exit_["error"] == "/no/such/program: cannot be started: no such file or directory"
     assert exit_["started"] is False
+    assert node.ended(node.start("no-such-program"))["error"].startswith("no-such-program: cannot be started")
 
 
 def test_the_same_order_twice_starts_one_process(node: Node) -> None:

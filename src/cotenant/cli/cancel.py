@@ -19,11 +19,19 @@ def cancel(
     import json
 
     from cotenant.fleet.client import FleetClient, default_folder
+    from cotenant.model.errors import InputError
 
+    answers, wrong = [], None
     with FleetClient(fleet or default_folder()) as client:
-        answers = [client.call("cancel", id=job) for job in ids]
+        for job in ids:
+            try:
+                answers.append(client.call("cancel", id=job))
+            except InputError as error:  # the others are taken back all the same
+                wrong = wrong or error
     if json_:
         print(json.dumps({"jobs": answers}))
     else:
         for answer in answers:
             print(f"{answer['id']}: {answer['state']}")
+    if wrong is not None:
+        raise wrong

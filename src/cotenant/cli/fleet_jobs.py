@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cotenant.model.errors import InputError
+
 if TYPE_CHECKING:
     from cotenant.record.record import Record
 
@@ -13,7 +15,7 @@ def record_at(run: Path, job: str | None) -> tuple[Record, str | None]:
     """The record at `run` and the job to tell of. InputError where nothing of that name is found."""
     from cotenant.record.reader import read_record
 
-    if not run.exists() and job is None and str(run) == run.name:
+    if not run.is_dir() and job is None and str(run) == run.name:
         from cotenant.fleet.client import default_folder
         from cotenant.fleet.recording import is_fleet, record_of
 
@@ -22,6 +24,8 @@ def record_at(run: Path, job: str | None) -> tuple[Record, str | None]:
             record = record_of(folder)
             if str(run) in record.jobs["id"].to_list():
                 return record, str(run)
+            if not run.exists():
+                raise InputError(f"{run} is neither a run's folder nor a job of the fleet in {folder}", field="RUN")
     if run.is_dir() and (run / "fleet.db").exists():
         from cotenant.fleet.recording import record_of
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LOG_FILE = "controller.log"
 PATIENCE_S = 120.0
+SILENCE_S = 5.0  # without a word
 
 
 def start(given: dict[str, Any]) -> None:
@@ -43,8 +44,12 @@ def start(given: dict[str, Any]) -> None:
             [sys.executable, "-m", "cotenant.cli.main", *words, "--foreground", "--json", "--fleet", str(folder)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    deadline = time.monotonic() + PATIENCE_S
+    deadline, said = time.monotonic() + PATIENCE_S, False
     while time.monotonic() < deadline:
+        if not said and time.monotonic() > deadline - PATIENCE_S + SILENCE_S:
+            print("cotenant fleet: still starting; the first start compiles the policies, about a minute",
+                  file=sys.stderr)  # fmt: skip
+            said = True
         if child.poll() is not None:
             _relay(folder / LOG_FILE, begins, child.returncode)
         try:
@@ -77,7 +82,7 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 
     gpus = sum(node["gpus"] for node in answer["nodes"])
     jobs = answer["jobs"]["queued"] + answer["jobs"]["running"]
-    more = f"; {counted(jobs, 'job')} of an earlier run go on" if jobs else ""
+    more = f"; {counted(jobs, 'job')} of an earlier run {'goes' if jobs == 1 else 'go'} on" if jobs else ""
     print(
         f"the fleet is up in {answer['folder']}: {counted(len(answer['nodes']), 'node')} with "
         f"{counted(gpus, 'GPU')} ({answer['executor']}), {answer['policy']['label']}{more}"

@@ -55,7 +55,9 @@ def submit(
         raise InputError("give a job file, or -- and the program to run", field="JOB.yaml")
     if not 1 <= count <= 100_000:
         raise InputError(f"{count} is not between 1 and 100,000", field="count")
-    if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
+    if words[0].endswith((".yaml", ".yml", ".json")):
+        if len(words) > 1:
+            raise InputError(f"{words[1][:60]!r} stands beside a job file; give one file at a time", field="JOB.yaml")
         if given:
             raise InputError(f"{next(iter(given))} stands beside a job file; write it into the file", field="JOB.yaml")
         spec = read_job_file(words[0])

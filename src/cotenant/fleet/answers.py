@@ -45,7 +45,13 @@ def status(controller: Controller) -> dict[str, Any]:
         "rounds": controller.rounds,
         "last_decision_s": controller.decide_s,
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "faults": [f for f in (controller.fault, controller.planner_fault, controller.executor.trouble()) if f],
+        "faults": [
+            text
+            for text in (
+                controller.fault, controller.planner_fault, controller.planner.trouble(), controller.executor.trouble()
+            )
+            if text
+        ],
         "nodes": [
             {
                 "name": name,

@@ -22,7 +22,8 @@ from cotenant.fleet.apply import Applier
 from cotenant.fleet.book import Book, ask_stop
 from cotenant.fleet.clock import FleetClock
 from cotenant.fleet.executor import Executor
-from cotenant.fleet.jobs import JobSpec, check_spec
+from cotenant.fleet.intake import admit
+from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.leases import Leases
 from cotenant.fleet.nodes import NodeSpec, by_number
 from cotenant.fleet.planners import FleetPlan, Planner, View
@@ -126,9 +127,7 @@ class Controller:
         if self._draining_until is not None:
             raise WorkError("the fleet is being taken down")
         now_s = self.clock.now_s()
-        for spec in specs:
-            check_spec(spec)
-            self.planner.check(Job(-1, spec.name, spec, now_s), self.known.values())
+        specs = admit(specs, self.book.jobs.values(), self.planner, self.known.values(), self.options.folder, now_s)
         arrivals = arrivals_s or [now_s] * len(specs)
         jobs = self.book.add(zip(specs, (max(0.0, t) for t in arrivals), strict=True))
         self._fill = self._fill or self.options.early
@@ -170,7 +169,8 @@ class Controller:
         self._draining_until = self._monotonic_s() + within_s
         now_s = self.clock.now_s()
         for job in self.book.running():
-            ask_stop(self.book, job, "shutdown", now_s, min(within_s, self.absorber.grace_of(job)))
+            grace_s = min(within_s, self.absorber.grace_of(job))
+            ask_stop(self.book, job, "shutdown", now_s, grace_s, int(Reason.TAKEN_DOWN))
         for job in self.book.jobs.values():
             job.target = None
         self.book.flush()

@@ -201,9 +201,13 @@ def job_from_values(data: Mapping[str, Any], folder: Path) -> JobSpec:
         if data.get(key) is not None
     }  # fmt: skip
     values["command"] = tuple(command) if isinstance(command, list) else command
+    if not isinstance(data.get("name") or "", str):
+        raise InputError(f"{str(data['name'])[:60]!r} is not a text; put it in quotes", field="name")
     values["name"] = data.get("name") or _name_of(values["command"])
     if data.get("share") is not None:
         values["gpus"] = parse_fraction(_quantity(data["share"], "share"), "share")
+        if values["gpus"] < 0.01:
+            raise InputError(f"{data['share']!r} of a GPU is less than 1%", field="share")
     if values.get("slice") is not None and isinstance(values["slice"], str) and SLICE.match(values["slice"]):
         values["gpus"] = math.floor(1000 * int(values["slice"][0]) / 7) / 1000
     if data.get("memory") is not None:

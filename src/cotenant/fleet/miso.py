@@ -59,6 +59,10 @@ class MisoPlanner:
             "mechanism": self.mechanism, "measure_s": self.measure_s, "horizon_s": self.rules.horizon_s,
         }  # fmt: skip
 
+    def trouble(self) -> str:
+        """See Planner."""
+        return ""
+
     def warm_up(self) -> None:
         """See Planner."""
         self._model = self._model or MpsMigModel.load()

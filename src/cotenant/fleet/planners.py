@@ -68,6 +68,9 @@ class Planner(Protocol):
     def describe(self) -> dict[str, Any]:
         """Its name and options, for status and records (`label` and those of RunInfo.options)."""
 
+    def trouble(self) -> str:
+        """What it cannot see of the jobs it plans, in one sentence; "" when nothing."""
+
     def warm_up(self) -> None:
         """Compile, or load, what decisions need, before time begins."""
 
@@ -92,6 +95,10 @@ class JobPlanner:
             "placement": policy.placement,
             "sticky": policy.sticky,
         }
+
+    def trouble(self) -> str:
+        """See Planner."""
+        return self.profiles.trouble()
 
     def warm_up(self) -> None:
         """See Planner."""
@@ -318,7 +325,7 @@ def jobs_of(jobs: Sequence[Job], profiles: ProfileBook) -> Jobs:
         gpus=[spec.gpus for spec in specs],
         duration_s=[duration_s for duration_s, _ in length],
         iterations=[iterations for _, iterations in length],
-        model=np.array([profiles.key(spec) for spec in specs], dtype=object),
+        model=np.array([profiles.key_or_plain(spec) for spec in specs], dtype=object),
         tenant=np.array([spec.tenant for spec in specs], dtype=object),
         priority=[spec.priority for spec in specs],
         cpus=[nan if spec.cpus is None else spec.cpus for spec in specs],

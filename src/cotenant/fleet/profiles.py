@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cotenant.fleet.jobs import JobSpec
-from cotenant.model.errors import InputError
+from cotenant.model.errors import InputError, WorkError
 from cotenant.profile.tables import ModelProfile, Profiles, load_profiles
 
 PLAIN = "(no profile)"
@@ -28,6 +33,7 @@ class ProfileBook:
         self._models: dict[str, ModelProfile] = dict(self.shared.models)
         self._keys: dict[tuple[str | None, str], str] = {}
         self._merged: tuple[Any, Profiles] | None = None
+        self._missing: dict[tuple[str | None, str], str] = {}
 
     def key(self, spec: JobSpec) -> str:
         """Name under which the job's profile is in `merged`; InputError when it has none of that name."""
@@ -35,6 +41,22 @@ class ProfileBook:
         if wanted not in self._keys:
             self._keys[wanted] = self._find(spec)
         return self._keys[wanted]
+
+    def key_or_plain(self, spec: JobSpec) -> str:
+        """As `key`, for a job that was taken in before: one whose profile is gone since is planned without, and the
+        others never notice. `trouble` tells."""
+        wanted = (spec.profile, spec.model)
+        if wanted in self._missing:
+            return PLAIN
+        try:
+            return self.key(spec)
+        except InputError as error:
+            self._missing[wanted] = error.message if error.file is None else f"{error.file}: {error.message}"
+            return PLAIN
+
+    def trouble(self) -> str:
+        """Which profiles of queued jobs are gone, in one sentence; "" when all are there."""
+        return "planned without their profiles: " + "; ".join(self._missing.values()) if self._missing else ""
 
     def _find(self, spec: JobSpec) -> str:
         if spec.profile is None:
@@ -72,6 +94,44 @@ class ProfileBook:
             models = self._models | {PLAIN: _plain(*base)}
             self._merged = (base, Profiles("fleet", "fleet", models))
         return self._merged[1]
+
+
+def keep_profiles(specs: Iterable[JobSpec], folder: Path) -> list[JobSpec]:
+    """The jobs with copies, in `folder`, of the profile files they name: a job waits for longer than a file may live.
+
+    InputError for a file that cannot be read, WorkError when the folder cannot be written.
+    """
+    copies: dict[str, str] = {}
+    found = []
+    for spec in specs:
+        if spec.profile is None:
+            found.append(spec)
+            continue
+        if spec.profile not in copies:
+            copies[spec.profile] = str(_copy(Path(spec.profile), folder))
+        found.append(dataclasses.replace(spec, profile=copies[spec.profile]))
+    return found
+
+
+def _copy(file: Path, folder: Path) -> Path:
+    """A copy named by file and content; made once."""
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read it: {error.strerror}", file=file) from None
+    if file.parent == folder:
+        return file
+    copy = folder / f"{file.stem[:40]}-{hashlib.sha256(raw).hexdigest()[:12]}.json"
+    if copy.exists():
+        return copy
+    try:
+        folder.mkdir(exist_ok=True)
+        half = copy.with_suffix(f".{os.getpid()}")
+        half.write_bytes(raw)
+        half.replace(copy)
+    except OSError as error:
+        raise WorkError(f"{copy}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+    return copy
 
 
 def _plain(cpus: float, memory_gb: float) -> ModelProfile:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cotenant.fleet.jobs import spec_from_dict
 from cotenant.fleet.nodes import NodeSpec, by_number, node_from_dict
@@ -23,6 +24,8 @@ from cotenant.profile.tables import load_profiles
 from cotenant.record.record import Record, cluster_info, jobs_table
 from cotenant.record.schema import ROUNDS, RunInfo
 from cotenant.record.writer import RecordWriter
+
+Bools = npt.NDArray[np.bool_]
 
 
 def is_fleet(folder: Path) -> bool:
@@ -51,6 +54,7 @@ def _record(store: Store, out: Path | None, profiles: ProfileBook | None) -> Rec
     book = profiles or _profiles(run)
     cluster = cluster_of(nodes)
     arrays = jobs_of(jobs, book)
+    stated = np.array([j.spec.duration_s is not None or j.spec.iterations is not None for j in jobs], dtype=bool)
     described = run.get("policy", {})
     info = RunInfo(
         label=described.get("label", "fleet"),
@@ -60,7 +64,7 @@ def _record(store: Store, out: Path | None, profiles: ProfileBook | None) -> Rec
         cluster=cluster_info(cluster) | {"node_names": [n.name for n in nodes]},
     )
     index = {node.name: i for i, node in enumerate(nodes)}
-    with RecordWriter(out, info, _table(arrays, cluster, book, nodes, described)) as writer:
+    with RecordWriter(out, info, _table(arrays, cluster, book, nodes, stated)) as writer:
         _events(store, writer, index)
         rounds = store.rows(f"SELECT {', '.join(ROUNDS)} FROM rounds ORDER BY rowid")
         if rounds:
@@ -96,8 +100,9 @@ def _profiles(run: dict[str, Any]) -> ProfileBook:
     return ProfileBook(load_profiles(run.get("profiles")), run.get("default_profile"))
 
 
-def _table(arrays: Jobs, cluster: Cluster, book: ProfileBook, nodes: list[NodeSpec], described: dict[str, Any]) -> Any:
-    """The jobs table with what the profiles say of each job; without, where a job no longer fits the cluster."""
+def _table(arrays: Jobs, cluster: Cluster, book: ProfileBook, nodes: list[NodeSpec], stated: Bools) -> Any:
+    """The jobs table with what the profiles say of each job that stated its length; without, where a job no longer
+    fits the cluster."""
     gpus = max(1, len(nodes[0].gpus))
     base = (nodes[0].cpus / gpus, nodes[0].memory_bytes / gpus / 1e9)
     try:
@@ -107,7 +112,6 @@ def _table(arrays: Jobs, cluster: Cluster, book: ProfileBook, nodes: list[NodeSp
     demand, types = work.demand, work.type
     rows, reference = np.arange(len(demand.type)), np.argmax(demand.allowed, axis=1)
     ideal = demand.amount[IDEAL, rows, reference]
-    stated = ~(np.isnan(arrays.duration_s) & np.isnan(arrays.iterations))
     return jobs_table(
         arrays,
         isolated_s=np.where(stated, demand.type["isolated_s"][types] * work.iterations, np.nan),

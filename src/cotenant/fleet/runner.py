@@ -121,7 +121,8 @@ class Runner:
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
                 os.execvpe(command[0], command, environment)
             except OSError as error:
-                os.write(tell, f"{error.errno} {error.filename or command[0]}".encode()[:200])
+                what = self.order["workdir"] if error.filename == self.order["workdir"] else command[0]
+                os.write(tell, f"{error.errno} {what}".encode()[:200])
             finally:
                 os._exit(127)
         for fd in (log, null, tell):

@@ -42,3 +42,4 @@ class Reason(IntEnum):
     FAILED = 15  #: its processes failed
     LOST = 16  #: its node, or what ran it there, was lost
     CANCELLED = 17  #: its user took it back
+    TAKEN_DOWN = 18  #: the fleet was taken down; it goes on with the next one

@@ -34,6 +34,7 @@ LOST: dict[Reason, str] = {
     Reason.FAILED: "its processes failed",
     Reason.LOST: "its node, or what ran it there, was lost",
     Reason.CANCELLED: "it was cancelled",
+    Reason.TAKEN_DOWN: "the fleet was taken down",
 }
 WHY: dict[Reason, str] = {
     Reason.RESERVED: "it had waited so long that it went first",
