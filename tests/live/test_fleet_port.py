@@ -35,7 +35,7 @@ def test_jobs_and_reasons(tmp_path: Path) -> None:
             state = json.loads(look(fleet.live.url, "/state.json"))
             jobs = {row["name"]: row for row in state["jobs"]}
             seen = {name: (row["state"], row["reason"]) for name, row in jobs.items()}
-            if seen == {"first": ("running", ""), "second": ("waiting", "gpus full")}:
+            if seen == {"first": ("running", ""), "second": ("waiting", "jobs before it hold every GPU")}:
                 break
             assert time.monotonic() < until, jobs
             time.sleep(0.05)

@@ -183,3 +183,29 @@ def test_a_lost_link_is_said(browser: Any, stage: Stage) -> None:
     until(lambda: "not connected" in text(browser, "#link"))
     assert "t0" in text(browser, "#shares")
     browser.get_log("browser")
+
+
+def test_columns_that_nobody_fills_are_left_out_and_states_are_words(browser: Any, stage: Stage) -> None:
+    """A fleet measures no GPU time and no memory; a tenant whose memory was moved says so, whatever it runs."""
+    share = {"gpu": "g0", "granted": 1.0, "limit": 1.0, "mechanism": "whole", "state": "running"}
+    stage.rows = [
+        ("sources", "a", {"name": "n", "kind": "fleet", "ok": True}),
+        ("gpus", "g0", {"node": "n", "index": 0, "model": "H100"}),
+        ("shares", "1", share | {"tenant": "train", "kind": "job"}),
+    ]
+    browser.get(stage.server.url)
+    until(lambda: "train" in text(browser, "#shares"))
+    assert text(browser, "#shares thead").split() == ["who", "GPU", "state", "granted", "limit", "by"]
+    assert text(browser, "#empty") == "No jobs yet: cotenant submit -- python train.py"
+    stage.rows = [
+        *stage.rows[:2],
+        ("shares", "1", share | {"tenant": "train", "kind": "job", "residency": "moved off", "memory_bytes": 3 << 30}),
+        ("jobs", "j", {"name": "train", "state": "waiting", "reason": "jobs before it hold every GPU"}),
+        ("services", "s", {"slo_ms": 50, "state": "the plan has no place for it: the GPUs do not suffice"}),
+    ]
+    until(lambda: "moved off" in text(browser, "#shares"))
+    assert "3.0 GiB" in text(browser, "#shares")
+    assert text(browser, "#empty") == ""
+    assert "jobs before it hold every GPU" in text(browser, "#jobs")
+    assert "no place for it" in text(browser, "#services")
+    assert not complaints(browser)

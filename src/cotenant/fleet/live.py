@@ -32,8 +32,30 @@ WORDS = {
     Kind.RESIZE: "resized",
     Kind.PREEMPT: "preempted",
     Kind.FINISH: "finished",
+    Kind.WAIT: "waits",
+    Kind.PROFILE: "is measured",
+    Kind.REPARTITION: "waits for a new layout of its GPU",
     Kind.REJECT: "cannot run",
 }
+WAITS = {
+    Reason.GPUS_FULL: "jobs before it hold every GPU",
+    Reason.GANG_TOO_LARGE_NOW: "fewer GPUs are free than it needs together",
+    Reason.NO_CPU_OR_MEMORY: "GPUs are free, but no node has its CPU and memory beside them",
+    Reason.NO_GPU_OF_MODEL: "no GPU of a model it accepts is free",
+    Reason.RESERVED: "free GPUs are kept for a job that has waited longer",
+    Reason.OUTRANKED: "jobs before it took its GPUs",
+    Reason.BELOW_FLOOR: "no free slice keeps its QoS floor",
+    Reason.FAILED: "its processes failed; it is started again",
+    Reason.LOST: "its node, or what ran it there, was lost",
+}
+
+
+def short(reason: Reason) -> str:
+    """A reason in the words of `cotenant queue`."""
+    return reason.name.lower().replace("_", " ")
+
+
+SENTENCES = {short(reason): text for reason, text in WAITS.items()}
 
 
 class LivePort:
@@ -127,7 +149,7 @@ def _job(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": row["name"],
         "state": state,
-        "reason": row["why"] or row["error"],
+        "reason": SENTENCES.get(row["why"], row["why"]) or row["error"],
         "gpus": row["slice"] or f"{row['gpus']:g}",
         "place": places,
         "progress": round(row["done"], 3),
@@ -147,10 +169,13 @@ def _decisions(controller: Controller) -> list[Row]:
     for number, time_s, kind, reason, places, id_, spec in events:
         name = json.loads(spec).get("name") or id_
         where = sorted({str(place[0] if isinstance(place, list) else place) for place in json.loads(places or "[]")})
-        why = Reason(reason).name.lower().replace("_", " ")
+        why = short(Reason(reason))
         text = f"{name} {WORDS.get(Kind(kind), Kind(kind).name.lower())}"
         text += f" on {', '.join(where)}" if where and Kind(kind) not in (Kind.PREEMPT, Kind.FINISH) else ""
-        text += f" ({why})" if why != "none" else ""
+        if Kind(kind) is Kind.WAIT and Reason(reason) in WAITS:
+            text += f": {WAITS[Reason(reason)]}"
+        elif Reason(reason) is not Reason.NONE:
+            text += f" ({why})"
         fields = {"time_s": round(began_unix_s + time_s, 1), "source": "fleet", "text": text}
         found.append(("decisions", str(number), fields))
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cotenant.live import monitoring_server
+from cotenant.live import monitoring_fleet, monitoring_server
 from cotenant.live.panels import Alert, Panel, quantile, rate
 from cotenant.metrics import live as names
 
@@ -65,6 +65,7 @@ def rows() -> list[tuple[str, list[Panel]]]:
             ],
         ),
         ("Services", monitoring_server.panels()),
+        ("Fleet", monitoring_fleet.panels()),
     ]
 
 
@@ -117,6 +118,7 @@ def alerts() -> list[Alert]:
             "The agent warned about {{ $labels.tenant }}: see cotenant top.",
         ),
         *monitoring_server.alerts(),
+        *monitoring_fleet.alerts(),
     ]
 
 

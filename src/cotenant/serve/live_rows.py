@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from cotenant.live.exposition import Exposition
 from cotenant.live.feed import Row
@@ -13,6 +15,9 @@ from cotenant.serve.calls import Outcome
 
 if TYPE_CHECKING:
     from cotenant.serve.api import Api
+    from cotenant.serve.floor import Let
+
+WINDOW_MS = 10_000.0
 
 
 def exposition(api: Api, doors: Mapping[str, tuple[int, int]]) -> str:
@@ -49,7 +54,26 @@ def exposition(api: Api, doors: Mapping[str, tuple[int, int]]) -> str:
     return out.text()
 
 
-async def rows(api: Api, address: str) -> AsyncIterator[Row]:
+class Got:
+    """GPU time that gpulets got, from one look at the page to later ones, over about WINDOW_MS."""
+
+    def __init__(self) -> None:
+        self._seen: WeakKeyDictionary[Let, deque[tuple[float, float]]] = WeakKeyDictionary()
+
+    def share(self, let: Let, now_ms: float) -> float | None:
+        """Busy part of the window times the gpulet's size, 0..1 of its GPU; None at the first look."""
+        busy_ms = let.busy_ms + (now_ms - let.started_ms if let.job is not None else 0.0)
+        seen = self._seen.setdefault(let, deque())
+        while seen and now_ms - seen[0][0] > WINDOW_MS:
+            seen.popleft()
+        seen.append((now_ms, busy_ms))
+        from_ms, before_ms = seen[0]
+        if now_ms <= from_ms:
+            return None
+        return round(let.spec.percent / 100 * (busy_ms - before_ms) / (now_ms - from_ms), 3)
+
+
+async def rows(api: Api, address: str, got: Got) -> AsyncIterator[Row]:
     """Rows of the live page (live/feed.py says which fields they have)."""
     status = api.status()
     node = socket.gethostname()
@@ -63,11 +87,12 @@ async def rows(api: Api, address: str) -> AsyncIterator[Row]:
             "promised": sum(let.spec.percent for let in mine) / 100,
         }  # fmt: skip
     for let in api.floor.lets:
-        seats = ", ".join(f"{seat.service} x{seat.batch}" for seat in let.spec.seats)
+        batches = sorted({seat.batch for seat in let.spec.seats})
         yield "shares", f"gpulet-{let.spec.name}", {
-            "gpu": f"server-{let.spec.gpu}", "tenant": seats, "kind": "service",
+            "gpu": f"server-{let.spec.gpu}", "tenant": ", ".join(seat.service for seat in let.spec.seats),
+            "kind": "service", "note": f"batches of {' or '.join(map(str, batches))}",
             "mechanism": api.crew.config.deployment.mechanism, "granted": let.spec.percent / 100,
-            "limit": let.spec.percent / 100, "holding": let.job is not None,
+            "limit": let.spec.percent / 100, "got": got.share(let, api.floor.now_ms()), "holding": let.job is not None,
             "state": "serving" if let.worker is not None else "starting",
         }  # fmt: skip
     for service in status["services"]:
@@ -79,9 +104,13 @@ async def rows(api: Api, address: str) -> AsyncIterator[Row]:
             "p99_ms": service["p99_ms"], "attainment": counts[Outcome.OK] / ended if ended else None,
             "dropped": counts[Outcome.DROPPED] + counts[Outcome.FULL], "failed": counts[Outcome.FAILED],
             "queue": service["waiting"], "state": service["not_ready"] or "ready",
-            "places": ", ".join(let.spec.name for let in api.floor.lets if service["name"] in let.seats),
+            "places": ", ".join(_place(let) for let in api.floor.lets if service["name"] in let.seats),
         }  # fmt: skip
     for number, at, text in api.decisions:
         yield "decisions", f"server-{number}", {"time_s": at, "source": "server", "text": text}
     if status["note"]:
         yield "warnings", "server-plan", {"source": "server", "about": "plan", "text": status["note"]}
+
+
+def _place(let: Let) -> str:
+    return f"{let.spec.percent:g}% of GPU {let.spec.gpu}"

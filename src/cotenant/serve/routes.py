@@ -16,7 +16,7 @@ from cotenant.live.http import MOST_VIEWERS, SECURITY, is_loopback, page
 from cotenant.serve.api import Api
 from cotenant.serve.calls import Kind, Refusal
 from cotenant.serve.http1 import JSON, Exchange
-from cotenant.serve.live_rows import exposition, rows
+from cotenant.serve.live_rows import Got, exposition, rows
 from cotenant.serve.oip import InferAnswer, InferRequest, WireError, decode_request, encode_answer
 from cotenant.serve.openapi import document
 
@@ -48,7 +48,8 @@ class Routes:
         self.api = api
         self._connections = connections
         self._address = address
-        self._feed = Feed(lambda: rows(api, address()))
+        got = Got()
+        self._feed = Feed(lambda: rows(api, address(), got))
         self._viewers: set[asyncio.Task[None]] = set()
         self._found: dict[bytes, tuple[dict[bytes, Endpoint], str, str, bool]] = {}
         self._fixed: dict[str, dict[bytes, Endpoint]] = {

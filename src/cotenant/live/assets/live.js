@@ -25,6 +25,7 @@ function bytes(n) {
 }
 function seconds(s) {
   if (s == null) return DASH;
+  if (s === 0) return "0 s";
   if (s < 1) return `${Math.round(s * 1000)} ms`;
   if (s < 120) return `${s.toFixed(s < 10 ? 1 : 0)} s`;
   return s < 7200 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`;
@@ -100,9 +101,11 @@ function drawGpus() {
 }
 
 // ---- tables ----
-function drawTable(name, columns, list) {
-  const [by, direction] = sort[name];
-  const column = columns.find((each) => each.key === by) ?? columns[0];
+// A column marked `maybe` is left out where no row has it: a fleet measures no memory, a server takes no turns.
+function drawTable(name, every, list) {
+  const columns = every.filter((each) => !each.maybe || [...rows[name].values()].some((row) => row[each.key] != null && row[each.key] !== ""));
+  const [by, direction] = columns.some((each) => each.key === sort[name][0]) ? sort[name] : [columns[0].key, 1];
+  const column = columns.find((each) => each.key === by);
   const value = (row) => (column.value ? column.value(row) : row[column.key]);
   list.sort((a, b) => {
     const x = value(a) ?? "", y = value(b) ?? "";
@@ -111,8 +114,8 @@ function drawTable(name, columns, list) {
   const table = $(name);
   const focused = document.activeElement?.closest?.(`#${name} th`)?.cellIndex;
   const head = make("tr", {}, ...columns.map((each) => {
-    const cell = make("th", { scope: "col", className: each.text ? "text" : "" }, make("button", { type: "button", onclick: () => {
-      sort[name] = [each.key, sort[name][0] === each.key ? -sort[name][1] : each.text ? 1 : -1];
+    const cell = make("th", { scope: "col", className: `${each.text || each.wide ? "text" : ""} ${each.less ? "less" : ""}` }, make("button", { type: "button", onclick: () => {
+      sort[name] = [each.key, by === each.key ? -direction : each.text || each.wide ? 1 : -1];
       draw();
     } }, each.name));
     if (each.key === by) cell.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
@@ -120,50 +123,59 @@ function drawTable(name, columns, list) {
   }));
   const body = list.slice(0, name === "shares" ? shownShares : MOST_ROWS).map((row) => make("tr", {}, ...columns.map((each) => {
     const shown = each.show ? each.show(row) : row[each.key] ?? DASH;
-    return make("td", { className: each.wide ? "text" : "" }, ...(Array.isArray(shown) ? shown : [shown]));
+    return make("td", { className: `${each.wide ? "text" : ""} ${each.less ? "less" : ""}` }, ...(Array.isArray(shown) ? shown : [shown]).filter((part) => part != null));
   })));
   table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
   if (focused != null) table.tHead.rows[0].cells[focused]?.querySelector("button")?.focus({ preventScroll: true });
 }
-const bar = (part, mark, color) => make("span", { className: "mini", ariaHidden: "true" },
+const bar = (part, mark, color) => part == null || Number.isNaN(part) ? null : make("span", { className: "mini", ariaHidden: "true" },
   make("i", { style: { width: `${100 * Math.min(1, part ?? 0)}%`, ...(color ? { "--c": color } : {}) } }),
   mark != null && mark < 1 ? make("u", { style: { left: `calc(${100 * mark}% - 1px)` }, title: "granted" }) : null);
-const figure = (text) => make("span", { className: "figure" }, text);
+const figure = (text, kind) => make("span", { className: `figure ${kind ?? ""}` }, text);
+const small = (text, kind) => (text ? make("small", { className: kind ?? "" }, text) : null);
 const pill = (text, kind) => make("span", { className: `pill ${kind ?? ""}` }, text);
 
+function stateOf(row) {
+  if (row.residency && row.residency !== "resident") return [row.residency, "wait"];
+  if (row.holding) return ["on the GPU", "go"];
+  if (row.waiting) return ["waiting", "wait"];
+  return [row.state ?? "", { running: "go", serving: "go", parked: "wait", starting: "wait", failed: "bad" }[row.state]];
+}
 const SHARES = [
-  { key: "tenant", name: "tenant", text: true, show: (row) => [make("i", { className: "dot", style: { "--c": row.color ?? colorOf(row.tenant) } }), ` ${row.tenant}`] },
+  { key: "tenant", name: "who", text: true, show: (row) => [make("i", { className: "dot", style: { "--c": row.color ?? colorOf(row.tenant) } }), ` ${row.tenant}`, small(row.note)] },
   { key: "gpu", name: "GPU", value: (row) => gpuName(row.gpu), show: (row) => gpuName(row.gpu) },
-  { key: "state", name: "state", show: (row) => pill(row.residency && row.residency !== "resident" ? row.residency : row.holding ? "on the GPU" : row.waiting ? "waiting" : row.state ?? "", row.holding ? "go" : row.waiting ? "wait" : row.state === "running" ? "go" : "") },
+  { key: "state", name: "state", value: (row) => stateOf(row)[0], show: (row) => pill(...stateOf(row)) },
   { key: "granted", name: "granted", show: (row) => percent(row.granted) },
-  { key: "got", name: "got", show: (row) => [bar(row.got, row.granted, row.color), figure(percent(row.got))] },
+  { key: "got", name: "got", maybe: true, show: (row) => [bar(row.got, row.granted, row.color), figure(percent(row.got))] },
   { key: "limit", name: "limit", show: (row) => percent(row.limit) },
-  { key: "memory_bytes", name: "memory", show: (row) => `${bytes(row.memory_bytes)}${row.memory_limit_bytes ? ` / ${bytes(row.memory_limit_bytes)}` : ""}` },
-  { key: "waited_s", name: "waited", show: (row) => seconds(row.waited_s) },
-  { key: "turns", name: "turns", show: (row) => count(row.turns) },
-  { key: "mechanism", name: "by", show: (row) => row.mechanism ?? DASH },
+  { key: "memory_bytes", name: "memory", maybe: true, show: (row) => `${bytes(row.memory_bytes)}${row.memory_limit_bytes ? ` / ${bytes(row.memory_limit_bytes)}` : ""}` },
+  { key: "waited_s", name: "waited", maybe: true, show: (row) => seconds(row.waited_s) },
+  { key: "turns", name: "turns", maybe: true, less: true, show: (row) => count(row.turns) },
+  { key: "mechanism", name: "by", less: true, show: (row) => row.mechanism ?? DASH },
 ];
+const inTime = (part) => (part == null ? "" : part < 0.99 ? "bad" : "good");
 const SERVICES = [
-  { key: "name", name: "service", text: true, value: (row) => row.key, show: (row) => row.key },
+  { key: "name", name: "service", text: true, value: (row) => row.key, show: (row) => [row.key, row.state && row.state !== "ready" ? small(row.state, "bad") : null] },
   { key: "rate_rps", name: "requests/s", show: (row) => rate(row.rate_rps) },
+  { key: "attainment", name: "in time", show: (row) => make("span", { className: inTime(row.attainment) }, row.attainment == null ? DASH : `${(100 * row.attainment).toFixed(2)} %`) },
+  { key: "p99_ms", name: "p99 of SLO", show: (row) => [row.p99_ms == null ? null : bar(row.p99_ms / row.slo_ms, null, row.p99_ms > row.slo_ms ? "var(--bad)" : "var(--good)"), figure(`${ms(row.p99_ms)} / ${ms(row.slo_ms)}`, "pair")] },
   { key: "p50_ms", name: "p50", show: (row) => ms(row.p50_ms) },
-  { key: "p99_ms", name: "p99 of SLO", show: (row) => [bar(row.p99_ms / row.slo_ms, null, row.p99_ms > row.slo_ms ? "var(--bad)" : "var(--good)"), `${ms(row.p99_ms)} / ${ms(row.slo_ms)}`] },
-  { key: "attainment", name: "in time", show: (row) => make("span", { className: row.attainment == null ? "" : row.attainment < 0.99 ? "bad" : "good" }, row.attainment == null ? DASH : `${(100 * row.attainment).toFixed(2)} %`) },
   { key: "dropped", name: "dropped", show: (row) => count(row.dropped) },
   { key: "failed", name: "failed", show: (row) => count(row.failed) },
   { key: "queue", name: "queue", show: (row) => count(row.queue) },
-  { key: "places", name: "on", wide: true, show: (row) => row.places ?? DASH },
+  { key: "places", name: "on", wide: true, show: (row) => row.places || DASH },
 ];
 const JOB_ORDER = { running: 0, starting: 1, waiting: 2, queued: 2 };
+const JOB_KIND = { running: "go", failed: "bad", waiting: "wait", queued: "wait" };
 const JOBS = [
-  { key: "name", name: "job", text: true, show: (row) => `${row.name ?? row.key}${row.name && row.name !== row.key ? ` (${row.key})` : ""}` },
-  { key: "state", name: "state", value: (row) => JOB_ORDER[row.state] ?? 3, show: (row) => pill(row.state ?? "", row.state === "running" ? "go" : row.state === "failed" ? "bad" : row.state === "waiting" || row.state === "queued" ? "wait" : "") },
+  { key: "name", name: "job", text: true, show: (row) => [row.name ?? row.key, row.name && row.name !== row.key ? small(row.key) : null, small(row.reason, "phone")] },
+  { key: "state", name: "state", value: (row) => JOB_ORDER[row.state] ?? 3, show: (row) => pill(row.state ?? "", JOB_KIND[row.state]) },
   { key: "gpus", name: "GPUs", show: (row) => row.gpus ?? DASH },
-  { key: "place", name: "on", show: (row) => row.place || DASH },
-  { key: "progress", name: "done", show: (row) => (row.progress == null ? DASH : [bar(row.progress), figure(percent(row.progress))]) },
-  { key: "ran_s", name: "ran", show: (row) => seconds(row.ran_s) },
+  { key: "progress", name: "done", show: (row) => [bar(row.progress), figure(percent(row.progress))] },
   { key: "waited_s", name: "waited", show: (row) => seconds(row.waited_s) },
-  { key: "reason", name: "why", text: true, wide: true, show: (row) => row.reason || DASH },
+  { key: "ran_s", name: "ran", show: (row) => seconds(row.ran_s) },
+  { key: "place", name: "on", wide: true, show: (row) => row.place || DASH },
+  { key: "reason", name: "why", wide: true, less: true, show: (row) => row.reason || DASH },
 ];
 function gpuName(key) {
   const gpu = rows.gpus.get(key);
@@ -181,7 +193,7 @@ function drawTotals() {
   if (gpus.length && measured.length) tiles.push(["GPU time in use", percent(total(measured, "got") / gpus.length)]);
   else if (gpus.length) tiles.push(["GPUs given away", percent(total(shares, "granted") / gpus.length)]);
   if (told.length) tiles.push(["memory in use", percent(total(told, "memory_used_bytes") / (total(told, "memory_bytes") || 1))]);
-  const tenants = shares.filter((share) => share.kind !== "job");
+  const tenants = shares.filter((share) => share.kind == null || share.kind === "tenant");
   if (tenants.length) tiles.push(["tenants", count(new Set(tenants.map((share) => share.tenant)).size)], ["waiting for a turn", count(tenants.filter((share) => share.waiting).length)]);
   if (services.length) {
     const asked = services.reduce((sum, row) => sum + (row.rate_rps ?? 0), 0);
@@ -205,6 +217,17 @@ function drawWarnings() {
   $("warn").hidden = !list.length;
   $("warn").replaceChildren(...list.slice(0, 8).map((text) => make("p", {}, text)), list.length > 8 ? make("p", {}, `and ${list.length - 8} more`) : "");
 }
+const FIRST = {
+  agent: ["shares", "No tenants yet: cotenant run --request 30% -- python train.py"],
+  fleet: ["jobs", "No jobs yet: cotenant submit -- python train.py"],
+  server: ["services", "No services yet: name some in the file that cotenant serve reads"],
+};
+function drawEmpty() {
+  const kinds = new Set([...rows.sources.values()].filter((source) => source.ok !== false).map((source) => source.kind));
+  const hints = [...kinds].filter((kind) => FIRST[kind] && !rows[FIRST[kind][0]].size).map((kind) => FIRST[kind][1]);
+  $("empty").hidden = !hints.length;
+  $("empty").replaceChildren(...hints.map((text) => make("span", {}, text)));
+}
 function draw() {
   drawn = performance.now();
   timer = 0;
@@ -222,7 +245,7 @@ function draw() {
   $("shares-more").replaceChildren(...(more > 0 ? [`${count(shownShares)} of ${count(shares.length)} shown `, make("button", { type: "button", onclick: () => { shownShares += MOST_ROWS; draw(); } }, "Show more")] : []));
   drawDecisions();
   for (const name of ["gpus", "shares", "services", "jobs", "decisions"]) $(`${name}-at`).hidden = !rows[name].size;
-  $("empty").hidden = SECTIONS.slice(1).some((name) => rows[name].size);
+  drawEmpty();
 }
 function soon() {
   if (!timer) timer = setTimeout(draw, Math.max(0, REDRAW_MS - (performance.now() - drawn)));
