@@ -1,0 +1,170 @@
+"""What programs do that could trip a gate: threads, streams that come and go, captures, forks, waits on later work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.bench.colocation_rig import Rig
+from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec
+from cotenant.node.floor_client import join_floor
+from cotenant.node.launcher import Launch, register
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+HEAD = f"""
+import ctypes, json, os, sys, threading, time
+sys.path.insert(0, {str(SOURCE)!r})
+from cotenant.bench.driver import Driver
+cuda = Driver("libcuda.so.1")
+lib = ctypes.CDLL("libcuda.so.1")
+"""
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Rig("soft", together=True) as started:
+        started.scheme("tidal", hold_limit_ns=5_000_000_000)
+        yield started
+
+
+def run(rig: Rig, name: str, program: str, **kind: Any) -> dict[str, Any]:
+    """Run a program as a tenant; what it printed last, as JSON."""
+    spec = TenantSpec(name, mechanism="mps", **(kind or {"best_effort": True}))
+    command = [sys.executable, "-c", HEAD + program]
+    with ControlClient(rig.bench.folder) as client:
+        environment = rig.with_shim(register(client, Launch(rig.bench.folder, spec, command)))
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        client.call("started", name=name, pid=process.pid)
+        try:
+            out, err = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise AssertionError("the program hangs") from None
+    assert process.returncode == 0, err
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+THREADS = """
+done = []
+def work():
+    lib.cuCtxSetCurrent(context)
+    for _ in range(20):
+        stream = cuda.stream()
+        for _ in range(10):
+            mine.launch(20_000, stream)
+        lib.cuStreamSynchronize(stream)
+        lib.cuStreamDestroy_v2(stream)
+    done.append(1)
+context = ctypes.c_void_p()
+lib.cuCtxGetCurrent(ctypes.byref(context))
+mine = cuda
+threads = [threading.Thread(target=work) for _ in range(4)]
+for t in threads: t.start()
+for t in threads: t.join()
+cuda.synchronise()
+print(json.dumps({"done": len(done)}))
+"""
+
+
+@pytest.mark.parametrize("kind", [{"best_effort": True}, {"latency_sensitive": True}])
+def test_threads_with_streams_that_come_and_go(rig: Rig, kind: dict[str, bool]) -> None:
+    assert run(rig, f"threads-{next(iter(kind))}", THREADS, **kind) == {"done": 4}
+
+
+CAPTURES = """
+stream = cuda.stream()
+for _ in range(20):
+    for _ in range(5):
+        cuda.launch(30_000)
+    graph = cuda.graph([10_000] * 20, stream)
+    for _ in range(3):
+        cuda.call("cuGraphLaunch", graph, stream)
+    cuda.call("cuGraphExecDestroy", graph)
+cuda.synchronise()
+print(json.dumps({"ok": True}))
+"""
+
+
+@pytest.mark.parametrize("kind", [{"best_effort": True}, {"latency_sensitive": True}])
+def test_captures_between_launches_stay_whole(rig: Rig, kind: dict[str, bool]) -> None:
+    assert run(rig, f"captures-{next(iter(kind))}", CAPTURES, **kind) == {"ok": True}
+
+
+LATER = """
+word = (ctypes.c_uint32 * 1)(0)
+where = ctypes.c_void_p(ctypes.addressof(word))
+first, second = cuda.stream(), cuda.stream()
+cuda.launch(20_000, first)
+cuda.call("cuStreamWaitValue32_v2", first, where, ctypes.c_uint(1), ctypes.c_uint(0))
+for _ in range(30):
+    cuda.launch(20_000, first)      # held back until the word is written, by work that is launched later
+began = time.monotonic()
+cuda.launch(20_000, second)
+cuda.call("cuStreamWriteValue32_v2", second, where, ctypes.c_uint(1), ctypes.c_uint(0))
+cuda.call("cuStreamSynchronize", first)
+print(json.dumps({"took_s": time.monotonic() - began}))
+"""
+
+
+def test_work_that_waits_for_a_later_launch_does_not_hang_the_program(rig: Rig) -> None:
+    """The rule would wait for ever: after 100 ms without an end it lets go."""
+    assert run(rig, "later", LATER)["took_s"] < 5
+
+
+FORKS = """
+cuda.launch(20_000); cuda.synchronise()
+child = os.fork()
+if child == 0:
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+for _ in range(50):
+    cuda.launch(20_000)
+cuda.synchronise()
+print(json.dumps({"child": os.waitstatus_to_exitcode(status)}))
+"""
+
+
+def test_a_program_that_forks_goes_on(rig: Rig) -> None:
+    assert run(rig, "forks", FORKS) == {"child": 7}
+    state = rig.scheme("tidal", hold_limit_ns=5_000_000_000)["gpus"][rig.uuid]
+    assert state["best_effort_processes"] == 0
+    assert state["holders"] == []
+
+
+EXITS = """
+for _ in range(400):
+    cuda.launch(20_000)
+print(json.dumps({"launched": 400}))
+"""
+
+
+def test_a_program_that_ends_while_it_is_held_up_ends(rig: Rig) -> None:
+    floor = join_floor(rig.bench.folder, rig.uuid)
+    rig.scheme("tidal", hold_limit_ns=300_000_000)
+    floor.raise_()  # and never again: after 0.3 s nobody believes it
+    assert run(rig, "exits", EXITS) == {"launched": 400}
+    floor.close()
+    rig.scheme("tidal", hold_limit_ns=5_000_000_000)
+
+
+def test_several_programs_divide_what_may_be_in_flight(rig: Rig) -> None:
+    programs = [rig.be(f"be{i}") for i in range(3)]
+    for program in programs:
+        program.wait_ready()
+        program.ask("load mm2048", 60)
+    assert rig.scheme("tidal")["gpus"][rig.uuid]["best_effort_processes"] == 3
+    for program in programs:
+        program.tell("run 0.5")
+    counts = [program.answer()["count"] for program in programs]
+    assert min(counts) > 0.4 * max(counts)
+    for program in programs:
+        program.close()
