@@ -53,6 +53,7 @@ def run(
     from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
     from cotenant.node.agent import default_folder
     from cotenant.node.config import TenantSpec, check_spec
+    from cotenant.node.config_colocation import check_work
     from cotenant.node.launcher import Launch
     from cotenant.node.launcher import run as launch
 
@@ -73,6 +74,7 @@ def run(
         oversubscribe=oversubscribe,
         latency_sensitive=latency_sensitive,
     )
+    check_work(work_class, 0, field="--work-class")
     check_spec(spec, field="--name" if name else None)
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None
     if empty_cache not in ("off", "turn", "iteration"):
