@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import random
 import signal
@@ -227,6 +229,13 @@ def test_progress_is_told(tmp_path: Path) -> None:
     assert (progress.state, progress.fraction, progress.checkpoint_step, progress.epoch) == ("finished", 1.0, 80, 2)
 
 
+class FullDisk(io.StringIO):
+    """Standard error of a job whose log lies on the same full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cotenant.training.checkpoint import CheckpointStore
 
@@ -234,6 +243,7 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, monkeypatch: p
         raise WorkError("the checkpoint of step 1 could not be written: No space left on device")
 
     monkeypatch.setattr(CheckpointStore, "save", full)
+    monkeypatch.setattr("sys.stderr", FullDisk())
     losses, _, left = run(tmp_path, shuffled, 4)
     assert (len(losses), left) == (4, True)
     progress = read_progress(tmp_path)

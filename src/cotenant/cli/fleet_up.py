@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 LOG_FILE = "controller.log"
 PATIENCE_S = 120.0
+LEAST_FREE_BYTES = 1 << 20
 SILENCE_S = 5.0  # without a word
 
 
@@ -70,7 +72,9 @@ def _relay(log: Path, begins: int, code: int) -> None:
     with log.open("rb") as file:
         file.seek(begins)
         said = file.read().decode(errors="replace").strip().splitlines()
-    text = (said[-1] if said else f"it ended with exit code {code}").removeprefix("cotenant: ")
+    if not said and shutil.disk_usage(log.parent).free < LEAST_FREE_BYTES:
+        raise WorkError(f"{log.parent}: the disk is full")
+    text = (said[-1] if said else f"the controller ended with exit code {code}").removeprefix("cotenant: ")
     raise (InputError(text) if code == 2 else WorkError(text))
 
 

@@ -8,7 +8,6 @@ controller finds the book in the store and the jobs on their nodes.
 from __future__ import annotations
 
 import queue
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from cotenant.fleet.executor import Executor
 from cotenant.fleet.intake import admit
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.leases import Leases
+from cotenant.fleet.log import log_to_stderr
 from cotenant.fleet.nodes import NodeSpec, by_number
 from cotenant.fleet.planners import FleetPlan, Planner, View
 from cotenant.fleet.rounds import round_row
@@ -59,7 +59,7 @@ class ControllerOptions:
     early: bool = True
     poll_s: float | None = None
     monotonic_ns: Callable[[], int] = time.monotonic_ns
-    log: Callable[[str], None] = lambda text: print(f"cotenant fleet: {text}", file=sys.stderr, flush=True)
+    log: Callable[[str], None] = log_to_stderr
 
 
 class Controller:
@@ -244,6 +244,9 @@ class Controller:
         """One turn of the loop. A store that cannot be written stops nothing that runs: leases go on."""
         try:
             self._observe()
+            if self.fault:  # whether the disk takes a write again
+                self.clock.save()
+                self.store.commit()
             if self.clock.runs:
                 self._admit()
                 self._decide()

@@ -7,6 +7,7 @@ batch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -174,7 +175,7 @@ class Loop:
             saved = self._store.load()
             if saved is not None:
                 if saved.remark:
-                    print(f"cotenant: {saved.remark}; going on from step {saved.step}", file=sys.stderr)
+                    _say(f"{saved.remark}; going on from step {saved.step}")
                 state = saved.state
                 self._states.put(state["objects"])
                 self.step = self._saved_step = saved.step
@@ -211,7 +212,7 @@ class Loop:
         except WorkError as error:
             self._saved_s = time.monotonic()  # again when it is due again
             self._problem = str(error)
-            print(f"cotenant: {error}", file=sys.stderr)
+            _say(str(error))
 
     def _tell(self, state: str) -> None:
         now = time.monotonic()
@@ -233,7 +234,7 @@ class Loop:
             self._mute = False
         except OSError as error:
             if not self._mute:  # once until it works again
-                print(f"cotenant: progress could not be told: {error.strerror or error}", file=sys.stderr)
+                _say(f"progress could not be told: {error.strerror or error}")
             self._mute = True
 
 
@@ -276,6 +277,12 @@ def loop(
         except OSError as error:
             raise InputError(f"{where} cannot be made: {error.strerror or error}", field="folder") from None
     return Loop(find_source(loader, most_workers), find_states(checkpoint), epochs, steps, where, every_s, seed)
+
+
+def _say(text: str) -> None:
+    """On standard error, where that can be written: a log on the same full disk ends no training."""
+    with contextlib.suppress(OSError):
+        print(f"cotenant: {text}", file=sys.stderr, flush=True)
 
 
 def _folder_given() -> Path | None:
