@@ -16,7 +16,7 @@ from cotenant.node.config import TenantSpec, check_spec
 CONTEXT_BYTES = 2 << 30  # of cap beside the contents: contexts, modules, work space
 SOFT_CONTEXT_BYTES = 32 << 20
 COPY_BYTES = 1 << 30
-PIN_BPS = 0.2e9  # pinning slower than this has stopped
+PIN_STALL_S = 60.0  # pinning that does not go on for so long has stopped
 REFILL_EVERY = 5
 
 Progress = Callable[[str], None]
@@ -111,19 +111,22 @@ def _copies(bench: Bench, size: int) -> dict[str, float]:
 
 
 def wait_until_pinned(bench: Bench, cap: int) -> float:
-    """Seconds until the host memory of all tenants is registered with the driver."""
-    began = time.monotonic()
+    """Seconds until the host memory of all tenants is registered with the driver. WorkError when it stops growing."""
+    began = grown = time.monotonic()
     wanted = cap // (2 << 20) * (2 << 20)
+    last = -1
     while True:
         tenants = [row for row in bench.tenants() if row["oversubscribe"] == "swap"]
-        rows = [row["gpus"][0]["residency"]["pinned_bytes"] for row in tenants]
         fixed = [text for row in tenants for text in row["warnings"] if "stays on the GPU" in text]
         if fixed:
             raise WorkError(fixed[0])
-        if min(rows) >= wanted:
+        pinned = min(row["gpus"][0]["residency"]["pinned_bytes"] for row in tenants)
+        if pinned >= wanted:
             return time.monotonic() - began
-        if time.monotonic() - began > 30 + 2 * wanted / PIN_BPS:
-            raise WorkError(f"only {min(rows) / 2**30:.1f} of {wanted / 2**30:.1f} GiB of host memory were pinned")
+        if pinned > last:
+            last, grown = pinned, time.monotonic()
+        if time.monotonic() - grown > PIN_STALL_S:
+            raise WorkError(f"only {pinned / 2**30:.1f} of {wanted / 2**30:.1f} GiB of host memory were pinned")
         time.sleep(0.05)
 
 

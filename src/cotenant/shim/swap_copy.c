@@ -15,6 +15,7 @@
 #define STAGES 4
 #define STAGE_BYTES (UINT64_C(16) << 20)
 #define POPULATORS 4
+#define REPORT_BYTES (UINT64_C(4) << 30)
 #define CU_STREAM_NON_BLOCKING 1
 #define CU_HOST_REGISTER_PORTABLE 1
 #ifndef MADV_POPULATE_WRITE
@@ -223,6 +224,13 @@ static bool populate_span(uint8_t *begin, uint64_t bytes)
     return good;
 }
 
+static void report_all(void)
+{
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (cot_gpu_at(i)->attached)
+            cot_swap_report_state(cot_gpu_at(i));
+}
+
 /* Registers all of the host memory, span by span; copies use what is registered meanwhile. */
 void *cot_swap_pinner(void *context)
 {
@@ -241,6 +249,8 @@ void *cot_swap_pinner(void *context)
         at += good ? length : 0;
         if (registered)
             atomic_store(&pinned_bytes, at);
+        if (at % REPORT_BYTES == 0)
+            report_all();
     }
     if (!good)
         atomic_store(&missing_bytes, bytes - at);
@@ -250,9 +260,7 @@ void *cot_swap_pinner(void *context)
     else if (!registered && !cot_exiting())
         cot_say("only %.1f of %.1f GiB of host memory could be pinned: moves of the rest are slower",
                 (double)cot_swap_pinned_bytes() / (1 << 30), (double)bytes / (1 << 30));
-    for (uint32_t i = 0; i < cot_gpu_count(); i++)
-        if (cot_gpu_at(i)->attached)
-            cot_swap_report_state(cot_gpu_at(i));
+    report_all();
     return NULL;
 }
 
