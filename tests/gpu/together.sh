@@ -14,6 +14,7 @@ for ((i = 1; i <= $#; i++)); do
             read -r script steps second <<< "$job"
             export COTENANT_SECOND_GPU=${second:+${gpus[second]}}
             left=$((limit - SECONDS + began))
+            [ "$left" -gt 0 ] || break
             timeout "$left" python3 "tests/gpu/$script.py" "$out/$script.$((i-1)).json" $steps > "$out/$script.$((i-1)).log" 2>&1
             echo "$script on GPU $((i-1)): exit $? after $((SECONDS - began)) s"
         done
