@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.bench.kernel_profile import Timed, classify, measure, parse_times
+from cotenant.bench.kernel_profile import Timed, classify, measure, parse_times, same_kind
 from cotenant.model.errors import WorkError
 from cotenant.profile.kernels import COMPUTE, KernelWork, read_kernels
 
@@ -52,6 +52,18 @@ def test_a_program_that_fails_or_uses_no_gpu_is_an_error() -> None:
 )
 def test_classes(narrow: float, beside: float, expected: str) -> None:
     assert classify(narrow, beside) == expected
+
+
+def test_a_kernel_whose_grid_follows_the_sms_is_found_again_by_name() -> None:
+    def timed(name: str, grid: str, block: str = "1,1,1") -> Timed:
+        return Timed(name, grid, block, 0, 1, 1.0, 1.0, 1)
+
+    rows = [timed("gemm", "2,50,1"), timed("add", "4,1,1"), timed("add", "8,1,1")]
+    times = {row.key: row for row in rows}
+    assert same_kind(times, timed("gemm", "2,66,1")) == rows[0]
+    assert same_kind(times, timed("add", "8,1,1")) == rows[2]
+    assert same_kind(times, timed("add", "16,1,1")) is None  # one of two: which is not known
+    assert same_kind(times, timed("gemm", "2,66,1", "64,1,1")) is None
 
 
 def test_names_keep_their_tabs_and_commas() -> None:

@@ -67,9 +67,19 @@ def classify(narrow: float, beside: float) -> str:
     return "compute" if narrow >= NEEDS_SMS else "unknown"
 
 
-def run_once(
-    rig: Rig, command: Sequence[str], part: float, timeout_s: float, number: int
-) -> tuple[dict[tuple[str, str, str, int], Timed], int]:
+Times = dict[tuple[str, str, str, int], Timed]
+
+
+def same_kind(times: Times, timed: Timed) -> Timed | None:
+    """The same kernel in another run: by its whole key, else, where its grid follows the number of SMs, by name and
+    block if there is one such."""
+    if timed.key in times:
+        return times[timed.key]
+    near = [other for other in times.values() if (other.name, other.block) == (timed.name, timed.block)]
+    return near[0] if len(near) == 1 else None
+
+
+def run_once(rig: Rig, command: Sequence[str], part: float, timeout_s: float, number: int) -> tuple[Times, int]:
     """Run the program to its end on a part of the SMs; its kernels by key. WorkError when it fails."""
     folder = rig.bench.folder / f"kernels{number}"
     folder.mkdir()
@@ -88,7 +98,7 @@ def run_once(
     if process.returncode != 0:
         last = said.decode(errors="replace").strip().splitlines()[-1:] or [""]
         raise WorkError(f"the program failed with code {process.returncode}: {last[0]}")
-    found: dict[tuple[str, str, str, int], Timed] = {}
+    found: Times = {}
     missed = 0
     for path in sorted(folder.iterdir()):
         rows, lost = parse_times(path.read_text(errors="replace"))
@@ -127,7 +137,7 @@ def measure(
             hog.process.kill()
         gpu = rig.name
     rows = []
-    for key, timed in sorted(whole.items(), key=lambda item: -item[1].count * item[1].mean_ns):
+    for timed in sorted(whole.values(), key=lambda timed: -timed.count * timed.mean_ns):
         row: dict[str, Any] = {
             "name": timed.name,
             "grid": [int(n) for n in timed.grid.split(",")],
@@ -139,9 +149,11 @@ def measure(
             "sms": max(1, timed.sms),
             "work_class": "unknown",
         }
-        if classes and key in wide and key in narrow and key in beside:
-            row["narrow_over_wide"] = narrow[key].least_ns / wide[key].least_ns
-            row["beside_memory_over_alone"] = beside[key].mean_ns / wide[key].mean_ns
+        others = [same_kind(times, timed) for times in (wide, narrow, beside)]
+        if classes and all(others):
+            on_wide, on_narrow, with_memory = (other for other in others if other is not None)
+            row["narrow_over_wide"] = on_narrow.least_ns / on_wide.least_ns
+            row["beside_memory_over_alone"] = with_memory.mean_ns / on_wide.mean_ns
             row["work_class"] = classify(row["narrow_over_wide"], row["beside_memory_over_alone"])
         rows.append(row)
     return {"gpu": gpu, "command": list(command), "missed": missed, "kernels": rows}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 SM_RESOURCE, DEFAULT_STREAM, NON_BLOCKING = 1, 0x1, 0x1
 RESOURCE_BYTES = 144  # a CUdevResource: type, padding, the resource itself, room for more
 _SM_COUNT_AT = 96
+WHOLE = 1.0 - 1e-9  # a fraction from here on is all of the GPU
 
 
 class GreenError(RuntimeError):
@@ -36,6 +37,16 @@ class _Resource(ctypes.Structure):
     )  # fmt: skip
 
 
+def span(start: float, fraction: float, pieces: int) -> tuple[int, int]:
+    """(first, how many) of so many pieces for the share that begins at `start`: at least one. Shares that do not
+    overlap get pieces that do not, whatever their number: both ends are rounded, not the length."""
+    if start + fraction > WHOLE + 2e-9:  # as the share cannot begin there, it ends with the last
+        count = max(1, min(pieces, round(fraction * pieces)))
+        return min(pieces - count, round(start * pieces)), count
+    first = min(pieces - 1, round(start * pieces))
+    return first, max(1, round(min(1.0, start + fraction) * pieces) - first)
+
+
 class Ladder:
     """Green contexts of one device, made when first asked for and kept. Needs a current CUDA context."""
 
@@ -43,11 +54,12 @@ class Ladder:
         """`start`: the fraction of the SMs at which this worker's rungs begin."""
         self._cuda = ctypes.CDLL(library)
         self._device, self._start = device, start
-        self._rungs: dict[int, Rung] = {}
+        self._rungs: dict[tuple[int, int], Rung] = {}  # by first piece and how many
         self._whole = _Resource()
         self._call("cuDeviceGetDevResource", device, ctypes.byref(self._whole), SM_RESOURCE)
         self.sms = int(self._whole.sm_count)
         self._group = self._smallest()
+        self._pieces = self._cut()
 
     def _call(self, name: str, *arguments: object) -> None:
         function = getattr(self._cuda, name, None)
@@ -67,34 +79,33 @@ class Ladder:
         )  # fmt: skip
         return max(1, int(piece.sm_count))
 
+    def _cut(self) -> list[_Resource]:
+        """The whole in pieces of the smallest size; a few SMs are in none, and there may be fewer than divide it."""
+        count = ctypes.c_uint(self.sms // self._group)
+        pieces = (_Resource * count.value)()
+        rest = _Resource()
+        self._call(
+            "cuDevSmResourceSplitByCount", pieces, ctypes.byref(count), ctypes.byref(self._whole), ctypes.byref(rest),
+            ctypes.c_uint(0), ctypes.c_uint(self._group),
+        )  # fmt: skip
+        return list(pieces[: count.value])
+
     def sms_of(self, fraction: float) -> int:
         """SMs for a fraction of the GPU: whole pieces, at least one, never more than there are."""
-        pieces = max(1, round(fraction * self.sms / self._group))
-        return min(self.sms, pieces * self._group)
+        if fraction >= WHOLE:
+            return self.sms
+        return span(self._start, fraction, len(self._pieces))[1] * self._group
 
     def rung(self, fraction: float) -> Rung:
         """The context of a fraction."""
-        wanted = self.sms_of(fraction)
-        if wanted not in self._rungs:
-            self._rungs[wanted] = self._make(wanted)
-        return self._rungs[wanted]
-
-    def _make(self, wanted: int) -> Rung:
-        if wanted == self.sms:  # cutting would leave some out
-            return self._open((_Resource * 1)(self._whole), 1, wanted)
-        pieces = self.sms // self._group
-        count = ctypes.c_uint(pieces)
-        cut = (_Resource * pieces)()
-        rest = _Resource()
-        self._call(
-            "cuDevSmResourceSplitByCount", cut, ctypes.byref(count), ctypes.byref(self._whole), ctypes.byref(rest),
-            ctypes.c_uint(0), ctypes.c_uint(self._group),
-        )  # fmt: skip
-        found = int(count.value)
-        needed = min(found, -(-wanted // self._group))
-        first = min(found - needed, round(self._start * found))
-        chosen = (_Resource * needed)(*[cut[first + i] for i in range(needed)])
-        return self._open(chosen, needed, needed * self._group)
+        first, count = (0, 0) if fraction >= WHOLE else span(self._start, fraction, len(self._pieces))
+        if (first, count) not in self._rungs:
+            if count == 0:  # cutting would leave some out
+                self._rungs[first, count] = self._open((_Resource * 1)(self._whole), 1, self.sms)
+            else:
+                chosen = (_Resource * count)(*self._pieces[first : first + count])
+                self._rungs[first, count] = self._open(chosen, count, count * self._group)
+        return self._rungs[first, count]
 
     def _open(self, chosen: object, count: int, sms: int) -> Rung:
         described, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
