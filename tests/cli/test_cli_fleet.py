@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cotenant.fleet.session import Fleet, FleetOptions
 from cotenant.node.processes import is_zombie
 
 Call = Callable[..., tuple[int, str, str]]
@@ -193,3 +194,24 @@ def test_nonsense_at_the_door_hurts_nobody(fleet: Commands) -> None:
             answer = json.loads(door.makefile("rb").readline())
         assert answer["kind"] == "input", said
     assert fleet.json("fleet", "status")["jobs"]["queued"] == 0
+
+
+def test_strangers_at_the_port_do_not_lock_the_owner_out(fleet: Commands) -> None:
+    port = fleet.up("--port", 0)["port"]
+    strangers = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(300)]
+    try:
+        assert fleet.json("queue") == {"jobs": []}
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_who_drips_his_token_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.fleet.server.TOKEN_S", 0.3)
+    options = FleetOptions(folder=tmp_path, nodes=1, executor="local", port=0)
+    with Fleet(options) as fleet:
+        assert fleet.door is not None
+        with socket.create_connection(("127.0.0.1", fleet.door.port or 0), 10) as stranger:
+            stranger.sendall(b"x")
+            answer = json.loads(stranger.makefile("rb").readline())
+        assert answer["field"] == "token"

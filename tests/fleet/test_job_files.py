@@ -114,6 +114,9 @@ def test_the_file_is_named_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [{"name": "a"}, {"command": ["true"]}, {"name": "a", "command": 5},
                                   {"name": "a", "command": ["true"], "gpus": None, "spec": 1},
+                                  {"name": "a", "command": ["true", "\ud800"]},
+                                  {"name": "a", "command": ["true"], "env": {"A": "\ud800"}},
+                                  {"name": "a", "command": ["true"], "workdir": "\ud800"},
                                   {"name": "a", "command": ["true"], "gpus": [1]}])  # fmt: skip
 def test_what_comes_over_the_socket_is_checked_again(data: dict[str, Any]) -> None:
     with pytest.raises(InputError):

@@ -49,8 +49,8 @@ def start(given: dict[str, Any]) -> None:
     deadline, said = time.monotonic() + PATIENCE_S, False
     while time.monotonic() < deadline:
         if not said and time.monotonic() > deadline - PATIENCE_S + SILENCE_S:
-            print("cotenant fleet: still starting; the first start compiles the policies, about a minute",
-                  file=sys.stderr)  # fmt: skip
+            print("cotenant fleet: still starting; Ray takes some seconds, and the first start on a machine, which "
+                  "compiles the policies, about a minute", file=sys.stderr)  # fmt: skip
             said = True
         if child.poll() is not None:
             _relay(folder / LOG_FILE, begins, child.returncode)

@@ -107,7 +107,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise InputError(f"{spec.processes!r} is neither gpu nor node", field="processes")
     for name in ("model", "profile", "tenant", "workdir", "job_dir"):
         text = getattr(spec, name)
-        if text is not None and (not isinstance(text, str) or "\0" in text or len(text) > 4096):
+        if text is not None and (not _is_text(text) or len(text) > 4096):
             raise InputError(f"{str(text)[:60]!r} is not a text", field=name)
     _check_environment(spec.env)
     return spec
@@ -117,7 +117,7 @@ def _check_command(command: Any) -> None:
     if not isinstance(command, tuple) or not command:
         raise InputError("must be a list of words, such as [python, train.py]", field="command")
     for word in command:
-        if not isinstance(word, str) or "\0" in word:
+        if not _is_text(word):
             raise InputError(f"{str(word)[:60]!r} is not a text; put numbers in quotes", field="command")
     if not command[0]:
         raise InputError("begins with an empty word; it must name a program", field="command")
@@ -146,7 +146,7 @@ def _check_environment(env: Any) -> None:
     for name, value in env.items():
         if not isinstance(name, str) or not ENVIRONMENT_NAME.fullmatch(name):
             raise InputError(f"{str(name)[:60]!r} is not the name of an environment variable", field="env")
-        if not isinstance(value, str) or "\0" in value:
+        if not _is_text(value):
             raise InputError(f"{str(value)[:60]!r} is not a text; put it in quotes", field=f"env.{name}")
 
 
@@ -155,6 +155,17 @@ def _positive(name: str, value: Any, most: float) -> None:
         return
     if not _is_number(value) or not 0 < value <= most:
         raise InputError(f"{value!r} is not a number over 0 and up to {most:g}", field=name.removesuffix("_s"))
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it can be a word of a command line: neither NUL nor half of a surrogate pair."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_number(value: Any) -> bool:

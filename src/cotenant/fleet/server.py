@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
@@ -25,6 +26,7 @@ PORT_FILE = "port"
 MAX_LINE = 32 << 20  # ten thousand jobs at once
 MOST_CALLERS = 256
 IDLE_S = 3600.0
+TOKEN_S = 10.0
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -33,8 +35,8 @@ class _Handler(socketserver.StreamRequestHandler):
     server: _Listener
 
     def handle(self) -> None:
-        door = self.server.door
-        if not door.slots.acquire(blocking=False):
+        door, slots = self.server.door, self.server.slots
+        if not slots.acquire(blocking=False):
             self._say({"error": f"{MOST_CALLERS} connections are open already", "kind": "work"})
             return
         try:
@@ -50,15 +52,20 @@ class _Handler(socketserver.StreamRequestHandler):
         except OSError:
             return
         finally:
-            door.slots.release()
+            slots.release()
 
     def _known(self) -> bool:
         """Who may give orders: this user and root over the unix socket, who has the token over loopback."""
         if self.server.address_family == socket.AF_UNIX:
             return peer_of(self.connection).uid in (0, os.geteuid())
-        self.connection.settimeout(10.0)
-        given = self.rfile.readline(4096).strip()
-        self.connection.settimeout(IDLE_S)
+        # a stranger has so long in all, however he drips: his connection is one of few
+        late = threading.Timer(TOKEN_S, _hang_up, (self.connection,))
+        late.daemon = True
+        late.start()
+        try:
+            given = self.rfile.readline(4096).strip()
+        finally:
+            late.cancel()
         return hmac.compare_digest(given, self.server.door.token.encode())
 
     def _say(self, answer: dict[str, Any]) -> None:
@@ -67,6 +74,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 class _Listener(socketserver.ThreadingMixIn, socketserver.BaseServer):
     door: Door
+    slots: threading.BoundedSemaphore  # each listener its own: strangers on the port do not lock the owner out
     address_family: socket.AddressFamily
 
 
@@ -74,6 +82,7 @@ class _Unix(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     request_queue_size = 128
     door: Door
+    slots: threading.BoundedSemaphore
 
 
 class _Loopback(socketserver.ThreadingTCPServer):
@@ -81,6 +90,7 @@ class _Loopback(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     request_queue_size = 128
     door: Door
+    slots: threading.BoundedSemaphore
 
 
 class Door:
@@ -91,7 +101,6 @@ class Door:
         self.folder = controller.options.folder
         self.token = secrets.token_urlsafe(32)
         self.port: int | None = None
-        self.slots = threading.BoundedSemaphore(MOST_CALLERS)
         self._listeners: list[socketserver.BaseServer] = []
         path = self.folder / SOCKET_FILE
         path.unlink(missing_ok=True)
@@ -119,7 +128,7 @@ class Door:
         self._listen(listener)
 
     def _listen(self, listener: Any) -> None:
-        listener.door = self
+        listener.door, listener.slots = self, threading.BoundedSemaphore(MOST_CALLERS)
         self._listeners.append(listener)
         threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
 
@@ -203,10 +212,15 @@ class Door:
         if within_s is None:
             self.controller.stop()
         else:
-            if not isinstance(within_s, int | float) or not 0 <= within_s <= 86400:
+            if isinstance(within_s, bool) or not isinstance(within_s, int | float) or not 0 <= within_s <= 86400:
                 raise InputError("must be a time of 0 s to a day", field="within")
             self.controller.call(lambda: self.controller.drain(float(within_s)))
         return {"ok": True, "pid": os.getpid()}
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # gone already
+        connection.shutdown(socket.SHUT_RD)
 
 
 def _whole_characters(raw: bytes) -> int:
