@@ -160,7 +160,7 @@ def test_a_latency_sensitive_copy_waits_for_two_chunks_at_most() -> None:
 
 def test_turns_are_only_where_they_are_wanted() -> None:
     """Without the setting and without a weight nobody pays; the first tenant with a weight switches its GPU on."""
-    with quick_link(1000), Bench("soft", {}) as bench:  # with the default chunk of 4 MiB
+    with quick_link(1000), Bench("soft", {}) as bench:  # with the default chunk of 8 MiB
         plain = copier(bench, spec("plain"))
         plain.block(0.2)
         assert row(bench, "plain")["copies"] is None

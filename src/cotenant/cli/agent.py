@@ -35,9 +35,9 @@ def agent(
         Text, typer.Option(metavar="PERCENT", help="Of the time, at most so much goes to moving memory (5%).")
     ] = None,
     copy_period: Annotated[
-        Text, typer.Option(metavar="SIZE", help="Copies of all tenants take turns, a round moves this much (32MiB).")
+        Text, typer.Option(metavar="SIZE", help="Copies of all tenants take turns, a round moves this much (64MiB).")
     ] = None,
-    copy_chunk: Annotated[Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into (4MiB).")] = None,
+    copy_chunk: Annotated[Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into (8MiB).")] = None,
     http: Annotated[
         Text, typer.Option(metavar="HOST:PORT", help="Live page and /metrics, e.g. :9400 (loopback).")
     ] = None,

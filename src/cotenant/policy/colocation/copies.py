@@ -38,8 +38,8 @@ class CopySettings:
     """
 
     always: bool = False
-    chunk_bytes: int = 4 << 20
-    period_bytes: int = 32 << 20
+    chunk_bytes: int = 8 << 20
+    period_bytes: int = 64 << 20
     in_flight: int = 2
     small_bytes: int = 64 << 10
     slice_bytes: int = 256 << 20
