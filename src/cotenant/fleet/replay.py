@@ -196,19 +196,16 @@ def _simulated(
     trace: Trace, jobs: Jobs, options: ReplayOptions, cluster: Cluster, profiles: Profiles, start_s: Floats,
     out: Path | None,
 ) -> Record:  # fmt: skip
-    """The jobs in virtual time. What starting costs (seconds, per job) is part of a job's work at its first start; at
-    every other it is the cost of a restart, one for all."""
-    again = jobs.take(np.arange(len(jobs)))
-    paces = np.array([profiles.iteration_s[name] for name in jobs.model.tolist()])
-    again.iterations = jobs.iterations + start_s / paces
+    """The jobs in virtual time. A first start costs a job its own `start_s` (seconds), every other one the median."""
     config = TrainingConfig(
         ordering=options.ordering, allotment=options.allotment, placement=options.placement, sticky=options.sticky,
         lease=options.lease_s, restart_cost=float(np.median(start_s)),
     )  # fmt: skip
-    simulated = Trace(again, trace.source, dict(trace.left_out), list(trace.remarks), trace.seed)
+    own = jobs.take(np.arange(len(jobs)))
+    simulated = Trace(own, trace.source, dict(trace.left_out), list(trace.remarks), trace.seed)
     record, _ = simulate(
         simulated, cluster, config, profiles=profiles, out=None if out is None else out / "simulated",
-        label=f"{options.ordering} + {options.allotment} (simulated)",
+        label=f"{options.ordering} + {options.allotment} (simulated)", launch_s=start_s,
     )  # fmt: skip
     return record
 

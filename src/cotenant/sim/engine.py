@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from cotenant.model import work
 from cotenant.model.cluster import Cluster
@@ -40,6 +41,7 @@ class EngineOptions:
     speeds: str = "matrix"  #: matrix | two-speed
     restart_cost_s: float = 0.0
     checkpoint_cost_s: float = 0.0
+    launch_s: NDArray[np.float64] | None = None  #: per job: what its first start costs, before any work; None: nothing
     default_profile: str | None = None
     trace_gpu: str | None = None  #: GPU model on which the trace's times hold; None: the cluster's first
     record_placements: bool | None = None  #: None: up to MOVES_RECORDED_UP_TO jobs
@@ -155,7 +157,10 @@ def _world(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, options
         moves_matter=recorded or cost_s > 0 or unlike,
     )
     context = policy.context(gpu_seconds, float(workload.nodes["gpus"].sum()))
-    return make_world(jobs, workload.demand, workload.nodes, policy.choice(), context, kernel_options)
+    world = make_world(jobs, workload.demand, workload.nodes, policy.choice(), context, kernel_options)
+    if options.launch_s is not None:
+        world.run.job["debt_s"] = options.launch_s
+    return world
 
 
 def _loop(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cotenant.config import TrainingConfig
 from cotenant.model.cluster import Cluster
@@ -59,13 +61,15 @@ def simulate(
     out: Path | None = None,
     label: str | None = None,
     more_options: dict[str, object] | None = None,
+    launch_s: NDArray[np.float64] | None = None,
     progress: Callable[[int, int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> tuple[Record, Outcome]:
     """Run the trace on the cluster under the options; the record is in folder `out`, or in memory.
 
     `on_ready()` is called once the input proved right, before anything takes long. `more_options` go into the record
-    beside the policy's own (such as the load that a sweep drew the trace for).
+    beside the policy's own (such as the load that a sweep drew the trace for). `launch_s`: per job, what its first
+    start costs.
     """
     known = profiles or load_profiles(config.profiles)
     policy = policy_of(config, known)
@@ -80,7 +84,8 @@ def simulate(
         if first >= len(trace.jobs):
             raise InputError(f"begins at job {first:,}; the trace has {len(trace.jobs):,} jobs", field="measure")
         more["measure"] = [first, last]
+    options = replace(engine_options(config), launch_s=launch_s)
     return run_training(
-        trace, cluster, known, policy, engine_options(config), out=out, label=label, more_options=more,
+        trace, cluster, known, policy, options, out=out, label=label, more_options=more,
         progress=progress, on_ready=on_ready,
     )  # fmt: skip
