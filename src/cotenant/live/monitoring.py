@@ -1,6 +1,7 @@
 """A Grafana dashboard and Prometheus alert rules over the live metrics.
 
-Expressions name metrics by their objects, so that none can refer to one that does not exist.
+Expressions name metrics by their objects, so that none can refer to one that does not exist. Two metrics are joined by
+`instance` too (Prometheus gives it to every target): tenants, services and nodes of one name may exist on several.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def rows() -> list[tuple[str, list[Panel]]]:
                 Panel(
                     "Got against granted",
                     "percentunit",
-                    ((f"sum by (tenant) ({n.TENANT_SHARE.name}) - on (tenant) {n.TENANT_REQUEST.name}", "{{tenant}}"),),
+                    ((_got_beyond(), "{{instance}} {{tenant}}"),),
                     "Below zero while a tenant wants the GPU: it does not get what it was promised.",
                 ),
                 Panel(
@@ -69,6 +70,11 @@ def rows() -> list[tuple[str, list[Panel]]]:
     ]
 
 
+def _got_beyond() -> str:
+    """Share that tenants got on each GPU, less what they were promised there."""
+    return f"{names.TENANT_SHARE.name} - on (instance, tenant) group_left () {names.TENANT_REQUEST.name}"
+
+
 def alerts() -> list[Alert]:
     """The rules, worst first."""
     n = names
@@ -82,9 +88,8 @@ def alerts() -> list[Alert]:
         ),
         Alert(
             "CotenantShareNotKept",
-            f"(sum by (tenant, gpu) ({n.TENANT_SHARE.name})"
-            f" < on (tenant) group_left () ({n.TENANT_REQUEST.name} - 0.05))"
-            f" and (sum by (tenant, gpu) (rate({n.TENANT_WAIT.name}[5m])) > 0.5)",
+            f"({n.TENANT_SHARE.name} < on (instance, tenant) group_left () ({n.TENANT_REQUEST.name} - 0.05))"
+            f" and on (instance, tenant, gpu) (rate({n.TENANT_WAIT.name}[5m]) > 0.5)",
             "5m",
             "warning",
             "{{ $labels.tenant }} waits more than half of the time and gets 5 points less than it was promised.",

@@ -19,7 +19,7 @@ def panels() -> list[Panel]:
         Panel(
             "GPUs held of those there are",
             "percentunit",
-            ((f"{n.FLEET_HELD.name} / on (node) {n.FLEET_GPUS.name}", "{{node}}"),),
+            ((f"{n.FLEET_HELD.name} / {n.FLEET_GPUS.name}", "{{node}}"),),
         ),
         Panel(
             "Longest wait",

@@ -11,6 +11,7 @@ def panels() -> list[Panel]:
     n = names
     lost = f'{n.SERVER_REQUESTS.name}{{outcome!~"ok|late"}}[$__rate_interval]'
     in_time = f'sum by (service) (rate({n.SERVER_REQUESTS.name}{{outcome="ok"}}[$__rate_interval]))'
+    p99 = quantile(0.99, n.SERVER_SECONDS, "instance, service")
     return [
         Panel(
             "Requests by service",
@@ -26,7 +27,7 @@ def panels() -> list[Panel]:
         Panel(
             "p99 of answers over the SLO",
             "percentunit",
-            ((f"{quantile(0.99, n.SERVER_SECONDS, 'service')} / on (service) {n.SERVER_SLO.name}", "{{service}}"),),
+            ((f"{p99} / on (instance, service) {n.SERVER_SLO.name}", "{{instance}} {{service}}"),),
         ),
         Panel(
             "Dropped, refused, failed",
@@ -36,7 +37,7 @@ def panels() -> list[Panel]:
         Panel(
             "Asked of what the plan can take",
             "percentunit",
-            ((f"{n.SERVER_RATE.name} / on (service) {n.SERVER_CAPACITY.name}", "{{service}}"),),
+            ((f"{n.SERVER_RATE.name} / {n.SERVER_CAPACITY.name}", "{{service}}"),),
         ),
         Panel("Gpulets at work", "percentunit", ((rate(n.SERVER_BUSY, "gpu, gpulet"), "{{gpu}} {{gpulet}}"),)),
         Panel(
