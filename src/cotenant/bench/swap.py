@@ -131,12 +131,12 @@ def wait_until_pinned(bench: Bench, cap: int) -> float:
 
 
 def exchange(client: ControlClient, out: list[Mover], back: list[Mover]) -> float:
-    """Seconds of moves that run at the same time."""
+    """Bytes per second, each way, of moves that run at the same time: all that a tenant holds counts."""
     moves = client.call("exchange", out=[m.name for m in out], **{"in": [m.name for m in back]})["moves"]
     for move, mover in zip(moves, [*out, *back], strict=True):
         if move["bytes"] < mover.size:
             raise WorkError(f"{mover.name} moved {move['bytes']} of {mover.size} bytes")
-    return float(max(move["seconds"] for move in moves))
+    return float(min(move["bytes"] for move in moves) / max(move["seconds"] for move in moves))
 
 
 def _move(
@@ -156,13 +156,13 @@ def _move(
 
     with ControlClient(bench.folder, timeout_s=600) as client:
         for index in range(moves):
-            rates["out"].append(one.size / exchange(client, [one], []))
-            rates["in"].append(one.size / exchange(client, [], [one]))
+            rates["out"].append(exchange(client, [one], []))
+            rates["in"].append(exchange(client, [], [one]))
             look(one, index)
         progress("both ways at once")
         exchange(client, [two], [])
         for index in range(moves):
-            rates["both"].append(one.size / exchange(client, [one], [two]))
+            rates["both"].append(exchange(client, [one], [two]))
             look(two, index)
             one, two = two, one
         exchange(client, [], [two])

@@ -54,6 +54,14 @@ class HostMemory:
             )
         self.promised[tenant] = size
 
+    def check_room(self, name: str, size: int) -> None:
+        """Whether contents that the driver keeps (a checkpoint) would fit now. InputError when not."""
+        room = min(self.left_bytes, available_bytes() or size)
+        if size > room:
+            raise InputError(
+                f"{name} holds {size / 2**30:.1f} GiB; host memory has room for {room / 2**30:.1f} GiB of it"
+            )
+
     def resize(self, tenant: str, size: int) -> None:
         """Change a promise. Memory that processes have mapped already cannot grow. InputError says so."""
         if tenant in self._fds and size > self.promised[tenant]:

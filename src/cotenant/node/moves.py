@@ -47,6 +47,17 @@ class MoveEnd:
     elapsed_ns: int = 0
 
 
+@dataclass
+class MoveCount:
+    """What a tenant's moves have come to."""
+
+    moves_out: int = 0
+    moves_in: int = 0
+    out_bytes: int = 0
+    in_bytes: int = 0
+    seconds: float = 0.0
+
+
 class Orders:
     """Outstanding orders of all processes."""
 

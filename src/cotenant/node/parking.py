@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node import gpus, processes
-from cotenant.node.backing import available_bytes
 from cotenant.node.checkpoint import OLDEST_DRIVER, Checkpointer, CheckpointError
 from cotenant.node.parked import Parked, movable_first
 from cotenant.node.processes import ProcessKey
@@ -68,7 +67,9 @@ class Parking:
         before = self.residency.refresh(gpu).occupants[tenant.name].resident_bytes
         if not await self.residency.evacuate(tenant, gpu):
             self.agent.broker.unsuspend(tenant)
-            raise WorkError(f"{tenant.name} could not be moved: {_last_warning(tenant)}")
+            raise WorkError(
+                f"{tenant.name} could not be moved: {next(iter(reversed(tenant.warnings)), 'it cannot leave')}"
+            )
         return Parked(tenant.name, "swap", (gpu,), before)
 
     async def _still(self, tenant: Tenant, timeout_s: float) -> None:
@@ -88,7 +89,7 @@ class Parking:
         keys = await self._probe(name, keys)
         uuids = tuple(gpu.uuid for gpu in tenant.gpus) if tenant is not None else ()
         size = sum(self.agent.ledger.used(name, uuid) for uuid in uuids)
-        self._host_has_room(name, size)
+        self.residency.host.check_room(name, size)
         gated = tenant is not None and self._gated(tenant)
         if tenant is not None and gated:
             await self._still(tenant, timeout_s)
@@ -165,13 +166,6 @@ class Parking:
             raise InputError(f"{name} has no process that the driver can checkpoint: {why}", field="NAME")
         return tuple(able)
 
-    def _host_has_room(self, name: str, size: int) -> None:
-        room = min(self.residency.host.left_bytes, available_bytes() or size)
-        if size > room:
-            raise InputError(
-                f"{name} holds {size / 2**30:.1f} GiB, and host memory has room for {room / 2**30:.1f} GiB"
-            )
-
     def _processes(self, name: str, tenant: Tenant | None) -> tuple[ProcessKey, ...]:
         """Processes with a CUDA context, the tenant's program first."""
         if tenant is None:
@@ -216,12 +210,22 @@ class Parking:
                     f"{tenant.name} moves its own memory and stays on its GPU; only checkpoints change GPUs"
                 )
             relocate(self.agent, tenant, target)
-            home = target
+            try:
+                return await self._return(tenant, target, timeout_s)
+            except WorkError:
+                if tenant.name in self.residency.parked:  # still whole, and on its old GPU's account
+                    relocate(self.agent, tenant, home)
+                    if self._gated(tenant):
+                        self.agent.broker.suspend(tenant)
+                raise
+        return await self._return(tenant, home, timeout_s)
+
+    async def _return(self, tenant: Tenant, home: str, timeout_s: float) -> None:
         broker, held_off = self.agent.broker, set[str]()
         deadline = time.monotonic() + timeout_s
         try:
             while (fault := await self.residency.make_free(tenant, home)) is not None:
-                if time.monotonic() > deadline:
+                if self.residency.refusal or time.monotonic() > deadline:
                     raise WorkError(f"{tenant.name} cannot be brought back: {fault}")
                 for other in self.agent.registry.on_gpu(home, without=tenant.name):
                     # whoever runs there alone would never end its turn
@@ -390,7 +394,3 @@ class Parking:
         """End the helper and all moves; what is parked stays parked and is in the state file."""
         self.residency.close()
         self.checkpointer.close()
-
-
-def _last_warning(tenant: Tenant) -> str:
-    return tenant.warnings[-1] if tenant.warnings else "its memory cannot leave the GPU"

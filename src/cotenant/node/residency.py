@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cotenant.node import wire
 from cotenant.node.backing import PIECE, HostMemory, widest_gap
-from cotenant.node.moves import Flow, MoveState, Orders, moved_well
+from cotenant.node.moves import Flow, MoveCount, MoveState, Orders, moved_well
 from cotenant.node.wire import Family, Status, Type
 from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 
@@ -29,17 +28,6 @@ RETRY_S = 0.5
 MOST_RETRY_S = 10.0
 GROWTH = 8
 MOVED_BY_PROCESS = ("swap", "managed")
-
-
-@dataclass
-class MoveCount:
-    """What a tenant's moves have come to."""
-
-    moves_out: int = 0
-    moves_in: int = 0
-    out_bytes: int = 0
-    in_bytes: int = 0
-    seconds: float = 0.0
 
 
 class Residency:
@@ -65,6 +53,7 @@ class Residency:
         self._tasks: set[asyncio.Task[None]] = set()
         self._retries: dict[str, float] = {}
         self._last_move_ns: dict[str, int] = {}  # of a GPU: what its last switch took
+        self.refusal = ""  # what the driver said to the last restore, if it said no
         self._mute: set[int] = set()  # processes that did not answer an order
 
     # -- what the broker asks --------------------------------------------------------------------------------------
@@ -221,6 +210,7 @@ class Residency:
     async def _switch(self, tenant: Tenant, gpu: str, refused_bytes: int = 0) -> str | None:
         """Make the tenant resident (refused_bytes: although the driver had no room). A sentence when it cannot be."""
         broker = self.agent.broker
+        self.refusal = ""
         for attempt in range(6):
             residency = self.refresh(gpu)
             line = broker.turns.line(gpu, time.monotonic_ns())
@@ -241,7 +231,9 @@ class Residency:
                 return None
             if await self._carry_out(plan, tenant, gpu):
                 return None
-        return "the moves that would make room for it failed"
+            if self.refusal:
+                break  # the driver has said no: asking again would not change that
+        return self.refusal or "the moves that would make room for it failed"
 
     async def _carry_out(self, plan: Switch, tenant: Tenant, gpu: str) -> bool:
         """Victims out and the tenant in, at the same time. False: look again, there may be another way now."""
@@ -324,6 +316,7 @@ class Residency:
     async def _all_in(self, tenant: Tenant, gpu: str, flow: Flow) -> bool:
         if tenant.name in self.parked:
             fault = await self.unpark(tenant) if self.unpark is not None else "parking is not available"
+            self.refusal = fault or ""
             return fault is None
         complete = True
         for session, slot, state in self._states(tenant, gpu):
