@@ -118,3 +118,22 @@ def test_what_a_start_cost_is_read_off_the_record() -> None:
     # delays of 0.2, 0.4 and 0.4 s: 0.4 in the median
     assert start_costs_s(record, 10.0, np.array([False, False])).tolist() == pytest.approx([0.9, 0.9])
     assert start_costs_s(record, 10.0, np.array([True, True])).tolist() == pytest.approx([0.9, 0.9])
+
+
+def test_a_first_start_costs_time_and_no_work() -> None:
+    """transformer takes 0.67 s per iteration at any cores: 30 of them 20.1 s, after 2.5 s of starting. Under srtf the
+    shorter of two jobs goes first, whatever it takes to start."""
+    from cotenant.config import TrainingConfig
+    from cotenant.metrics.summary import Analysis
+    from cotenant.model.cluster import Cluster, NodeGroup
+    from cotenant.model.gpus import find_gpu
+    from cotenant.sim.training import simulate
+
+    cluster = Cluster((NodeGroup(1, 1, find_gpu("A100-40GB"), 3, 62_500_000_000),), "one GPU")
+    jobs = Jobs.build(
+        2, id=["a", "b"], arrival_s=[0.0, 0.0], gpus=[1.0, 1.0], iterations=[30.0, 31.0], model=["transformer"] * 2
+    )
+    config = TrainingConfig(ordering="srtf", lease=10.0, restart_cost=1.0)
+    record, _ = simulate(Trace(jobs, "made"), cluster, config, launch_s=np.array([2.5, 0.5]))
+    # b waits for the round after a's end, and pays its own start
+    assert Analysis(record).jobs.jct_s.tolist() == pytest.approx([22.6, 30.0 + 0.5 + 31 * 0.67])

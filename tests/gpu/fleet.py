@@ -298,7 +298,7 @@ def miso_live(folder: Path) -> dict[str, Any]:
 
 def park_resume(folder: Path) -> dict[str, Any]:
     """A job that knows nothing of leases, taken off its GPU by the agent and given back: its curve goes on."""
-    whole, job = Job(folder / "whole", "conv", 60), Job(folder / "parked", "conv", 60)
+    whole, job = Job(folder / "whole", "conv", 900), Job(folder / "parked", "conv", 900)
     found: dict[str, Any] = {}
     try:
         whole.start()
