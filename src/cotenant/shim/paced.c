@@ -5,7 +5,7 @@
 
 #include "copies.h"
 
-#define SPIN_NS 60000          /* how long a thread that waits looks without a pause */
+#define SPIN_NS 500000         /* how long a thread that waits looks without a pause: a nap takes 60 us, as much as a piece */
 #define NAP_NS 10000
 #define ASK_STREAM_NS 2000000  /* a thread that waits asks now and then whether its context lives */
 #define HOST_REGISTER_PORTABLE_DEVICEMAP 3
