@@ -7,14 +7,15 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from cotenant.live.feed import Feed, Row
-from cotenant.live.http import LiveServer, parse_address
-from cotenant.model.errors import InputError
+from cotenant.live.http import MOST_VIEWERS, LiveServer, parse_address
+from cotenant.model.errors import InputError, WorkError
 
 TOKEN = "correct-horse-battery"
 
@@ -95,6 +96,8 @@ def test_token() -> None:
     [
         (b"\r\n\r\n", b"400"),
         (b"GET\r\n\r\n", b"400"),
+        (b"GET //[::1 HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: [::\r\n\r\n", b"400"),
         (b"\xff\xfe\x00 / HTTP/1.1\r\n\r\n", b"405"),
         (b"GET / HTTP/1.1\r\nX: " + b"a" * 20000 + b"\r\n\r\n", b"431"),
     ],
@@ -127,3 +130,37 @@ def test_bad_addresses(text: str) -> None:
 def test_addresses() -> None:
     assert parse_address(":9400", "") == ("127.0.0.1", 9400)
     assert parse_address("[::1]:80", "") == ("::1", 80)
+
+
+def test_a_viewer_that_leaves_makes_room_at_once() -> None:
+    """All places taken, and nothing changes that would show who is gone: the next one is served all the same."""
+    with serving() as server:
+        viewers = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(MOST_VIEWERS)]
+        for viewer in viewers:
+            viewer.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert viewer.recv(12) == b"HTTP/1.1 200"
+        for viewer in viewers:
+            viewer.close()
+        until = time.monotonic() + 5
+        while True:
+            with socket.create_connection(("127.0.0.1", server.port), 10) as late:
+                late.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                if late.recv(12) == b"HTTP/1.1 200":
+                    break
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
+def test_a_port_that_is_taken_is_one_sentence() -> None:
+    async def second(port: int) -> None:
+        async def metrics() -> str:
+            return ""
+
+        async def rows() -> AsyncIterator[Row]:
+            yield "jobs", "a", {}
+
+        await LiveServer("127.0.0.1", port, Feed(rows), metrics).start()
+
+    with serving() as server, pytest.raises(WorkError) as caught:
+        asyncio.run(second(server.port))
+    assert str(caught.value) == f"cannot listen on 127.0.0.1:{server.port}: address already in use"

@@ -89,8 +89,10 @@ def read_token(path: Path | None, field: str) -> str | None:
         return None
     try:
         token = path.read_text().strip().partition("\n")[0]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", file=str(path), field=field) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=str(path), field=field) from None
+    except UnicodeDecodeError:
+        raise InputError("is not a text", file=str(path), field=field) from None
     if len(token) < 16:
         raise InputError("a token has at least 16 characters", file=str(path), field=field)
     return token

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,17 +72,19 @@ def mutate(
 
     thing = _read_pod(pod)
     injection = Injection(mounts=mounts == "webhook")
-    if patch:
-        _show(patch_of(thing, injection), as_json)
-    else:
-        _show([change(thing, injection)], as_json)
+    with _of_file(pod):
+        things = patch_of(thing, injection) if patch else [change(thing, injection)]
+    _show(things, as_json)
 
 
 def claims(pod: PodFile, kubernetes: Version = "1.34", as_json: AsJson = False) -> None:
     """Print the pod with claims of dynamic resource allocation in place of units, and their templates."""
     from cotenant.kube.dra import claims_of
 
-    _show(claims_of(_read_pod(pod), _version(kubernetes)), as_json)
+    thing, version = _read_pod(pod), _version(kubernetes)
+    with _of_file(pod):
+        things = claims_of(thing, version)
+    _show(things, as_json)
 
 
 def slice_(
@@ -120,6 +124,17 @@ def _show(things: list[dict[str, Any]], as_json: bool) -> None:
         print("---\n".join(to_yaml(thing) for thing in things), end="")
 
 
+@contextmanager
+def _of_file(path: Path) -> Iterator[None]:
+    """What is wrong inside names the file that it came from."""
+    from cotenant.model.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.message, file=path, line=error.line, field=error.field) from None
+
+
 def _read_pod(path: Path) -> dict[str, Any]:
     """The one pod of a file. InputError says what else it holds."""
     import yaml
@@ -129,11 +144,13 @@ def _read_pod(path: Path) -> dict[str, Any]:
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
         things = [thing for thing in yaml.safe_load_all(text) if thing is not None]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise InputError(f"not valid YAML: {error.problem}", file=path, line=line) from None
+    except (UnicodeDecodeError, yaml.YAMLError):  # bytes and characters that YAML does not have
+        raise InputError("is not a text", file=path) from None
     if len(things) != 1 or not isinstance(things[0], dict) or things[0].get("kind") != "Pod":
         kinds = ", ".join(str(t.get("kind")) if isinstance(t, dict) else type(t).__name__ for t in things) or "nothing"
         raise InputError(f"it must hold one Pod; it holds {kinds[:80]}", file=path)

@@ -140,8 +140,12 @@ def read(file: Path | None, settings: list[str]) -> dict[str, Any]:
     if file is not None:
         try:
             tree = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise InputError(f"cannot be read: {' '.join(str(error).split())}", file=file) from None
+        except OSError as error:
+            raise InputError(f"cannot be read: {error.strerror}", file=file) from None
+        except UnicodeDecodeError:
+            raise InputError("is not a text", file=file) from None
+        except yaml.YAMLError as error:
+            raise InputError(f"not valid YAML: {' '.join(str(error).split())}", file=file) from None
         if not isinstance(tree, dict):
             raise InputError("a values file is a map", file=file)
         found = flatten(tree)

@@ -72,7 +72,8 @@ class LiveServer:
         try:
             self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=HEAD_BYTES)
         except OSError as error:
-            raise WorkError(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from None
+            why = (error.strerror or str(error)).rpartition("): ")[2]  # asyncio's sentence names the address again
+            raise WorkError(f"cannot listen on {self.host}:{self.port}: {why}") from None
         self.port = self._server.sockets[0].getsockname()[1]
 
     @property
@@ -103,7 +104,7 @@ class LiveServer:
             except asyncio.LimitOverrunError:
                 await _answer(writer, 431, "the request's head is too long\n")
                 return
-            await self._route(head.decode("latin-1"), writer)
+            await self._route(head.decode("latin-1"), reader, writer)
         except (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
@@ -111,7 +112,7 @@ class LiveServer:
             with contextlib.suppress(Exception):
                 writer.close()
 
-    async def _route(self, head: str, writer: asyncio.StreamWriter) -> None:
+    async def _route(self, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         first, *rest = head.split("\r\n")
         words = first.split(" ")
         headers = {
@@ -123,12 +124,16 @@ class LiveServer:
         if words[0] not in ("GET", "HEAD"):
             await _answer(writer, 405, "only GET\n", "Allow: GET, HEAD\r\n")
             return
-        url = urlsplit(words[1])
+        try:
+            url, asked = urlsplit(words[1]), urlsplit("//" + headers.get("host", "localhost")).hostname
+        except ValueError:  # a bracket that is not closed
+            await _answer(writer, 400, "not an address\n")
+            return
         if url.path == "/healthz":
             await _answer(writer, 200, "ok\n")
             return
         # a page elsewhere whose name was made to point here must not read this one
-        if is_loopback(self.host) and not is_loopback(urlsplit("//" + headers.get("host", "localhost")).hostname or ""):
+        if is_loopback(self.host) and not is_loopback(asked or ""):
             await _answer(writer, 403, "this address answers to localhost only\n")
             return
         if self._token is not None and not self._shows_token(headers, url.query):
@@ -142,7 +147,7 @@ class LiveServer:
         elif url.path == "/state.json":
             await _answer(writer, 200, "" if only_head else await self._feed.snapshot(), kind="application/json")
         elif url.path == "/events":
-            await self._stream(writer)
+            await self._stream(reader, writer)
         else:
             await _answer(writer, 404, "there is /, /metrics, /state.json, /events and /healthz\n")
 
@@ -151,11 +156,22 @@ class LiveServer:
         shown = headers.get("authorization", "").removeprefix("Bearer ") or "".join(parse_qs(query).get("token", [""]))
         return hmac.compare_digest(shown.encode(), self._token.encode())
 
-    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._viewers >= MOST_VIEWERS:
             await _answer(writer, 503, "too many viewers\n")
             return
         self._viewers += 1
+        # a viewer has nothing more to say: whatever comes from it is its end, and its place is free at once
+        tasks = {asyncio.create_task(self._send(writer)), asyncio.create_task(reader.read(1))}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._viewers -= 1
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
         events = self._feed.events()
         try:
             head = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n{SECURITY}\r\n"
@@ -164,7 +180,6 @@ class LiveServer:
                 writer.write(event)
                 await asyncio.wait_for(writer.drain(), STUCK_S)
         finally:
-            self._viewers -= 1
             await events.aclose()  # type: ignore[attr-defined]
 
 
