@@ -36,7 +36,7 @@ HEADER = Path(cotenant.shim.__file__).parent / "floor.h"
 def test_the_page_is_laid_out_as_the_header_says(tmp_path: Path) -> None:
     fields = [name for name, _ in FloorLayout._fields_]
     facts = {f"floor.{name}": getattr(FloorLayout, name).offset for name in fields}
-    facts |= {"floor_join.token": 16, "floor_join.role": 80, "floor_reply.work_sms": 4}
+    facts |= {"floor_join.token": 16, "floor_join.role": 80, "floor_reply.work_sms": 4, "floor_reply.interval_ns": 8}
     numbers = {
         "COTENANT_FLOOR_BYTES": floor_page.FLOOR_BYTES,
         "COTENANT_FLOOR_MAGIC": floor_page.FLOOR_MAGIC,
@@ -149,6 +149,11 @@ def test_settings_are_read_from_the_configuration(tmp_path: Path) -> None:
     found = load(str(path)).colocation
     assert (found.interval_ns, found.beside, found.hold_limit_ns, found.lead_ns) == (200_000, 0.05, 10**9, 20_000)
     assert parse_colocation("static").scheme == "static"
+    path.write_text("tenants: [{name: a, best_effort: true, in_flight: 400us}]\n")
+    assert load(str(path)).tenants[0].in_flight_ns == 400_000
+    path.write_text("tenants: [{name: a, in_flight: 1h}]\n")
+    with pytest.raises(InputError, match="1 us to 1 s"):
+        load(str(path))
     path.write_text("colocation: {intervall: 200us}\n")
     with pytest.raises(InputError, match="did you mean interval"):
         load(str(path))
@@ -232,6 +237,19 @@ def test_an_unmodified_latency_sensitive_program_holds_the_floor_while_it_works(
     assert len(inside) < 5
     assert len(after) > 20
     ls.close()
+
+
+def test_a_tenant_may_have_more_in_flight_than_the_scheme_says(rig: tuple[Rig, Program]) -> None:
+    """What fits is launched at once, instead of one after the other."""
+    started, _ = rig
+    started.scheme("tidal", hold_limit_ns=5_000_000_000)
+    deep = TenantSpec("deep", mechanism="time", best_effort=True, in_flight_ns=5_000_000)
+    be = started.tenant(deep, ["cotenant.bench.be_loads", started.bench.backend]).wait_ready()
+    be.ask("load mm2048", 60)
+    times = be.ask("times 0.3")["times_ns"]
+    be.close()
+    # 25 us kernels: at the start 200 of them fit into 5 ms. Of the scheme's 100 us, 20 would take at least 400 us.
+    assert min(last - first for first, last in zip(times[:150], times[20:170], strict=True)) < 300_000
 
 
 def test_the_agent_counts_best_effort_processes_and_their_waits(rig: tuple[Rig, Program]) -> None:

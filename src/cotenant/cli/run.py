@@ -32,6 +32,9 @@ def run(
     best_effort: Annotated[
         bool, typer.Option("--best-effort", help="Stay out of the way of latency-sensitive services on this GPU.")
     ] = False,
+    in_flight: Annotated[
+        Text, typer.Option(metavar="TIME", help="Best-effort: GPU work it may have in flight (default: the scheme's).")
+    ] = None,
     work_class: Annotated[
         str, typer.Option(metavar="unknown|memory|compute", help="What its kernels need most (scheme orion).")
     ] = "unknown",
@@ -58,6 +61,11 @@ def run(
     from cotenant.node.launcher import run as launch
 
     which = tuple(gpus.split(",")) if gpus and not _is_count(gpus) else ()
+    in_flight_ns = round(parse_seconds(in_flight, "--in-flight") * 1e9) if in_flight else 0
+    check_work(work_class, 0, 0, field="--work-class")
+    check_work("unknown", 0, in_flight_ns, field="--in-flight")
+    if in_flight_ns and not best_effort:
+        raise InputError("only a best-effort program is held to it: add --best-effort", field="--in-flight")
     spec = TenantSpec(
         name=name or f"{os.path.basename(command[0])[:40]}-{os.getpid()}",
         request=parse_fraction(request, "--request") if request else 0.0,
@@ -70,11 +78,11 @@ def run(
         mechanism=mechanism,
         best_effort=best_effort,
         work_class=work_class,
+        in_flight_ns=in_flight_ns,
         copy_weight=copy_weight,
         oversubscribe=oversubscribe,
         latency_sensitive=latency_sensitive,
     )
-    check_work(work_class, 0, field="--work-class")
     check_spec(spec, field="--name" if name else None)
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None
     if empty_cache not in ("off", "turn", "iteration"):

@@ -47,6 +47,7 @@ class TenantSpec:
     best_effort: bool = False
     work_class: str = "unknown"  # what its kernels need most: unknown, memory, compute; for the scheme orion
     work_sms: int = 0  # SMs that they fill; 0: not known
+    in_flight_ns: int = 0  # what a best-effort tenant may have in flight; 0: as the scheme says
     oversubscribe: str = "none"  # how its memory leaves the card for others: swap, managed, park
     copy_weight: float | None = None  # on the link; None: no wish, 1 where copies take turns
     latency_sensitive: bool = False  # its copies go ahead of all others
@@ -100,7 +101,7 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
         raise InputError(f"{spec.name} has several GPUs; only tenants of one GPU can oversubscribe it", **where)
     if not 0.0 <= spec.weight < math.inf:
         raise InputError(f"the weight of {spec.name} is {spec.weight}; it must be 0 or more", **where)
-    check_work(spec.work_class, spec.work_sms, **where)
+    check_work(spec.work_class, spec.work_sms, spec.in_flight_ns, **where)
     if spec.copy_weight is not None and not 0.001 <= spec.copy_weight <= 1000.0:
         raise InputError(f"the copy weight of {spec.name} is {spec.copy_weight:g}; write 0.001 to 1000", **where)
     if spec.latency_sensitive and spec.best_effort:
@@ -111,7 +112,7 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
 
 
 _TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism", "user", "best_effort",
-                "work_class", "work_sms", "copy_weight", "latency_sensitive", "oversubscribe")  # fmt: skip
+                "work_class", "work_sms", "in_flight", "copy_weight", "latency_sensitive", "oversubscribe")  # fmt: skip
 _AGENT_KEYS = (
     "gpus",
     "quota",
@@ -308,6 +309,7 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
             latency_sensitive=bool(entry.get("latency_sensitive", False)),
             work_class=str(entry.get("work_class", "unknown")),
             work_sms=int(entry.get("work_sms", 0)),
+            in_flight_ns=round(parse_seconds(entry["in_flight"], "in_flight") * 1e9) if "in_flight" in entry else 0,
         )
         return check_spec(spec)
     except InputError as error:

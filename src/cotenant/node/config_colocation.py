@@ -39,9 +39,11 @@ def parse_colocation(data: Any) -> ColocationSettings:
     return settings_for(str(data.get("scheme", "tidal")), **changes)
 
 
-def check_work(work_class: str, work_sms: int, **where: Any) -> None:
+def check_work(work_class: str, work_sms: int, in_flight_ns: int, **where: Any) -> None:
     """What a best-effort tenant says of its kernels."""
     if work_class not in _CLASSES:
         raise InputError(f"unknown class of work {work_class!r}; known: {', '.join(_CLASSES)}", **where)
     if not 0 <= work_sms <= 1 << 20:
         raise InputError(f"kernels cannot fill {work_sms} SMs", **where)
+    if in_flight_ns and not 1_000 <= in_flight_ns <= 1_000_000_000:
+        raise InputError("a best-effort tenant's work in flight is 1 us to 1 s", **where)

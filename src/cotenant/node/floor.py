@@ -134,7 +134,8 @@ class Floors:
         self._count(gpu)
         spec = tenant.spec if tenant is not None else None
         work_class = WORK_CLASSES[spec.work_class] if spec else WorkClass.UNKNOWN
-        reply = floor_page.pack_page(member.holder or 0, work_class, spec.work_sms if spec else 0)
+        sms, interval_ns = (spec.work_sms, spec.in_flight_ns) if spec else (0, 0)
+        reply = floor_page.pack_page(member.holder or 0, work_class, sms, interval_ns)
         fd = page.fd if role == LATENCY_SENSITIVE else page.read_fd
         try:
             socket.send_fds(member.socket, [reply], [fd])

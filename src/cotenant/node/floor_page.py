@@ -20,7 +20,7 @@ JOIN, PAGE = 112, 113
 LATENCY_SENSITIVE, BEST_EFFORT = 1, 2
 
 _JOIN = struct.Struct("=16s64sI4x136x")
-_REPLY = struct.Struct("=II216x")
+_REPLY = struct.Struct("=IIQ208x")
 
 
 class FloorLayout(ctypes.Structure):
@@ -65,10 +65,10 @@ def parse_join(data: bytes) -> tuple[bytes, int] | None:
     return uuid, role
 
 
-def pack_page(holder: int, work_class: int, work_sms: int) -> bytes:
+def pack_page(holder: int, work_class: int, work_sms: int, interval_ns: int) -> bytes:
     """FLOOR_PAGE; the page itself travels beside it."""
     head = HEADER.pack(MAGIC, VERSION, PAGE, 1, 0, holder, 0)
-    return head + _REPLY.pack(work_class, work_sms)
+    return head + _REPLY.pack(work_class, work_sms, interval_ns)
 
 
 def holder_of(reply: bytes) -> int | None:

@@ -259,6 +259,7 @@ def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
         "latency_sensitive": spec.latency_sensitive,
         "work_class": spec.work_class,
         "work_sms": spec.work_sms,
+        "in_flight_ns": spec.in_flight_ns,
     }
 
 
@@ -282,6 +283,7 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
             latency_sensitive=bool(data.get("latency_sensitive")),
             work_class=str(data.get("work_class") or "unknown"),
             work_sms=int(data.get("work_sms") or 0),
+            in_flight_ns=int(data.get("in_flight_ns") or 0),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"not a tenant: {error}") from None

@@ -41,6 +41,7 @@ struct floor {
     pthread_mutex_t lock;
     int fd;
     uint32_t work_class, work_sms;
+    uint64_t interval_ns;             /* of this tenant; 0: the page's */
     struct floor_state state;
     CUcontext context;
     struct piece pieces[PIECES];
@@ -89,6 +90,7 @@ void cot_floor_join(struct gpu *gpu)
     floor->fd = fd; /* stays open: its end tells the agent that this process is gone */
     floor->work_class = reply.work_class;
     floor->work_sms = reply.work_sms;
+    floor->interval_ns = reply.interval_ns;
     __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE); /* an older page stays mapped */
     __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);
 }
@@ -118,12 +120,13 @@ static struct floor_rule current_rule(const struct floor *floor)
 {
     const struct cotenant_floor *page = floor->page;
     uint32_t tenants = page->tenants ? page->tenants : 1;
+    uint64_t interval_ns = floor->interval_ns ? floor->interval_ns : page->interval_ns;
     return (struct floor_rule){.scheme = page->scheme,
                                .beside_permille = page->beside_permille,
                                .sm_threshold = page->sm_threshold,
                                .work_class = floor->work_class,
                                .work_sms = floor->work_sms,
-                               .interval_ns = (int64_t)(page->interval_ns / tenants),
+                               .interval_ns = (int64_t)(interval_ns / tenants),
                                .lead_ns = (int64_t)page->lead_ns};
 }
 
@@ -306,7 +309,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     if (floor->context != t->context)
         forget(floor, t->context);
     struct piece *open = at(floor, floor->newest);
-    int64_t enough_ns = (int64_t)floor->page->interval_ns / 2;
+    int64_t enough_ns = current_rule(floor).interval_ns / 2;
     if (open->count > 0 && (open->predicted_ns >= (enough_ns > LEAST_PIECE_NS ? enough_ns : LEAST_PIECE_NS) ||
                             open->count >= PIECE_LOG || floor->stream != t->stream || floor->handle != t->stream->handle))
         resolve_and_close(floor);

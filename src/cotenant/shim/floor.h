@@ -42,7 +42,8 @@ struct cotenant_floor_join {
 struct cotenant_floor_reply { /* header.slot: index of the holder (LS) */
     uint32_t work_class;     /* of this tenant's kernels (BE) */
     uint32_t work_sms;       /* SMs that they fill, which may be more than there are; 0: not known */
-    uint8_t reserved[216];
+    uint64_t interval_ns;    /* what this tenant may have in flight, instead of the page's; 0: the page's */
+    uint8_t reserved[208];
 };
 
 struct cotenant_floor { /* 4096 bytes */
