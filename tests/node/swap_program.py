@@ -33,6 +33,12 @@ def take(mib: int, each: int = 8) -> int:
     return 0
 
 
+def on(device: int) -> int:
+    """From here on, everything on another device."""
+    context = c_uint64()
+    return raw("cuDevicePrimaryCtxRetain", byref(context), device) or raw("cuCtxSetCurrent", context)
+
+
 def managed(mib: int) -> int:
     return raw("cuMemAllocManaged", byref(c_uint64()), c_size_t(mib << 20), 1)
 

@@ -262,6 +262,18 @@ def test_parked_on_one_gpu_and_back_on_another(node: Callable[..., Node]) -> Non
     assert program.ask("take(64)") == "0"
     assert program.ask("work(0.2)").endswith("intact")
     assert here.tenant("a")["gpus"][0]["turns"] > 0
+    here.call("park", name="a")
+    assert here.call("resume", name="a", gpu=uuids[0])["gpus"] == [uuids[0]]
+    assert program.ask("check()") == "intact"
+    # the driver says no (more is there than the agent knows of): it stays where it was, and says why
+    here.call("park", name="a")
+    hog = Program(here, "hog", None)
+    assert hog.ask("on(1)") == "0"
+    assert hog.ask("take(640)") == "0"
+    with pytest.raises(WorkError, match="not enough memory"):
+        here.call("resume", name="a", gpu=uuids[1])
+    assert here.tenant("a")["gpus"][0]["uuid"] == uuids[0]
+    assert here.tenant("a")["state"] == "parked"
 
 
 def test_whole_processes_in_turns(node: Callable[..., Node]) -> None:

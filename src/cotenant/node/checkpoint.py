@@ -78,13 +78,25 @@ class Driver:
         raw = (ctypes.c_uint8 * 128)()
         if order["op"] == "lock":
             ctypes.c_uint32.from_buffer(raw, 0).value = int(order.get("timeout_ms", 0))
-        pairs = order.get("pairs") or []
-        if order["op"] == "restore" and pairs:
-            both = b"".join(bytes.fromhex(old) + bytes.fromhex(new) for old, new in pairs)
+        if order["op"] == "restore" and order.get("onto"):
+            pairs = self._exchanged(*map(bytes.fromhex, order["onto"]))
+            both = b"".join(old + new for old, new in pairs)
             self._pairs = ctypes.create_string_buffer(both, len(both))
             ctypes.c_void_p.from_buffer(raw, 0).value = ctypes.addressof(self._pairs)
             ctypes.c_uint32.from_buffer(raw, 8).value = len(pairs)
         return raw
+
+    def _exchanged(self, home: bytes, target: bytes) -> list[tuple[bytes, bytes]]:
+        """Pairs for every GPU of the machine, as the driver wants them: the two change places, the others stay."""
+        count = ctypes.c_int()
+        self._cuda.cuDeviceGetCount(ctypes.byref(count))
+        places = {home: target, target: home}
+        pairs = []
+        for index in range(count.value):
+            uuid = (ctypes.c_uint8 * 16)()
+            self._cuda.cuDeviceGetUuid_v2(uuid, index)
+            pairs.append((bytes(uuid), places.get(bytes(uuid), bytes(uuid))))
+        return pairs
 
 
 def main() -> int:

@@ -256,9 +256,9 @@ class Parking:
     async def _restore(self, parked: Parked, target: str | None) -> None:
         """Restore all, then unlock all."""
         await self._wait_for_memory(target or (parked.gpus[0] if parked.gpus else None), parked.size)
-        pairs = []
+        onto: list[str] = []
         if target is not None and parked.gpus and target != parked.gpus[0]:
-            pairs = [(gpus.uuid_bytes(parked.gpus[0]).hex(), gpus.uuid_bytes(target).hex())]
+            onto = [gpus.uuid_bytes(parked.gpus[0]).hex(), gpus.uuid_bytes(target).hex()]
         alive = [key for key in parked.keys if processes.alive(key)]
         try:
             for key in alive:
@@ -269,7 +269,7 @@ class Parking:
                     )
                 if state == "checkpointed":
                     within_s = 30 + parked.size / SLOWEST_BPS
-                    await self.checkpointer.order("restore", key.pid, within_s=within_s, pairs=pairs)
+                    await self.checkpointer.order("restore", key.pid, within_s=within_s, onto=onto)
             for key in alive:
                 if (await self.checkpointer.order("state", key.pid))["state"] == "locked":
                     await self.checkpointer.order("unlock", key.pid)

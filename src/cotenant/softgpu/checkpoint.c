@@ -135,9 +135,8 @@ EXPORT CUresult cuCheckpointProcessRestore(int pid, const struct restore_args *a
     for (int d = 0; d < SOFT_MAX_DEVICES; d++) {
         uint64_t bytes = atomic_exchange(&process->saved_bytes[d], 0);
         atomic_fetch_add(&process->bytes[to[d]], bytes);
-        for (int own = 0; own < SOFT_MAX_DEVICES && to[d] != d; own++) /* a device may move twice */
-            if ((process->place[own] ? (int)process->place[own] - 1 : own) == d)
-                atomic_store(&process->place[own], (uint32_t)to[d] + 1);
+        int now = process->place[d] ? (int)process->place[d] - 1 : d; /* it may have moved before */
+        atomic_store(&process->place[d], (uint32_t)to[now] + 1);
     }
     return change(process, CHECKPOINTED, LOCKED);
 }
