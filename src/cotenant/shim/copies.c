@@ -18,11 +18,13 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "copies.h"
 
 #define LEAST_NAP_NS 10000
 #define MOST_NAP_NS 1000000
+#define FEW_PROCESSORS 8
 #define QUICK_NS 400000     /* pieces shorter than that are watched without a pause */
 #define STILL_NS 1000000    /* while something moves */
 #define LATE_NS 10000000    /* a piece that takes so long, and eight times as long as others, holds no slot */
@@ -61,10 +63,17 @@ void cot_copies_leave(void)
     pthread_mutex_unlock(&cot_copy_lock);
 }
 
+/* Where there are processors for all, a thread keeps the one it has: beside another that also only looks, yielding it costs
+ * milliseconds. */
 void cot_copies_breathe(void)
 {
-    sched_yield();
-    for (uint32_t i = 0; i < 8 || (i < 4000 && atomic_load_explicit(&callers, memory_order_relaxed)); i++)
+    static _Atomic int processors;
+    if (!atomic_load_explicit(&processors, memory_order_relaxed))
+        atomic_store(&processors, (int)sysconf(_SC_NPROCESSORS_ONLN));
+    bool few = atomic_load_explicit(&processors, memory_order_relaxed) <= FEW_PROCESSORS;
+    if (few)
+        sched_yield();
+    for (uint32_t i = 0; i < (few ? 8u : 24u) || (i < 4000 && atomic_load_explicit(&callers, memory_order_relaxed)); i++)
         __builtin_ia32_pause();
 }
 

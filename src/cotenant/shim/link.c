@@ -1,6 +1,5 @@
 /* The copy page of each GPU, and what a copy over the link does: pass, wait in its stream, or wait on its thread. */
 #define _GNU_SOURCE
-#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -126,7 +125,7 @@ static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t d
         if (now - began > SPIN_NS)
             nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
         else
-            sched_yield();
+            cot_copies_breathe();
         now = cot_now_ns();
     }
     __atomic_fetch_add(&link->page->links[direction].queues[link->queue].waited_ns, now - began, __ATOMIC_RELAXED);
