@@ -17,7 +17,7 @@ from cotenant.live.feed import Feed, Row
 from cotenant.live.http import MOST_VIEWERS, LiveServer, parse_address
 from cotenant.model.errors import InputError, WorkError
 
-TOKEN = "correct-horse-battery"
+TOKEN = "correct+horse/battery=="
 
 
 @contextmanager
@@ -88,6 +88,7 @@ def test_token() -> None:
         assert get(server, "/metrics", Authorization="Bearer wrong")[0] == 401
         assert get(server, "/metrics", Authorization=f"Bearer {TOKEN}")[0] == 200
         assert get(server, f"/state.json?token={TOKEN}")[0] == 200
+        assert get(server, f"/state.json?token={TOKEN.replace('+', '%2B')}")[0] == 200
         assert get(server, "/healthz")[0] == 200
 
 

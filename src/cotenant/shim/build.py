@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -82,6 +83,8 @@ def cached(name: str, parts: Iterable[bytes], make: Callable[[Path, Path], None]
     target = folder / name
     if target.exists():
         return target
+    if sys.stderr.isatty():  # a person waits; what programs read from there stays theirs
+        print(f"compiling {name} (once; some seconds)", file=sys.stderr)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
