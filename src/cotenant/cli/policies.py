@@ -13,6 +13,7 @@ app = typer.Typer(add_completion=False)
 def policy_lists() -> dict[str, dict[str, str]]:
     """Kind of policy -> name -> what it does, from the lists that the code itself uses."""
     from cotenant.policy.allotment import ALLOTMENTS
+    from cotenant.policy.colocation import SCHEMES
     from cotenant.policy.ordering import ORDERINGS
     from cotenant.policy.packing.specs import PLANNERS
     from cotenant.policy.partition.decide import POLICIES
@@ -26,6 +27,7 @@ def policy_lists() -> dict[str, dict[str, str]]:
         "policy": dict(POLICIES),
         "planner": {name: planner.help for name, planner in PLANNERS.items()},
         "discipline": {entry.name: entry.summary for entry in DISCIPLINES},
+        "colocation": {scheme.name: scheme.summary for scheme in SCHEMES},
     }
 
 
