@@ -21,17 +21,15 @@ def cancel(
     from cotenant.fleet.client import FleetClient, default_folder
     from cotenant.model.errors import InputError
 
-    answers, wrong = [], None
     with FleetClient(fleet or default_folder()) as client:
-        for job in ids:
-            try:
-                answers.append(client.call("cancel", id=job))
-            except InputError as error:  # the others are taken back all the same
-                wrong = wrong or error
+        answers = client.call("cancel", ids=ids)["jobs"]
+    done = [answer for answer in answers if "error" not in answer]
+    wrong = [answer for answer in answers if "error" in answer]
     if json_:
-        print(json.dumps({"jobs": answers}))
+        print(json.dumps({"jobs": done}))
     else:
-        for answer in answers:
+        for answer in done:
             print(f"{answer['id']}: {answer['state']}")
-    if wrong is not None:
-        raise wrong
+    if wrong:  # the others are taken back all the same
+        more = f" (and {len(wrong) - 1:,} more of the ids are wrong)" if len(wrong) > 1 else ""
+        raise InputError(wrong[0]["error"] + more, field=wrong[0]["field"])

@@ -133,22 +133,25 @@ class Controller:
         self._fill = self._fill or self.options.early
         return [job.id for job in jobs]
 
-    def cancel(self, job_id: str) -> str:
-        """Take a job back; returns its state: cancelled, or stopping while its processes leave."""
+    def cancel(self, job_id: str, *, flush: bool = True) -> str:
+        """Take a job back; returns its state: cancelled, or stopping while its processes leave. Without `flush` it is
+        for the caller to make it durable."""
         job = self.find(job_id)
         now_s = self.clock.now_s()
         job.cancel, job.target = True, None
         self.book.touch(job)
         if job.attempt is not None:
             ask_stop(self.book, job, "cancel", now_s, self.absorber.grace_of(job), int(Reason.CANCELLED))
+            state = "stopping"
+        else:
+            if not job.arrived:
+                self._arrive(job, now_s)
+            self.book.tell(now_s, job, Kind.REJECT, Reason.CANCELLED)
+            self.book.over_with(job, CANCELLED, now_s)
+            state = CANCELLED
+        if flush:
             self.book.flush()
-            return "stopping"
-        if not job.arrived:
-            self._arrive(job, now_s)
-        self.book.tell(now_s, job, Kind.REJECT, Reason.CANCELLED)
-        self.book.over_with(job, CANCELLED, now_s)
-        self.book.flush()
-        return CANCELLED
+        return state
 
     def find(self, job_id: str) -> Job:
         """An open job; InputError where there is none."""

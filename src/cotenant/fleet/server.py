@@ -183,8 +183,23 @@ class Door:
         return self.controller.call(lambda: answers.status(self.controller)) | {"pid": os.getpid(), "port": self.port}
 
     def _op_cancel(self, order: dict[str, Any]) -> dict[str, Any]:
+        if "ids" in order:
+            if not isinstance(order["ids"], list):
+                raise InputError("must be a list of ids", field="ids")
+            return {"jobs": self.controller.call(lambda: self._cancel_all([str(job) for job in order["ids"]]))}
         job = str(order.get("id"))
         return {"id": job, "state": self.controller.call(lambda: self.controller.cancel(job))}
+
+    def _cancel_all(self, ids: list[str]) -> list[dict[str, Any]]:
+        """Many at once, in one transition: each has a state, or an error of its own."""
+        found: list[dict[str, Any]] = []
+        for job in dict.fromkeys(ids):
+            try:
+                found.append({"id": job, "state": self.controller.cancel(job, flush=False)})
+            except InputError as error:
+                found.append({"id": job, "error": error.message, "field": error.field})
+        self.controller.book.flush()
+        return found
 
     def _op_explain(self, order: dict[str, Any]) -> dict[str, Any]:
         return self.controller.call(lambda: answers.story(self.controller, str(order.get("id"))))
