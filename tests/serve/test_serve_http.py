@@ -204,7 +204,9 @@ def test_metrics_status_and_plan(server: Running) -> None:
 
 
 def test_pages_are_not_for_sites_that_point_a_name_here(server: Running) -> None:
-    assert ask(server.http_url, "/cotenant/status", headers={"host": "evil.example"})[0] == 403
+    for path in ("/cotenant/status", "/cotenant/status?x", "/?x=1", "/metrics/?x"):
+        assert ask(server.http_url, path, headers={"host": "evil.example"})[0] == 403, path
+    assert ask(server.http_url, "/", headers={"host": "[::"})[0] == 403
     assert ask(server.http_url, "/cotenant/status", headers={"host": "localhost:1"})[0] == 200
 
 
@@ -230,6 +232,15 @@ def test_tokens_and_tls(tmp_path: Path) -> None:
             except urllib.error.HTTPError as error:
                 found = error.code
             assert found == code
+        for path, code in (
+            (f"/?token={TOKEN}", 200), (f"/state.json?token={TOKEN}", 200), ("/?token=nope", 401), ("/", 401),
+            (f"/v2?token={TOKEN}", 401),  # a page's address alone may carry it: requests have headers
+        ):  # fmt: skip
+            try:
+                found = opener.open(url + path).status
+            except urllib.error.HTTPError as error:
+                found = error.code
+            assert found == code, path
         _grpc_with_token(server.grpc_address.replace("127.0.0.1", "localhost"), tmp_path)
 
 

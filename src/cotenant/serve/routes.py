@@ -6,7 +6,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import orjson
 
@@ -28,9 +28,10 @@ BINARY = b"content-type: application/octet-stream\r\ninference-header-content-le
 TIMES = b"cotenant-queued-ms: %.3f\r\ncotenant-executed-ms: %.3f\r\ncotenant-batch: %d\r\n"
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready"})  # asked by probes, which have no token
 KNOWN_PATHS, KNOWN_BYTES = 2048, 512
-LOCAL_PAGES = frozenset({b"/", b"/state.json", b"/events", b"/metrics", b"/cotenant/status", b"/cotenant/plan"})
+LOCAL_PAGES = frozenset({"/", "/state.json", "/events", "/metrics", "/cotenant/status", "/cotenant/plan"})
 
 Endpoint = Callable[[Exchange, str, str], None]
+Found = tuple[dict[bytes, Endpoint], str, str, bool, bool]  # by method, model, version, asks for a token, is a page
 
 
 def error_body(message: str) -> bytes:
@@ -51,7 +52,7 @@ class Routes:
         got = Got()
         self._feed = Feed(lambda: rows(api, address(), got))
         self._viewers: set[asyncio.Task[None]] = set()
-        self._found: dict[bytes, tuple[dict[bytes, Endpoint], str, str, bool]] = {}
+        self._found: dict[bytes, Found] = {}
         self._fixed: dict[str, dict[bytes, Endpoint]] = {
             "/v2": {b"GET": lambda x, n, v: self._json(x, api.server_metadata())},
             "/v2/health/live": {b"GET": lambda x, n, v: x.respond(200)},
@@ -84,12 +85,12 @@ class Routes:
         try:
             if found is None:
                 found = self._look_up(x.url)
-            methods, name, version, guarded = found
-            if x.url in LOCAL_PAGES and not self._may_see(x):
+            methods, name, version, guarded, is_page = found
+            if is_page and not self._may_see(x):
                 x.respond(403, error_body("this address answers to localhost only"))
                 return
             if guarded:
-                self.api.tokens.check(x.headers.get(b"authorization", b""))
+                self.api.tokens.check(x.headers.get(b"authorization") or (_token_in(x.url) if is_page else b""))
             endpoint = methods.get(x.method) or (methods.get(b"GET") if x.method == b"HEAD" else None)
             if endpoint is None:
                 allowed = b"allow: %s\r\n" % b", ".join(methods)
@@ -104,9 +105,12 @@ class Routes:
         if not is_loopback(urlsplit(self._address()).hostname or ""):
             return True
         host = x.headers.get(b"host", b"localhost").decode("latin-1")
-        return is_loopback(urlsplit("//" + host).hostname or "")
+        try:
+            return is_loopback(urlsplit("//" + host).hostname or "")
+        except ValueError:  # a bracket that is not closed
+            return False
 
-    def _look_up(self, url: bytes) -> tuple[dict[bytes, Endpoint], str, str, bool]:
+    def _look_up(self, url: bytes) -> Found:
         raw = url.partition(b"?")[0].decode("latin-1")
         path = raw.rstrip("/") or "/"
         methods, name, version = self._fixed.get(path), "", ""
@@ -115,7 +119,7 @@ class Routes:
             methods, name, version = self._model_path(parts)
         if methods is None:
             raise Refusal(Kind.UNKNOWN, f"there is nothing at {path[:200]}")
-        found = (methods, name, version, path not in OPEN)
+        found = (methods, name, version, path not in OPEN, path in LOCAL_PAGES)
         if len(self._found) < KNOWN_PATHS and len(url) <= KNOWN_BYTES:
             self._found[url] = found
         return found
@@ -268,3 +272,9 @@ def _inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
     if not inflater.eof:
         raise WireError(f"the body is not whole {kind.decode()}")
     return out
+
+
+def _token_in(url: bytes) -> bytes:
+    """What a browser shows, which cannot send a header: `?token=` of a page's address, as a header's value."""
+    query = url.partition(b"?")[2].decode("latin-1").replace("+", "%2B")
+    return b"Bearer " + "".join(parse_qs(query).get("token", [])).encode()
