@@ -38,12 +38,13 @@
  * message.  After a lost agent comes back, a new HELLO is followed by MEMORY_STATE for each slot and family in use.
  *
  * Moves.  HELLO_REPLY says whether the tenant oversubscribes; for swap, MOVE_BACKING then asks for the memfd (SCM_RIGHTS)
- * that its contents go to, one for all processes of the tenant.  The agent decides who is resident; the process that owns a context moves its own memory, only while
- * it has no turn.  MOVE_OUT names a span of that host memory and how much is to leave; MOVE_IN brings everything back,
- * never more than the agent has allowed so far (MOVE_ALLOW raises it, so that one tenant's way in follows another's way
- * out).  MOVE_PROGRESS counts, MOVE_DONE ends a move and echoes the order's sequence; its status says whether everything
- * went as ordered.  A process that cannot take memory because the GPU is full asks with MOVE_ROOM: OK (room was made), DENIED
- * (not now: it has no turn, so the memory comes when it gets one) or OUT_OF_MEMORY.  MOVE_STATE says what is where.
+ * that its contents go to, one for all processes of the tenant.  The agent decides who is resident; the process that owns
+ * a context moves its own memory, only while it has no turn.  MOVE_OUT names a span of that host memory and how much is to
+ * leave; MOVE_IN brings everything back, never more than the agent has allowed so far (MOVE_ALLOW raises it, so that one
+ * tenant's way in follows another's way out).  MOVE_PROGRESS counts, MOVE_DONE ends a move and echoes the order's
+ * sequence; its status says whether everything went as ordered.  A process that cannot take memory because the GPU is full
+ * asks with MOVE_ROOM: OK (room was made), DENIED (not now: it has no turn, so the memory comes when it gets one) or
+ * OUT_OF_MEMORY.  MOVE_STATE says what is where.
  *
  * All times are nanoseconds of CLOCK_MONOTONIC.  Only fixed-width integers, so every field has one offset everywhere.
  */
