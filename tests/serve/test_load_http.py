@@ -53,9 +53,10 @@ def test_a_stall_of_the_server_is_in_the_latencies_of_all_who_came_meanwhile() -
     stalled = {7: 0.4}
     with standin({"a": lambda x: Reply(0.4 if x.number == 50 else 0.0)}) as server:
         result = run_here(make(server.url, "a=100"))
-    # those that came meanwhile were sent and answered: most of them, even where this machine does other things as well
-    assert result.latency_ms.max() >= 400
-    assert int((result.latency_ms > 390).sum()) < 30
+    # others left, and had their answers, while the slow one was waited for
+    slow = result.rows[int(result.latency_ms.argmax())]
+    assert slow["finished"] - slow["sent"] >= 0.4
+    assert ((result.rows["sent"] > slow["sent"]) & (result.rows["finished"] < slow["finished"])).any()
     with standin({"a": lambda x: Reply(stalled.get(x.number, 0.0))}) as server:
         one = run_here(make(server.url, "a=100", connections=1))
         assert server.connections == 2  # one to ask what the model takes, one to send
@@ -77,7 +78,7 @@ def test_outcomes_are_told_apart() -> None:
         Reply(chunked=True),
         Reply(headers={"cotenant-executed-ms": "2.5"}),
     ]
-    with standin({"a": lambda x: replies[x.number]}) as server:
+    with standin({"a": lambda x: replies[int(x.id, 16)]}) as server:
         result = run_here(make(server.url, "a=10", slo_ms=2500.0))
     assert counts(result) == {"sent": 10, "ok": 3, "late": 1, "dropped": 3, "failed": 3}
     assert result.summary()["services"]["a"]["slo_attainment"] == 0.3
@@ -135,14 +136,15 @@ def test_a_closed_loop_does_not_storm_a_server_that_refuses() -> None:
 
 def test_a_run_that_is_stopped_was_as_long_as_it_was() -> None:
     """What was never sent is no failure."""
-    loops: list[Loop] = []
+
+    def stop_soon(loop: Loop) -> None:
+        threading.Timer(0.5, loop.stop).start()
+
     with standin({"a": lambda x: Reply(0.05)}) as server:
-        stopper = threading.Timer(0.5, lambda: loops[0].stop())
-        stopper.start()
-        result = run_here(make(server.url, "a=100", duration_s=20.0), on_loop=loops.append)
+        result = run_here(make(server.url, "a=100", duration_s=60.0), on_loop=stop_soon)
     found = counts(result)
-    assert 5 <= found["sent"] == found["ok"] <= 1000
-    assert 0.3 <= result.duration_s < 10.0
+    assert 0 < found["sent"] == found["ok"] < 3000
+    assert result.duration_s < 30.0
 
 
 def test_senders_share_one_schedule() -> None:
@@ -227,4 +229,4 @@ def test_a_server_that_takes_no_more_connections_holds_up_nobody() -> None:
     assert found["failed"] > 0
     assert found["ok"] + found["failed"] == 100
     late = (result.rows["sent"] - result.rows["scheduled"])[result.rows["outcome"] == 1]
-    assert np.median(late) < 0.5
+    assert np.median(late) < 5  # waiting for one connection to be made would take longer, and there are dozens
