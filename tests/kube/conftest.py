@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ def make_node() -> Iterator[Callable[..., Node]]:
     yield make
     for node in made:
         node.close()
+        shutil.rmtree(node.folder, ignore_errors=True)
 
 
 @pytest.fixture

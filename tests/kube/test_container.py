@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -96,6 +97,7 @@ class Host:
         self.agent.terminate()
         self.agent.wait(10)
         self.log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @pytest.fixture
