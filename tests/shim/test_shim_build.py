@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,17 @@ def test_environment_says_where_things_are_and_nothing_else(
     first, last = environment["LD_PRELOAD"].split(":")
     assert os.path.basename(first) == "libcotenant-shim.so"
     assert last == "/usr/lib/other.so"
+
+
+def test_of_several_who_want_it_at_once_one_builds(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make(scratch: Path, target: Path) -> None:
+        made.append(1)
+        time.sleep(0.1)
+        target.write_text("built")
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: shim_build.cached("lib.so", [b"x"], make, tmp_path), range(8)))
+    assert len(made) == 1
+    assert {path.read_text() for path in found} == {"built"}

@@ -8,6 +8,8 @@ tenant_environment(...) -> what the launcher adds to a tenant's environment
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import platform
@@ -76,8 +78,8 @@ def _digest(parts: Iterable[bytes]) -> str:
 def cached(name: str, parts: Iterable[bytes], make: Callable[[Path, Path], None], cache: Path | None = None) -> Path:
     """Path of `name` for this content; `make(folder, target)` writes it when it is not there yet.
 
-    The library is put in place by rename, so a process that has an older one mapped keeps it, and two builders do not
-    meet half-written files.
+    The library is put in place by rename, so a process that has an older one mapped keeps it. Of several who want it at
+    once one builds, and the others wait for it.
     """
     folder = (cache or cache_folder()) / _digest([*parts, platform.machine().encode(), " ".join(C_FLAGS).encode()])
     target = folder / name
@@ -87,10 +89,18 @@ def cached(name: str, parts: Iterable[bytes], make: Callable[[Path, Path], None]
         print(f"compiling {name} (once; some seconds)", file=sys.stderr)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            built = Path(scratch) / name
-            make(Path(scratch), built)
-            os.replace(built, target)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks: all of them build
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if target.exists():
+                return target
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                built = Path(scratch) / name
+                make(Path(scratch), built)
+                os.replace(built, target)
+        finally:
+            os.close(lock)
     except OSError as error:
         why = f"{name} cannot be built in {folder} ({error.strerror}); $COTENANT_CACHE names another folder"
         raise InputError(why) from None
