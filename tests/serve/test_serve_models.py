@@ -184,6 +184,20 @@ def test_without_a_profile_the_machine_s_cores_are_measured(tmp_path: Path) -> N
         assert ask(server.http_url, "/v2/models/a/infer", body)[2]["outputs"][0]["data"] == [0.0] * 8
 
 
+def test_a_timed_model_with_times_of_its_own_needs_no_profile(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    service = {"name": "a", "model": str(tmp_path / "m"), "slo_ms": 500, "rate_rps": 20}
+    content = {
+        "gpus": {"count": 1, "model": "cpu"}, "mechanism": "cores", "backend": "timed", "services": [service],
+        "verify": False,
+    }  # fmt: skip
+    with pytest.raises(InputError, match="latency_ms in its timed"), running(content):
+        pass
+    (tmp_path / "m" / "1" / "timed.json").write_text('{"latency_ms": {"1": 5, "8": 12}}')
+    with running(content) as server:
+        assert 20 < server.status()["services"][0]["capacity_rps"] < 8 / 0.012  # eight items take 12 ms
+
+
 @pytest.mark.extras
 def test_torch_models_exported_and_scripted(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")

@@ -161,7 +161,8 @@ class ServingPlan:
             where = ".".join(str(part) for part in first["loc"])
             raise InputError(f"not a plan: {first['msg']}", file=file, field=f"gpulets.{where}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise InputError(f"not a plan that `cotenant plan --json` wrote: {error!r}", file=file) from None
+            missing = f"{error} is missing" if isinstance(error, KeyError) else "a value of another kind is there"
+            raise InputError(f"not a plan that `cotenant plan --json` wrote: {missing}", file=file) from None
         for i, let in enumerate(plan.gpulets):
             if not (0 <= let.gpu < MAX_GPUS and 0 < let.duty_ms < math.inf and let.seats):
                 raise InputError("needs a GPU, a duty cycle above 0 and seats", file=file, field=f"gpulets.{i}")

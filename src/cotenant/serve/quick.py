@@ -45,8 +45,9 @@ def measured(config: ServingConfig, say: Callable[[str], None]) -> dict[str, Any
 
 
 def _one(gpu: str, model: str, found: Any, folder: Path, earlier: dict[str, Any] | None) -> dict[str, Any]:
-    if found.backend == "timed":
-        raise InputError("a timed model has no time of its own here: give a profile")
+    if found.backend == "timed" and not found.config.get("latency_ms"):
+        what = "a timed model takes as long as a profile says: give profile:, or latency_ms in its timed.json"
+        raise InputError(what, field=f"models.{model}")
     batches: tuple[int, ...] = BATCHES
     while True:
         run = ProfileRun(model, found, "cores", core_partitions(), batches, CELL_S, gpu=gpu)

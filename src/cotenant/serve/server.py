@@ -72,8 +72,8 @@ class Server:
             name: None if text is None else parse_address(text, name)
             for name, text in (("http", options.http), ("grpc", options.grpc))
         }
-        log = None if options.log is None else CsvLog(options.log, REQUEST_COLUMNS)
-        self.gpus_log = None if options.gpus_log is None else CsvLog(options.gpus_log, GPU_COLUMNS)
+        log = None if options.log is None else CsvLog(options.log, REQUEST_COLUMNS, say)
+        self.gpus_log = None if options.gpus_log is None else CsvLog(options.gpus_log, GPU_COLUMNS, say)
         slos = {s.name: s.slo_ms for s in problem.services} | {app.name: app.slo_ms for app, _ in problem.applications}
         self.stats = Stats(slos, log)
         self.floor = Floor(problem.services, problem.profiles, self.stats, self._lost, entry.hold)
