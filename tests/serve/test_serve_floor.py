@@ -184,6 +184,30 @@ def test_a_deadline_that_passes_in_the_queue_is_answered_without_a_worker(monkey
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("waited", "runs"), [(9_500.0, True), (9_700.0, False)])
+def test_what_batches_take_beyond_the_profile_is_kept_free(
+    monkeypatch: pytest.MonkeyPatch, waited: float, runs: bool
+) -> None:
+    async def main() -> None:
+        desk = Desk()
+        now = [0.0]
+        monkeypatch.setattr(desk.floor, "now_ms", lambda: now[0])
+        for _ in range(30):
+            desk.offer("b")
+            worker = next(w for w in desk.workers if w.job is not None)
+            assert worker.job is not None
+            now[0] += worker.job.expected_ms + 400.0
+            worker.finish()
+        desk.offer("b")  # occupies the gpulet
+        desk.offer("b")  # within 10 s by the profile after either wait; 400 ms over it only after the shorter one
+        now[0] += waited
+        next(w for w in desk.workers if w.job is not None).finish()
+        assert any(w.job is not None for w in desk.workers) is runs
+        assert desk.floor.stats.services["b"].outcomes[Outcome.DROPPED] == (0 if runs else 1)
+
+    asyncio.run(main())
+
+
 def test_a_hung_worker_is_killed_once_and_its_request_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         desk = Desk()

@@ -23,6 +23,8 @@ from cotenant.serve.workers import Job, Result, Worker
 
 TICK_S = 0.02
 HUNG_FACTOR, HUNG_SLOS, HUNG_LEAST_MS = 10.0, 2.0, 1000.0
+MOST_SPARE = 0.1  # part of a deadline
+OVERRUN_UP, OVERRUN_DOWN = 0.25, 0.02  # how fast what batches took too long is learned, and forgotten
 
 
 @dataclass(eq=False)
@@ -75,6 +77,7 @@ class Floor:
         self._early: set[Worker] = set()
         self._waiting: dict[str, dict[int, Unit]] = {s.name: {} for s in services}
         self.in_flight = dict.fromkeys(self.service, 0)
+        self._overrun_ms = dict.fromkeys(self.service, 0.0)
         self._began = time.monotonic()
         self._numbers = 0
         self._ticked_ms = 0.0
@@ -118,7 +121,9 @@ class Floor:
             deadline = now + deadline_ms
         unit = Unit(call, row, tensors, now, deadline)
         self.in_flight[name] += 1
-        number, instructions = self.desk.request(name, now, deadline)
+        # what batches took beyond the profile is kept free: at the edge of a deadline all would be late
+        spare = min(self._overrun_ms[name], MOST_SPARE * (deadline - now))
+        number, instructions = self.desk.request(name, now, deadline - spare)
         if number < 0:
             self._refuse(unit, Outcome.FULL, now)
             return
@@ -167,6 +172,8 @@ class Floor:
             return
         now = self.now_ms()
         units, started = let.running, let.started_ms
+        over = max(0.0, now - started - job.expected_ms) - self._overrun_ms[job.service]
+        self._overrun_ms[job.service] += over * (OVERRUN_UP if over > 0 else OVERRUN_DOWN)
         let.job, let.running, let.hung_ms = None, [], math.inf
         let.busy_ms += now - started
         if let.parts:
