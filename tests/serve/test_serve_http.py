@@ -122,6 +122,8 @@ def test_numbers_that_do_not_fit_their_type(server: Running) -> None:
         status, _, body = ask(server.http_url, "/v2/models/b/infer", {"inputs": [number, strings]})
         assert status == 400
         assert said in body["error"]
+    status, _, body = ask(server.http_url, "/v2/models/a/infer", {"inputs": [tensor([1e39])]})  # infinite as FP32
+    assert (status, "outside FP32" in body["error"]) == (400, True)
 
 
 def test_unknown_things_are_404_and_other_methods_405(server: Running) -> None:

@@ -177,4 +177,7 @@ def _converted(name: str, datatype: str, array: np.ndarray, dtype: np.dtype) -> 
         if array.min() < limits.min or array.max() > limits.max:
             raise TensorError(f"input {name!r} has elements outside {datatype}")
     with np.errstate(over="ignore"):
-        return array.astype(dtype)
+        converted = array.astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(converted).all() and np.isfinite(array).all():
+        raise TensorError(f"input {name!r} has elements outside {datatype}")
+    return converted
