@@ -135,7 +135,10 @@ def test_two_agents_on_one_dashboard(live_agent: Callable[..., Any]) -> None:
         (["dashboard", "localhost"], "is not the address of a live port"),
     ],
 )
-def test_bad_input(arguments: list[str], says: str, call: Callable[..., Any], tmp_path: Path) -> None:
+def test_bad_input(
+    arguments: list[str], says: str, call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COTENANT_SOFTGPU_STATE", str(tmp_path / "state"))
     code, _, said = call(*arguments, *(["--dir", str(tmp_path)] if arguments[0] == "agent" else []))
     assert code == 2
     assert says in said

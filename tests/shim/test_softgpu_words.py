@@ -89,7 +89,10 @@ print(raw("cuEventQuery", event), busy(other), back.raw == source.raw)
 
 
 def test_each_direction_has_its_engine(tenants: Tenants) -> None:
-    """At 100 MB/s 10 MiB take 105 ms; both directions at once 1 / 0.74 as long; two in one direction twice as long."""
+    """At 100 MB/s 10 MiB take 105 ms; both directions at once 1 / 0.74 as long; two in one direction twice as long.
+
+    Never less, and once in five times not much more, whatever else the machine does.
+    """
     script = """
 size = c_size_t(10 << 20)
 device, host = c_void_p(), ctypes.create_string_buffer(10 << 20)
@@ -100,9 +103,12 @@ def timed(*calls):
     cu("cuStreamSynchronize", stream); cu("cuStreamSynchronize", other)
     return round((time.monotonic() - began) / 0.10486, 2)
 up, down = ("cuMemcpyHtoDAsync_v2", device, host, stream), ("cuMemcpyDtoHAsync_v2", host, device, other)
-print(timed(up), timed(up, down), timed(up, (*up[:3], other)))
+for _ in range(5): print(timed(up), timed(up, down), timed(up, (*up[:3], other)))
 """
-    one, both, two = map(float, run(tenants, script, COTENANT_SOFTGPU_LINK_MBPS="100").split())
+    rows = [
+        tuple(map(float, line.split())) for line in run(tenants, script, COTENANT_SOFTGPU_LINK_MBPS="100").split("\n")
+    ]
+    one, both, two = (min(column) for column in zip(*rows, strict=True))
     assert 0.99 <= one < 1.3
     assert 1.34 <= both < 1.75
     assert 1.99 <= two < 2.4

@@ -183,12 +183,15 @@ class Bench:
         client = ControlClient(self.folder)
         self._clients.append(client)
         answer = register(client, Launch(self.folder, spec, [kind]))
-        os.environ["COTENANT_SOFTGPU_STATE"] = self.environment.get("COTENANT_SOFTGPU_STATE", "")
+        before = dict(os.environ)
+        if self.soft:
+            os.environ["COTENANT_SOFTGPU_STATE"] = self.environment["COTENANT_SOFTGPU_STATE"]
         try:
             environment = program_environment(answer)
         finally:
-            if not self.soft or not os.environ["COTENANT_SOFTGPU_STATE"]:
+            if self.soft:  # a caller's own software GPU is not this one
                 del os.environ["COTENANT_SOFTGPU_STATE"]
+                os.environ.update(before)
         workload = self._start(kind, environment, core, program)
         client.call("started", name=spec.name, pid=workload.process.pid)
         return workload
