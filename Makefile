@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SHELL  := /bin/bash
 
-.PHONY: demo test test-extras lint bench setup clean
+.PHONY: demo test test-slow test-extras lint bench setup clean
 
 demo: $(STAMP)
 	@$(BIN)/cotenant demo --out demo-out
@@ -14,7 +14,10 @@ test: $(STAMP)
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -q -m "slow and not extras"
 
 test-extras: $(STAMP)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 ray==2.60.0

@@ -37,8 +37,12 @@ def test_one_json_object_and_a_log(tmp_path: Path) -> None:
     assert "Load test" in page.read_text()[:3000]
 
 
+@pytest.mark.slow
 def test_the_largest_load_is_found() -> None:
-    """The server takes about 100 requests of `a` in each second and refuses the rest."""
+    """The server takes 100 requests of `a` in each second and refuses the rest.
+
+    A probe of 1.5 s may lie three quarters of a second in each of two, so up to 133 requests a second pass it.
+    """
     taken: dict[int, int] = {}
 
     def limited(seen: Any) -> Reply:
@@ -55,7 +59,7 @@ def test_the_largest_load_is_found() -> None:
             capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
     content = json.loads(done.stdout)
-    assert 1.5 <= content["factor"] <= 2.1
+    assert 1.5 <= content["factor"] <= 2.7
     assert content["rates_rps"]["a"] == pytest.approx(50 * content["factor"])
     assert [p["held"] for p in content["probes"] if p["factor"] == content["factor"]] == [True]
 

@@ -37,6 +37,7 @@ def test_no_gpu_no_probe() -> None:
     assert done.code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_the_answer_s_keys() -> None:
     done = cotenant("bench", "pcie", "--weights", "1,3", "--seconds", "0.6", "--json")

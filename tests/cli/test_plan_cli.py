@@ -49,6 +49,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return lambda *args: cli(capsys, monkeypatch, *args)
 
 
+@pytest.mark.slow
 def test_plan_then_simulate(run: Any, services: Path, tmp_path: Path) -> None:
     plan, page, log = tmp_path / "plan.json", tmp_path / "page.html", tmp_path / "log.csv"
     code, out, _ = run("plan", services, "--out", plan, "--json")
@@ -103,6 +104,7 @@ def test_simulating_more_than_planned_shows_it(run: Any, services: Path, tmp_pat
     assert shares["rate=x3"] < 0.8 < shares["rate=x1"]
 
 
+@pytest.mark.slow
 def test_fewer_gpus_and_what_if(run: Any, services: Path) -> None:
     used = {}
     for change in ("rate=x1", "rate=x1.6"):

@@ -153,6 +153,7 @@ def test_policies_are_those_of_the_code() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_demo_shows_six_policies_and_writes_a_page(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     result = cotenant("demo", "--out", out, "--seed", 2)

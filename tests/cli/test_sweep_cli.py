@@ -117,6 +117,7 @@ def runs_in(out: Path) -> list[Path]:
     return [path for path in (out / "runs").glob("*") if not path.name.startswith(".")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill"])
 def test_a_stopped_sweep_goes_on_where_it_stopped(
     undisturbed: tuple[Path, Path], tmp_path: Path, how: signal.Signals

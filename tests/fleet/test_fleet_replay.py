@@ -26,6 +26,7 @@ def smoke(call: Any, tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_short_trace_runs_as_simulated(call: Any, tmp_path: Path, smoke: Path) -> None:
     """A fifteenth of the time: jobs of one to eight seconds, where starting a program is a fifth of the work; so the
     bounds are wide. Nobody is preempted, in either."""

@@ -34,6 +34,7 @@ def undisturbed(steps: int) -> list[list[object]]:
     return curve
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim and the software GPU")
 def test_three_jobs_are_measured_predicted_and_repartitioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of 5, 2 and 8 ms; the second job comes early, the third once the first two have their slices."""

@@ -115,6 +115,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     found.close()
 
 
+@pytest.mark.slow
 def test_a_container_gets_its_pods_share_and_no_other(host: Host) -> None:
     before = pod("train", annotations=share("30%", limit="60%", memory="1Gi"))
     container = patched(before, mutate(before))["spec"]["containers"][0]

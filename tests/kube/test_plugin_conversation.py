@@ -196,6 +196,7 @@ def test_a_share_that_the_agent_refuses_is_an_event(node: Node) -> None:
     wait_for(lambda: node.held().get("team/late/main"), what="tried again")
 
 
+@pytest.mark.slow
 def test_an_api_server_that_is_away_stops_nothing(node: Node) -> None:
     thing = node.schedule(pod("train", annotations=share("30%")))
     wait_for(lambda: node.held())

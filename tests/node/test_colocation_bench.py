@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cotenant.bench.colocation import Plan, measure, parse_ls, parse_schemes
 
 
+@pytest.mark.slow
 def test_the_software_gpu_ranks_schemes_as_a_card_does() -> None:
     """By medians, which a busy machine moves least: static parts cost LS its SMs, concurrency its place."""
     plan = Plan(parse_ls("resnet50:4:100"), ["mm4096"], parse_schemes("mps-plus,static,tidal"), rounds=2, block_s=0.6)

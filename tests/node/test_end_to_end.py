@@ -31,6 +31,7 @@ SETTINGS = {"quota": "50ms", "min_quota": "20ms", "max_quota": "50ms", "stuck_af
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("requests", "limits", "granted"),
     [

@@ -146,6 +146,7 @@ def test_a_process_that_is_early_waits_for_the_news_of_its_pod(held: HeldAgent) 
     assert shim.answer["tenant"].rstrip(b"\0") == b"team/train/main"
 
 
+@pytest.mark.slow
 def test_a_pod_without_a_share_is_refused_in_time(held: HeldAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     held.call("expect", kind="pod")
     held.put(pod_cgroup(OTHER, ID))

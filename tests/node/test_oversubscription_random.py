@@ -59,6 +59,7 @@ def park_and_resume(here: Node, chance: random.Random, end: float) -> None:
         here.call("resume", name=name, timeout_s=30.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_happens_contents_survive(here: Node, seed: int) -> None:
     programs = {name: here.program(name, "swap", 480 * MIB) for name in NAMES}

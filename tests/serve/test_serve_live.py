@@ -120,6 +120,7 @@ def test_rates_drive_plans_and_gpus(tmp_path: Path) -> None:
     assert int(rows[-1][1]) < began["gpus_in_use"]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said_and_the_rest_is_served(tmp_path: Path) -> None:
     services = deployment(
         [{"name": "a", "slo_ms": 100, "rate_rps": 50, "priority": 1}, {"name": "b", "slo_ms": 100, "rate_rps": 5000}],
@@ -166,6 +167,7 @@ def test_lower_priorities_are_refused_first(tmp_path: Path, priority: int) -> No
         server.call(lambda: setattr(server.server.gateway, "open", 0))
 
 
+@pytest.mark.slow
 def test_a_trouble_of_the_planner_leaves_the_plan_in_force(tmp_path: Path) -> None:
     services = deployment(
         [{"name": "a", "slo_ms": 100, "rate_rps": 50}], tmp_path, replan={"period": "0.5s"}, verify=False

@@ -119,6 +119,7 @@ def test_every_combination(ordering: str, allotment: str, placement: str, data: 
     check(trace, cluster, policy, data.draw(options()))
 
 
+@pytest.mark.slow
 def test_crowded_clusters() -> None:
     """Many jobs at once, up to 70 nodes, all options: a run for each of some combinations."""
     combinations = list(itertools.product(ORDERINGS, ALLOTMENTS, PLACEMENTS))

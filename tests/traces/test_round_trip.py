@@ -60,6 +60,7 @@ def assert_same(left: Jobs, right: Jobs) -> None:
             assert a.tolist() == b.tolist(), field.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=job_lists())
