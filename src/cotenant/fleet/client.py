@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
-from cotenant.model.errors import InputError, WorkError
+from cotenant.model.errors import WorkError
+from cotenant.node.client import LineClient
 
 
 def default_folder() -> Path:
@@ -20,7 +19,7 @@ def default_folder() -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "cotenant" / "fleet"
 
 
-class FleetClient:
+class FleetClient(LineClient):
     """One connection. `where`: the fleet's folder, or 127.0.0.1:PORT with the token in $COTENANT_FLEET_TOKEN.
 
     Raises WorkError when no fleet answers, InputError or WorkError as it answers.
@@ -31,42 +30,15 @@ class FleetClient:
         host, _, port = self.where.rpartition(":")
         try:
             if host in ("127.0.0.1", "localhost") and port.isdigit():
-                self._socket = socket.create_connection(("127.0.0.1", int(port)), timeout_s)
-                self._socket.sendall(os.environ.get("COTENANT_FLEET_TOKEN", "").encode() + b"\n")
+                connection = socket.create_connection(("127.0.0.1", int(port)), timeout_s)
+                connection.sendall(os.environ.get("COTENANT_FLEET_TOKEN", "").encode() + b"\n")
             else:
-                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-                self._socket.settimeout(timeout_s)
-                self._socket.connect(str(Path(where) / "fleet.sock"))
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+                connection.settimeout(timeout_s)
+                connection.connect(str(Path(where) / "fleet.sock"))
         except OSError as error:
             raise WorkError(
                 f"no fleet answers at {self.where} ({(error.strerror or str(error)).lower()}): start one with cotenant "
                 "fleet up, or name its folder with --fleet"
             ) from None
-        self._file = self._socket.makefile("rb")
-
-    def call(self, op: str, **order: Any) -> dict[str, Any]:
-        """Send one order and return the answer."""
-        try:
-            self._socket.sendall(json.dumps({"op": op} | order).encode() + b"\n")
-            line = self._file.readline()
-        except OSError as error:
-            raise WorkError(f"the fleet at {self.where} does not answer: {error.strerror or error}") from None
-        if not line:
-            raise WorkError(f"the fleet at {self.where} has gone")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            if answer.get("kind") == "input":
-                raise InputError(answer["error"], field=answer.get("field"), file=answer.get("file"))
-            raise WorkError(answer["error"])
-        return answer
-
-    def close(self) -> None:
-        """Hang up."""
-        self._file.close()
-        self._socket.close()
-
-    def __enter__(self) -> FleetClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().__init__(connection, "fleet", self.where)

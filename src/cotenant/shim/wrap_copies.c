@@ -178,21 +178,6 @@ ANY_ASYNC(cuMemcpyAsync_ptsz, PTSZ(stream))
 
 /* ---- rows ---- */
 
-struct cu_copy_2d {
-    size_t from_x, from_y;
-    int from_type;
-    const void *from_host;
-    CUdeviceptr from_device;
-    word from_array;
-    size_t from_pitch;
-    size_t to_x, to_y;
-    int to_type;
-    void *to_host;
-    CUdeviceptr to_device;
-    word to_array;
-    size_t to_pitch;
-    size_t width, height;
-};
 typedef CUresult (*sync_2d_fn)(const struct cu_copy_2d *);
 typedef CUresult (*async_2d_fn)(const struct cu_copy_2d *, CUstream);
 

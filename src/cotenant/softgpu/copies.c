@@ -80,23 +80,7 @@ COPY_ANY_ASYNC(cuMemcpyAsync_ptsz, true)
 
 /* ---- rows ---- */
 
-struct copy_2d {
-    size_t from_x, from_y;
-    int from_type;
-    const void *from_host;
-    CUdeviceptr from_device;
-    word from_array;
-    size_t from_pitch;
-    size_t to_x, to_y;
-    int to_type;
-    void *to_host;
-    CUdeviceptr to_device;
-    word to_array;
-    size_t to_pitch;
-    size_t width, height;
-};
-
-static CUresult rows(const struct copy_2d *c, struct soft_stream *stream, bool waits)
+static CUresult rows(const struct cu_copy_2d *c, struct soft_stream *stream, bool waits)
 {
     if (!c || c->from_type > 2 || c->to_type > 2)
         return CUDA_ERROR_INVALID_VALUE; /* arrays have no content here */
@@ -110,17 +94,17 @@ static CUresult rows(const struct copy_2d *c, struct soft_stream *stream, bool w
     return result;
 }
 
-EXPORT CUresult cuMemcpy2D_v2(const struct copy_2d *c)
+EXPORT CUresult cuMemcpy2D_v2(const struct cu_copy_2d *c)
 {
     return rows(c, soft_stream_of(NULL, false), true);
 }
 
-EXPORT CUresult cuMemcpy2DUnaligned_v2(const struct copy_2d *c)
+EXPORT CUresult cuMemcpy2DUnaligned_v2(const struct cu_copy_2d *c)
 {
     return cuMemcpy2D_v2(c);
 }
 
-EXPORT CUresult cuMemcpy2DAsync_v2(const struct copy_2d *c, CUstream stream)
+EXPORT CUresult cuMemcpy2DAsync_v2(const struct cu_copy_2d *c, CUstream stream)
 {
     return rows(c, soft_stream_of(stream, false), false);
 }
