@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from cotenant.model.errors import InputError
 from cotenant.model.gpus import find_gpu
 from cotenant.model.serving import APPLICATIONS, Application, Service
 from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
+from cotenant.model.yamlfile import YamlFile, read_yaml
 
 MAX_GPUS = 100_000
 Mechanism = Literal["mps", "green", "mig", "time", "cores"]
@@ -112,7 +112,7 @@ class ServicesFile(BaseModel):
 @dataclass(frozen=True)
 class Deployment:
     """services.yaml, checked: GPU model names in order, services, applications and how plans are made. `raw` is the
-    file's own content, with what only a server reads."""
+    file's own content, with what only a server reads; `source` says where in the file things stand."""
 
     file: str
     gpu_models: tuple[str, ...]
@@ -128,26 +128,16 @@ class Deployment:
     arrivals: Mapping[str, str] = field(default_factory=dict)
     copy_weights: Mapping[str, float] = field(default_factory=dict)
     raw: ServicesFile | None = None
+    source: YamlFile | None = field(default=None, repr=False, compare=False)
 
 
 def read_services(path: str | Path) -> Deployment:
-    """Read services.yaml; InputError names the field."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read: {error.strerror}", file=path) from None
-    except UnicodeDecodeError:
-        raise InputError("is not text in UTF-8", file=path) from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise InputError(
-            f"not YAML: {getattr(error, 'problem', error)}", file=path, line=None if mark is None else mark.line + 1
-        ) from None
-    if not isinstance(data, dict):
+    """Read services.yaml; InputError names line and field."""
+    read = read_yaml(path)
+    if not isinstance(read.content, dict):
         raise InputError("needs gpus and services", file=path)
-    return parse_services(data, path)
+    with read.located():
+        return replace(parse_services(read.content, path), source=read)
 
 
 def parse_services(data: Mapping[str, Any], path: str | Path = "services") -> Deployment:

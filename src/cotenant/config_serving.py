@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -100,7 +101,12 @@ class ServingConfig:
 
 
 def read_serving(deployment: Deployment) -> ServingConfig:
-    """The server's part of a services file; InputError names the key."""
+    """The server's part of a services file; InputError names line and key."""
+    with deployment.source.located() if deployment.source is not None else nullcontext():
+        return _read_serving(deployment)
+
+
+def _read_serving(deployment: Deployment) -> ServingConfig:
     raw = deployment.raw
     assert raw is not None
     try:

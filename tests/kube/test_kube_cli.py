@@ -49,7 +49,7 @@ def test_claims(call: Any, pod_file: Path) -> None:
     [
         ("kind: Deployment\n", "it must hold one Pod; it holds Deployment"),
         ("", "it must hold one Pod; it holds nothing"),
-        ("kind: \x00Pod\n", "is not a text"),
+        ("kind: \x00Pod\n", "not valid YAML: unacceptable character"),
         ("kind: Pod\n---\nkind: Pod\n", "it must hold one Pod; it holds Pod, Pod"),
         ("kind: [", "line 1: not valid YAML"),
         ("kind: Pod\nmetadata: {annotations: {cotenant.dev/request: '30'}}\nspec: {containers: [{name: a}]}\n",

@@ -75,12 +75,12 @@ def test_a_run_leaves_its_analysis(call: Any, tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         ("nothing: here", "services"),
-        ("[", "not YAML"),
+        ("[", "not valid YAML"),
         ({**SMALL, "duration": "soon"}, "is not a quantity"),
         ({**SMALL, "load": {"rate": "fast"}}, "is not a factor"),
         ({**SMALL, "load": {"rates": {"dogs": [1]}}}, "'dogs' is no service"),
         ({**SMALL, "load": {"speed": 1}}, "load.speed"),
-        ({**SMALL, "services": "none.yaml"}, "cannot read"),
+        ({**SMALL, "services": "none.yaml"}, "cannot be read"),
     ],
 )
 def test_wrong_files_are_one_sentence(call: Any, tmp_path: Path, content: Any, sentence: str) -> None:

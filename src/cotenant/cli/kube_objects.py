@@ -137,20 +137,16 @@ def _of_file(path: Path) -> Iterator[None]:
 
 def _read_pod(path: Path) -> dict[str, Any]:
     """The one pod of a file. InputError says what else it holds."""
-    import yaml
-
     from cotenant.model.errors import InputError
+    from cotenant.model.yamlfile import parse_documents
 
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-        things = [thing for thing in yaml.safe_load_all(text) if thing is not None]
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise InputError(f"not valid YAML: {error.problem}", file=path, line=line) from None
-    except (UnicodeDecodeError, yaml.YAMLError):  # bytes and characters that YAML does not have
+    except UnicodeDecodeError:
         raise InputError("is not a text", file=path) from None
+    things = [read.content for read in parse_documents(text, path) if read.content is not None]
     if len(things) != 1 or not isinstance(things[0], dict) or things[0].get("kind") != "Pod":
         kinds = ", ".join(str(t.get("kind")) if isinstance(t, dict) else type(t).__name__ for t in things) or "nothing"
         raise InputError(f"it must hold one Pod; it holds {kinds[:80]}", file=path)

@@ -179,14 +179,11 @@ _KEYS = (
 
 
 def read_job_file(path: str | Path) -> JobSpec:
-    """A job from a YAML file; InputError names file and field. Paths in it are relative to the file."""
+    """A job from a YAML file; InputError names file, line and field. Paths in it are relative to the file."""
     file = Path(path)
-    data = parse_yaml(read_text(file), file)
-    try:
-        spec = job_from_values(data, file.resolve().parent)
-    except InputError as error:
-        raise InputError(error.message, file=file, field=error.field) from None
-    return spec
+    read = parse_yaml(read_text(file), file)
+    with read.located():
+        return job_from_values(read.content or {}, file.resolve().parent)
 
 
 def job_from_values(data: Mapping[str, Any], folder: Path) -> JobSpec:

@@ -12,6 +12,7 @@ from typing import Any
 
 from cotenant.kube import names
 from cotenant.model.errors import InputError
+from cotenant.model.yamlfile import parse_value, read_yaml
 
 GPU_NODES = {"nvidia.com/gpu.present": "true"}
 GPU_TAINT = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -134,18 +135,9 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def read(file: Path | None, settings: list[str]) -> dict[str, Any]:
     """Values of a YAML file, and over them `path=value` settings, whose values are YAML too. InputError."""
-    import yaml
-
     found: dict[str, Any] = {}
     if file is not None:
-        try:
-            tree = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        except OSError as error:
-            raise InputError(f"cannot be read: {error.strerror}", file=file) from None
-        except UnicodeDecodeError:
-            raise InputError("is not a text", file=file) from None
-        except yaml.YAMLError as error:
-            raise InputError(f"not valid YAML: {' '.join(str(error).split())}", file=file) from None
+        tree = read_yaml(file).content or {}
         if not isinstance(tree, dict):
             raise InputError("a values file is a map", file=file)
         found = flatten(tree)
@@ -153,10 +145,7 @@ def read(file: Path | None, settings: list[str]) -> dict[str, Any]:
         path, sign, value = text.partition("=")
         if not sign:
             raise InputError(f"{text!r} is not PATH=VALUE", field="--set")
-        try:
-            given = yaml.safe_load(value) if value else ""
-        except yaml.YAMLError:
-            raise InputError(f"{value!r:.60} is not a value", field=path) from None
+        given = parse_value(value, path) if value else ""
         wants_text = path in _BY_PATH and isinstance(_BY_PATH[path].default, str)
         found[path] = value if wants_text else given
     return found

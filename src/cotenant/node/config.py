@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cotenant.model import yamlfile
 from cotenant.model.errors import InputError
 from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
+from cotenant.model.yamlfile import YamlFile
 from cotenant.node.config_colocation import check_work, parse_colocation
 from cotenant.node.config_copies import parse_copies
 from cotenant.policy.colocation import ColocationSettings
@@ -154,7 +156,9 @@ def load(source: str) -> AgentConfig:
         path = Path(source.removeprefix("gemini:"))
         return AgentConfig(tenants=parse_gemini(read_text(path), path))
     path = Path(source)
-    return parse_config(parse_yaml(read_text(path), path), path)
+    read = parse_yaml(read_text(path), path)
+    with read.located():
+        return parse_config(read.content or {}, path)
 
 
 def config_path(source: str) -> Path:
@@ -174,24 +178,18 @@ def read_text(path: Path) -> str:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
 
 
-def parse_yaml(text: str, path: Path) -> Mapping[str, Any]:
-    """A YAML mapping, with the line of a syntax error."""
+def parse_yaml(text: str, path: Path) -> YamlFile:
+    """A YAML file that holds a mapping; InputError with the line of what is wrong."""
     try:
-        import yaml
+        import yaml  # noqa: F401 - only to say what is missing
     except ImportError:
         if text.lstrip().startswith("{"):
-            return _parse_json(text, path)
+            return YamlFile(_parse_json(text, path), str(path))
         raise InputError("reading YAML needs the PyYAML package; a gemini: file does not", file=path) from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise InputError(f"not valid YAML: {error.problem}", file=path, line=line) from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
+    read = yamlfile.parse_yaml(text, path)
+    if read.content is not None and not isinstance(read.content, dict):
         raise InputError("the file must hold settings, one `name: value` a line", file=path)
-    return data
+    return read
 
 
 def _parse_json(text: str, path: Path) -> Mapping[str, Any]:
@@ -208,7 +206,7 @@ def _known(keys: Iterable[object], allowed: tuple[str, ...], path: Path, where: 
         if key not in allowed:
             near = difflib.get_close_matches(str(key), allowed, 1)
             hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(allowed)}"
-            raise InputError(f"unknown setting {key!r}{hint}", file=path, field=where or None)
+            raise InputError(f"unknown setting {key!r}{hint}", file=path, field=f"{where}.{key}" if where else str(key))
 
 
 def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:

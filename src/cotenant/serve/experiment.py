@@ -21,6 +21,7 @@ from cotenant.config_services import Deployment, parse_services, read_services
 from cotenant.model.errors import InputError, WorkError
 from cotenant.model.serving import Application, Service, ServingPlan
 from cotenant.model.units import parse_seconds
+from cotenant.model.yamlfile import parse_yaml, read_yaml
 from cotenant.record.files import atomic_file
 from cotenant.serve.load import LoadTest, Progress, run_load
 from cotenant.serve.load_options import parse_factor, parse_load_arrivals
@@ -77,7 +78,8 @@ def shipped() -> dict[str, str]:
     found = {}
     for entry in sorted(resources.files("cotenant.serve").joinpath("mixes").iterdir(), key=lambda x: x.name):
         if entry.name.endswith(".yaml"):
-            found[entry.name.removesuffix(".yaml")] = str(yaml.safe_load(entry.read_text(encoding="utf-8"))["title"])
+            title = parse_yaml(entry.read_text(encoding="utf-8")).content["title"]
+            found[entry.name.removesuffix(".yaml")] = str(title)
     return found
 
 
@@ -90,20 +92,16 @@ def read_experiment(name: str, changes: Mapping[str, Any], rate: str = "x1") -> 
             known = ", ".join(shipped())
             raise InputError(f"{name!r} is no file and no shipped experiment; those are {known}", field="experiment")
         path = Path(str(resources.files("cotenant.serve").joinpath("mixes", f"{name}.yaml")))
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read: {error.strerror}", file=path) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"not YAML: {error}", file=path) from None
-    if not isinstance(data, dict):
+    read = read_yaml(path)
+    if not isinstance(read.content, dict):
         raise InputError("needs services", file=path)
     try:
-        raw = ExperimentFile.model_validate({**data, **changes})
+        raw = ExperimentFile.model_validate({**read.content, **changes})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(first["msg"].removeprefix("Value error, "), file=path, field=where) from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(message, file=path, line=read.line(where), field=where) from None
     return _checked(path, raw, parse_factor(rate))
 
 
@@ -111,7 +109,7 @@ def _checked(path: Path, raw: ExperimentFile, factor: float) -> Experiment:
     if isinstance(raw.services, str):
         path_of_services = path.parent / raw.services
         read_services(path_of_services)
-        content = yaml.safe_load(path_of_services.read_text(encoding="utf-8"))
+        content = read_yaml(path_of_services).content
         base = path_of_services
     else:
         content, base = raw.services, path

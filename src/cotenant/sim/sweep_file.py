@@ -17,13 +17,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cotenant.config import TrainingConfig, training_config
 from cotenant.model.cluster import Cluster
 from cotenant.model.errors import InputError
 from cotenant.model.units import parse_fraction, parse_rate_per_s, parse_seconds
 from cotenant.model.work import Trace
+from cotenant.model.yamlfile import YamlFile, parse_yaml, read_yaml
 from cotenant.profile.tables import Profiles, load_profiles
 from cotenant.traces.cluster_files import parse_cluster
 from cotenant.traces.generate import Workload, generate
@@ -80,11 +79,14 @@ class Sweep:
 
 
 def read_sweep(path: Path, changes: Sequence[str] = ()) -> Sweep:
-    """Read and check a sweep file; InputError names file and field.
+    """Read and check a sweep file; InputError names file, line and field.
 
     `changes`: "name=value" in YAML, which go over what the file says; paths in them are relative to the working folder.
     """
-    options = _checked(_load(path), path) | _changes(changes)
+    read = _load(path)
+    with read.located():
+        options = _checked(read.content, path)
+    options |= _changes(changes)
     title = str(options.pop("title", path.stem))
     axes = {name: value for name, value in options.items() if isinstance(value, list) and len(value) > 1}
     fixed = {
@@ -93,21 +95,16 @@ def read_sweep(path: Path, changes: Sequence[str] = ()) -> Sweep:
     sweep = Sweep(title, fixed, axes)
     if len(sweep) > MAX_POINTS:
         raise InputError(f"has {len(sweep):,} combinations; at most {MAX_POINTS:,}", file=path)
-    _check_points(sweep, path)
+    with read.located():
+        _check_points(sweep, path)
     return sweep
 
 
-def _load(path: Path) -> Point:
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read it: {(error.strerror or str(error)).lower()}", file=path) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        raise InputError("is not YAML", file=path, line=mark.line + 1 if mark else None) from None
-    if not isinstance(raw, dict) or not raw:
+def _load(path: Path) -> YamlFile:
+    read = read_yaml(path)
+    if not isinstance(read.content, dict) or not read.content:
         raise InputError("is not a sweep file: it needs options such as ordering: [fifo, las]", file=path)
-    return raw
+    return read
 
 
 def _changes(texts: Sequence[str]) -> Point:
@@ -116,8 +113,8 @@ def _changes(texts: Sequence[str]) -> Point:
     for text in texts:
         name, equals, value = text.partition("=")
         try:
-            raw[name.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            raw[name.strip()] = parse_yaml(value).content
+        except InputError:
             raise InputError(f"the value of {text!r} is not YAML", field="set") from None
         if not equals or raw[name.strip()] is None:
             raise InputError(f"{text!r} is not NAME=VALUE, such as seed=[1,2,3]", field="set")
