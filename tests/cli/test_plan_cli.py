@@ -266,7 +266,7 @@ ONE = "services: [{name: a, model: resnet50, rate_rps: 10, slo_ms: 100}]\n"
         (GPUS + "applications: [{name: x, graph: race, rate_rps: 1, slo_ms: 900}]", "known: game, traffic"),
         (GPUS + ONE.replace("}]", "}, {name: a, model: bert, slo_ms: 22}]"), "twice"),
         (GPUS + "services: [", "not valid YAML"),
-        (GPUS + "services:\n  - {name: a, slo_ms: 9}\n  - name: b\n    slo_ms: -1\n", "line 5, field services.1.slo_ms"),
+        (GPUS + "services:\n  - {name: a, slo_ms: 9}\n  - name: b\n    slo_ms: -1\n", "line 5, field services.1.slo"),
         (GPUS + "services:\n  - {name: a, slo_ms: 1}\nservices: []\n", "line 4, field services: services is already"),
         (GPUS, "no services"),
         (ONE, "either gpus or cluster"),
