@@ -52,7 +52,8 @@ def agent(
     from cotenant.model.units import parse_bytes
     from cotenant.node.__main__ import serve
     from cotenant.node.agent import AgentOptions, default_folder
-    from cotenant.node.config import FAIL_MODES, parse_moving
+    from cotenant.node.config import FAIL_MODES
+    from cotenant.node.config_swap import parse_moving
 
     if fail is not None and fail not in FAIL_MODES:
         raise InputError(f"{fail!r} is not open or closed", field="--fail")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from cotenant.model.errors import InputError
 
 GRANULE = 2 << 20
-PIECE = 256 << 20  # largest unit that a process moves
 
 
 def available_bytes() -> int:

@@ -19,6 +19,7 @@ from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
 from cotenant.model.yamlfile import YamlFile
 from cotenant.node.config_colocation import check_work, parse_colocation
 from cotenant.node.config_copies import parse_copies
+from cotenant.node.config_swap import parse_swap
 from cotenant.policy.colocation import ColocationSettings
 from cotenant.policy.colocation.copies import CopySettings
 from cotenant.policy.quota import DISCIPLINES, QuotaSettings
@@ -72,6 +73,7 @@ class AgentConfig:
     swap_memory_bytes: int | None = None  # host memory that contents may move to; None: half of what is available
     gpu_memory_bytes: int | None = None  # of each GPU, what tenants share; None: all of it
     most_moving: float = 0.05  # of the time, at most so much goes to moving
+    swap_piece_bytes: int = 256 << 20  # largest unit that moves
 
 
 def check_name(name: object, **where: Any) -> str:
@@ -135,6 +137,7 @@ _AGENT_KEYS = (
     "swap_memory",
     "gpu_memory",
     "most_moving",
+    "swap_piece",
     "colocation",
     "copies",
 )
@@ -222,11 +225,9 @@ def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
             values["reconnect_ms"] = round(parse_seconds(data["reconnect"], "reconnect") * 1e3)
         if "context_reserve" in data:
             values["context_reserve_bytes"] = parse_bytes(data["context_reserve"], "context_reserve")
-        for key, to in (("swap_memory", "swap_memory_bytes"), ("gpu_memory", "gpu_memory_bytes")):
-            if key in data:
-                values[to] = parse_bytes(data[key], key)
-        if "most_moving" in data:
-            values["most_moving"] = parse_moving(data["most_moving"], "most_moving")
+        if "gpu_memory" in data:
+            values["gpu_memory_bytes"] = parse_bytes(data["gpu_memory"], "gpu_memory")
+        values |= parse_swap(data)
         if "colocation" in data:
             values["colocation"] = parse_colocation(data["colocation"])
         if "copies" in data:
@@ -246,14 +247,6 @@ def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
         raise InputError(f"unknown discipline {name!r}; known: {known}", file=path, field="discipline")
     tenants = _parse_tenants(data.get("tenants") or [], path)
     return AgentConfig(tuple(gpus), quota_settings(name, times, path), fail, tenants, **values)
-
-
-def parse_moving(value: Any, name: str) -> float:
-    """The fraction of time that may go to moving: 0.1 % to 90 %."""
-    fraction = parse_fraction(value, name)
-    if not 0.001 <= fraction <= 0.9:
-        raise InputError("write 0.1 % to 90 %", field=name)
-    return fraction
 
 
 def quota_settings(discipline: str, times: Mapping[str, int], path: Path | None = None) -> QuotaSettings:

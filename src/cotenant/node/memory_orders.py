@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node.control import Caller, Handler
+from cotenant.node.moves import MoveCount
 
 if TYPE_CHECKING:
     from cotenant.node.agent import Agent
@@ -83,11 +84,15 @@ class MemoryOrders:
             gpu = tenant.gpus[0].uuid
             occupant = residency.refresh(gpu).occupants[tenant.name]
             size = occupant.resident_bytes if way == "out" else occupant.missing_bytes
+            count = residency.counts.setdefault(tenant.name, MoveCount())
+            before = count.parts_s()
             began = time.monotonic()
             good = await residency.all_out(tenant, gpu) if way == "out" else await residency.all_in(tenant, gpu)
             if not good:
                 raise WorkError(f"{tenant.name} could not be moved {way}")
-            return {"name": tenant.name, "way": way, "bytes": size, "seconds": time.monotonic() - began}
+            seconds = time.monotonic() - began
+            parts = {part: now - before[part] for part, now in count.parts_s().items()}
+            return {"name": tenant.name, "way": way, "bytes": size, "seconds": seconds, **parts}
 
         work = [timed(tenant, "out") for tenant in out] + [timed(tenant, "in") for tenant in back]
         moves = await asyncio.gather(*work)

@@ -44,7 +44,14 @@ class MoveEnd:
 
     status: int | None
     moved_bytes: int = 0
-    elapsed_ns: int = 0
+    elapsed_ns: int = 0  # in the process, from order to end
+    mapping_ns: int = 0  # of it, making and unmaking memory behind addresses
+    copying_ns: int = 0  # of it, waiting for copies
+
+    @classmethod
+    def told(cls, status: int, values: dict[str, Any]) -> MoveEnd:
+        """From MOVE_DONE."""
+        return cls(status, values["bytes"], values["elapsed_ns"], values["mapping_ns"], values["copying_ns"])
 
 
 @dataclass
@@ -56,6 +63,34 @@ class MoveCount:
     out_bytes: int = 0
     in_bytes: int = 0
     seconds: float = 0.0
+    mapping_ns: int = 0  # of its processes' moves: making and unmaking memory behind addresses
+    copying_ns: int = 0  # waiting for copies
+    elapsed_ns: int = 0  # all
+
+    def add_out(self, end: MoveEnd) -> None:
+        """One move off the GPU."""
+        self.moves_out += 1
+        self.out_bytes += end.moved_bytes
+        self._add(end)
+
+    def add_in(self, end: MoveEnd) -> None:
+        """One move to the GPU."""
+        self.moves_in += 1
+        self.in_bytes += end.moved_bytes
+        self._add(end)
+
+    def parts_s(self) -> dict[str, float]:
+        """Seconds in the processes: all, mapping, waiting for copies."""
+        return {
+            "process_s": self.elapsed_ns / 1e9,
+            "mapping_s": self.mapping_ns / 1e9,
+            "copying_s": self.copying_ns / 1e9,
+        }
+
+    def _add(self, end: MoveEnd) -> None:
+        self.mapping_ns += end.mapping_ns
+        self.copying_ns += end.copying_ns
+        self.elapsed_ns += end.elapsed_ns
 
 
 class Orders:
@@ -92,13 +127,13 @@ class Orders:
         if number in self._open:
             self._open[number][2](moved_bytes)
 
-    def done(self, number: int, status: int, moved_bytes: int, elapsed_ns: int) -> None:
+    def done(self, number: int, end: MoveEnd) -> None:
         """MOVE_DONE. One that nobody waits for (the agent has restarted, or gave up) says only what is where."""
         if number in self._open:
             _, future, on_progress = self._open.pop(number)
-            on_progress(moved_bytes)
+            on_progress(end.moved_bytes)
             if not future.done():
-                future.set_result(MoveEnd(status, moved_bytes, elapsed_ns))
+                future.set_result(end)
 
     def gone(self, session: Session) -> None:
         """The process has ended."""

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from cotenant.node import wire
-from cotenant.node.backing import PIECE, HostMemory, widest_gap
-from cotenant.node.moves import Flow, MoveCount, MoveState, Orders, moved_well
+from cotenant.node.backing import HostMemory, widest_gap
+from cotenant.node.moves import Flow, MoveCount, MoveEnd, MoveState, Orders, moved_well
 from cotenant.node.wire import Family, Status, Type
 from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 
@@ -117,7 +117,8 @@ class Residency:
     def backing(self, session: Session, sequence: int) -> None:
         """MOVE_BACKING: hand out the tenant's host memory."""
         fd, size = self.host.memfd(session.tenant.name)
-        reply = wire.pack(Type.MOVE_BACKING_REPLY, {"backing_bytes": size}, sequence=sequence)
+        terms = {"backing_bytes": size, "piece_bytes": self.agent.config.swap_piece_bytes}
+        reply = wire.pack(Type.MOVE_BACKING_REPLY, terms, sequence=sequence)
         if fd < 0:
             session.send(reply)
         else:
@@ -131,7 +132,7 @@ class Residency:
         session.moves.setdefault(slot, MoveState()).take(values)
         if kind == Type.MOVE_DONE:
             self._mute.discard(session.number)
-            self.orders.done(sequence, status, values["bytes"], values["elapsed_ns"])
+            self.orders.done(sequence, MoveEnd.told(status, values))
 
     def crowded(self, tenant: Tenant, gpu: str) -> bool:
         """Whether what has just been reserved needs room that somebody else holds, or was promised."""
@@ -286,17 +287,15 @@ class Residency:
             base, span = widest_gap(taken, state.backing)
             wanted = min(left, here)
             end = await self._out_of(session, slot, {"bytes": wanted, "base": base, "span_bytes": span}, freed)
-            left -= here if end is None else end
+            left -= here if end is None else end.moved_bytes
             if end is not None:
-                count = self._count(tenant.name)
-                count.moves_out += 1
-                count.out_bytes += end
+                self._count(tenant.name).add_out(end)
         return left <= 0
 
     async def _out_of(
         self, session: Session, slot: int, values: dict[str, int], freed: Callable[[int], None]
-    ) -> int | None:
-        """Bytes that left a process; None: it has ended, so that all of it left."""
+    ) -> MoveEnd | None:
+        """What left a process; None: it has ended, so that all of it left."""
         told = 0
 
         def progress(moved: int) -> None:
@@ -311,7 +310,7 @@ class Residency:
         if end.status is None:
             self._mute.add(session.number)
             session.tenant.warn(f"process {session.peer.pid} does not answer: its memory cannot be moved")
-        return end.moved_bytes
+        return end
 
     async def _all_in(self, tenant: Tenant, gpu: str, flow: Flow) -> bool:
         if tenant.name in self.parked:
@@ -324,10 +323,8 @@ class Residency:
                 continue
             end = await flow.admit(self.orders, session, slot, state.away)
             if end.status == Status.OUT_OF_MEMORY:
-                self.gpus[gpu].ran_short(min(max(state.away, 16 << 20), PIECE))
-            count = self._count(tenant.name)
-            count.moves_in += 1
-            count.in_bytes += end.moved_bytes
+                self.gpus[gpu].ran_short(min(max(state.away, 16 << 20), self.agent.config.swap_piece_bytes))
+            self._count(tenant.name).add_in(end)
             complete = complete and (moved_well(end) or session.closed)
         return complete
 

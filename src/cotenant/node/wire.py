@@ -235,7 +235,10 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("elapsed_ns", "Q"),
         ("flags", "I"),
         ("reserved_0", "4x"),
-        ("reserved", "136x"),
+        ("piece_bytes", "Q"),
+        ("mapping_ns", "Q"),
+        ("copying_ns", "Q"),
+        ("reserved", "112x"),
     ),
 }
 

@@ -293,7 +293,10 @@ struct cotenant_move { /* MOVE_*; sizes in bytes */
     uint64_t elapsed_ns;      /* DONE: from order to end, waits for allowance left out */
     uint32_t flags;           /* STATE: cotenant_move_flags */
     uint32_t reserved_0;
-    uint8_t reserved[136];
+    uint64_t piece_bytes;     /* BACKING_REPLY: largest unit that moves, a multiple of 2 MiB */
+    uint64_t mapping_ns;      /* DONE: of elapsed_ns, spent making and unmaking memory behind addresses */
+    uint64_t copying_ns;      /* DONE: of elapsed_ns, spent waiting for copies */
+    uint8_t reserved[112];
 };
 
 struct cotenant_copies { /* COPY_REPLY; the request is a bare header with the GPU's slot */
@@ -337,7 +340,8 @@ struct cotenant_slot { /* 256 bytes */
     uint32_t flags;                /* cotenant_slot_flags */
     uint32_t reserved_0;
     uint8_t uuid[16];
-    uint8_t reserved_agent[48];
+    uint32_t fencing;              /* 0; anything else is for measurements: see fence.c */
+    uint8_t reserved_agent[44];
     /* written by the shim */
     uint64_t epoch_seen;           /* epoch that the gate obeys; 0: closed */
     uint64_t calls_in_flight;      /* host threads inside a gated driver call */

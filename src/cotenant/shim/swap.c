@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "swap.h"
@@ -15,9 +16,15 @@
  * commas.  Those that PyTorch always loads (NCCL, NVSHMEM, cuFile) say nothing: what they do is noticed when they do it. */
 static const char *const fixing_libraries[] = {"libuct_cuda", "libmpi_gtl_cuda"};
 
+#define HOST_NUMA_ID_ATTRIBUTE 134
+#define MPOL_PREFERRED 1
+
+DECLARE_REAL(cuDeviceGetAttribute);
+
 static uint32_t mode;
 static uint8_t *backing;
 static uint64_t backing_bytes;
+static uint64_t piece_bytes = SWAP_PIECE;
 static bool fixed, looked_at_libraries, threads_started;
 static struct swap_gpu swap_gpus[COTENANT_MAX_GPUS];
 static struct swap_order order;
@@ -36,6 +43,11 @@ uint8_t *cot_swap_backing(uint64_t *bytes)
     return backing;
 }
 
+uint64_t cot_swap_piece(void)
+{
+    return piece_bytes;
+}
+
 /* What the agent said about this tenant.  A process that comes back to a new agent keeps the host memory it has: its
  * contents may be there. */
 void cot_swap_take_terms(const struct cotenant_hello_reply *terms)
@@ -47,7 +59,33 @@ void cot_swap_take_terms(const struct cotenant_hello_reply *terms)
     pthread_mutex_unlock(&cot_lock);
 }
 
-static bool map_backing(void)
+/* The file at an address where it can have huge pages: the copy engines translate fewer addresses then. */
+static void *map_aligned(int fd, uint64_t bytes)
+{
+    uint8_t *span = mmap(NULL, bytes + SWAP_GRANULE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (span == MAP_FAILED)
+        return MAP_FAILED;
+    uint8_t *at = (uint8_t *)(((uintptr_t)span + SWAP_GRANULE - 1) & ~(uintptr_t)(SWAP_GRANULE - 1));
+    void *mapped = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (mapped == MAP_FAILED)
+        munmap(span, bytes + SWAP_GRANULE);
+    return mapped;
+}
+
+/* On the memory of the processor that the GPU is attached to, where that can be had. */
+static void place_near(const struct gpu *gpu, void *mapped, uint64_t bytes)
+{
+    int node = -1;
+    if (((CUresult(*)(int *, int, CUdevice))REAL(cuDeviceGetAttribute))(&node, HOST_NUMA_ID_ATTRIBUTE, gpu->device) !=
+            CUDA_SUCCESS ||
+        node < 0 || node >= 1024)
+        return;
+    unsigned long nodes[1024 / (8 * sizeof(unsigned long))] = {0};
+    nodes[node / (8 * sizeof nodes[0])] = 1ul << (node % (8 * sizeof nodes[0]));
+    syscall(SYS_mbind, mapped, bytes, MPOL_PREFERRED, nodes, 1024ul, 0u);
+}
+
+static bool map_backing(const struct gpu *gpu)
 {
     struct cotenant_move ask = {0};
     struct cotenant_message reply;
@@ -55,7 +93,8 @@ static bool map_backing(void)
     if (cot_agent_call_fd(COTENANT_MOVE_BACKING, COTENANT_NO_SLOT, &ask, sizeof ask, &reply, &fd) != 0)
         return false;
     uint64_t bytes = reply.body.move.backing_bytes;
-    void *mapped = fd >= 0 && bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    uint64_t piece = reply.body.move.piece_bytes;
+    void *mapped = fd >= 0 && bytes ? map_aligned(fd, bytes) : MAP_FAILED;
     if (fd >= 0)
         close(fd);
     if (mapped == MAP_FAILED)
@@ -63,8 +102,11 @@ static bool map_backing(void)
     madvise(mapped, bytes, MADV_HUGEPAGE);
     madvise(mapped, bytes, MADV_DONTDUMP);
     madvise(mapped, bytes, MADV_DONTFORK); /* a child's copy would cost, and its contents are none of its business */
+    place_near(gpu, mapped, bytes);
     backing = mapped;
     backing_bytes = bytes;
+    if (piece >= SWAP_GRANULE && piece % SWAP_GRANULE == 0 && cot_swap_of(gpu)->here_bytes == 0)
+        piece_bytes = piece;
     return true;
 }
 
@@ -130,12 +172,15 @@ uint32_t cot_swap_mode(void)
 /* ---- telling the agent ---- */
 
 void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t status, uint64_t moved_bytes,
-                     uint64_t elapsed_ns)
+                     const struct swap_times *times)
 {
+    static const struct swap_times none;
+    times = times ? times : &none;
     struct swap_gpu *state = cot_swap_of(gpu);
     struct cotenant_move move = {.bytes = moved_bytes, .resident_bytes = state->here_bytes, .away_bytes = state->away_bytes,
                                  .backing_bytes = cot_swap_usable_bytes(), .pinned_bytes = cot_swap_pinned_bytes(),
-                                 .elapsed_ns = elapsed_ns, .flags = fixed ? COTENANT_MOVE_FIXED : 0};
+                                 .elapsed_ns = times->elapsed_ns, .mapping_ns = times->mapping_ns,
+                                 .copying_ns = times->copying_ns, .flags = fixed ? COTENANT_MOVE_FIXED : 0};
     if (type != COTENANT_MOVE_PROGRESS)
         cot_swap_backing_range(&move.backing_low, &move.backing_high);
     if (!gpu->stale)
@@ -145,7 +190,7 @@ void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t
 void cot_swap_report_state(struct gpu *gpu)
 {
     if (mode != COTENANT_OVERSUBSCRIBE_NONE)
-        cot_swap_report(gpu, COTENANT_MOVE_STATE, 0, COTENANT_OK, 0, 0);
+        cot_swap_report(gpu, COTENANT_MOVE_STATE, 0, COTENANT_OK, 0, NULL);
 }
 
 /* The GPU is full.  True: try again; *later: the memory need not be there before the next turn. */
@@ -202,7 +247,7 @@ void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message)
             allowed_bytes = move->bytes;
         stopped = stopped || move->flags & COTENANT_MOVE_STOP;
     } else if (!may_move(gpu, type == COTENANT_MOVE_OUT)) {
-        cot_swap_report(gpu, COTENANT_MOVE_DONE, message->header.sequence, COTENANT_DENIED, 0, 0);
+        cot_swap_report(gpu, COTENANT_MOVE_DONE, message->header.sequence, COTENANT_DENIED, 0, NULL);
     } else {
         order = (struct swap_order){.type = type, .sequence = message->header.sequence, .gpu = gpu, .bytes = move->bytes,
                                     .base = move->base, .span_bytes = move->span_bytes};
@@ -251,7 +296,8 @@ bool cot_swap_next_order(struct swap_order *next)
     return next->type != 0 && !cot_exiting();
 }
 
-void cot_swap_order_done(const struct swap_order *done, uint32_t status, uint64_t moved_bytes, uint64_t elapsed_ns)
+void cot_swap_order_done(const struct swap_order *done, uint32_t status, uint64_t moved_bytes,
+                         const struct swap_times *times)
 {
     pthread_mutex_lock(&cot_lock);
     cot_swap_of(done->gpu)->moving = false;
@@ -259,7 +305,7 @@ void cot_swap_order_done(const struct swap_order *done, uint32_t status, uint64_
     if (agent_is_lost && cot_fail_mode() == COTENANT_FAIL_OPEN)
         cot_gates_agent_lost(COTENANT_FAIL_OPEN);
     else
-        cot_swap_report(done->gpu, COTENANT_MOVE_DONE, done->sequence, status, moved_bytes, elapsed_ns);
+        cot_swap_report(done->gpu, COTENANT_MOVE_DONE, done->sequence, status, moved_bytes, times);
     pthread_cond_broadcast(&cot_changed);
     pthread_mutex_unlock(&cot_lock);
 }
@@ -303,7 +349,7 @@ void cot_swap_context_made(struct gpu *gpu)
     pthread_mutex_unlock(&cot_lock);
     if (!first)
         return;
-    if (mode == COTENANT_OVERSUBSCRIBE_SWAP && !map_backing()) {
+    if (mode == COTENANT_OVERSUBSCRIBE_SWAP && !map_backing(gpu)) {
         cot_swap_fix("the agent has no host memory for it");
         return;
     }

@@ -16,7 +16,7 @@
 #include "shim.h"
 
 #define SWAP_GRANULE (UINT64_C(2) << 20)
-#define SWAP_PIECE (UINT64_C(256) << 20)
+#define SWAP_PIECE (UINT64_C(256) << 20) /* largest unit that moves, where the agent says nothing else */
 #define SWAP_PIN_STEP (UINT64_C(256) << 20) /* host memory is registered in spans of this length; copies end at them */
 
 enum piece_state { PIECE_EMPTY, PIECE_HERE, PIECE_AWAY };
@@ -54,15 +54,23 @@ struct swap_order {
     uint64_t bytes, base, span_bytes;
 };
 
+/* How a move went, for the agent. */
+struct swap_times {
+    uint64_t elapsed_ns; /* waits for allowance left out */
+    uint64_t mapping_ns; /* of it, making and unmaking memory behind addresses */
+    uint64_t copying_ns; /* of it, waiting for copies */
+};
+
 /* ---- swap.c ---- */
 HIDDEN uint32_t cot_swap_mode(void);            /* cotenant_oversubscribe; NONE after a fall back */
 HIDDEN struct swap_gpu *cot_swap_of(const struct gpu *gpu);
 HIDDEN uint8_t *cot_swap_backing(uint64_t *bytes); /* the mapped host memory */
+HIDDEN uint64_t cot_swap_piece(void);           /* bytes of a whole piece */
 HIDDEN void cot_swap_take_terms(const struct cotenant_hello_reply *terms);
 HIDDEN void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message); /* with cot_lock */
 HIDDEN bool cot_swap_is_away(const struct gpu *gpu); /* with cot_lock: a launch now would find no memory */
 HIDDEN void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t status, uint64_t moved_bytes,
-                            uint64_t elapsed_ns);
+                            const struct swap_times *times);
 HIDDEN void cot_swap_report_state(struct gpu *gpu);
 HIDDEN void cot_swap_fix(const char *why);      /* this process's memory stays where it is from now on */
 HIDDEN bool cot_swap_fix_around(CUdeviceptr address, const char *why); /* if it is in a movable allocation */
@@ -70,7 +78,8 @@ HIDDEN void cot_swap_context_made(struct gpu *gpu);
 HIDDEN void cot_swap_agent_lost(void);          /* with cot_lock */
 HIDDEN void cot_swap_reset_after_fork(void);
 HIDDEN bool cot_swap_next_order(struct swap_order *order); /* mover: waits; false: the process ends */
-HIDDEN void cot_swap_order_done(const struct swap_order *order, uint32_t status, uint64_t moved_bytes, uint64_t elapsed_ns);
+HIDDEN void cot_swap_order_done(const struct swap_order *order, uint32_t status, uint64_t moved_bytes,
+                                const struct swap_times *times);
 HIDDEN bool cot_swap_wait_allowed(uint64_t total_bytes); /* mover: false when the agent is lost */
 HIDDEN bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later);
 

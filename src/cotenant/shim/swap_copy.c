@@ -21,6 +21,11 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+#define COLLAPSE_STEP (UINT64_C(32) << 20)
+#define COLLAPSE_SLOWEST_NS UINT64_C(500000000) /* of a step: where room for huge pages has to be made, small ones do */
 
 struct lane {
     CUcontext context;
@@ -186,9 +191,22 @@ struct span {
 };
 
 /* The pages of a span, made by several threads: the kernel clears them, and that is what pinning mostly waits for. */
+/* Huge pages, as far as the system has them: shared memory gets none of itself. */
+static void collapse(const struct span *span)
+{
+    static _Atomic bool useless;
+    for (uint64_t at = 0; at < span->bytes && !atomic_load_explicit(&useless, memory_order_relaxed); at += COLLAPSE_STEP) {
+        uint64_t began = cot_now_ns(), length = span->bytes - at < COLLAPSE_STEP ? span->bytes - at : COLLAPSE_STEP;
+        int failed = madvise(span->begin + at, length, MADV_COLLAPSE) != 0 ? errno : 0;
+        if ((failed && failed != EAGAIN) || cot_now_ns() - began > COLLAPSE_SLOWEST_NS)
+            atomic_store(&useless, true); /* an old kernel, a setting against it, or memory in too many parts */
+    }
+}
+
 static void *populate(void *argument)
 {
     struct span *span = argument;
+    collapse(span);
     while (madvise(span->begin, span->bytes, MADV_POPULATE_WRITE) != 0) {
         if (errno == EINTR || errno == EAGAIN)
             continue;
@@ -208,7 +226,7 @@ static bool populate_span(uint8_t *begin, uint64_t bytes)
     struct span spans[POPULATORS];
     pthread_t threads[POPULATORS];
     bool started[POPULATORS], good = true;
-    uint64_t part = (bytes / POPULATORS + 4095) & ~UINT64_C(4095);
+    uint64_t part = (bytes / POPULATORS + SWAP_GRANULE - 1) & ~(SWAP_GRANULE - 1);
     for (uint64_t i = 0, at = 0; i < POPULATORS; i++, at += part) {
         uint64_t length = at >= bytes ? 0 : bytes - at < part ? bytes - at : part;
         spans[i] = (struct span){begin + at, length, 0};

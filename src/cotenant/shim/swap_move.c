@@ -28,6 +28,7 @@ struct move {
     uint64_t told_bytes;      /* of it, to the agent */
     uint64_t started_bytes;
     uint64_t waited_ns;       /* for allowance */
+    uint64_t mapping_ns, copying_ns;
     CUresult result;
 };
 
@@ -53,9 +54,14 @@ static void land(struct move *move)
     uint32_t ticket = move->ended++ % SWAP_TICKETS;
     struct flight *flight = &move->flights[ticket];
     bool out = move->order->type == COTENANT_MOVE_OUT;
+    uint64_t began = cot_now_ns();
     CUresult result = cot_swap_copied(move->lane, ticket);
-    if (out && result == CUDA_SUCCESS && !flight->region->managed)
+    uint64_t copied = cot_now_ns();
+    move->copying_ns += copied - began;
+    if (out && result == CUDA_SUCCESS && !flight->region->managed) {
         result = cot_swap_unmap_piece(flight->region, flight->index);
+        move->mapping_ns += cot_now_ns() - copied;
+    }
     if (result != CUDA_SUCCESS) {
         if (move->result == CUDA_SUCCESS)
             move->result = result;
@@ -86,8 +92,8 @@ static CUresult start_copy(struct move *move, struct region *region, uint32_t in
     if (region->managed)
         result = cot_swap_prefetch(move->lane, region->address, bytes, out ? -1 : region->gpu->device, ticket);
     else
-        result = cot_swap_copy(move->lane, region->address + (uint64_t)index * SWAP_PIECE, region->piece[index].backing, bytes,
-                               ticket);
+        result = cot_swap_copy(move->lane, region->address + (uint64_t)index * cot_swap_piece(), region->piece[index].backing,
+                               bytes, ticket);
     if (result != CUDA_SUCCESS)
         return result;
     move->flights[ticket] = (struct flight){region, index};
@@ -98,7 +104,7 @@ static CUresult start_copy(struct move *move, struct region *region, uint32_t in
 
 static void keep_flying(struct move *move)
 {
-    while (move->begun - move->ended >= SWAP_TICKETS / 2)
+    while (move->begun - move->ended >= SWAP_TICKETS)
         land(move);
 }
 
@@ -139,13 +145,15 @@ static CUresult settle(struct move *move, struct region *region, uint32_t index)
 {
     uint64_t began = cot_now_ns();
     for (;;) {
+        uint64_t before = cot_now_ns();
         CUresult result = cot_swap_map_piece(region, index);
+        move->mapping_ns += cot_now_ns() - before;
         if (result != CUDA_ERROR_OUT_OF_MEMORY || cot_now_ns() - began > FULL_PATIENCE_NS || cot_exiting())
             return result;
         if (move->ended != move->begun)
             land(move);
         else
-            usleep(1000);
+            usleep(200);
     }
 }
 
@@ -231,7 +239,8 @@ void *cot_swap_mover(void *unused)
                     move.result);
         if (status != COTENANT_OK && order.sequence == 0)
             usleep(200000); /* on its own account: try again later */
-        cot_swap_order_done(&order, status, move.moved_bytes, cot_now_ns() - began - move.waited_ns);
+        struct swap_times times = {cot_now_ns() - began - move.waited_ns, move.mapping_ns, move.copying_ns};
+        cot_swap_order_done(&order, status, move.moved_bytes, &times);
     }
     return NULL;
 }

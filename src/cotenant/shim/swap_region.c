@@ -38,14 +38,14 @@ uint64_t cot_swap_piece_bytes(const struct region *region, uint32_t index)
 {
     if (region->managed)
         return region->bytes;
-    uint64_t begin = (uint64_t)index * SWAP_PIECE;
-    return region->bytes - begin < SWAP_PIECE ? region->bytes - begin : SWAP_PIECE;
+    uint64_t begin = (uint64_t)index * cot_swap_piece();
+    return region->bytes - begin < cot_swap_piece() ? region->bytes - begin : cot_swap_piece();
 }
 
 /* Puts memory behind a piece.  The handle is dropped at once: the mapping keeps the memory. */
 CUresult cot_swap_map_piece(struct region *region, uint32_t index)
 {
-    CUdeviceptr address = region->address + (uint64_t)index * SWAP_PIECE;
+    CUdeviceptr address = region->address + (uint64_t)index * cot_swap_piece();
     uint64_t bytes = cot_swap_piece_bytes(region, index), handle;
     struct cu_location here = {CU_LOCATION_DEVICE, region->gpu->device};
     struct cu_allocation_prop prop = {.type = CU_ALLOCATION_PINNED, .location = here};
@@ -66,7 +66,7 @@ CUresult cot_swap_map_piece(struct region *region, uint32_t index)
 
 CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
 {
-    return ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(region->address + (uint64_t)index * SWAP_PIECE,
+    return ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(region->address + (uint64_t)index * cot_swap_piece(),
                                                                 cot_swap_piece_bytes(region, index));
 }
 
@@ -90,7 +90,7 @@ static struct region *new_region(struct gpu *gpu, uint64_t asked)
 {
     bool managed = cot_swap_mode() == COTENANT_OVERSUBSCRIBE_MANAGED;
     uint64_t bytes = round_up(asked);
-    uint32_t pieces = managed ? 1 : (uint32_t)((bytes + SWAP_PIECE - 1) / SWAP_PIECE);
+    uint32_t pieces = managed ? 1 : (uint32_t)((bytes + cot_swap_piece() - 1) / cot_swap_piece());
     struct region *region = calloc(1, sizeof *region + pieces * sizeof region->piece[0]);
     if (!region)
         return NULL;
@@ -148,7 +148,7 @@ static CUresult fill(struct region *region, bool crowded, bool *empty)
         bool later = false;
         if (result != CUDA_ERROR_OUT_OF_MEMORY)
             return result;
-        if (cot_swap_make_room(region->gpu, region->bytes - (uint64_t)i * SWAP_PIECE, &later) && tries++ < 8)
+        if (cot_swap_make_room(region->gpu, region->bytes - (uint64_t)i * cot_swap_piece(), &later) && tries++ < 8)
             continue;
         for (uint32_t back = 0; back < i; back++) {
             cot_swap_unmap_piece(region, back);
