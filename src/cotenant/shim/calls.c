@@ -1,6 +1,6 @@
 /* What each thread's launches touch, and the calls in flight, counted per thread.
  *
- * A launching thread writes only counters of its own, with plain stores.  The gate needs "count, then look at the epoch"
+ * A launching thread writes only counters of its own, with plain stores.  The gate needs "count, then look whether it is open"
  * to be seen in that order by whoever closes it; instead of a fence in every launch, the one who closes has the kernel
  * put a barrier into every running thread of the process (membarrier), once a turn.  Where the kernel has no such call,
  * no launch takes the hot path: the slow one has a fence. */
@@ -31,9 +31,8 @@ struct calls *cot_calls_of(struct thread *t, struct gpu *gpu)
         return NULL;
     memset(calls, 0, sizeof *calls);
     calls->gpu = gpu;
-    calls->page_slot = gpu->page_slot;
-    calls->epoch = EPOCH_CLOSED;
     calls->handle = COT_NO_STREAM;
+    calls->log_next = &calls->unnoted;
     pthread_mutex_lock(&list_lock);
     if (!registered) {
         fenced = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
@@ -65,14 +64,13 @@ struct call_counts cot_calls_sum(const struct gpu *gpu)
 }
 
 /* The gate may be closed meanwhile: cot_calls_close has stored its closed epoch before it waits for the lock, so it is
- * either seen here or puts EPOCH_CLOSED over what is written here. */
+ * either seen here or closes again what is opened here. */
 void cot_calls_open(struct calls *calls)
 {
     if (fenced)
         return;
     pthread_mutex_lock(&list_lock);
-    calls->page_slot = calls->gpu->page_slot;
-    atomic_store(&calls->epoch, *(volatile uint64_t *)&calls->gpu->epoch);
+    atomic_store(&calls->open, *(volatile uint64_t *)&calls->gpu->epoch != EPOCH_CLOSED);
     pthread_mutex_unlock(&list_lock);
 }
 
@@ -82,7 +80,7 @@ void cot_calls_close(struct gpu *gpu)
 {
     pthread_mutex_lock(&list_lock);
     for (struct calls *calls = gpu->calls; calls; calls = calls->next)
-        atomic_store(&calls->epoch, EPOCH_CLOSED);
+        atomic_store(&calls->open, 0);
     pthread_mutex_unlock(&list_lock);
     if (!fenced && registered && membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
         return;

@@ -1,5 +1,9 @@
 /* Work in flight is fenced about once per predicted millisecond, and the fences teach what launches cost.
  *
+ * In a turn without an end nobody waits, so fences are further apart there, more may be queued, and while what is thought
+ * of the launches holds true only one interval in 16 is noted and compared: the others are marked without a time, and
+ * looked at only when half of what may be queued is.
+ *
  * A launch is predicted by its key (kernel and grid, graph, kind and size of copy).  An interval is the launches of one
  * thread between two fences; when a fence is done, the time between it and the fence before it, by the GPU's own
  * clock, is compared with what was predicted, and every key in the interval is corrected by the ratio.  A long kernel
@@ -18,10 +22,6 @@
 #define COST_CEILING_NS INT64_C(60000000000)
 #define TOLERANCE 0.1 /* a prediction this good is left alone */
 
-DECLARE_REAL(cuEventCreate);
-DECLARE_REAL(cuEventDestroy_v2);
-DECLARE_REAL(cuEventRecord);
-DECLARE_REAL(cuEventQuery);
 DECLARE_REAL(cuEventElapsedTime);
 
 static uint32_t corrected_in[(1 << COST_BITS) + COST_BESIDE]; /* number of the last interval that corrected an entry */
@@ -32,13 +32,9 @@ static struct fence *at(struct ring *ring, uint32_t index)
     return &ring->fences[index % FENCES];
 }
 
-static CUresult query(struct fence *fence)
+struct cost *cot_cost_of(uintptr_t key, bool *fresh)
 {
-    return ((CUresult(*)(CUevent))REAL(cuEventQuery))(fence->event);
-}
-
-struct cost *cot_cost_of(uintptr_t key)
-{
+    *fresh = false;
     struct cost *home = cot_cost(key), *empty = NULL;
     for (struct cost *cost = home; cost < home + COST_BESIDE; cost++) {
         if (cost->key == key)
@@ -49,24 +45,55 @@ struct cost *cot_cost_of(uintptr_t key)
     struct cost *cost = empty ? empty : home; /* nowhere free: the one that was here is learned again if it returns */
     cost->ns = COST_UNKNOWN_NS;
     cost->key = key;
+    *fresh = true;
     return cost;
+}
+
+/* slot.fencing, from the lowest bit: 8 bits interval in ms, 8 factor of work in flight (255: never wait), 2 kind of mark
+ * (1: with a time, 2: word), 1 learn from every interval.  0 stands for what the shim thinks best. */
+struct fencing cot_fencing(const struct gpu *gpu)
+{
+    uint32_t asked = gpu->page_slot->fencing, interval_ms = asked & 255, factor = asked >> 8 & 255, mark = asked >> 16 & 3;
+    if (gpu->deadline_ns != COTENANT_NO_DEADLINE)
+        return (struct fencing){.interval_ns = INTERVAL_NS, .inflight_factor = 1, .mark = MARK_TIMED, .eager = true};
+    return (struct fencing){.interval_ns = interval_ms ? interval_ms * INT64_C(1000000) : INTERVAL_ALONE_NS,
+                            .inflight_factor = factor == 255 ? 0 : factor ? factor : INFLIGHT_ALONE,
+                            .mark = mark == 1 ? MARK_TIMED : mark == 2 ? MARK_WORD : MARK_PLAIN,
+                            .eager = asked >> 18 & 1};
+}
+
+static bool will_note(const struct ring *ring, const struct fencing *how)
+{
+    return how->eager || ring->unnoted_left == 0;
 }
 
 void cot_interval_begin(struct thread *t)
 {
-    t->log = t->calls->log_next = at(t->ring, t->ring->newest)->log;
-    t->calls->budget_ns = t->gpu->deadline_ns == COTENANT_NO_DEADLINE ? INTERVAL_ALONE_NS : INTERVAL_NS;
-    t->budget_begin_ns = t->calls->budget_ns;
+    struct fencing how = cot_fencing(t->gpu);
+    bool noted = will_note(t->ring, &how) && !(t->gpu->page_slot->flags & COTENANT_SLOT_UNFENCED);
+    if (noted && how.interval_ns > INTERVAL_ALONE_NS)
+        how.interval_ns = INTERVAL_ALONE_NS; /* for which the log has room */
+    t->log = t->calls->log_next = noted ? at(t->ring, t->ring->newest)->log : &t->calls->unnoted;
+    t->calls->log_step = noted;
+    t->calls->budget_ns = t->budget_begin_ns = how.interval_ns;
 }
 
-void cot_ring_forget(struct ring *ring, bool destroy_events)
+bool cot_interval_is_empty(const struct thread *t)
 {
-    for (uint32_t i = 0; i < FENCES; i++) {
-        if (ring->fences[i].event && destroy_events)
-            ((CUresult(*)(CUevent))REAL(cuEventDestroy_v2))(ring->fences[i].event);
-        ring->fences[i].event = NULL;
-    }
-    ring->oldest = ring->newest = 0;
+    return t->calls->budget_ns == t->budget_begin_ns; /* every launch costs something */
+}
+
+void cot_interval_note(struct thread *t)
+{
+    t->ring->unnoted_left = 0;
+    if (t->calls->log_step == 0)
+        cot_fence_close(t, false);
+}
+
+void cot_ring_forget(struct ring *ring, bool destroy)
+{
+    cot_marks_forget(ring, destroy);
+    ring->oldest = ring->newest = ring->noted = ring->unnoted_left = 0;
     ring->outstanding_ns = 0;
     ring->have_origin = ring->probe = ring->stalled = false;
 }
@@ -95,8 +122,12 @@ static void learn(struct ring *ring, const struct fence *fence, double elapsed_n
         ring->probe = true;
     bool good = ratio > 1 - TOLERANCE && ratio < 1 + TOLERANCE;
     bool at_floor = ratio < 1 && fence->predicted_ns <= (int64_t)fence->count * (COST_FLOOR_NS + COST_FLOOR_NS / 8);
-    if (good || at_floor || (bound_only && ratio >= 1.0))
+    ring->unnoted_left = 0;
+    if (good || at_floor || (bound_only && ratio >= 1.0)) {
+        if (!ring->probe)
+            ring->unnoted_left = UNNOTED_ALONE;
         return;
+    }
     /* By what is thought now, not when the fence was recorded: an older fence may have corrected the same keys. */
     ratio = elapsed_ns / (double)predict(fence);
     if (bound_only && ratio >= 1.0)
@@ -116,16 +147,17 @@ static void resolve_locked(struct ring *ring)
 {
     while (ring->oldest != ring->newest) {
         struct fence *fence = at(ring, ring->oldest);
-        CUresult state = query(fence);
+        CUresult state = cot_mark_query(ring, fence);
         if (state == CUDA_ERROR_NOT_READY)
             return;
         float elapsed_ms = 0;
         if (state == CUDA_SUCCESS && ring->have_origin && fence->count > 0 &&
             ((CUresult(*)(float *, CUevent, CUevent))REAL(cuEventElapsedTime))(
-                &elapsed_ms, at(ring, ring->oldest - 1)->event, fence->event) == CUDA_SUCCESS &&
+                &elapsed_ms, at(ring, ring->oldest - 1)->event[MARK_TIMED], fence->event[MARK_TIMED]) == CUDA_SUCCESS &&
             elapsed_ms > 0)
             learn(ring, fence, (double)elapsed_ms * 1e6);
-        ring->have_origin = state == CUDA_SUCCESS;
+        ring->have_origin = state == CUDA_SUCCESS && fence->mark == MARK_TIMED;
+        ring->noted -= fence->count > 0;
         ring->outstanding_ns -= fence->predicted_ns;
         ring->oldest++;
         ring->stalled = false;
@@ -146,30 +178,31 @@ void cot_fence_resolve(struct thread *t)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
-/* Ends the open interval with an event in the stream that was used last.  An empty interval gives a point to measure
+/* Ends the open interval with a mark in the stream that was used last.  An empty interval gives a point to measure
  * from: at the start of a turn, so that the wait for it is not taken for work. */
 void cot_fence_close(struct thread *t, bool before_sync)
 {
     struct ring *ring = t->ring;
     struct fence *fence = at(ring, ring->newest);
-    fence->count = (uint32_t)(t->calls->log_next - t->log);
+    struct fencing how = cot_fencing(t->gpu);
+    fence->count = t->calls->log_step ? (uint32_t)(t->calls->log_next - t->log) : 0;
     fence->before_sync = before_sync;
-    fence->predicted_ns = fence->count ? t->budget_begin_ns - t->calls->budget_ns : 0;
+    fence->predicted_ns = t->budget_begin_ns - t->calls->budget_ns;
     atomic_fetch_add_explicit(&t->gpu->predicted_busy_ns, (uint64_t)fence->predicted_ns, memory_order_relaxed);
+    if (ring->unnoted_left > 0 && !how.eager)
+        ring->unnoted_left--;
+    fence->mark = fence->count > 0 || will_note(ring, &how) ? MARK_TIMED : how.mark;
     pthread_mutex_lock(&cot_capture_lock);
     if (atomic_load(&cot_captures) == 0 && t->stream->handle != COT_NO_STREAM) {
         if (ring->newest - ring->oldest >= FENCES - 2)
             resolve_locked(ring);
-        bool recorded = ring->newest - ring->oldest < FENCES - 2;
-        if (recorded && !fence->event)
-            recorded = ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&fence->event, 0) == CUDA_SUCCESS;
-        if (recorded) {
-            fence->exact = ring->newest != ring->oldest && query(at(ring, ring->newest - 1)) == CUDA_ERROR_NOT_READY;
-            recorded =
-                ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(fence->event, t->stream->handle) == CUDA_SUCCESS;
-        }
-        if (recorded) {
+        bool room = ring->newest - ring->oldest < FENCES - 2;
+        if (room && fence->count > 0)
+            fence->exact = ring->newest != ring->oldest &&
+                           cot_mark_query(ring, at(ring, ring->newest - 1)) == CUDA_ERROR_NOT_READY;
+        if (room && cot_mark_record(ring, fence, t->stream->handle)) {
             ring->newest++;
+            ring->noted += fence->count > 0;
             ring->outstanding_ns += fence->predicted_ns;
             atomic_fetch_add_explicit(&t->gpu->fences, 1, memory_order_relaxed);
         }
@@ -178,11 +211,13 @@ void cot_fence_close(struct thread *t, bool before_sync)
     cot_interval_begin(t);
 }
 
-/* Waits until the oldest fence is done.  False: it is not done after patience_ns, or cannot be asked for. */
+/* Waits until the oldest fence is done.  False: it is not done after patience_ns, or cannot be asked for.  A wait of more
+ * than the interval was thought to take says that what is thought is to be compared again. */
 bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns)
 {
     struct ring *ring = t->ring;
     uint32_t oldest = ring->oldest;
+    int64_t enough_ns = at(ring, oldest)->predicted_ns * 2;
     uint64_t began = cot_now_ns(), now = began;
     while (now - began < patience_ns) {
         if (atomic_load(&cot_captures) > 0)
@@ -191,6 +226,8 @@ bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns)
         if (ring->oldest != oldest || ring->oldest == ring->newest)
             return true;
         now = cot_now_ns();
+        if ((int64_t)(now - began) > enough_ns)
+            ring->unnoted_left = 0;
         if (now - began > SPIN_NS)
             nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
     }

@@ -17,11 +17,9 @@
 
 static struct cotenant_slot no_slot;
 static struct gpu no_gpu = {.page_slot = &no_slot, .epoch = EPOCH_CLOSED, .slot = COTENANT_NO_SLOT};
-static struct cost *no_log[INTERVAL_LOG];
-static struct cost *no_log[INTERVAL_LOG];
-static struct calls no_calls = {.gpu = &no_gpu, .page_slot = &no_slot, .epoch = EPOCH_CLOSED, .handle = COT_NO_STREAM,
-                                .log_next = no_log}; /* of threads that are in no list: its counts are never read */
-static struct thread no_thread = {.gpu = &no_gpu, .calls = &no_calls, .stream = &cot_no_stream, .log = no_log};
+static struct calls no_calls = {.gpu = &no_gpu, .handle = COT_NO_STREAM, .log_next = &no_calls.unnoted};
+/* of threads that are in no list: its counts are never read */
+static struct thread no_thread = {.gpu = &no_gpu, .calls = &no_calls, .stream = &cot_no_stream, .log = &no_calls.unnoted};
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec"))) = &no_thread;
 __thread struct calls *cot_calls __attribute__((tls_model("initial-exec"))) = &no_calls;
 struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
@@ -62,7 +60,7 @@ struct thread *cot_thread_get(void)
     t->gpu = &no_gpu;
     t->calls = &no_calls;
     t->stream = &cot_no_stream;
-    t->log = no_log;
+    t->log = &no_calls.unnoted;
     pthread_setspecific(thread_key, t);
     return cot_thread = t;
 }
@@ -75,7 +73,7 @@ void cot_thread_context_changed(void)
     cot_thread->calls = cot_calls = &no_calls;
     cot_thread->stream = &cot_no_stream;
     cot_thread->ring = NULL;
-    cot_thread->log = no_log;
+    cot_thread->log = &no_calls.unnoted;
     cot_thread->context = NULL;
 }
 
@@ -176,6 +174,12 @@ static void wait_for_turn(struct gpu *gpu)
 
 /* ---- how much is queued ---- */
 
+/* Otherwise others bound its work (floor.c), time it (kernels.c), or nobody does. */
+static bool is_fenced(const struct gpu *gpu)
+{
+    return !gpu->floor && !gpu->holder && !cot_profiling && !(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED);
+}
+
 /* At the end of an interval: fence it, learn from the fences that are done, keep the queue short, and do not start
  * what cannot end before the turn does.  False: the turn was ended. */
 static bool begin_interval(struct thread *t, int64_t next_ns)
@@ -186,20 +190,21 @@ static bool begin_interval(struct thread *t, int64_t next_ns)
         cot_interval_begin(t);
         return true;
     }
-    cot_fence_resolve(t);
-    if (t->calls->log_next > t->log)
-        cot_fence_close(t, false);
-    else
+    struct fencing how = cot_fencing(gpu);
+    struct ring *ring = t->ring;
+    int64_t allowed = (int64_t)gpu->page_slot->inflight_allowed_ns * how.inflight_factor;
+    if (how.eager || ring->noted > 0 || (allowed && ring->outstanding_ns * 2 >= allowed))
+        cot_fence_resolve(t);
+    if (cot_interval_is_empty(t))
         cot_interval_begin(t);
-    int64_t allowed = (int64_t)gpu->page_slot->inflight_allowed_ns;
-    if (gpu->deadline_ns == COTENANT_NO_DEADLINE) /* nobody waits; who comes waits for this queue once */
-        allowed *= INFLIGHT_ALONE;
-    while (!t->ring->stalled && t->ring->newest - t->ring->oldest >= 2 && t->ring->outstanding_ns >= allowed)
-        t->ring->stalled = !cot_fence_wait_oldest(t, STALL_PATIENCE_NS) && atomic_load(&cot_captures) == 0;
+    else
+        cot_fence_close(t, false);
+    while (allowed && !ring->stalled && ring->newest - ring->oldest >= 2 && ring->outstanding_ns >= allowed)
+        ring->stalled = !cot_fence_wait_oldest(t, STALL_PATIENCE_NS) && atomic_load(&cot_captures) == 0;
     if (gpu->deadline_ns == COTENANT_NO_DEADLINE || cot_calls_sum(gpu).started == gpu->started_at_grant)
         return true;
     uint64_t now = cot_now_ns();
-    if (now + (uint64_t)t->ring->outstanding_ns + (uint64_t)next_ns <= gpu->deadline_ns)
+    if (now + (uint64_t)ring->outstanding_ns + (uint64_t)next_ns <= gpu->deadline_ns)
         return true;
     pthread_mutex_lock(&cot_lock);
     if (gpu->state == GATE_OPEN) {
@@ -221,10 +226,13 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
     if (t->stream->handle != stream)
         t->stream = cot_stream_find(stream, t->context, gpu);
     atomic_store_explicit(&t->calls->handle, stream, memory_order_relaxed);
-    struct cost *cost = cot_cost_of(key);
+    bool fresh;
+    struct cost *cost = cot_cost_of(key, &fresh);
     for (;;) {
         if (cot_exiting())
             return GATE_PASS;
+        if (fresh && t->calls->log_step == 0 && is_fenced(gpu) && is_open(gpu))
+            cot_interval_note(t);
         if (gpu->floor && is_open(gpu))
             cot_floor_enter(t, cost);
         else if (!gpu->holder && !cot_profiling && is_open(gpu) && t->calls->budget_ns < cost->ns && !begin_interval(t, cost->ns))
@@ -236,7 +244,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
         cot_count(&t->calls->started, -1);
         wait_for_turn(gpu);
         cot_interval_begin(t); /* what was open is drained by now */
-        if (!gpu->floor && !gpu->holder && !cot_profiling && !(gpu->page_slot->flags & COTENANT_SLOT_UNFENCED))
+        if (is_fenced(gpu))
             cot_fence_close(t, false);
     }
     if (gpu->first_submit_ns == 0)
@@ -248,7 +256,7 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
         return GATE_GO;
     }
     struct calls *calls = t->calls;
-    if (atomic_load_explicit(&calls->epoch, memory_order_relaxed) != *(volatile uint64_t *)&gpu->epoch)
+    if (!atomic_load_explicit(&calls->open, memory_order_relaxed))
         cot_calls_open(calls);
     int64_t ns = cost->ns;
     if (ns > calls->budget_ns) { /* longer than an interval: it has one to itself */
@@ -256,7 +264,8 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
         calls->budget_ns = ns;
     }
     calls->budget_ns -= ns;
-    *calls->log_next++ = cost;
+    *calls->log_next = cost;
+    calls->log_next += calls->log_step;
     return GATE_GO;
 }
 
@@ -273,7 +282,7 @@ enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
 void cot_sync_begin(void)
 {
     struct thread *t = cot_thread;
-    if (t->ring && t->ring->probe && t->calls->log_next > t->log && atomic_load(&cot_captures) == 0) {
+    if (t->ring && t->ring->probe && t->calls->log_step && t->calls->log_next > t->log && atomic_load(&cot_captures) == 0) {
         cot_fence_close(t, true);
         t->ring->probe = false;
     }

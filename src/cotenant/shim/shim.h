@@ -27,6 +27,9 @@
 #include "cuda_abi.h"
 #include "protocol.h"
 
+struct cost;
+struct ring;
+
 #define HIDDEN __attribute__((visibility("hidden")))
 #define EXPORT __attribute__((visibility("default")))
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
@@ -47,17 +50,19 @@ struct call_counts {
     uint64_t graph_launches;
 };
 
-/* One thread on one GPU: all that its launches touch, in one line of the cache, because a driver's launch leaves little of
- * ours there.  Only that thread counts, and with plain stores; others write epoch and handle, to send it to the slow path. */
+/* One thread on one GPU: all of ours that its launches write, in one line of the cache, because a driver's launch leaves
+ * little of ours there.  Only that thread counts, and with plain stores; others write open and handle, to send it to the
+ * slow path. */
 struct calls {
     _Atomic uint64_t started, finished;
-    struct cotenant_slot *page_slot;
-    _Atomic uint64_t epoch;           /* launches go while it equals page_slot->epoch; EPOCH_CLOSED never does */
+    _Atomic uint64_t open;            /* launches go: the GPU's turn is open, as far as whoever ends it has got */
     _Atomic(CUstream) handle;         /* of the stream used last; COT_NO_STREAM when it has gone */
     int64_t budget_ns;                /* predicted time left in the interval */
     struct cost **log_next;           /* where the next launch of the open interval is noted */
-    struct gpu *gpu;
+    intptr_t log_step;                /* 1; 0 in an interval from which nothing is learned: all of it goes to unnoted */
+    struct cost *unnoted;
     /* seldom used */
+    struct gpu *gpu;
     _Atomic uint64_t copies, graph_launches;
     struct calls *next;
 } __attribute__((aligned(64)));
@@ -122,39 +127,6 @@ struct stream {
 };
 #define COT_NO_STREAM ((CUstream)(uintptr_t)-1)
 
-/* ---- what one launch of a kernel, graph or copy is thought to cost ---- */
-struct cost {
-    uintptr_t key;
-    int64_t ns;
-};
-#define COST_BITS 12
-#define COST_FLOOR_NS 4000            /* so that one interval holds fewer than INTERVAL_LOG launches */
-#define COST_UNKNOWN_NS 1000000       /* a new kernel has an interval to itself */
-#define INTERVAL_NS 1000000
-#define INTERVAL_ALONE_NS 8000000     /* in a turn without an end: nobody waits */
-#define INTERVAL_LOG 2048             /* > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1 */
-#define INFLIGHT_ALONE 16             /* so many times more than the agent allows may be queued then */
-#define FENCES 16                     /* power of two */
-
-struct fence {
-    CUevent event;
-    int64_t predicted_ns;
-    bool exact;                       /* the GPU had older work when this was recorded: no idle time inside */
-    bool before_sync;                 /* recorded before a wait, not before a later launch: no idle tail */
-    uint32_t count;
-    struct cost *log[INTERVAL_LOG];
-};
-
-struct ring { /* the fences of one thread on one GPU: [oldest, newest) are recorded, newest is the open interval */
-    CUcontext context;
-    uint32_t oldest, newest;          /* grow without bound; the index is taken modulo FENCES */
-    bool stalled;                     /* the oldest fence did not come in time: do not wait for it again */
-    bool have_origin;                 /* fence oldest - 1 is complete: a point to measure from */
-    bool probe;                       /* an estimate was found wrong while the GPU idled: close the next at a sync */
-    int64_t outstanding_ns;           /* predicted time of the recorded fences */
-    struct fence fences[FENCES];
-};
-
 /* ---- per thread ---- */
 struct thread {
     struct gpu *gpu;
@@ -170,22 +142,14 @@ struct thread {
 
 extern HIDDEN __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
 extern HIDDEN __thread struct calls *cot_calls __attribute__((tls_model("initial-exec")));
-#define COST_BESIDE 8
-extern HIDDEN struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
 extern HIDDEN pthread_mutex_t cot_lock; /* gates, connection state, waiting threads */
+
+#include "fence.h"
 
 /* What gate_slow tells the caller. */
 enum gate_answer { GATE_GO = 0, GATE_PASS = 1 /* into a capture, or nothing to enforce: not counted */ };
 
 HIDDEN enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream);
-
-/* Where the hot path looks for a key; it takes the low half, so keys differ there.  cot_cost_of finds or makes the entry,
- * beside this place when another key has it: such a kernel takes the slow path, but with its own cost. */
-static inline struct cost *cot_cost(uintptr_t key)
-{
-    return &cot_costs[((uint32_t)key * 0x9e3779b1u) >> (32 - COST_BITS)];
-}
-HIDDEN struct cost *cot_cost_of(uintptr_t key);
 
 /* The thread's own counter, see struct calls: one instruction, not locked, and in order with the stores and calls around it. */
 static inline void cot_count(_Atomic uint64_t *own, int64_t more)
@@ -194,14 +158,13 @@ static inline void cot_count(_Atomic uint64_t *own, int64_t more)
 }
 
 /* The hot path: may the launch go, without a call?  Then it is counted in flight in what is returned.  NULL: ask
- * cot_gate_slow.  Closing is done by whoever notices first: the helper thread at the deadline, the agent through the
- * page, the launching thread itself at the end of an interval. */
+ * cot_gate_slow.  Closing is done by whoever notices first: the helper thread, at the deadline or told by the agent, or the
+ * launching thread itself at the end of an interval. */
 static inline struct calls *cot_gate_try(uintptr_t key, CUstream stream)
 {
     struct calls *calls = cot_calls;
-    cot_count(&calls->started, 1); /* cot_calls_close orders this count and the look at the epoch */
-    uint64_t epoch = atomic_load_explicit(&calls->epoch, memory_order_relaxed);
-    if (UNLIKELY(*(volatile uint64_t *)&calls->page_slot->epoch != epoch))
+    cot_count(&calls->started, 1); /* cot_calls_close orders this count and the look at open */
+    if (UNLIKELY(!atomic_load_explicit(&calls->open, memory_order_relaxed)))
         goto no;
     struct cost *cost = cot_cost(key);
     if (UNLIKELY(cost->key != key))
@@ -212,7 +175,8 @@ static inline struct calls *cot_gate_try(uintptr_t key, CUstream stream)
     if (UNLIKELY(atomic_load_explicit(&calls->handle, memory_order_relaxed) != stream))
         goto no;
     calls->budget_ns = left;
-    *calls->log_next++ = cost;
+    *calls->log_next = cost;
+    calls->log_next += calls->log_step;
     if (!calls) /* never: the caller's test for NULL need not be made */
         __builtin_unreachable();
     return calls;
@@ -277,13 +241,6 @@ HIDDEN uint64_t cot_total_launches(void);
 HIDDEN uint32_t cot_total_contexts(void);
 
 HIDDEN struct thread *cot_thread_get(void); /* this thread's own record, made if need be; NULL without memory */
-
-/* ---- fence.c ---- */
-HIDDEN void cot_interval_begin(struct thread *t);
-HIDDEN void cot_fence_close(struct thread *t, bool before_sync);
-HIDDEN void cot_fence_resolve(struct thread *t);
-HIDDEN bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns);
-HIDDEN void cot_ring_forget(struct ring *ring, bool destroy_events);
 
 /* ---- kernels.c ---- */
 #define COTENANT_KERNELS_PATH_BYTES 512

@@ -51,7 +51,7 @@ static const struct cu_launch_config no_config;
         cot_gate_exit(call);                                                                   \
         return result;                                                                         \
     }                                                                                          \
-    EXPORT CUresult name parameters                                                            \
+    EXPORT __attribute__((aligned(64))) CUresult name parameters                               \
     {                                                                                          \
         struct calls *call = cot_gate_try(key, effective);                                     \
         if (UNLIKELY(!call))                                                                   \

@@ -1,0 +1,83 @@
+/* Work in flight: what launches are thought to cost, and the marks in streams that say how far the GPU has got. */
+#ifndef COTENANT_FENCE_H
+#define COTENANT_FENCE_H
+
+#include "shim.h"
+
+struct cost { /* what one launch of a kernel, graph or copy is thought to cost */
+    uintptr_t key;
+    int64_t ns;
+};
+#define COST_BITS 12
+#define COST_BESIDE 8
+#define COST_FLOOR_NS 4000            /* so that one interval holds fewer than INTERVAL_LOG launches */
+#define COST_UNKNOWN_NS 1000000       /* a new kernel has an interval to itself */
+#define INTERVAL_NS 1000000
+#define INTERVAL_ALONE_NS 8000000     /* in a turn without an end: nobody waits */
+#define INTERVAL_LOG 2048             /* > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1 */
+#define INFLIGHT_ALONE 16             /* so many times more than the agent allows may be queued then */
+#define UNNOTED_ALONE 15              /* intervals without notes after one that confirmed what was thought */
+#define FENCES 16                     /* power of two */
+
+enum mark { MARK_TIMED, MARK_PLAIN, MARK_WORD, MARKS }; /* an event with a time, one without, a word that the GPU writes */
+
+/* How a turn without an end is fenced.  The agent may ask for another way (slot.fencing), to compare them. */
+struct fencing {
+    int64_t interval_ns;
+    int64_t inflight_factor;          /* 0: never wait */
+    enum mark mark;                   /* of intervals from which nothing is learned */
+    bool eager;                       /* learn from every interval */
+};
+
+struct fence {
+    CUevent event[MARK_WORD];
+    enum mark mark;                   /* how it was recorded */
+    uint32_t word;                    /* MARK_WORD: done when the ring's word has come so far */
+    int64_t predicted_ns;
+    bool exact;                       /* the GPU had older work when this was recorded: no idle time inside */
+    bool before_sync;                 /* recorded before a wait, not before a later launch: no idle tail */
+    uint32_t count;                   /* launches noted */
+    struct cost *log[INTERVAL_LOG];
+};
+
+struct ring { /* the fences of one thread on one GPU: [oldest, newest) are recorded, newest is the open interval */
+    CUcontext context;
+    uint32_t oldest, newest;          /* grow without bound; the index is taken modulo FENCES */
+    bool stalled;                     /* the oldest fence did not come in time: do not wait for it again */
+    bool have_origin;                 /* fence oldest - 1 is complete and has a time: a point to measure from */
+    bool probe;                       /* an estimate was found wrong while the GPU idled: close the next at a sync */
+    uint32_t noted;                   /* recorded fences from which something is to be learned */
+    uint32_t unnoted_left;            /* so many intervals need no notes */
+    int64_t outstanding_ns;           /* predicted time of the recorded fences */
+    volatile uint32_t *word;          /* host memory of MARK_WORD, and the same for the GPU */
+    CUdeviceptr word_device;
+    uint32_t word_given;
+    struct fence fences[FENCES];
+};
+
+extern HIDDEN struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
+
+/* Where the hot path looks for a key; it takes the low half, so keys differ there.  cot_cost_of finds or makes the entry,
+ * beside this place when another key has it: such a kernel takes the slow path, but with its own cost. */
+static inline struct cost *cot_cost(uintptr_t key)
+{
+    return &cot_costs[((uint32_t)key * 0x9e3779b1u) >> (32 - COST_BITS)];
+}
+HIDDEN struct cost *cot_cost_of(uintptr_t key, bool *fresh);
+
+/* ---- fence.c ---- */
+HIDDEN struct fencing cot_fencing(const struct gpu *gpu);
+HIDDEN void cot_interval_begin(struct thread *t);
+HIDDEN bool cot_interval_is_empty(const struct thread *t);
+HIDDEN void cot_interval_note(struct thread *t); /* what comes now is to be learned from: with an interval of its own */
+HIDDEN void cot_fence_close(struct thread *t, bool before_sync);
+HIDDEN void cot_fence_resolve(struct thread *t);
+HIDDEN bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns);
+HIDDEN void cot_ring_forget(struct ring *ring, bool destroy);
+
+/* ---- marks.c ---- */
+HIDDEN bool cot_mark_record(struct ring *ring, struct fence *fence, CUstream stream);
+HIDDEN CUresult cot_mark_query(const struct ring *ring, const struct fence *fence);
+HIDDEN void cot_marks_forget(struct ring *ring, bool destroy);
+
+#endif
