@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import AgentProcess, declare
+from agent_harness import AgentProcess, declare, wait_for
 from fake_shim import FakeShim, register
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node import agent as agents
 from cotenant.node.client import ControlClient
+from cotenant.node.floor_page import SOCKET
 from cotenant.node.wire import Type
 
 
@@ -160,3 +163,36 @@ def test_one_user_cannot_take_all_descriptors(agent: AgentProcess) -> None:
         assert FakeShim(agent.folder, token).answer["type"] == Type.HELLO_REPLY
         for client in held:
             client.close()
+
+
+@pytest.mark.parametrize("name", ["agent.sock", SOCKET])
+def test_an_agent_out_of_descriptors_waits_instead_of_spinning(agent: AgentProcess, name: str) -> None:
+    """A connection that cannot be accepted stays ready: who asks again at once keeps a processor busy with it."""
+    with agent.client() as client:
+        pid = client.call("status")["pid"]
+        used = descriptors(pid)
+        for _ in range(5):  # what the agent has open only for a moment leaves again
+            time.sleep(0.02)
+            used &= descriptors(pid)
+        free = next(number for number in range(4096) if number not in used)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, 4096))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as waiting:
+            waiting.connect(str(agent.folder / name))
+            time.sleep(0.2)
+            before_s = processor_s(pid)
+            time.sleep(1.0)
+            assert processor_s(pid) - before_s < 0.3
+            assert not Path(f"/proc/{pid}/fd/{free}").exists()
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (1024, 4096))
+            wait_for(lambda: Path(f"/proc/{pid}/fd/{free}").exists(), what="the connection is taken")
+
+
+def descriptors(pid: int) -> set[int]:
+    """Numbers of a process's open files."""
+    return {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

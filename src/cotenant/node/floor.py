@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterable
@@ -11,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cotenant.model.errors import InputError, WorkError
+from cotenant.model.errors import InputError
 from cotenant.node import floor_page
 from cotenant.node.floor_page import BEST_EFFORT, LATENCY_SENSITIVE, FloorPage
 from cotenant.node.gpus import uuid_text
+from cotenant.node.listener import Listener
 from cotenant.node.processes import Peer, peer_of
 from cotenant.node.tenants import Tenant
 from cotenant.node.wire import MESSAGE_BYTES
@@ -59,7 +59,7 @@ class Floors:
         self._tenant_of = tenant_of
         self._log = log
         self._members: set[Member] = set()
-        self._listener: socket.socket | None = None
+        self._listener: Listener | None = None
         self.configure(settings)
 
     def configure(self, settings: ColocationSettings) -> None:
@@ -70,33 +70,17 @@ class Floors:
 
     def listen(self, mode: int) -> None:
         """Open the socket."""
-        self.path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        try:
-            listener.bind(str(self.path))
-            os.chmod(self.path, mode)
-            listener.listen(1024)
-        except OSError as error:
-            listener.close()
-            raise WorkError(f"{self.path}: cannot listen: {error.strerror or error}") from None
-        listener.setblocking(False)
-        self._listener = listener
-        asyncio.get_running_loop().add_reader(listener, self._accept)
+        self._listener = Listener(self.path, mode, self._take, self._log)
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        with contextlib.suppress(BlockingIOError, OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                connection.setblocking(False)
-                if len(self._members) >= MAX_MEMBERS:
-                    connection.close()
-                    continue
-                member = Member(connection, peer_of(connection))
-                self._members.add(member)
-                loop = asyncio.get_running_loop()
-                loop.add_reader(connection, self._readable, member)
-                loop.call_later(JOIN_WITHIN_S, self._join_due, member)
+    def _take(self, connection: socket.socket) -> None:
+        if len(self._members) >= MAX_MEMBERS:
+            connection.close()
+            return
+        member = Member(connection, peer_of(connection))
+        self._members.add(member)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(connection, self._readable, member)
+        loop.call_later(JOIN_WITHIN_S, self._join_due, member)
 
     def _join_due(self, member: Member) -> None:
         if not member.role:
@@ -197,9 +181,7 @@ class Floors:
     def close(self) -> None:
         """Close the socket and all connections; processes keep the pages they have."""
         if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
-            self.path.unlink(missing_ok=True)
         for member in list(self._members):
             self._drop(member)
         for page in self.pages.values():

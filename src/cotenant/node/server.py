@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import socket
 import time
@@ -13,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cotenant.model.errors import WorkError
 from cotenant.node import processes, wire
 from cotenant.node.broker import Broker
 from cotenant.node.config import AgentConfig
 from cotenant.node.copies import Copies
 from cotenant.node.holders import PATIENCE_S, Holders, NotYetError, Place, place_of
 from cotenant.node.ledger import Ledger
+from cotenant.node.listener import Listener
 from cotenant.node.session import Session
 from cotenant.node.tenants import Registry, Tenant
 from cotenant.node.wire import BadMessageError, FailMode, SlotFlag, Status
@@ -67,7 +66,7 @@ class ShimServer:
         self._on_idle_tenant = on_idle_tenant
         self._on_process = on_process
         self._numbers = time.monotonic_ns() // 1000
-        self._socket: socket.socket | None = None
+        self._listener: Listener | None = None
 
     @property
     def fail_mode(self) -> FailMode:
@@ -79,51 +78,22 @@ class ShimServer:
     def listen(self, mode: int) -> None:
         """Open the socket; the caller holds the lock that makes us the only agent here."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        try:
-            listener.bind(str(self.path))
-            os.chmod(self.path, mode)
-            listener.listen(4096)
-        except OSError as error:
-            listener.close()
-            raise WorkError(f"{self.path}: cannot listen: {error.strerror or error}") from None
-        listener.setblocking(False)
-        self._socket = listener
-        self.loop.add_reader(listener, self._accept)
+        self._listener = Listener(self.path, mode, self._take, self.log)
 
-    def _accept(self) -> None:
-        assert self._socket is not None
-        for _ in range(64):
-            try:
-                connection, _ = self._socket.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    # out of descriptors: let the others go on, and try again when some may have closed
-                    self.log("out of file descriptors: a connection has to wait; raise the limit (ulimit -n)")
-                    self.loop.remove_reader(self._socket)
-                    self.loop.call_later(0.5, self._resume_accepting)
-                return
-            connection.setblocking(False)
-            if len(self.sessions) >= MAX_SESSIONS:
-                self._turn_away(connection, Status.TOO_MANY, f"this agent already serves {MAX_SESSIONS} processes")
-                continue
-            peer = processes.peer_of(connection)
-            if self._strangers[peer.pid] >= MAX_STRANGERS:
-                self._turn_away(connection, Status.TOO_MANY, "this process has too many connections without HELLO")
-                continue
-            self._strangers[peer.pid] += 1
-            self._numbers += 1
-            session = Session(self, connection, peer, self._numbers)
-            self.sessions.add(session)
-            self.loop.add_reader(connection, self._readable, session)
-            self.loop.call_later(HELLO_WITHIN_S, self._hello_due, session)
-
-    def _resume_accepting(self) -> None:
-        if self._socket is not None:
-            self.loop.add_reader(self._socket, self._accept)
+    def _take(self, connection: socket.socket) -> None:
+        if len(self.sessions) >= MAX_SESSIONS:
+            self._turn_away(connection, Status.TOO_MANY, f"this agent already serves {MAX_SESSIONS} processes")
+            return
+        peer = processes.peer_of(connection)
+        if self._strangers[peer.pid] >= MAX_STRANGERS:
+            self._turn_away(connection, Status.TOO_MANY, "this process has too many connections without HELLO")
+            return
+        self._strangers[peer.pid] += 1
+        self._numbers += 1
+        session = Session(self, connection, peer, self._numbers)
+        self.sessions.add(session)
+        self.loop.add_reader(connection, self._readable, session)
+        self.loop.call_later(HELLO_WITHIN_S, self._hello_due, session)
 
     def _turn_away(self, connection: socket.socket, status: Status, text: str) -> None:
         self.refused_connections += 1
@@ -247,11 +217,8 @@ class ShimServer:
 
     def close_all(self) -> None:
         """Stop listening and let every process go; shims then do what fail_mode says."""
-        if self._socket is not None:
-            self.loop.remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
-            self.path.unlink(missing_ok=True)
+        if self._listener is not None:
+            self._listener.close()
         for session in list(self.sessions):
             self.close(session, "")
         self.copies.close()
