@@ -168,3 +168,15 @@ def test_tenants_whose_contents_make_way_are_not_held_to_what_is_kept() -> None:
     ledger.join(2, "be")
     assert ledger.reserve(1, "g", Family.VMM, 7 * GIB) is not None, "the agent moves it out of the way"
     assert ledger.left("be", "g") == 5 * GIB, "and what it holds takes nothing from the others"
+
+
+def test_nothing_is_kept_where_a_tenant_has_left() -> None:
+    """A tenant with 3 of 8 GiB kept for it moves to another card: the first card is the others' again."""
+    ledger = Ledger()
+    ledger.gpu("home", 8 * GIB)
+    ledger.keep("ls", "home", 3 * GIB)
+    ledger.cap("ls", "home", 3 * GIB)
+    assert ledger.left("be", "home") == 5 * GIB
+    ledger.leave("ls", "home")
+    assert ledger.left("be", "home") == NO_LIMIT
+    assert ledger.limit("ls", "home") == NO_LIMIT

@@ -54,6 +54,11 @@ class Ledger:
             self._kept[(tenant, gpu)] = size
         (self._movable.add if movable else self._movable.discard)(tenant)
 
+    def leave(self, tenant: str, gpu: str) -> None:
+        """The tenant has moved to another GPU: no memory of this one is capped or kept for it any more."""
+        self._caps.pop((tenant, gpu), None)
+        self._kept.pop((tenant, gpu), None)
+
     def kept_from(self, tenant: str, gpu: str) -> int:
         """Bytes kept for others on that GPU and not taken by them yet."""
         kept = [(name, size) for (name, g), size in self._kept.items() if g == gpu and name != tenant]

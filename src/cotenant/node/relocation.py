@@ -20,6 +20,7 @@ def relocate(agent: Agent, tenant: Tenant, target: str) -> None:
         agent.broker.leave(tenant)
     agent.residency.gpus[home.uuid].remove(tenant.name)
     agent.registry.replace(tenant, gpu)
+    agent.ledger.leave(tenant.name, home.uuid)
     for session in tenant.sessions:
         agent.ledger.rehome(session.number, home.uuid, target)
         for slot, attached in list(session.slots.items()):
