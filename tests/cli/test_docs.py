@@ -79,6 +79,16 @@ def test_every_experiment_can_be_read(file: Path) -> None:
     assert len(sweep.axes["seed"]) >= 2
 
 
+def test_every_test_that_a_user_report_names_is_there() -> None:
+    """`folder/file`, `folder/file::test` or `folder/...::test`: a page that promises tests must not outlive them."""
+    tests = DOCS.parent / "tests"
+    named = re.findall(r"`(\w+)/(\w+|…)(?:::(\w+))?`", (DOCS / "user-reports.md").read_text())
+    assert len(named) > 40
+    for folder, file, test in named:
+        pages = [tests / folder / f"{file}.py"] if file != "…" else sorted((tests / folder).glob("test_*.py"))
+        assert any(page.exists() and f"def {test}" in page.read_text() for page in pages), f"{folder}/{file}::{test}"
+
+
 def test_help_is_quick() -> None:
     """The target is 0.3 s on a quiet machine; counted in processor time, best of five, so that a busy one passes."""
     best = math.inf
