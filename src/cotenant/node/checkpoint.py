@@ -147,25 +147,29 @@ class Checkpointer:
 
     async def order(self, op: str, pid: int = 0, *, within_s: float = 60.0, **more: Any) -> dict[str, Any]:
         """Carry out an order. CheckpointError when the driver says no, or nothing for `within_s`."""
+        what = f"{op} of process {pid}" if pid else f"the driver's {op}"
         async with self._lock:
             if self._process is None or self._process.returncode is not None:
                 self._process = await self._start()
             process = self._process
             assert process.stdin is not None
             assert process.stdout is not None
+            silence = "the process that calls the driver has ended (the agent's log has its last words)"
             try:
                 process.stdin.write(json.dumps({"op": op, "pid": pid} | more).encode() + b"\n")
                 await process.stdin.drain()
                 line = await asyncio.wait_for(process.stdout.readline(), within_s)
-            except (TimeoutError, ConnectionError):
+            except TimeoutError:
+                line, silence = b"", f"no answer within {within_s:.0f} s"
+            except ConnectionError:
                 line = b""
             if not line:
                 await self._stop(process)
-                raise CheckpointError(f"{op} of process {pid} did not end within {within_s:.0f} s")
+                raise CheckpointError(f"{what}: {silence}")
         answer: dict[str, Any] = json.loads(line)
         if answer["code"] != 0:
             meaning = MEANINGS.get(answer["code"], "the driver gave no reason")
-            raise CheckpointError(f"{op} of process {pid}: {meaning} (code {answer['code']})")
+            raise CheckpointError(f"{what}: {meaning} (code {answer['code']})")
         return answer
 
     async def _stop(self, process: asyncio.subprocess.Process) -> None:
