@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cotenant.fleet.planners import cluster_of
-from cotenant.fleet.replay import ReplayOptions, _options, measure_profiles, whole_iterations
+from cotenant.fleet.replay import Outcome, ReplayOptions, _options, measure_profiles, steadied, whole_iterations
 from cotenant.fleet.session import node_specs
 from cotenant.model.errors import InputError
 from cotenant.model.work import Jobs, Trace
@@ -54,10 +54,25 @@ def test_measured_profiles_are_those_that_the_jobs_were_told(tmp_path: Path) -> 
     told = load_profiles()
     cluster = cluster_of(node_specs(_options(options, tmp_path, told)))
     jobs = Jobs.build(1, id=["a"], arrival_s=[0.0], gpus=[1.0], duration_s=[30.0], model=["res18"])
-    profile = measure_profiles(jobs, options, cluster).models["res18"]
+    profiles, off = measure_profiles(jobs, options, cluster)
+    profile = profiles.models["res18"]
     for cores, speed in ((1, 0.37), (3, 1.0), (5, 1.53)):
         assert profile.speed(cores, 62.5) / profile.speed(3, 62.5) == pytest.approx(speed, rel=0.1)
     assert profile.iteration_s / profile.speed(3, 62.5) == pytest.approx(0.064, rel=0.05)
+    assert 0 <= off < 0.1
+
+
+def test_a_busy_machine_is_measured_again_and_said() -> None:
+    """A pace of 50 ms: one measurement that is 20 % off is forgotten when the next is not; three in a row are told."""
+    tries = iter([0.060, 0.051])
+    assert steadied(lambda: next(tries), 0.05) == (0.051, pytest.approx(0.02))
+    tries = iter([0.060, 0.040, 0.055, 0.05])
+    step_s, error = steadied(lambda: next(tries), 0.05)
+    assert (step_s, error) == (0.055, pytest.approx(0.1))
+    nothing: Any = None
+    assert Outcome(nothing, nothing, 0.0, 0.02).doubts() == []
+    (said,) = Outcome(nothing, nothing, 0.0, error).doubts()
+    assert "up to 10% off the pace that they were told" in said
 
 
 def test_work_becomes_whole_iterations_at_the_proportional_share(tmp_path: Path) -> None:

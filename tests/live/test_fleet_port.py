@@ -42,7 +42,20 @@ def test_jobs_and_reasons(tmp_path: Path) -> None:
         assert jobs["first"]["place"] == "node-0: 2"
         assert sorted(row["gpu"] for row in state["shares"]) == sorted(row["key"] for row in state["gpus"])
         assert any(row["text"].startswith("first started") for row in state["decisions"])
+        # neither tells how far it is: one runs at an unknown place of its work, the other has not begun
+        until = time.monotonic() + 30
+        while (done := {row["name"]: row["done"] for row in fleet.queue()}) != {"first": None, "second": 0.0}:
+            assert time.monotonic() < until, done
+            time.sleep(0.05)
+        progress = {row["name"]: row["progress"] for row in json.loads(look(fleet.live.url, "/state.json"))["jobs"]}
+        assert progress == {"first": None, "second": 0.0}
         text = look(fleet.live.url, "/metrics")
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+        assert samples["cotenant_fleet_wait_seconds_count"] == "1"  # only the first has run
+        assert samples['cotenant_fleet_wait_seconds_bucket{le="+Inf"}'] == "1"
+        assert 0 <= float(samples["cotenant_fleet_wait_seconds_sum"]) < 60
+        assert samples["cotenant_fleet_decision_seconds_count"] == samples["cotenant_fleet_rounds_total"]
+        assert float(samples["cotenant_fleet_decision_seconds_sum"]) > 0
         assert 'cotenant_fleet_jobs{state="waiting"} 1' in text
         assert 'cotenant_fleet_gpus_held{node="node-0"} 2' in text
         assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} == {m.name for m in FLEET}

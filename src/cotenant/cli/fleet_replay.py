@@ -77,6 +77,8 @@ def replay(
     with jobs_progress("running", len(jobs.jobs)) as tick:
         found = replay(jobs, options, out=out, say=lambda text: print(text, file=sys.stderr, flush=True), progress=tick)
     summary = found.summary() | _described(options, out)
+    for doubt in found.doubts():
+        print(f"note: {doubt}", file=sys.stderr)
     if as_json:
         json.dump(summary, sys.stdout)
         sys.stdout.write("\n")

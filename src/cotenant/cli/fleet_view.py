@@ -49,8 +49,9 @@ def print_queue(jobs: list[dict[str, Any]], everything: bool) -> None:
     for job in jobs[:MOST_ROWS]:
         table.add_row(
             job["id"], job["state"], job["slice"] or f"{job['gpus']:g}",
-            "-" if job["cpus"] is None else f"{job['cpus']:g}", f"{job['done']:.0%}", format_seconds(job["ran_s"]),
-            format_seconds(job["waited_s"]), str(job["attempts"]), _where(job), style=_style(job["state"]),
+            "-" if job["cpus"] is None else f"{job['cpus']:g}", "-" if job["done"] is None else f"{job['done']:.0%}",
+            format_seconds(job["ran_s"]), format_seconds(job["waited_s"]), str(job["attempts"]), _where(job),
+            style=_style(job["state"]),
         )  # fmt: skip
     console.print(table)
     if len(jobs) > MOST_ROWS:

@@ -6,6 +6,7 @@ from typing import Any
 
 from cotenant.fleet import attempt as pages
 from cotenant.fleet.book import Book, ask_stop
+from cotenant.fleet.counts import Counts
 from cotenant.fleet.state import (
     CANCELLED,
     ENDED,
@@ -29,8 +30,8 @@ BACK_OFF_MOST_S = 60.0
 class Absorber:
     """Takes answers of nodes into the book. `freed`: GPUs were let go, `failed`: because a job failed or was lost."""
 
-    def __init__(self, book: Book, grace_s: float) -> None:
-        self.book, self.grace_s = book, grace_s
+    def __init__(self, book: Book, grace_s: float, counts: Counts) -> None:
+        self.book, self.grace_s, self.counts = book, grace_s, counts
         self.freed = self.failed = False
         self.held_until_s: dict[str, float] = {}  # jobs that were lost are not started again at once
 
@@ -147,6 +148,7 @@ class Absorber:
         kind = Kind.START if job.first_start_s is None else Kind.RESUME
         if job.first_start_s is None:
             job.first_start_s = at_s
+            self.counts.waits.observe(max(0.0, at_s - job.arrival_s))
         job.told = -1
         self.book.tell(at_s, job, kind, job.target_reason, attempt.assignment)
         self.book.touch(job)

@@ -42,8 +42,8 @@ def status(controller: Controller) -> dict[str, Any]:
             "running": sum(1 for j in book.jobs.values() if j.attempt is not None),
             **book.over,
         },
-        "rounds": controller.rounds,
-        "last_decision_s": controller.decide_s,
+        "rounds": controller.counts.rounds,
+        "last_decision_s": controller.counts.last_decision_s,
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "faults": [
             text
@@ -109,7 +109,7 @@ def job_row(job: Job, now_s: float) -> dict[str, Any]:
         "ran_s": job.attained_s,
         "finished_s": end_s,
         "jct_s": None if end_s is None else end_s - job.arrival_s,
-        "done": round(job.done, 6),
+        "done": _done(job),
         "step": progress.get("step"),
         "attempts": job.n,
         "failures": job.failures,
@@ -129,6 +129,14 @@ def _state(job: Job) -> str:
     if job.attempt is None:
         return job.state if job.arrived or job.finished_s is not None else "to come"
     return "cancelling" if job.cancel and job.attempt.phase == STOPPING else job.attempt.phase
+
+
+def _done(job: Job) -> float | None:
+    """Fraction of its work; None for a job that ran and told nothing, and whose length is not known either."""
+    progress = None if job.attempt is None else job.attempt.progress
+    if job.done == 0 and job.attained_s > 0 and job.isolated_s is None and progress is None:
+        return None
+    return round(job.done, 6)
 
 
 def _why(job: Job) -> str:

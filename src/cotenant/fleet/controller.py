@@ -20,6 +20,7 @@ from cotenant.fleet.absorb import Absorber
 from cotenant.fleet.apply import Applier
 from cotenant.fleet.book import Book, ask_stop
 from cotenant.fleet.clock import FleetClock
+from cotenant.fleet.counts import Counts
 from cotenant.fleet.executor import Executor
 from cotenant.fleet.intake import admit
 from cotenant.fleet.jobs import JobSpec
@@ -81,7 +82,8 @@ class Controller:
             raise
         self.clock = FleetClock(self.store, options.monotonic_ns)
         self.book = Book(self.store)
-        self.absorber = Absorber(self.book, options.grace_s)
+        self.counts = Counts()
+        self.absorber = Absorber(self.book, options.grace_s, self.counts)
         self.parks: dict[str, bool] = {}
         self.can_park = can_park
         self.applier = Applier(self.book, self.absorber, options.folder, self.parks)
@@ -90,7 +92,6 @@ class Controller:
         self.node_ns: dict[str, int] = {}  # its monotonic clock, as told last
         self.leases = Leases(options.lease_s, options.keep_s)
         self.fault, self.planner_fault = "", ""
-        self.decide_s, self.rounds = 0.0, 0
         self._next_tick = 0
         self._fill = False
         self._inbox: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
@@ -368,8 +369,7 @@ class Controller:
                 self.options.log(text)
             self.planner_fault = text
             return
-        self.decide_s = time.perf_counter() - started
-        self.rounds += 1
+        self.counts.decided(time.perf_counter() - started)
         self._apply(plan, view, now_s, early)
 
     def _is_pinned(self, job: Job, now_s: float) -> bool:
@@ -388,7 +388,7 @@ class Controller:
         self.applier.plan(plan, view.jobs, now_s, early=early)
         for job in self.book.running():
             self.book.touch(job)  # how far it is by now
-        self.store.add_round(round_row(view, plan, self.decide_s))
+        self.store.add_round(round_row(view, plan, self.counts.last_decision_s))
         self.clock.save()
 
     def _port(self, node: str) -> int:

@@ -152,7 +152,7 @@ def _job(row: dict[str, Any]) -> dict[str, Any]:
         "reason": SENTENCES.get(row["why"], row["why"]) or row["error"],
         "gpus": row["slice"] or f"{row['gpus']:g}",
         "place": places,
-        "progress": round(row["done"], 3),
+        "progress": None if row["done"] is None else round(row["done"], 3),
         "waited_s": round(row["waited_s"]),
         "ran_s": round(row["ran_s"]),
     }
@@ -198,8 +198,9 @@ def exposition(controller: Controller) -> str:
         out.add(names.FLEET_REACHABLE, int(node["reachable"]), node=node["name"])
     waits = [now_s - job.arrival_s - job.attained_s for job in book.jobs.values() if job.attempt is None]
     out.add(names.FLEET_LONGEST_WAIT, max([0.0, *waits]))
+    out.histogram(names.FLEET_WAIT, controller.counts.waits)
     out.add(names.FLEET_ROUNDS, status["rounds"])
-    out.add(names.FLEET_DECISION, status["last_decision_s"] or 0.0)
+    out.histogram(names.FLEET_DECISION, controller.counts.decisions)
     out.add(names.FLEET_FAULTS, len(status["faults"]))
     out.add(names.FLEET_MEMORY, status["memory_bytes"])
     return out.text()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cotenant.live.panels import Alert, Panel, rate
+from cotenant.live.panels import Alert, Panel, quantile, rate
 from cotenant.metrics import live as names
 
 
@@ -28,9 +28,21 @@ def panels() -> list[Panel]:
             "Of the jobs that have no GPUs now, the one that has waited longest.",
         ),
         Panel(
-            "Decisions",
+            "Wait until the first start",
             "s",
-            ((n.FLEET_DECISION.name, "time of the last"),),
+            (
+                (quantile(0.5, n.FLEET_WAIT, "instance", "1h"), "p50 {{instance}}"),
+                (quantile(0.9, n.FLEET_WAIT, "instance", "1h"), "p90 {{instance}}"),
+            ),
+            "Of the jobs that first ran within the last hour.",
+        ),
+        Panel(
+            "Time of decisions",
+            "s",
+            (
+                (quantile(0.5, n.FLEET_DECISION, "instance"), "p50 {{instance}}"),
+                (quantile(0.99, n.FLEET_DECISION, "instance"), "p99 {{instance}}"),
+            ),
         ),
         Panel("Controller's memory at its peak", "bytes", ((n.FLEET_MEMORY.name, "peak"),)),
     ]

@@ -154,7 +154,14 @@ FLEET_HELD = Metric("cotenant_fleet_gpus_held", "gauge", "GPUs of the node that 
 FLEET_REACHABLE = Metric("cotenant_fleet_node_reachable", "gauge", "1 while the node answers.", ("node",))
 FLEET_LONGEST_WAIT = Metric("cotenant_fleet_longest_wait_seconds", "gauge", "The longest wait of a job without GPUs.")
 FLEET_ROUNDS = Metric("cotenant_fleet_rounds_total", "counter", "Decisions of the policy.")
-FLEET_DECISION = Metric("cotenant_fleet_last_decision_seconds", "gauge", "How long the last decision took.")
+FLEET_DECISION = Metric(
+    "cotenant_fleet_decision_seconds", "histogram", "How long decisions took.", (),
+    (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
+)  # fmt: skip
+FLEET_WAIT = Metric(
+    "cotenant_fleet_wait_seconds", "histogram", "From a job's arrival until its processes first ran.", (),
+    (1, 5, 15, 60, 300, 900, 3600, 14400, 86400, 604800),
+)  # fmt: skip
 FLEET_FAULTS = Metric("cotenant_fleet_faults", "gauge", "Things that are wrong now: store, policy, nodes.")
 FLEET_MEMORY = Metric("cotenant_fleet_peak_memory_bytes", "gauge", "Most memory that the controller has used.")
 
@@ -165,6 +172,7 @@ FLEET: tuple[Metric, ...] = (
     FLEET_HELD,
     FLEET_REACHABLE,
     FLEET_LONGEST_WAIT,
+    FLEET_WAIT,
     FLEET_ROUNDS,
     FLEET_DECISION,
     FLEET_FAULTS,

@@ -171,7 +171,7 @@ const JOBS = [
   { key: "name", name: "job", text: true, show: (row) => [row.name ?? row.key, row.name && row.name !== row.key ? small(row.key) : null, small(row.reason, "phone")] },
   { key: "state", name: "state", value: (row) => JOB_ORDER[row.state] ?? 3, show: (row) => pill(row.state ?? "", JOB_KIND[row.state]) },
   { key: "gpus", name: "GPUs", show: (row) => row.gpus ?? DASH },
-  { key: "progress", name: "done", show: (row) => [bar(row.progress), figure(percent(row.progress))] },
+  { key: "progress", name: "done", show: (row) => (row.progress == null ? DASH : [bar(row.progress), figure(percent(row.progress))]) },
   { key: "waited_s", name: "waited", show: (row) => seconds(row.waited_s) },
   { key: "ran_s", name: "ran", show: (row) => seconds(row.ran_s) },
   { key: "place", name: "on", wide: true, show: (row) => row.place || DASH },
