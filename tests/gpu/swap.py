@@ -3,15 +3,16 @@
     PYTHONPATH=src python tests/gpu/swap.py OUT.json [STEP,STEP...]
 
 The GPU is the one that CUDA_VISIBLE_DEVICES names by its UUID; COTENANT_SECOND_GPU names another for `park_elsewhere`.
+COTENANT_SWAP_ON=soft rehearses the steps on the software GPU, a thousandth in size.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -20,103 +21,55 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
-from cotenant.bench import swap  # noqa: E402
-from cotenant.bench.harness import Bench  # noqa: E402
-from cotenant.node.client import ControlClient  # noqa: E402
-from cotenant.node.config import TenantSpec, check_spec  # noqa: E402
-from cotenant.node.launcher import Launch, program_environment, register  # noqa: E402
+import swap_copies
+from swap_rig import GIB, GPU, SOFT, Job, agent_log, losses, query, say, soft_environment, used_mib
 
-JOBS = str(HERE / "swap_jobs.py")
-GPU = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"
-GIB = 1 << 30
+from cotenant.bench import swap
+from cotenant.bench.harness import Bench, Workload
+from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec
 
-
-def say(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
-
-
-class Job:
-    """A program of swap_jobs.py, native or as a tenant; its lines are kept as they come."""
-
-    def __init__(
-        self, arguments: list[str], bench: Bench | None = None, spec: TenantSpec | None = None, **extra: str
-    ) -> None:
-        command = [sys.executable, JOBS, *arguments]
-        environment = dict(os.environ)
-        if bench is not None and spec is not None:
-            client = ControlClient(bench.folder)
-            bench._clients.append(client)
-            environment = program_environment(register(client, Launch(bench.folder, check_spec(spec), command)))
-        self.process = subprocess.Popen(
-            command,
-            env=environment | extra,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        if bench is not None and spec is not None:
-            client.call("started", name=spec.name, pid=self.process.pid)
-        self.lines: list[dict[str, Any]] = []
-        self.errors = ""
-        self.threads = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
-        for thread in self.threads:
-            thread.daemon = True
-            thread.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                self.lines.append(json.loads(line))
-
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.errors = (self.errors + line)[-3000:]
-
-    def wait_lines(self, count: int, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while len(self.lines) < count:
-            if self.process.poll() is not None and not self.threads[0].is_alive():
-                raise RuntimeError(f"a job ended early ({self.process.returncode}): {self.errors[-1500:]}")
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{len(self.lines)} of {count} lines after {seconds} s; {self.errors[-1500:]}")
-            time.sleep(0.01)
-
-    def go(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-
-    def end(self, seconds: float) -> list[dict[str, Any]]:
-        self.process.wait(seconds)
-        for thread in self.threads:
-            thread.join(5)
-        if self.process.returncode != 0:
-            raise RuntimeError(f"a job failed ({self.process.returncode}): {self.errors[-1500:]}")
-        return self.lines
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-
-
-def agent_log(bench: Bench) -> list[str]:
-    return (bench.folder / "agent.log").read_text(errors="replace").splitlines()[-30:]
+SHARED_CARD = 40 * GIB  # what tenants share of the card where two jobs of 70 % must fit the host's memory twice
 
 
 def bench_swap() -> dict[str, Any]:
-    return swap.measure(24 * GIB, 20, gpus=GPU, progress=say)
+    """24 GiB; parking by checkpoint is left to park_resume_torch."""
+    return swap.measure(24 * GIB, 20, gpus=GPU, park=False, progress=say)
 
 
 def many_moves() -> dict[str, Any]:
     """Thousands of moves of 256 MiB, the contents checked after each: 1000 out, 1000 in, 500 both ways."""
     return swap.measure(GIB // 4, 500, gpus=GPU, park=False, progress=say)
+
+
+def both_ways() -> dict[str, Any]:
+    """What slows both directions at once: copies of two processes with more and more of a move, then moves themselves
+    in units of several sizes."""
+    if SOFT:
+        found = swap_copies.experiment(64 * GIB, 15, soft_environment(), mps=False)
+    else:
+        found = swap_copies.experiment(4 * GIB, 45, {}, mps=True)
+    found["moves"] = {}
+    for piece in (4 << 20, 16 << 20) if SOFT else (64 << 20, GIB):  # bench_swap has 256 MiB
+        with Bench(GPU, {"swap_memory": 16 * GIB, "swap_piece": piece}) as bench:
+            one, two = (swap.Mover(bench, name, 4 * GIB, 6 * GIB, 1) for name in ("one", "two"))
+            swap.wait_until_pinned(bench, 6 * GIB)
+            parts: list[dict[str, Any]] = []
+            rates = []
+            with ControlClient(bench.folder, timeout_s=120) as client:
+                swap.exchange(client, [two], [])
+                for _ in range(8):
+                    rates.append(swap.exchange(client, [one], [two], parts) / 1e9)
+                    one, two = two, one
+                swap.exchange(client, [], [two])
+            found["moves"][f"{piece >> 20} MiB"] = {
+                "both_gbps": statistics.median(rates),
+                "parts_ms": swap.parts_ms(parts),
+                "intact": [one.intact(), two.intact()],
+            }
+    return found
 
 
 def rate_between(marks: list[list[float]], begin: float, end: float) -> float:
@@ -128,29 +81,30 @@ def rate_between(marks: list[list[float]], begin: float, end: float) -> float:
 
 
 def two_jobs_70() -> dict[str, Any]:
-    """Two jobs that each go round 70 % of the card, in turns that the policy chooses, against one alone."""
-    card = min(int(query("memory.total").split()[0]) << 20, 80 * GIB)  # of a larger card, tenants share 80 GiB
-    size = int(0.70 * card) - GIB
-    alone = Job(["products", str(size), "12"])
-    alone.wait_lines(1, 120)
+    """Two jobs that each go round 70 % of what tenants share of the card, in turns that the policy chooses, against one
+    of them alone, without the shim."""
+    size = int(0.70 * SHARED_CARD) - GIB // 2  # a context is about half a GiB
+    alone = Job(["products", str(size), "8"])
+    alone.wait_lines(1, 60)
     alone.go()
-    marks = alone.end(120)[1]["marks"]
-    solo = rate_between(marks, marks[0][0] + 2, marks[-1][0])
-    found: dict[str, Any] = {"card_bytes": card, "bytes_each": size, "solo_per_s": solo}
-    seconds = 80.0
-    with Bench(GPU, {"swap_memory": 2 * (size + 3 * GIB), "gpu_memory": card}) as bench:
+    marks = alone.end(60)[1]["marks"]
+    solo = rate_between(marks, marks[0][0] + 1, marks[-1][0])
+    found: dict[str, Any] = {"shared_card_bytes": SHARED_CARD, "bytes_each": size, "solo_per_s": solo}
+    seconds = 60.0
+    with Bench(GPU, {"swap_memory": 2 * (size + 3 * GIB), "gpu_memory": SHARED_CARD}) as bench:
         jobs = []
         try:
             for name in ("one", "two"):
                 spec = TenantSpec(name, 0.5, 1.0, memory_bytes=size + 2 * GIB, oversubscribe="swap")
                 jobs.append(Job(["products", str(size), str(seconds)], bench, spec))
             for job in jobs:
-                job.wait_lines(1, 150)
+                job.wait_lines(1, 90)
             say("both jobs hold their memory")
             found["pin_s"] = swap.wait_until_pinned(bench, size + 2 * GIB)
+            before = {row["name"]: row["gpus"][0]["residency"] for row in bench.tenants()}
             for job in jobs:
                 job.go()
-            results = [job.end(seconds + 90)[1] for job in jobs]
+            results = [job.end(seconds + 40)[1] for job in jobs]
             begin = max(result["marks"][0][0] for result in results)
             end = min(result["marks"][-1][0] for result in results)
             rates = [rate_between(result["marks"], begin, end) for result in results]
@@ -159,7 +113,8 @@ def two_jobs_70() -> dict[str, Any]:
                 "total_over_alone": sum(rates) / solo,
                 "window_s": end - begin,
                 "corrupted": [result["corrupted"] for result in results],
-                "tenants": bench.tenants(),
+                "gaps_s": [gaps(result["marks"]) for result in results],
+                "before": before,
             }
         finally:
             found["log"] = agent_log(bench)
@@ -168,31 +123,47 @@ def two_jobs_70() -> dict[str, Any]:
     return found
 
 
+def gaps(marks: list[list[float]]) -> list[float]:
+    """Seconds for which a job stood still, over half a second each: the other's turns, with the moves."""
+    return [round(b[0] - a[0], 2) for a, b in itertools.pairwise(marks) if b[0] - a[0] > 0.5]
+
+
 def no_cost_when_fits() -> dict[str, Any]:
-    """A tenant that may be swapped, beside another one that fits too: work per second against native, in pairs."""
+    """Work per second of a tenant that may be swapped, of one that may not, and of the program without the shim: blocks
+    of all three in turns, so that what swapping itself costs stands apart from what the shim costs."""
     found: dict[str, Any] = {}
     with Bench(GPU, {"swap_memory": 24 * GIB}) as bench:
-        beside = swap.Mover(bench, "beside", 2 * GIB, 4 * GIB, 1)
-        for kind in ("training", "graph"):
-            native = bench.native(kind)
-            tenant = bench.tenant(kind, TenantSpec(f"fits-{kind}", memory_bytes=4 * GIB, oversubscribe="swap"))
-            native.wait_ready()
-            tenant.wait_ready()
+        for kind in ("training", "graph", "busy"):
+            programs = {
+                "native": bench.native(kind),
+                "plain": bench.tenant(kind, TenantSpec(f"plain-{kind}", memory_bytes=4 * GIB)),
+                "swap": bench.tenant(kind, TenantSpec(f"swap-{kind}", memory_bytes=4 * GIB, oversubscribe="swap")),
+            }
+            for program in programs.values():
+                program.wait_ready()
             swap.wait_until_pinned(bench, 4 * GIB)
-            ratios = []
-            for index in range(24):
-                order = [native, tenant] if index % 2 == 0 else [tenant, native]
-                rates = {id(each): each.block(0.2) for each in order}
-                ratios.append(rates[id(tenant)] / rates[id(native)])
-            native.close()
-            tenant.close()
-            found[kind] = {"tenant_over_native": statistics.median(ratios), "worst": min(ratios)}
-        found["beside_intact"] = beside.intact()
+            found[kind] = in_turns(programs, 24, 0.25)
+            shares = [row["gpus"][0] for row in bench.tenants() if row["oversubscribe"] == "swap"]
+            found[kind]["moves"] = sum(share["residency"]["moves_out"] for share in shares)
+            for program in programs.values():
+                program.close()
     return found
 
 
-def losses(lines: list[dict[str, Any]]) -> list[str]:
-    return [line["loss"] for line in lines if "loss" in line]
+def in_turns(programs: dict[str, Workload], rounds: int, seconds: float) -> dict[str, Any]:
+    """Medians of the ratios of neighbouring blocks, their quartiles, and each program's own median rate."""
+    rates: dict[str, list[float]] = {name: [] for name in programs}
+    names = list(programs)
+    for index in range(rounds):
+        turn = names[index % 3 :] + names[: index % 3]
+        for name in turn if index % 2 else reversed(turn):
+            rates[name].append(programs[name].block(seconds))
+    row: dict[str, Any] = {f"{name}_per_s": statistics.median(values) for name, values in rates.items()}
+    for over, under in (("plain", "native"), ("swap", "native"), ("swap", "plain")):
+        ratios = [a / b for a, b in zip(rates[over], rates[under], strict=True)]
+        row[f"{over}_over_{under}"] = statistics.median(ratios)
+        row[f"{over}_over_{under}_quartiles"] = statistics.quantiles(ratios, n=4)
+    return row
 
 
 def park_resume_torch(kinds: tuple[str, ...] = ("tenant", "plain", "swap")) -> dict[str, Any]:
@@ -306,27 +277,17 @@ def faults() -> dict[str, Any]:
     return found
 
 
-def query(what: str) -> str:
-    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
-    if GPU != "all":
-        command.append(f"--id={GPU.split(',')[0]}")
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def used_mib() -> int:
-    return int(query("memory.used").splitlines()[0])
-
-
 # the most important first; each with the seconds after which it is given up
 STEPS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
-    "bench_swap": (bench_swap, 240),
-    "two_jobs_70": (two_jobs_70, 300),
-    "many_moves": (many_moves, 120),
-    "park_swap_torch": (lambda: park_resume_torch(("swap",)), 120),
-    "no_cost_when_fits": (no_cost_when_fits, 150),
-    "faults": (faults, 90),
+    "both_ways": (both_ways, 130),
+    "two_jobs_70": (two_jobs_70, 170),
+    "no_cost_when_fits": (no_cost_when_fits, 120),
+    "park_swap_torch": (lambda: park_resume_torch(("swap",)), 90),
+    "bench_swap": (bench_swap, 150),
+    "park_elsewhere": (park_elsewhere, 120),
+    "faults": (faults, 60),
+    "many_moves": (many_moves, 90),
     "managed_small": (managed_small, 60),
-    "park_elsewhere": (park_elsewhere, 150),
     "park_resume_torch": (park_resume_torch, 180),
 }
 

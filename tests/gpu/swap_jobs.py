@@ -1,7 +1,13 @@
-"""Programs for swap.py: `swap_jobs.py products BYTES SECONDS` and `swap_jobs.py train STEPS [PAUSE_S]`."""
+"""Programs for swap.py: `swap_jobs.py products BYTES SECONDS` and `swap_jobs.py train STEPS [PAUSE_S]`.
+
+With COTENANT_SWAP_ON=soft the same by the driver API alone, for the software GPU: kernels that take time, contents that
+a parked or moved program must find again.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
 import os
 import sys
@@ -35,6 +41,61 @@ def products(size: int, seconds: float) -> None:
     print(json.dumps({"marks": marks, "corrupted": corrupted, "held": torch.cuda.memory_reserved()}), flush=True)
 
 
+class Soft:
+    """Blocks of memory with known contents on the software GPU."""
+
+    def __init__(self, size: int) -> None:
+        from cotenant.bench.driver import Driver
+
+        self.cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+        self.each = min(size, 2 << 20)
+        self.blocks = [ctypes.c_uint64() for _ in range(max(1, size // self.each))]
+        for number, block in enumerate(self.blocks):
+            self.cuda.call("cuMemAlloc_v2", ctypes.byref(block), ctypes.c_size_t(self.each))
+            self.write(number, hashlib.sha256(str(number).encode()).digest() * (self.each // 32))
+
+    def write(self, number: int, data: bytes) -> None:
+        self.cuda.call("cuMemcpyHtoD_v2", self.blocks[number], data, ctypes.c_size_t(len(data)))
+
+    def read(self, number: int) -> bytes:
+        data = ctypes.create_string_buffer(self.each)
+        self.cuda.call("cuMemcpyDtoH_v2", data, self.blocks[number], ctypes.c_size_t(self.each))
+        return data.raw
+
+    def corrupted(self, first: int = 0) -> int:
+        wanted = [hashlib.sha256(str(n).encode()).digest() * (self.each // 32) for n in range(len(self.blocks))]
+        return sum(self.read(n) != wanted[n] for n in range(first, len(self.blocks)))
+
+
+def soft_products(size: int, seconds: float) -> None:
+    """As products."""
+    memory = Soft(size)
+    print(json.dumps({"ready": len(memory.blocks)}), flush=True)
+    sys.stdin.readline()
+    end = time.monotonic() + seconds
+    done, marks = 0, []
+    while time.monotonic() < end:
+        for _ in range(16):
+            memory.cuda.launch(1_700_000)
+        memory.cuda.synchronise()
+        done += 16
+        marks.append((time.monotonic(), done))
+    print(json.dumps({"marks": marks, "corrupted": memory.corrupted(), "held": size}), flush=True)
+
+
+def soft_train(steps: int, pause_s: float) -> None:
+    """As train: what a step leaves on the GPU is what the next one starts from."""
+    memory = Soft(4 << 20)
+    for step in range(steps):
+        memory.cuda.launch(200_000)
+        memory.cuda.synchronise()
+        digest = hashlib.sha256(memory.read(0)).digest()
+        memory.write(0, digest * (memory.each // 32))
+        print(json.dumps({"step": step, "loss": digest.hex()}), flush=True)
+        time.sleep(pause_s)
+    print(json.dumps({"ballast": memory.corrupted(1) == 0}), flush=True)
+
+
 def train(steps: int, pause_s: float) -> None:
     """A small network trained deterministically; prints every loss as an exact number."""
     import torch
@@ -63,7 +124,8 @@ def train(steps: int, pause_s: float) -> None:
 
 
 if __name__ == "__main__":
+    soft = os.environ.get("COTENANT_SWAP_ON") == "soft"
     if sys.argv[1] == "products":
-        products(int(sys.argv[2]), float(sys.argv[3]))
+        (soft_products if soft else products)(int(sys.argv[2]), float(sys.argv[3]))
     else:
-        train(int(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)
+        (soft_train if soft else train)(int(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)

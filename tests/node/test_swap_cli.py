@@ -70,6 +70,11 @@ def test_bench_swap_on_the_software_gpu(tmp_path: Path) -> None:
     assert found["corrupted"] == 0
     assert set(found["copy_gbps"]) == set(found["swap_gbps"]) == {"out", "in", "both"}
     assert min(found["swap_gbps"].values()) > 0
+    two = found["copy_two_processes_gbps"]
+    assert two["both"] == min(two["out"], two["in"]) > 0
+    assert set(found["parts_ms"]["both"]) == {"out", "in"}
+    for row in (found["parts_ms"]["out"]["out"], found["parts_ms"]["in"]["in"]):
+        assert row["order"] >= row["process"] >= row["mapping"] + row["copying"] > 0
     assert set(found["park_s"]) == {"out", "in"}
 
 

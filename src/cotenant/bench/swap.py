@@ -18,6 +18,8 @@ SOFT_CONTEXT_BYTES = 32 << 20
 COPY_BYTES = 1 << 30
 PIN_STALL_S = 60.0  # pinning that does not go on for so long has stopped
 REFILL_EVERY = 5
+STEADY_S = 1.0  # of copies of two processes at once
+LEAD_NS = 20_000_000
 
 Progress = Callable[[str], None]
 
@@ -33,19 +35,20 @@ def measure(
 ) -> dict[str, Any]:
     """Rates in GB/s (1e9 bytes), medians of `moves` moves of `size` bytes each way alone and both ways at once.
 
-    Two tenants; contents are written anew every few moves and checked after every `check_every`th. WorkError when the
-    GPU or the host cannot hold them.
+    `copy_gbps` are pinned copies of one process, `copy_two_processes_gbps` those of two, one out and one in at the same
+    time, as two tenants move; `parts_ms` is what a move's time went to. Two tenants; contents are written anew every
+    few moves and checked after every `check_every`th. WorkError when the GPU or the host cannot hold them.
     """
     if size < 2 << 20 or moves < 1:
         raise InputError("move at least 2 MiB, at least once", field="--size" if moves >= 1 else "--moves")
     cap = size + (SOFT_CONTEXT_BYTES if gpus == "soft" else CONTEXT_BYTES)
     with Bench(gpus, {"swap_memory": 3 * cap}) as bench:
         progress("pinned copies")
-        copies = _copies(bench, size)
+        copies, two = _copies(bench, size)
         pair = [Mover(bench, name, size, cap, index) for index, name in enumerate(("swap-a", "swap-b"))]
         pin_s = wait_until_pinned(bench, cap)
         progress(f"host memory pinned after {pin_s:.1f} s; moving")
-        swap, corrupted = _move(bench, pair, moves, check_every, progress)
+        swap, parts, corrupted = _move(bench, pair, moves, check_every, progress)
         gpu = pair[0].workload.gpu
         for mover in pair:
             mover.workload.close()
@@ -54,8 +57,11 @@ def measure(
             "size_bytes": size,
             "moves": moves,
             "copy_gbps": {way: rate / 1e9 for way, rate in copies.items()},
+            "copy_two_processes_gbps": {way: rate / 1e9 for way, rate in two.items()},
             "swap_gbps": {way: median(rates) / 1e9 for way, rates in swap.items()},
             "swap_over_copy": {way: median(rates) / copies[way] for way, rates in swap.items()},
+            "swap_over_copy_two_processes": {"both": median(swap["both"]) / two["both"]},
+            "parts_ms": {way: parts_ms(rows) for way, rows in parts.items()},
             "pin_s": pin_s,
             "corrupted": corrupted,
         }
@@ -93,21 +99,35 @@ def _program(bench: Bench, size: int, seed: int) -> list[str]:
 
 
 def _ask(workload: Workload, order: str) -> dict[str, Any]:
+    _tell(workload, order)
+    return workload.result()
+
+
+def _tell(workload: Workload, order: str) -> None:
     assert workload.process.stdin is not None
     try:
         workload.process.stdin.write(order + "\n")
         workload.process.stdin.flush()
     except BrokenPipeError:
         raise WorkError("a program that is moved ended early") from None
-    return workload.result()
 
 
-def _copies(bench: Bench, size: int) -> dict[str, float]:
-    native = bench.native("swap", program=_program(bench, 8 << 20, 0))
-    native.wait_ready()
-    rates = _ask(native, f"copy {min(size, COPY_BYTES)}")
-    native.close()
-    return {way: float(rates[way]) for way in ("out", "in", "both")}
+def _copies(bench: Bench, size: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Bytes per second of copies: one process's (out, in, both), and two processes' (out and in at once, the lower)."""
+    size = min(size, COPY_BYTES)
+    pair = [bench.native("swap", program=_program(bench, 8 << 20, 0)) for _ in range(2)]
+    for native in pair:
+        native.wait_ready()
+    one = _ask(pair[0], f"copy {size}")
+    two = {}
+    for seconds in (0.05, STEADY_S):  # the first makes their memory
+        start_ns = time.monotonic_ns() + LEAD_NS
+        for native, way in zip(pair, ("out", "in"), strict=True):
+            _tell(native, f"steady {way} {size} {start_ns} {seconds}")
+        two = {way: float(native.result()["rate"]) for native, way in zip(pair, ("out", "in"), strict=True)}
+    for native in pair:
+        native.close()
+    return {way: float(one[way]) for way in ("out", "in", "both")}, two | {"both": min(two.values())}
 
 
 def wait_until_pinned(bench: Bench, cap: int) -> float:
@@ -130,20 +150,35 @@ def wait_until_pinned(bench: Bench, cap: int) -> float:
         time.sleep(0.05)
 
 
-def exchange(client: ControlClient, out: list[Mover], back: list[Mover]) -> float:
-    """Bytes per second, each way, of moves that run at the same time: all that a tenant holds counts."""
+def exchange(
+    client: ControlClient, out: list[Mover], back: list[Mover], parts: list[dict[str, Any]] | None = None
+) -> float:
+    """Bytes per second, each way, of moves that run at the same time: all that a tenant holds counts. `parts` gets what
+    was said of each."""
     moves = client.call("exchange", out=[m.name for m in out], **{"in": [m.name for m in back]})["moves"]
+    if parts is not None:
+        parts += moves
     for move, mover in zip(moves, [*out, *back], strict=True):
         if move["bytes"] < mover.size:
             raise WorkError(f"{mover.name} moved {move['bytes']} of {mover.size} bytes")
     return float(min(move["bytes"] for move in moves) / max(move["seconds"] for move in moves))
 
 
+def parts_ms(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """By direction, medians: the whole order, the process's part of it, and of that mapping and waiting for copies."""
+    named = {"order": "seconds", "process": "process_s", "mapping": "mapping_s", "copying": "copying_s"}
+    return {
+        way: {name: median([row[key] * 1e3 for row in rows if row["way"] == way]) for name, key in named.items()}
+        for way in sorted({row["way"] for row in rows})
+    }
+
+
 def _move(
     bench: Bench, pair: list[Mover], moves: int, check_every: int, progress: Progress
-) -> tuple[dict[str, list[float]], int]:
+) -> tuple[dict[str, list[float]], dict[str, list[dict[str, Any]]], int]:
     one, two = pair
     rates: dict[str, list[float]] = {"out": [], "in": [], "both": []}
+    parts: dict[str, list[dict[str, Any]]] = {"out": [], "in": [], "both": []}
     corrupted = 0
 
     def look(mover: Mover, index: int) -> None:
@@ -156,18 +191,18 @@ def _move(
 
     with ControlClient(bench.folder, timeout_s=600) as client:
         for index in range(moves):
-            rates["out"].append(exchange(client, [one], []))
-            rates["in"].append(exchange(client, [], [one]))
+            rates["out"].append(exchange(client, [one], [], parts["out"]))
+            rates["in"].append(exchange(client, [], [one], parts["in"]))
             look(one, index)
         progress("both ways at once")
         exchange(client, [two], [])
         for index in range(moves):
-            rates["both"].append(exchange(client, [one], [two]))
+            rates["both"].append(exchange(client, [one], [two], parts["both"]))
             look(two, index)
             one, two = two, one
         exchange(client, [], [two])
         corrupted += not two.intact()
-    return rates, corrupted
+    return rates, parts, corrupted
 
 
 def _park(bench: Bench, size: int, cap: int) -> tuple[dict[str, float], bool]:
@@ -184,9 +219,12 @@ def _park(bench: Bench, size: int, cap: int) -> tuple[dict[str, float], bool]:
 def text(result: dict[str, Any]) -> str:
     """For people."""
     lines = [f"{result['gpu']}: {result['moves']} moves of {result['size_bytes'] / 2**30:g} GiB"]
+    both = result["swap_gbps"]["both"]
     for way, label in (("out", "off the GPU"), ("in", "back"), ("both", "both at once, each")):
         swap, copy = result["swap_gbps"][way], result["copy_gbps"][way]
         lines.append(f"  {label:20} {swap:6.1f} GB/s   pinned copy {copy:6.1f} GB/s   {swap / copy:.1%}")
+    two = result["copy_two_processes_gbps"]["both"]
+    lines.append(f"  {'':20} of copies of two processes, one each way: {two:.1f} GB/s   {both / two:.1%}")
     if "park_s" in result:
         lines.append(f"  by checkpoint: out {result['park_s']['out']:.2f} s, back {result['park_s']['in']:.2f} s")
     lines.append(f"  corrupted: {result['corrupted']}")

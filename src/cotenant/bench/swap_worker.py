@@ -2,7 +2,8 @@
 
 Prints `ready NAME`; then each line on standard input is an order, answered with one JSON object: `fill SEED` writes
 contents that depend on seed and position, `check` says whether they are the last ones written, `copy BYTES` measures
-pinned copies, `end` ends.
+pinned copies, `steady out|in BYTES START_NS SECONDS` those of one direction from a moment on, so that two processes can
+run theirs at the same time; `end` ends.
 """
 
 from __future__ import annotations
@@ -72,6 +73,21 @@ class TorchMemory:
 
         return _rates(size, out, back, torch.cuda.synchronize)
 
+    def steady(self, way: str, size: int) -> tuple[Callable[[int], None], Callable[[int], None]]:
+        """Start and wait of a copy of `size` bytes one way; two may be under way."""
+        torch = self.torch
+        stream = torch.cuda.Stream()
+        device = torch.empty(size, dtype=torch.uint8, device="cuda")
+        host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        events = [torch.cuda.Event() for _ in range(2)]
+
+        def start(index: int) -> None:
+            with torch.cuda.stream(stream):
+                (host if way == "out" else device).copy_(device if way == "out" else host, non_blocking=True)
+                events[index % 2].record()
+
+        return start, lambda index: events[index % 2].synchronize()
+
 
 class DriverMemory:
     """Blocks of memory through the driver API, for the software GPU: contents are made and checked on the host."""
@@ -125,6 +141,45 @@ class DriverMemory:
 
         return _rates(size, out, back, self.cuda.synchronise)
 
+    def steady(self, way: str, size: int) -> tuple[Callable[[int], None], Callable[[int], None]]:
+        """As TorchMemory.steady."""
+        device, host, length = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t(size)
+        self.cuda.call("cuMemAlloc_v2", ctypes.byref(device), length)
+        self.cuda.call("cuMemHostAlloc", ctypes.byref(host), length, 0)
+        stream = self.cuda.stream()
+        events = [self.cuda.event() for _ in range(2)]
+
+        def start(index: int) -> None:
+            if way == "out":
+                self.cuda.call("cuMemcpyDtoHAsync_v2", host, device, length, stream)
+            else:
+                self.cuda.call("cuMemcpyHtoDAsync_v2", device, host, length, stream)
+            self.cuda.record(events[index % 2], stream)
+
+        return start, lambda index: self.cuda.wait(events[index % 2])
+
+
+def steady_rate(
+    start: Callable[[int], None], wait: Callable[[int], None], size: int, start_ns: int, seconds: float
+) -> float:
+    """Bytes per second of copies with two under way, of those that end in the last three quarters of the time."""
+    while (pause_ns := start_ns - time.monotonic_ns()) > 0:
+        time.sleep(min(pause_ns / 1e9, 0.001))
+    from_ns, until_ns = start_ns + round(seconds * 0.25e9), start_ns + round(seconds * 1e9)
+    ends: list[int] = []
+    start(0)
+    while True:
+        start(len(ends) + 1)
+        wait(len(ends))
+        ends.append(time.monotonic_ns())
+        if ends[-1] >= until_ns and len(ends) > 2:
+            break
+    wait(len(ends))
+    counted = [end for end in ends if from_ns <= end <= until_ns]
+    if len(counted) < 2:
+        counted = ends
+    return (len(counted) - 1) * size / ((counted[-1] - counted[0]) / 1e9)
+
 
 def _rates(size: int, out: Callable[[], None], back: Callable[[], None], wait: Callable[[], None]) -> dict[str, float]:
     def rate(*starts: Callable[[], None]) -> float:
@@ -146,6 +201,7 @@ def main() -> int:
     backend, size = sys.argv[1], int(sys.argv[2])
     memory: Any = TorchMemory(size) if backend == "torch" else DriverMemory(size)
     memory.fill(int(sys.argv[3]))
+    steady: dict[tuple[str, int], tuple[Callable[[int], None], Callable[[int], None]]] = {}
     print(f"ready {memory.name}", flush=True)
     for line in sys.stdin:
         order, *rest = line.split()
@@ -156,6 +212,11 @@ def main() -> int:
             answer["intact"] = memory.check()
         elif order == "copy":
             answer = memory.copy(int(rest[0]))
+        elif order == "steady":
+            key = (rest[0], int(rest[1]))
+            if key not in steady:
+                steady[key] = memory.steady(*key)
+            answer["rate"] = steady_rate(*steady[key], key[1], int(rest[2]), float(rest[3]))
         elif order == "end":
             break
         print(json.dumps(answer), flush=True)
