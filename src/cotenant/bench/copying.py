@@ -21,8 +21,6 @@ from cotenant.bench.driver import Driver
 from cotenant.bench.workload import orders, run_block
 
 DIRECTIONS = ("h2d", "d2h")
-MEMORIES = ("pinned", "pageable")
-MODES = ("async", "sync")
 DEPTH = 3
 FUNCTIONS = {"h2d": "cuMemcpyHtoD", "d2h": "cuMemcpyDtoH"}
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cotenant.node.session import Session
     from cotenant.node.tenants import Tenant
 
-_REASONS = {Reason.DEADLINE: "released", Reason.REVOKED: "released", Reason.IDLE: "idle", Reason.EXIT: "exit"}
+_REASONS: dict[int, str] = {Reason.IDLE: "idle", Reason.EXIT: "exit"}  # all others: released
 SAFETY_NS = 1_000_000_000
 LATE_REPORT_NS = 20_000_000  # how far back a release may say that its work ended
 
@@ -152,8 +152,7 @@ class Broker:
         del session.granted[slot]
         if again:
             session.asking.add(slot)
-        self._member_done(session, gpu, drained_ns, _REASONS.get(Reason(reason), "released") if reason in (1, 2, 3, 4)
-                          else "released")  # fmt: skip
+        self._member_done(session, gpu, drained_ns, _REASONS.get(reason, "released"))
 
     def drop(self, session: Session) -> None:
         """The process has gone: its turns end now, its requests are forgotten."""

@@ -115,7 +115,6 @@ class Account:
     ticket: int = 0
     burst_ns: int = 0
     quota_ns: int = 0
-    last_end_ns: int = 0
     served: float = 0.0  # time held over weight: the credit of weighted round robin
     idle_since_ns: int | None = None
     turn_start_ns: int | None = None  # set while it holds the GPU

@@ -53,7 +53,7 @@ class GpuTurns:
         """Add a tenant. It starts level with the others: time before it came counts as had."""
         if name in self.accounts:
             return self.resize(name, share, now_ns)
-        account = Account(name, share, Window(self.window_ns), self._crowd, last_end_ns=now_ns)
+        account = Account(name, share, Window(self.window_ns), self._crowd)
         account.idle_since_ns = now_ns - self.window_ns
         self.accounts[name] = account
         return []
@@ -332,7 +332,6 @@ class GpuTurns:
         account.held_ns += held_ns
         account.overrun_ns += max(0, end_ns - turn.deadline_ns)
         account.served += held_ns / account.weight
-        account.last_end_ns = end_ns
         if not account.waiting and account.idle_since_ns is None:
             self._idle(account, end_ns)
         return Ended(self.gpu, account.name, turn.epoch, turn.start_ns, end_ns, turn.quota_ns, turn.waited_ns, reason)
