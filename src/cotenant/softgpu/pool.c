@@ -161,13 +161,18 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, struct soft_pool *pool,
     void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     struct pool_block *block = malloc(sizeof *block);
     pthread_mutex_lock(&soft_lock);
-    CUresult result = captured ? CUDA_SUCCESS : grow(pool, bytes);
+    CUresult result = address == MAP_FAILED || !block ? CUDA_ERROR_OUT_OF_MEMORY : captured ? CUDA_SUCCESS : grow(pool, bytes);
     if (result == CUDA_SUCCESS) {
         *block = (struct pool_block){(uint64_t)(uintptr_t)address, bytes, captured ? NULL : pool, pool_blocks};
         pool_blocks = block;
         *out = block->address;
     }
     pthread_mutex_unlock(&soft_lock);
+    if (result != CUDA_SUCCESS) {
+        if (address != MAP_FAILED)
+            munmap(address, bytes);
+        free(block);
+    }
     return result;
 }
 
