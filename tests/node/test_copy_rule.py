@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cotenant.shim
-from cotenant.node.copy_page import DIRECTIONS, PAGE_BYTES, CopyLayout, CopyLink, CopyPage, CopyQueue
+from cotenant.node.copy_page import DIRECTIONS, PAGE_BYTES, VERSION, CopyLayout, CopyLink, CopyPage, CopyQueue
 from cotenant.node.copyqueue import CopyQueue as Queue
 from cotenant.node.copyqueue import Ticket
 from cotenant.policy.colocation.copies import QUEUES, SLOTS, CopySettings, Link, Rank, before, vtime
@@ -60,10 +60,11 @@ class Both:
     def agree(self, now_ns: int) -> None:
         for number in range(len(self.asks)):
             mine, theirs = self.row.queues[number], self.link.queues[number]
-            assert (mine.vruntime, mine.seen_ns, mine.bytes, mine.chunks) == (
-                theirs.vruntime, theirs.seen_ns, theirs.bytes, theirs.chunks,
+            assert (mine.vruntime, mine.seen_ns, mine.active_ns, mine.bytes, mine.chunks) == (
+                theirs.vruntime, theirs.seen_ns, theirs.active_ns, theirs.bytes, theirs.chunks,
             )  # fmt: skip
-        assert self.row.min_vruntime == self.link.min_vruntime
+            assert self.asks[number].piece_bytes(0, now_ns) == self.link.piece_bytes(number, now_ns)
+        assert (self.row.min_vruntime, self.row.min_ahead) == (self.link.min_vruntime, self.link.min_ahead)
         holder = 0 if self.link.slice_queue is None else self.link.slice_queue + 1
         assert self.row.slice == holder << 48 | self.link.slice_used
         for place, slot in enumerate(self.link.slots):
@@ -102,6 +103,7 @@ def test_c_and_python_agree_step_by_step(
     for number in range(5):  # near the end of the word: differences count, not values
         both.row.queues[number].vruntime = both.link.queues[number].vruntime = origin
     both.row.min_vruntime = both.link.min_vruntime = origin
+    both.row.min_ahead = both.link.min_ahead = origin
     now_ns = 10**12
     for kind, number, size, pause_ns in events:
         now_ns += pause_ns
@@ -154,7 +156,7 @@ def test_a_lone_tenant_has_all_of_it_whatever_its_weight() -> None:
     assert run([0.001]).queues[0].bytes == pytest.approx(4000 * MIB, rel=0.001)
 
 
-def test_who_slept_gets_a_slice_of_credit_not_its_past() -> None:
+def test_who_slept_gets_three_slices_of_credit_not_its_past() -> None:
     link = Link(SETTINGS)
     for number in (0, 1):
         link.queues[number].weight_milli = 1000
@@ -167,7 +169,7 @@ def test_who_slept_gets_a_slice_of_credit_not_its_past() -> None:
     link.withdraw(0)
     link.ask(1, 2, MIB, now_ns)
     # alone at that moment its slice is the whole period of 8 MiB
-    least = link.min_vruntime - vtime(8 * MIB, 1000)
+    least = link.min_vruntime - vtime(3 * 8 * MIB, 1000)
     assert link.queues[1].vruntime == least + vtime(MIB, 1000)
     assert link.queues[0].bytes == 1000 * MIB
 
@@ -232,7 +234,7 @@ def test_python_and_c_agree_on_the_page(tmp_path: Path) -> None:
     names = {"cotenant_copy_page": CopyLayout, "cotenant_copy_link": CopyLink, "cotenant_copy_queue": CopyQueue}
     facts = {
         "COTENANT_COPY_MAGIC": 0x434F5059,
-        "COTENANT_COPY_VERSION": 1,
+        "COTENANT_COPY_VERSION": VERSION,
         "COTENANT_COPY_PAGE_BYTES": PAGE_BYTES,
         "COTENANT_COPY_QUEUES": QUEUES,
         "COTENANT_COPY_SLOTS": SLOTS,

@@ -9,12 +9,19 @@ from cotenant.model.errors import InputError
 from cotenant.model.units import parse_bytes
 from cotenant.policy.colocation.copies import CopySettings
 
-_SIZES = {"chunk": "chunk_bytes", "period": "period_bytes", "small": "small_bytes", "slice": "slice_bytes"}
+_SIZES = {
+    "chunk": "chunk_bytes",
+    "period": "period_bytes",
+    "small": "small_bytes",
+    "slice": "slice_bytes",
+    "alone": "alone_bytes",
+}
+MOST_LEAD_US = 1_000_000
 _PACED = ("stream", "thread")
 
 
 def parse_copies(data: Any) -> CopySettings:
-    """`copies: true`, or a mapping with period, chunk, small, slice (sizes), in_flight and paced (stream, thread).
+    """`copies: true`, or a mapping: period, chunk, alone, small, slice (sizes), in_flight, lead_us, paced (stream, thread).
 
     Copies take turns on every GPU once the setting is there; `copies: false` is the default.
     """
@@ -28,10 +35,12 @@ def parse_copies(data: Any) -> CopySettings:
             values[_SIZES[key]] = parse_bytes(value, f"copies.{key}")
         elif key == "in_flight" and isinstance(value, int) and not isinstance(value, bool):
             values["in_flight"] = value
+        elif key == "lead_us" and isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_LEAD_US:
+            values["lead_ns"] = value * 1000
         elif key == "paced" and value in _PACED:
             values["host_paced"] = value == "thread"
         else:
-            known = ", ".join([*_SIZES, "in_flight (a number)", "paced (stream or thread)"])
+            known = ", ".join([*_SIZES, "in_flight, lead_us (numbers)", "paced (stream or thread)"])
             raise InputError(f"{key}: {str(value)[:40]} is not a setting of copies; there are {known}", field="copies")
     return checked(**values)
 

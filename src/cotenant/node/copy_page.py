@@ -10,7 +10,7 @@ import os
 from cotenant.policy.colocation.copies import QUEUES, SLOTS, CopySettings, Rank
 
 MAGIC = 0x434F5059
-VERSION = 1
+VERSION = 2
 PAGE_BYTES = 16384
 DIRECTIONS = ("to_device", "to_host")
 
@@ -27,7 +27,7 @@ class CopyQueue(ctypes.Structure):
         ("chunks", ctypes.c_uint64),
         ("waited_ns", ctypes.c_uint64),
         ("small", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64),
+        ("active_ns", ctypes.c_uint64),
     ]
     weight_milli: int
     rank: int
@@ -37,6 +37,7 @@ class CopyQueue(ctypes.Structure):
     chunks: int
     waited_ns: int
     small: int
+    active_ns: int
 
 
 class CopyLink(ctypes.Structure):
@@ -46,11 +47,13 @@ class CopyLink(ctypes.Structure):
         ("slots", ctypes.c_uint64 * SLOTS),
         ("min_vruntime", ctypes.c_uint64),
         ("slice", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64 * 6),
+        ("min_ahead", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64 * 5),
         ("queues", CopyQueue * QUEUES),
     ]
     slots: ctypes.Array[ctypes.c_uint64]
     min_vruntime: int
+    min_ahead: int
     queues: ctypes.Array[CopyQueue]
 
 
@@ -70,7 +73,9 @@ class CopyLayout(ctypes.Structure):
         ("slot_lapse_ns", ctypes.c_uint64),
         ("host_paced", ctypes.c_uint32),
         ("reserved_0", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint64 * 23),
+        ("alone_bytes", ctypes.c_uint64),
+        ("lead_ns", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64 * 21),
         ("links", CopyLink * len(DIRECTIONS)),
     ]
     links: ctypes.Array[CopyLink]
@@ -97,7 +102,7 @@ class CopyPage:
     def configure(self, settings: CopySettings) -> None:
         """Write the parameters; processes read them with every copy."""
         names = ("in_flight", "chunk_bytes", "period_bytes", "small_bytes", "slice_bytes", "wait_lapse_ns")
-        for name in (*names, "slot_lapse_ns"):
+        for name in (*names, "slot_lapse_ns", "alone_bytes", "lead_ns"):
             setattr(self.layout, name, getattr(settings, name))
         self.layout.host_paced = int(settings.host_paced)
 
@@ -111,7 +116,7 @@ class CopyPage:
         """Make a queue fresh for its next tenant: it begins where the link is now."""
         for link in self.layout.links:
             row = link.queues[queue]
-            row.seen_ns = row.bytes = row.chunks = row.waited_ns = row.small = 0
+            row.seen_ns = row.active_ns = row.bytes = row.chunks = row.waited_ns = row.small = 0
             row.vruntime = link.min_vruntime
 
     def drop(self, queue: int, participant: int, last: bool) -> None:

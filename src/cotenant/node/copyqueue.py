@@ -52,6 +52,10 @@ EXPORT unsigned queue_next(const struct cotenant_copy_page *page, unsigned direc
 {
     return copy_next(page, &page->links[direction], now_ns);
 }
+EXPORT uint64_t queue_piece(const struct cotenant_copy_page *page, unsigned direction, unsigned queue, uint64_t now_ns)
+{
+    return copy_piece(page, &page->links[direction], queue, now_ns);
+}
 """
 
 
@@ -82,6 +86,8 @@ def library() -> ctypes.CDLL:
     loaded.queue_charge.argtypes = [pointer, unsigned, unsigned, word]
     loaded.queue_next.argtypes = [pointer, unsigned, word]
     loaded.queue_next.restype = unsigned
+    loaded.queue_piece.argtypes = [pointer, unsigned, unsigned, word]
+    loaded.queue_piece.restype = word
     for name in ("queue_done", "queue_withdraw", "queue_charge"):
         getattr(loaded, name).restype = None
     return loaded
@@ -101,7 +107,7 @@ class CopyQueue:
 
     @property
     def chunk_bytes(self) -> int:
-        """Pieces that copies are to be cut into."""
+        """Pieces that copies are cut into where others copy too."""
         return int(self.layout.chunk_bytes)
 
     def ask(self, direction: int, size: int, now_ns: int | None = None) -> Ticket | None:
@@ -110,6 +116,11 @@ class CopyQueue:
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         place = (self._page, direction, self.queue, self.participant, size, now_ns, ctypes.byref(ticket))
         return ticket if self._rule.queue_try(*place) else None
+
+    def piece_bytes(self, direction: int, now_ns: int | None = None) -> int:
+        """What a copy that comes now is to be cut into: chunks, or larger pieces while nobody else copies."""
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        return int(self._rule.queue_piece(self._page, direction, self.queue, now_ns))
 
     def done(self, direction: int, ticket: Ticket) -> None:
         """The chunk has been copied."""

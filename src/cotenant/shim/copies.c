@@ -9,7 +9,8 @@
  * The two words lie in host memory that the GPU sees.  Whoever looks at them (the worker thread, or the thread that waits
  * for its copy) asks the page for turns and grants with one store, so an asynchronous copy costs its thread only the
  * enqueuing, order in the stream is the program's own, and a grant depends on nothing that the GPU has yet to do.  At most
- * in_flight pieces of all tenants are on the link: enough that it never idles while one ends and another is granted.
+ * in_flight pieces of all tenants are on the link: enough that it never idles while one ends and another is granted.  What a
+ * piece is depends on who else is there (copy_piece): a tenant that has the GPU to itself takes no turns at all.
  *
  * Pageable memory is copied by the driver on the calling thread; there the thread itself waits for each piece's turn. */
 #define _GNU_SOURCE
@@ -26,6 +27,7 @@
 #define MOST_NAP_NS 1000000
 #define FEW_PROCESSORS 8
 #define QUICK_NS 400000     /* pieces shorter than that are watched without a pause */
+#define LEARNT_BYTES 65536  /* pieces smaller than that say little of the link's rate */
 #define STILL_NS 1000000    /* while something moves */
 #define LATE_NS 10000000    /* a piece that takes so long, and eight times as long as others, holds no slot */
 #define EARLY_NS 1000000    /* how long a copy that goes ahead holds its place before its stream comes to it */
@@ -42,9 +44,11 @@ static bool worker_runs, worker_sleeps;
 #define PLACES (2 * COTENANT_MAX_GPUS) /* a direction of a GPU's link */
 static struct place {
     struct copy_link link;            /* that this process last asked on */
-    uint64_t piece_ns;                /* what a piece takes */
+    uint64_t mib_ns;                  /* what a MiB takes */
     uint64_t begun_ns;                /* when the piece that is on the link now was begun */
+    uint64_t on_link_bytes;           /* its size */
     uint32_t flying;                  /* pieces with a slot */
+    uint32_t issued;                  /* pieces that may go and are not done, with a slot or too late to keep it */
     bool waited;                      /* this process waited for a turn, by the last look */
     bool asked, waits, soon, behind;  /* in this look: it asked; it waits; it will ask soon; a copy waits behind others */
 } places[PLACES];
@@ -99,6 +103,18 @@ static uint32_t place_of(const struct copy_record *record)
     return 2 * record->link.number + record->direction;
 }
 
+static uint64_t expected_ns(const struct place *place, uint64_t bytes)
+{
+    return (place->mib_ns * (bytes >> 10)) >> 10;
+}
+
+static void note_issued(struct place *place, const struct copy_record *record, uint32_t pieces)
+{
+    if (pieces && place->issued == 0)
+        place->on_link_bytes = cot_copy_piece_bytes(record, record->done);
+    place->issued += pieces;
+}
+
 static bool ask(struct copy_record *record, uint64_t now)
 {
     struct copy_link *link = &record->link;
@@ -113,30 +129,46 @@ static bool ask(struct copy_record *record, uint64_t now)
     struct cotenant_copy_queue *queue = &link->page->links[record->direction].queues[link->queue];
     __atomic_fetch_add(&queue->waited_ns, now - record->asked_ns, __ATOMIC_RELAXED);
     record->asked_ns = 0;
-    if (record->granted == record->returned)
+    if (record->granted == record->done)
         record->moved_ns = now;
-    if (place->flying++ == 0)
+    if (place->issued == 0)
         place->begun_ns = now;
     record->granted++;
+    place->flying++;
+    note_issued(place, record, 1);
     __atomic_store_n(&cot_copy_words[record - cot_copy_records].go, record->base + record->granted, __ATOMIC_RELEASE);
     return true;
 }
 
-/* Slots of pieces that are done, or late: those of a copy that does not move are no use to anybody. */
+static void learn(struct place *place, const struct copy_record *record, uint32_t done, uint64_t now)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = record->done; i < done; i++)
+        bytes += cot_copy_piece_bytes(record, i);
+    if (bytes < LEARNT_BYTES)
+        return;
+    uint64_t took = ((now - place->begun_ns) << 10) / (bytes >> 10);
+    place->mib_ns = place->mib_ns ? (3 * place->mib_ns + took) / 4 : took;
+}
+
+/* Slots of pieces that are done, or late: those of a copy that does not move are no use to anybody.  Late pieces count as
+ * issued all the same, or more would follow them to wherever they wait. */
 static void settle(struct copy_record *record, uint32_t at, uint64_t now)
 {
     struct place *place = &places[place_of(record)];
-    uint32_t done = at ? at - 1 : 0, before = record->returned;
+    uint32_t done = at ? at - 1 : 0;
     cot_copy_give_back(record, done);
-    if (record->returned != before) {
-        uint64_t took = (now - place->begun_ns) / (record->returned - before);
-        place->piece_ns = place->piece_ns ? (3 * place->piece_ns + took) / 4 : took;
+    if (done > record->done) {
+        learn(place, record, done, now);
+        record->done = done;
         record->moved_ns = place->begun_ns = now;
     }
-    uint64_t patience = 8 * place->piece_ns > LATE_NS ? 8 * place->piece_ns : LATE_NS;
+    uint64_t usual = expected_ns(place, record->piece_bytes), patience = 8 * usual > LATE_NS ? 8 * usual : LATE_NS;
     if (record->granted > record->returned && now - record->moved_ns > patience)
         cot_copy_give_back(record, record->granted);
     place->flying += record->granted - record->returned;
+    if (record->granted > record->done)
+        note_issued(place, record, record->granted - record->done);
 }
 
 /* Those who go ahead hold their place from the call on, but not for long while other work is before them in their stream. */
@@ -158,10 +190,20 @@ static bool ahead_are_here(const struct cotenant_copy_page *page, uint32_t direc
     return false;
 }
 
+static uint64_t due_ns(const struct place *place) /* when the piece on the link should end */
+{
+    return place->begun_ns + expected_ns(place, place->on_link_bytes);
+}
+
 /* Where somebody may come who goes ahead, the second piece is not on its way before the first is about to end. */
 static bool too_early(const struct copy_record *record, const struct place *place, uint64_t now)
 {
-    return place->flying && now + LEAD_NS < place->begun_ns + place->piece_ns && ahead_are_here(record->link.page, record->direction);
+    if (!place->issued)
+        return false;
+    uint64_t lead = record->link.page->lead_ns;
+    if (ahead_are_here(record->link.page, record->direction) && (lead == 0 || lead > LEAD_NS))
+        lead = LEAD_NS;
+    return lead && now + lead < due_ns(place);
 }
 
 /* True: it waits for a turn, so copies behind it in the same direction do not ask. */
@@ -175,13 +217,13 @@ static bool advance(struct copy_record *record, uint32_t at, uint64_t now)
     if (at == 0 && !(cot_copy_follows(record) && record->before->granted == record->before->pieces))
         return false;
     uint32_t most = record->link.page->in_flight, in_flight = most < COTENANT_COPY_SLOTS ? most : COTENANT_COPY_SLOTS;
-    while (record->granted < record->pieces && place->flying < in_flight) {
+    while (record->granted < record->pieces && place->issued < in_flight) {
         if (too_early(record, place, now))
             return place->soon = true;
         if (!ask(record, now))
             return true;
     }
-    return record->granted < record->pieces;
+    return record->granted < record->pieces && place->flying > 0;
 }
 
 static void retire(struct copy_record *record)
@@ -200,14 +242,24 @@ static void retire(struct copy_record *record)
 static bool keep_place(struct place *place, uint32_t direction, uint64_t now)
 {
     bool waits = place->waits;
-    if (!waits && place->link.page && place->flying && (place->soon || place->behind)) {
-        copy_store(&place->link.page->links[direction].queues[place->link.queue].seen_ns, now);
-        waits = true;
+    if (place->link.page && place->flying) {
+        struct cotenant_copy_queue *queue = &place->link.page->links[direction].queues[place->link.queue];
+        copy_store(&queue->active_ns, now);
+        if (!waits && (place->soon || place->behind)) {
+            copy_store(&queue->seen_ns, now);
+            waits = true;
+        }
     }
     if ((place->waited || place->asked) && !waits)
         copy_withdraw(place->link.page, direction, place->link.queue);
     place->waited = waits;
     return waits;
+}
+
+uint64_t cot_copy_due(const struct copy_record *record)
+{
+    const struct place *place = &places[place_of(record)];
+    return place->issued ? due_ns(place) : 0;
 }
 
 /* Looks at every copy under way.  Returns how long nobody needs to look again, 0 for at once; UINT64_MAX: there is none. */
@@ -216,7 +268,7 @@ uint64_t cot_copies_advance(void)
     uint64_t now = cot_now_ns(), still_ns = UINT64_MAX;
     for (uint32_t i = 0; i < PLACES; i++) {
         places[i].asked = places[i].waits = places[i].soon = places[i].behind = false;
-        places[i].flying = 0;
+        places[i].flying = places[i].issued = 0;
     }
     for (struct copy_record *record = cot_copy_first; record; record = record->next)
         settle(record, reached(record), now);
@@ -240,7 +292,7 @@ uint64_t cot_copies_advance(void)
     for (uint32_t i = 0; i < PLACES; i++) {
         bool waits = keep_place(&places[i], i & 1, now);
         busy |= waits || places[i].flying;
-        quick &= !(waits || places[i].flying) || places[i].piece_ns < QUICK_NS;
+        quick &= !places[i].flying || (int64_t)(due_ns(&places[i]) - now) < QUICK_NS;
     }
     if (!cot_copy_first)
         return UINT64_MAX;

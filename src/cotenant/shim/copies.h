@@ -21,7 +21,7 @@ struct copy_words { /* a cache line each: the GPU writes one, the host the other
 struct copy_record { /* one copy under way */
     struct copy_record *next;
     struct copy_link link;
-    uint32_t direction, base, pieces, granted, returned;
+    uint32_t direction, base, pieces, granted, returned, done; /* may go, have given their slot back, are done */
     uint64_t piece_bytes, bytes;
     uint64_t asked_ns;            /* when the next piece first asked */
     uint64_t moved_ns;            /* when something last happened */
@@ -52,6 +52,7 @@ HIDDEN void cot_copies_breathe(void);   /* between two looks, without the lock *
 /* with cot_copy_lock */
 HIDDEN uint64_t cot_copies_advance(void);
 HIDDEN void cot_copies_wake_worker(void);
+HIDDEN uint64_t cot_copy_due(const struct copy_record *record); /* when the piece on its link should end; 0: there is none */
 HIDDEN void cot_copy_give_back(struct copy_record *record, uint32_t done);
 
 static inline uint64_t cot_copy_piece_bytes(const struct copy_record *record, uint32_t piece)

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define COTENANT_COPY_MAGIC 0x434f5059u /* "COPY" */
-#define COTENANT_COPY_VERSION 1u
+#define COTENANT_COPY_VERSION 2u
 #define COTENANT_COPY_PAGE_BYTES 16384u
 #define COTENANT_COPY_QUEUES 64u
 #define COTENANT_COPY_SLOTS 8u
@@ -34,14 +34,15 @@ struct cotenant_copy_queue { /* 64 bytes: one tenant in one direction */
     uint64_t chunks;
     uint64_t waited_ns;    /* from a chunk's first asking to its grant, summed */
     uint64_t small;        /* copies that passed without a turn, charged all the same */
-    uint64_t reserved;
+    uint64_t active_ns;    /* when a copy last asked or was on the link */
 };
 
 struct cotenant_copy_link { /* one direction */
     uint64_t slots[COTENANT_COPY_SLOTS]; /* chunks in flight: 16 bits participant, 1 bit ahead, 47 bits microseconds */
-    uint64_t min_vruntime;               /* only grows */
+    uint64_t min_vruntime;               /* the clock of those who share: only grows */
     uint64_t slice;                      /* whose slice it is: queue + 1 in the high 16 bits, bytes of it used below */
-    uint64_t reserved[6];
+    uint64_t min_ahead;                  /* the clock of those who go ahead */
+    uint64_t reserved[5];
     struct cotenant_copy_queue queues[COTENANT_COPY_QUEUES];
 };
 
@@ -58,7 +59,9 @@ struct cotenant_copy_page {
     uint64_t slot_lapse_ns;  /* a slot held for so long is free */
     uint32_t host_paced;     /* 1: calling threads pace every copy; 0: the stream waits where it can */
     uint32_t reserved_0;
-    uint64_t reserved[23];
+    uint64_t alone_bytes;    /* pieces where nobody else copies and nobody may come who goes ahead; below chunk_bytes: chunks */
+    uint64_t lead_ns;        /* a tenant's next piece has its turn only so long before the one on the link ends; 0: at once */
+    uint64_t reserved[21];
     struct cotenant_copy_link links[COTENANT_COPY_DIRECTIONS];
 };
 

@@ -2,9 +2,11 @@
  *
  * Each tenant has a queue; a queue's vruntime grows by bytes over weight.  The next chunk belongs to the waiting queue
  * with the least vruntime, after those that go ahead; a queue keeps its turn for a slice, period * weight / sum of the
- * weights that wait, at least one chunk.  A queue that begins to wait starts at least at min_vruntime less one slice: who
- * slept has a small credit, not all of the past.  policy/colocation/copies.py is the same rule in Python, and a test
- * compares the two.
+ * weights that wait, at least one chunk, unless it is more than that before the one with the least.  A queue that begins
+ * to wait starts within COPY_CREDIT_SLICES of the link's clock: who was away has a bounded credit, not all of the past, and
+ * who moved much while nobody waited a bounded debt.  The credit has to cover what others took in the moments between the
+ * copies of a program that makes one after the other: their slice and what was in flight.  policy/colocation/copies.py is
+ * the same rule in Python, and a test compares the two.
  *
  * Reads of several words are not one moment: two processes may judge by slightly different pages.  The cost is one
  * chunk out of order; what was moved is always charged, so shares are right in the long run. */
@@ -16,6 +18,7 @@
 #include "copy_page.h"
 
 #define COPY_SCALE UINT64_C(16)
+#define COPY_CREDIT_SLICES UINT64_C(3)
 #define COPY_AHEAD_BIT (UINT64_C(1) << 47)
 #define COPY_DATE_MASK (COPY_AHEAD_BIT - 1)
 
@@ -68,6 +71,34 @@ static inline uint64_t copy_slice(const struct cotenant_copy_page *page, const s
     return slice > page->chunk_bytes ? slice : page->chunk_bytes;
 }
 
+/* Has nobody else on this GPU a queue? */
+static inline bool copy_is_sole(const struct cotenant_copy_link *link, uint32_t number)
+{
+    for (uint32_t i = 0; i < COTENANT_COPY_QUEUES; i++)
+        if (i != number && link->queues[i].weight_milli)
+            return false;
+    return true;
+}
+
+/* What a copy that comes now is cut into: chunks where somebody may come who goes ahead, or others copy too; else larger
+ * pieces, which cost the link less.  Who goes ahead need not be cut for those who do not. */
+static inline uint64_t copy_piece(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link,
+                                  uint32_t number, uint64_t now_ns)
+{
+    bool mine_ahead = link->queues[number].rank == COTENANT_COPY_AHEAD;
+    for (uint32_t i = 0; i < COTENANT_COPY_QUEUES; i++) {
+        const struct cotenant_copy_queue *other = &link->queues[i];
+        if (i == number || !other->weight_milli)
+            continue;
+        bool ahead = other->rank == COTENANT_COPY_AHEAD;
+        uint64_t active = copy_load(&other->active_ns);
+        bool copies = active && (now_ns < active || now_ns - active < page->slot_lapse_ns);
+        if (ahead || (copies && !mine_ahead))
+            return page->chunk_bytes;
+    }
+    return page->alone_bytes > page->chunk_bytes ? page->alone_bytes : page->chunk_bytes;
+}
+
 /* The queue whose chunk is next; COTENANT_COPY_QUEUES: none waits. */
 static inline uint32_t copy_next(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link, uint64_t now_ns)
 {
@@ -92,19 +123,28 @@ static inline uint32_t copy_next(const struct cotenant_copy_page *page, const st
         return best;
     const struct cotenant_copy_queue *queue = &link->queues[holder - 1];
     bool same_rank = (queue->rank == COTENANT_COPY_AHEAD) == best_ahead;
-    bool left = (slice & ((UINT64_C(1) << 48) - 1)) < copy_slice(page, link, holder - 1, now_ns);
-    return same_rank && left && copy_waits(page, queue, now_ns) ? holder - 1 : best;
+    uint64_t bytes = copy_slice(page, link, holder - 1, now_ns);
+    bool left = (slice & ((UINT64_C(1) << 48) - 1)) < bytes;
+    uint64_t most = copy_load(&link->queues[best].vruntime) + copy_vtime(bytes, queue->weight_milli);
+    bool fair = copy_before(copy_load(&queue->vruntime), most);
+    return same_rank && left && fair && copy_waits(page, queue, now_ns) ? holder - 1 : best;
+}
+
+static inline uint64_t *copy_clock(struct cotenant_copy_link *link, const struct cotenant_copy_queue *queue)
+{
+    return queue->rank == COTENANT_COPY_AHEAD ? &link->min_ahead : &link->min_vruntime;
 }
 
 /* A queue that did not wait begins to. */
 static inline void copy_wake(const struct cotenant_copy_page *page, struct cotenant_copy_link *link, uint32_t number, uint64_t now_ns)
 {
     struct cotenant_copy_queue *queue = &link->queues[number];
-    uint64_t credit = copy_vtime(copy_slice(page, link, number, now_ns), queue->weight_milli);
-    uint64_t least = copy_load(&link->min_vruntime) - credit, own = copy_load(&queue->vruntime);
-    while (copy_before(own, least) &&
-           !__atomic_compare_exchange_n(&queue->vruntime, &own, least, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        ;
+    uint64_t credit = copy_vtime(COPY_CREDIT_SLICES * copy_slice(page, link, number, now_ns), queue->weight_milli);
+    uint64_t clock = copy_load(copy_clock(link, queue)), own = copy_load(&queue->vruntime), begin;
+    do {
+        begin = copy_before(own, clock - credit) ? clock - credit : copy_before(clock + credit, own) ? clock + credit : own;
+    } while (begin != own &&
+             !__atomic_compare_exchange_n(&queue->vruntime, &own, begin, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
 }
 
 /* May a chunk of this queue go by what is in flight?  Those ahead do not count the others. */
@@ -127,6 +167,13 @@ static inline int copy_free_slot(const struct cotenant_copy_page *page, const st
     return held_ahead == 0 && held < most ? place : -1;
 }
 
+/* Bytes that go while nobody else has a queue: no turn, and nothing to make good. */
+static inline void copy_count(struct cotenant_copy_link *link, uint32_t number, uint64_t bytes)
+{
+    __atomic_fetch_add(&link->queues[number].bytes, bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&link->queues[number].chunks, 1, __ATOMIC_RELAXED);
+}
+
 static inline void copy_charge(const struct cotenant_copy_page *page, struct cotenant_copy_link *link, uint32_t number, uint64_t bytes)
 {
     (void)page;
@@ -138,11 +185,11 @@ static inline void copy_charge(const struct cotenant_copy_page *page, struct cot
 /* After a grant: the link's clock follows, and the slice goes on or begins. */
 static inline void copy_account(const struct cotenant_copy_page *page, struct cotenant_copy_link *link, uint32_t number, uint64_t bytes, uint64_t now_ns)
 {
-    uint64_t before = copy_load(&link->queues[number].vruntime), least = copy_load(&link->min_vruntime);
-    if (link->queues[number].rank != COTENANT_COPY_AHEAD)
-        while (copy_before(least, before) &&
-               !__atomic_compare_exchange_n(&link->min_vruntime, &least, before, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-            ;
+    uint64_t *clock = copy_clock(link, &link->queues[number]);
+    uint64_t before = copy_load(&link->queues[number].vruntime), least = copy_load(clock);
+    while (copy_before(least, before) &&
+           !__atomic_compare_exchange_n(clock, &least, before, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        ;
     uint64_t slice = copy_load(&link->slice), used = slice & ((UINT64_C(1) << 48) - 1);
     bool goes_on = slice >> 48 == number + 1 && used < copy_slice(page, link, number, now_ns);
     copy_store(&link->slice, (uint64_t)(number + 1) << 48 | (goes_on ? used + bytes : bytes));
@@ -159,6 +206,7 @@ static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction,
     struct cotenant_copy_queue *queue = &link->queues[number];
     if (!copy_waits(page, queue, now_ns))
         copy_wake(page, link, number, now_ns);
+    copy_store(&queue->active_ns, now_ns);
     copy_store(&queue->seen_ns, now_ns);
     if (copy_next(page, link, now_ns) != number)
         return false;

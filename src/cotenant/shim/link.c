@@ -137,7 +137,9 @@ static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t d
  * also while a chunk is on its way: with one chunk per thread in flight, weights would mean nothing otherwise. */
 static CUresult paced_by_thread(const struct copy_link *link, const struct host_copy *copy, bool pinned)
 {
-    uint64_t unit = copy->unit ? copy->unit : 1, piece = link->page->chunk_bytes / unit * unit;
+    const struct cotenant_copy_page *page = link->page;
+    uint64_t wanted = copy_piece(page, &page->links[copy->direction], link->queue, cot_now_ns());
+    uint64_t unit = copy->unit ? copy->unit : 1, piece = wanted / unit * unit;
     if (piece < unit)
         piece = unit;
     CUresult result = CUDA_SUCCESS;
@@ -153,6 +155,7 @@ static CUresult paced_by_thread(const struct copy_link *link, const struct host_
         if (pinned && result == CUDA_SUCCESS)
             result = ((CUresult(*)(CUstream))REAL(cuStreamSynchronize))(copy->stream);
         copy_done(link->page, copy->direction, ticket);
+        copy_store(&link->page->links[copy->direction].queues[link->queue].active_ns, cot_now_ns());
         cot_gate_exit(call);
         if (from == 0)
             cot_count_copy(call);
@@ -187,10 +190,14 @@ CUresult cot_copy_over_link(const struct host_copy *copy)
     struct gpu *gpu = cot_thread_gpu();
     if (!gpu || atomic_load(&cot_captures) > 0 || !link_of(gpu, &link))
         return whole(copy);
+    struct cotenant_copy_link *mine = &link.page->links[copy->direction];
     if (copy->bytes <= link.page->small_bytes) {
-        struct cotenant_copy_link *mine = &link.page->links[copy->direction];
         copy_charge(link.page, mine, link.queue, copy->bytes);
         __atomic_fetch_add(&mine->queues[link.queue].small, 1, __ATOMIC_RELAXED);
+        return whole(copy);
+    }
+    if (copy->bytes <= link.page->alone_bytes && copy_is_sole(mine, link.queue)) {
+        copy_count(mine, link.queue, copy->bytes);
         return whole(copy);
     }
     int cancel;

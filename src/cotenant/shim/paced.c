@@ -7,6 +7,7 @@
 
 #define SPIN_NS 500000         /* how long a thread that waits looks without a pause: a nap takes 60 us, as much as a piece */
 #define NAP_NS 10000
+#define WAKE_NS 200000         /* before a long piece should end, it looks again */
 #define ASK_STREAM_NS 2000000  /* a thread that waits asks now and then whether its context lives */
 #define HOST_REGISTER_PORTABLE_DEVICEMAP 3
 
@@ -122,8 +123,10 @@ static void note_last(const struct copy_record *record, uint64_t serial, const s
 static void prepare(struct copy_record *record, const struct copy_link *link, const struct host_copy *copy, bool idle)
 {
     const struct cotenant_copy_page *page = link->page;
-    uint64_t unit = copy->unit ? copy->unit : 1, piece = page->chunk_bytes / unit * unit;
-    record->free_run = is_ahead(link, copy->direction) && copy->bytes <= page->chunk_bytes * page->in_flight;
+    uint64_t wanted = copy_piece(page, &page->links[copy->direction], link->queue, cot_now_ns());
+    uint64_t unit = copy->unit ? copy->unit : 1, piece = wanted / unit * unit;
+    uint64_t at_once = page->chunk_bytes * page->in_flight;
+    record->free_run = is_ahead(link, copy->direction) && copy->bytes <= (wanted > at_once ? wanted : at_once);
     if (record->free_run)
         piece = copy->bytes; /* goes as it is: the others stop for it */
     if (piece < unit)
@@ -133,7 +136,7 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
     record->bytes = copy->bytes;
     record->piece_bytes = piece;
     record->pieces = (uint32_t)((copy->bytes + piece - 1) / piece);
-    record->granted = record->returned = 0;
+    record->granted = record->returned = record->done = 0;
     record->asked_ns = 0;
     record->moved_ns = cot_now_ns();
     record->spent = false;
@@ -160,7 +163,7 @@ static void let_go(struct copy_record *record, uint64_t serial, bool ends)
     if (record->serial == serial) {
         __atomic_store_n(&cot_copy_words[record - cot_copy_records].go, record->base + record->pieces, __ATOMIC_RELEASE);
         cot_copy_give_back(record, record->granted);
-        record->granted = record->returned = record->pieces;
+        record->granted = record->returned = record->done = record->pieces;
         for (struct copy_record **link = &cot_copy_first; *link && !ends; link = &(*link)->next)
             if (*link == record) { /* its last word will not come: the record is not used again */
                 *link = record->next;
@@ -196,6 +199,12 @@ static CUresult enqueue(struct copy_record *record, uint64_t serial, const struc
     return result;
 }
 
+/* A piece takes what it takes: a thread that waits for a long one need not look all the time, but then in time. */
+static bool may_nap(uint64_t now, uint64_t moved, uint64_t due)
+{
+    return now + WAKE_NS < due || (int64_t)(now - (due > moved ? due : moved)) > SPIN_NS;
+}
+
 /* The thread waits anyway: it issues each piece when that has its turn, so nothing waits in the stream.  It drives all copies of
  * the process meanwhile. */
 static CUresult see_through(struct copy_record *record, uint64_t serial, const struct host_copy *copy, CUdeviceptr address, bool begun)
@@ -213,7 +222,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
             cot_copies_advance();
         bool done = record->serial != serial;
         uint32_t granted = done ? 0 : record->free_run ? record->pieces : record->granted;
-        uint64_t moved = record->moved_ns;
+        uint64_t moved = record->moved_ns > began ? record->moved_ns : began, due = done ? 0 : cot_copy_due(record);
         cot_copies_leave();
         if (done)
             return CUDA_SUCCESS;
@@ -230,7 +239,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
             if (state != CUDA_SUCCESS && state != CUDA_ERROR_NOT_READY)
                 result = state; /* the context failed */
         }
-        if (now - (moved > began ? moved : began) > SPIN_NS)
+        if (may_nap(now, moved, due))
             nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
         else
             cot_copies_breathe();
