@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import time
 import urllib.request
 from collections.abc import Callable
@@ -15,7 +13,6 @@ import pytest
 
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.session import Fleet, FleetOptions
-from cotenant.metrics.live import FLEET
 
 
 def look(url: str, path: str) -> str:
@@ -58,12 +55,6 @@ def test_jobs_and_reasons(tmp_path: Path) -> None:
         assert float(samples["cotenant_fleet_decision_seconds_sum"]) > 0
         assert 'cotenant_fleet_jobs{state="waiting"} 1' in text
         assert 'cotenant_fleet_gpus_held{node="node-0"} 2' in text
-        assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} == {m.name for m in FLEET}
-        if shutil.which("promtool") is not None:
-            done = subprocess.run(
-                ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60
-            )
-            assert (done.returncode, done.stdout + done.stderr) == (0, "")
         url = fleet.live.url
     with pytest.raises(OSError, match="refused"):
         look(url, "/healthz")
