@@ -43,6 +43,27 @@ print(busy(stream))
     assert run(tenants, script).split("\n") == ["True 0", "True 0", "True", "False"]
 
 
+def test_memsets_and_copies_on_the_device_come_after_what_is_before_them(tenants: Tenants) -> None:
+    script = """
+memory = c_uint64()
+cu("cuMemAlloc_v2", byref(memory), c_size_t(64))
+cu("cuMemsetD8_v2", memory, ctypes.c_ubyte(1), c_size_t(64))
+def now():
+    return ctypes.string_at(memory.value, 64)
+wait(stream, 0, 1)
+source = ctypes.create_string_buffer(bytes([2]) * 32, 32)
+cu("cuMemcpyHtoDAsync_v2", memory, source, c_size_t(32), stream)
+cu("cuMemcpyDtoDAsync_v2", c_uint64(memory.value + 32), memory, c_size_t(16), stream)
+cu("cuMemsetD8Async", memory, ctypes.c_ubyte(3), c_size_t(8), stream)
+cu("cuMemsetD32Async", c_uint64(memory.value + 56), ctypes.c_uint32(0x07060504), c_size_t(2), stream)
+print(now() == bytes([1]) * 64)
+words[0] = 1
+cu("cuStreamSynchronize", stream)
+print(now() == bytes([3]) * 8 + bytes([2]) * 40 + bytes([1]) * 8 + bytes([4, 5, 6, 7]) * 2)
+"""
+    assert run(tenants, script).split("\n") == ["True", "True"]
+
+
 def test_a_word_is_written_after_the_work_before_it(tenants: Tenants) -> None:
     script = """
 long = function(module, b"long")

@@ -29,10 +29,8 @@ static CUresult copy(word to, word from, size_t bytes, enum direction direction,
     if (!stream)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (direction == ON_DEVICE || stream->capture != CU_CAPTURE_NONE) {
-        CUresult result = soft_enqueue(stream, soft_on_device(bytes), waits);
-        if (result == CUDA_SUCCESS && stream->capture == CU_CAPTURE_NONE)
-            memmove((void *)to, (const void *)from, bytes);
-        return result;
+        struct soft_op contents = {.to = (void *)to, .from = (const void *)from, .bytes = bytes};
+        return soft_enqueue_filling(stream, soft_on_device(bytes), contents, waits);
     }
     return soft_enqueue_copy(stream, direction, (void *)to, (const void *)from, bytes, waits);
 }

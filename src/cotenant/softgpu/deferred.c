@@ -26,15 +26,24 @@ static bool has_come(const struct soft_op *op)
     return op->compare == 0 ? ahead >= 0 : op->compare == 1 ? ahead == 0 : (*op->word & op->value) != 0;
 }
 
+/* Copies or fills what a unit of work says. */
+void soft_make_contents(const struct soft_op *op)
+{
+    if (op->to && op->from)
+        memmove(op->to, op->from, op->bytes);
+    else if (op->to && op->element_bytes)
+        for (uint64_t at = 0; at < op->bytes; at += op->element_bytes)
+            memcpy((char *)op->to + at, &op->element, op->element_bytes);
+}
+
 static void work(struct soft_stream *stream, const struct soft_op *op, uint64_t now)
 {
-    uint64_t begin = op->bytes || stream->tail_ns > now ? stream->tail_ns : now; /* engines take spans in the past */
+    uint64_t begin = op->over_link || stream->tail_ns > now ? stream->tail_ns : now; /* engines take spans in the past */
     if (begin + MOST_LATE_NS < now)
         begin = now - MOST_LATE_NS;
-    stream->tail_ns = op->bytes ? soft_reserve_link(stream->context->device, op->direction, begin, op->bytes)
-                                : soft_reserve(stream->context->device, begin, op->unit);
-    if (op->bytes)
-        memmove(op->to, op->from, op->bytes);
+    stream->tail_ns = op->over_link ? soft_reserve_link(stream->context->device, op->direction, begin, op->bytes)
+                                    : soft_reserve(stream->context->device, begin, op->unit);
+    soft_make_contents(op);
 }
 
 static bool carry_out(struct soft_stream *stream, struct soft_op *op, uint64_t now, uint64_t *look_ns)

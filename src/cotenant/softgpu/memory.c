@@ -276,10 +276,8 @@ static CUresult set(uint64_t to, uint32_t value, size_t element, size_t count, s
 {
     if (!stream)
         return CUDA_ERROR_INVALID_CONTEXT;
-    CUresult result = soft_enqueue(stream, soft_on_device(element * count), false);
-    for (size_t i = 0; result == CUDA_SUCCESS && stream->capture == CU_CAPTURE_NONE && i < count; i++)
-        memcpy((char *)(uintptr_t)to + i * element, &value, element);
-    return result;
+    struct soft_op contents = {.to = (void *)(uintptr_t)to, .element = value, .element_bytes = element, .bytes = element * count};
+    return soft_enqueue_filling(stream, soft_on_device(element * count), contents, false);
 }
 
 EXPORT CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count)

@@ -138,10 +138,13 @@ struct soft_op {
     unsigned compare;     /* of a wait: 0 at least, 1 equal, 2 a bit in common */
     uint32_t *word;
     struct soft_event *event;
-    struct soft_unit unit; /* of work that is no copy */
-    int direction;        /* of a copy */
-    void *to;
-    const void *from;
+    struct soft_unit unit; /* of work that is not on the link */
+    bool over_link;
+    int direction;        /* on the link */
+    void *to;             /* contents that the work makes, or NULL */
+    const void *from;     /* of a copy; NULL: a memset, by this element: */
+    uint32_t element;
+    size_t element_bytes;
     uint64_t bytes;
     struct soft_op *next;
 };
@@ -181,6 +184,8 @@ extern bool soft_ready;
 struct soft_context *soft_current(void);
 struct soft_stream *soft_stream_of(CUstream handle, bool per_thread);
 CUresult soft_enqueue(struct soft_stream *stream, struct soft_unit unit, bool waits);
+CUresult soft_enqueue_filling(struct soft_stream *stream, struct soft_unit unit, struct soft_op contents, bool waits);
+void soft_make_contents(const struct soft_op *op);
 static inline struct soft_unit soft_plain(uint64_t length_ns)
 {
     return (struct soft_unit){.length_ns = length_ns, .work = 1};

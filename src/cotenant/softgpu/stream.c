@@ -241,8 +241,8 @@ static void deferred(struct soft_stream *stream, bool waits)
     soft_sleep_until(stream->tail_ns);
 }
 
-/* Puts a unit of work at the end of a stream; waits: the host waits for it. */
-CUresult soft_enqueue(struct soft_stream *stream, struct soft_unit unit, bool waits)
+/* Puts a unit of work at the end of a stream, with what it copies or fills on the device; waits: the host waits for it. */
+CUresult soft_enqueue_filling(struct soft_stream *stream, struct soft_unit unit, struct soft_op contents, bool waits)
 {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -253,11 +253,20 @@ CUresult soft_enqueue(struct soft_stream *stream, struct soft_unit unit, bool wa
     CUresult result = may_work(stream);
     if (result != CUDA_SUCCESS)
         return result;
-    if (soft_defer(stream, (struct soft_op){.kind = SOFT_OP_WORK, .unit = unit}))
+    contents.kind = SOFT_OP_WORK;
+    contents.unit = unit;
+    if (soft_defer(stream, contents)) {
         deferred(stream, waits);
-    else
-        queued(stream, soft_reserve(stream->context->device, stream->tail_ns, unit), waits);
+        return CUDA_SUCCESS;
+    }
+    soft_make_contents(&contents);
+    queued(stream, soft_reserve(stream->context->device, stream->tail_ns, unit), waits);
     return CUDA_SUCCESS;
+}
+
+CUresult soft_enqueue(struct soft_stream *stream, struct soft_unit unit, bool waits)
+{
+    return soft_enqueue_filling(stream, unit, (struct soft_op){0}, waits);
 }
 
 /* The same for a copy over the link, with its contents. */
@@ -266,14 +275,14 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
     CUresult result = may_work(stream);
     if (result != CUDA_SUCCESS || bytes == 0)
         return result;
-    struct soft_op op = {.kind = SOFT_OP_WORK, .direction = direction, .to = to, .from = from, .bytes = bytes};
+    struct soft_op op = {.kind = SOFT_OP_WORK, .over_link = true, .direction = direction, .to = to, .from = from, .bytes = bytes};
     if (soft_defer(stream, op)) {
         deferred(stream, waits);
         return CUDA_SUCCESS;
     }
     uint64_t now = soft_now_ns(), begin = stream->tail_ns > now ? stream->tail_ns : now;
     uint64_t end = soft_reserve_link(stream->context->device, direction, begin, bytes);
-    memmove(to, from, bytes);
+    soft_make_contents(&op);
     queued(stream, end, waits);
     return CUDA_SUCCESS;
 }
