@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from fake_agent import FakeAgent
-
-from conftest import Tenants
+from shim_tenants import Tenants
 
 Agents = Callable[..., FakeAgent]
 MS = 1_000_000

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fake_agent import UNGATED, FakeAgent
-
-from conftest import Tenants
+from shim_tenants import Tenants
 
 Agents = Callable[..., FakeAgent]
 TWO = {"COTENANT_SOFTGPU_COUNT": "2"}

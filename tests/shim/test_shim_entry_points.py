@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 from fake_agent import ATTACH, HELLO, FakeAgent
+from shim_tenants import Tenants
 
-from conftest import Tenants
 from cotenant.shim import build as shim_build
 from cotenant.shim.elf import defined_symbols
 

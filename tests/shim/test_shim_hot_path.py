@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_agent import FakeAgent
-
-from conftest import Tenants
+from shim_tenants import Tenants
 
 LIMIT = 60
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from fake_agent import COMMIT, RESERVE, FakeAgent
-
-from conftest import Tenants
+from shim_tenants import Tenants
 
 Agents = Callable[..., FakeAgent]
 MIB = 1 << 20

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from fake_agent import FakeAgent
+from shim_tenants import Tenants
 
-from conftest import Tenants
 from cotenant.shim import build as shim_build
 from cotenant.shim.elf import defined_symbols
 from cotenant.softgpu import build as soft_build

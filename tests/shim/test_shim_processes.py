@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fake_agent import CONTENDED, HELLO, HELLO_REPLY, WARNING, FakeAgent
-
-from conftest import Tenants
+from shim_tenants import Tenants
 
 Agents = Callable[..., FakeAgent]
 

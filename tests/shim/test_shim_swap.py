@@ -18,8 +18,7 @@ from fake_agent import (
     WARNING,
     FakeAgent,
 )
-
-from conftest import Tenants
+from shim_tenants import Tenants
 
 Agents = Callable[..., FakeAgent]
 MIB = 1 << 20

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from fake_agent import CONTENDED, RELEASE, REQUEST, UNGATED, WARNING, FakeAgent, Message
+from shim_tenants import Tenants
 
-from conftest import Tenants
 from cotenant.shim.build import run_compiler
 
 Agents = Callable[..., FakeAgent]

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from shim_tenants import Tenants
 
-from conftest import Tenants
 from cotenant.shim.elf import defined_symbols
 
 PRELUDE = "from cuda_calls import *\n"
