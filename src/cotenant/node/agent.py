@@ -26,6 +26,7 @@ from cotenant.node.control import Caller, ControlServer
 from cotenant.node.floor import Floors
 from cotenant.node.floor_page import SOCKET as FLOOR_SOCKET
 from cotenant.node.gpus import Gpu, discover, within
+from cotenant.node.heirs import Heirs
 from cotenant.node.holders import Place, place_of
 from cotenant.node.ledger import HOST, Ledger
 from cotenant.node.live import Live, promise
@@ -107,6 +108,7 @@ class Agent:
         self.broker: Broker
         self.server: ShimServer
         self.floors: Floors
+        self.heirs: Heirs
         self.live = Live(self)
         self._stop = asyncio.Event()
         self._saved_fault = ""
@@ -182,6 +184,7 @@ class Agent:
         self.residency = self.server.residency = Residency(self, self.registry.host, self.config.most_moving)
         self.broker.before_grant = self.residency.before_grant
         self.parking = Parking(self, self.residency)
+        self.heirs = Heirs(self.registry.tenants, self.maybe_remove, self.save)
         self.registry.away = self.parking.parked
         floor_path = self.server.path.with_name(FLOOR_SOCKET)
         gpus = [gpu.uuid for gpu in self.gpus]
@@ -194,6 +197,7 @@ class Agent:
             self.floors.close()
         if hasattr(self, "server"):
             self.save_now()
+            self.heirs.close()
             self.broker.close()
             self.parking.close()
             self.server.close_all()
@@ -257,7 +261,8 @@ class Agent:
         tenant.launching = False
         fd = processes.pidfd(key)
         if fd is None:
-            asyncio.get_running_loop().call_soon(self.maybe_remove, tenant)
+            tenant.root = None
+            self.heirs.watch(tenant, key.pid)
             return
         self._root_fds[tenant.name] = fd
         asyncio.get_running_loop().add_reader(fd, self._root_ended, tenant)
@@ -267,30 +272,15 @@ class Agent:
         if fd is not None:
             asyncio.get_running_loop().remove_reader(fd)
             os.close(fd)
-        if tenant.root is not None:
-            tenant.group = tenant.root.pid
+        group = tenant.root.pid if tenant.root is not None else None
         tenant.root = None
-        self._look_for_heirs(tenant, 0.01)
-
-    def _look_for_heirs(self, tenant: Tenant, wait_s: float) -> None:
-        """A program that has put itself into the background leaves its group behind: the tenant lives as long."""
-        if tenant.group is None or self.registry.tenants.get(tenant.name) is not tenant:
-            return
-        try:
-            os.killpg(tenant.group, 0)
-        except PermissionError:
-            pass  # another user's process: it exists
-        except ProcessLookupError:
-            tenant.group = None
-            self.maybe_remove(tenant)
-            return
-        asyncio.get_running_loop().call_later(wait_s, self._look_for_heirs, tenant, min(2 * wait_s, 0.5))
+        self.heirs.watch(tenant, group)
 
     def maybe_remove(self, tenant: Tenant) -> None:
         """Remove a tenant that has no program, no processes and no launcher any more. Declared and held ones stay."""
         root_lives = tenant.root is not None and tenant.name in self._root_fds
         alive = root_lives or tenant.sessions or self.parking.holds(tenant)
-        if tenant.declared or tenant.holder is not None or tenant.group is not None:
+        if tenant.declared or tenant.holder is not None or tenant.left_behind:
             return
         if alive or tenant.launching:
             return

@@ -14,6 +14,7 @@ from cotenant.model.errors import InputError
 from cotenant.node import floor, processes
 from cotenant.node.config import TenantSpec
 from cotenant.node.control import Caller, Handler
+from cotenant.node.heirs import by_token
 from cotenant.node.holding import Holding
 from cotenant.node.memory_orders import MemoryOrders
 from cotenant.node.tenants import Tenant, spec_from_dict
@@ -282,6 +283,7 @@ class Operations:
         keys = {s.process for s in tenant.sessions if s.process.start_ticks}
         if tenant.root is not None:
             keys.add(tenant.root)
+        keys |= tenant.heirs | by_token([tenant.token]).get(tenant.token, frozenset())
         keys |= processes.descendants(keys)
         for key in keys:
             _signal(key, signal.SIGTERM, group=key == tenant.root)

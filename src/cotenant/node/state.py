@@ -51,7 +51,7 @@ def save(path: Path, tenants: Iterable[Tenant], parked: Iterable[dict[str, Any]]
             "timeout_s": tenant.timeout_s,
             "declared": tenant.declared,
             "holder": list(tenant.holder) if tenant.holder else None,
-            "processes": [list(session.process) for session in tenant.sessions],
+            "processes": [*map(list, {session.process for session in tenant.sessions} | tenant.heirs)],
         }
         for tenant in tenants
     ]

@@ -32,6 +32,8 @@ def take_over(agent: Agent) -> None:
             holding.keep(agent, tenant, saved.holder)
         if saved.root_alive and saved.root is not None:
             agent.set_root(tenant, saved.root)
+        elif not tenant.declared and saved.holder is None:
+            agent.heirs.watch(tenant, known=saved.processes)
         # a process whose program has ended must come back by then, or its tenant goes
         asyncio.get_running_loop().call_later(RETURN_WITHIN_S, agent.maybe_remove, tenant)
     agent.parking.take_over(parked)

@@ -35,7 +35,9 @@ class Tenant:
     declared: bool = False
     holder: Holder | None = None  # the pod or job that keeps it, whatever its processes do
     root: ProcessKey | None = None
-    group: int | None = None  # process group of a program that has ended, while others of it may live
+    left_behind: bool = False  # its program has ended, and others of it may live: in its group, or known by its token
+    group: int | None = None
+    heirs: frozenset[ProcessKey] = frozenset()
     launching: bool = False  # registered by a launcher that has not started the program yet
     created_ns: int = 0
     timeout_s: float | None = None
