@@ -2,6 +2,8 @@
 
     python tests/gpu/loading.py OUT.json [STEP,STEP...]
 
+fence_designs and the parts_ steps also run on the software GPU (CUDA_VISIBLE_DEVICES=soft), to be tried out there.
+
 Uses the tests' small agent (equal turns for all), so that it says something about the shim alone.
 """
 
@@ -22,43 +24,15 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "src"))
 sys.path.insert(0, str(HERE.parent / "shim"))
 
-from fake_agent import COMMIT, UNFENCED, WARNING, FakeAgent  # noqa: E402
+from fake_agent import COMMIT, WARNING, FakeAgent  # noqa: E402
+from fencing import fence_designs, parts  # noqa: E402
+from runs import DRIVER, SOFT, Run  # noqa: E402
 
-from cotenant.bench.overhead import median_interval  # noqa: E402
-from cotenant.shim.build import build, find_driver, tenant_environment  # noqa: E402
+from cotenant.shim.build import build, find_driver  # noqa: E402
 from cotenant.shim.elf import defined_symbols  # noqa: E402
 
 PROGRAMS = HERE / "programs.py"
 PUBLISHED = {"launches": 144, "copies": 152, "graphs": 160, "fences": 168, "turns": 200}  # offsets in a slot
-DRIVER = find_driver()
-
-
-class Run:
-    """One program under an agent (or natively, without one)."""
-
-    def __init__(self, command: list[str], socket: Path | None, **extra: str) -> None:
-        environment = dict(os.environ, **extra)
-        if socket is not None:
-            assert DRIVER is not None
-            environment |= tenant_environment(socket, "token", DRIVER)
-        self.began = time.monotonic()
-        self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def finish(self, timeout: float) -> dict[str, Any]:
-        try:
-            out, err = self.process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            out, err = self.process.communicate()
-            err = "TIMEOUT " + err
-        lines = [line for line in out.splitlines() if line.startswith("{")]
-        result: dict[str, Any] = json.loads(lines[-1]) if lines else {"ok": False}
-        result |= {"rc": self.process.returncode, "seconds": round(time.monotonic() - self.began, 1)}
-        if self.process.returncode != 0 or "cotenant" in err:
-            result["stderr"] = err[-1200:]
-        return result
 
 
 def python(name: str, *arguments: str) -> list[str]:
@@ -146,56 +120,12 @@ def products_rate(folder: Path, tenants: int, turn_ms: int | None, seconds: floa
     return found
 
 
-def parts_of_overhead(folder: Path, kind: str, processes: int, pairs: int) -> dict[str, Any]:
-    """What the fences cost and what the rest: native, tenant with fences and tenant without them, blocks in turn.
-
-    Ratios of work: without fences over native, with fences over without them (the same process).
-    """
-    rest, fences = [], []
-    core = str(max(os.sched_getaffinity(0)))
-    for number in range(processes):
-        with FakeAgent(folder / f"{kind}{number}.sock") as agent:
-            command = [sys.executable, "-m", "cotenant.bench.workload", kind, "torch"]
-            extra = {"COTENANT_BENCH_CORE": core, "PYTHONPATH": str(HERE.parent.parent / "src")}
-            programs = [Run(command, None, **extra), Run(command, agent.path, **extra)]
-            for run in programs:
-                assert run.process.stdout is not None
-                assert run.process.stdout.readline().startswith("ready")
-            rates: dict[str, list[float]] = {"native": [], "fenced": [], "unfenced": []}
-            order = list(rates)
-            for index in range(pairs):
-                for side in order if index % 2 else order[::-1]:
-                    agent.clients[0].flags(UNFENCED if side == "unfenced" else 0)
-                    rates[side].append(block(programs[0 if side == "native" else 1], 0.1))
-            for run in programs:
-                run.finish(20)
-        rest.append(statistics.median(u / n for u, n in zip(rates["unfenced"], rates["native"], strict=True)))
-        fences.append(statistics.median(f / u for f, u in zip(rates["fenced"], rates["unfenced"], strict=True)))
-    return {"unfenced_over_native": summary(rest), "fenced_over_unfenced": summary(fences)}
-
-
-def block(run: Run, seconds: float) -> float:
-    """Units of work per second of one block."""
-    assert run.process.stdin is not None
-    assert run.process.stdout is not None
-    run.process.stdin.write(f"run {seconds}\n")
-    run.process.stdin.flush()
-    done = json.loads(run.process.stdout.readline())
-    return float(done["count"] / (done["end_ns"] - done["begin_ns"]) * 1e9)
-
-
-def summary(ratios: list[float]) -> dict[str, Any]:
-    low, high = median_interval(len(ratios))
-    ordered = sorted(ratios)
-    return {"median": statistics.median(ordered), "ci95": [ordered[low], ordered[high]], "all": ratios}
-
-
 def main() -> None:
     out = Path(sys.argv[1])
     assert DRIVER is not None, "no CUDA driver here"
     steps: dict[str, Any] = {"driver": str(DRIVER)}
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    steps["card"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    steps["card"] = "software GPU" if SOFT else subprocess.run(query, capture_output=True, text=True).stdout.strip()
     print(steps, flush=True)
     build(DRIVER)
     with tempfile.TemporaryDirectory() as scratch:
@@ -208,9 +138,10 @@ def main() -> None:
             ("two_native", lambda: products_rate(folder, 2, None, 4)),
             ("two_turns_100", lambda: products_rate(folder, 2, 100, 6)),
             ("two_turns_50", lambda: products_rate(folder, 2, 50, 6)),
-            ("parts_training", lambda: parts_of_overhead(folder, "training", 10, 15)),
-            ("parts_launch", lambda: parts_of_overhead(folder, "launch", 6, 15)),
-            ("parts_graph", lambda: parts_of_overhead(folder, "graph", 6, 15)),
+            ("fence_designs", fence_designs),
+            ("parts_training", lambda: parts("training", 8)),
+            ("parts_launch", lambda: parts("launch", 6)),
+            ("parts_graph", lambda: parts("graph", 6)),
         ):
             if len(sys.argv) > 2 and name not in sys.argv[2].split(","):
                 continue
@@ -221,6 +152,8 @@ def main() -> None:
                 steps[name] = {"error": repr(error)}
             print(name, round(time.monotonic() - began, 1), json.dumps(steps[name])[:3000], flush=True)
             out.write_text(json.dumps(steps, indent=1))
+    if SOFT:
+        return
     names = defined_symbols(DRIVER, dynamic=True)
     (out.parent / "driver_exports.txt").write_text("\n".join(sorted(names)))
     nvml = find_driver("libnvidia-ml.so.1")

@@ -23,23 +23,29 @@ def measure(
 ) -> dict[str, Any]:
     """Ratios tenant / native of work per second, per workload: median with its 95 % interval.
 
-    `processes` times a native program and a tenant are started, and run `pairs` pairs of blocks of `block_s` seconds.
-    Both launch from one core, in turn: which core a process lands on decides more than the shim. With several processes
-    the sample is their medians, because a program may also be lucky in its place in memory.
+    `processes` times a native program and a tenant are started, all of them first, because that takes longest; then,
+    one after another, they run `pairs` pairs of blocks of `block_s` seconds. Both launch from one core, in turn: which
+    core a process lands on decides more than the shim. With several processes the sample is their medians, because a
+    program may also be lucky in its place in memory.
     """
     rows: dict[str, Any] = {}
     gpu = ""
     core = max(os.sched_getaffinity(0))
     with Bench(gpus, {}) as bench:
         for kind in workloads:
-            found: list[list[tuple[float, float]]] = []
-            for number in range(processes):
-                native = bench.native(kind, core=core)
-                tenant = bench.tenant(kind, TenantSpec(f"bench-{kind}-{number}"), core=core)
+            started = [
+                (
+                    bench.native(kind, core=core),
+                    bench.tenant(kind, TenantSpec(f"bench-{kind}-{number}"), core=core),
+                )
+                for number in range(processes)
+            ]
+            for native, tenant in started:
                 native.wait_ready()
                 tenant.wait_ready()
                 gpu = native.gpu
-                found.append(interleaved(native, tenant, pairs, block_s))
+            found = [interleaved(native, tenant, pairs, block_s) for native, tenant in started]
+            for native, tenant in started:
                 native.close()
                 tenant.close()
             rows[kind] = summary(found[0]) if processes == 1 else summary_of_processes(found)

@@ -73,9 +73,12 @@ void cot_interval_begin(struct thread *t)
     bool noted = will_note(t->ring, &how) && !(t->gpu->page_slot->flags & COTENANT_SLOT_UNFENCED);
     if (noted && how.interval_ns > INTERVAL_ALONE_NS)
         how.interval_ns = INTERVAL_ALONE_NS; /* for which the log has room */
+    if (t->ring->doubt)
+        how.interval_ns = INTERVAL_NS;
     t->log = t->calls->log_next = noted ? at(t->ring, t->ring->newest)->log : &t->calls->unnoted;
     t->calls->log_step = noted;
     t->calls->budget_ns = t->budget_begin_ns = how.interval_ns;
+    t->ring->began_ns = cot_now_ns();
 }
 
 bool cot_interval_is_empty(const struct thread *t)
@@ -83,19 +86,36 @@ bool cot_interval_is_empty(const struct thread *t)
     return t->calls->budget_ns == t->budget_begin_ns; /* every launch costs something */
 }
 
+/* An interval without notes ends.  If it took much longer than was thought, and the GPU is not even at its beginning, then
+ * the launches have become longer: the driver's own queue was full.  (If the GPU waits for the host, nothing is wrong.) */
+void cot_interval_look(struct thread *t)
+{
+    struct ring *ring = t->ring;
+    int64_t thought_ns = t->budget_begin_ns - t->calls->budget_ns;
+    if (t->calls->log_step || ring->newest == ring->oldest || (int64_t)(cot_now_ns() - ring->began_ns) < 2 * thought_ns)
+        return;
+    pthread_mutex_lock(&cot_capture_lock);
+    if (atomic_load(&cot_captures) == 0)
+        ring->doubt |= cot_mark_query(ring, at(ring, ring->newest - 1)) == CUDA_ERROR_NOT_READY;
+    pthread_mutex_unlock(&cot_capture_lock);
+}
+
 void cot_interval_note(struct thread *t)
 {
     t->ring->unnoted_left = 0;
     if (t->calls->log_step == 0)
         cot_fence_close(t, false);
+    else if (cot_interval_is_empty(t))
+        cot_interval_begin(t); /* perhaps a shorter one */
 }
 
 void cot_ring_forget(struct ring *ring, bool destroy)
 {
     cot_marks_forget(ring, destroy);
     ring->oldest = ring->newest = ring->noted = ring->unnoted_left = 0;
-    ring->outstanding_ns = 0;
-    ring->have_origin = ring->probe = ring->stalled = false;
+    ring->outstanding_ns = ring->more_ns = 0;
+    ring->stalls = 0;
+    ring->have_origin = ring->probe = ring->doubt = false;
 }
 
 static void scale(struct cost *cost, double ratio)
@@ -123,6 +143,7 @@ static void learn(struct ring *ring, const struct fence *fence, double elapsed_n
     bool good = ratio > 1 - TOLERANCE && ratio < 1 + TOLERANCE;
     bool at_floor = ratio < 1 && fence->predicted_ns <= (int64_t)fence->count * (COST_FLOOR_NS + COST_FLOOR_NS / 8);
     ring->unnoted_left = 0;
+    ring->doubt = false;
     if (good || at_floor || (bound_only && ratio >= 1.0)) {
         if (!ring->probe)
             ring->unnoted_left = UNNOTED_ALONE;
@@ -160,7 +181,7 @@ static void resolve_locked(struct ring *ring)
         ring->noted -= fence->count > 0;
         ring->outstanding_ns -= fence->predicted_ns;
         ring->oldest++;
-        ring->stalled = false;
+        ring->more_ns = ring->stalls = 0;
         if (state != CUDA_SUCCESS) { /* the context failed: the program learns it from its own calls */
             cot_ring_forget(ring, false);
             return;
@@ -176,6 +197,11 @@ void cot_fence_resolve(struct thread *t)
     if (atomic_load(&cot_captures) == 0)
         resolve_locked(t->ring);
     pthread_mutex_unlock(&cot_capture_lock);
+}
+
+static bool has_no_room(const struct ring *ring)
+{
+    return ring->newest - ring->oldest >= FENCES - 2;
 }
 
 /* Ends the open interval with a mark in the stream that was used last.  An empty interval gives a point to measure
@@ -194,9 +220,9 @@ void cot_fence_close(struct thread *t, bool before_sync)
     fence->mark = fence->count > 0 || will_note(ring, &how) ? MARK_TIMED : how.mark;
     pthread_mutex_lock(&cot_capture_lock);
     if (atomic_load(&cot_captures) == 0 && t->stream->handle != COT_NO_STREAM) {
-        if (ring->newest - ring->oldest >= FENCES - 2)
+        if (has_no_room(ring))
             resolve_locked(ring);
-        bool room = ring->newest - ring->oldest < FENCES - 2;
+        bool room = !has_no_room(ring);
         if (room && fence->count > 0)
             fence->exact = ring->newest != ring->oldest &&
                            cot_mark_query(ring, at(ring, ring->newest - 1)) == CUDA_ERROR_NOT_READY;
@@ -211,8 +237,22 @@ void cot_fence_close(struct thread *t, bool before_sync)
     cot_interval_begin(t);
 }
 
+bool cot_ring_is_long(const struct ring *ring, int64_t allowed_ns)
+{
+    return has_no_room(ring) ||
+           (ring->newest - ring->oldest >= 2 && ring->outstanding_ns >= allowed_ns + ring->more_ns);
+}
+
+/* The oldest fence does not come.  Its work may depend on a later launch, so the program must get on; or all of it takes
+ * longer than is thought, so not by much.  Twice as much each time. */
+void cot_ring_let_more(struct ring *ring, int64_t allowed_ns)
+{
+    ring->more_ns = ring->outstanding_ns - allowed_ns + (INTERVAL_NS << (ring->stalls < 6 ? ring->stalls : 6));
+    ring->stalls++;
+}
+
 /* Waits until the oldest fence is done.  False: it is not done after patience_ns, or cannot be asked for.  A wait of more
- * than the interval was thought to take says that what is thought is to be compared again. */
+ * than the interval was thought to take says that what is thought is to be doubted. */
 bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns)
 {
     struct ring *ring = t->ring;
@@ -226,8 +266,7 @@ bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns)
         if (ring->oldest != oldest || ring->oldest == ring->newest)
             return true;
         now = cot_now_ns();
-        if ((int64_t)(now - began) > enough_ns)
-            ring->unnoted_left = 0;
+        ring->doubt |= (int64_t)(now - began) > enough_ns;
         if (now - began > SPIN_NS)
             nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
     }

@@ -43,11 +43,14 @@ struct fence {
 struct ring { /* the fences of one thread on one GPU: [oldest, newest) are recorded, newest is the open interval */
     CUcontext context;
     uint32_t oldest, newest;          /* grow without bound; the index is taken modulo FENCES */
-    bool stalled;                     /* the oldest fence did not come in time: do not wait for it again */
+    uint32_t stalls;                  /* so often the oldest fence did not come in time */
+    int64_t more_ns;                  /* for which reason so much more may be queued */
     bool have_origin;                 /* fence oldest - 1 is complete and has a time: a point to measure from */
+    bool doubt;                       /* a fence took much longer than was thought: short intervals until one has taught */
     bool probe;                       /* an estimate was found wrong while the GPU idled: close the next at a sync */
     uint32_t noted;                   /* recorded fences from which something is to be learned */
     uint32_t unnoted_left;            /* so many intervals need no notes */
+    uint64_t began_ns;                /* when the open interval did */
     int64_t outstanding_ns;           /* predicted time of the recorded fences */
     volatile uint32_t *word;          /* host memory of MARK_WORD, and the same for the GPU */
     CUdeviceptr word_device;
@@ -73,6 +76,9 @@ HIDDEN void cot_interval_note(struct thread *t); /* what comes now is to be lear
 HIDDEN void cot_fence_close(struct thread *t, bool before_sync);
 HIDDEN void cot_fence_resolve(struct thread *t);
 HIDDEN bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns);
+HIDDEN void cot_interval_look(struct thread *t);
+HIDDEN bool cot_ring_is_long(const struct ring *ring, int64_t allowed_ns);
+HIDDEN void cot_ring_let_more(struct ring *ring, int64_t allowed_ns);
 HIDDEN void cot_ring_forget(struct ring *ring, bool destroy);
 
 /* ---- marks.c ---- */

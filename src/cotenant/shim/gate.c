@@ -13,7 +13,7 @@
 
 #include "shim.h"
 
-#define STALL_PATIENCE_NS UINT64_C(100000000) /* longest wait for a fence: the work may depend on a later launch */
+#define STALL_PATIENCE_NS UINT64_C(100000000) /* longest wait for a fence before a little more may be launched */
 
 static struct cotenant_slot no_slot;
 static struct gpu no_gpu = {.page_slot = &no_slot, .epoch = EPOCH_CLOSED, .slot = COTENANT_NO_SLOT};
@@ -193,14 +193,20 @@ static bool begin_interval(struct thread *t, int64_t next_ns)
     struct fencing how = cot_fencing(gpu);
     struct ring *ring = t->ring;
     int64_t allowed = (int64_t)gpu->page_slot->inflight_allowed_ns * how.inflight_factor;
+    cot_interval_look(t);
     if (how.eager || ring->noted > 0 || (allowed && ring->outstanding_ns * 2 >= allowed))
         cot_fence_resolve(t);
     if (cot_interval_is_empty(t))
         cot_interval_begin(t);
     else
         cot_fence_close(t, false);
-    while (allowed && !ring->stalled && ring->newest - ring->oldest >= 2 && ring->outstanding_ns >= allowed)
-        ring->stalled = !cot_fence_wait_oldest(t, STALL_PATIENCE_NS) && atomic_load(&cot_captures) == 0;
+    while (allowed && cot_ring_is_long(ring, allowed) && atomic_load(&cot_captures) == 0)
+        if (!cot_fence_wait_oldest(t, STALL_PATIENCE_NS)) {
+            cot_ring_let_more(ring, allowed);
+            break;
+        }
+    if (ring->doubt)
+        cot_interval_note(t);
     if (gpu->deadline_ns == COTENANT_NO_DEADLINE || cot_calls_sum(gpu).started == gpu->started_at_grant)
         return true;
     uint64_t now = cot_now_ns();

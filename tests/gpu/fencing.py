@@ -1,0 +1,156 @@
+"""What a tenant alone pays, and for which part: ways to fence, side by side in one process, for loading.py.
+
+A native program and a tenant launch from one core in turn. The tenant's agent asks it for another way to fence before
+each block (slot.fencing in protocol.h), so ratios between ways compare one process with itself, and only ratios to
+native depend on where the two processes have landed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent / "src"))
+sys.path.insert(0, str(HERE.parent / "shim"))
+
+from fake_agent import UNFENCED, FakeAgent  # noqa: E402
+from runs import SOFT, Run  # noqa: E402
+
+from cotenant.bench.overhead import median_interval  # noqa: E402
+
+BLOCK_S = 0.08
+SETTLE_S = 0.02  # what was asked for holds from the next interval on
+LEARNING, TIMED, WORD, NO_WAITS = 1 << 18, 1 << 16, 2 << 16, 255 << 8
+
+
+def fencing(interval_ms: int, queue: int = 0, mark: int = 0) -> int:
+    """The value of slot.fencing: 0 each for the shim's own choice; see fence.c."""
+    return interval_ms | queue << 8 | mark
+
+
+# name: (flags of the slot, slot.fencing)
+DESIGNS = {
+    "none": (UNFENCED, 0),
+    "default": (0, 0),
+    "default, never waits": (0, NO_WAITS),
+    "8 ms, learns always": (0, fencing(8, 16, TIMED | LEARNING)),
+    "2 ms, learns always, short queue": (0, fencing(2, 1, TIMED | LEARNING)),
+    "2 ms, events without time": (0, fencing(2)),
+    "2 ms, events with time": (0, fencing(2, 0, TIMED)),
+    "2 ms, words": (0, fencing(2, 0, WORD)),
+}
+PARTS = {"none": DESIGNS["none"], "default": DESIGNS["default"]}
+
+
+class Pair:
+    """A native program and a tenant of an agent of its own."""
+
+    def __init__(self, folder: Path, kind: str, number: int) -> None:
+        self.agent = FakeAgent(folder / f"{kind}{number}.sock", inflight_ns=4_000_000)
+        core = str(max(os.sched_getaffinity(0)))
+        command = [sys.executable, "-m", "cotenant.bench.workload", kind, "driver" if SOFT else "torch"]
+        extra = {"COTENANT_BENCH_CORE": core, "PYTHONPATH": str(HERE.parent.parent / "src")}
+        self.native = Run(command, None, **extra)
+        self.tenant = Run(command, self.agent.path, **extra)
+
+    def wait_ready(self) -> None:
+        for run in (self.native, self.tenant):
+            assert run.process.stdout is not None
+            line = run.process.stdout.readline()
+            assert line.startswith("ready"), line + str(run.finish(1))
+
+    def block(self, side: str, designs: dict[str, tuple[int, int]]) -> float:
+        """Units of work per second of one block."""
+        run = self.native if side == "native" else self.tenant
+        if side != "native":
+            flags, way = designs[side]
+            self.agent.clients[0].flags(1 | flags)
+            self.agent.clients[0].fencing(way)
+        self.run(run, SETTLE_S)
+        return self.run(run, BLOCK_S)
+
+    @staticmethod
+    def run(run: Run, seconds: float) -> float:
+        assert run.process.stdin is not None
+        assert run.process.stdout is not None
+        run.process.stdin.write(f"run {seconds}\n")
+        run.process.stdin.flush()
+        done = json.loads(run.process.stdout.readline())
+        return float(done["count"] / (done["end_ns"] - done["begin_ns"]) * 1e9)
+
+    def close(self) -> None:
+        for run in (self.native, self.tenant):
+            run.finish(20)
+        self.agent.close()
+
+
+@contextlib.contextmanager
+def started(kind: str, processes: int) -> Iterator[list[Pair]]:
+    """Pairs that are set up; all of them at once, because that takes longest."""
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = [Pair(Path(folder), kind, number) for number in range(processes)]
+        try:
+            for pair in pairs:
+                pair.wait_ready()
+            yield pairs
+        finally:
+            for pair in pairs:
+                pair.close()
+
+
+def rounds_of(pair: Pair, designs: dict[str, tuple[int, int]], rounds: int) -> dict[str, list[float]]:
+    """Rates by side; the order turns and changes direction, so that a drift of the machine falls on all."""
+    sides = ["native", *designs]
+    rates: dict[str, list[float]] = {side: [] for side in sides}
+    for number in range(rounds):
+        order = sides[number % len(sides) :] + sides[: number % len(sides)]
+        for side in order if number % 2 else order[::-1]:
+            rates[side].append(pair.block(side, designs))
+    return rates
+
+
+def summary(ratios: list[float]) -> dict[str, Any]:
+    """Median with the interval that holds the true one with 95 %; of fewer than six values, that is all they say."""
+    low, high = median_interval(len(ratios))
+    ordered = sorted(ratios)
+    return {"median": round(statistics.median(ordered), 4), "ci95": [round(ordered[low], 4), round(ordered[high], 4)]}
+
+
+def ratios(rates: dict[str, list[float]], side: str, to: str) -> list[float]:
+    return [a / b for a, b in zip(rates[side], rates[to], strict=True)]
+
+
+def compare(kind: str, designs: dict[str, tuple[int, int]], processes: int, rounds: int) -> dict[str, Any]:
+    """Each way over native (sample: medians of the processes) and over no fences at all (sample: all rounds)."""
+    with started(kind, processes) as pairs:
+        found = [rounds_of(pair, designs, rounds) for pair in pairs]
+        fences = [pair.agent.clients[0].slot(0, 168).value for pair in pairs]
+    table: dict[str, Any] = {
+        side: {
+            "over_native": summary([statistics.median(ratios(rates, side, "native")) for rates in found]),
+            "over_none": summary([ratio for rates in found for ratio in ratios(rates, side, "none")]),
+        }
+        for side in designs
+    }
+    best = max((s for s in designs if s != "none"), key=lambda s: table[s]["over_none"]["median"])
+    rate = statistics.median(rate for rates in found for rate in rates["native"])
+    return {"ways": table, "best_of_the_fenced": best, "native_rate": round(rate, 1), "fences": fences}
+
+
+def fence_designs() -> dict[str, Any]:
+    """All ways on all three workloads: one call that decides."""
+    chosen = {"training": 6, "launch": 6, "graph": 4}
+    return {kind: compare(kind, DESIGNS, processes, 7) for kind, processes in chosen.items()}
+
+
+def parts(kind: str, processes: int) -> dict[str, Any]:
+    """The default and no fences at all, for longer."""
+    return compare(kind, PARTS, processes, 11)

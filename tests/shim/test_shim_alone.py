@@ -1,0 +1,137 @@
+"""A tenant that nobody competes with: fenced seldom, and still out of the way soon when somebody comes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import pytest
+from fake_agent import RELEASE, FakeAgent
+from shim_tenants import Tenants
+
+Agents = Callable[..., FakeAgent]
+MS = 1_000_000
+FENCES, LAUNCHES = 168, 144  # where a slot counts them
+
+# Launches `timed` for as long as standard input says, never waiting for it: lines "NS SECONDS".
+FLOOD = """
+from cuda_calls import *
+import ctypes, sys, time
+ns = c_uint64(1000000)
+kernel, parameters = function(start(), b'timed'), (c_void_p * 1)(ctypes.addressof(ns))
+print('up', flush=True)
+for line in sys.stdin:
+    ns.value, seconds = int(line.split()[0]), float(line.split()[1])
+    until, count = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        cu('cuLaunchKernel', kernel, 1, 1, 1, 1, 1, 1, 0, None, parameters, None)
+        count += 1
+    print(count, flush=True)
+"""
+
+
+class Flood:
+    """That program, spoken to."""
+
+    def __init__(self, tenants: Tenants, broker: FakeAgent) -> None:
+        self.process = tenants.python(broker, FLOOD)
+        self.expect("up")
+
+    def order(self, ns: int, seconds: float) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{ns} {seconds}\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def expect(self, text: str) -> None:
+        assert self.answer() == text
+
+
+def time_to_give_back(broker: FakeAgent) -> float:
+    """Seconds from a revocation to the release that says the GPU is free; the turn is then given again."""
+    before = len(broker.releases())
+    broker.granting = False
+    began = time.monotonic()
+    broker.revoke()
+    while len(broker.releases()) == before:
+        assert time.monotonic() < began + 20
+        time.sleep(0.001)
+    took = time.monotonic() - began
+    assert broker.releases()[-1].u32(76) == 1
+    broker.resume()
+    return took
+
+
+def test_fences_are_as_far_apart_as_nobody_minds(tenants: Tenants, agent: Agents) -> None:
+    """2 s of kernels of 1 ms: an interval of 8 ms makes 250 fences; 2000 kernels are more than ten times as many."""
+    with agent() as broker:
+        flood = Flood(tenants, broker)
+        flood.order(MS, 2.0)
+        launched = int(flood.answer())
+        flood.process.communicate(timeout=20)
+        assert 1000 <= launched <= 2200
+        fences = broker.clients[0].slot(0, FENCES).value
+        assert launched / 10 <= fences <= launched / 8 * 1.2 + 8
+
+
+def test_the_queue_of_a_lone_tenant_is_bounded_in_time(tenants: Tenants, agent: Agents) -> None:
+    """2 ms allowed, 16 times as much alone, and an interval of 8 ms: whoever comes waits 40 ms, when kernels of 1.6 ms
+    are queued without an end."""
+    with agent(inflight_ns=2 * MS) as broker:
+        flood = Flood(tenants, broker)
+        flood.order(1_600_000, 2.0)
+        taken = []
+        for _ in range(5):
+            time.sleep(0.2)
+            taken.append(time_to_give_back(broker))
+        assert statistics.median(taken) < 0.080
+        flood.answer()
+
+
+def test_a_kernel_that_has_become_longer_is_noticed(tenants: Tenants, agent: Agents) -> None:
+    """The same kernel takes 10 us and later 500 us: what is thought of it is compared in one interval of 16, and yet
+    its queue is short again soon."""
+    with agent(inflight_ns=2 * MS) as broker:
+        flood = Flood(tenants, broker)
+        flood.order(10_000, 0.5)
+        flood.answer()
+        flood.order(500_000, 5.0)
+        time.sleep(3.5)
+        taken = []
+        for _ in range(3):
+            taken.append(time_to_give_back(broker))
+            time.sleep(0.2)
+        assert statistics.median(taken) < 0.120
+        flood.answer()
+
+
+@pytest.mark.parametrize(
+    "fencing",
+    [
+        2 | 1 << 8 | 1 << 16 | 1 << 18,  # every 2 ms, learned from each, short queue
+        2 | 1 << 16,  # events with a time
+        2 | 2 << 16,  # words
+        8 | 255 << 8,  # no waits
+    ],
+)
+def test_ways_to_fence_that_are_compared(tenants: Tenants, agent: Agents, fencing: int) -> None:
+    """However it is fenced, a flood of 1 ms kernels runs, its fences are as far apart as asked, and it gives back."""
+    with agent(inflight_ns=4 * MS) as broker:
+        flood = Flood(tenants, broker)
+        client = broker.clients[0]
+        client.fencing(fencing)
+        flood.order(MS, 1.2)
+        launched = int(flood.answer())
+        fences = client.slot(0, FENCES).value
+        if fencing >> 8 & 255 != 255:
+            assert 600 <= launched <= 1400
+            assert fences >= launched / 2 / 1.5
+        assert time_to_give_back(broker) < 20
+        assert client.of(RELEASE)[-1].u64(40) >= launched
+        flood.order(MS, 0.1)
+        assert int(flood.answer()) >= 10
+        assert client.slot(0, LAUNCHES).value >= launched
