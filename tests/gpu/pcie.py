@@ -176,7 +176,24 @@ def colouring() -> dict[str, Any]:
     return measure(seconds=60.0)
 
 
+def side_by_side(name: str) -> Callable[[], dict[str, Any]]:
+    """A step of pcie_designs.py."""
+
+    def measure() -> dict[str, Any]:
+        sys.path.insert(0, str(HERE))
+        import pcie_designs
+
+        found: dict[str, Any] = getattr(pcie_designs, name)()
+        return found
+
+    return measure
+
+
 STEPS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
+    "designs": (side_by_side("designs"), 130),
+    "designs_beside": (side_by_side("designs_beside"), 100),
+    "designs_one_by_one": (side_by_side("designs_one_by_one"), 100),
+    "designs_mixed": (side_by_side("designs_mixed"), 45),
     "chunk_curve": (chunk_curve, 45),
     "weights": (weights, 150),
     "ls_wait": (ls_wait, 60),

@@ -21,7 +21,8 @@ _PACED = ("stream", "thread")
 
 
 def parse_copies(data: Any) -> CopySettings:
-    """`copies: true`, or a mapping: period, chunk, alone, small, slice (sizes), in_flight, lead_us, paced (stream, thread).
+    """`copies: true`, or a mapping: period, chunk, alone, small, slice (sizes),
+    in_flight, lead_us, paced (stream or thread).
 
     Copies take turns on every GPU once the setting is there; `copies: false` is the default.
     """

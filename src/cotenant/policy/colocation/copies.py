@@ -9,9 +9,10 @@ period, C chunk, sums over the queues that wait):
     vruntime += 16 B / w        slice = max(C, P w / sum of w)        on waking: |vruntime - clock| <= 3 * 16 slice / w
 
 The clock is the vruntime of the queue that had the last turn, and never goes back; those who go ahead have one of their
-own. A program that makes one copy after the other does not wait while its last pieces are on the link, nor until its thread
-has come back: meanwhile others use up the slice they have, and the places in flight. What it may then catch up with is
-the credit on waking, three slices; one slice was measured to be too little (0.728 of the link for weight 3 of 4).
+own. A program that makes one copy after the other does not wait while its last pieces are on the link, nor until its
+thread has come back: meanwhile others use up the slice they have, and the places in flight. What it may then catch up
+with is the credit on waking, three slices; one slice was measured to be too little (0.728 of the link for weight 3 of
+4).
 """
 
 from __future__ import annotations
