@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ fi
 read order
 echo "$order" >> "$d/calls"
 [ -e "$d/alive" ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
-case "$order" in quit*) rm "$d/alive";; esac
+case "$order" in quit*) [ -e "$d/slow" ] && { rm "$d/slow"; sleep 1; }; rm "$d/alive";; esac
 """
 
 
@@ -43,6 +44,15 @@ def calls(environment: dict[str, str]) -> list[str]:
     return (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "calls").read_text().splitlines()
 
 
+def answers(mps: Mps) -> bool:
+    """Whether there is a daemon for the GPU, and it answers."""
+    try:
+        mps.ask(REAL.uuid, "get_server_list")
+    except WorkError:
+        return False
+    return True
+
+
 def test_one_daemon_per_gpu_lives_from_the_first_tenant_to_the_last(mps: Mps) -> None:
     first = mps.grant(TenantSpec("a", limit=0.25, memory_bytes=2 << 30), (REAL,))
     second = mps.grant(TenantSpec("b", limit=0.5, priority=-1), (REAL,))
@@ -52,18 +62,32 @@ def test_one_daemon_per_gpu_lives_from_the_first_tenant_to_the_last(mps: Mps) ->
     assert second.environment["CUDA_MPS_CLIENT_PRIORITY"] == "1"
     assert first.slot_flags == SlotFlag.UNGATED
     assert calls(first.environment) == [f"start {REAL.uuid}", "get_server_list"]
-    assert mps.healthy(REAL.uuid)
+    assert answers(mps)
     mps.revoke("a", (REAL,))
-    assert mps.healthy(REAL.uuid)
+    assert answers(mps)
     mps.revoke("b", (REAL,))
+    mps.close()
     assert calls(first.environment)[-1] == "quit -t 5"
-    assert not mps.healthy(REAL.uuid)
+    assert not answers(mps)
+
+
+def test_a_daemon_that_is_slow_to_end_holds_up_nobody_but_the_next_one(mps: Mps) -> None:
+    """The agent's one thread gives turns meanwhile; a new daemon on that GPU starts after the old one has ended."""
+    environment = mps.grant(TenantSpec("a"), (REAL,)).environment
+    (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "slow").touch()
+    began = time.monotonic()
+    mps.revoke("a", (REAL,))
+    assert time.monotonic() - began < 0.5
+    mps.grant(TenantSpec("b"), (REAL,))
+    assert time.monotonic() - began >= 1.0
+    assert calls(environment)[2:] == ["quit -t 5", "get_server_list", f"start {REAL.uuid}", "get_server_list"]
+    assert answers(mps)
 
 
 def test_a_daemon_that_died_is_not_healthy_and_close_does_not_mind(mps: Mps) -> None:
     environment = mps.grant(TenantSpec("a"), (REAL,)).environment
     os.unlink(Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "alive")
-    assert not mps.healthy(REAL.uuid)
+    assert not answers(mps)
     mps.close()
 
 
@@ -73,6 +97,7 @@ def test_the_daemon_of_a_killed_agent_is_taken_over(mps: Mps, tmp_path: Path) ->
     after.grant(TenantSpec("a"), (REAL,))
     assert calls(environment).count(f"start {REAL.uuid}") == 1
     after.revoke("a", (REAL,))
+    after.close()
     assert calls(environment)[-1] == "quit -t 5"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ class Mps(Mechanism):
         super().__init__(folder)
         self._command = command
         self._daemons: dict[str, _Daemon] = {}
+        self._ending: dict[str, threading.Thread] = {}  # UUID -> whoever waits for its daemon's end
 
     def capabilities(self) -> Capabilities:
         """See Mechanism."""
@@ -91,9 +93,11 @@ class Mps(Mechanism):
                 self._quit(gpu.uuid)
 
     def close(self) -> None:
-        """Quit every daemon."""
+        """Quit every daemon, and wait for their ends."""
         for uuid in list(self._daemons):
             self._quit(uuid)
+        for uuid in list(self._ending):
+            self._await_end(uuid)
 
     def gpus(self) -> tuple[str, ...]:
         """UUIDs of the GPUs that have a daemon now."""
@@ -105,13 +109,6 @@ class Mps(Mechanism):
         if daemon is None:
             raise WorkError(f"GPU {uuid} has no MPS daemon of this agent")
         return self._tell(daemon, order)
-
-    def healthy(self, uuid: str) -> bool:
-        """Whether the daemon of a GPU answers."""
-        daemon = self._daemons.get(uuid)
-        if daemon is None:
-            return False
-        return self._answers(daemon)
 
     def _answers(self, daemon: _Daemon) -> bool:
         try:
@@ -128,6 +125,7 @@ class Mps(Mechanism):
         }
 
     def _start(self, gpu: Gpu) -> _Daemon:
+        self._await_end(gpu.uuid)
         # a socket path may hold about 100 bytes, and the daemon adds its own names
         folder = self.folder / f"mps-{gpu.uuid[-12:]}"
         daemon = _Daemon(folder / "pipe", folder / "log", set())
@@ -184,11 +182,20 @@ class Mps(Mechanism):
         return done.stdout
 
     def _quit(self, uuid: str) -> None:
-        daemon = self._daemons.pop(uuid)
-        try:
-            self._tell(daemon, "quit -t 5")
-        except WorkError:
+        """End a daemon, in a thread: a server that does not end takes seconds, and others wait for their turns."""
+        thread = threading.Thread(target=self._end, args=(self._daemons.pop(uuid),), name="mps-quit", daemon=True)
+        self._ending[uuid] = thread
+        thread.start()
+
+    def _end(self, daemon: _Daemon) -> None:
+        for order in ("quit -t 5", "quit"):
             try:
-                self._tell(daemon, "quit")
+                self._tell(daemon, order)
+                return
             except WorkError:
-                return  # it has died by itself, which is what was wanted
+                continue  # after the second: it has died by itself, which is what was wanted
+
+    def _await_end(self, uuid: str) -> None:
+        ending = self._ending.pop(uuid, None)
+        if ending is not None:
+            ending.join()
