@@ -145,9 +145,11 @@ def test_a_scheme_is_set_and_brings_its_own_times(agent: AgentProcess) -> None:
 
 def test_settings_are_read_from_the_configuration(tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
-    path.write_text("colocation: {scheme: tidal, interval: 200us, beside: 5%, hold_limit: 1s}\n")
+    path.write_text(
+        "colocation: {scheme: tidal, interval: 200us, beside: 5%, hold_limit: 1s, stretch: 2.5, check: 1ms}\n"
+    )
     found = load(str(path)).colocation
-    assert (found.interval_ns, found.beside, found.hold_limit_ns, found.lead_ns) == (200_000, 0.05, 10**9, 20_000)
+    assert (found.interval_ns, found.beside, found.hold_limit_ns, found.lead_ns) == (200_000, 0.05, 10**9, 10_000)
     assert parse_colocation("static").scheme == "static"
     path.write_text("tenants: [{name: a, best_effort: true, in_flight: 400us}]\n")
     assert load(str(path)).tenants[0].in_flight_ns == 400_000

@@ -148,6 +148,7 @@ class CRule(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint32) for name in ("scheme", "beside", "sm_threshold", "work_class", "work_sms")] + [
         ("interval_ns", ctypes.c_int64),
         ("lead_ns", ctypes.c_int64),
+        ("stretch", ctypes.c_uint32),
     ]
 
 
@@ -160,6 +161,12 @@ class CState(ctypes.Structure):
         ("batch_full", ctypes.c_bool),
         ("credit_ns", ctypes.c_int64),
         ("credit_at_ns", ctypes.c_int64),
+        ("open_ns", ctypes.c_int64),
+        ("dry_ns", ctypes.c_int64),
+        ("area_ns2", ctypes.c_int64),
+        ("open_at_ns", ctypes.c_int64),
+        ("stretch_permille", ctypes.c_int64),
+        ("starved", ctypes.c_bool),
     ]
 
 
@@ -212,14 +219,15 @@ EVENTS = st.lists(
     st.integers(0, 132),
     st.integers(1, 3),
     st.integers(0, 200),
+    st.sampled_from([0, 1000, 1500, 4000]),
     EVENTS,
 )
 def test_c_and_python_decide_alike(
     compiled: ctypes.CDLL, kind: RuleKind, interval: int, lead: int, beside: int, threshold: int, work: int, sms: int,
-    events: list[tuple[int, int, int, bool]],
+    stretch: int, events: list[tuple[int, int, int, bool]],
 ) -> None:  # fmt: skip
-    rule = Rule(kind, interval, lead, beside, threshold, WorkClass(work), sms)
-    c_rule = CRule(int(kind), beside, threshold, work, sms, interval, lead)
+    rule = Rule(kind, interval, lead, beside, threshold, WorkClass(work), sms, stretch)
+    c_rule = CRule(int(kind), beside, threshold, work, sms, interval, lead, stretch)
     state, c_state = GateState(), CState()
     pieces: list[int] = []
     now = 1

@@ -10,7 +10,7 @@ from cotenant.model.errors import InputError
 from cotenant.model.units import parse_fraction, parse_seconds
 from cotenant.policy.colocation import ColocationSettings, settings_for
 
-_KEYS = ("scheme", "interval", "lead", "beside", "hold_limit", "sm_threshold")
+_KEYS = ("scheme", "interval", "lead", "beside", "hold_limit", "sm_threshold", "stretch", "check")
 _CLASSES = ("unknown", "memory", "compute")
 
 
@@ -26,7 +26,7 @@ def parse_colocation(data: Any) -> ColocationSettings:
             hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(_KEYS)}"
             raise InputError(f"unknown setting {key!r}{hint}", field="colocation")
     changes: dict[str, Any] = {}
-    for key in ("interval", "lead", "hold_limit"):
+    for key in ("interval", "lead", "hold_limit", "check"):
         if key in data:
             changes[f"{key}_ns"] = round(parse_seconds(data[key], f"colocation.{key}") * 1e9)
     if "beside" in data:
@@ -36,6 +36,11 @@ def parse_colocation(data: Any) -> ColocationSettings:
         if isinstance(threshold, bool) or not isinstance(threshold, int):
             raise InputError(f"{threshold!r} is not a number of SMs", field="colocation.sm_threshold")
         changes["sm_threshold"] = threshold
+    if "stretch" in data:
+        stretch = data["stretch"]
+        if isinstance(stretch, bool) or not isinstance(stretch, int | float):
+            raise InputError(f"{stretch!r} is not a number of times", field="colocation.stretch")
+        changes["stretch"] = float(stretch)
     return settings_for(str(data.get("scheme", "tidal")), **changes)
 
 

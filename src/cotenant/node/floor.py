@@ -22,6 +22,7 @@ from cotenant.policy.colocation import ColocationSettings, WorkClass, settings_f
 
 MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
+PARTS = ("beside", "stretch")  # settings that need not be whole numbers
 WORK_CLASSES = {
     "unknown": WorkClass.UNKNOWN,
     "memory": WorkClass.MEMORY,
@@ -165,6 +166,8 @@ class Floors:
             "beside": self.settings.beside,
             "hold_limit_ms": self.settings.hold_limit_ns / 1e6,
             "sm_threshold": self.settings.sm_threshold,
+            "stretch": self.settings.stretch,
+            "check_us": self.settings.check_ns / 1e3,
             "gpus": {gpu: self._gpu(gpu) for gpu in self.pages},
         }
 
@@ -190,12 +193,12 @@ class Floors:
 
 def changed(settings: ColocationSettings, order: dict[str, Any]) -> ColocationSettings:
     """Settings after an order of the control socket. A new scheme brings its own times. InputError."""
-    allowed = ("interval_ns", "lead_ns", "beside", "hold_limit_ns", "sm_threshold")
+    allowed = ("interval_ns", "lead_ns", "beside", "hold_limit_ns", "sm_threshold", "stretch", "check_ns")
     changes = {key: order[key] for key in allowed if order.get(key) is not None}
     for key, value in changes.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or (key != "beside" and value != int(value)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or (key not in PARTS and value != int(value)):
             raise InputError(f"{key} is {str(value)[:40]!r}, which is not a number of its kind", field=key)
     if order.get("scheme") is None:
         return replace(settings, **changes)
-    kept = {"beside": settings.beside, "hold_limit_ns": settings.hold_limit_ns, "sm_threshold": settings.sm_threshold}
+    kept = {key: getattr(settings, key) for key in ("beside", "hold_limit_ns", "sm_threshold")}
     return settings_for(str(order["scheme"]), **(kept | changes))

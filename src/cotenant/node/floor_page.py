@@ -38,7 +38,10 @@ class FloorLayout(ctypes.Structure):
         ("hold_limit_ns", ctypes.c_uint64),
         ("beside_permille", ctypes.c_uint32),
         ("sm_threshold", ctypes.c_uint32),
-        ("reserved_agent", ctypes.c_uint8 * 200),
+        ("stretch_permille", ctypes.c_uint32),
+        ("reserved_0", ctypes.c_uint32),
+        ("check_ns", ctypes.c_uint64),
+        ("reserved_agent", ctypes.c_uint8 * 184),
         ("raised", ctypes.c_uint8 * HOLDERS),
         ("reserved_raised", ctypes.c_uint8 * 192),
         ("raised_ns", ctypes.c_uint64 * HOLDERS),
@@ -100,6 +103,8 @@ class FloorPage:
         layout.hold_limit_ns = settings.hold_limit_ns
         layout.beside_permille = round(settings.beside * 1000)
         layout.sm_threshold = settings.sm_threshold
+        layout.stretch_permille = round(settings.stretch * 1000)
+        layout.check_ns = settings.check_ns
         layout.scheme = int(scheme_named(settings.scheme).rule)
 
     def close(self) -> None:

@@ -59,7 +59,10 @@ struct cotenant_floor { /* 4096 bytes */
     uint64_t hold_limit_ns;   /* a holder that has not raised again for so long is not believed any more */
     uint32_t beside_permille; /* part of the time that BE may work beside LS */
     uint32_t sm_threshold;    /* orion: SMs that BE may fill beside LS; 0: any number */
-    uint8_t reserved_agent[200];
+    uint32_t stretch_permille; /* interval_ns may grow so far for a process that leaves the GPU dry */
+    uint32_t reserved_0;
+    uint64_t check_ns;        /* work between two events; 0: every piece has one */
+    uint8_t reserved_agent[184];
     /* written by LS processes, each its own index, raised_ns before raised */
     uint8_t raised[COTENANT_FLOOR_HOLDERS]; /* cotenant_work_class, 0: down; one cache line, read by every BE launch */
     uint8_t reserved_raised[192];

@@ -16,6 +16,7 @@ struct floor_rule {
     uint32_t work_sms;   /* that it fills, which may be more than there are; 0: not known */
     int64_t interval_ns;
     int64_t lead_ns;
+    uint32_t stretch_permille; /* tidal: interval_ns may grow so far for work that leaves the GPU dry; 1000: not at all */
 };
 
 struct floor_state {
@@ -26,11 +27,64 @@ struct floor_state {
     bool batch_full;
     int64_t credit_ns;       /* tidal: time earned beside LS; a debt if below 0 */
     int64_t credit_at_ns;
+    int64_t open_ns;         /* tidal, while no LS work is active, of this window: time, */
+    int64_t dry_ns;          /* of it with no BE work on the GPU, */
+    int64_t area_ns2;        /* and work in flight, summed over time */
+    int64_t open_at_ns;      /* counted until then; 0: LS work was active */
+    int64_t stretch_permille; /* of interval_ns, that may be in flight; 0 as 1000 */
+    bool starved;            /* the GPU ran dry in the last window */
 };
+
+#define FLOOR_WINDOW_NS INT64_C(10000000)
+#define FLOOR_GAP_NS INT64_C(1000000)
 
 static inline int64_t floor_least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
+}
+
+static inline int64_t floor_most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* tidal: what may be in flight now. */
+static inline int64_t floor_allowed(const struct floor_rule *rule, const struct floor_state *s)
+{
+    int64_t permille = floor_least(s->stretch_permille, rule->stretch_permille);
+    return rule->interval_ns * floor_most(permille, 1000) / 1000;
+}
+
+/* A program that its host holds back launches ahead of its GPU when it can, and leaves it dry when the bound does not let it.
+ * LS work waits for what is in flight when it comes: on average for the mean over time.  So for work that leaves the GPU dry the
+ * bound grows as long as that mean is below interval_ns, and shrinks again when the GPU is kept busy. */
+static inline void floor_adapt(const struct floor_rule *rule, struct floor_state *s)
+{
+    int64_t mean_ns = s->area_ns2 / s->open_ns;
+    int64_t now_permille = floor_most(s->stretch_permille, 1000);
+    s->starved = s->dry_ns * 32 > s->open_ns;
+    if (s->starved && mean_ns * 4 < rule->interval_ns * 3)
+        s->stretch_permille = floor_least(now_permille * 5 / 4, floor_most(rule->stretch_permille, 1000));
+    else if (!s->starved || mean_ns > rule->interval_ns)
+        s->stretch_permille = floor_most(now_permille * 4 / 5, 1000);
+    s->open_ns = s->dry_ns = s->area_ns2 = 0;
+}
+
+/* A launch goes now: since the last one the work in flight has become less until busy_until_ns, then the GPU was dry.  A longer
+ * gap is a program that has nothing to do: running ahead would not help it. */
+static inline void floor_look_back(const struct floor_rule *rule, struct floor_state *s, int64_t now_ns)
+{
+    int64_t passed_ns = now_ns - s->open_at_ns;
+    int64_t left_ns = floor_most(0, s->busy_until_ns - s->open_at_ns);
+    int64_t busy_ns = floor_least(passed_ns, left_ns);
+    s->open_at_ns = now_ns;
+    if (passed_ns - busy_ns > FLOOR_GAP_NS)
+        return;
+    s->open_ns += passed_ns;
+    s->dry_ns += passed_ns - busy_ns;
+    s->area_ns2 += busy_ns * left_ns - busy_ns * busy_ns / 2;
+    if (s->open_ns >= FLOOR_WINDOW_NS)
+        floor_adapt(rule, s);
 }
 
 static inline bool floor_orion(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class)
@@ -55,10 +109,14 @@ static inline bool floor_tidal(const struct floor_rule *rule, struct floor_state
     int64_t passed_ns = ls_class && s->credit_at_ns ? now_ns - s->credit_at_ns : 0;
     s->credit_at_ns = ls_class ? now_ns : 0;
     s->credit_ns = floor_least(s->credit_ns + passed_ns * rule->beside_permille / 1000, rule->interval_ns);
-    if (ls_class)
+    if (ls_class) {
+        s->open_at_ns = 0;
         return rule->beside_permille > 0 && s->outstanding_ns == 0 &&
                s->credit_ns >= floor_least(next_ns, rule->interval_ns);
-    if (s->outstanding_ns == 0 || s->outstanding_ns + next_ns <= rule->interval_ns)
+    }
+    if (s->open_at_ns == 0)
+        s->open_at_ns = now_ns;
+    if (s->outstanding_ns == 0 || s->outstanding_ns + next_ns <= floor_allowed(rule, s))
         return true;
     return s->unfinished <= 1 && s->busy_until_ns - now_ns <= rule->lead_ns;
 }
@@ -83,6 +141,8 @@ static inline bool floor_may_go(const struct floor_rule *rule, struct floor_stat
 static inline void floor_went(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
                               int64_t now_ns)
 {
+    if (rule->scheme == COTENANT_SCHEME_TIDAL && !ls_class)
+        floor_look_back(rule, s, now_ns);
     if (s->busy_until_ns < now_ns)
         s->busy_until_ns = now_ns;
     s->busy_until_ns += next_ns;

@@ -8,6 +8,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+WINDOW_NS = 10_000_000  # of time without LS work, after which tidal's bound is looked at again
+GAP_NS = 1_000_000
+
 
 class WorkClass(enum.IntEnum):
     """What a piece of work needs most; 0 stands for no work."""
@@ -29,7 +32,8 @@ class RuleKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """What does not change from launch to launch. `work_sms`: SMs the BE kernels fill (0: not known)."""
+    """What does not change from launch to launch. `work_sms`: SMs the BE kernels fill (0: not known).
+    `stretch_permille`: how far tidal's interval may grow for work that leaves the GPU dry (1000: not at all)."""
 
     kind: RuleKind
     interval_ns: int
@@ -38,6 +42,7 @@ class Rule:
     sm_threshold: int = 0
     work_class: WorkClass = WorkClass.UNKNOWN
     work_sms: int = 0
+    stretch_permille: int = 1000
 
 
 @dataclass
@@ -51,6 +56,12 @@ class GateState:
     batch_full: bool = False
     credit_ns: int = 0
     credit_at_ns: int = 0
+    open_ns: int = 0
+    dry_ns: int = 0
+    area_ns2: int = 0
+    open_at_ns: int = 0
+    stretch_permille: int = 0
+    starved: bool = False
 
 
 def may_go(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: int) -> bool:
@@ -81,20 +92,64 @@ def _orion(rule: Rule, state: GateState, active: WorkClass) -> bool:
 
 def _tidal(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: int) -> bool:
     """Beside LS: nothing, or one launch at a time from a credit growing by `beside_permille` of the time. Else: work in
-    flight up to `interval_ns`, and a longer kernel `lead_ns` before the one in front of it should end."""
+    flight up to `allowed_ns`, and a longer kernel `lead_ns` before the one in front of it should end."""
     passed_ns = now_ns - state.credit_at_ns if active and state.credit_at_ns else 0
     state.credit_at_ns = now_ns if active else 0
     state.credit_ns = min(state.credit_ns + passed_ns * rule.beside_permille // 1000, rule.interval_ns)
     if active:
+        state.open_at_ns = 0
         enough = state.credit_ns >= min(next_ns, rule.interval_ns)
         return rule.beside_permille > 0 and state.outstanding_ns == 0 and enough
-    if state.outstanding_ns == 0 or state.outstanding_ns + next_ns <= rule.interval_ns:
+    if state.open_at_ns == 0:
+        state.open_at_ns = now_ns
+    if state.outstanding_ns == 0 or state.outstanding_ns + next_ns <= allowed_ns(rule, state):
         return True
     return state.unfinished <= 1 and state.busy_until_ns - now_ns <= rule.lead_ns
 
 
+def allowed_ns(rule: Rule, state: GateState) -> int:
+    """What tidal lets be in flight now."""
+    return rule.interval_ns * max(1000, min(state.stretch_permille, rule.stretch_permille)) // 1000
+
+
+def _adapt(rule: Rule, state: GateState) -> None:
+    """The bound of the next window.
+
+    A program that its host holds back launches ahead of its GPU when it can, and leaves it dry when the bound does not
+    let it. LS work waits for what is in flight when it comes: on average for the mean over time. So for work that
+    leaves the GPU dry the bound grows as long as that mean is below the interval, and shrinks again when the GPU is
+    kept busy.
+    """
+    mean_ns = state.area_ns2 // state.open_ns
+    state.starved = state.dry_ns * 32 > state.open_ns
+    now_permille = max(1000, state.stretch_permille)
+    if state.starved and mean_ns * 4 < rule.interval_ns * 3:
+        state.stretch_permille = min(now_permille * 5 // 4, max(1000, rule.stretch_permille))
+    elif not state.starved or mean_ns > rule.interval_ns:
+        state.stretch_permille = max(1000, now_permille * 4 // 5)
+    state.open_ns = state.dry_ns = state.area_ns2 = 0
+
+
+def _look_back(rule: Rule, state: GateState, now_ns: int) -> None:
+    """A launch goes now: since the last one the work in flight has become less until `busy_until_ns`, then the GPU was
+    dry. A longer gap than GAP_NS is a program that has nothing to do: running ahead would not help it."""
+    passed_ns = now_ns - state.open_at_ns
+    left_ns = max(0, state.busy_until_ns - state.open_at_ns)
+    busy_ns = min(passed_ns, left_ns)
+    state.open_at_ns = now_ns
+    if passed_ns - busy_ns > GAP_NS:
+        return
+    state.open_ns += passed_ns
+    state.dry_ns += passed_ns - busy_ns
+    state.area_ns2 += busy_ns * left_ns - busy_ns * busy_ns // 2
+    if state.open_ns >= WINDOW_NS:
+        _adapt(rule, state)
+
+
 def went(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: int) -> None:
     """The launch went."""
+    if rule.kind is RuleKind.TIDAL and not active:
+        _look_back(rule, state, now_ns)
     state.busy_until_ns = max(state.busy_until_ns, now_ns) + next_ns
     state.outstanding_ns += next_ns
     if rule.kind is RuleKind.ORION:

@@ -47,7 +47,7 @@ SCHEMES: tuple[Scheme, ...] = (
         "BE has the whole GPU until LS work arrives, and gives it back within its time in flight",
         RuleKind.TIDAL,
         be_below=True,
-        lead_ns=20_000,
+        lead_ns=10_000,
     ),
 )
 
@@ -59,14 +59,18 @@ class ColocationSettings:
     `interval_ns`: BE work in flight (orion: DUR_THRESHOLD). `lead_ns`: how long before the end of one BE kernel the
     next may be queued. `beside`: part of the time BE may work beside LS, from a measured budget. `hold_limit_ns`: an LS
     process that neither raises again nor lowers for so long is no longer believed. `sm_threshold`: orion's, 0 for all.
+    `stretch`: how far tidal's interval may grow for a program that leaves the GPU dry (1: not at all). `check_ns`: BE
+    work between two events, by the clock meanwhile (tidal; 0: each piece has an event).
     """
 
     scheme: str = "tidal"
     interval_ns: int = 100_000
-    lead_ns: int = 20_000
+    lead_ns: int = 10_000
     beside: float = 0.0
     hold_limit_ns: int = 500_000_000
     sm_threshold: int = 0
+    stretch: float = 4.0
+    check_ns: int = 400_000
 
     def __post_init__(self) -> None:
         scheme_named(self.scheme)
@@ -80,6 +84,10 @@ class ColocationSettings:
             raise InputError("a holder is believed for 1 ms to 60 s", field="hold_limit")
         if not 0 <= self.sm_threshold <= 1024:
             raise InputError("the SM threshold is 0 (all) to 1024", field="sm_threshold")
+        if not 1.0 <= self.stretch <= 100.0:
+            raise InputError("the time in flight may grow 1 to 100 times", field="stretch")
+        if not 0 <= self.check_ns <= 1_000_000_000:
+            raise InputError("best-effort work between two events is 0 s to 1 s", field="check")
 
     def rule(self, work_class: WorkClass = WorkClass.UNKNOWN, work_sms: int = 0, tenants: int = 1) -> Rule:
         """The rule of one of `tenants` BE processes whose kernels are of that class and fill that many SMs."""
@@ -91,6 +99,7 @@ class ColocationSettings:
             self.sm_threshold,
             work_class,
             work_sms,
+            round(self.stretch * 1000),
         )
 
 

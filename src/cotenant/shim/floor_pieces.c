@@ -1,0 +1,153 @@
+/* Pieces of best-effort work in flight (floor_pieces.h): when they end, and what that teaches.  The caller holds floor->lock. */
+#define _GNU_SOURCE
+#include "floor_pieces.h"
+
+#define CHAIN 8              /* most pieces that one event stands for */
+#define DOUBT 4
+#define WRONG 0.1            /* a chain that is so far off makes the next pieces be checked */
+#define NOISE 0.05           /* what is closer is moved towards, not to */
+#define NOISE_GAIN 0.25
+
+DECLARE_REAL(cuEventCreate);
+DECLARE_REAL(cuEventRecord);
+DECLARE_REAL(cuEventQuery);
+DECLARE_REAL(cuEventElapsedTime);
+
+/* A cost that was already scaled for the chain at hand has its number here; under cot_capture_lock. */
+static uint32_t scaled_in[(1 << COST_BITS) + COST_BESIDE];
+static uint32_t chain_number;
+
+void cot_pieces_forget(struct floor *floor, CUcontext context)
+{
+    for (uint32_t i = 0; i < PIECES; i++)
+        floor->pieces[i] = (struct piece){0}; /* events of a context die with it */
+    floor->oldest = floor->newest = floor->unchecked = 0;
+    floor->unchecked_ns = 0;
+    floor->doubt = DOUBT;
+    floor->have_origin = floor->open_solo = floor->stalled = false;
+    floor->context = context;
+    floor->state = (struct floor_state){0};
+}
+
+bool cot_pieces_full(const struct floor *floor)
+{
+    return floor->newest - floor->oldest >= PIECES - 2 - CHAIN; /* the pieces behind the oldest, back to the origin, are kept */
+}
+
+/* From the event of piece `origin` to that of piece `last` it took elapsed_ns. */
+static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
+{
+    int64_t thought_ns = 0;
+    bool exact = true;
+    for (uint32_t at = floor->origin + 1; at != last + 1; at++) {
+        struct piece *piece = cot_piece(floor, at);
+        exact = exact && piece->exact;
+        for (uint32_t i = 0; i < piece->count; i++)
+            thought_ns += piece->log[i]->ns; /* by what is thought now: an older chain may have corrected the same */
+    }
+    double ratio = thought_ns > 0 ? elapsed_ns / (double)thought_ns : 1;
+    bool idle = !exact && ratio >= 1; /* it may hold idle time: only an upper bound */
+    if (!idle && (ratio < 1 - WRONG || ratio > 1 + WRONG))
+        floor->doubt = DOUBT;
+    else if (floor->doubt > 0)
+        floor->doubt--;
+    if (idle)
+        return;
+    if (ratio > 1 - NOISE && ratio < 1 + NOISE)
+        ratio = 1 + (ratio - 1) * NOISE_GAIN;
+    uint32_t number = ++chain_number;
+    for (uint32_t at = floor->origin + 1; at != last + 1; at++) {
+        struct piece *piece = cot_piece(floor, at);
+        for (uint32_t i = 0; i < piece->count; i++) {
+            struct cost *cost = piece->log[i];
+            if (scaled_in[cost - cot_costs] == number)
+                continue;
+            scaled_in[cost - cot_costs] = number;
+            int64_t ns = (int64_t)((double)cost->ns * ratio);
+            cost->ns = ns > COST_FLOOR_NS ? ns : COST_FLOOR_NS;
+        }
+    }
+}
+
+static void ended(struct floor *floor, struct piece *piece, int64_t now_ns)
+{
+    if (piece->end == PIECE_BY_CLOCK) /* it ended when it should have, not when this was noticed */
+        now_ns = floor->state.busy_until_ns - (floor->state.outstanding_ns - piece->predicted_ns);
+    floor_ended(&floor->state, piece->predicted_ns, now_ns);
+    floor->oldest++;
+    floor->stalled = false;
+}
+
+/* Whether the oldest piece has ended. */
+static bool has_ended(struct floor *floor, struct piece *piece, bool may_query, int64_t now_ns)
+{
+    if (piece->end != PIECE_BY_EVENT || !may_query) {
+        bool over = floor->state.busy_until_ns - (floor->state.outstanding_ns - piece->predicted_ns) <= now_ns;
+        if (over && piece->end != PIECE_BY_CLOCK)
+            floor->have_origin = false;
+        return over;
+    }
+    CUresult state = ((CUresult(*)(CUevent))REAL(cuEventQuery))(piece->event);
+    if (state == CUDA_ERROR_NOT_READY)
+        return false;
+    float elapsed_ms = 0;
+    if (state == CUDA_SUCCESS && floor->have_origin && piece->count > 0 &&
+        ((CUresult(*)(float *, CUevent, CUevent))REAL(cuEventElapsedTime))(
+            &elapsed_ms, cot_piece(floor, floor->origin)->event, piece->event) == CUDA_SUCCESS && elapsed_ms > 0)
+        learn(floor, floor->oldest, (double)elapsed_ms * 1e6);
+    floor->have_origin = state == CUDA_SUCCESS;
+    floor->origin = floor->oldest;
+    return true;
+}
+
+/* Takes pieces that have ended off the ring. */
+void cot_pieces_resolve(struct floor *floor, int64_t now_ns)
+{
+    if (floor->oldest == floor->newest)
+        return;
+    pthread_mutex_lock(&cot_capture_lock);
+    bool may_query = atomic_load(&cot_captures) == 0;
+    while (floor->oldest != floor->newest) {
+        struct piece *piece = cot_piece(floor, floor->oldest);
+        if (!has_ended(floor, piece, may_query, now_ns))
+            break;
+        ended(floor, piece, now_ns);
+    }
+    pthread_mutex_unlock(&cot_capture_lock);
+}
+
+static bool record(struct floor *floor, struct piece *piece)
+{
+    pthread_mutex_lock(&cot_capture_lock);
+    bool done = atomic_load(&cot_captures) == 0 && floor->stream->handle == floor->handle &&
+                (floor->handle != (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE || floor->thread == cot_thread) &&
+                (piece->event ||
+                 ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&piece->event, 0) == CUDA_SUCCESS) &&
+                ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(piece->event, floor->handle) == CUDA_SUCCESS;
+    pthread_mutex_unlock(&cot_capture_lock);
+    return done;
+}
+
+/* Ends the open piece; an empty one gives a time to measure from.  check_ns: work between two events; 0: each has one. */
+void cot_piece_close(struct floor *floor, int64_t check_ns)
+{
+    struct piece *piece = cot_piece(floor, floor->newest);
+    if (cot_pieces_full(floor))
+        return;
+    floor->unchecked_ns += piece->predicted_ns;
+    floor->unchecked++;
+    if (floor->doubt == 0 && floor->unchecked < CHAIN && floor->unchecked_ns < check_ns && piece->count > 0 &&
+        !floor->open_solo && floor->have_origin)
+        piece->end = PIECE_BY_CLOCK;
+    else {
+        piece->end = record(floor, piece) ? PIECE_BY_EVENT : PIECE_UNSEEN;
+        floor->unchecked_ns = 0;
+        floor->unchecked = 0;
+    }
+    piece->exact = floor->newest != floor->oldest || (floor->open_solo && piece->count == 1);
+    floor->open_solo = false;
+    floor->newest++;
+    floor->state.unfinished++;
+    cot_piece(floor, floor->newest)->count = 0;
+    cot_piece(floor, floor->newest)->predicted_ns = 0;
+}

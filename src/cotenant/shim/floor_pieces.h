@@ -1,0 +1,60 @@
+/* What a best-effort process has in flight on one GPU, in pieces.
+ *
+ * Launches between two ends are a piece.  A piece ends by the clock, when it should have ended by what its launches cost
+ * before, or by an event, which a card takes about 3 us for between two kernels: so only every check_ns of work has one.
+ * What ran between two events, back to back, teaches what launches cost; what was wrong is checked more often for a while. */
+#ifndef COTENANT_FLOOR_PIECES_H
+#define COTENANT_FLOOR_PIECES_H
+
+#include "floor_rule.h"
+#include "shim.h"
+
+#define PIECES 32 /* power of two */
+#define PIECE_LOG 64
+
+enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 /* it could have no event: nothing is learned across it */ };
+
+struct piece {
+    CUevent event;
+    enum piece_end end;
+    bool exact;                       /* no idle time between the piece before and this one, as far as is known */
+    int64_t predicted_ns;
+    uint32_t count;
+    struct cost *log[PIECE_LOG];
+};
+
+struct floor {
+    const struct cotenant_floor *page;
+    pthread_mutex_t lock;
+    int fd;
+    uint32_t work_class, work_sms;
+    uint64_t interval_ns;             /* of this tenant; 0: the page's */
+    struct floor_state state;
+    CUcontext context;
+    struct piece pieces[PIECES];
+    uint32_t oldest, newest;          /* [oldest, newest) are closed, newest is open */
+    bool have_origin;                 /* piece `origin` ended with an event that was seen: a time to measure from */
+    uint32_t origin;
+    int64_t unchecked_ns;             /* closed by the clock since the last event */
+    uint32_t unchecked;               /* in so many pieces */
+    uint32_t doubt;                   /* so many of the next pieces end with an event, whatever check_ns says */
+    bool open_solo;                   /* the open piece is one new kernel, and the event before it was recorded for it */
+    int64_t late_ns;                  /* how late sleeps end */
+    int64_t yield_at_ns;              /* not before */
+    bool stalled;                     /* nothing ended for long: do not wait for that again */
+    struct stream *stream;            /* of the open piece */
+    CUstream handle;
+    struct thread *thread;
+};
+
+static inline struct piece *cot_piece(struct floor *floor, uint32_t index)
+{
+    return &floor->pieces[index % PIECES];
+}
+
+HIDDEN void cot_pieces_forget(struct floor *floor, CUcontext context);
+HIDDEN void cot_pieces_resolve(struct floor *floor, int64_t now_ns);
+HIDDEN void cot_piece_close(struct floor *floor, int64_t check_ns);
+HIDDEN bool cot_pieces_full(const struct floor *floor);
+
+#endif

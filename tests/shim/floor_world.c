@@ -1,0 +1,181 @@
+/* The shim's own gate of best-effort launches (floor.c, floor_pieces.c) in virtual time, before a GPU of one stream.
+ *
+ * Every look at the clock takes LOOK_NS, so waiting makes time pass.  A kernel starts launch_ns after its launch or when what is in
+ * front of it ends; an event takes event_ns of the GPU. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#define sched_yield world_yield
+#define nanosleep world_sleep
+static int world_yield(void);
+static int world_sleep(const struct timespec *time, struct timespec *left);
+
+#include "floor.c"
+#include "floor_pieces.c"
+
+#define LOOK_NS 100
+#define EVENTS 4096
+
+_Atomic uint32_t cot_captures;
+pthread_mutex_t cot_capture_lock = PTHREAD_MUTEX_INITIALIZER;
+struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
+static struct thread this_thread;
+__thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
+void *cot_real_cuEventCreate, *cot_real_cuEventRecord, *cot_real_cuEventQuery, *cot_real_cuEventElapsedTime;
+
+bool cot_exiting(void) { return false; }
+struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply)
+{
+    (void)gpu, (void)role, (void)fd, (void)reply;
+    return NULL;
+}
+
+static int64_t now = 1000000, gpu_free_at, launch_latency_ns, event_cost_ns, yield_cost_ns;
+static int64_t done_at[EVENTS];
+static uint64_t created, recorded;
+
+static void look_at_ls(void);
+
+uint64_t cot_now_ns(void)
+{
+    now += LOOK_NS;
+    look_at_ls();
+    return (uint64_t)now;
+}
+static int world_yield(void) { now += yield_cost_ns; return 0; }
+static int world_sleep(const struct timespec *time, struct timespec *left)
+{
+    (void)left;
+    now += time->tv_sec * 1000000000 + time->tv_nsec + 50000; /* timer slack */
+    return 0;
+}
+
+static CUresult event_create(CUevent *event, unsigned flags)
+{
+    (void)flags;
+    *event = (CUevent)(uintptr_t)++created;
+    return CUDA_SUCCESS;
+}
+static CUresult event_record(CUevent event, CUstream stream)
+{
+    (void)stream;
+    recorded++;
+    now += 1000;
+    gpu_free_at = (gpu_free_at > now ? gpu_free_at : now) + event_cost_ns;
+    done_at[(uintptr_t)event % EVENTS] = gpu_free_at;
+    return CUDA_SUCCESS;
+}
+static CUresult event_query(CUevent event)
+{
+    now += 400;
+    return done_at[(uintptr_t)event % EVENTS] <= now ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+static CUresult event_elapsed(float *ms, CUevent from, CUevent to)
+{
+    *ms = (float)((double)(done_at[(uintptr_t)to % EVENTS] - done_at[(uintptr_t)from % EVENTS]) / 1e6);
+    return CUDA_SUCCESS;
+}
+
+static struct floor world_floor;
+static struct gpu world_gpu;
+static struct cotenant_floor page;
+static struct stream world_stream;
+
+struct settings {
+    uint32_t scheme, stretch_permille;
+    int64_t interval_ns, lead_ns, check_ns, launch_ns, event_ns, yield_ns;
+};
+struct launch {
+    int64_t kind, length_ns, host_ns; /* host_ns: of the program, before the launch */
+};
+struct burst {
+    int64_t up_ns, down_ns; /* LS work, from the start of the run */
+};
+struct result {
+    int64_t took_ns, busy_ns;
+    uint64_t events;
+    int64_t longest_in_flight_ns; /* really, after any launch */
+    int64_t waited_ns;            /* LS: for BE work in flight when the floor went up, over all bursts */
+    int64_t longest_wait_ns;
+    int64_t launched_while_up;
+    int64_t bursts;
+};
+
+void world_start(const struct settings *s)
+{
+    cot_real_cuEventCreate = event_create;
+    cot_real_cuEventRecord = event_record;
+    cot_real_cuEventQuery = event_query;
+    cot_real_cuEventElapsedTime = event_elapsed;
+    page = (struct cotenant_floor){.scheme = s->scheme, .tenants = 1, .interval_ns = (uint64_t)s->interval_ns,
+                                   .lead_ns = (uint64_t)s->lead_ns, .hold_limit_ns = 500000000,
+                                   .stretch_permille = s->stretch_permille, .check_ns = (uint64_t)s->check_ns};
+    memset(cot_costs, 0, sizeof cot_costs);
+    memset(&world_floor, 0, sizeof world_floor);
+    pthread_mutex_init(&world_floor.lock, NULL);
+    world_floor.page = &page;
+    world_gpu.floor = &world_floor;
+    this_thread = (struct thread){.gpu = &world_gpu, .stream = &world_stream, .context = (CUcontext)1};
+    world_stream.handle = (CUstream)2;
+    cot_thread = &this_thread;
+    launch_latency_ns = s->launch_ns;
+    event_cost_ns = s->event_ns;
+    yield_cost_ns = s->yield_ns;
+    gpu_free_at = created = recorded = 0;
+    now = 1000000;
+}
+
+int64_t world_cost(int64_t kind) { return cot_costs[kind].ns; }
+
+/* LS comes and goes by the clock, whatever the program does: the page is set before each look. */
+static const struct burst *bursts;
+static int64_t burst_count, burst_at, burst_up, began;
+static struct result *run;
+
+static void look_at_ls(void)
+{
+    while (burst_at < burst_count && now - began >= bursts[burst_at].up_ns) {
+        if (!burst_up) {
+            int64_t up = began + bursts[burst_at].up_ns, wait = gpu_free_at - up;
+            burst_up = 1;
+            page.raised_ns[0] = (uint64_t)up;
+            page.raised[0] = COTENANT_WORK_UNKNOWN;
+            run->bursts++;
+            run->waited_ns += wait > 0 ? wait : 0;
+            run->longest_wait_ns = wait > run->longest_wait_ns ? wait : run->longest_wait_ns;
+        }
+        if (now - began < bursts[burst_at].down_ns)
+            return;
+        page.raised[0] = 0;
+        burst_up = 0;
+        burst_at++;
+    }
+}
+
+void world_run(const struct launch *launches, int64_t count, const struct burst *ls, int64_t ls_count, struct result *result)
+{
+    bursts = ls, burst_count = ls_count, burst_at = burst_up = 0, began = now, run = result;
+    *result = (struct result){0};
+    uint64_t before = recorded;
+    for (int64_t i = 0; i < count; i++) {
+        struct cost *cost = &cot_costs[launches[i].kind];
+        if (!cost->ns)
+            *cost = (struct cost){(uintptr_t)launches[i].kind, COST_UNKNOWN_NS};
+        now += launches[i].host_ns;
+        cot_floor_enter(&this_thread, cost);
+        look_at_ls();
+        result->launched_while_up += burst_up;
+        int64_t start = now + launch_latency_ns;
+        start = gpu_free_at > start ? gpu_free_at : start;
+        gpu_free_at = start + launches[i].length_ns;
+        result->busy_ns += launches[i].length_ns;
+        if (gpu_free_at - now > result->longest_in_flight_ns)
+            result->longest_in_flight_ns = gpu_free_at - now;
+        if (cot_floor_solo)
+            cot_floor_launched(&this_thread);
+    }
+    result->took_ns = (gpu_free_at > now ? gpu_free_at : now) - began;
+    result->events = recorded - before;
+}
