@@ -280,6 +280,19 @@ def test_someone_elses_pid_is_not_believed(agent: AgentProcess) -> None:
         assert agent.tenant("a")["pids"] == [os.getpid()]
 
 
+def test_what_a_process_writes_into_its_page_gives_it_no_turn(agent: AgentProcess) -> None:
+    """The page is the process's to write: a flag that it sets there must not be what the agent decides by."""
+    with agent.client() as launcher:
+        good, liar = (FakeShim(agent.folder, register(launcher, name)["token"]) for name in ("good", "liar"))
+        for shim in (good, liar):
+            shim.attach(gpu_uuid(0))
+        good.take()
+        assert liar.page is not None
+        liar.page.slots[0].flags |= wire.SlotFlag.UNGATED
+        liar.request()
+        assert liar.receive(0.1) == {}, "somebody else has the turn"
+
+
 def test_a_process_that_does_not_read_is_dropped_alone(agent: AgentProcess) -> None:
     with agent.client() as launcher:
         token = register(launcher, "deaf")["token"]
