@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swap_node import CONTEXT, Node
 
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.pcie import percentile, together
@@ -295,3 +296,26 @@ input()
             process.communicate("\n", timeout=20)
         # 8 MiB and 5 bytes in pieces of 2 MiB: five for each of the two; the two over the link count once
         assert copies == {"be": 12, "normal": 4}
+
+
+def test_contents_that_move_take_turns_too(short_folder: Path) -> None:
+    """Memory on its way off the GPU and back passes the same queues, in pieces, and arrives intact."""
+    with quick_link(2000):
+        node = Node(short_folder, 2 * CONTEXT + 300 * MIB, copies={"chunk": MIB, "period": 8 * MIB, "alone": MIB})
+    try:
+        programs = [node.program(name) for name in ("a", "b")]
+        assert [program.ask("take(200)") for program in programs] == ["0", "0"]
+        for program in programs:
+            program.tell("work(1)")
+        assert [program.answer().split()[1] for program in programs] == ["intact", "intact"]
+        for name in ("a", "b"):
+            gpu = node.tenant(name)["gpus"][0]
+            moves = node.where(name)
+            assert moves["moves_out"] > 0
+            assert moves["moves_in"] > 0
+            out, back = gpu["copies"]["to_host"], gpu["copies"]["to_device"]
+            assert out["bytes"] > 50 * MIB, "what left the GPU"
+            assert back["bytes"] > 50 * MIB, "what came back: the program itself copies less than 8 MiB"
+            assert out["chunks"] > 50, "in pieces"
+    finally:
+        node.close()

@@ -207,6 +207,24 @@ CUresult cot_copy_over_link(const struct host_copy *copy)
     return result;
 }
 
+/* A copy that the shim makes itself, of pinned memory in a stream of its own: in turn, where copies take turns. */
+CUresult cot_copy_of_shim(struct gpu *gpu, const struct host_copy *copy)
+{
+    struct copy_link link;
+    if (link_of(gpu, &link)) {
+        struct cotenant_copy_link *mine = &link.page->links[copy->direction];
+        if (copy_is_sole(mine, link.queue)) {
+            copy_count(mine, link.queue, copy->bytes);
+        } else {
+            CUresult result = cot_copy_paced_by_stream(&link, copy);
+            if (result != CUDA_ERROR_NOT_SUPPORTED)
+                return result;
+            copy_charge(link.page, mine, link.queue, copy->bytes);
+        }
+    }
+    return copy->issue(copy, 0, copy->bytes, copy->stream, true);
+}
+
 void cot_copies_reset_after_fork(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;

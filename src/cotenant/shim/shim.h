@@ -2,6 +2,7 @@
  *
  * driver.c   finds and opens the real driver, hands out entry points
  * wire.c     messages on the socket
+ * rpc.c      sending, and calls that wait for a reply
  * agent.c    the connection and the helper thread
  * gate.c     may this launch go; how much is queued
  * calls.c    how many calls went and are on their way, by thread
@@ -295,10 +296,7 @@ HIDDEN int cot_wire_receive(int fd, struct cotenant_message *message, int *passe
 HIDDEN int cot_wire_receive_now(int fd, struct cotenant_message *message, int *passed_fd);
 HIDDEN int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet);
 
-/* ---- agent.c ---- */
-HIDDEN int cot_agent_connect(void); /* 0, or a CUresult to give the program */
-HIDDEN bool cot_agent_is_connected(void);
-HIDDEN void cot_agent_wake_helper(void);
+/* ---- calls of the agent: rpc.c ---- */
 HIDDEN int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes);
 HIDDEN int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t status, const void *body, size_t bytes);
 HIDDEN int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply,
@@ -308,6 +306,18 @@ static inline int cot_agent_call(uint16_t type, uint32_t slot, const void *body,
     return cot_agent_call_fd(type, slot, body, bytes, reply, NULL);
 }
 HIDDEN void cot_agent_warn(uint32_t code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+HIDDEN bool cot_rpc_reply(const struct cotenant_message *message, int *passed_fd);
+HIDDEN void cot_rpc_heard(void);
+HIDDEN void cot_rpc_agent_lost(void);
+HIDDEN bool cot_rpc_agent_hangs(void);
+HIDDEN void cot_rpc_wait(void);
+HIDDEN void cot_rpc_reset_after_fork(void);
+
+/* ---- agent.c ---- */
+HIDDEN int cot_agent_connect(void); /* 0, or a CUresult to give the program */
+HIDDEN bool cot_agent_is_connected(void);
+HIDDEN int cot_agent_fd(void); /* -1: not connected */
+HIDDEN void cot_agent_wake_helper(void);
 HIDDEN struct cotenant_page *cot_agent_page(void);
 HIDDEN uint32_t cot_fail_mode(void);
 HIDDEN bool cot_exiting(void);
@@ -327,6 +337,7 @@ struct host_copy { /* a copy over the link; rows of one length, mostly one row *
     uintptr_t key;
 };
 HIDDEN CUresult cot_copy_over_link(const struct host_copy *copy);
+HIDDEN CUresult cot_copy_of_shim(struct gpu *gpu, const struct host_copy *copy);
 HIDDEN uint64_t cot_copy_slice_bytes(void); /* pieces of a copy on the device, of the current GPU; 0: whole */
 HIDDEN void cot_copies_reset_after_fork(void);
 
@@ -337,7 +348,9 @@ HIDDEN void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes)
 HIDDEN void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint32_t family);
 HIDDEN void cot_memory_forget(uint64_t address, uint32_t family);
 HIDDEN void cot_memory_forget_gpu(struct gpu *gpu);
+HIDDEN void cot_memory_agent_lost(void);
 HIDDEN void cot_memory_report_state(struct gpu *gpu);
+HIDDEN void cot_memory_report_host(void);
 HIDDEN void cot_memory_reset_after_fork(void);
 HIDDEN bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes);
 HIDDEN void cot_pools_refresh(void);

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "copy_page.h"
 #include "swap.h"
 
 #define STAGES 4
@@ -28,6 +29,7 @@
 #define COLLAPSE_SLOWEST_NS UINT64_C(500000000) /* of a step: where room for huge pages has to be made, small ones do */
 
 struct lane {
+    struct gpu *gpu;
     CUcontext context;
     CUstream stream;
     CUevent events[SWAP_TICKETS];
@@ -88,6 +90,7 @@ struct lane *cot_swap_lane(struct gpu *gpu, bool out)
     if (!context || (current != context && ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) != CUDA_SUCCESS))
         return NULL;
     struct lane *lane = &lanes[out];
+    lane->gpu = gpu;
     lane->out = out;
     if (lane->context != context && make_lane(lane, context) != CUDA_SUCCESS) {
         lane->context = NULL;
@@ -96,12 +99,37 @@ struct lane *cot_swap_lane(struct gpu *gpu, bool out)
     return lane;
 }
 
+struct stretch { /* of a move */
+    CUdeviceptr device;
+    uint8_t *host;
+    bool out;
+};
+
+static CUresult issue_stretch(const struct host_copy *copy, uint64_t from, uint64_t bytes, CUstream stream, bool asynchronous)
+{
+    (void)asynchronous;
+    const struct stretch *call = copy->call;
+    CUdeviceptr device = call->device + from;
+    uint8_t *host = call->host + from;
+    return call->out ? ((CUresult(*)(void *, CUdeviceptr, size_t, CUstream))REAL(cuMemcpyDtoHAsync_v2))(host, device, bytes, stream)
+                     : ((CUresult(*)(CUdeviceptr, const void *, size_t, CUstream))REAL(cuMemcpyHtoDAsync_v2))(device, host, bytes,
+                                                                                                             stream);
+}
+
+/* In turn with the copies of others, where copies take turns. */
 static CUresult copy_now(struct lane *lane, CUdeviceptr device, uint8_t *host, uint64_t bytes)
 {
-    return lane->out ? ((CUresult(*)(void *, CUdeviceptr, size_t, CUstream))REAL(cuMemcpyDtoHAsync_v2))(host, device, bytes,
-                                                                                                      lane->stream)
-                     : ((CUresult(*)(CUdeviceptr, const void *, size_t, CUstream))REAL(cuMemcpyHtoDAsync_v2))(
-                           device, host, bytes, lane->stream);
+    struct stretch call = {device, host, lane->out};
+    struct host_copy copy = {
+        .direction = lane->out ? COTENANT_COPY_TO_HOST : COTENANT_COPY_TO_DEVICE,
+        .bytes = bytes,
+        .unit = 1,
+        .host = host,
+        .issue = issue_stretch,
+        .call = &call,
+        .stream = lane->stream,
+    };
+    return cot_copy_of_shim(lane->gpu, &copy);
 }
 
 static CUresult record(struct lane *lane, CUevent event)
