@@ -16,6 +16,7 @@ from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
 from cotenant.model.yamlfile import YamlFile, read_yaml
 
 MAX_GPUS = 100_000
+MOST_PRIORITY = 10**9
 Mechanism = Literal["mps", "green", "mig", "time", "cores"]
 
 
@@ -59,7 +60,7 @@ class ServiceEntry(BaseModel):
     rate_rps: float = Field(default=1.0, allow_inf_nan=False, gt=0)
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
-    priority: int = 0
+    priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
     memory: int | None = Field(default=None, ge=0)
     input_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     copy_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -88,7 +89,7 @@ class ApplicationEntry(BaseModel):
     graph: dict[str, list[str]] | str
     rate_rps: float = Field(allow_inf_nan=False, gt=0)
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
-    priority: int = 0
+    priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
     arrivals: str | None = None
     inputs: dict[str, dict[str, str]] = {}
 

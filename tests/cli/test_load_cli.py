@@ -77,7 +77,8 @@ def test_the_largest_load_is_found() -> None:
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--find-max"], "no service has an SLO"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--format", "xml"], "not binary or json"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--rate", "x0"], "not a factor"),
-        (["--url", "http://127.0.0.1:9", "--service", "a=1", "--token", "a\nb"], "control characters"),
+        (["--url", "http://127.0.0.1:9\n", "--service", "a=1"], "control characters"),
+        (["--url", "http://127.0.0.1:9", "--service", "a=1", "--token", "s3cret-itself"], "names the file that holds"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--seed", "-1"], "seed"),
         (["--url", "http://127.0.0.1:9", "--service", "a=1", "--csv", "/nowhere/x.csv"], "cannot write"),
     ],
@@ -87,6 +88,7 @@ def test_wrong_input_is_one_sentence(call: Any, arguments: list[str], sentence: 
     assert code == 2
     assert out == ""
     assert sentence in err
+    assert "s3cret" not in err
     assert len(err.strip().splitlines()) == 1
 
 

@@ -126,7 +126,17 @@ def test_repository(client: Any, server: Running) -> None:
         found = c.get_model_repository_index(**form)
         return {m["name"]: m["state"] for m in (found["models"] if isinstance(found, dict) else found)}
 
-    assert states()["b"] == "READY"
+    assert states() == dict.fromkeys(("a", "b", "pair:a", "pair:b", "pair"), "READY")
+    http = module.__name__.endswith("http")
+    for act in (c.load_model, c.unload_model):
+        for name, code in (("nobody", "404" if http else "NOT_FOUND"), ("pair", "400" if http else "INVALID_ARGUMENT")):
+            with pytest.raises(tritonclient.InferenceServerException) as caught:
+                act(name)
+            assert code in str(caught.value.status())
+    c.unload_model("pair:a")
+    assert (states()["pair:a"], states()["pair"]) == ("UNAVAILABLE", "UNAVAILABLE")
+    c.load_model("pair:a")
+    assert states()["pair"] == "READY"
     c.unload_model("b")
     assert not c.is_model_ready("b")
     assert states()["b"] == "UNAVAILABLE"

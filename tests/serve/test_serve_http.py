@@ -25,12 +25,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     version = folder / "models" / "typed" / "3"
     version.mkdir(parents=True)
     inputs = [{"name": "N", "datatype": "INT8", "shape": [2]}, {"name": "S", "datatype": "BYTES", "shape": [1]}]
+    (version.parent / "config.pbtxt").write_text("max_batch_size: 5\n")
     (version / "timed.json").write_text(json.dumps({"inputs": inputs, "output": "M", "latency_ms": {"1": 1.0}}))
     services = deployment(
         [{"name": "a", "slo_ms": 5000}, {"name": "b", "model": str(folder / "models" / "typed"), "slo_ms": 5000}],
         folder, listen={"max_body": "64KiB"},
     )  # fmt: skip
-    with running(services, plan=plan({"a": 8, "b": 4})) as found:
+    with running(services, plan=plan({"a": 4, "b": 4})) as found:
         yield found
 
 
@@ -105,6 +106,9 @@ def test_types_of_json_and_strings(server: Running) -> None:
         ({"inputs": [tensor([1.0], 1), tensor([1.0], 1)]}, "takes 1 inputs"),
         ({"inputs": [tensor([1.0], 1)], "outputs": [{"name": "X"}]}, "has no output 'X'"),
         ({"inputs": [tensor([1.0] * 2000, 2000)]}, "2000 items; 1000 is the most"),
+        ({"inputs": [tensor([1.0])], "parameters": {"priority": "high"}}, "priority is a whole number"),
+        ({"inputs": [tensor([1.0])], "parameters": {"priority": 1.5}}, "priority is a whole number"),
+        ({"inputs": [tensor([1.0])], "parameters": {"priority": True}}, "priority is a whole number"),
     ],
 )
 def test_what_does_not_fit_is_400_and_says_why(server: Running, body: Any, said: str) -> None:
@@ -131,8 +135,18 @@ def test_unknown_things_are_404_and_other_methods_405(server: Running) -> None:
     assert ask(server.http_url, "/v2/models/a/versions/9/infer", {"inputs": [tensor([1.0])]})[0] == 404
     assert ask(server.http_url, "/v2/models/a/versions/9")[0] == 404
     assert ask(server.http_url, "/nowhere")[0] == 404
+    for verb in ("load", "unload"):
+        status, headers, body = ask(server.http_url, f"/v2/repository/models/nobody/{verb}", {}, "POST")
+        assert (status, headers["cotenant-outcome"]) == (404, "unknown")
+        assert body == {"error": "'nobody' is no service of this server's file"}
     status, headers, _ = ask(server.http_url, "/v2/models/a/infer")
     assert (status, headers["allow"]) == (405, "POST")
+
+
+def test_the_configuration_does_not_change_with_the_plan(server: Running) -> None:
+    """`a` has batches of 4 in the plan; a client that sizes its requests by the configuration must not see that."""
+    assert ask(server.http_url, "/v2/models/a/config")[2]["max_batch_size"] == 8  # the profile's largest
+    assert ask(server.http_url, "/v2/models/b/config")[2]["max_batch_size"] == 5  # its config.pbtxt
 
 
 def test_bodies_over_the_limit_are_413(server: Running) -> None:
@@ -200,7 +214,7 @@ def test_metrics_status_and_plan(server: Running) -> None:
     assert b"<html" in ask(server.http_url, "/")[2]
     with urllib.request.urlopen(server.http_url + "/events", timeout=10) as events:
         assert events.readline() == b"event: all\n"
-    assert ask(server.http_url, "/cotenant/plan")[2]["gpulets"][0]["seats"][0]["batch"] == 8
+    assert ask(server.http_url, "/cotenant/plan")[2]["gpulets"][0]["seats"][0]["batch"] == 4
     status = ask(server.http_url, "/cotenant/status")[2]
     assert [x["name"] for x in status["services"]] == ["a", "b"]
 

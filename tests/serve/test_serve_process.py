@@ -114,6 +114,7 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
     [
         ({"lissten": {}}, (), "is no key; those of a server are listen"),
         ({"listen": {"http": "8000"}}, (), "'8000' is not HOST:PORT"),
+        ({"listen": {"max_body": "1MiB", "drain": -1}}, (), "line 6, field listen.drain"),
         ({"listen": {"max_body": "lots"}}, (), "not a quantity"),
         ({"listen": {"tokens": "none.txt"}}, (), "none.txt: cannot read"),
         ({"listen": {"tls_key": "k.pem"}}, (), "tls_key needs tls_certificate"),
@@ -122,6 +123,8 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
         ({}, ("--planner", "best"), "unknown planner"),
         ({}, ("--plan", "nothing.json"), "nothing.json"),
         ({}, ("--log", "/nowhere/x.csv"), "nowhere"),
+        ({"services": [{"name": "a", "slo_ms": 100, "priority": "high"}]}, (), "priority"),
+        ({"services": [{"name": "a", "slo_ms": 100, "priority": 10**10}]}, (), "priority"),
         ({"services": [{"name": "a", "slo_ms": 1}]}, (), "an SLO of 1 ms is below"),
         ({"services": [{"name": "other", "slo_ms": 100}]}, (), "model 'other' is absent from the X profile"),
     ],
@@ -153,7 +156,43 @@ def test_a_port_that_is_taken_is_1(tmp_path: Path, call: Any) -> None:
         port = taken.getsockname()[1]
         code, _, err = call("serve", services, "--plan", held, "--http", f"127.0.0.1:{port}", "--grpc", "none")
     assert code == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in err
+    assert err == f"cotenant: cannot listen on 127.0.0.1:{port}: address already in use\n"
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_port_that_is_taken_is_said_before_anything_is_loaded_or_measured(
+    tmp_path: Path, call: Any, planned: bool
+) -> None:
+    import socket
+
+    services, held = write(tmp_path, load_timeout="30s")
+    folder = tmp_path / "models" / "a" / "1"
+    folder.mkdir(parents=True)
+    (folder / "timed.json").write_text('{"load_s": 30}')
+    content = yaml.safe_load(Path(services).read_text())
+    content["services"][0]["model"] = "models/a"
+    if not planned:  # without a profile the model would be measured first
+        del content["profile"]
+        content |= {"gpus": {"count": 1, "model": "cpu"}, "mechanism": "cores"}
+    Path(services).write_text(yaml.safe_dump(content))
+    plan_given = ("--plan", held) if planned else ()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        began = time.monotonic()
+        doors = ("--http", "127.0.0.1:0", "--grpc", f"127.0.0.1:{port}")
+        code, _, err = call("serve", services, *plan_given, *doors)
+    assert code == 1
+    assert err == f"cotenant: cannot listen on 127.0.0.1:{port}: address already in use\n"
+    assert time.monotonic() - began < 20  # loading alone takes 30
+
+
+def test_a_host_that_does_not_exist_is_1(tmp_path: Path, call: Any) -> None:
+    services, held = write(tmp_path)
+    code, _, err = call("serve", services, "--plan", held, "--http", "nowhere.invalid:0", "--grpc", "none")
+    assert code == 1
+    assert err == "cotenant: cannot listen on nowhere.invalid:0: there is no such host\n"
 
 
 def test_a_second_server_leaves_the_log_of_the_first(tmp_path: Path, call: Any) -> None:

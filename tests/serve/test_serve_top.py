@@ -12,7 +12,7 @@ from cotenant.serve.server import running
 
 
 def test_top_shows_services_and_gpulets(tmp_path: Path, call: Any) -> None:
-    (tmp_path / "tokens").write_text("secret-token\n")
+    (tmp_path / "tokens").write_text("# of the first team\nsecret-token\nanother-token\n")
     services = deployment(
         [{"name": "a", "slo_ms": 5000}, {"name": "b", "slo_ms": 5000}], tmp_path,
         listen={"tokens": str(tmp_path / "tokens")},
@@ -29,7 +29,14 @@ def test_top_shows_services_and_gpulets(tmp_path: Path, call: Any) -> None:
         code, out, _ = call("top", "--url", server.http_url, "--json", *token)
         assert json.loads(out)["services"][0]["outcomes"]["ok"] == 1
         code, _, err = call("top", "--url", server.http_url, "--once")
-        assert (code, err) == (1, f"cotenant: {server.http_url} answered 401\n")
+        assert (code, "asks for a token: give --token FILE" in err) == (1, True)
+        test = ("load", "--url", server.http_url, "--service", "a=20", "--duration", "0.5s", "--json")
+        code, out, _ = call(*test, *token)
+        assert (code, json.loads(out)["services"]["a"]["failed"]) == (0, 0)
+        code, _, err = call(*test)
+        assert (code, "asks for a token that it knows" in err) == (2, True)
+        code, _, err = call("top", "--url", server.http_url, "--once", "--token", tmp_path / "empty")
+        assert (code, "names the file that holds the token" in err) == (2, True)
         url = server.http_url
     code, _, err = call("top", "--url", url, "--once")
     assert code == 1

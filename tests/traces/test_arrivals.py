@@ -58,6 +58,12 @@ def test_wrong_processes(text: str) -> None:
         parse_arrivals(text)
 
 
+def test_bursts_are_five_seconds_and_one_of_six_times_as_much() -> None:
+    assert parse_arrivals("bursts") == parse_arrivals("mmpp:1,5;6,1")
+    with pytest.raises(InputError, match="write poisson, constant, bursts, gamma:CV"):
+        parse_arrivals("bursts:3")
+
+
 @pytest.mark.parametrize("text", ["poisson", "constant", "gamma:2.5", "mmpp:1,5;9,1", "closed:4", "trace:disb:a.json"])
 def test_text_and_back(text: str) -> None:
     assert str(parse_arrivals(text)) == text

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from cotenant.cli.token_file import TokenFile, shown_token
 
 if TYPE_CHECKING:
     from cotenant.live.merge import Remote
@@ -17,18 +18,15 @@ app = typer.Typer(add_completion=False)
 def dashboard(
     urls: Annotated[list[str], typer.Argument(metavar="URL...", help="Live ports of agents, servers, controllers.")],
     http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the page is (loopback).")] = ":9500",
-    token: Annotated[
-        Path | None, typer.Option("--token", metavar="FILE", help="File with the token to show to those ports.")
-    ] = None,
+    token: TokenFile = None,
 ) -> None:
     """One page for several nodes: who has which piece of which GPU, what waits and why. Runs until stopped."""
     import asyncio
 
-    from cotenant.cli.agent import read_token
     from cotenant.live.http import parse_address
     from cotenant.live.merge import Remote
 
-    shown = read_token(token, "--token")
+    shown = shown_token(token)
     remotes = [Remote(url, shown) for url in urls]
     host, port = parse_address(http, "--http")
     asyncio.run(_serve(host, port, remotes))

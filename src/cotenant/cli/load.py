@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,7 +68,7 @@ def load(
     ] = 1024,
     senders: Annotated[int, typer.Option(min=1, max=64, help="Sending processes.", rich_help_panel=WIRE)] = 1,
     token: Annotated[
-        str | None, typer.Option(help="Bearer token.", envvar="COTENANT_TOKEN", rich_help_panel=WIRE)
+        Path | None, typer.Option(metavar="FILE", help="File with the bearer token to show.", rich_help_panel=WIRE)
     ] = None,
     cafile: Annotated[str | None, typer.Option(help="Certificates to trust.", rich_help_panel=WIRE)] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Trust any certificate.", rich_help_panel=WIRE)] = False,
@@ -79,6 +80,7 @@ def load(
 
     Requests leave when they are due, whatever the answers do, and latency counts from then; how late they left is
     reported."""
+    from cotenant.cli.token_file import shown_token
     from cotenant.model.errors import InputError
     from cotenant.model.units import parse_fraction, parse_seconds
     from cotenant.record.files import check_writable
@@ -91,7 +93,7 @@ def load(
     for path in (csv, html):
         if path is not None:
             check_writable(path)
-    where = parse_target(url, token, cafile, insecure)
+    where = parse_target(url, shown_token(token), cafile, insecure)
     test = LoadTest(
         where, read_load_services(service or [], services, arrivals, slo or [], where),
         parse_seconds(duration, field="duration"), seed, parse_seconds(step, field="step"), as_recorded,

@@ -32,7 +32,8 @@ def simulate(
         str | None, typer.Option(help="Plan of `cotenant plan` (JSON). Default: made here, and verified.")
     ] = None,
     arrivals: Annotated[
-        str | None, typer.Option(help="poisson, constant, gamma:CV, mmpp:R1,D1;R2,D2, closed:N, trace:FORMAT:FILE.")
+        str | None,
+        typer.Option(help="poisson, constant, bursts, gamma:CV, mmpp:R1,D1;R2,D2, closed:N, trace:FORMAT:FILE."),
     ] = None,
     duration: Annotated[str, typer.Option(help="Length of the run in virtual time.")] = "60s",
     seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,

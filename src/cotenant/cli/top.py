@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.cli.token_file import TokenFile, shown_token
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -27,7 +29,7 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="One look as one JSON object.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
     url: Annotated[str, typer.Option(help="Show a server (cotenant serve) at this address instead.")] = "",
-    token: Annotated[str | None, typer.Option(metavar="FILE", help="File with the server's bearer token.")] = None,
+    token: TokenFile = None,
 ) -> None:
     """Show tenants live: share asked and got, memory, turns, waiting time. Keys: q, and n g m w a to sort."""
     from cotenant.model.errors import InputError
@@ -41,7 +43,7 @@ def top(
     if url:
         from cotenant.cli.top_server import show
 
-        show(url, token, period_s, once, as_json)
+        show(url, shown_token(token), period_s, once, as_json)
         return
     with ControlClient(folder or default_folder()) as client:
         answer = client.call("list")

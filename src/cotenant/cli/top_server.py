@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def show(url: str, token_file: str | None, period_s: float, once: bool, as_json: bool) -> None:
+def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool) -> None:
     """One look, or looks until Ctrl-C."""
-    base, headers = _address(url, token_file)
+    base, headers = _address(url, token)
     status = _ask(base, headers)
     if as_json:
         print(json.dumps(status))
@@ -41,23 +41,13 @@ def show(url: str, token_file: str | None, period_s: float, once: bool, as_json:
                 lost = str(error)
 
 
-def _address(url: str, token_file: str | None) -> tuple[str, dict[str, str]]:
-    from pathlib import Path
-
+def _address(url: str, token: str | None) -> tuple[str, dict[str, str]]:
     from cotenant.model.errors import InputError
 
     base = (url if "//" in url else f"http://{url}").rstrip("/")
     if not base.startswith(("http://", "https://")):
         raise InputError(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000", field="--url")
-    if token_file is None:
-        return base, {}
-    try:
-        lines = Path(token_file).read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read: {getattr(error, 'strerror', error)}", file=token_file) from None
-    if not lines:
-        raise InputError("has no token", file=token_file)
-    return base, {"authorization": f"Bearer {lines[-1]}"}
+    return base, {} if token is None else {"authorization": f"Bearer {token}"}
 
 
 def _ask(base: str, headers: dict[str, str]) -> dict[str, Any]:
@@ -72,6 +62,8 @@ def _ask(base: str, headers: dict[str, str]) -> dict[str, Any]:
         with urllib.request.urlopen(request, timeout=5) as got:
             found: dict[str, Any] = json.loads(got.read())
     except urllib.error.HTTPError as error:
+        if error.code == 401:
+            raise WorkError(f"{base} asks for a token: give --token FILE with one that it knows") from None
         raise WorkError(f"{base} answered {error.code}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise WorkError(f"{base} is not reached: {getattr(error, 'reason', error)}") from None

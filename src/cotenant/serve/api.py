@@ -114,7 +114,7 @@ class Api:
     def model_config(self, name: str, wanted: str) -> dict[str, Any]:
         """The configuration as Triton has it, as far as it says something here."""
         info, _ = self.model_info(name, wanted)
-        batch = max((s.batch for let in self.floor.lets for s in let.spec.seats if s.service == name), default=1)
+        batch = 1 if name in self.gateway.applications.names else self.crew.max_batch(name)
 
         def one(spec: TensorSpec) -> dict[str, Any]:
             kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
@@ -126,18 +126,21 @@ class Api:
         }  # fmt: skip
 
     def index(self, only_ready: bool) -> list[dict[str, str]]:
-        """All models with their state."""
-        out = []
+        """All that can be asked by name, with its state: models, and applications as models of version 1."""
+        known = []
         for name in self.floor.service:
-            why = self.crew.why_not(name)
-            if why and only_ready:
-                continue
             loaded = self.floor.loaded.get(name)
-            out.append(
-                {"name": name, "version": loaded.version if loaded else "", "state": "UNAVAILABLE" if why else "READY",
-                 "reason": why}
-            )  # fmt: skip
-        return out
+            known.append((name, loaded.version if loaded else "", self.crew.why_not(name)))
+        for name in self.gateway.applications.names:
+            try:
+                self.gateway.applications.info(name)
+                known.append((name, "1", ""))
+            except Refusal as refusal:
+                known.append((name, "1", refusal.message))
+        return [
+            {"name": name, "version": version, "state": "UNAVAILABLE" if why else "READY", "reason": why}
+            for name, version, why in known if not (why and only_ready)
+        ]  # fmt: skip
 
     def statistics(self, name: str, wanted: str) -> dict[str, Any]:
         """Counts as Triton's statistics extension names them."""
@@ -181,8 +184,10 @@ class Api:
         await self._replan()
 
     def _known(self, name: str) -> None:
+        if name in self.gateway.applications.names:
+            raise Refusal(Kind.WRONG, f"{name!r} is an application, which has no files: name its stages, {name}:STAGE")
         if name not in self.floor.service:
-            raise Refusal(Kind.WRONG, f"{name[:200]!r} is no service of this server's file")
+            raise Refusal(Kind.UNKNOWN, f"{name[:200]!r} is no service of this server's file")
 
     async def _replan(self) -> None:
         try:

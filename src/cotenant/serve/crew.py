@@ -83,6 +83,18 @@ class Crew:
         except InputError as error:
             model.found, model.why = None, str(error)
 
+    def max_batch(self, service: str) -> int:
+        """The largest batch that any plan may ask of a service: what its configuration says, else its profile; of a
+        plan that is held without a profile, what that plan asks."""
+        found = self.models[service].found
+        configured = None if found is None else found.config.get("max_batch_size")
+        if isinstance(configured, int) and configured > 0:
+            return configured
+        model = self.floor.service[service].model
+        known = [p for p in self.profiles.values() if model in p.models]
+        seats = [s.batch for let in self.floor.plan.gpulets for s in let.seats if s.service == service]
+        return max([1, *(p.max_batch(model, size.label) for p in known for size in p.partitions), *seats])
+
     def ready_services(self) -> list[str]:
         """Services that a plan may have: their model was found and has not failed."""
         return [name for name, model in self.models.items() if model.why in ("", "loading")]

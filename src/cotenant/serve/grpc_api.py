@@ -12,7 +12,7 @@ from cotenant.serve.api import Api
 from cotenant.serve.calls import Kind, Refusal
 from cotenant.serve.http2_stream import Handler, Slot
 from cotenant.serve.messages import CONFIG_TYPES, SERVICE, classes
-from cotenant.serve.oip import InferAnswer, InferRequest, WireError, timeout_ms
+from cotenant.serve.oip import InferAnswer, InferRequest, WireError, priority, timeout_ms
 from cotenant.serve.tensors import DTYPES, Tensor, TensorError, check_size, pack_strings
 
 # data type -> field of typed contents that holds it
@@ -107,13 +107,21 @@ class GrpcApi:
         request = self.messages[f"RepositoryModel{verb}Request"]
 
         def serve(slot: Slot, data: bytes) -> None:
+            from google.protobuf.message import DecodeError
+
+            try:
+                name = request.FromString(data).model_name
+            except DecodeError:
+                slot.fail(INVALID, "not a message of this method")
+                return
+
             def done(refusal: Refusal | None) -> None:
                 if refusal is None:
                     slot.reply(b"")
                 else:
                     slot.fail(refusal.kind.value[1], refusal.message, refusal.retry_s)
 
-            self.api.later(act(request.FromString(data).model_name), done)
+            self.api.later(act(name), done)
 
         return serve
 
@@ -205,10 +213,9 @@ class GrpcApi:
             raise WireError(str(error)) from None
         parameters = {key: _parameter(value) for key, value in message.parameters.items()} if message.parameters else {}
         outputs = {entry.name: True for entry in message.outputs} or None
-        priority = parameters.get("priority", 0)
         return InferRequest(
             message.model_name, tensors, message.model_version, message.id, outputs, True,
-            timeout_ms(parameters), priority if type(priority) is int else 0,
+            timeout_ms(parameters), priority(parameters),
         )  # fmt: skip
 
     def _encoded(self, request: InferRequest, answer: InferAnswer) -> bytes:

@@ -179,7 +179,7 @@ def ask_inputs(target: Target, model: str) -> tuple[tuple[str, str, tuple[int, .
     if status in (NOT_FOUND, INVALID_ARGUMENT):
         raise InputError(f"{target} has no model {model!r}", field="service")
     if status in (UNAUTHENTICATED, PERMISSION_DENIED):
-        raise InputError(f"{target} refuses the token; give one with --token", field="token")
+        raise InputError(f"{target} asks for a token that it knows: give --token FILE", field="token")
     if status:
         raise WorkError(f"{target} does not say what {model} takes: {text or f'status {status}'}")
     return tuple(_tensor_form(value) for key, value in fields(answer) if key == 4 and isinstance(value, bytes))

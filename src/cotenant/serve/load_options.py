@@ -14,16 +14,12 @@ from cotenant.serve.load_schedule import LoadService, parse_service
 from cotenant.traces.arrivals import Arrivals, parse_arrivals
 from cotenant.traces.requests import FORMATS
 
-BURSTS = "mmpp:1,5;6,1"  # five seconds of the base rate, one of six times it, in the mean
-
 
 def parse_load_arrivals(text: str) -> Arrivals:
-    """The forms of parse_arrivals, and for live load: closed (one client, or as many as the service's number), bursts,
-    and trace:FILE, whose format is told from the file."""
+    """The forms of parse_arrivals, and for live load: closed (one client, or as many as the service's number), and
+    trace:FILE, whose format is told from the file."""
     if text == "closed":
         return Arrivals("closed")
-    if text == "bursts":
-        return parse_arrivals(BURSTS)
     kind, _, rest = text.partition(":")
     if kind == "trace" and rest and rest.partition(":")[0] not in FORMATS:
         return Arrivals("trace", format=recognise(rest), path=rest)

@@ -114,7 +114,7 @@ def ask_form(target: Target, model: str) -> Form:
         return Form(ask_inputs(target, model))
     status, content = target.ask(f"/v2/models/{quote(model, safe=':')}")
     if status in (401, 403):
-        raise InputError(f"{target} refuses the token (status {status}); give one with --token", field="token")
+        raise InputError(f"{target} asks for a token that it knows (status {status}): give --token FILE", field="token")
     if status in (400, 404):
         raise InputError(f"{target} has no model {model!r}", field="service")
     try:

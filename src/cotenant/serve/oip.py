@@ -130,6 +130,14 @@ def timeout_ms(parameters: dict[str, Any]) -> float | None:
     return float(value) / 1000.0
 
 
+def priority(parameters: dict[str, Any]) -> int:
+    """How important a request is among others, 0 without a word: a whole number, a larger one for more."""
+    value = parameters.get("priority", 0)
+    if type(value) is not int:
+        raise WireError("priority is a whole number")
+    return value
+
+
 def decode_request(model: str, version: str, body: Buffer, header_length: str | None) -> InferRequest:
     """An inference request from a body; `header_length` is the header of that name where binary data follows JSON."""
     view = memoryview(body)
@@ -153,10 +161,9 @@ def decode_request(model: str, version: str, body: Buffer, header_length: str | 
         inputs = _inputs(raw.get("inputs"), binary)
     except TensorError as error:
         raise WireError(str(error)) from None
-    priority = parameters.get("priority", 0)
     return InferRequest(
         model, inputs, version, name, _outputs(raw.get("outputs"), default), default,
-        timeout_ms(parameters), priority if type(priority) is int else 0,
+        timeout_ms(parameters), priority(parameters),
     )  # fmt: skip
 
 

@@ -134,7 +134,7 @@ def document() -> dict[str, Any]:
 
     repository = {
         f"/v2/repository/models/{{model}}/{verb}": {
-            "post": _operation(verb, f"{verb} a model's files.", _answer("done"), "503", path=[_NAME])
+            "post": _operation(verb, f"{verb} a model's files.", _answer("done"), "404", "503", path=[_NAME])
         }
         for verb in ("load", "unload")
     }

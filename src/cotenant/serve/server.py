@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from cotenant.live.http import is_loopback
 from cotenant.model.errors import InputError, WorkError
 from cotenant.model.serving import ServingPlan
 from cotenant.policy.packing.specs import DEFAULT_PLANNER
+from cotenant.serve import doors
 from cotenant.serve.api import Api, Tokens
 from cotenant.serve.apps import Applications
 from cotenant.serve.crew import Crew
@@ -51,6 +53,12 @@ class Options:
     colocation: str | None = None
     agent: Path | None = None
 
+    @property
+    def addresses(self) -> dict[str, doors.Address | None]:
+        """Host and port of each door; InputError names the option."""
+        given = {"http": self.http, "grpc": self.grpc}
+        return {name: None if text is None else parse_address(text, name) for name, text in given.items()}
+
 
 def say_nothing(text: str) -> None:
     """For servers that nobody watches."""
@@ -68,10 +76,7 @@ class Server:
         self.tokens = Tokens(read_tokens(entry.listen, config.deployment.file))
         self.tls = tls_context(entry.listen, "http/1.1", config.deployment.file)
         self.tls_grpc = tls_context(entry.listen, "h2", config.deployment.file)
-        self._addresses = {
-            name: None if text is None else parse_address(text, name)
-            for name, text in (("http", options.http), ("grpc", options.grpc))
-        }
+        self._addresses = options.addresses
         log = None if options.log is None else CsvLog(options.log, REQUEST_COLUMNS, say)
         self.gpus_log = None if options.gpus_log is None else CsvLog(options.gpus_log, GPU_COLUMNS, say)
         slos = {s.name: s.slo_ms for s in problem.services} | {app.name: app.slo_ms for app, _ in problem.applications}
@@ -92,6 +97,7 @@ class Server:
         self.routes = Routes(self.api, self._connections, lambda: self.http_url)
         self.front = HttpFront(self.routes.handle, http_limits(config), self._failed)
         self.http_url = self.grpc_address = ""
+        self._taken: dict[str, list[socket.socket]] = {}
         self._listeners: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._grpc: Any = None
@@ -113,12 +119,13 @@ class Server:
         self.say(f"a request made the server fail: {type(error).__name__}: {error}")
 
     async def start(self) -> None:
-        """Load, plan, listen. WorkError when no service at all can be served."""
+        """Take the addresses, load, plan, listen. WorkError when no service at all can be served."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(
             lambda _, context: self.say(f"an error elsewhere: {context.get('exception') or context['message']}")
         )
         raise_file_limit()
+        self._taken = doors.take(self._addresses)
         self.floor.warm()
         try:
             for name in self.crew.models:
@@ -143,35 +150,33 @@ class Server:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        for name, address in self._addresses.items():
-            if address is None:
-                continue
-            host, port = address
+        for name, sockets in self._taken.items():
+            host, _ = self._addresses[name] or ("", 0)
+            port = sockets[0].getsockname()[1]
             if not is_loopback(host) and not self.tokens.any:
                 self._tell(f"{host}:{port} is reached from other machines, and anybody may ask there (listen.tokens)")
-            try:
-                if name == "http":
-                    listener = await loop.create_server(
-                        self.front.protocol, host, port, ssl=self.tls, backlog=BACKLOG
-                    )
-                else:
-                    from cotenant.serve.grpc_api import GrpcApi
-                    from cotenant.serve.http2 import Http2Front
-
-                    handlers = GrpcApi(self.api).handlers()
-                    self._grpc = Http2Front(handlers, http_limits(self.config), self._failed, self.api.guard)
-                    listener = await loop.create_server(
-                        self._grpc.protocol, host, port, ssl=self.tls_grpc, backlog=BACKLOG
-                    )
-            except OSError as error:
-                raise WorkError(f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}") from None
-            self._listeners.append(listener)
-            port = listener.sockets[0].getsockname()[1]
+            protocol, tls = (self.front.protocol, self.tls) if name == "http" else (self._grpc_front(), self.tls_grpc)
+            for door in sockets:
+                try:
+                    listener = await loop.create_server(protocol, sock=door, ssl=tls, backlog=BACKLOG)
+                except OSError as error:  # somebody else bound it at the same moment, and was first to listen
+                    why = (error.strerror or str(error)).lower()
+                    raise WorkError(f"cannot listen on {host}:{port}: {why}") from None
+                self._listeners.append(listener)
             shown = f"[{host}]" if ":" in host else host
             if name == "http":
                 self.http_url = f"{'https' if self.tls else 'http'}://{shown}:{port}"
             else:
                 self.grpc_address = f"{shown}:{port}"
+
+    def _grpc_front(self) -> Callable[[], asyncio.Protocol]:
+        from cotenant.serve.grpc_api import GrpcApi
+        from cotenant.serve.http2 import Http2Front
+
+        handlers = GrpcApi(self.api).handlers()
+        self._grpc = Http2Front(handlers, http_limits(self.config), self._failed, self.api.guard)
+        protocol: Callable[[], asyncio.Protocol] = self._grpc.protocol
+        return protocol
 
     async def _ticks(self) -> None:
         while True:
@@ -248,6 +253,7 @@ class Server:
         await self.replanner.process.close()
         await self.crew.close(grace_s)
         await self.routes.close()
+        doors.let_go(self._taken)
         self.front.abort()
         if self._grpc is not None:
             self._grpc.abort()
@@ -269,6 +275,7 @@ def build(
     deployment = parse_services(services) if isinstance(services, Mapping) else read_services(services)
     config = read_serving(deployment)
     if gpus is None and quick_wanted(config, profile):
+        doors.let_go(doors.take(options.addresses))  # measuring takes seconds: an address in use is told before
         with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
             found = Path(folder) / "profile.json"
             found.write_text(json.dumps(measured(config, say)))

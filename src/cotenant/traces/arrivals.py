@@ -20,6 +20,7 @@ import numpy as np
 from cotenant.model.errors import InputError
 
 KINDS = ("poisson", "constant", "gamma", "mmpp", "closed", "trace")
+BURSTS = "mmpp:1,5;6,1"  # five seconds of the base rate, one of six times it, in the mean
 MAX_REQUESTS = 50_000_000
 MAX_CV = 100.0
 MAX_STAYS = 1_000_000
@@ -58,7 +59,7 @@ def _positive(text: str, what: str) -> float:
 
 def parse_arrivals(text: str) -> Arrivals:
     """Read the command-line form of an arrival process."""
-    kind, _, rest = text.partition(":")
+    kind, _, rest = (BURSTS if text == "bursts" else text).partition(":")
     if kind in ("poisson", "constant") and not rest:
         return Arrivals(kind)
     if kind == "gamma" and rest:
@@ -84,8 +85,8 @@ def parse_arrivals(text: str) -> Arrivals:
         if form and path:
             return Arrivals(kind, format=form, path=path)
     raise InputError(
-        f"{text!r} is not an arrival process; write poisson, constant, gamma:CV, mmpp:R1,D1;R2,D2, closed:N or "
-        "trace:FORMAT:FILE",
+        f"{text!r} is not an arrival process; write poisson, constant, bursts, gamma:CV, mmpp:R1,D1;R2,D2, closed:N "
+        "or trace:FORMAT:FILE",
         field="arrivals",
     )
 
