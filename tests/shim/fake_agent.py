@@ -104,6 +104,7 @@ class FakeAgent:
         self.queue: deque[Client] = deque()
         self.holder: Client | None = None
         self.granting = True
+        self.silent = False  # as one that hangs: connections stay, nothing is read or answered
         self.next_epoch = 1
         self.next_reservation = 1
         with contextlib.suppress(FileNotFoundError):
@@ -160,6 +161,8 @@ class FakeAgent:
                 break
             _, _, kind, sequence, status, slot, _ = HEADER.unpack_from(data)
             message = Message(kind, slot, sequence, status, data[32:])
+            while self.silent:
+                time.sleep(0.01)
             with self.lock:
                 client.messages.append(message)
                 self._handle(client, message, fd)

@@ -64,3 +64,25 @@ def test_memory_counts_on_the_device_of_the_allocation(tenants: Tenants, agent: 
         tenants.output(tenants.python(broker, script, **TWO))
         taken = [(m.type, m.slot, m.u64(16)) for m in broker.clients[0].messages if m.type in (6, 7) and m.u32(0) == 1]
         assert taken == [(6, 0, 1 << 20), (7, 0, 1 << 20)]
+
+
+def test_pools_count_on_their_own_device(tenants: Tenants, agent: Agents) -> None:
+    """GPU 0 is current; memory comes from GPU 1: from a pool made there, from its default pool, and by one of its
+    streams. What a pool of pinned host memory gives counts on no GPU."""
+    script = PRELUDE + (
+        "def allocate(call, *a):\n"
+        "    p = c_uint64(); cu(call, byref(p), c_size_t(32 << 20), *a); return p\n"
+        "cu('cuCtxSetCurrent', contexts[1]); stream = c_void_p(); cu('cuStreamCreate', byref(stream), 1)\n"
+        "cu('cuCtxSetCurrent', contexts[0])\n"
+        "made, default, host = c_void_p(), c_void_p(), c_void_p()\n"
+        "cu('cuMemPoolCreate', byref(made), (c_int * 32)(1, 0, 1, 1))\n"
+        "cu('cuDeviceGetDefaultMemPool', byref(default), 1)\n"
+        "cu('cuMemPoolCreate', byref(host), (c_int * 32)(1, 0, 2, 0))\n"
+        "a = allocate('cuMemAllocFromPoolAsync', made, None); b = allocate('cuMemAllocFromPoolAsync', default, None)\n"
+        "c = allocate('cuMemAllocAsync', stream); d = allocate('cuMemAllocFromPoolAsync', host, None)\n"
+        "cu('cuMemFreeAsync', a, None); cu('cuMemPoolTrimTo', made, c_size_t(0))\n"
+    )
+    with agent(flags=UNGATED) as broker:
+        tenants.output(tenants.python(broker, script, **TWO))
+        told = [(m.type, m.slot, m.u64(16)) for m in broker.clients[0].messages if m.type in (6, 7) and m.u32(0) == 4]
+        assert told == [(6, 1, 32 << 20)] * 3 + [(7, 1, 32 << 20)]

@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,14 +21,6 @@
 #define CONNECT_PATIENCE_NS UINT64_C(10000000000)
 #define STRANGER_PATIENCE_NS UINT64_C(2000000000)
 
-struct pending {
-    uint64_t sequence;
-    int outcome; /* 0: waiting, 1: reply, -1: agent lost */
-    struct cotenant_message *reply;
-    int *passed_fd; /* where the caller wants a descriptor that comes with the reply, or NULL */
-    struct pending *next;
-};
-
 pthread_mutex_t cot_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t cot_changed = PTHREAD_COND_INITIALIZER;
 
@@ -38,7 +29,6 @@ static int agent_fd = -1;
 static int wake_fd = -1;
 static bool helper_runs, exiting, ever_connected, fork_handler_set;
 static struct cotenant_page *page; /* of the newest connection; older ones stay mapped */
-static struct pending *pending_calls;
 static uint32_t fail_mode = COTENANT_FAIL_CLOSED;
 static uint32_t reconnect_ms = 200;
 static bool helper_stopped;
@@ -59,6 +49,11 @@ struct cotenant_page *cot_agent_page(void)
     return page;
 }
 
+int cot_agent_fd(void)
+{
+    return __atomic_load_n(&agent_fd, __ATOMIC_ACQUIRE);
+}
+
 bool cot_agent_is_connected(void)
 {
     return agent_fd >= 0;
@@ -69,66 +64,6 @@ void cot_agent_wake_helper(void)
     uint64_t one = 1;
     if (wake_fd >= 0 && write(wake_fd, &one, sizeof one) < 0)
         return; /* the counter is full: the helper is awake */
-}
-
-int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes)
-{
-    struct cotenant_message message;
-    cot_wire_fill(&message, type, slot, body, bytes);
-    int fd = __atomic_load_n(&agent_fd, __ATOMIC_ACQUIRE);
-    return fd >= 0 ? cot_wire_send(fd, &message) : -1;
-}
-
-/* The same as an answer: with the sequence of what it answers, and a status. */
-int cot_agent_answer(uint16_t type, uint32_t slot, uint64_t sequence, uint32_t status, const void *body, size_t bytes)
-{
-    struct cotenant_message message;
-    cot_wire_fill(&message, type, slot, body, bytes);
-    if (sequence)
-        message.header.sequence = sequence;
-    message.header.status = status;
-    int fd = __atomic_load_n(&agent_fd, __ATOMIC_ACQUIRE);
-    return fd >= 0 ? cot_wire_send(fd, &message) : -1;
-}
-
-/* Sends and waits for the reply, and for the descriptor that may come with it (*passed_fd, else -1).  -1: the agent is
- * lost. */
-int cot_agent_call_fd(uint16_t type, uint32_t slot, const void *body, size_t bytes, struct cotenant_message *reply,
-                      int *passed_fd)
-{
-    if (passed_fd)
-        *passed_fd = -1;
-    struct cotenant_message message;
-    cot_wire_fill(&message, type, slot, body, bytes);
-    int cancel;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-    pthread_mutex_lock(&cot_lock);
-    struct pending call = {
-        .sequence = message.header.sequence, .reply = reply, .passed_fd = passed_fd, .next = pending_calls};
-    pending_calls = &call;
-    if (agent_fd < 0 || cot_wire_send(agent_fd, &message) != 0)
-        call.outcome = -1;
-    while (call.outcome == 0 && !exiting)
-        pthread_cond_wait(&cot_changed, &cot_lock);
-    for (struct pending **link = &pending_calls; *link; link = &(*link)->next)
-        if (*link == &call) {
-            *link = call.next;
-            break;
-        }
-    pthread_mutex_unlock(&cot_lock);
-    pthread_setcancelstate(cancel, NULL);
-    return call.outcome == 1 ? 0 : -1;
-}
-
-void cot_agent_warn(uint32_t code, const char *format, ...)
-{
-    struct cotenant_text text = {.code = code};
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf((char *)text.text, sizeof text.text, format, arguments);
-    va_end(arguments);
-    cot_say("warning: %s", (char *)text.text);
-    cot_agent_send(COTENANT_WARNING, COTENANT_NO_SLOT, &text, sizeof text);
 }
 
 /* ---- receiving ---- */
@@ -165,17 +100,8 @@ static void handle(const struct cotenant_message *message, int *passed_fd) /* wi
         pthread_cond_broadcast(&cot_changed);
         break;
     default:
-        for (struct pending *call = pending_calls; call; call = call->next)
-            if (call->sequence == message->header.sequence && call->outcome == 0) {
-                *call->reply = *message;
-                call->outcome = 1;
-                if (call->passed_fd) {
-                    *call->passed_fd = *passed_fd;
-                    *passed_fd = -1;
-                }
-                pthread_cond_broadcast(&cot_changed);
-                return;
-            }
+        if (cot_rpc_reply(message, passed_fd))
+            return;
         if (message->header.type == COTENANT_ERROR)
             cot_say("the agent reports: %.200s", (const char *)message->body.text.text);
     }
@@ -186,9 +112,8 @@ static void agent_lost(void) /* with cot_lock */
     if (agent_fd >= 0)
         close(agent_fd);
     agent_fd = -1;
-    for (struct pending *call = pending_calls; call; call = call->next)
-        if (call->outcome == 0)
-            call->outcome = -1;
+    cot_rpc_agent_lost();
+    cot_memory_agent_lost();
     cot_swap_agent_lost();
     cot_gates_agent_lost(fail_mode);
     pthread_cond_broadcast(&cot_changed);
@@ -202,6 +127,7 @@ static void receive_all(void)
     int got, passed_fd = -1;
     while (agent_fd >= 0 && (got = cot_wire_receive_now(agent_fd, &message, &passed_fd)) != 0) {
         pthread_mutex_lock(&cot_lock);
+        cot_rpc_heard();
         if (got < 0)
             agent_lost();
         else
@@ -281,9 +207,13 @@ static void *helper(void *unused)
             if (read(wake_fd, &drained, sizeof drained) < 0)
                 continue;
         }
-        if (!lost)
+        if (!lost) {
             receive_all();
-        else if (count == 0) {
+            pthread_mutex_lock(&cot_lock);
+            if (agent_fd >= 0 && cot_rpc_agent_hangs())
+                agent_lost();
+            pthread_mutex_unlock(&cot_lock);
+        } else if (count == 0) {
             try_to_return();
             if (agent_fd >= 0)
                 start_thread(reattach);
@@ -336,7 +266,7 @@ static void after_fork_in_child(void)
         close(wake_fd);
     agent_fd = wake_fd = -1;
     helper_runs = ever_connected = helper_stopped = false;
-    pending_calls = NULL;
+    cot_rpc_reset_after_fork();
     page = NULL;
     cot_gate_reset_after_fork();
     cot_streams_reset_after_fork();

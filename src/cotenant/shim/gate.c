@@ -162,10 +162,7 @@ static void wait_for_turn(struct gpu *gpu)
             }
             request_turn(gpu);
         }
-        struct timespec look_again; /* a request may have found no room in the socket */
-        clock_gettime(CLOCK_REALTIME, &look_again);
-        look_again.tv_sec++;
-        pthread_cond_timedwait(&cot_changed, &cot_lock, &look_again);
+        cot_rpc_wait(); /* not for ever: a request may have found no room in the socket */
     }
     gpu->waiting--;
     pthread_mutex_unlock(&cot_lock);

@@ -171,6 +171,7 @@ EXPORT int cotenant_memory_of(const uint8_t uuid[16], uint64_t *limit_bytes, uin
 
 void cot_gpus_after_reconnect(void)
 {
+    cot_memory_report_host();
     pthread_mutex_lock(&attach_lock);
     for (uint32_t i = 0; i < cot_gpu_count(); i++)
         if (gpus[i].attached && attach(&gpus[i]) == 0) {

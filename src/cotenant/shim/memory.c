@@ -19,6 +19,7 @@ struct holding {
 static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a call of driver or agent */
 static struct holding *buckets[BUCKETS];
 static uint64_t host_held;
+static bool host_stale; /* the agent was lost: the one that came back has not been told what host memory is held */
 static _Atomic bool unconfirmed; /* something was told to the agent that the page may not show yet */
 
 static struct holding **bucket(uint64_t address)
@@ -78,9 +79,10 @@ void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, u
     struct cotenant_memory done = {.family = family, .reservation = reservation, .bytes = bytes};
     pthread_mutex_lock(&memory_lock);
     *(gpu ? &gpu->held[family] : &host_held) += bytes;
+    bool stale = gpu ? gpu->stale : host_stale;
     pthread_mutex_unlock(&memory_lock);
     atomic_store(&unconfirmed, true);
-    if (!(gpu && gpu->stale))
+    if (!stale)
         cot_agent_send(COTENANT_MEMORY_COMMIT, slot_of(gpu), &done, sizeof done);
 }
 
@@ -90,9 +92,10 @@ void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes)
     pthread_mutex_lock(&memory_lock);
     uint64_t *held = gpu ? &gpu->held[family] : &host_held;
     *held -= bytes < *held ? bytes : *held;
+    bool stale = gpu ? gpu->stale : host_stale;
     pthread_mutex_unlock(&memory_lock);
     atomic_store(&unconfirmed, true);
-    if (!(gpu && gpu->stale))
+    if (!stale)
         cot_agent_send(COTENANT_MEMORY_RELEASE, slot_of(gpu), &back, sizeof back);
 }
 
@@ -159,6 +162,30 @@ void cot_memory_report_state(struct gpu *gpu)
     }
 }
 
+void cot_memory_agent_lost(void)
+{
+    pthread_mutex_lock(&memory_lock);
+    host_stale = true;
+    pthread_mutex_unlock(&memory_lock);
+}
+
+/* Host memory belongs to no GPU.  What changes while it is told is told again: as a sum, so nothing counts twice. */
+void cot_memory_report_host(void)
+{
+    for (bool told = false; !told;) {
+        pthread_mutex_lock(&memory_lock);
+        struct cotenant_memory state = {.family = COTENANT_MEMORY_HOST, .bytes = host_held};
+        pthread_mutex_unlock(&memory_lock);
+        told = cot_agent_send(COTENANT_MEMORY_STATE, COTENANT_NO_SLOT, &state, sizeof state) != 0; /* lost again */
+        pthread_mutex_lock(&memory_lock);
+        if (!told && state.bytes == host_held) {
+            host_stale = false;
+            told = true;
+        }
+        pthread_mutex_unlock(&memory_lock);
+    }
+}
+
 /* The tenant's cap and charge, as the agent keeps them in the page.  False: no cap, the driver's numbers hold. */
 bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes)
 {
@@ -185,4 +212,5 @@ void cot_memory_reset_after_fork(void)
     memcpy(&memory_lock, &fresh, sizeof fresh);
     memset(buckets, 0, sizeof buckets); /* the child gave nothing back: its parent holds it */
     host_held = 0;
+    host_stale = false;
 }

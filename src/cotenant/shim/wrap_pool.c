@@ -9,6 +9,7 @@
 struct pool {
     word handle;
     struct gpu *gpu;
+    bool elsewhere; /* of host memory */
     uint64_t charged;
 };
 
@@ -20,6 +21,11 @@ static uint64_t graph_charged[COTENANT_MAX_GPUS];
 
 DECLARE_REAL(cuMemPoolGetAttribute);
 DECLARE_REAL(cuDeviceGetMemPool);
+DECLARE_REAL(cuDeviceGetDefaultMemPool);
+DECLARE_REAL(cuStreamGetCtx);
+DECLARE_REAL(cuCtxGetDevice);
+DECLARE_REAL(cuCtxPushCurrent_v2);
+DECLARE_REAL(cuCtxPopCurrent_v2);
 DECLARE_REAL(cuDeviceGetGraphMemAttribute);
 DECLARE_REAL(cuStreamIsCapturing);
 
@@ -49,6 +55,67 @@ static struct pool *find_pool(word handle, struct gpu *gpu) /* with pool_lock */
     return unused;
 }
 
+/* ---- whose GPU: a pool belongs to one, whichever is current ---- */
+
+static bool is_pool_of(word handle, CUdevice device)
+{
+    word is = 0;
+    return (((CUresult(*)(word *, CUdevice))REAL(cuDeviceGetDefaultMemPool))(&is, device) == CUDA_SUCCESS && is == handle) ||
+           (((CUresult(*)(word *, CUdevice))REAL(cuDeviceGetMemPool))(&is, device) == CUDA_SUCCESS && is == handle);
+}
+
+/* NULL: its memory is not a GPU's. */
+static struct gpu *gpu_of_pool(word handle, struct gpu *current)
+{
+    pthread_mutex_lock(&pool_lock);
+    struct pool *pool = find_pool(handle, NULL);
+    bool known = pool != NULL;
+    struct gpu *gpu = known && !pool->elsewhere ? pool->gpu : NULL;
+    pthread_mutex_unlock(&pool_lock);
+    if (known)
+        return gpu;
+    for (uint32_t i = 0; i < cot_gpu_count() && cot_gpu_count() > 1; i++)
+        if (cot_gpu_at(i)->attached && is_pool_of(handle, cot_gpu_at(i)->device))
+            return cot_gpu_at(i);
+    return current;
+}
+
+static struct gpu *gpu_of_stream(CUstream stream, struct gpu *current)
+{
+    if (cot_gpu_count() < 2 || (uintptr_t)stream <= CU_STREAM_PER_THREAD_VALUE)
+        return current;
+    CUcontext context = NULL;
+    CUdevice device = current->device;
+    if (((CUresult(*)(CUstream, CUcontext *))REAL(cuStreamGetCtx))(stream, &context) == CUDA_SUCCESS &&
+        ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) == CUDA_SUCCESS) {
+        ((CUresult(*)(CUdevice *))REAL(cuCtxGetDevice))(&device);
+        ((CUresult(*)(CUcontext *))REAL(cuCtxPopCurrent_v2))(&context);
+    }
+    struct gpu *gpu = cot_gpu_of_device(device, true);
+    return gpu ? gpu : current;
+}
+
+#define POOL_OF_PINNED 1
+DECLARE_REAL(cuMemPoolCreate);
+EXPORT CUresult cuMemPoolCreate(word *out, const struct cu_pool_prop *properties)
+{
+    CUresult result = ((CUresult(*)(word *, const struct cu_pool_prop *))REAL(cuMemPoolCreate))(out, properties);
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool on_device = properties->location.type == CU_LOCATION_DEVICE;
+    struct gpu *gpu = on_device ? cot_gpu_of_device(properties->location.id, true) : cot_thread_gpu();
+    if (!gpu)
+        return result;
+    pthread_mutex_lock(&pool_lock);
+    struct pool *pool = find_pool(*out, gpu);
+    if (pool) { /* a handle that the driver gives again is another pool */
+        pool->gpu = gpu;
+        pool->elsewhere = !on_device && properties->type == POOL_OF_PINNED;
+    }
+    pthread_mutex_unlock(&pool_lock);
+    return result;
+}
+
 /* Brings the charge to what the driver has reserved now.  reservation: of a growth asked for before. */
 static void settle(word handle, struct gpu *gpu, uint64_t reservation, bool reserved_before)
 {
@@ -71,7 +138,7 @@ static void settle(word handle, struct gpu *gpu, uint64_t reservation, bool rese
 void cot_pools_refresh(void)
 {
     for (uint32_t i = 0; i < atomic_load(&pool_count) && atomic_load(&cot_captures) == 0; i++)
-        if (pools[i].handle && pools[i].charged != pool_number(pools[i].handle, CU_POOL_RESERVED_CURRENT))
+        if (pools[i].handle && !pools[i].elsewhere && pools[i].charged != pool_number(pools[i].handle, CU_POOL_RESERVED_CURRENT))
             settle(pools[i].handle, pools[i].gpu, 0, false);
 }
 
@@ -108,6 +175,8 @@ static bool captures_now(CUstream stream)
         return (call);                                                                  \
     }                                                                                   \
     word pool = (pool_expression);                                                      \
+    if (pool && !(gpu = gpu_of_pool(pool, gpu)))                                        \
+        return (call);                                                                  \
     uint64_t reservation = 0;                                                           \
     bool reserved = false;                                                              \
     CUresult result = pool ? grow_reserve(pool, gpu, bytes, &reservation, &reserved) : CUDA_SUCCESS; \
@@ -129,7 +198,7 @@ static word current_pool(struct gpu *gpu)
     DECLARE_REAL(name);                                                                                           \
     EXPORT CUresult name(CUdeviceptr *out, size_t bytes, CUstream stream)                                         \
     {                                                                                                             \
-        POOL_ALLOCATION(effective, current_pool(gpu),                                                             \
+        POOL_ALLOCATION(effective, current_pool(gpu_of_stream(effective, gpu)),                                                             \
                         ((CUresult(*)(CUdeviceptr *, size_t, CUstream))REAL(name))(out, bytes, stream))           \
     }
 ALLOC_ASYNC(cuMemAllocAsync, stream)
@@ -208,11 +277,9 @@ CUresult cot_graph_memory_check(word graph)
     return gpu && cot_memory_view(gpu, &limit, &used) && used > limit ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-void cot_graph_memory_settle(word graph)
+static void settle_graphs(struct gpu *gpu)
 {
-    (void)graph;
-    struct gpu *gpu = atomic_load(&graph_memory) ? cot_thread_gpu() : NULL;
-    if (!gpu)
+    if (!gpu || !atomic_load(&graph_memory))
         return;
     uint64_t now = graph_reserve(gpu);
     pthread_mutex_lock(&pool_lock);
@@ -223,6 +290,13 @@ void cot_graph_memory_settle(word graph)
         cot_memory_commit(gpu, COTENANT_MEMORY_GRAPH, 0, now - before);
     else if (now < before)
         cot_memory_release(gpu, COTENANT_MEMORY_GRAPH, before - now);
+}
+
+void cot_graph_memory_settle(word graph)
+{
+    (void)graph;
+    if (atomic_load(&graph_memory))
+        settle_graphs(cot_thread_gpu());
 }
 
 DECLARE_REAL(cuGraphAddMemAllocNode);
@@ -278,6 +352,6 @@ DECLARE_REAL(cuDeviceGraphMemTrim);
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
     CUresult result = ((CUresult(*)(CUdevice))REAL(cuDeviceGraphMemTrim))(device);
-    cot_graph_memory_settle(0);
+    settle_graphs(cot_gpu_of_device(device, false));
     return result;
 }

@@ -1,0 +1,99 @@
+"""An agent that hangs, or goes and comes back: what a program that runs notices, and what the agent is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fake_agent import COMMIT, MEM_RELEASE, STATE, FakeAgent
+from shim_tenants import Tenants
+
+Agents = Callable[..., FakeAgent]
+MS = 1_000_000
+HOST, NO_SLOT = 8, 0xFFFFFFFF
+MIB = 1 << 20
+
+# Takes memory and launches, and says each time that both went.
+BUSY = """
+from cuda_calls import *
+import time
+kernel = function(start(), b'busy'); held = []
+until = time.monotonic() + 40
+while time.monotonic() < until:
+    p = c_uint64(); cu('cuMemAlloc_v2', byref(p), c_size_t(1 << 20)); held.append(p)
+    launch(kernel); cu('cuCtxSynchronize'); print(len(held), flush=True); time.sleep(0.05)
+"""
+
+
+def test_who_fails_open_goes_on_when_the_agent_hangs(tenants: Tenants, agent: Agents) -> None:
+    """The agent stands still, its socket open: after some 14 s of silence the program launches and takes memory without
+    it. Then the agent wakes up, and is told what the program holds."""
+    broker = agent(fail_mode=1, turn_ns=100 * MS)
+    process = tenants.python(broker, BUSY)
+    assert process.stdout is not None
+    for _ in range(5):
+        process.stdout.readline()
+    broker.silent = True
+    stopped = time.monotonic()
+    last = began = stopped
+    while time.monotonic() < stopped + 30:
+        count = int(process.stdout.readline())
+        if time.monotonic() - last > 5:
+            began = time.monotonic()  # a line after a long wait: it goes on
+            break
+        last = time.monotonic()
+    assert 9 < began - stopped < 25
+    for _ in range(10):
+        count = int(process.stdout.readline())
+    assert time.monotonic() - began < 5
+    broker.silent = False
+    while not any(client.of(STATE) for client in broker.clients[1:]):
+        process.stdout.readline()
+        assert time.monotonic() < began + 25
+    states = [m for client in broker.clients[1:] for m in client.of(STATE) if m.u32(0) == 1]
+    assert states[0].u64(16) >= count * MIB
+    process.kill()
+
+
+def test_pinned_host_memory_is_told_to_the_next_agent(tenants: Tenants, agent: Agents) -> None:
+    """64 MiB from before, 32 MiB taken meanwhile (fail: open) are one sum; what is given back later is told as ever."""
+    script = (
+        "from cuda_calls import *\nimport sys\nstart(); held = []\n"
+        "def take(mib):\n"
+        "    p = c_void_p(); cu('cuMemHostAlloc', byref(p), c_size_t(mib << 20), 0); held.append(p)\n"
+        "    print('ok', flush=True); sys.stdin.readline()\n"
+        "take(64); take(32); take(8)\n"
+        "cu('cuMemFreeHost', held[0]); print('ok', flush=True); sys.stdin.readline()\n"
+    )
+    broker = agent(fail_mode=1)
+    process = tenants.python(broker, script)
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def step() -> None:
+        assert process.stdout.readline() == "ok\n"
+
+    def go() -> None:
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+    step()
+    broker.close()
+    time.sleep(0.3)
+    go()
+    step()
+    with FakeAgent(broker.path, fail_mode=1) as heir:
+        until = time.monotonic() + 10
+        while not (heir.clients and [m for m in heir.clients[0].of(STATE) if m.u32(0) == HOST]):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        (state,) = [m for m in heir.clients[0].of(STATE) if m.u32(0) == HOST]
+        assert (state.slot, state.u64(16)) == (NO_SLOT, 96 * MIB)
+        go()
+        step()
+        go()
+        step()
+        told = [(m.type, m.u64(16)) for m in heir.clients[0].messages if m.type in (COMMIT, MEM_RELEASE)]
+        assert told == [(COMMIT, 8 * MIB), (MEM_RELEASE, 64 * MIB)]
+        go()
+        assert process.wait(10) == 0
