@@ -95,14 +95,14 @@ def test_an_older_controller_is_refused_and_starts_nothing(node: Node, executor:
 
 
 def test_a_stop_is_sigterm_then_after_the_grace_sigkill(node: Node) -> None:
-    polite = node.start("sh", "-c", "trap 'echo bye; exit 75' TERM; while :; do sleep 0.05; done")
-    stubborn = node.start("sh", "-c", "trap '' TERM; while :; do sleep 0.05; done", grace_s=0.5)
+    polite = node.start("sh", "-c", "trap 'echo bye; exit 75' TERM; echo set; while :; do sleep 0.05; done")
+    stubborn = node.start("sh", "-c", "trap '' TERM; echo set; while :; do sleep 0.05; done", grace_s=0.5)
     for name in (polite, stubborn):
         node.up(name)
-    time.sleep(0.2)  # their traps are set
+        _until_log(node, name, "set")
     node.exchange(*({"do": "stop", "attempt": name, "why": "preempt"} for name in (polite, stubborn)))
     first, second = node.ended(polite), node.ended(stubborn)
-    assert (first["code"], first["asked"], node.log(polite)) == (75, "stop", "bye\n")
+    assert (first["code"], first["asked"], node.log(polite)) == (75, "stop", "set\nbye\n")
     assert (second["code"], second["asked"]) == (137, "stop")
 
 
@@ -136,11 +136,11 @@ def test_a_lease_that_nobody_extends_ends_the_job(node: Node) -> None:
 
 
 def test_an_extended_lease_goes_on_without_a_restart(node: Node) -> None:
-    name = node.start("sh", "-c", "echo once; sleep 60", lease_s=1.0)
+    name = node.start("sh", "-c", "echo once; sleep 60", lease_s=3.0)
     node.up(name)
     until_ns = node.exchange()["now_ns"] + 30 * 10**9
     node.exchange({"do": "extend", "attempts": [name], "until_ns": until_ns})
-    time.sleep(1.2)
+    time.sleep(3.2)  # the first lease is over by now
     report = node.report(name)
     assert report is not None
     assert report["phase"] == pages.RUNNING
