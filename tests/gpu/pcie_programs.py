@@ -73,13 +73,31 @@ class Copy2D(ctypes.Structure):
     ] + [("width", ctypes.c_size_t), ("height", ctypes.c_size_t)]
 
 
+UNIFIED = 4  # the address says where it is
+
+
 def rows(cuda: Driver, memory: Memory) -> bool:
     """A window of rows to the device with another pitch and back: what lies between rows stays."""
     from_pitch, to_pitch, width = 4096, 3584, 3000
     height = memory.size // from_pitch - 2
     text = memory.fill(memory.pinned, 5)
     there = Copy2D(
-        0, 1, 1, memory.pinned.value, 0, 0, from_pitch, 0, 0, 2, 0, memory.device.value, 0, to_pitch, width, height
+        0,
+        1,
+        UNIFIED,
+        0,
+        memory.pinned.value,
+        0,
+        from_pitch,
+        0,
+        0,
+        2,
+        0,
+        memory.device.value,
+        0,
+        to_pitch,
+        width,
+        height,
     )
     stream = cuda.stream()
     cuda.call("cuMemcpy2DAsync_v2", ctypes.byref(there), stream)
@@ -95,6 +113,55 @@ def rows(cuda: Driver, memory: Memory) -> bool:
         and not any(got[y * from_pitch + width : (y + 1) * from_pitch])
         for y in range(1, height + 1, 97)
     )
+
+
+class Attributes(ctypes.Structure):
+    """CUmemcpyAttributes: order of reading, where either end probably is, flags."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("order", "from_type", "from_id", "to_type", "to_id", "flags")]
+
+
+IN_STREAM_ORDER = 1
+
+
+def batches(cuda: Driver, memory: Memory, host: Any) -> dict[str, Any]:
+    """Stretches of many lengths in one call, there and back; those between them stay as they are."""
+    stream = cuda.stream()
+    sizes = [4096, 1 << 20, 70_001, (3 << 20) + 7, 1, 2 << 20]
+    sizes = [size for size in sizes for _ in range(2 if memory.size < 32 << 20 else 1)][:7]
+    offsets, at = [], 512
+    for size in sizes:
+        if at + size + 512 > memory.size:
+            break
+        offsets.append(at)
+        at += size + 512
+    sizes = sizes[: len(offsets)]
+    count = len(sizes)
+    address = ctypes.cast(host, ctypes.c_void_p).value
+    assert address is not None
+    assert memory.device.value is not None
+    words, lengths = ctypes.c_uint64 * count, (ctypes.c_size_t * count)(*sizes)
+    ends = words(*(memory.device.value + o for o in offsets)), words(*(address + o for o in offsets))
+    attributes, first = Attributes(order=IN_STREAM_ORDER), ctypes.c_size_t(0)
+    one, failed = ctypes.c_size_t(1), ctypes.c_size_t(0)
+    found: dict[str, Any] = {}
+    for name, more in (("cuMemcpyBatchAsync", [ctypes.byref(failed)]), ("cuMemcpyBatchAsync_v2", [])):
+        if not hasattr(cuda._cuda, name):
+            continue
+        text = memory.fill(host, len(name))
+        cuda.call("cuMemsetD8_v2", memory.device, 0, ctypes.c_size_t(memory.size))
+        cuda.synchronise()
+        rest = (lengths, ctypes.c_size_t(count), ctypes.byref(attributes), ctypes.byref(first), one, *more, stream)
+        cuda.call(name, *ends, *rest)
+        cuda.call("cuStreamSynchronize", stream)
+        ctypes.memset(host, 0, memory.size)
+        cuda.call(name, *ends[::-1], *rest)
+        cuda.call("cuStreamSynchronize", stream)
+        got, wanted = memory.read(host), bytearray(memory.size)
+        for offset, size in zip(offsets, sizes, strict=True):
+            wanted[offset : offset + size] = text[offset : offset + size]
+        found[name] = got == bytes(wanted)
+    return found
 
 
 def in_order(cuda: Driver, memory: Memory) -> dict[str, bool]:
@@ -178,6 +245,11 @@ def checks() -> dict[str, Any]:
             found[name] = check(cuda, memory)
         except Exception as error:
             found[name] = repr(error)
+    for name, host in (("pinned", memory.pinned), ("pageable", memory.pageable)):
+        try:
+            found[f"batches {name}"] = batches(cuda, memory, host)
+        except Exception as error:
+            found[f"batches {name}"] = repr(error)
     found["many_streams"] = many_streams(cuda)
     return found
 

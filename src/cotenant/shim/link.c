@@ -12,6 +12,7 @@
 #define MEMORY_TYPE_ATTRIBUTE 2
 #define IS_MANAGED_ATTRIBUTE 8
 #define MEMORY_TYPE_HOST 1
+#define MEMORY_TYPE_DEVICE 2
 
 DECLARE_REAL(cuPointerGetAttribute);
 DECLARE_REAL(cuStreamSynchronize);
@@ -117,6 +118,13 @@ static enum memory_kind kind_of(const void *host)
     return type == MEMORY_TYPE_HOST ? PINNED : OTHER;
 }
 
+bool cot_is_on_device(word address)
+{
+    unsigned type = 0;
+    CUresult (*get)(void *, int, CUdeviceptr) = (CUresult(*)(void *, int, CUdeviceptr))REAL(cuPointerGetAttribute);
+    return get(&type, MEMORY_TYPE_ATTRIBUTE, address) == CUDA_SUCCESS && type == MEMORY_TYPE_DEVICE;
+}
+
 static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t direction, uint64_t bytes)
 {
     struct copy_ticket ticket;
@@ -205,6 +213,14 @@ CUresult cot_copy_over_link(const struct host_copy *copy)
     CUresult result = paced(&link, copy);
     pthread_setcancelstate(cancel, NULL);
     return result;
+}
+
+void cot_copy_charge_whole(uint32_t direction, uint64_t bytes)
+{
+    struct copy_link link;
+    struct gpu *gpu = cot_thread_gpu();
+    if (gpu && bytes && atomic_load(&cot_captures) == 0 && link_of(gpu, &link))
+        copy_charge(link.page, &link.page->links[direction], link.queue, bytes);
 }
 
 /* A copy that the shim makes itself, of pinned memory in a stream of its own: in turn, where copies take turns. */

@@ -338,8 +338,23 @@ struct host_copy { /* a copy over the link; rows of one length, mostly one row *
 };
 HIDDEN CUresult cot_copy_over_link(const struct host_copy *copy);
 HIDDEN CUresult cot_copy_of_shim(struct gpu *gpu, const struct host_copy *copy);
+HIDDEN void cot_copy_charge_whole(uint32_t direction, uint64_t bytes); /* one that passes as it is */
+HIDDEN bool cot_is_on_device(word address);
 HIDDEN uint64_t cot_copy_slice_bytes(void); /* pieces of a copy on the device, of the current GPU; 0: whole */
 HIDDEN void cot_copies_reset_after_fork(void);
+
+/* Copies of one kind and like size (same power of two) are one kind of work. */
+static inline uintptr_t cot_copy_key(const void *kind, uint64_t bytes)
+{
+    return (uintptr_t)kind * 64 + (bytes ? (uintptr_t)(64 - __builtin_clzll(bytes)) : 0);
+}
+
+/* May copies of this thread's GPU take turns?  A thread that has not used it yet has to look. */
+static inline bool cot_copies_perhaps_on(void)
+{
+    const struct gpu *gpu = cot_thread->gpu;
+    return UNLIKELY(gpu->page_slot->flags & COTENANT_SLOT_COPIES || gpu->slot == COTENANT_NO_SLOT);
+}
 
 /* ---- memory.c ---- */
 HIDDEN CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation);

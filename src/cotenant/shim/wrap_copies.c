@@ -6,28 +6,12 @@
 
 #define PER_THREAD ((CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
 #define PTSZ(stream) ((stream) ? (stream) : PER_THREAD)
-#define MEMORY_TYPE_ATTRIBUTE 2
 
 enum { TO_DEVICE, TO_HOST }; /* cotenant_copy_direction */
-enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3 };
+enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3, MEMORY_UNIFIED = 4 };
 
 typedef CUresult (*sync_fn)(word to, word from, word bytes);
 typedef CUresult (*async_fn)(word to, word from, word bytes, CUstream stream);
-
-DECLARE_REAL(cuPointerGetAttribute);
-
-/* Copies of one kind and like size (same power of two) are one kind of work. */
-static inline uintptr_t copy_key(const void *kind, uint64_t bytes)
-{
-    return (uintptr_t)kind * 64 + (bytes ? (uintptr_t)(64 - __builtin_clzll(bytes)) : 0);
-}
-
-/* May copies of this thread's GPU take turns?  A thread that has not used it yet has to look. */
-static inline bool perhaps_on(void)
-{
-    const struct gpu *gpu = cot_thread->gpu;
-    return UNLIKELY(gpu->page_slot->flags & COTENANT_SLOT_COPIES || gpu->slot == COTENANT_NO_SLOT);
-}
 
 /* ---- one stretch of bytes ---- */
 
@@ -75,16 +59,16 @@ static CUresult once(struct stretch call, word bytes, CUstream stream, uintptr_t
     EXPORT CUresult name(word to, word from, word bytes)                                                  \
     {                                                                                                     \
         struct stretch call = {to, from, (sync_fn)REAL(name), (async_fn)REAL(in_stream)};                 \
-        uintptr_t key = copy_key((void *)name, bytes);                                                    \
-        return perhaps_on() ? over_link(call, bytes, direction, effective, key) : once(call, bytes, effective, key); \
+        uintptr_t key = cot_copy_key((void *)name, bytes);                                                    \
+        return cot_copies_perhaps_on() ? over_link(call, bytes, direction, effective, key) : once(call, bytes, effective, key); \
     }
 #define LINK_ASYNC(name, direction, effective)                                                            \
     DECLARE_REAL(name);                                                                                   \
     EXPORT CUresult name(word to, word from, word bytes, CUstream stream)                                 \
     {                                                                                                     \
         struct stretch call = {to, from, NULL, (async_fn)REAL(name)};                                     \
-        uintptr_t key = copy_key((void *)name, bytes);                                                    \
-        return perhaps_on() ? over_link(call, bytes, direction, effective, key) : once(call, bytes, effective, key); \
+        uintptr_t key = cot_copy_key((void *)name, bytes);                                                    \
+        return cot_copies_perhaps_on() ? over_link(call, bytes, direction, effective, key) : once(call, bytes, effective, key); \
     }
 LINK_SYNC(cuMemcpyHtoD_v2, cuMemcpyHtoDAsync_v2, TO_DEVICE, NULL)
 LINK_SYNC(cuMemcpyHtoD_v2_ptds, cuMemcpyHtoDAsync_v2, TO_DEVICE, PER_THREAD)
@@ -102,12 +86,12 @@ static __attribute__((noinline)) CUresult on_device(struct stretch call, word by
 {
     uint64_t piece = atomic_load(&cot_captures) > 0 ? 0 : cot_copy_slice_bytes();
     if (piece == 0 || bytes <= piece || (call.to < call.from + bytes && call.from < call.to + bytes))
-        return once(call, bytes, stream, copy_key(kind, bytes));
+        return once(call, bytes, stream, cot_copy_key(kind, bytes));
     CUresult result = CUDA_SUCCESS;
     for (word at = 0; at < bytes && result == CUDA_SUCCESS; at += piece) {
         struct stretch part = {call.to + at, call.from + at, call.plain, call.in_stream};
         word length = bytes - at < piece ? bytes - at : piece;
-        result = once(part, length, stream, copy_key(kind, length));
+        result = once(part, length, stream, cot_copy_key(kind, length));
     }
     return result;
 }
@@ -118,16 +102,16 @@ static __attribute__((noinline)) CUresult on_device(struct stretch call, word by
     EXPORT CUresult name(word to, word from, word bytes)                                                    \
     {                                                                                                       \
         struct stretch call = {to, from, (sync_fn)REAL(name), (async_fn)REAL(in_stream)};                   \
-        return perhaps_on() ? on_device(call, bytes, effective, (void *)name)                               \
-                            : once(call, bytes, effective, copy_key((void *)name, bytes));                  \
+        return cot_copies_perhaps_on() ? on_device(call, bytes, effective, (void *)name)                               \
+                            : once(call, bytes, effective, cot_copy_key((void *)name, bytes));                  \
     }
 #define DEVICE_ASYNC(name, effective)                                                                       \
     DECLARE_REAL(name);                                                                                     \
     EXPORT CUresult name(word to, word from, word bytes, CUstream stream)                                   \
     {                                                                                                       \
         struct stretch call = {to, from, NULL, (async_fn)REAL(name)};                                       \
-        return perhaps_on() ? on_device(call, bytes, effective, (void *)name)                               \
-                            : once(call, bytes, effective, copy_key((void *)name, bytes));                  \
+        return cot_copies_perhaps_on() ? on_device(call, bytes, effective, (void *)name)                               \
+                            : once(call, bytes, effective, cot_copy_key((void *)name, bytes));                  \
     }
 DEVICE_SYNC(cuMemcpyDtoD_v2, cuMemcpyDtoDAsync_v2, NULL)
 DEVICE_SYNC(cuMemcpyDtoD_v2_ptds, cuMemcpyDtoDAsync_v2, PER_THREAD)
@@ -136,22 +120,14 @@ DEVICE_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, PTSZ(stream))
 
 /* ---- between addresses of any kind ---- */
 
-static bool is_on_device(word address)
-{
-    unsigned type = 0;
-    return ((CUresult(*)(void *, int, CUdeviceptr))REAL(cuPointerGetAttribute))(&type, MEMORY_TYPE_ATTRIBUTE, address) ==
-               CUDA_SUCCESS &&
-           type == MEMORY_DEVICE;
-}
-
 static __attribute__((noinline)) CUresult anywhere(struct stretch call, word bytes, CUstream stream, const void *kind)
 {
-    bool to = is_on_device(call.to), from = is_on_device(call.from);
+    bool to = cot_is_on_device(call.to), from = cot_is_on_device(call.from);
     if (to && from)
         return on_device(call, bytes, stream, kind);
     if (!to && !from)
-        return once(call, bytes, stream, copy_key(kind, bytes));
-    return over_link(call, bytes, to ? TO_DEVICE : TO_HOST, stream, copy_key(kind, bytes));
+        return once(call, bytes, stream, cot_copy_key(kind, bytes));
+    return over_link(call, bytes, to ? TO_DEVICE : TO_HOST, stream, cot_copy_key(kind, bytes));
 }
 
 #define ANY_SYNC(name, in_stream, effective)                                                                \
@@ -160,16 +136,16 @@ static __attribute__((noinline)) CUresult anywhere(struct stretch call, word byt
     EXPORT CUresult name(word to, word from, word bytes)                                                    \
     {                                                                                                       \
         struct stretch call = {to, from, (sync_fn)REAL(name), (async_fn)REAL(in_stream)};                   \
-        return perhaps_on() ? anywhere(call, bytes, effective, (void *)name)                                \
-                            : once(call, bytes, effective, copy_key((void *)name, bytes));                  \
+        return cot_copies_perhaps_on() ? anywhere(call, bytes, effective, (void *)name)                                \
+                            : once(call, bytes, effective, cot_copy_key((void *)name, bytes));                  \
     }
 #define ANY_ASYNC(name, effective)                                                                          \
     DECLARE_REAL(name);                                                                                     \
     EXPORT CUresult name(word to, word from, word bytes, CUstream stream)                                   \
     {                                                                                                       \
         struct stretch call = {to, from, NULL, (async_fn)REAL(name)};                                       \
-        return perhaps_on() ? anywhere(call, bytes, effective, (void *)name)                                \
-                            : once(call, bytes, effective, copy_key((void *)name, bytes));                  \
+        return cot_copies_perhaps_on() ? anywhere(call, bytes, effective, (void *)name)                                \
+                            : once(call, bytes, effective, cot_copy_key((void *)name, bytes));                  \
     }
 ANY_SYNC(cuMemcpy, cuMemcpyAsync, NULL)
 ANY_SYNC(cuMemcpy_ptds, cuMemcpyAsync, PER_THREAD)
@@ -199,27 +175,34 @@ static CUresult issue_rows(const struct host_copy *copy, uint64_t from, uint64_t
     return asynchronous || !call->plain ? call->in_stream(&part, stream) : call->plain(&part);
 }
 
+static const void *host_end(int type, const void *host, CUdeviceptr device) /* NULL: it is on the device */
+{
+    if (type == MEMORY_UNIFIED)
+        return cot_is_on_device(device) ? NULL : (const void *)(uintptr_t)device;
+    return type == MEMORY_HOST ? host : NULL;
+}
+
 static CUresult copy_rows(struct rows call, CUstream stream, const void *kind)
 {
     const struct cu_copy_2d *wanted = call.copy;
-    bool from_host = wanted && wanted->from_type == MEMORY_HOST, to_host = wanted && wanted->to_type == MEMORY_HOST;
-    bool from_card = wanted && (wanted->from_type == MEMORY_DEVICE || wanted->from_type == MEMORY_ARRAY);
-    bool to_card = wanted && (wanted->to_type == MEMORY_DEVICE || wanted->to_type == MEMORY_ARRAY);
     uint64_t bytes = wanted ? wanted->width * wanted->height : 0;
-    uintptr_t key = copy_key(kind, bytes);
-    if (perhaps_on() && bytes && ((from_host && to_card) || (from_card && to_host))) {
+    uintptr_t key = cot_copy_key(kind, bytes);
+    if (cot_copies_perhaps_on() && bytes) {
+        const void *from = host_end(wanted->from_type, wanted->from_host, wanted->from_device);
+        const void *to = host_end(wanted->to_type, wanted->to_host, wanted->to_device);
         struct host_copy copy = {
-            .direction = from_host ? TO_DEVICE : TO_HOST,
+            .direction = from ? TO_DEVICE : TO_HOST,
             .bytes = bytes,
             .unit = wanted->width,
-            .host = from_host ? wanted->from_host : wanted->to_host,
+            .host = from ? from : to,
             .issue = issue_rows,
             .call = &call,
             .stream = stream,
             .host_waits = call.plain != NULL,
             .key = key,
         };
-        return cot_copy_over_link(&copy);
+        if (!from != !to)
+            return cot_copy_over_link(&copy);
     }
     struct calls *gate = cot_gate_enter(key, stream);
     CUresult result = call.plain ? call.plain(wanted) : call.in_stream(wanted, stream);

@@ -1,6 +1,6 @@
 /* Copies, memsets and prefetches.  All arguments are integers or pointers, so one shape per number of arguments will
  * do; the tables say which argument is the stream and which the size.  Copies that may take turns on the link are in
- * wrap_copies.c. */
+ * wrap_copies.c and wrap_batches.c. */
 #include "shim.h"
 
 #define P(n) word a##n
@@ -35,17 +35,11 @@
 #define T8 T7, word
 #define T9 T8, word
 
-/* Copies of one kind and like size (same power of two) are one kind of work. */
-static inline uintptr_t copy_key(uintptr_t kind, uint64_t bytes)
-{
-    return kind * 64 + (bytes ? (uintptr_t)(64 - __builtin_clzll(bytes)) : 0);
-}
-
 #define GATED(name, n, stream, bytes)                                                       \
     DECLARE_REAL(name);                                                                     \
     EXPORT CUresult name(P##n)                                                              \
     {                                                                                       \
-        struct calls *call = cot_gate_enter(copy_key((uintptr_t)name, bytes), stream);      \
+        struct calls *call = cot_gate_enter(cot_copy_key((void *)name, bytes), stream);     \
         CUresult result = ((CUresult(*)(T##n))REAL(name))(A##n);                            \
         cot_gate_exit(call);                                                                \
         cot_count_copy(call);                                                               \
@@ -69,28 +63,25 @@ SYNC(cuMemcpyDtoH, 3, a3)
 SYNC(cuMemcpyDtoD, 3, a3)
 SYNC_ALL(cuMemcpyDtoA, 4, a4)
 SYNC_ALL(cuMemcpyAtoD, 4, a4)
-SYNC_ALL(cuMemcpyHtoA, 4, a4)
-SYNC_ALL(cuMemcpyAtoH, 4, a4)
+SYNC(cuMemcpyHtoA, 4, a4)
+SYNC(cuMemcpyAtoH, 4, a4)
 SYNC_ALL(cuMemcpyAtoA, 5, a5)
 SYNC(cuMemcpy2D, 1, 0)
 SYNC(cuMemcpy2DUnaligned, 1, 0)
-SYNC_ALL(cuMemcpy3D, 1, 0)
+SYNC(cuMemcpy3D, 1, 0)
 SYNC_BOTH(cuMemcpy3DPeer, 1, 0)
 
 ASYNC_BOTH(cuMemcpyPeerAsync, 6, 6, a5)
 ASYNC(cuMemcpyHtoDAsync, 4, 4, a3)
 ASYNC(cuMemcpyDtoHAsync, 4, 4, a3)
 ASYNC(cuMemcpyDtoDAsync, 4, 4, a3)
-ASYNC_ALL(cuMemcpyHtoAAsync, 5, 5, a4)
-ASYNC_ALL(cuMemcpyAtoHAsync, 5, 5, a4)
+ASYNC(cuMemcpyHtoAAsync, 5, 5, a4)
+ASYNC(cuMemcpyAtoHAsync, 5, 5, a4)
 ASYNC(cuMemcpy2DAsync, 2, 2, 0)
-ASYNC_ALL(cuMemcpy3DAsync, 2, 2, 0)
+ASYNC(cuMemcpy3DAsync, 2, 2, 0)
 ASYNC_BOTH(cuMemcpy3DPeerAsync, 2, 2, 0)
-ASYNC_BOTH(cuMemcpyBatchAsync, 9, 9, a4)
-ASYNC_BOTH(cuMemcpyBatchAsync_v2, 8, 8, a4)
 ASYNC_BOTH(cuMemcpy3DBatchAsync, 5, 5, a1)
 ASYNC_BOTH(cuMemcpy3DBatchAsync_v2, 4, 4, a1)
-ASYNC_BOTH(cuMemcpyWithAttributesAsync, 5, 5, a3)
 ASYNC_BOTH(cuMemcpy3DWithAttributesAsync, 3, 3, 0)
 ASYNC_BOTH(cuMemBatchDecompressAsync, 5, 5, a2)
 

@@ -80,11 +80,11 @@ COPY_ANY_ASYNC(cuMemcpyAsync_ptsz, true)
 
 static CUresult rows(const struct cu_copy_2d *c, struct soft_stream *stream, bool waits)
 {
-    if (!c || c->from_type > 2 || c->to_type > 2)
+    if (!c || c->from_type == 3 || c->to_type == 3)
         return CUDA_ERROR_INVALID_VALUE; /* arrays have no content here */
     word from = c->from_type == 1 ? (word)c->from_host : (word)c->from_device;
     word to = c->to_type == 1 ? (word)c->to_host : (word)c->to_device;
-    enum direction direction = c->from_type == 1 ? TO_DEVICE : c->to_type == 1 ? TO_HOST : ON_DEVICE;
+    enum direction direction = !soft_is_device_memory(from) ? TO_DEVICE : soft_is_device_memory(to) ? ON_DEVICE : TO_HOST;
     CUresult result = CUDA_SUCCESS;
     for (size_t y = 0; y < c->height && result == CUDA_SUCCESS; y++)
         result = copy(to + (c->to_y + y) * c->to_pitch + c->to_x, from + (c->from_y + y) * c->from_pitch + c->from_x,
