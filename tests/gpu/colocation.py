@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
 from colocation_faults import GPU, TOGETHER, failure, faults
 from colocation_parts import green, kernels, l2_window
+from colocation_tail import TAIL_STEPS, spread
 
 from cotenant.bench.colocation import (
     LsLoad,
@@ -92,10 +93,6 @@ def floor_reaction(found: Found) -> None:
                 "tenant": rig.tenants()["be"]["warnings"],
             }
         floor.close()
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "max": max(values), "n": len(values)}
 
 
 def be_bound(found: Found) -> None:
@@ -349,6 +346,7 @@ STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
     "green": (green, 40),
     "l2_window": (l2_window, 80),
     "kernels": (kernels, 110),
+    **TAIL_STEPS,
 }
 
 

@@ -241,23 +241,52 @@ def test_an_unmodified_latency_sensitive_program_holds_the_floor_while_it_works(
     ls.close()
 
 
+def soonest_150(times: list[int]) -> int:
+    """Least time in which 150 launches went, of the first ones, in ns."""
+    return min(last - first for first, last in zip(times[:150], times[20:170], strict=True))
+
+
 def test_a_tenant_may_have_more_in_flight_than_the_scheme_says(rig: tuple[Rig, Program]) -> None:
     """What fits is launched at once, instead of one after the other."""
     started, _ = rig
     started.scheme("tidal", hold_limit_ns=5_000_000_000)
     deep = TenantSpec("deep", mechanism="time", best_effort=True, in_flight_ns=5_000_000)
     be = started.tenant(deep, ["cotenant.bench.be_loads", started.bench.backend]).wait_ready()
+    floor = join_floor(started.bench.folder, started.uuid)  # somebody is there
     be.ask("load mm2048", 60)
     times = be.ask("times 0.3")["times_ns"]
+    floor.close()
     be.close()
     # 25 us kernels: at the start 200 of them fit into 5 ms. Of the scheme's 100 us, 20 would take at least 400 us.
-    assert min(last - first for first, last in zip(times[:150], times[20:170], strict=True)) < 300_000
+    assert soonest_150(times) < 300_000
+
+
+def test_where_nobody_is_latency_sensitive_nothing_is_bounded(rig: tuple[Rig, Program]) -> None:
+    """The bound costs work and protects nobody; it is there as soon as somebody joins, and for a while after a start."""
+    started, be = rig
+    started.scheme("tidal", hold_limit_ns=5_000_000_000)
+
+    def bounded() -> bool:
+        return bool(started.scheme("tidal")["gpus"][started.uuid]["bounded"])
+
+    wait_for(lambda: not bounded(), 10.0, "nobody has joined")
+    waited = started.tenants()["be"]["gate_wait_s"]
+    be.ask("times 0.3")
+    assert started.tenants()["be"]["gate_wait_s"] < waited + 0.05
+    floor = join_floor(started.bench.folder, started.uuid)
+    assert bounded()
+    be.ask("times 0.3")
+    wait_for(lambda: started.tenants()["be"]["gate_wait_s"] > waited + 0.1, 3.0, "launches wait for those in flight")
+    floor.close()
+    wait_for(lambda: not bounded(), 3.0, "the last one has left")
 
 
 def test_the_agent_counts_best_effort_processes_and_their_waits(rig: tuple[Rig, Program]) -> None:
     started, _ = rig
-    with join_floor(started.bench.folder, started.uuid).held():
+    floor = join_floor(started.bench.folder, started.uuid)
+    with floor.held():
         state = started.scheme("tidal")["gpus"][started.uuid]
+    floor.close()
     assert state["best_effort_processes"] == 1
     tenant = started.tenants()["be"]
     assert tenant["gate_wait_s"] > 0

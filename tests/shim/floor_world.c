@@ -109,7 +109,7 @@ void world_start(const struct settings *s)
     cot_real_cuEventRecord = event_record;
     cot_real_cuEventQuery = event_query;
     cot_real_cuEventElapsedTime = event_elapsed;
-    page = (struct cotenant_floor){.scheme = s->scheme, .tenants = 1, .interval_ns = (uint64_t)s->interval_ns,
+    page = (struct cotenant_floor){.scheme = s->scheme, .tenants = 1, .present = 1, .interval_ns = (uint64_t)s->interval_ns,
                                    .lead_ns = (uint64_t)s->lead_ns, .hold_limit_ns = 500000000,
                                    .stretch_permille = s->stretch_permille, .check_ns = (uint64_t)s->check_ns};
     memset(cot_costs, 0, sizeof cot_costs);

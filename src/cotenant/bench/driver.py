@@ -90,11 +90,17 @@ class Driver:
         """Wait until the GPU has done everything."""
         self.call("cuCtxSynchronize")
 
-    def event(self) -> ctypes.c_void_p:
-        """An event without timing."""
+    def event(self, *, timing: bool = False) -> ctypes.c_void_p:
+        """An event."""
         event = _P()
-        self.call("cuEventCreate", ctypes.byref(event), 2)
+        self.call("cuEventCreate", ctypes.byref(event), 0 if timing else 2)
         return event
+
+    def elapsed_ms(self, first: ctypes.c_void_p, last: ctypes.c_void_p) -> float:
+        """Milliseconds between two events with timing."""
+        found = ctypes.c_float()
+        self.call("cuEventElapsedTime", ctypes.byref(found), first, last)
+        return found.value
 
     def record(self, event: ctypes.c_void_p, stream: ctypes.c_void_p | None = None) -> None:
         """Record an event on a stream."""

@@ -1,21 +1,27 @@
 """The latency-sensitive service of `cotenant bench colocation`: `python -m cotenant.bench.ls_client BACKEND BATCH`.
 
 Protocol: prints `ready NAME`; then `floor FOLDER UUID` joins the floor of an agent, and each line
-`run SECONDS RATE SEED FLOOR COPY` serves Poisson arrivals and prints one JSON object
+`run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson arrivals and prints one JSON object
 {"latency_ms": [...], "service_ms": [...], "active_s", "begin_ns", "end_ns"}. Latency counts from the scheduled arrival.
-FLOOR 1: raise it while a request is served; COPY 1: each request brings its input from pinned host memory.
+FLOOR 1: raise it while a request is served; COPY 1: each request brings its input from pinned host memory. STAGES 1:
+the network runs in two graphs with events around them, and "stages_ms" has for each request [submit, first, rest]: the
+host's launches, the first kernels, which wait for what was in flight, and the others. `word FILE` is another floor: the
+first 32 bits of a file, 1 while a request is served.
 
 ResNet-50 in fp16 as one CUDA graph; on the software GPU a graph of 60 kernels that take 1.03 ms together.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +43,36 @@ def poisson_arrivals(seconds: float, rate_rps: float, seed: int) -> list[float]:
     return times
 
 
-def serve(request: Callable[[bool], None], floor: Holder, arrivals: list[float], copy: bool) -> dict[str, Any]:
+class WordFloor(NullFloor):
+    """A word of a file that others look at; for experiments."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._word = ctypes.c_uint32.from_buffer(mmap.mmap(file.fileno(), 4096))
+
+    def raise_(self, work_class: int = 0) -> None:
+        """1."""
+        self._word.value = 1
+
+    def lower(self) -> None:
+        """0."""
+        self._word.value = 0
+
+
+@dataclass
+class Service:
+    """A network on the GPU: `request(copy)` answers one request; `staged(copy)` does, too, and tells its stages, ms."""
+
+    name: str
+    request: Callable[[bool], None]
+    staged: Callable[[bool], list[float]]
+
+
+def serve(request: Callable[[bool], Any], floor: Holder, arrivals: list[float], copy: bool) -> dict[str, Any]:
     """Serve the arrivals one after the other; the floor is up while a request is served or waits."""
     latency_ms: list[float] = []
     service_ms: list[float] = []
+    stages_ms: list[Any] = []
     active_s = 0.0
     begin_ns = time.monotonic_ns()
     begin = time.monotonic()
@@ -51,7 +83,7 @@ def serve(request: Callable[[bool], None], floor: Holder, arrivals: list[float],
                 time.sleep(left - SPIN_S / 2)
         floor.raise_()
         started = time.monotonic()
-        request(copy)
+        stages_ms.append(request(copy))
         ended = time.monotonic()
         if number + 1 == len(arrivals) or begin + arrivals[number + 1] > ended:
             floor.lower()
@@ -64,11 +96,11 @@ def serve(request: Callable[[bool], None], floor: Holder, arrivals: list[float],
         "active_s": active_s,
         "begin_ns": begin_ns,
         "end_ns": time.monotonic_ns(),
-    }
+    } | ({"stages_ms": stages_ms} if stages_ms and stages_ms[0] else {})
 
 
-def torch_service(batch: int) -> tuple[str, Callable[[bool], None]]:
-    """ResNet-50 in fp16, captured once."""
+def torch_service(batch: int) -> Service:
+    """ResNet-50 in fp16, captured once, and once more in two parts: the first convolution, and the rest."""
     import torch
 
     from cotenant.bench.networks import resnet50
@@ -79,61 +111,101 @@ def torch_service(batch: int) -> tuple[str, Callable[[bool], None]]:
     images = torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.half).to(memory_format=torch.channels_last)
     host = torch.randn(batch, 3, 224, 224).half().to(memory_format=torch.channels_last).pin_memory()
     stream = torch.cuda.Stream(priority=-5)
-    graph = torch.cuda.CUDAGraph()
+    whole, first, rest = (torch.cuda.CUDAGraph() for _ in range(3))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
     with torch.no_grad(), torch.cuda.stream(stream):
         for _ in range(5):
             net(images)
         stream.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(whole, stream=stream):
             net(images)
+        with torch.cuda.graph(first, stream=stream):
+            middle = net[0](images)
+        with torch.cuda.graph(rest, stream=stream):
+            net[1:](middle)
 
     def request(copy: bool) -> None:
         with torch.cuda.stream(stream):
             if copy:
                 images.copy_(host, non_blocking=True)
-            graph.replay()
+            whole.replay()
         stream.synchronize()
 
-    return torch.cuda.get_device_name(0), request
+    def staged(copy: bool) -> list[float]:
+        began = time.monotonic()
+        with torch.cuda.stream(stream):
+            if copy:
+                images.copy_(host, non_blocking=True)
+            events[0].record()
+            first.replay()
+            events[1].record()
+            rest.replay()
+            events[2].record()
+        launched = time.monotonic()
+        stream.synchronize()
+        return [(launched - began) * 1e3, events[0].elapsed_time(events[1]), events[1].elapsed_time(events[2])]
+
+    return Service(torch.cuda.get_device_name(0), request, staged)
 
 
-def driver_service(batch: int) -> tuple[str, Callable[[bool], None]]:
+def driver_service(batch: int) -> Service:
     """The same on the bare driver API."""
-    import ctypes
-
     from cotenant.bench.driver import Driver
 
     cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
     stream = cuda.stream()
-    graph = cuda.graph(SOFT_KERNELS_NS, stream, work="service")
+    whole = cuda.graph(SOFT_KERNELS_NS, stream, work="service")
+    first = cuda.graph(SOFT_KERNELS_NS[:1], stream, work="service")
+    rest = cuda.graph(SOFT_KERNELS_NS[1:], stream, work="service")
+    events = [cuda.event(timing=True) for _ in range(3)]
     size = batch * 3 * 224 * 224 * 2
     device, host = cuda.buffers(size)
 
-    def request(copy: bool) -> None:
+    def send(copy: bool) -> None:
         if copy:
             cuda.call("cuMemcpyHtoDAsync_v2", device, host, ctypes.c_size_t(size), stream)
-        cuda.call("cuGraphLaunch", graph, stream)
+
+    def request(copy: bool) -> None:
+        send(copy)
+        cuda.call("cuGraphLaunch", whole, stream)
         cuda.call("cuStreamSynchronize", stream)
 
-    return cuda.name, request
+    def staged(copy: bool) -> list[float]:
+        began = time.monotonic()
+        send(copy)
+        cuda.record(events[0], stream)
+        cuda.call("cuGraphLaunch", first, stream)
+        cuda.record(events[1], stream)
+        cuda.call("cuGraphLaunch", rest, stream)
+        cuda.record(events[2], stream)
+        launched = time.monotonic()
+        cuda.call("cuStreamSynchronize", stream)
+        return [(launched - began) * 1e3, cuda.elapsed_ms(events[0], events[1]), cuda.elapsed_ms(events[1], events[2])]
+
+    return Service(cuda.name, request, staged)
 
 
 def main(arguments: list[str]) -> int:
     """Set up, say so, serve what is asked on standard input."""
     backend, batch = arguments[0], int(arguments[1])
-    name, request = torch_service(batch) if backend == "torch" else driver_service(batch)
+    service = torch_service(batch) if backend == "torch" else driver_service(batch)
     for _ in range(20):
-        request(True)
-    print(f"ready {name}", flush=True)
+        service.request(True)
+        service.staged(True)
+    print(f"ready {service.name}", flush=True)
     floor: Holder = NullFloor()
     for line in sys.stdin:
         words = line.split()
         if words[0] == "floor":
             floor = join_floor(Path(words[1]), words[2])
             print("{}", flush=True)
+        elif words[0] == "word":
+            floor = WordFloor(Path(words[1]))
+            print("{}", flush=True)
         elif words[0] == "run":
             seconds, rate, seed, raises, copy = float(words[1]), float(words[2]), int(words[3]), words[4], words[5]
             used = floor if raises == "1" else NullFloor()
+            request = service.staged if words[6:] == ["1"] else service.request
             print(json.dumps(serve(request, used, poisson_arrivals(seconds, rate, seed), copy == "1")), flush=True)
     floor.close()
     return 0

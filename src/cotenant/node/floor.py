@@ -22,6 +22,7 @@ from cotenant.policy.colocation import ColocationSettings, WorkClass, settings_f
 
 MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
+GRACE_S = 5.0  # for LS processes of an agent before this one to come back, meanwhile BE keeps its bounds
 PARTS = ("beside", "stretch")  # settings that need not be whole numbers
 WORK_CLASSES = {
     "unknown": WorkClass.UNKNOWN,
@@ -61,6 +62,9 @@ class Floors:
         self._log = log
         self._members: set[Member] = set()
         self._listener: Listener | None = None
+        self._grace = True
+        for page in self.pages.values():
+            page.layout.present = 1
         self.configure(settings)
 
     def configure(self, settings: ColocationSettings) -> None:
@@ -72,6 +76,12 @@ class Floors:
     def listen(self, mode: int) -> None:
         """Open the socket."""
         self._listener = Listener(self.path, mode, self._take, self._log)
+        asyncio.get_running_loop().call_later(GRACE_S, self._grace_over)
+
+    def _grace_over(self) -> None:
+        self._grace = False
+        for gpu in self.pages:
+            self._count(gpu)
 
     def _take(self, connection: socket.socket) -> None:
         if len(self._members) >= MAX_MEMBERS:
@@ -139,8 +149,10 @@ class Floors:
         return role == BEST_EFFORT and tenant is not None
 
     def _count(self, gpu: str) -> None:
-        members = [m for m in self._members if m.gpu == gpu and m.role == BEST_EFFORT]
-        self.pages[gpu].layout.tenants = len(members)
+        roles = [m.role for m in self._members if m.gpu == gpu]
+        layout = self.pages[gpu].layout
+        layout.tenants = roles.count(BEST_EFFORT)
+        layout.present = max(roles.count(LATENCY_SENSITIVE), int(self._grace))
 
     def _drop(self, member: Member) -> None:
         """A process has gone: what it held is lowered."""
@@ -176,13 +188,15 @@ class Floors:
         holders = sorted(m.holder for m in self._members if m.gpu == gpu and m.holder is not None)
         return {
             "best_effort_processes": layout.tenants,
+            "bounded": layout.present > 0,
             "holders": [
                 {"pid": layout.pid[i], "up": bool(layout.raised[i]), "raises": layout.raises[i]} for i in holders
             ],
         }
 
     def close(self) -> None:
-        """Close the socket and all connections; processes keep the pages they have."""
+        """Close the socket and all connections; processes keep the pages they have, and what bounds them."""
+        self._grace = True
         if self._listener is not None:
             self._listener.close()
         for member in list(self._members):

@@ -39,7 +39,7 @@ class FloorLayout(ctypes.Structure):
         ("beside_permille", ctypes.c_uint32),
         ("sm_threshold", ctypes.c_uint32),
         ("stretch_permille", ctypes.c_uint32),
-        ("reserved_0", ctypes.c_uint32),
+        ("present", ctypes.c_uint32),
         ("check_ns", ctypes.c_uint64),
         ("reserved_agent", ctypes.c_uint8 * 184),
         ("raised", ctypes.c_uint8 * HOLDERS),

@@ -186,7 +186,7 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, int64_t
 void cot_floor_enter(struct thread *t, struct cost *cost)
 {
     struct floor *floor = t->gpu->floor;
-    if (floor->page->scheme == COTENANT_SCHEME_FREE)
+    if (floor->page->scheme == COTENANT_SCHEME_FREE || floor->page->present == 0)
         return;
     pthread_mutex_lock(&floor->lock);
     if (floor->context != t->context)

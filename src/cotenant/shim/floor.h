@@ -60,7 +60,7 @@ struct cotenant_floor { /* 4096 bytes */
     uint32_t beside_permille; /* part of the time that BE may work beside LS */
     uint32_t sm_threshold;    /* orion: SMs that BE may fill beside LS; 0: any number */
     uint32_t stretch_permille; /* interval_ns may grow so far for a process that leaves the GPU dry */
-    uint32_t reserved_0;
+    uint32_t present;         /* LS processes that have joined; 0: nobody is there to be protected */
     uint64_t check_ns;        /* work between two events; 0: every piece has one */
     uint8_t reserved_agent[184];
     /* written by LS processes, each its own index, raised_ns before raised */
