@@ -78,7 +78,8 @@ class Ranks:
 
 def test_a_gang_beside_single_tenants(node: Bench) -> None:
     gang = Ranks(node, "gang", "0,1", 4.0, request=0.5, gpu_count=2)
-    solos = [Ranks(node, f"solo{gpu}", str(gpu), 4.0, request=0.5, gpus=(str(gpu),)) for gpu in (0, 1)]
+    # each sees its own GPU alone, as device 0
+    solos = [Ranks(node, f"solo{gpu}", "0", 4.0, request=0.5, gpus=(str(gpu),)) for gpu in (0, 1)]
     seen = 0
     while gang.process.poll() is None:
         rows = {row["name"]: row["gpus"] for row in node.tenants()}
@@ -116,3 +117,26 @@ def test_a_gang_that_uses_one_of_its_gpus_keeps_its_turn(node: Bench) -> None:
     rows = wait_for(lambda: [r for r in node.tenants() if r["name"] == "half" and r["launches"] > 50], 10.0)
     assert rows[0]["gpus"][0]["turns"] < 60
     assert gang.steps() > 250
+
+
+SEEN = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+count, uuid = ctypes.c_int(), (ctypes.c_uint8 * 16)()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+assert cuda.cuDeviceGetUuid(uuid, 0) == 0
+print(count.value, chr(bytes(uuid)[8]))
+"""
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(("1",), "1 1"), (("0",), "1 0"), (("1", "0"), "2 1")])
+def test_a_tenant_sees_its_own_gpus_only(node: Bench, gpus: tuple[str, ...], seen: str) -> None:
+    """As with a real driver: its devices are those it was given, in that order."""
+    with ControlClient(node.folder) as client:
+        answer = register(client, Launch(node.folder, TenantSpec("t", gpus=gpus), []))
+        environment = program_environment(answer) | {
+            "COTENANT_SOFTGPU_STATE": node.environment["COTENANT_SOFTGPU_STATE"]
+        }
+        done = subprocess.run([sys.executable, "-c", SEEN], env=environment, capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == seen, done.stderr

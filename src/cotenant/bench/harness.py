@@ -98,6 +98,7 @@ class Bench:
         self.environment = dict(os.environ)
         if self.soft:
             self.environment["COTENANT_SOFTGPU_STATE"] = str(self.folder / "softgpu")
+            self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # it names real ones
         config = self.folder / "agent.json"
         config.write_text(json.dumps(self.settings))
         command = [sys.executable, "-m", "cotenant.node", "--dir", str(self.folder), "--gpus", self.gpus]

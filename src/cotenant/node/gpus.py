@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -71,7 +72,12 @@ def soft_gpus() -> tuple[Gpu, ...]:
     from cotenant.softgpu.build import build
 
     library = ctypes.CDLL(str(build()))
-    _check(library.cuInit(0), "cuInit")
+    hidden = os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # says what a program may see; this is about what is there
+    try:
+        _check(library.cuInit(0), "cuInit")
+    finally:
+        if hidden is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = hidden
     count = ctypes.c_int()
     _check(library.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
     found = []

@@ -215,7 +215,7 @@ class Operations:
         agent.save()
         environment = dict(tenant.enforcement.environment)
         soft = any(gpu.soft for gpu in tenant.gpus)
-        if not soft and tenant.spec.mechanism != "mps":
+        if soft or tenant.spec.mechanism != "mps":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in tenant.gpus)
         return {
             "name": tenant.name,

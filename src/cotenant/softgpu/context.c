@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "softgpu.h"
+#include "visible.h"
 
 pthread_mutex_t soft_lock = PTHREAD_MUTEX_INITIALIZER;
 bool soft_ready;
@@ -20,6 +21,10 @@ EXPORT CUresult cuInit(unsigned flags)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&soft_lock);
     CUresult result = soft_attach();
+    if (result == CUDA_SUCCESS) {
+        soft_read_visible();
+        result = soft_visible_count() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+    }
     soft_ready = result == CUDA_SUCCESS;
     pthread_mutex_unlock(&soft_lock);
     return result;
@@ -33,15 +38,15 @@ EXPORT CUresult cuDriverGetVersion(int *version)
     return CUDA_SUCCESS;
 }
 
-static bool is_device(int device)
+static bool is_device(CUdevice ordinal)
 {
-    return soft_ready && device >= 0 && (uint32_t)device < soft_state()->device_count;
+    return soft_device_at(ordinal) >= 0;
 }
 
 EXPORT CUresult cuDeviceGetCount(int *count)
 {
     CHECK_READY();
-    *count = (int)soft_state()->device_count;
+    *count = soft_visible_count();
     return CUDA_SUCCESS;
 }
 
@@ -68,7 +73,7 @@ EXPORT CUresult cuDeviceGetUuid_v2(struct cu_uuid *uuid, CUdevice device)
     CHECK_READY();
     if (!is_device(device))
         return CUDA_ERROR_INVALID_DEVICE;
-    soft_uuid(device, uuid->bytes);
+    soft_uuid(soft_device_at(device), uuid->bytes);
     return CUDA_SUCCESS;
 }
 
@@ -153,8 +158,6 @@ static bool is_context(const struct soft_context *wanted)
 
 static CUresult make_context(struct soft_context **out, int device, bool primary) /* with soft_lock */
 {
-    if (!is_device(device))
-        return CUDA_ERROR_INVALID_DEVICE;
     if (soft_attach() != CUDA_SUCCESS || !soft_take_memory(device, SOFT_CONTEXT_BYTES))
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct soft_context *context = calloc(1, sizeof *context);
@@ -185,9 +188,11 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice device)
 {
     (void)flags;
     CHECK_READY();
+    if (!is_device(device))
+        return CUDA_ERROR_INVALID_DEVICE;
     struct soft_context *context = NULL;
     pthread_mutex_lock(&soft_lock);
-    CUresult result = depth < STACK_DEPTH ? make_context(&context, device, false) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = depth < STACK_DEPTH ? make_context(&context, soft_device_at(device), false) : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&soft_lock);
     if (result != CUDA_SUCCESS)
         return result;
@@ -216,10 +221,11 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext handle)
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal)
 {
     CHECK_READY();
-    if (!is_device(device))
+    int device = soft_device_at(ordinal);
+    if (device < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&soft_lock);
@@ -233,10 +239,11 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
     return result;
 }
 
-static CUresult end_primary(CUdevice device, bool all)
+static CUresult end_primary(CUdevice ordinal, bool all)
 {
     CHECK_READY();
-    if (!is_device(device))
+    int device = soft_device_at(ordinal);
+    if (device < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&soft_lock);
@@ -264,7 +271,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int
     if (!is_device(device))
         return CUDA_ERROR_INVALID_DEVICE;
     *flags = 0;
-    *active = primaries[device] != NULL;
+    *active = primaries[soft_device_at(device)] != NULL;
     return CUDA_SUCCESS;
 }
 
@@ -315,7 +322,7 @@ EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out)
 EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
     CHECK_CONTEXT();
-    *device = context->device;
+    *device = soft_ordinal_of(context->device);
     return CUDA_SUCCESS;
 }
 

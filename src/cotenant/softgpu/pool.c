@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "softgpu.h"
+#include "visible.h"
 
 struct soft_pool {
     enum soft_kind kind;
@@ -48,16 +49,23 @@ static struct soft_pool *make_pool(int device) /* with soft_lock */
     return pool;
 }
 
-EXPORT CUresult cuDeviceGetDefaultMemPool(struct soft_pool **out, CUdevice device)
+static struct soft_pool *default_pool(int device)
 {
-    CHECK_READY();
-    if (device < 0 || (uint32_t)device >= soft_state()->device_count)
-        return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&soft_lock);
     if (!defaults[device])
         defaults[device] = make_pool(device);
-    *out = defaults[device];
+    struct soft_pool *pool = defaults[device];
     pthread_mutex_unlock(&soft_lock);
+    return pool;
+}
+
+EXPORT CUresult cuDeviceGetDefaultMemPool(struct soft_pool **out, CUdevice ordinal)
+{
+    CHECK_READY();
+    int device = soft_device_at(ordinal);
+    if (device < 0)
+        return CUDA_ERROR_INVALID_DEVICE;
+    *out = default_pool(device);
     return CUDA_SUCCESS;
 }
 
@@ -69,8 +77,12 @@ EXPORT CUresult cuDeviceGetMemPool(struct soft_pool **out, CUdevice device)
 EXPORT CUresult cuMemPoolCreate(struct soft_pool **out, const struct cu_pool_prop *prop)
 {
     CHECK_READY();
+    bool on_device = prop->location.type == CU_LOCATION_DEVICE;
+    int device = on_device ? soft_device_at(prop->location.id) : -1;
+    if (on_device && device < 0)
+        return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&soft_lock);
-    *out = make_pool(prop->location.id);
+    *out = make_pool(device); /* elsewhere its memory is the system's */
     pthread_mutex_unlock(&soft_lock);
     return CUDA_SUCCESS;
 }
@@ -80,7 +92,8 @@ EXPORT CUresult cuMemPoolDestroy(struct soft_pool *pool)
     if (!pool || pool->kind != SOFT_POOL)
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&soft_lock);
-    soft_give_memory(pool->device, pool->reserved);
+    if (pool->device >= 0)
+        soft_give_memory(pool->device, pool->reserved);
     pool->reserved = 0;
     pool->kind = 0;
     pthread_mutex_unlock(&soft_lock);
@@ -113,7 +126,8 @@ static void trim(struct soft_pool *pool, uint64_t keep) /* with soft_lock */
 {
     uint64_t least = granules(pool->used > keep ? pool->used : keep);
     if (pool->reserved > least) {
-        soft_give_memory(pool->device, pool->reserved - least);
+        if (pool->device >= 0)
+            soft_give_memory(pool->device, pool->reserved - least);
         pool->reserved = least;
     }
 }
@@ -141,7 +155,7 @@ static CUresult grow(struct soft_pool *pool, uint64_t bytes) /* with soft_lock *
 {
     uint64_t wanted = granules(pool->used + bytes);
     if (wanted > pool->reserved) {
-        if (!soft_take_memory(pool->device, wanted - pool->reserved))
+        if (pool->device >= 0 && !soft_take_memory(pool->device, wanted - pool->reserved))
             return CUDA_ERROR_OUT_OF_MEMORY;
         pool->reserved = wanted;
     }
@@ -157,7 +171,7 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, struct soft_pool *pool,
     if (captured)
         soft_add_node(stream, (struct soft_node){.allocates = granules(bytes)});
     else if (!pool)
-        cuDeviceGetDefaultMemPool(&pool, stream->context->device);
+        pool = default_pool(stream->context->device);
     void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     struct pool_block *block = malloc(sizeof *block);
     pthread_mutex_lock(&soft_lock);
@@ -247,11 +261,13 @@ EXPORT CUresult cuMemCreate(struct soft_handle **out, size_t bytes, const struct
     CHECK_READY();
     (void)flags;
     bool on_device = prop->location.type == CU_LOCATION_DEVICE;
-    if (on_device && !soft_take_memory(prop->location.id, bytes))
+    int device = on_device ? soft_device_at(prop->location.id) : -1;
+    if (on_device && device < 0)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (on_device && !soft_take_memory(device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct soft_handle *handle = calloc(1, sizeof *handle);
-    *handle = (struct soft_handle){SOFT_HANDLE, on_device ? prop->location.id : -1, memfd_create("soft", MFD_CLOEXEC),
-                                   bytes, 1, 0};
+    *handle = (struct soft_handle){SOFT_HANDLE, device, memfd_create("soft", MFD_CLOEXEC), bytes, 1, 0};
     if (handle->fd < 0 || ftruncate(handle->fd, (off_t)bytes) != 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *out = handle;

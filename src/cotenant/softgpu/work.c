@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "softgpu.h"
+#include "visible.h"
 
 #define MODULE_HEAD "cotenant-soft-module"
 #define MAX_KERNELS 64
@@ -296,17 +297,23 @@ EXPORT CUresult cuGraphLaunch_ptsz(struct soft_exec *exec, CUstream stream)
     return launch_graph(exec, soft_stream_of(stream, true));
 }
 
-EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, uint64_t *value)
+EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, int attribute, uint64_t *value)
 {
     CHECK_READY();
     (void)attribute;
+    int device = soft_device_at(ordinal);
+    if (device < 0)
+        return CUDA_ERROR_INVALID_DEVICE;
     *value = graph_reserved[device];
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice ordinal)
 {
     CHECK_READY();
+    int device = soft_device_at(ordinal);
+    if (device < 0)
+        return CUDA_ERROR_INVALID_DEVICE;
     soft_give_memory(device, atomic_exchange(&graph_reserved[device], 0));
     return CUDA_SUCCESS;
 }
