@@ -118,6 +118,19 @@ def test_an_application_is_asked_like_a_model(client: Any) -> None:
     np.testing.assert_array_equal(answer, x + np.float32(offset("a")) + np.float32(offset("b")))
 
 
+def test_the_live_page_counts_an_application_s_requests_once(client: Any, server: Running) -> None:
+    """Its rate is that of the stage that each of its requests begins with; stages say whose they are."""
+    from serve_setup import ask
+
+    rows = {row["key"]: row for row in ask(server.http_url, "/state.json")[2]["services"]}
+    assert {name: row["part_of"] for name, row in rows.items()} == {
+        "a": None, "b": None, "pair": None, "pair:a": "pair", "pair:b": "pair",
+    }  # fmt: skip
+    server.call(lambda: server.server.replanner.measured.update({"a": 1.0, "pair:a": 7.5, "pair:b": 7.0}))
+    rates = {row["key"]: row["rate_rps"] for row in ask(server.http_url, "/state.json")[2]["services"]}
+    assert (rates["pair"], rates["pair:a"], rates["a"]) == (7.5, 7.5, 1.0)
+
+
 def test_repository(client: Any, server: Running) -> None:
     module, c = client
     form = {} if module.__name__.endswith("http") else {"as_json": True}

@@ -11,7 +11,7 @@ import pytest
 from cotenant.model.serving import Application, Gpulet, Seat, Service, ServingPlan
 from cotenant.policy.packing.applications import stages
 from cotenant.profile.latency import ModelProfile, Partition, ServingProfile
-from cotenant.report.serving import build_page, page_data
+from cotenant.report.serving import build_page, in_time, page_data
 from cotenant.sim.serving import Scenario, ServingResult, run
 from cotenant.traces.arrivals import Arrivals
 
@@ -47,6 +47,12 @@ def test_page_is_whole_and_safe(result: ServingResult) -> None:
     assert found is not None
     assert json.loads(found[1])["services"][0]["name"] == "<b>&a"
     assert "https://" not in page.split('id="data"')[0]
+
+
+def test_a_service_is_said_to_be_in_time_by_no_more_than_it_was() -> None:
+    assert in_time("a", 1.0) == "Every request was answered in time."
+    assert in_time("a", 0.99999) == "Every service answered at least 99.99% of its requests in time."
+    assert in_time("a", 0.98) == "a answered only 98.00% of its requests in time."
 
 
 def test_a_stage_is_timed_from_its_applications_arrival() -> None:

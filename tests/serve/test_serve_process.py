@@ -25,7 +25,8 @@ def no_word(text: str) -> None:
 
 def write(folder: Path, **more: Any) -> tuple[str, str]:
     """(services file, plan file)."""
-    content = deployment([{"name": "a", "slo_ms": 5000}], folder) | more
+    doors = {"http": "127.0.0.1:0", "grpc": "none"}  # whatever else runs here has its ports
+    content = deployment([{"name": "a", "slo_ms": 5000}], folder, listen=doors) | more
     (folder / "services.yaml").write_text(yaml.safe_dump(content))
     (folder / "plan.json").write_text(json.dumps(plan({"a": 4}).to_dict()))
     return str(folder / "services.yaml"), str(folder / "plan.json")
@@ -186,6 +187,21 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded_or_measured(
     assert code == 1
     assert err == f"cotenant: cannot listen on 127.0.0.1:{port}: address already in use\n"
     assert time.monotonic() - began < 20  # loading alone takes 30
+
+
+def test_a_first_start_says_that_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cotenant.policy import compiled
+    from cotenant.serve.parts import is_compiled
+
+    monkeypatch.setattr(compiled, "CACHED", True)
+    monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
+    assert not is_compiled(plans=False)
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "dispatch_kernel.offer-46.py311.1.nbc").touch()
+    assert is_compiled(plans=False)
+    assert not is_compiled(plans=True)
+    (tmp_path / "policy" / "adjust.widen-9.py311.1.nbc").touch()
+    assert is_compiled(plans=True)
 
 
 def test_a_host_that_does_not_exist_is_1(tmp_path: Path, call: Any) -> None:

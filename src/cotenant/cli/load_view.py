@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from cotenant.model.units import format_ms
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -115,6 +117,6 @@ def show(result: LoadResult) -> None:
 def _cells(row: dict[str, Any]) -> dict[str, str]:
     times = {f"{p} ms": "-" if row[f"{p}_ms"] is None else f"{row[f'{p}_ms']:.1f}" for p in ("p50", "p95", "p99")}
     counts = {name: f"{row[name]:,}" for name in ("sent", "late", "dropped", "failed")}
-    slo = "-" if row["slo_ms"] is None else f"{row['slo_ms']:g}"
+    slo = "-" if row["slo_ms"] is None else format_ms(row["slo_ms"])
     share = "-" if row["slo_attainment"] is None else f"{row['slo_attainment']:.2%}"
     return {**times, **counts, "rps": f"{row['answered_rps']:,.0f}", "SLO ms": slo, "in time": share}

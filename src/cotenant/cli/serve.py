@@ -151,6 +151,8 @@ def _ready(server: Server, as_json: bool) -> None:
     import json
     import os
 
+    from cotenant.model.units import format_ms
+
     facts: dict[str, Any] = {
         "http": server.http_url or None, "grpc": server.grpc_address or None, "pid": os.getpid()
     }  # fmt: skip
@@ -164,10 +166,10 @@ def _ready(server: Server, as_json: bool) -> None:
     print(f"{status['gpus_in_use']} of {status['gpus']} GPUs, {len(status['gpulets'])} gpulets, {status['planner']}")
     for service in status["services"]:
         if service["application"]:
-            print(f"  {service['name']}: an application within {service['slo_ms']:g} ms")
+            print(f"  {service['name']}: an application within {format_ms(service['slo_ms'])} ms")
         elif service["not_ready"]:
             print(f"  {service['name']}: NOT READY: {service['not_ready']}")
         else:
-            what = f"{service['capacity_rps']:.0f} requests/s within {service['slo_ms']:g} ms"
+            what = f"{service['capacity_rps']:.0f} requests/s within {format_ms(service['slo_ms'])} ms"
             print(f"  {service['name']}: {what}")
     print("", end="", flush=True)

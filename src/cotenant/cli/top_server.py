@@ -76,7 +76,7 @@ def screen(status: dict[str, Any], base: str, before: dict[str, Any] | None = No
     from rich.table import Table
     from rich.text import Text
 
-    from cotenant.model.units import format_seconds
+    from cotenant.model.units import format_ms, format_seconds
 
     head = Text.assemble(
         ("cotenant top", "bold"), f"   {base}, up {format_seconds(status['uptime_s'])}   {status['gpus_in_use']} of"
@@ -95,7 +95,7 @@ def screen(status: dict[str, Any], base: str, before: dict[str, Any] | None = No
         services.add_row(
             Text(row["name"], style="red" if row["not_ready"] else ""), _figure(row["rate_rps"]),
             _figure(row["capacity_rps"]), _figure(row["p50_ms"]),
-            Text(_figure(row["p99_ms"]), style="red" if late else ""), f"{row['slo_ms']:g}", share,
+            Text(_figure(row["p99_ms"]), style="red" if late else ""), format_ms(row["slo_ms"]), share,
             f"{outcomes['dropped'] + outcomes['full']:,}", f"{outcomes['failed']:,}", f"{row['waiting']:,}",
         )  # fmt: skip
     gpulets = Table(box=None, pad_edge=False, header_style="bold")

@@ -103,6 +103,11 @@ def format_bytes(n: float) -> str:
     return f"{n:.1f} TiB"
 
 
+def format_ms(ms: float) -> str:
+    """Milliseconds to a tenth, without a zero behind the point: 108, 376.9."""
+    return f"{round(ms, 1):.12g}"
+
+
 def format_seconds(seconds: float) -> str:
     """A length of time for people: 350 ms, 42 s, 5.2 min, 3.1 h, 2.4 d."""
     size = abs(seconds)

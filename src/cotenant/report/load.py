@@ -11,7 +11,7 @@ import numpy as np
 
 from cotenant.record.files import atomic_file
 from cotenant.report.page import _plotly, _script_json
-from cotenant.report.serving import POINTS, WINDOWS, _table
+from cotenant.report.serving import POINTS, WINDOWS, _table, in_time
 from cotenant.serve.load_loop import LATE, OK
 from cotenant.serve.load_result import LoadResult
 
@@ -51,12 +51,7 @@ def headline(result: LoadResult) -> str:
     rows = {name: row for name, row in content["services"].items() if row["slo_attainment"] is not None}
     if rows:
         worst = min(rows, key=lambda name: rows[name]["slo_attainment"])
-        share = rows[worst]["slo_attainment"]
-        text.append(
-            f"Every service answered at least {share:.2%} of its requests in time."
-            if share >= 0.99
-            else f"{worst} answered only {share:.2%} of its requests in time."
-        )
+        text.append(in_time(worst, rows[worst]["slo_attainment"]))
     late = content["lateness_ms"]
     if late["p99"] is not None:
         text.append(

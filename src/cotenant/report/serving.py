@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -58,19 +59,29 @@ def headline(result: ServingResult, summary: dict[str, Any]) -> str:
     if not rows:
         return text
     worst = min(rows, key=lambda name: rows[name]["slo_attainment"])
-    share = rows[worst]["slo_attainment"]
+    return f"{text} {in_time(worst, rows[worst]['slo_attainment'])}"
+
+
+def in_time(worst: str, share: float) -> str:
+    """A sentence on SLO attainment: of the service that has least, 0..1."""
+    if share == 1:
+        return "Every request was answered in time."
     if share >= 0.99:
-        return f"{text} Every service answered at least {share:.2%} of its requests in time."
-    return f"{text} {worst} answered only {share:.2%} of its requests in time."
+        return f"Every service answered at least {math.floor(share * 1e4) / 1e4:.2%} of its requests in time."
+    return f"{worst} answered only {share:.2%} of its requests in time."
 
 
 def _table(summary: dict[str, Any]) -> str:
-    heads = ("service", "sent", "p50 ms", "p95 ms", "p99 ms", "late", "dropped", "in time")
+    rows = _rows(summary)
+    failing = any(row.get("failed") for row in rows.values())  # in a simulation nothing fails
+    more = ("failed",) if failing else ()
+    heads = ("service", "sent", "p50 ms", "p95 ms", "p99 ms", "late", "dropped", *more, "in time")
     lines = ["<thead><tr>" + "".join(f"<th>{h}</th>" for h in heads) + "</tr></thead><tbody>"]
-    for name, row in _rows(summary).items():
+    for name, row in rows.items():
         ms = ["–" if row[k] is None else f"{row[k]:.1f}" for k in ("p50_ms", "p95_ms", "p99_ms")]
         share = "–" if row["slo_attainment"] is None else f"{row['slo_attainment']:.2%}"
-        cells = [f"{row['sent']:,}", *ms, f"{row['late']:,}", f"{row['dropped']:,}", share]
+        counts = [f"{row[k]:,}" for k in ("late", "dropped", *more)]
+        cells = [f"{row['sent']:,}", *ms, *counts, share]
         lines.append(
             f"<tr><th>{html.escape(name).replace(':', ':<wbr>')}</th>"
             + "".join(f"<td>{c}</td>" for c in cells)

@@ -225,12 +225,15 @@ class Api:
         capacities = plan.capacities()
         services = []
         for name, own in self.stats.services.items():
-            staged = name in self.gateway.applications.names
+            apps = self.gateway.applications
+            staged = name in apps.names
+            asked = apps.first_stage(name) if staged else name
             services.append(
                 {
-                    "name": name, "application": staged, "slo_ms": own.slo_ms, "received": own.received,
+                    "name": name, "application": staged, "part_of": apps.application_of(name),
+                    "slo_ms": own.slo_ms, "received": own.received,
                     "outcomes": {outcome.value: count for outcome, count in own.outcomes.items()},
-                    "rate_rps": self.replanner.measured.get(name), "capacity_rps": capacities.get(name),
+                    "rate_rps": self.replanner.measured.get(asked), "capacity_rps": capacities.get(name),
                     "planned_rps": plan.rates_rps.get(name),
                     "waiting": 0 if staged else self.floor.waiting(name),
                     "p50_ms": own.percentile(0.5), "p99_ms": own.percentile(0.99),

@@ -57,11 +57,22 @@ class Applications:
         self, applications: Sequence[tuple[Application, Sequence[Stage]]], wiring: Mapping[str, Wiring] | None = None
     ) -> None:
         self._graphs: dict[str, _Graph] = {}
+        self._whose: dict[str, str] = {}
         for app, stages in applications:
+            self._whose |= {stage.service.name: app.name for stage in stages}
             short = {stage.service.name.split(":", 1)[1]: stage for stage in stages}
             parents = {name: app.parents(name) for name in short}
             leaves = [name for name in short if not app.graph.get(name)]
             self._graphs[app.name] = _Graph(app, short, parents, leaves, (wiring or {}).get(app.name, {}))
+
+    def first_stage(self, name: str) -> str:
+        """The service of a stage that every request of an application begins with."""
+        graph = self._graphs[name]
+        return graph.stages[graph.app.order()[0]].service.name
+
+    def application_of(self, service: str) -> str | None:
+        """The application that a service is a stage of, None for a service of its own."""
+        return self._whose.get(service)
 
     @property
     def names(self) -> Mapping[str, object]:

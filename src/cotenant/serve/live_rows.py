@@ -103,7 +103,7 @@ async def rows(api: Api, address: str, got: Got) -> AsyncIterator[Row]:
             "rate_rps": service["rate_rps"], "slo_ms": service["slo_ms"], "p50_ms": service["p50_ms"],
             "p99_ms": service["p99_ms"], "attainment": counts[Outcome.OK] / ended if ended else None,
             "dropped": counts[Outcome.DROPPED] + counts[Outcome.FULL], "failed": counts[Outcome.FAILED],
-            "queue": service["waiting"], "state": service["not_ready"] or "ready",
+            "queue": service["waiting"], "part_of": service["part_of"], "state": service["not_ready"] or "ready",
             "places": ", ".join(_place(let) for let in api.floor.lets if service["name"] in let.seats),
         }  # fmt: skip
     for number, at, text in api.decisions:

@@ -52,6 +52,14 @@ def _only_takes_time(entry: ModelEntry) -> bool:
         return True
 
 
+def is_compiled(*, plans: bool) -> bool:
+    """Whether the machine code of the dispatcher (and of what makes plans) is there from an earlier start."""
+    from cotenant.policy.compiled import CACHED, cache_folder
+
+    kernels = ("dispatch_kernel.offer", *(("adjust.widen",) if plans else ()))
+    return CACHED and all(any(cache_folder().rglob(f"{kernel}*.nbc")) for kernel in kernels)
+
+
 def raise_file_limit() -> None:
     """Room for as many connections as the system lets this process have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -27,7 +27,7 @@ from cotenant.serve.crew import Crew
 from cotenant.serve.floor import TICK_S, Floor
 from cotenant.serve.gateway import Gateway, Limits
 from cotenant.serve.http1 import HttpFront
-from cotenant.serve.parts import http_limits, local_factory, raise_file_limit
+from cotenant.serve.parts import http_limits, is_compiled, local_factory, raise_file_limit
 from cotenant.serve.quick import measured
 from cotenant.serve.quick import wanted as quick_wanted
 from cotenant.serve.replanner import Replanner
@@ -126,6 +126,8 @@ class Server:
         )
         raise_file_limit()
         self._taken = doors.take(self._addresses)
+        if not is_compiled(plans=self.options.plan is None):
+            self.say("compiling the planner and the dispatcher for this machine, once (half a minute)")
         self.floor.warm()
         try:
             for name in self.crew.models:

@@ -196,8 +196,9 @@ function drawTotals() {
   const tenants = shares.filter((share) => share.kind == null || share.kind === "tenant");
   if (tenants.length) tiles.push(["tenants", count(new Set(tenants.map((share) => share.tenant)).size)], ["waiting for a turn", count(tenants.filter((share) => share.waiting).length)]);
   if (services.length) {
-    const asked = services.reduce((sum, row) => sum + (row.rate_rps ?? 0), 0);
-    const met = services.reduce((sum, row) => sum + (row.rate_rps ?? 0) * (row.attainment ?? 1), 0);
+    const whole = services.filter((row) => row.part_of == null); // a stage's requests are its application's
+    const asked = whole.reduce((sum, row) => sum + (row.rate_rps ?? 0), 0);
+    const met = whole.reduce((sum, row) => sum + (row.rate_rps ?? 0) * (row.attainment ?? 1), 0);
     tiles.push(["requests/s", rate(asked)], ["in time", asked ? percent(met / asked) : DASH]);
   }
   if (jobs.length) tiles.push(["jobs running", count(jobs.filter((job) => job.state === "running").length)], ["jobs waiting", count(jobs.filter((job) => job.state === "waiting" || job.state === "queued").length)]);

@@ -70,8 +70,11 @@ function drawTime() {
     type: "scatter", mode: "lines", name: s.name, line: { color: color(i) }, x: DATA.windows_s, y: s.attainment,
     hovertemplate: "%{x:.0f} s: %{y:.2%}<extra>" + s.name + "</extra>",
   }));
+  // from the worst window to all: what lies below says nothing, and one that is always in time must not float in the middle
+  const worst = Math.min(1, ...DATA.services.flatMap((s) => s.attainment.filter((x) => x != null)));
+  const room = Math.max(0.005, (1 - worst) * 0.06);
   Plotly.react("time", traces, layout(320 + legendRows(), {
-    xaxis: axis("s"), yaxis: axis("in time", { tickformat: ".2~%", rangemode: "normal" }),
+    xaxis: axis("s"), yaxis: axis("in time", { tickformat: ".2~%", range: [Math.max(0, worst - room), 1 + room] }),
   }), OPTIONS);
 }
 
