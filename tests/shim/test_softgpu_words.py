@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import Tenants
+from shim_tenants import Tenants
 
 PRELUDE = """
 import ctypes, time
@@ -12,6 +12,12 @@ stream, other = c_void_p(), c_void_p()
 cu("cuStreamCreate", byref(stream), 1); cu("cuStreamCreate", byref(other), 1)
 words = (ctypes.c_uint32 * 8)()
 def at(n): return c_uint64(ctypes.addressof(words) + 4 * n)
+def pinned(size, fill=0):
+    # host memory that asynchronous copies read and write when the stream comes to them
+    memory = c_void_p()
+    cu("cuMemHostAlloc", byref(memory), c_size_t(size), 0)
+    ctypes.memset(memory.value, fill, size)
+    return (ctypes.c_char * size).from_address(memory.value)
 def wait(s, n, value, flags=0): cu("cuStreamWaitValue32_v2", s, at(n), value, flags)
 def write(s, n, value): cu("cuStreamWriteValue32_v2", s, at(n), value, 0)
 def busy(s): return raw("cuStreamQuery", s) == 600
@@ -51,8 +57,7 @@ cu("cuMemsetD8_v2", memory, ctypes.c_ubyte(1), c_size_t(64))
 def now():
     return ctypes.string_at(memory.value, 64)
 wait(stream, 0, 1)
-source = ctypes.create_string_buffer(bytes([2]) * 32, 32)
-cu("cuMemcpyHtoDAsync_v2", memory, source, c_size_t(32), stream)
+cu("cuMemcpyHtoDAsync_v2", memory, pinned(32, 2), c_size_t(32), stream)
 cu("cuMemcpyDtoDAsync_v2", c_uint64(memory.value + 32), memory, c_size_t(16), stream)
 cu("cuMemsetD8Async", memory, ctypes.c_ubyte(3), c_size_t(8), stream)
 cu("cuMemsetD32Async", c_uint64(memory.value + 56), ctypes.c_uint32(0x07060504), c_size_t(2), stream)
@@ -62,6 +67,26 @@ cu("cuStreamSynchronize", stream)
 print(now() == bytes([3]) * 8 + bytes([2]) * 40 + bytes([1]) * 8 + bytes([4, 5, 6, 7]) * 2)
 """
     assert run(tenants, script).split("\n") == ["True", "True"]
+
+
+def test_pageable_memory_is_done_with_when_the_call_returns(tenants: Tenants) -> None:
+    script = """
+import threading
+memory = c_uint64()
+cu("cuMemAlloc_v2", byref(memory), c_size_t(8))
+source, target = ctypes.create_string_buffer(b"contents", 8), ctypes.create_string_buffer(8)
+wait(stream, 0, 1)
+def let_go(): words[0] = 1
+threading.Timer(0.05, let_go).start()
+cu("cuMemcpyHtoDAsync_v2", memory, source, c_size_t(8), stream)
+source.raw = b"replaced"
+wait(stream, 1, 1)
+def let_go(): words[1] = 1
+threading.Timer(0.05, let_go).start()
+cu("cuMemcpyDtoHAsync_v2", target, memory, c_size_t(8), stream)
+print(target.raw.decode())
+"""
+    assert run(tenants, script) == "contents"
 
 
 def test_a_word_is_written_after_the_work_before_it(tenants: Tenants) -> None:
@@ -94,7 +119,7 @@ def test_copies_events_and_other_streams_wait_too(tenants: Tenants) -> None:
 size = 1 << 20
 device, event = c_void_p(), c_void_p()
 cu("cuMemAlloc_v2", byref(device), c_size_t(size)); cu("cuEventCreate", byref(event), 2)
-source, back = ctypes.create_string_buffer(b"x" * size, size), ctypes.create_string_buffer(size)
+source, back = pinned(size, 7), pinned(size)
 wait(stream, 0, 1)
 cu("cuMemcpyHtoDAsync_v2", device, source, c_size_t(size), stream)
 cu("cuEventRecord", event, stream)
@@ -116,7 +141,7 @@ def test_each_direction_has_its_engine(tenants: Tenants) -> None:
     """
     script = """
 size = c_size_t(10 << 20)
-device, host = c_void_p(), ctypes.create_string_buffer(10 << 20)
+device, host = c_void_p(), pinned(10 << 20)
 cu("cuMemAlloc_v2", byref(device), size)
 def timed(*calls):
     began = time.monotonic()

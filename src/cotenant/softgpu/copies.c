@@ -22,7 +22,7 @@ uint64_t soft_reserve_link(int number, int direction, uint64_t not_before_ns, ui
     return end;
 }
 
-enum direction { TO_DEVICE, TO_HOST, ON_DEVICE };
+enum direction { TO_DEVICE = SOFT_TO_DEVICE, TO_HOST, ON_DEVICE };
 
 static CUresult copy(word to, word from, size_t bytes, enum direction direction, struct soft_stream *stream, bool waits)
 {

@@ -240,18 +240,30 @@ bool soft_is_device_memory(uint64_t address)
     return found;
 }
 
+static bool is_pinned(uint64_t address)
+{
+    bool found = false;
+    pthread_mutex_lock(&soft_lock);
+    for (struct block *block = pinned_blocks; block && !found; block = block->next)
+        found = holds(block->address, block->bytes, address);
+    pthread_mutex_unlock(&soft_lock);
+    return found;
+}
+
+/* Memory that the driver does not know. */
+bool soft_is_pageable(uint64_t address)
+{
+    return !is_pinned(address) && !soft_is_device_memory(address);
+}
+
 enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, TYPE_HOST = 1, TYPE_DEVICE = 2 };
 
 EXPORT CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address)
 {
     CHECK_READY();
-    bool device = soft_is_device_memory(address), pinned = false;
-    pthread_mutex_lock(&soft_lock);
-    for (struct block *block = pinned_blocks; block && !pinned; block = block->next)
-        pinned = holds(block->address, block->bytes, address);
-    pthread_mutex_unlock(&soft_lock);
-    if (!device && !pinned)
-        return CUDA_ERROR_INVALID_VALUE; /* memory that the driver does not know */
+    bool device = soft_is_device_memory(address);
+    if (!device && !is_pinned(address))
+        return CUDA_ERROR_INVALID_VALUE;
     if (attribute == ATTRIBUTE_MEMORY_TYPE)
         *(unsigned *)value = device ? TYPE_DEVICE : TYPE_HOST;
     else if (attribute == ATTRIBUTE_IS_MANAGED)

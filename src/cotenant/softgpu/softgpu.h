@@ -66,6 +66,7 @@ int soft_map(void);    /* maps the state; 0 or a CUresult */
 int soft_attach(void); /* and takes a process entry */
 void soft_uuid(int device, uint8_t uuid[16]);
 struct soft_state *soft_state(void);
+enum { SOFT_TO_DEVICE, SOFT_TO_HOST }; /* directions of the link */
 uint64_t soft_reserve_link(int device, int direction, uint64_t not_before_ns, uint64_t bytes); /* the same of a copy engine */
 void soft_note_engine(int device, int direction, uint64_t end_ns);
 /* A unit of work: a kernel, or the kernels of a graph. */
@@ -200,6 +201,7 @@ bool soft_defer(struct soft_stream *stream, struct soft_op op);
 bool soft_is_held(struct soft_stream *stream);
 void soft_settle(struct soft_stream *stream);
 bool soft_is_device_memory(uint64_t address);
+bool soft_is_pageable(uint64_t address);
 CUresult soft_add_node(struct soft_stream *stream, struct soft_node node);
 CUresult soft_unsafe_call(void); /* a call that a capture in global mode forbids; CUDA_SUCCESS if none does */
 void soft_invalidate(struct soft_graph *graph); /* with soft_lock; NULL: all captures */

@@ -275,6 +275,10 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
     CUresult result = may_work(stream);
     if (result != CUDA_SUCCESS || bytes == 0)
         return result;
+    if (soft_is_pageable((uintptr_t)(direction == SOFT_TO_DEVICE ? from : to))) {
+        soft_settle(stream); /* its contents may change, or are wanted, as soon as the call returns */
+        waits |= direction != SOFT_TO_DEVICE;
+    }
     struct soft_op op = {.kind = SOFT_OP_WORK, .over_link = true, .direction = direction, .to = to, .from = from, .bytes = bytes};
     if (soft_defer(stream, op)) {
         deferred(stream, waits);
