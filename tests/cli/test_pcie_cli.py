@@ -33,6 +33,10 @@ def test_no_gpu_no_probe() -> None:
     done = cotenant("probe", "channels", "--json")
     assert done.code == 1
     assert "no CUDA driver" in done.err
+    assert "docs/benchmarks/channels.md" in done.err
+    done = cotenant("probe", "channels", "--gpu", "soft")
+    assert done.code == 2
+    assert "real one" in done.err
     done = cotenant("probe", "channels", "--seconds", "1")
     assert done.code == 2
 

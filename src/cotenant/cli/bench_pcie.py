@@ -107,7 +107,8 @@ def _seconds(seconds: float) -> float:
 
 def _tell(result: dict[str, Any]) -> None:
     link = result["native_bytes_per_s"]
-    print(f"{result['gpu']}: {result['direction']}, {result['memory']}, a native program moves {link / 1e9:.1f} GB/s")
+    moves = f"{link / 1e9:.1f} GB/s" if link >= 1e10 else f"{link / 1e6:.0f} MB/s"
+    print(f"{result['gpu']}: {result['direction']}, {result['memory']}, a native program moves {moves}")
     for weight, share in zip(result["weights"], result["shares"], strict=True):
         wanted = weight / sum(result["weights"])
         print(f"  weight {weight:g}: {share:.1%} of what was moved, {wanted:.1%} by weight")

@@ -27,15 +27,22 @@ def channels(
     """Which lines of a 2 MiB page share a slice of the L2 cache, and with it a memory channel."""
     import os
 
-    from cotenant.model.errors import InputError
+    from cotenant.model.errors import InputError, WorkError
 
+    if gpu == "soft":
+        raise InputError("a software GPU has no memory channels: name a real one", field="--gpu")
     if not 5.0 <= seconds <= 3600.0:
         raise InputError("probe between 5 and 3600 seconds", field="--seconds")
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     from cotenant.bench import channels as probing
 
-    found = probing.probe(seconds)
+    try:
+        found = probing.probe(seconds)
+    except WorkError as error:
+        if "no CUDA driver" not in str(error):
+            raise
+        raise WorkError(f"{error}; this needs a real GPU (docs/benchmarks/channels.md has what an H200 showed)") from None
     if colouring:
         found["colouring"] = _colouring(seconds)
     if as_json:
