@@ -15,7 +15,7 @@ import cotenant.shim
 from cotenant.node.copy_page import DIRECTIONS, PAGE_BYTES, VERSION, CopyLayout, CopyLink, CopyPage, CopyQueue
 from cotenant.node.copyqueue import CopyQueue as Queue
 from cotenant.node.copyqueue import Ticket
-from cotenant.policy.colocation.copies import QUEUES, SLOTS, CopySettings, Link, Rank, before, vtime
+from cotenant.policy.colocation.copies import NO_SLOT, QUEUES, SLOTS, CopySettings, Link, Rank, before, vtime
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 MIB = 1 << 20
@@ -45,8 +45,9 @@ class Both:
     def ask(self, number: int, size: int, now_ns: int) -> int | None:
         ticket = self.asks[number].ask(0, size, now_ns)
         place = self.link.ask(number, number + 1, size, now_ns)
-        assert (ticket.slot if ticket else None) == place
-        if ticket is not None:
+        got = None if ticket is None else ticket.slot if ticket.word else NO_SLOT
+        assert got == place
+        if ticket is not None and got != NO_SLOT:
             self.tickets[ticket.slot] = ticket
         self.agree(now_ns)
         return place
@@ -56,6 +57,11 @@ class Both:
         self.asks[0].done(0, self.tickets.pop(place))
         self.link.done(place)
         self.agree(now_ns)
+
+    def leave(self, number: int) -> None:
+        """The agent says that a queue is nobody's."""
+        self.page.describe(number, 0.0, Rank.NORMAL)
+        self.link.queues[number].weight_milli, self.link.queues[number].rank = 0, Rank.NORMAL
 
     def agree(self, now_ns: int) -> None:
         for number in range(len(self.asks)):
@@ -75,7 +81,7 @@ class Both:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "ask", "ask", "done", "withdraw", "charge"]),
+        st.sampled_from([*["ask"] * 9, *["done"] * 3, *["withdraw"] * 3, *["charge"] * 3, "leave"]),
         st.integers(0, 4),
         st.sampled_from([4096, MIB // 3, MIB, MIB, 3 * MIB]),
         st.sampled_from([0, 1, 50_000, MS, 3 * MS, 6 * MS, 250 * MS]),
@@ -115,6 +121,8 @@ def test_c_and_python_agree_step_by_step(
         elif kind == "charge":
             both.asks[number].charge(0, size)
             both.link.charge(number, size)
+        elif kind == "leave":
+            both.leave(number)
         elif both.tickets:
             places = sorted(both.tickets)
             both.done(places[number % len(places)], now_ns)
@@ -215,6 +223,22 @@ def test_a_waiter_that_stopped_asking_is_passed_over() -> None:
     assert both.ask(0, MIB, now_ns + 4 * MS) is None
     late = now_ns + 5 * MS  # queue 1 has not asked for 5 ms
     assert both.ask(0, MIB, late) == 1
+    both.close()
+
+
+def test_a_queue_that_became_nobody_s_does_not_wait_for_ever() -> None:
+    """Its tenant has gone, a process of it waits: without a weight it would never be the next, so it goes."""
+    both = Both([1000, 1000], [Rank.NORMAL] * 2)
+    now_ns = 10**12
+    assert (both.ask(0, MIB, now_ns), both.ask(0, MIB, now_ns)) == (0, 1)
+    assert both.ask(1, MIB, now_ns) is None
+    both.leave(1)
+    assert both.ask(1, MIB, now_ns) == NO_SLOT
+    both.asks[1].done(0, Ticket(0, 0))
+    both.link.done(NO_SLOT)
+    both.agree(now_ns)  # the two that fly hold their slots
+    both.done(0, now_ns)
+    assert both.ask(0, MIB, now_ns) == 0
     both.close()
 
 

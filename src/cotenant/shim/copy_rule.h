@@ -198,12 +198,17 @@ static inline void copy_account(const struct cotenant_copy_page *page, struct co
 }
 
 /* Asks for the turn of one chunk, and says so on the page.  True: it may go, the ticket is its slot; give it back with
- * copy_done.  False: ask again soon, or copy_withdraw. */
+ * copy_done.  False: ask again soon, or copy_withdraw.  A queue without a weight is nobody's any more (its tenant has gone, and a
+ * process of it is left): it would never be the next one, so what it still copies goes without a slot. */
 static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint32_t participant,
                             uint64_t bytes, uint64_t now_ns, struct copy_ticket *ticket)
 {
     struct cotenant_copy_link *link = &page->links[direction];
     struct cotenant_copy_queue *queue = &link->queues[number];
+    if (!queue->weight_milli) {
+        *ticket = (struct copy_ticket){0, COTENANT_COPY_NOBODY};
+        return true;
+    }
     if (!copy_waits(page, queue, now_ns))
         copy_wake(page, link, number, now_ns);
     copy_store(&queue->active_ns, now_ns);

@@ -25,6 +25,7 @@ CREDIT_SLICES = 3
 WORD = 1 << 64
 QUEUES = 64
 SLOTS = 8
+NO_SLOT = -1
 
 
 class Rank(enum.IntEnum):
@@ -170,8 +171,13 @@ class Link:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def ask(self, number: int, participant: int, size: int, now_ns: int) -> int | None:
-        """A copy asks for the turn of one chunk of `size` bytes. The slot that it now holds, or None: ask again."""
+        """A copy asks for the turn of one chunk of `size` bytes. The slot that it now holds, or None: ask again.
+
+        NO_SLOT: the queue is nobody's any more, and would never be the next; what it still copies goes.
+        """
         queue = self.queues[number]
+        if not queue.weight_milli:
+            return NO_SLOT
         if not self.waits(queue, now_ns):
             credit = vtime(CREDIT_SLICES * self.slice_bytes(number, now_ns), queue.weight_milli)
             clock = self.clock(queue)
@@ -212,7 +218,8 @@ class Link:
 
     def done(self, place: int) -> None:
         """The chunk in that slot has been moved."""
-        self.slots[place] = None
+        if place != NO_SLOT:
+            self.slots[place] = None
 
     def withdraw(self, number: int) -> None:
         """No copy of that queue waits any more."""
