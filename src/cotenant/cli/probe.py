@@ -42,7 +42,9 @@ def channels(
     except WorkError as error:
         if "no CUDA driver" not in str(error):
             raise
-        raise WorkError(f"{error}; this needs a real GPU (docs/benchmarks/channels.md has what an H200 showed)") from None
+        raise WorkError(
+            f"{error}; this needs a real GPU (docs/benchmarks/channels.md has what an H200 showed)"
+        ) from None
     if colouring:
         found["colouring"] = _colouring(seconds)
     if as_json:
