@@ -50,5 +50,6 @@ def test_the_answer_s_keys() -> None:
     assert {"shares", "total_over_link", "ls_copy_wait_chunks"} <= set(found)
     assert sum(found["shares"]) == pytest.approx(1.0)
     assert found["shares"][1] > found["shares"][0]
-    assert 0.3 < found["total_over_link"] < 1.1
+    # of the software link's 150 MB/s; a native block may be disturbed on a busy machine, and with it the quotient
+    assert 0.3 * 150e6 < found["total_over_link"] * found["native_bytes_per_s"] < 1.1 * 150e6
     assert found["ls_copy_wait_chunks"] >= 0.0
