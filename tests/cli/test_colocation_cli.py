@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from cotenant.bench.colocation import parse_be, parse_ls, quantile, rate_between
 from cotenant.cli.bench import app
 from cotenant.model.errors import InputError
 from cotenant.policy.colocation import SCHEMES
-from cotenant.report.colocation import COLUMNS, build_page
+from cotenant.report.colocation import COLUMNS, build_page, notes
 
 VIRTUAL = ["colocation", "--gpus", "virtual", "--seconds", "0.5", "--be", "mm4096,add256"]
 
@@ -52,14 +53,38 @@ def test_a_page_holds_every_row_and_needs_no_network(
     for scheme in SCHEMES:
         assert scheme.name in done.stdout
     text = page.read_text()
-    assert text.count("<tr>") == 1 + 2 * len(SCHEMES)
+    assert text.count("<tr") == 1 + 2 * len(SCHEMES)
     assert all(title in text for _, title, _ in COLUMNS)
     assert "<script src=" not in text
 
 
 def test_names_on_the_page_are_text() -> None:
-    row = {key: 1.0 for key, _, _ in COLUMNS}
+    row: dict[str, Any] = {key: 1.0 for key, _, _ in COLUMNS}
     assert "<b>" not in build_page({"tidal": {"<b>x": row}}, "t").split("<table")[1]
+
+
+def test_long_paths_leave_room_for_the_figures(result: dict[str, dict[str, dict[str, float]]], tmp_path: Path) -> None:
+    """Two profiles of one name in different folders are told apart by what differs, and no figure is dropped."""
+    paths = ["profile:/a/very/long/way/to/one/train.json", "profile:/a/very/long/way/to/two/train.json"]
+    rows = {"tidal": dict.fromkeys(paths, result["tidal"]["mm4096"])}
+    recorded = tmp_path / "r.json"
+    recorded.write_text(json.dumps(rows))
+    done = CliRunner().invoke(app, ["colocation", "--from", str(recorded)], env={"COLUMNS": "80"})
+    assert "one/train.json" in done.stdout
+    row = result["tidal"]["mm4096"]
+    assert f"{row['ls_p99_over_alone']:.2f}" in done.stdout
+    assert f"{row['be_over_left']:.1%}" in done.stdout
+    assert "/a/very" not in done.stdout
+
+
+def test_few_requests_are_said_to_be_rough(result: dict[str, dict[str, dict[str, float]]]) -> None:
+    said = " ".join(notes(result))
+    assert "is rough" in said
+    assert "1,597 tell 99 % in time from 99.5 %" in said
+    many = {"tidal": {"mm4096": result["tidal"]["mm4096"] | {"requests": 3000}}}
+    assert "rough" not in " ".join(notes(many))
+    low, high = result["tidal"]["mm4096"]["slo_attainment_ci95"]  # type: ignore[misc]
+    assert low <= result["tidal"]["mm4096"]["slo_attainment"] <= high
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
 from colocation_faults import GPU, TOGETHER
 
+from cotenant.metrics.attainment import attainment
 from cotenant.bench.colocation import LEAD_S, parse_ls, quantile, rate_between
 from cotenant.bench.colocation_rig import Program, Rig
 
@@ -99,7 +100,10 @@ def report(alone: Blocks, native: list[float], beside: Blocks) -> dict[str, Any]
     added = {name: quantile(beside.stage(i), 0.5) - quantile(alone.stage(i), 0.5) for i, name in enumerate(STAGES)}
     waits = [max(0.0, ms - quantile(alone.stage(1), 0.5)) for ms in beside.stage(1)]
     of_left = sorted(b / n / left for b, n in zip(beside.be, native, strict=True))
+    slo_ms = quantile([ms for block in alone.latency_ms for ms in block], 0.995)
+    share, interval = attainment([ms for block in beside.latency_ms for ms in block], slo_ms)
     return {
+        "slo_attainment": {"slo_ms": slo_ms, "share": share, "ci95": interval},
         "p50": over(alone.latency_ms, beside.latency_ms, 0.5),
         "p99": over(alone.latency_ms, beside.latency_ms, 0.99),
         "p99_without_pauses": over(*without_pauses(alone, beside), 0.99),

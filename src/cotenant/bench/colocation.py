@@ -12,6 +12,7 @@ from typing import Any
 from cotenant.bench.be_loads import KIND
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.overhead import median
+from cotenant.metrics.attainment import attainment
 from cotenant.model.errors import InputError
 from cotenant.policy.colocation import SCHEMES, Scheme, scheme_named
 from cotenant.policy.colocation.gate import RuleKind
@@ -107,6 +108,7 @@ def summary(series: Series) -> dict[str, Any]:
     p99, alone_p99 = quantile(series.beside_ms, 0.99), quantile(series.alone_ms, 0.99)
     left = 1.0 - median(series.alone_active)
     be_over_alone = median(series.beside_rate) / median(series.alone_rate)
+    in_time, in_time_ci95 = attainment(series.beside_ms, slo_ms)
     be_ratios = sorted(b / a for a, b in zip(series.alone_rate, series.beside_rate, strict=True))
     return {
         "ls_p50_ms": quantile(series.beside_ms, 0.5),
@@ -122,10 +124,18 @@ def summary(series: Series) -> dict[str, Any]:
         "be_over_left": be_over_alone / left,
         "ls_active": 1.0 - left,
         "slo_ms": slo_ms,
-        "slo_attainment": sum(ms <= slo_ms for ms in series.beside_ms) / max(1, len(series.beside_ms)),
+        "slo_attainment": in_time,
+        "slo_attainment_ci95": in_time_ci95,
         "be_kernel_ms": series.kernel_ms,
         "requests": len(series.beside_ms),
     }
+
+
+def said(scheme: str, kind: str, row: dict[str, Any]) -> str:
+    """One line of progress."""
+    return (
+        f"{scheme} beside {kind}: p99 {row['ls_p99_over_alone']:.3f}x, BE {row['be_over_left']:.1%} of what LS leaves"
+    )
 
 
 def p99_interval(alone_ms: Sequence[float], beside_ms: Sequence[float], seed: int = 0) -> list[float]:
@@ -226,10 +236,7 @@ def _measure_group(rig: Rig, plan: Plan, schemes: Sequence[Scheme], result: dict
         for scheme in schemes:
             row = summary(series[scheme.name])
             result["schemes"][scheme.name][kind] = row
-            plan.progress(
-                f"{scheme.name} beside {kind}: p99 {row['ls_p99_over_alone']:.3f}x, BE {row['be_over_left']:.1%} of"
-                " what LS leaves"
-            )
+            plan.progress(said(scheme.name, kind, row))
 
 
 def _round(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cotenant.bench.be_loads import KIND, TRAINING_KERNELS_NS, soft_kernel
-from cotenant.bench.colocation import Series, summary
+from cotenant.bench.colocation import Series, said, summary
 from cotenant.bench.ls_client import SOFT_KERNELS_NS, SOFT_SMS, poisson_arrivals
 from cotenant.model.errors import InputError
 from cotenant.policy.colocation import Scheme, WorkClass, settings_for
@@ -47,7 +48,14 @@ def be_work(text: str, sm_count: int) -> list[KernelWork]:
     return [KernelWork(text, length_ns, 8 * sm_count, CLASSES[work])]
 
 
-def measure(ls: str, loads: list[str], schemes: list[Scheme], seconds: float, seed: int = 0) -> dict[str, Any]:
+def measure(
+    ls: str,
+    loads: list[str],
+    schemes: list[Scheme],
+    seconds: float,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
     """{scheme: {be: figures}} as the real comparison gives them; the same arrivals everywhere."""
     kernels, rate_rps = ls_work(ls)
     sm_count = ORION_SMS if ls.startswith("profile:") and not ls.split(":")[1].endswith(".json") else 0
@@ -70,5 +78,6 @@ def measure(ls: str, loads: list[str], schemes: list[Scheme], seconds: float, se
                 [found.be_work_ns / end_ns],
                 sum(k.duration_ns for k in job.be) / len(job.be) / 1e6,
             )
-            rows[scheme.name][name] = summary(series)
+            row = rows[scheme.name][name] = summary(series)
+            progress(said(scheme.name, name, row))
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +21,9 @@ def colocation(
         str, typer.Option(metavar="soft|virtual|UUID", help="The software GPU, virtual time, or a real one.")
     ] = "soft",
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Interleaved rounds of blocks.")] = 5,
+    requests: Annotated[
+        int, typer.Option(min=0, max=10**6, help="As many rounds as give each figure so many requests.")
+    ] = 0,
     block: Annotated[str, typer.Option(metavar="TIME", help="Length of a block.")] = "2s",
     seconds: Annotated[float, typer.Option(min=0.01, max=3600, help="Virtual: length of each run.")] = 3.0,
     copy_inputs: Annotated[bool, typer.Option("--copy-inputs", help="Each request brings its input.")] = False,
@@ -37,58 +41,96 @@ def colocation(
 
     if html:
         check_writable(html)
+    about: dict[str, str] = {}
     if recorded:
         rows = _recorded(recorded)
+        about["Recorded in"] = recorded
     elif gpus == "virtual":
         rows = _virtual(ls, be, schemes, seconds)
+        about |= {"On": f"simulation in virtual time, {seconds:g} s a run", "Service": _service(ls), "Beside": be}
     else:
-        rows = _real(ls, be, schemes, gpus, rounds, block, copy_inputs, interval)
+        shape = _Shape(rounds, requests, block, copy_inputs, interval)
+        rows, card = _real(ls, be, schemes, gpus, shape)
+        about |= {"On": card, "Service": _service(ls), "Beside": be, "Measured": shape.said}
     if html:
+        import datetime
+        import sys
+
         from cotenant.report.colocation import write_page
 
-        write_page(html, rows, f"Co-location: {ls} on {gpus}" if not recorded else f"Co-location: {recorded}")
+        about["Date"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+        if not recorded:
+            about["Command"] = " ".join(["cotenant bench", *sys.argv[2:]])
+        write_page(html, rows, "A latency-sensitive service beside best-effort work", about)
     if as_json:
         print(json.dumps(rows))
         return
     _print(rows)
 
 
+@dataclass
+class _Shape:
+    """How a real measurement is cut; `said` in words, once it is known."""
+
+    rounds: int
+    requests: int
+    block: str
+    copy_inputs: bool
+    interval: str
+    said: str = ""
+
+
+def _service(ls: str) -> str:
+    """`--ls` in words."""
+    if ls.startswith("profile:"):
+        path, _, rate = ls.removeprefix("profile:").rpartition(":")
+        return f"kernels of {path}, {rate} requests/s"
+    _, batch, rate = ls.split(":")
+    return f"ResNet-50 in fp16, batch {batch}, {rate} requests/s (Poisson)"
+
+
+def _progress(text: str) -> None:
+    import sys
+
+    print(text, file=sys.stderr, flush=True)
+
+
 def _virtual(ls: str, be: str, schemes: str, seconds: float) -> dict[str, Any]:
     from cotenant.bench.colocation import parse_schemes
     from cotenant.bench.colocation_virtual import measure
 
-    return measure(ls, be.split(","), parse_schemes(schemes), seconds)
+    return measure(ls, be.split(","), parse_schemes(schemes), seconds, progress=_progress)
 
 
-def _real(
-    ls: str, be: str, schemes: str, gpus: str, rounds: int, block: str, copy_inputs: bool, interval: str
-) -> dict[str, Any]:
-    import sys
+def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dict[str, Any], str]:
+    import math
 
     from cotenant.bench.colocation import Plan, measure, parse_be, parse_ls, parse_schemes
     from cotenant.model.errors import InputError
     from cotenant.model.units import parse_seconds
 
-    block_s = parse_seconds(block, "--block")
+    block_s = parse_seconds(shape.block, "--block")
     if not 0.1 <= block_s <= 600:
         raise InputError("a block lasts 0.1 s to 10 min", field="--block")
+    interval = shape.interval
     changes = {"interval_ns": round(parse_seconds(interval, "--interval") * 1e9)} if interval else {}
-
-    def progress(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
+    load = parse_ls(ls)
+    if shape.requests:
+        shape.rounds = math.ceil(shape.requests / (load.rate_rps * block_s))
     plan = Plan(
-        parse_ls(ls),
+        load,
         parse_be(be),
         parse_schemes(schemes),
-        rounds=rounds,
+        rounds=shape.rounds,
         block_s=block_s,
-        copy=copy_inputs,
+        copy=shape.copy_inputs,
         changes=changes,
-        progress=progress,
+        progress=_progress,
     )
-    rows: dict[str, Any] = measure(gpus, plan)["schemes"]
-    return rows
+    found = measure(gpus, plan)
+    shape.said = f"{shape.rounds} rounds of blocks of {block_s:g} s in turn, the same arrivals in each"
+    rows: dict[str, Any] = found["schemes"]
+    return rows, str(found.get("gpu", gpus))
 
 
 def _recorded(path: str) -> dict[str, Any]:
@@ -111,12 +153,19 @@ def _print(rows: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from cotenant.report.colocation import table
+    from cotenant.report.colocation import notes, table
 
-    head, *lines = table(rows)
-    shown = Table(box=None)
+    head, *lines = table(rows, ("ls_p99_over_alone",))
+    console = Console()
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    widths = [max(len(word) for word in (*title.split(), *(line[i] for line in lines))) for i, title in enumerate(head)]
     for index, title in enumerate(head):
-        shown.add_column(title, justify="left" if index < 2 else "right", no_wrap=index < 2)
+        width = widths[index]
+        if index == 0:  # the only column whose lines may be cut
+            width = min(width, max(8, console.width - sum(widths[1:]) - len(widths)))
+        shown.add_column(title, justify="left" if index < 2 else "right", overflow="fold", width=width)
     for line in lines:
         shown.add_row(*line)
-    Console().print(shown)
+    console.print(shown)
+    for note in notes(rows):
+        console.print(note, style="dim", soft_wrap=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 from cotenant.record.files import atomic_file
@@ -14,73 +15,157 @@ COLUMNS = (
     ("ls_p99_ms", "LS p99, ms", "{:.2f}"),
     ("ls_p99_over_alone", "p99 over alone", "{:.2f}"),
     ("slo_attainment", "in time", "{:.1%}"),
-    ("be_over_alone", "BE over alone", "{:.1%}"),
+    ("be_over_alone", "BE over alone", "{:.0%}"),
     ("be_over_left", "BE of what LS leaves", "{:.1%}"),
 )
 PROMISE_P99, PROMISE_BE = 1.05, 0.95
+COLOURS = {"temporal": "#7a7a7a", "orion": "#b8860b", "mps-plus": "#c0392b", "static": "#8e44ad", "tidal": "#1f77b4"}
+SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hexagon", "bowtie")
+ROUGH_REQUESTS = 500
+STYLE = (
+    "body{font:15px/1.45 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse}th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #ddd}"
+    "th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}"
+    "td.first{border-top:2px solid #999}tr.kept{background:#eef6ee}"
+    "dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dt{color:#555}dd{margin:0}"
+)
 
 
-def table(rows: Rows) -> list[list[str]]:
-    """Head and lines of text, one per scheme and BE load."""
-    lines = [["scheme", "beside", *(title for _, title, _ in COLUMNS)]]
-    for scheme, loads in rows.items():
-        for load, row in loads.items():
-            lines.append([scheme, load, *(form.format(row[key]) for key, _, form in COLUMNS)])
+def short_names(names: list[str]) -> dict[str, str]:
+    """What a load is called where there is little room: a profile's file name, with as much of its folder as tells it
+    from the others."""
+    found = {}
+    for name in names:
+        if not name.startswith("profile:"):
+            found[name] = name
+            continue
+        parts = PurePath(name.removeprefix("profile:")).parts
+        others = [PurePath(o.removeprefix("profile:")).parts for o in names if o != name]
+        keep = 1
+        while keep < len(parts) and any(o[-keep:] == parts[-keep:] for o in others):
+            keep += 1
+        found[name] = "/".join(parts[-keep:])
+    return found
+
+
+def _interval(row: Mapping[str, Any], key: str, form: str) -> str:
+    low, high = row.get(f"{key}_ci95") or (None, None)
+    return "" if low is None or high is None else f"{form.format(low)}\N{EN DASH}{form.format(high)}"
+
+
+def kept(row: Mapping[str, Any]) -> bool:
+    """Whether both promises hold there."""
+    return bool(row["ls_p99_over_alone"] <= PROMISE_P99 and row["be_over_left"] >= PROMISE_BE)
+
+
+def table(rows: Rows, bounded: tuple[str, ...] = ("ls_p99_over_alone", "slo_attainment")) -> list[list[str]]:
+    """Head and lines of text: by BE load, then by scheme. Where both promises are kept, the scheme has a mark.
+    `bounded`: figures that have their 95 % interval beside them."""
+    titles: list[str] = []
+    for key, title, _ in COLUMNS:
+        titles += [title, *(["95 %"] if key in bounded else [])]
+    lines = [["beside", "scheme", *titles]]
+    loads = list(dict.fromkeys(load for found in rows.values() for load in found))
+    names = short_names(loads)
+    for load in loads:
+        for scheme, found in rows.items():
+            if load not in found:
+                continue
+            row, cells = found[load], []
+            for key, _, form in COLUMNS:
+                cells.append(form.format(row[key]))
+                if key in bounded:
+                    cells.append(_interval(row, key, form))
+            lines.append([names[load], f"{scheme} ✓" if kept(row) else scheme, *cells])
     return lines
 
 
+def notes(rows: Rows) -> list[str]:
+    """What a reader has to know of the figures."""
+    every = [row for found in rows.values() for row in found.values()]
+    said = [
+        f"✓: LS p99 at most {PROMISE_P99 - 1:.0%} over alone, and BE at least {PROMISE_BE:.0%} of what it does alone in"
+        " the time that LS leaves.",
+        "Alone: the same arrivals without BE. In time: within what 99.5 % of the requests take alone.",
+    ]
+    alone = [(row["ls_alone_p50_ms"], row["ls_alone_p99_ms"]) for row in every if "ls_alone_p99_ms" in row]
+    if alone:
+        low, high = min(alone), max(alone)
+        said.append(f"LS alone: p50 {low[0]:.2f} to {high[0]:.2f} ms, p99 {low[1]:.2f} to {high[1]:.2f} ms.")
+    counts = [int(row["requests"]) for row in every if "requests" in row]
+    if counts:
+        from cotenant.metrics.attainment import requests_to_tell
+
+        need, least = requests_to_tell(), min(counts)
+        rough = f" A p99 of {least} requests is rough." if least < ROUGH_REQUESTS else ""
+        more = f" {need:,} tell 99 % in time from 99.5 %." if least < need else ""
+        said.append(f"{least:,} requests a line, at least.{rough}{more}")
+    return said
+
+
 def figures(rows: Rows) -> list[Any]:
-    """The frontier (BE work against p99, a point per BE load) and p99 by BE load, as plotly figures."""
+    """The frontier (BE work against p99) and p99 by BE load: a colour per scheme, a symbol per load, in both."""
     import plotly.graph_objects as go
 
-    frontier, bars = go.Figure(), go.Figure()
-    for scheme, loads in rows.items():
-        names = list(loads)
-        work = [100 * loads[name]["be_over_left"] for name in names]
-        p99 = [loads[name]["ls_p99_over_alone"] for name in names]
-        interval = [loads[name].get("ls_p99_over_alone_ci95") or [p, p] for name, p in zip(names, p99, strict=True)]
+    frontier, by_load = go.Figure(), go.Figure()
+    loads = list(dict.fromkeys(load for found in rows.values() for load in found))
+    names = short_names(loads)
+    symbols = {load: SYMBOLS[i % len(SYMBOLS)] for i, load in enumerate(loads)}
+    for index, (scheme, found) in enumerate(rows.items()):
+        mine = [load for load in loads if load in found]
+        p99 = [found[load]["ls_p99_over_alone"] for load in mine]
+        bounds = [found[load].get("ls_p99_over_alone_ci95") or [p, p] for load, p in zip(mine, p99, strict=True)]
         error = {
             "type": "data",
             "symmetric": False,
-            "array": [max(0.0, high - p) for (_, high), p in zip(interval, p99, strict=True)],
-            "arrayminus": [max(0.0, p - low) for (low, _), p in zip(interval, p99, strict=True)],
+            "array": [max(0.0, high - p) for (_, high), p in zip(bounds, p99, strict=True)],
+            "arrayminus": [max(0.0, p - low) for (low, _), p in zip(bounds, p99, strict=True)],
+            "thickness": 1,
         }
-        frontier.add_trace(
-            go.Scatter(x=work, y=p99, text=names, name=scheme, mode="markers", error_y=error, marker={"size": 10})
-        )
-        bars.add_trace(go.Bar(x=names, y=p99, name=scheme, error_y=error))
-    frontier.update_layout(
-        title="LS latency against BE work: right and down is better",
-        xaxis_title="BE work, % of the time that LS leaves",
-        yaxis_title="LS p99 over alone",
-        yaxis_type="log",
-    )
-    frontier.add_hline(y=PROMISE_P99, line_dash="dot", annotation_text="p99 +5 %")
-    frontier.add_vline(x=100 * PROMISE_BE, line_dash="dot", annotation_text="BE 95 %")
-    bars.update_layout(title="LS p99 over alone by BE load", yaxis_title="LS p99 over alone", yaxis_type="log")
-    return [frontier, bars]
+        marker = {"size": 11, "color": COLOURS.get(scheme, "#333"), "symbol": [symbols[load] for load in mine]}
+        said = [f"{scheme} beside {names[load]}" for load in mine]
+        both = {"name": scheme, "mode": "markers", "error_y": error, "legendgroup": scheme, "hovertext": said}
+        work = [100 * found[load]["be_over_left"] for load in mine]
+        frontier.add_trace(go.Scatter(x=work, y=p99, marker=marker, **both))
+        places = [loads.index(load) + 0.12 * (index - (len(rows) - 1) / 2) for load in mine]
+        by_load.add_trace(go.Scatter(x=places, y=p99, marker=marker, **both))
+    for load in loads:
+        key = {"size": 11, "color": "#333", "symbol": symbols[load]}
+        frontier.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=names[load], marker=key))
+    frontier.update_layout(title="LS latency against BE work: right and down is better", height=520)
+    frontier.update_xaxes(title="BE work, % of what it does alone in the time that LS leaves")
+    by_load.update_layout(title="LS p99 over alone, by what runs beside it (bars: 95 %)", height=460)
+    by_load.update_xaxes(tickvals=list(range(len(loads))), ticktext=[names[load] for load in loads])
+    for figure in (frontier, by_load):
+        figure.update_yaxes(title="LS p99 over alone", type="log", dtick="D2")
+        figure.add_hline(y=PROMISE_P99, line_dash="dot", annotation_text="+5 %", annotation_position="bottom left")
+    side = {"annotation_text": "95 %", "annotation_position": "top left"}
+    frontier.add_vline(x=100 * PROMISE_BE, line_dash="dot", **side)
+    return [frontier, by_load]
 
 
-def build_page(rows: Rows, title: str) -> str:
-    """The page as text; one file, no network."""
+def build_page(rows: Rows, title: str, about: Mapping[str, str] | None = None) -> str:
+    """The page as text; one file, no network. `about`: what was run and on what, shown at its head."""
     head, *lines = table(rows)
     cells = "".join(f"<th>{html.escape(text)}</th>" for text in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in line) + "</tr>" for line in lines)
+    body, last = [], ""
+    for line in lines:
+        first = " class='first'" if line[0] != last else ""
+        last = line[0]
+        tds = "".join(f"<td{first}>{html.escape(text)}</td>" for text in line)
+        body.append(f"<tr class='kept'>{tds}</tr>" if line[1].endswith("✓") else f"<tr>{tds}</tr>")
+    facts = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in (about or {}).items())
+    said = "".join(f"<p>{html.escape(note)}</p>" for note in notes(rows))
     parts = [figure.to_html(full_html=False, include_plotlyjs=index == 0) for index, figure in enumerate(figures(rows))]
-    style = (
-        "body{font:15px/1.45 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}"
-        "table{border-collapse:collapse}th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #ddd}"
-        "th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}"
-    )
     return (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>"
-        f"<style>{style}</style><h1>{html.escape(title)}</h1>{''.join(parts)}"
-        f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></html>"
+        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1><dl>{facts}</dl>{''.join(parts)}"
+        f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(body)}</tbody></table>{said}</html>"
     )
 
 
-def write_page(path: str | Path, rows: Rows, title: str) -> None:
+def write_page(path: str | Path, rows: Rows, title: str, about: Mapping[str, str] | None = None) -> None:
     """Write the page; the file appears whole or not at all."""
-    page = build_page(rows, title)
+    page = build_page(rows, title, about)
     with atomic_file(path) as file:
         file.write(page)
