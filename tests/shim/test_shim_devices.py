@@ -54,6 +54,34 @@ def test_gpu_of_others_gives_no_context(tenants: Tenants, agent: Agents) -> None
         assert "GPU 1 is not one that this tenant may use" in err
 
 
+def test_memory_of_a_gpu_of_others_is_refused_without_a_context_too(tenants: Tenants, agent: Agents) -> None:
+    """By handle, by a pool made there, and from its default pool: 800 each, and nothing is taken from it."""
+    script = (
+        "from cuda_calls import *\nstart(); p, pool = c_uint64(), c_void_p(); there = (c_int * 32)(1, 0, 1, 1)\n"
+        "print(raw('cuMemCreate', byref(p), c_size_t(2 << 20), there, c_uint64(0)),"
+        " raw('cuMemPoolCreate', byref(pool), there))\n"
+        "cu('cuDeviceGetDefaultMemPool', byref(pool), 1)\n"
+        "print(raw('cuMemAllocFromPoolAsync', byref(p), c_size_t(2 << 20), pool, None))\n"
+        "print(raw('cuMemCreate', byref(p), c_size_t(2 << 20), (c_int * 8)(1, 0, 1, 7), c_uint64(0)))\n"
+    )
+    with agent(flags=UNGATED) as broker:
+        broker.denied.add(b"cotenant1softgpu")
+        assert tenants.output(tenants.python(broker, script, **TWO)).split() == ["800", "800", "800", "101"]
+        assert not [m for m in broker.clients[0].messages if m.type in (6, 7) and m.u32(0) in (4, 5)]
+
+
+def test_a_list_of_visible_devices_changes_no_identity(tenants: Tenants, agent: Agents) -> None:
+    """Device 0 of a program that sees the second card only is that card (HAMi-core#319: limits went by index)."""
+    script = (
+        "from cuda_calls import *\nkernel = function(start(), b'busy'); launch(kernel); cu('cuCtxSynchronize')\n"
+        "p = c_uint64(); print(raw('cuMemAlloc_v2', byref(p), c_size_t(600 << 20)), mem_info()[1] >> 20)\n"
+    )
+    with agent(flags=UNGATED, memory_limit=512 << 20) as broker:
+        out = tenants.output(tenants.python(broker, script, **TWO, CUDA_VISIBLE_DEVICES="1"))
+        assert out.split() == ["2", "512"]
+        assert broker.clients[0].uuids == [b"cotenant1softgpu"]
+
+
 def test_memory_counts_on_the_device_of_the_allocation(tenants: Tenants, agent: Agents) -> None:
     """Freed while another device is current, it is given back where it was taken (HAMi-core#310)."""
     script = PRELUDE + (

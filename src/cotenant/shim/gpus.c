@@ -94,17 +94,22 @@ struct gpu *cot_gpu_of_device(CUdevice device, bool want_attached)
     return gpu;
 }
 
+/* Is it another's?  Then that is said.  A device that is not there is the driver's business. */
+bool cot_gpu_is_denied(CUdevice device)
+{
+    struct gpu *gpu = cot_gpu_of_device(device, true);
+    if (gpu || !(gpu = cot_gpu_of_device(device, false)) || !gpu->denied)
+        return false;
+    cot_say("GPU %d is not one that this tenant may use", device);
+    return true;
+}
+
 /* Asks for the context's own memory; an error is for the program. */
 CUresult cot_gpu_before_context(CUdevice device)
 {
     struct gpu *gpu = cot_gpu_of_device(device, true);
-    if (!gpu) {
-        gpu = cot_gpu_of_device(device, false);
-        if (!gpu || !gpu->denied)
-            return CUDA_ERROR_SYSTEM_NOT_READY;
-        cot_say("GPU %d is not one that this tenant may use", device);
-        return CUDA_ERROR_NOT_PERMITTED;
-    }
+    if (!gpu)
+        return cot_gpu_is_denied(device) ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_SYSTEM_NOT_READY;
     if (gpu->contexts > 0)
         return CUDA_SUCCESS;
     uint64_t reservation = 0;

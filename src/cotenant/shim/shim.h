@@ -234,6 +234,7 @@ HIDDEN void cot_gates_agent_lost(uint32_t fail_mode);
 HIDDEN void cot_gates_exit(void);
 HIDDEN void cot_gate_reset_after_fork(void);
 HIDDEN void cot_gpu_publish(struct gpu *gpu, uint64_t now_ns);
+HIDDEN bool cot_gpu_is_denied(CUdevice device);
 HIDDEN CUresult cot_gpu_before_context(CUdevice device);
 HIDDEN void cot_gpu_context_made(CUdevice device, CUcontext context);
 HIDDEN void cot_gpu_context_gone(CUdevice device, CUcontext context);

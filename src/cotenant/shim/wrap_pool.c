@@ -22,6 +22,7 @@ static uint64_t graph_charged[COTENANT_MAX_GPUS];
 DECLARE_REAL(cuMemPoolGetAttribute);
 DECLARE_REAL(cuDeviceGetMemPool);
 DECLARE_REAL(cuDeviceGetDefaultMemPool);
+DECLARE_REAL(cuDeviceGetCount);
 DECLARE_REAL(cuStreamGetCtx);
 DECLARE_REAL(cuCtxGetDevice);
 DECLARE_REAL(cuCtxPushCurrent_v2);
@@ -64,9 +65,10 @@ static bool is_pool_of(word handle, CUdevice device)
            (((CUresult(*)(word *, CUdevice))REAL(cuDeviceGetMemPool))(&is, device) == CUDA_SUCCESS && is == handle);
 }
 
-/* NULL: its memory is not a GPU's. */
-static struct gpu *gpu_of_pool(word handle, struct gpu *current)
+/* NULL: its memory is not a GPU's, or (then *refused) it is that of another's GPU. */
+static struct gpu *gpu_of_pool(word handle, struct gpu *current, CUresult *refused)
 {
+    *refused = CUDA_SUCCESS;
     pthread_mutex_lock(&pool_lock);
     struct pool *pool = find_pool(handle, NULL);
     bool known = pool != NULL;
@@ -74,9 +76,13 @@ static struct gpu *gpu_of_pool(word handle, struct gpu *current)
     pthread_mutex_unlock(&pool_lock);
     if (known)
         return gpu;
-    for (uint32_t i = 0; i < cot_gpu_count() && cot_gpu_count() > 1; i++)
-        if (cot_gpu_at(i)->attached && is_pool_of(handle, cot_gpu_at(i)->device))
-            return cot_gpu_at(i);
+    int devices = 1;
+    ((CUresult(*)(int *))REAL(cuDeviceGetCount))(&devices);
+    for (int device = 0; device < devices && devices > 1; device++)
+        if (is_pool_of(handle, device)) {
+            *refused = cot_gpu_is_denied(device) ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
+            return *refused == CUDA_SUCCESS ? cot_gpu_of_device(device, true) : NULL;
+        }
     return current;
 }
 
@@ -99,10 +105,12 @@ static struct gpu *gpu_of_stream(CUstream stream, struct gpu *current)
 DECLARE_REAL(cuMemPoolCreate);
 EXPORT CUresult cuMemPoolCreate(word *out, const struct cu_pool_prop *properties)
 {
+    bool on_device = properties && properties->location.type == CU_LOCATION_DEVICE;
+    if (on_device && cot_gpu_is_denied(properties->location.id))
+        return CUDA_ERROR_NOT_PERMITTED;
     CUresult result = ((CUresult(*)(word *, const struct cu_pool_prop *))REAL(cuMemPoolCreate))(out, properties);
     if (result != CUDA_SUCCESS)
         return result;
-    bool on_device = properties->location.type == CU_LOCATION_DEVICE;
     struct gpu *gpu = on_device ? cot_gpu_of_device(properties->location.id, true) : cot_thread_gpu();
     if (!gpu)
         return result;
@@ -175,11 +183,12 @@ static bool captures_now(CUstream stream)
         return (call);                                                                  \
     }                                                                                   \
     word pool = (pool_expression);                                                      \
-    if (pool && !(gpu = gpu_of_pool(pool, gpu)))                                        \
-        return (call);                                                                  \
+    CUresult result = CUDA_SUCCESS;                                                     \
+    if (pool && !(gpu = gpu_of_pool(pool, gpu, &result)))                               \
+        return result == CUDA_SUCCESS ? (call) : result;                                \
     uint64_t reservation = 0;                                                           \
     bool reserved = false;                                                              \
-    CUresult result = pool ? grow_reserve(pool, gpu, bytes, &reservation, &reserved) : CUDA_SUCCESS; \
+    result = pool ? grow_reserve(pool, gpu, bytes, &reservation, &reserved) : CUDA_SUCCESS; \
     if (result != CUDA_SUCCESS)                                                         \
         return result;                                                                  \
     result = (call);                                                                    \

@@ -64,7 +64,10 @@ EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocat
 {
     CUresult (*call)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t) =
         (CUresult(*)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t))REAL(cuMemCreate);
-    struct gpu *gpu = prop && prop->location.type == CU_LOCATION_DEVICE ? cot_gpu_of_device(prop->location.id, true) : NULL;
+    bool on_device = prop && prop->location.type == CU_LOCATION_DEVICE;
+    struct gpu *gpu = on_device ? cot_gpu_of_device(prop->location.id, true) : NULL;
+    if (on_device && !gpu && cot_gpu_is_denied(prop->location.id))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!gpu)
         return call(out, bytes, prop, flags); /* host memory, or the driver's own error */
     uint64_t reservation;
