@@ -30,6 +30,8 @@ class Contention:
     slice_ns: int
     launch_ns: int
     notice_ns: int
+    event_ns: int
+    switch_ns: int
 
 
 @cache
@@ -47,6 +49,8 @@ def read_table() -> Contention:
         values["SOFT_TIME_SLICE_NS"],
         values["SOFT_LAUNCH_NS"],
         values["SOFT_NOTICE_NS"],
+        values["SOFT_EVENT_NS"],
+        values["SOFT_SWITCH_NS"],
     )
 
 

@@ -57,6 +57,11 @@ class _Running:
     left_ns: float
     alone: float  # of its time here, what it would take alone on the whole GPU
 
+    def delay(self, by_ns: int) -> None:
+        """Let it take that much longer."""
+        self.alone *= self.left_ns / (self.left_ns + by_ns)
+        self.left_ns += by_ns
+
 
 class ColocationEngine:
     """One GPU, one LS worker, one BE program. `run` returns a ColocationResult."""
@@ -80,7 +85,9 @@ class ColocationEngine:
         self._holder = LS  # whose slice of time it is, where they do not run together
         self._slice_end = 0.0
         self._be_next = 0
-        self._be_blocked = True
+        self._be_submitted = 0  # launched and not yet in the queue
+        self._check_ns = settings.check_ns if self.rule.kind is RuleKind.TIDAL else 0
+        self._unchecked_ns = 0
         self._look_at = math.inf
 
     # -- the clock -------------------------------------------------------------------------------------------------
@@ -129,12 +136,28 @@ class ColocationEngine:
 
     # -- the GPU ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, owner: int, work: KernelWork) -> None:
+    def _submit(self, owner: int, work: KernelWork, event_ns: int = 0) -> None:
+        """`event_ns`: of the GPU's time, for an event behind it."""
         fill = min(self.table.fill[work.work_class], work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
         # with fewer SMs than it would fill, a kernel takes as much longer
-        self._queues[owner].append(_Running(owner, work, need, work.duration_ns * fill / need, need / fill))
+        takes_ns = work.duration_ns * fill / need + event_ns
+        self._queues[owner].append(_Running(owner, work, need, takes_ns, work.duration_ns / takes_ns))
         self._dispatch()
+
+    def _submit_be(self, work: KernelWork, event_ns: int) -> None:
+        self._be_submitted -= 1
+        self._submit(BE, work, event_ns)
+
+    def _event(self, work: KernelWork) -> int:
+        """Time of the event that tells the gate of this kernel's end: behind each, or only every so often."""
+        if self.rule.kind is RuleKind.FREE:
+            return 0
+        self._unchecked_ns += work.duration_ns
+        if self._unchecked_ns < self._check_ns:
+            return 0
+        self._unchecked_ns = 0
+        return self.table.event_ns
 
     def _dispatch(self) -> None:
         """Put the heads of the queues onto the GPU: both together, or the one whose turn it is."""
@@ -148,6 +171,7 @@ class ColocationEngine:
             if self._queues[other] and (not self._queues[self._holder] or self.now >= self._slice_end):
                 self._holder = other
                 self._slice_end = self.now + self.table.slice_ns
+                self._queues[other][0].delay(self.table.switch_ns)
             if self._queues[self._holder]:
                 self._running.append(self._queues[self._holder].popleft())
         self._speeds = rates(self.table, [k.need for k in self._running], [k.work.work_class for k in self._running])
@@ -219,7 +243,7 @@ class ColocationEngine:
             work = self.job.be[self._be_next]
             now_ns, active = round(self.now), self._ls_class()
             if self.rule.kind is RuleKind.FREE:
-                if len(self._queues[BE]) >= QUEUE_AHEAD:
+                if len(self._queues[BE]) + self._be_submitted >= QUEUE_AHEAD:
                     return
             elif not may_go(self._be_rule(work), self.state, active, work.duration_ns, now_ns):
                 self._look_again(work, active)
@@ -229,7 +253,8 @@ class ColocationEngine:
             in_flight = self.state.outstanding_ns
             self.result.longest_in_flight_ns = max(self.result.longest_in_flight_ns, in_flight)
             self._be_next = (self._be_next + 1) % len(self.job.be)
-            self._submit(BE, work)
+            self._be_submitted += 1
+            self._at(self.now + self.table.launch_ns, self._submit_be, work, self._event(work))
 
     def _look_again(self, work: KernelWork, active: WorkClass) -> None:
         """By events when a kernel ends or the floor falls; by the clock for what only time brings."""
