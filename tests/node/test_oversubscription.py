@@ -55,6 +55,18 @@ def test_three_tenants_that_do_not_fit_two_at_a_time(node: Callable[..., Node]) 
     assert min(int(answer[0]) for answer in answers) > 0
 
 
+def test_a_tenant_that_makes_room_waits_for_its_turn(node: Callable[..., Node]) -> None:
+    """Turns given to a process in the middle of its move would come back at once, thousands a second."""
+    here = node(2 * CONTEXT + 448 * MIB)
+    a, b = here.program("a", memory=700 * MIB), here.program("b", memory=700 * MIB)
+    assert a.ask("raw('cuMemAlloc_v2', byref(c_uint64()), c_size_t(400 << 20))") == "0"
+    b.tell("raw('cuMemAlloc_v2', byref(c_uint64()), c_size_t(400 << 20))")
+    wait_for(lambda: here.where("a")["moving"] or here.where("a")["moves_out"], 10, "a on its way out")
+    assert a.ask("work(1)").endswith("intact")
+    assert b.answer() == "0"
+    assert here.tenant("a")["gpus"][0]["turns"] < 200
+
+
 def test_nobody_moves_while_all_fit(node: Callable[..., Node]) -> None:
     here = node(2 * CONTEXT + 420 * MIB)
     programs = [here.program(name) for name in ("a", "b")]

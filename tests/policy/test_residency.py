@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.policy.quota import SECOND_NS, QuotaSettings, Share
-from cotenant.policy.residency import GpuResidency, MoveRates, ResidencySettings
+from cotenant.policy.residency import GpuResidency, MoveRates, ResidencySettings, Victim
 from cotenant.sim.token import Load, saturated
 from cotenant.sim.token_moves import Card, MovingTokenEngine
 
@@ -54,9 +54,18 @@ def test_a_card_that_has_less_than_the_sums_say() -> None:
     assert residency.switch("b").out == ()
     residency.ran_short(50)
     assert residency.switch("b").out == ()
-    residency.ran_short(100)  # at most an eighth of the card: 100
-    assert residency.overhead_bytes == 100
-    assert residency.free_bytes == 300
+    residency.ran_short(100)
+    assert residency.overhead_bytes == 150
+    assert residency.switch("b").out == (Victim("a", 50),)
+    # 800 - 400 that are there - 150 free: others hold 250 of it, however much that is of the card
+    residency.driver_says(150)
+    assert residency.overhead_bytes == 250
+    assert residency.switch("b").out == (Victim("a", 150),)
+    # of what a is charged, 100 could not be had; the others have gone
+    residency.driver_says(500, not_taken=100)
+    assert residency.overhead_bytes == 0
+    residency.driver_says(900)  # more than there is: a card on which tenants share only a part
+    assert residency.overhead_bytes == 0
 
 
 def test_a_turn_pays_for_its_move() -> None:

@@ -110,7 +110,11 @@ class Broker:
             machine = self.turns.gpus[gpu.uuid]
             if tenant.name in machine.accounts:
                 self._obey(self.turns.withdraw(gpu.uuid, tenant.name, now_ns), gpu.uuid)
-                self._obey(machine.stop_turn(tenant.name, now_ns, "suspended"), gpu.uuid)
+                turn = machine.turn
+                if turn is not None and turn.account.name == tenant.name and turn.paused_ns is not None:
+                    self.fail_turn(gpu.uuid, tenant.name, turn.epoch)  # it waits for memory: nothing runs in it
+                else:
+                    self._obey(machine.stop_turn(tenant.name, now_ns, "suspended"), gpu.uuid)
 
     def unsuspend(self, tenant: Tenant) -> None:
         """Turns again, from now on."""

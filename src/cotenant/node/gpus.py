@@ -132,6 +132,20 @@ def free_bytes(uuid: str) -> int | None:
         return None
 
 
+def driver_free_bytes(gpu: Gpu) -> int | None:
+    """What the driver says is free on a GPU, the software one too."""
+    if not gpu.soft:
+        return free_bytes(gpu.uuid)
+    from cotenant.softgpu.build import build_nvml
+
+    library = ctypes.CDLL(str(build_nvml()))
+    device = ctypes.c_void_p()
+    memory = (ctypes.c_uint64 * 3)()  # total, free, used
+    if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByIndex_v2(gpu.index, ctypes.byref(device)):
+        return None
+    return int(memory[1]) if library.nvmlDeviceGetMemoryInfo(device, memory) == 0 else None
+
+
 def _from_nvidia_smi() -> tuple[Gpu, ...]:
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:

@@ -97,6 +97,11 @@ class Ledger:
         holding = self._processes.get(process)
         return holding.held.get((gpu, family), 0) if holding else 0
 
+    def asked(self, tenant: str, gpu: str, family: int) -> int:
+        """What a tenant's processes have reserved in a family and not taken yet."""
+        asked = [p for h in self._processes.values() if h.tenant == tenant for p in h.pending.values()]
+        return sum(size for g, f, size in asked if (g, f) == (gpu, family))
+
     def total_used(self, gpu: str) -> int:
         """Everything charged on that GPU."""
         return sum(n for (_, g), n in self._used.items() if g == gpu)

@@ -69,13 +69,13 @@ class MoveCount:
 
     def add_out(self, end: MoveEnd) -> None:
         """One move off the GPU."""
-        self.moves_out += 1
+        self.moves_out += bool(end.moved_bytes)
         self.out_bytes += end.moved_bytes
         self._add(end)
 
     def add_in(self, end: MoveEnd) -> None:
         """One move to the GPU."""
-        self.moves_in += 1
+        self.moves_in += bool(end.moved_bytes)
         self.in_bytes += end.moved_bytes
         self._add(end)
 

@@ -221,23 +221,17 @@ class Parking:
         return await self._return(tenant, home, timeout_s)
 
     async def _return(self, tenant: Tenant, home: str, timeout_s: float) -> None:
-        broker, held_off = self.agent.broker, set[str]()
-        deadline = time.monotonic() + timeout_s
-        try:
-            while (fault := await self.residency.make_free(tenant, home)) is not None:
-                if self.residency.refusal or time.monotonic() > deadline:
-                    raise WorkError(f"{tenant.name} cannot be brought back: {fault}")
-                for other in self.agent.registry.on_gpu(home, without=tenant.name):
-                    # whoever runs there alone would never end its turn
-                    if other.spec.oversubscribe != "none" and broker.holds(other, home):
-                        broker.suspend(other)
-                        held_off.add(other.name)
-                await asyncio.sleep(0.05)
-        finally:
-            for name in held_off - set(self.parked):
-                if name in self.agent.registry.tenants:
-                    broker.unsuspend(self.agent.registry.tenants[name])
-        broker.unsuspend(tenant)
+        fault = await self.residency.maker.until(
+            tenant,
+            home,
+            lambda: self.residency.make_free(tenant, home),
+            timeout_s,
+            lambda: not self.residency.refusal,
+            hold_off=True,
+        )
+        if fault is not None:
+            raise WorkError(f"{tenant.name} cannot be brought back: {fault}")
+        self.agent.broker.unsuspend(tenant)
 
     async def _unpark(self, tenant: Tenant) -> str | None:
         """For the residency: restore a tenant whose room has been made. A sentence when it fails."""

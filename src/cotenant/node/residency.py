@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from cotenant.node import wire
 from cotenant.node.backing import HostMemory, widest_gap
 from cotenant.node.moves import Flow, MoveCount, MoveEnd, MoveState, Orders, moved_well
-from cotenant.node.wire import Family, Status, Type
+from cotenant.node.room import CARD_OVERHEAD_BYTES, Room
+from cotenant.node.wire import Family, MoveFlag, Status, Type
 from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from cotenant.node.session import Session
     from cotenant.node.tenants import Tenant
 
-CARD_OVERHEAD_BYTES = 512 << 20  # of a real card: what the driver keeps of what NVML calls its memory
 RETRY_S = 0.5
 MOST_RETRY_S = 10.0
 GROWTH = 8
@@ -52,15 +53,19 @@ class Residency:
         self._locks = {gpu.uuid: asyncio.Lock() for gpu in agent.gpus}
         self._tasks: set[asyncio.Task[None]] = set()
         self._retries: dict[str, float] = {}
-        self._last_move_ns: dict[str, int] = {}  # of a GPU: what its last switch took
+        self._last_move_ns = {gpu.uuid: 0 for gpu in agent.gpus}  # what the last switch there took
         self.refusal = ""  # what the driver said to the last restore, if it said no
         self._mute: set[int] = set()  # processes that did not answer an order
+        # tenants that make room right now: a turn would be handed back at once, and asked for again
+        self._leaving: dict[str, Counter[str]] = {gpu.uuid: Counter() for gpu in agent.gpus}
+        self._short: set[str] = set()  # GPUs whose driver had less than the sums say
+        self.maker = Room(self)
 
     # -- what the broker asks --------------------------------------------------------------------------------------
 
     def before_grant(self, tenant: Tenant, gpu: str, epoch: int) -> bool:
         """Whether a turn may begin now; if not, what it waits for is under way."""
-        if self.missing(tenant, gpu):
+        if self._leaving[gpu][tenant.name] or self.missing(tenant, gpu):
             self._start(self._bring(tenant, gpu, epoch))
             return False
         residency = self.gpus[gpu]
@@ -80,7 +85,7 @@ class Residency:
     def _be_patient(self, tenant: Tenant, gpu: str) -> None:
         """An idle holder keeps its turn for as long as it would cost to bring the next one in."""
         others = [o.name for o in self.gpus[gpu].occupants.values() if o.name != tenant.name]
-        least_ns = max(self.agent.config.idle_release_ns, self._last_move_ns.get(gpu, 0))
+        least_ns = max(self.agent.config.idle_release_ns, self._last_move_ns[gpu])
         patience_ns = max([least_ns, *(self.gpus[gpu].idle_patience_ns(tenant.name, [name]) for name in others)])
         for session in tenant.sessions:
             for slot, attached in session.slots.items():
@@ -88,16 +93,18 @@ class Residency:
                     session.page.slots[slot].idle_release_ns = patience_ns
 
     async def _bring(self, tenant: Tenant, gpu: str, epoch: int) -> None:
-        began_ns = time.monotonic_ns()
         try:
             async with self._locks[gpu]:
+                turn = self.agent.broker.turns.gpus[gpu].turn
+                if turn is None or (turn.account.name, turn.epoch) != (tenant.name, epoch):
+                    return  # it has been taken back meanwhile
+                self._last_move_ns[gpu] = 0  # what others moved before is not this one's to pay for
                 fault = await self._switch(tenant, gpu)
         except Exception as error:  # a fault of ours must not keep the GPU from everybody
             fault = f"the agent failed: {error!r}"
         broker = self.agent.broker
         if fault is None:
             self._retries.pop(tenant.name, None)
-            self._last_move_ns[gpu] = time.monotonic_ns() - began_ns
             floor_ns = self.gpus[gpu].floor_ns(self._last_move_ns[gpu])
             broker.resume_turn(gpu, tenant.name, epoch, floor_ns)
             return
@@ -134,26 +141,15 @@ class Residency:
             self._mute.discard(session.number)
             self.orders.done(sequence, MoveEnd.told(status, values))
 
-    def crowded(self, tenant: Tenant, gpu: str) -> bool:
-        """Whether what has just been reserved needs room that somebody else holds, or was promised."""
-        return tenant.spec.oversubscribe in MOVED_BY_PROCESS and self.refresh(gpu).free_bytes < 0
+    def room(self, session: Session, slot: int, sequence: int, values: dict[str, Any]) -> None:
+        """MOVE_ROOM: the driver had no memory for an allocation, or will have none for what must be there now."""
+        size, now = min(values["bytes"], 1 << 62), bool(values["flags"] & MoveFlag.NOW)
+        self._start(self.maker.answer(session, slot, sequence, size, now=now))
 
-    def room(self, session: Session, slot: int, sequence: int, size: int) -> None:
-        """MOVE_ROOM: the driver had no memory for an allocation."""
-        self._start(self._make_room(session, slot, sequence, size))
-
-    async def _make_room(self, session: Session, slot: int, sequence: int, size: int) -> None:
-        gpu, tenant, broker = session.slots[slot], session.tenant, self.agent.broker
-        turn = broker.turns.gpus[gpu].turn
-        status = Status.OK
-        if turn is not None and (turn.account.name != tenant.name or turn.paused_ns is not None):
-            status = Status.DENIED  # somebody else runs: the memory comes with this tenant's next turn
-        else:
-            async with self._locks[gpu]:
-                fault = await self._switch(tenant, gpu, refused_bytes=size)
-            if fault is not None:
-                status = Status.OUT_OF_MEMORY
-        session.send(wire.pack(Type.MOVE_ROOM_REPLY, sequence=sequence, slot=slot, status=status))
+    async def make_room(self, tenant: Tenant, gpu: str, size: int) -> str | None:
+        """Room for `size` bytes more of a tenant, which are among what it is charged already; a sentence when not."""
+        async with self._locks[gpu]:
+            return await self._switch(tenant, gpu, refused_bytes=size)
 
     def gone(self, session: Session) -> None:
         """A process has ended; what it held is free."""
@@ -190,7 +186,8 @@ class Residency:
             if tenant.name in self.parked or mode == "park":
                 size = max(used, self.parked.get(tenant.name, 0))
                 here = 0 if tenant.name in self.parked else size
-                residency.resize(tenant.name, movable=size, resident=here, can_leave=mode == "park")
+                began = any(s.page.slots[slot].contexts for s in tenant.sessions for slot in s.slots)
+                residency.resize(tenant.name, movable=size, resident=here, can_leave=mode == "park" and began)
                 continue
             movable = away = 0
             can_leave = False
@@ -219,28 +216,30 @@ class Residency:
             # a tenant that grows will want more: make room in fewer, larger moves
             more = residency.occupants[tenant.name].movable_bytes // GROWTH if refused_bytes else 0
             plan = residency.switch(tenant.name, more_bytes=more, line=line, stay=stay)
-            if refused_bytes and not plan.out and attempt == 0:
-                residency.ran_short(refused_bytes)  # the sums say that it fits, the driver says no
+            # the sums say that it fits and the driver that it does not, or they may count what has gone since
+            doubtful = (refused_bytes and not plan.out) or (plan.short_bytes and residency.overhead_bytes)
+            if attempt == 0 and doubtful:
+                await self.maker.learn(gpu, refused_bytes)
                 plan = residency.switch(tenant.name, line=line, stay=stay)
             if plan.short_bytes and not (refused_bytes and plan.out):
-                return (
-                    f"{plan.short_bytes / 2**20:.0f} MiB are lacking, and nothing else on the GPU can be moved away"
-                    if not stay
-                    else f"{plan.short_bytes / 2**20:.0f} MiB are lacking while {', '.join(stay)} still runs"
-                )
+                return self.maker.lack(gpu, plan, stay)
             if not plan.out and (refused_bytes or not plan.in_bytes):
                 return None
             if await self._carry_out(plan, tenant, gpu):
                 return None
             if self.refusal:
                 break  # the driver has said no: asking again would not change that
-        return self.refusal or "the moves that would make room for it failed"
+        return self.refusal or (
+            "the moves that would make room for it failed" if plan.out else self.maker.lack(gpu, plan, [])
+        )
 
     async def _carry_out(self, plan: Switch, tenant: Tenant, gpu: str) -> bool:
         """Victims out and the tenant in, at the same time. False: look again, there may be another way now."""
         residency = self.gpus[gpu]
         flow = Flow(residency.free_bytes)
         self.switching[gpu] = plan
+        leaving = Counter(victim.tenant for victim in plan.out)
+        self._leaving[gpu] += leaving
         began = time.monotonic()
         try:
             if tenant.name in self.parked:  # the driver restores all at once, into room that is there
@@ -250,8 +249,13 @@ class Residency:
                 went, came = await asyncio.gather(self._all_out(plan, gpu, flow), self._all_in(tenant, gpu, flow))
         finally:
             del self.switching[gpu]
+            self._leaving[gpu] -= leaving
         seconds = time.monotonic() - began
+        if gpu in self._short:
+            self._short.discard(gpu)
+            await self.maker.learn(gpu)
         if went and came:
+            self._last_move_ns[gpu] += int(seconds * 1e9)
             residency.rates.observe(plan.out_bytes, plan.in_bytes, seconds)
             self._count(tenant.name).seconds += seconds
         return went and came
@@ -323,7 +327,7 @@ class Residency:
                 continue
             end = await flow.admit(self.orders, session, slot, state.away)
             if end.status == Status.OUT_OF_MEMORY:
-                self.gpus[gpu].ran_short(min(max(state.away, 16 << 20), self.agent.config.swap_piece_bytes))
+                self._short.add(gpu)
             self._count(tenant.name).add_in(end)
             complete = complete and (moved_well(end) or session.closed)
         return complete
@@ -331,7 +335,13 @@ class Residency:
     async def evacuate(self, tenant: Tenant, gpu: str) -> bool:
         """Everything of a tenant off its GPU, when nothing else moves there."""
         async with self._locks[gpu]:
-            return await self.all_out(tenant, gpu)
+            began = time.monotonic()
+            self._leaving[gpu][tenant.name] += 1
+            try:
+                return await self.all_out(tenant, gpu)
+            finally:
+                self._leaving[gpu] -= Counter([tenant.name])
+                self._count(tenant.name).seconds += time.monotonic() - began
 
     async def all_out(self, tenant: Tenant, gpu: str) -> bool:
         """The same beside other moves."""

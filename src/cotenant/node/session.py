@@ -197,7 +197,7 @@ class Session:
             if granted is None:
                 status = Status.OUT_OF_MEMORY
                 self.server.refused(self.tenant, gpu, size)
-            elif family == Family.PLAIN and self.server.residency.crowded(self.tenant, gpu):
+            elif not host and self.server.residency.maker.crowded(self.tenant, gpu, family):
                 status = Status.DENIED
             number = granted or 0
         elif head.type == Type.MEMORY_COMMIT and reservation == 0:
@@ -227,7 +227,7 @@ class Session:
 
     def _room(self, head: wire.Head, data: bytes) -> None:
         self._gpu(head)
-        self.server.residency.room(self, head.slot, head.sequence, min(wire.body("move", data)[0], 1 << 62))
+        self.server.residency.room(self, head.slot, head.sequence, wire.fields("move", data))
 
     def _burst(self, head: wire.Head, data: bytes) -> None:
         gpu = self._gpu(head)

@@ -93,6 +93,7 @@ class MoveFlag(enum.IntFlag):
 
     FIXED = 1
     STOP = 2
+    NOW = 4
 
 
 class FailMode(enum.IntEnum):

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "shim.h"
+#include "swap.h"
 
 #define BUCKETS 4096
 
@@ -64,12 +65,23 @@ static CUresult reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64
     }
 }
 
-/* May bytes more be taken?  Waits for a lost agent if it said so. */
+/* May bytes more be taken?  Waits for a lost agent if it said so.  CUDA_ERROR_NOT_READY: yes, but others hold the room,
+ * and what moves need not be there yet. */
 CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation)
 {
     int cancel;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     CUresult result = reserve(gpu, family, bytes, reservation);
+    uint32_t mode = cot_swap_mode();
+    bool moves = family == COTENANT_MEMORY_PLAIN &&
+                 (mode == COTENANT_OVERSUBSCRIBE_SWAP || mode == COTENANT_OVERSUBSCRIBE_MANAGED);
+    if (result == CUDA_ERROR_NOT_READY && !moves) {
+        result = CUDA_SUCCESS;
+        if (!cot_swap_room_now(gpu, bytes) && family != COTENANT_MEMORY_CONTEXT) { /* for a context, the driver decides */
+            cot_memory_commit(gpu, family, *reservation, 0);
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
     pthread_setcancelstate(cancel, NULL);
     return result;
 }

@@ -118,6 +118,7 @@ enum cotenant_oversubscribe {
 enum cotenant_move_flags {
     COTENANT_MOVE_FIXED = 1, /* STATE: this process's memory cannot be moved (any more) */
     COTENANT_MOVE_STOP = 2,  /* ALLOW: no more will be allowed, end the move with what is there */
+    COTENANT_MOVE_NOW = 4,   /* ROOM: it cannot come with the next turn, whoever runs has to make way */
 };
 
 enum cotenant_status {

@@ -206,6 +206,15 @@ bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later)
     return reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK;
 }
 
+/* Memory that does not move is to be taken, and the agent says that others hold the room: they make way. */
+bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes)
+{
+    struct cotenant_move ask = {.bytes = bytes, .flags = COTENANT_MOVE_NOW};
+    struct cotenant_message reply;
+    return cot_agent_call(COTENANT_MOVE_ROOM, gpu->slot, &ask, sizeof ask, &reply) != 0 ||
+           (reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK);
+}
+
 /* For a program that can give memory back in time (hooks/sitecustomize.py): how much of its turn is left, UINT64_MAX
  * while nobody waits for it. */
 EXPORT uint64_t cotenant_turn_left_ns(void)

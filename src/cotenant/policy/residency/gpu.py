@@ -120,14 +120,18 @@ class GpuResidency:
         return wanted <= self.capacity_bytes - self.overhead_bytes
 
     def ran_short(self, short_bytes: int) -> None:
-        """The GPU had less room than the sums said: remember it, but never more than an eighth of the card."""
-        self.overhead_bytes = min(self.overhead_bytes + max(0, short_bytes), self.capacity_bytes // 8)
+        """The GPU had less room than the sums said, by so much at least."""
+        self.overhead_bytes = min(self.overhead_bytes + max(0, short_bytes), self.capacity_bytes)
+
+    def driver_says(self, free_bytes: int, not_taken: int = 0) -> None:
+        """What is free on the GPU in truth, when the sums count `not_taken` bytes that are not there: the rest of what
+        nobody here holds is others', and may become more or less."""
+        held = sum(o.resident_bytes + o.fixed_bytes for o in self.occupants.values()) - not_taken
+        self.overhead_bytes = min(max(0, self.capacity_bytes - held - free_bytes), self.capacity_bytes)
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
-    def switch(
-        self, name: str, *, more_bytes: int = 0, line: Sequence[str] = (), stay: Iterable[str] = ()
-    ) -> Switch:
+    def switch(self, name: str, *, more_bytes: int = 0, line: Sequence[str] = (), stay: Iterable[str] = ()) -> Switch:
         """What moves so that `name` can run, or hold `more_bytes` more. `line`: who runs next, soonest first; `stay`:
         tenants that cannot be moved now (they run, or drain)."""
         me = self.occupants.get(name) or Occupant(name)
