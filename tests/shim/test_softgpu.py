@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -154,3 +156,18 @@ def test_library_does_not_pass_for_a_real_driver(soft_library: Path) -> None:
     names = defined_symbols(soft_library, dynamic=True)
     assert {"cuInit", "cuLaunchKernel", "cuGraphLaunch"} <= set(names)
     assert b"libcuda.so" not in soft_library.read_bytes()
+
+
+def test_a_state_file_on_a_full_disk_is_said(tenants: Tenants, tmp_path: Path) -> None:
+    """No room for the file: no device, and a sentence; not a signal when its pages are touched."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=8k tmpfs {disk} && exec {tenants.client} v2 launches 1"
+    probe = ["unshare", "-Urm", "sh", "-c", f"mount -t tmpfs tmpfs {disk}"]
+    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace of one's own here")
+    extra = {"COTENANT_SOFTGPU_STATE": str(disk / "state"), "CLIENT_LIBRARY": str(tenants.driver)}
+    process = tenants.start(None, ["unshare", "-Urm", "sh", "-c", mount], **extra)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode > 0
+    assert "cannot be used: No space left on device" in err

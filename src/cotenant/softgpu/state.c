@@ -80,9 +80,12 @@ static int open_state(void)
     else
         snprintf(path, sizeof path, "/dev/shm/cotenant-softgpu-%u", (unsigned)getuid());
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    struct stat about;
-    if (fd < 0 || ftruncate(fd, sizeof(struct soft_state)) != 0 || fstat(fd, &about) != 0) {
-        fprintf(stderr, "software GPU: the state file %s cannot be used: %s\n", path, strerror(errno));
+    int why = fd < 0 || ftruncate(fd, sizeof(struct soft_state)) != 0 ? errno : 0;
+    int full = why ? 0 : posix_fallocate(fd, 0, sizeof(struct soft_state)); /* a disk that fills up later would be a SIGBUS */
+    if (full == ENOSPC || full == EDQUOT)
+        why = full;
+    if (why) {
+        fprintf(stderr, "software GPU: the state file %s cannot be used: %s\n", path, strerror(why));
         if (fd >= 0)
             close(fd);
         return -1;
