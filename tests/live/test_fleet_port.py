@@ -37,6 +37,7 @@ def test_jobs_and_reasons(tmp_path: Path) -> None:
             assert time.monotonic() < until, jobs
             time.sleep(0.05)
         assert jobs["first"]["place"] == "node-0: 2"
+        assert {row["tenant"] for row in state["shares"]} == {jobs["first"]["key"]}
         assert sorted(row["gpu"] for row in state["shares"]) == sorted(row["key"] for row in state["gpus"])
         assert any(row["text"].startswith("first started") for row in state["decisions"])
         # neither tells how far it is: one runs at an unknown place of its work, the other has not begun

@@ -207,6 +207,9 @@ def test_columns_that_nobody_fills_are_left_out_and_states_are_words(browser: An
     until(lambda: "train" in text(browser, "#shares"))
     assert text(browser, "#shares thead").split() == ["who", "GPU", "state", "granted", "limit", "by"]
     assert text(browser, "#empty") == "No jobs yet: cotenant submit -- python train.py"
+    assert browser.find_element("id", "gpus").get_attribute("class") == "slim"
+    stage.rows = [*stage.rows[:2], ("shares", "1", share | {"tenant": "train", "kind": "job", "got": 0.5})]
+    until(lambda: browser.find_element("id", "gpus").get_attribute("class") == "")
     stage.rows = [
         *stage.rows[:2],
         ("shares", "1", share | {"tenant": "train", "kind": "job", "residency": "moved off", "memory_bytes": 3 << 30}),

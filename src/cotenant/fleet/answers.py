@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cotenant.fleet.controller import Controller
 
 MOST_LISTED = 100_000
+NOT_DECIDED = "the next round decides"
 
 
 def status(controller: Controller) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _why(job: Job) -> str:
     """Why a job waits."""
     if job.attempt is not None or not job.arrived or job.finished_s is not None:
         return ""
-    return Reason(job.told).name.lower().replace("_", " ") if job.told >= 0 else ""
+    return Reason(job.told).name.lower().replace("_", " ") if job.told >= 0 else NOT_DECIDED
 
 
 def _error(job: Job) -> str:

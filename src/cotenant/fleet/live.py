@@ -133,7 +133,7 @@ def rows(controller: Controller) -> list[Row]:
 def _share(job: Any, share: Any) -> dict[str, Any]:
     return {
         "gpu": share.uuid,
-        "tenant": job.spec.name or job.id,
+        "tenant": job.id,  # names repeat, and a bar must be one job's
         "kind": "job",
         "mechanism": f"mig {share.slice}" if share.slice else share.mechanism,
         "granted": share.fraction,
@@ -149,7 +149,7 @@ def _job(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": row["name"],
         "state": state,
-        "reason": SENTENCES.get(row["why"], row["why"]) or row["error"],
+        "reason": SENTENCES.get(row["why"]) or row["error"] or row["why"],
         "gpus": row["slice"] or f"{row['gpus']:g}",
         "place": places,
         "progress": None if row["done"] is None else round(row["done"], 3),

@@ -95,8 +95,10 @@ function drawGpus() {
       line("granted", "granted", Math.max(1, sum("granted")), percent(sum("granted"))),
       all.some((share) => share.got != null) ? line("got", "got", Math.max(1, sum("got")), percent(sum("got"))) : null,
       gpu.memory_used_bytes != null ? line("memory", "memory_bytes", gpu.memory_bytes || 1, bytes(gpu.memory_used_bytes), true) : null,
-      shares.length ? make("ul", { className: "legend" }, ...shares.map((share) => make("li", { title: share.tenant }, make("i", { style: { "--c": share.color } }), make("span", {}, share.tenant)))) : make("p", { className: "soft" }, "free"));
+      shares.length ? make("ul", { className: "legend" }, ...shares.map((share) => make("li", { title: share.tenant }, make("i", { style: { "--c": share.color } }), make("span", {}, share.tenant)))) : make("p", { className: "legend" }, "free"));
   });
+  // a fleet measures neither time nor memory: a bar of what was given is all, and many GPUs must have room
+  $("gpus").classList.toggle("slim", ![...rows.gpus.values()].some((gpu) => gpu.memory_used_bytes != null) && ![...rows.shares.values()].some((share) => share.got != null));
   $("gpus").replaceChildren(...cards);
 }
 

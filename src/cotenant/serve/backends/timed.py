@@ -94,7 +94,7 @@ def _fault(kind: str | None) -> None:
     if kind == "hang":
         time.sleep(3600)
     if kind == "memory":
-        raise MemoryError("out of memory, as the drill asked for")
+        raise MemoryError("as the drill asked for")
     if kind == "error":
         raise RuntimeError("failed, as the drill asked for")
 
