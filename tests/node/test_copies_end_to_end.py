@@ -136,10 +136,21 @@ def test_weights_change_while_they_copy() -> None:
 def test_pageable_and_both_directions() -> None:
     with Bench("soft", settings()) as bench:
         specs = [spec("a", 1.0), spec("b", 3.0)]
-        pair = [copier(bench, one, "d2h", "pageable", "sync", 16 * MIB) for one in specs]
-        rates = together(pair, 1.2)
+        pair = [copier(bench, one, "d2h", "pageable", "sync", 4 * MIB) for one in specs]
+        rates = together(pair, 1.8)
         assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.09)
         assert row(bench, "b")["copies"]["to_host"]["bytes"] > 0
+
+
+def test_who_fills_the_link_does_not_wait_for_a_thread_that_copies_pageable_memory() -> None:
+    """The thread moves a quarter of what the link could: by bytes alone the other would be held to that."""
+    with Bench("soft", settings()) as bench:
+        pinned = copier(bench, spec("pinned", 1.0))
+        pageable = copier(bench, spec("pageable", 1.0), "h2d", "pageable", "sync", 4 * MIB)
+        rates = together([pinned, pageable], 1.5)
+        assert rates[0] > 0.5 * LINK * 1e6, "of 0.715 that the other leaves"
+        assert rates[1] > 0.15 * LINK * 1e6, "of 0.285 that its thread can do"
+        assert row(bench, "pageable")["copies"]["to_device"]["chunks"] > 10
 
 
 def test_a_latency_sensitive_copy_waits_for_two_chunks_at_most() -> None:

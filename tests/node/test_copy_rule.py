@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cotenant.shim
-from cotenant.node.copy_page import DIRECTIONS, PAGE_BYTES, VERSION, CopyLayout, CopyLink, CopyPage, CopyQueue
+from cotenant.node.copy_page import DIRECTIONS, LINKS, PAGE_BYTES, VERSION, CopyLayout, CopyLink, CopyPage, CopyQueue
+from cotenant.node.copyqueue import PAGEABLE, Ticket
 from cotenant.node.copyqueue import CopyQueue as Queue
-from cotenant.node.copyqueue import Ticket
 from cotenant.policy.colocation.copies import NO_SLOT, QUEUES, SLOTS, CopySettings, Link, Rank, before, vtime
+from cotenant.policy.colocation.copies import Queue as OracleQueue
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 MIB = 1 << 20
@@ -24,59 +25,89 @@ SETTINGS = CopySettings(chunk_bytes=MIB, period_bytes=8 * MIB, wait_lapse_ns=5 *
 
 
 class Both:
-    """The compiled rule and the oracle, told the same; every answer and the whole state must agree."""
+    """The compiled rule and the oracle, told the same; every answer and the whole state must agree.
+
+    `kind` 0 is pinned memory's link, 1 pageable memory's.
+    """
 
     def __init__(self, weights: list[int], ranks: list[Rank], given_settings: CopySettings = SETTINGS) -> None:
         self.page = CopyPage(given_settings)
-        self.link = Link(given_settings)
+        # nobody else's queues: the oracle looks at all that it has
+        self.links = [Link(given_settings, queues=[OracleQueue() for _ in weights]) for _ in range(2)]
+        self.links[0].twin, self.links[1].twin = self.links[1], self.links[0]
+        self.link = self.links[0]
         self.asks = [Queue(self.page.fd, number, number + 1) for number in range(len(weights))]
-        self.row = self.page.layout.links[0]
-        self.tickets: dict[int, Ticket] = {}  # by slot
+        self.rows = [self.page.layout.links[0], self.page.layout.links[PAGEABLE]]
+        self.row = self.rows[0]
+        self.tickets: dict[tuple[int, int], Ticket] = {}  # by kind and slot
         for number, (weight, rank) in enumerate(zip(weights, ranks, strict=True)):
-            self.page.describe(number, weight / 1000, rank)
-            self.link.queues[number].weight_milli, self.link.queues[number].rank = weight, rank
+            self.describe(number, weight, rank)
+
+    def describe(self, number: int, weight: int, rank: Rank) -> None:
+        self.page.describe(number, weight / 1000, rank)
+        for link in self.links:
+            link.queues[number].weight_milli, link.queues[number].rank = weight, rank
+
+    def begin_at(self, origin: int) -> None:
+        """All clocks there: near the end of the word differences count, not values."""
+        for row, link in zip(self.rows, self.links, strict=True):
+            for number in range(len(self.asks)):
+                row.queues[number].vruntime = link.queues[number].vruntime = origin
+            row.min_vruntime = link.min_vruntime = row.min_ahead = link.min_ahead = origin
 
     def close(self) -> None:
         for queue in self.asks:
             queue.close()
         self.row = None
+        self.rows.clear()
         self.page.close()
 
-    def ask(self, number: int, size: int, now_ns: int) -> int | None:
-        ticket = self.asks[number].ask(0, size, now_ns)
-        place = self.link.ask(number, number + 1, size, now_ns)
+    def ask(self, number: int, size: int, now_ns: int, kind: int = 0) -> int | None:
+        ticket = self.asks[number].ask(kind * PAGEABLE, size, now_ns)
+        place = self.links[kind].ask(number, number + 1, size, now_ns)
         got = None if ticket is None else ticket.slot if ticket.word else NO_SLOT
         assert got == place
         if ticket is not None and got != NO_SLOT:
-            self.tickets[ticket.slot] = ticket
+            self.tickets[kind, ticket.slot] = ticket
         self.agree(now_ns)
         return place
 
-    def done(self, place: int, now_ns: int) -> None:
+    def done(self, place: int, now_ns: int, kind: int = 0) -> None:
         """As a process would: its ticket's word must still be there."""
-        self.asks[0].done(0, self.tickets.pop(place))
-        self.link.done(place)
+        self.asks[0].done(kind * PAGEABLE, self.tickets.pop((kind, place)))
+        self.links[kind].done(place)
         self.agree(now_ns)
+
+    def withdraw(self, number: int, kind: int = 0) -> None:
+        self.asks[number].withdraw(kind * PAGEABLE)
+        self.links[kind].withdraw(number)
+
+    def charge(self, number: int, size: int, kind: int) -> None:
+        self.asks[number].charge(kind * PAGEABLE, size)
+        self.links[kind].charge(number, size)
 
     def leave(self, number: int) -> None:
         """The agent says that a queue is nobody's."""
-        self.page.describe(number, 0.0, Rank.NORMAL)
-        self.link.queues[number].weight_milli, self.link.queues[number].rank = 0, Rank.NORMAL
+        self.describe(number, 0, Rank.NORMAL)
 
     def agree(self, now_ns: int) -> None:
+        for kind in (0, 1):
+            self._agree(self.rows[kind], self.links[kind], kind * PAGEABLE, now_ns)
+
+    def _agree(self, row: CopyLink, link: Link, direction: int, now_ns: int) -> None:
         for number in range(len(self.asks)):
-            mine, theirs = self.row.queues[number], self.link.queues[number]
+            mine, theirs = row.queues[number], link.queues[number]
             assert (mine.vruntime, mine.seen_ns, mine.active_ns, mine.bytes, mine.chunks) == (
                 theirs.vruntime, theirs.seen_ns, theirs.active_ns, theirs.bytes, theirs.chunks,
             )  # fmt: skip
-            assert self.asks[number].piece_bytes(0, now_ns) == self.link.piece_bytes(number, now_ns)
-        assert (self.row.min_vruntime, self.row.min_ahead) == (self.link.min_vruntime, self.link.min_ahead)
-        holder = 0 if self.link.slice_queue is None else self.link.slice_queue + 1
-        assert self.row.slice == holder << 48 | self.link.slice_used
-        for place, slot in enumerate(self.link.slots):
-            assert (self.row.slots[place] >> 48) == (0 if slot is None else slot.participant)
-        nearest = self.asks[0]._rule.queue_next(self.asks[0]._page, 0, now_ns)
-        assert (None if nearest == QUEUES else nearest) == self.link.next(now_ns)
+            assert self.asks[number].piece_bytes(direction, now_ns) == link.piece_bytes(number, now_ns)
+        assert (row.min_vruntime, row.min_ahead) == (link.min_vruntime, link.min_ahead)
+        holder = 0 if link.slice_queue is None else link.slice_queue + 1
+        assert row.slice == holder << 48 | link.slice_used
+        for place, slot in enumerate(link.slots):
+            assert (row.slots[place] >> 48) == (0 if slot is None else slot.participant)
+        nearest = self.asks[0]._rule.queue_next(self.asks[0]._page, direction, now_ns)
+        assert (None if nearest == QUEUES else nearest) == link.next(now_ns)
 
 
 steps = st.lists(
@@ -85,6 +116,7 @@ steps = st.lists(
         st.integers(0, 4),
         st.sampled_from([4096, MIB // 3, MIB, MIB, 3 * MIB]),
         st.sampled_from([0, 1, 50_000, MS, 3 * MS, 6 * MS, 250 * MS]),
+        st.sampled_from([0, 0, 1]),
     ),
     min_size=5,
     max_size=70,
@@ -100,32 +132,28 @@ steps = st.lists(
     st.sampled_from([0, (1 << 64) - (5 << 20)]),
 )
 def test_c_and_python_agree_step_by_step(
-    events: list[tuple[str, int, int, int]], weights: list[int], ranks: list[Rank], in_flight: int, origin: int
+    events: list[tuple[str, int, int, int, int]], weights: list[int], ranks: list[Rank], in_flight: int, origin: int
 ) -> None:
     chosen = CopySettings(
         chunk_bytes=MIB, period_bytes=8 * MIB, in_flight=in_flight, wait_lapse_ns=5 * MS, slot_lapse_ns=200 * MS
     )  # fmt: skip
     both = Both(weights, ranks, chosen)
-    for number in range(5):  # near the end of the word: differences count, not values
-        both.row.queues[number].vruntime = both.link.queues[number].vruntime = origin
-    both.row.min_vruntime = both.link.min_vruntime = origin
-    both.row.min_ahead = both.link.min_ahead = origin
+    both.begin_at(origin)
     now_ns = 10**12
-    for kind, number, size, pause_ns in events:
+    for what, number, size, pause_ns, kind in events:
         now_ns += pause_ns
-        if kind == "ask":
-            both.ask(number, size, now_ns)
-        elif kind == "withdraw":
-            both.asks[number].withdraw(0)
-            both.link.withdraw(number)
-        elif kind == "charge":
-            both.asks[number].charge(0, size)
-            both.link.charge(number, size)
-        elif kind == "leave":
+        if what == "ask":
+            both.ask(number, size, now_ns, kind)
+        elif what == "withdraw":
+            both.withdraw(number, kind)
+        elif what == "charge":
+            both.charge(number, size, kind)
+        elif what == "leave":
             both.leave(number)
         elif both.tickets:
-            places = sorted(both.tickets)
-            both.done(places[number % len(places)], now_ns)
+            held = sorted(both.tickets)
+            chosen_kind, place = held[number % len(held)]
+            both.done(place, now_ns, chosen_kind)
         both.agree(now_ns)
     both.close()
 
@@ -190,12 +218,29 @@ def test_ahead_goes_first_and_stops_the_others_but_not_what_flies() -> None:
     assert both.ask(0, MIB, now_ns) is None, "two are in flight"
     ahead = both.ask(1, MIB, now_ns)
     assert ahead == 2, "the link's two slots are taken, but not by those who go ahead"
-    both.asks[1].withdraw(0)
-    both.link.withdraw(1)
+    both.withdraw(1)
     both.done(0, now_ns)
     assert both.ask(0, MIB, now_ns) is None, "nobody starts while a copy ahead is under way"
     both.done(2, now_ns)
     assert both.ask(0, MIB, now_ns) == 0
+    both.close()
+
+
+def test_pinned_and_pageable_do_not_wait_for_each_other_but_for_those_ahead() -> None:
+    """A thread that copies pageable memory keeps its turn for a millisecond: the link is not idle meanwhile."""
+    both = Both([1000, 1000, 1000], [Rank.NORMAL, Rank.NORMAL, Rank.AHEAD])
+    now_ns = 10**12
+    assert both.ask(0, MIB, now_ns, kind=1) == 0
+    assert both.ask(0, MIB, now_ns, kind=1) == 1
+    assert both.ask(0, MIB, now_ns, kind=1) is None, "two of it are in flight"
+    assert (both.ask(1, MIB, now_ns), both.ask(1, MIB, now_ns)) == (0, 1)
+    both.done(0, now_ns, kind=1)
+    both.done(0, now_ns)
+    assert both.ask(2, MIB, now_ns, kind=1) == 0
+    both.withdraw(2, kind=1)
+    assert both.ask(1, MIB, now_ns) is None, "nobody begins while one that goes ahead is on its way"
+    both.done(0, now_ns, kind=1)
+    assert both.ask(1, MIB, now_ns) == 0
     both.close()
 
 
@@ -263,6 +308,8 @@ def test_python_and_c_agree_on_the_page(tmp_path: Path) -> None:
         "COTENANT_COPY_QUEUES": QUEUES,
         "COTENANT_COPY_SLOTS": SLOTS,
         "COTENANT_COPY_DIRECTIONS": len(DIRECTIONS),
+        "COTENANT_COPY_LINKS": LINKS,
+        "COTENANT_COPY_PAGEABLE": PAGEABLE,
         **{f"COTENANT_COPY_{rank.name}": int(rank) for rank in Rank},
     }
     lines = [f'printf("{name} %llu\\n", (unsigned long long){name});' for name in facts]

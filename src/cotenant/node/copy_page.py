@@ -10,9 +10,10 @@ import os
 from cotenant.policy.colocation.copies import QUEUES, SLOTS, CopySettings, Rank
 
 MAGIC = 0x434F5059
-VERSION = 2
-PAGE_BYTES = 16384
+VERSION = 3
+PAGE_BYTES = 20480
 DIRECTIONS = ("to_device", "to_host")
+LINKS = 4  # pinned to device and to host, then the same with pageable memory
 
 
 class CopyQueue(ctypes.Structure):
@@ -76,7 +77,7 @@ class CopyLayout(ctypes.Structure):
         ("alone_bytes", ctypes.c_uint64),
         ("lead_ns", ctypes.c_uint64),
         ("reserved", ctypes.c_uint64 * 21),
-        ("links", CopyLink * len(DIRECTIONS)),
+        ("links", CopyLink * LINKS),
     ]
     links: ctypes.Array[CopyLink]
 
@@ -107,7 +108,7 @@ class CopyPage:
         self.layout.host_paced = int(settings.host_paced)
 
     def describe(self, queue: int, weight: float, rank: Rank) -> None:
-        """Say whose weight and rank a queue has, in both directions. Weight 0: nobody's."""
+        """Say whose weight and rank a queue has, on all links. Weight 0: nobody's."""
         for link in self.layout.links:
             link.queues[queue].rank = int(rank)
             link.queues[queue].weight_milli = round(weight * 1000)
@@ -131,10 +132,14 @@ class CopyPage:
     def counters(self, queue: int) -> dict[str, dict[str, float]]:
         """What a queue has moved and waited, by direction."""
         found: dict[str, dict[str, float]] = {}
-        for name, link in zip(DIRECTIONS, self.layout.links, strict=True):
-            row = link.queues[queue]
-            counts = {"bytes": row.bytes, "chunks": row.chunks, "small_copies": row.small}
-            found[name] = {**counts, "waited_s": row.waited_ns / 1e9}
+        for number, name in enumerate(DIRECTIONS):
+            rows = [self.layout.links[at].queues[queue] for at in range(number, LINKS, len(DIRECTIONS))]
+            found[name] = {
+                "bytes": sum(row.bytes for row in rows),
+                "chunks": sum(row.chunks for row in rows),
+                "small_copies": sum(row.small for row in rows),
+                "waited_s": sum(row.waited_ns for row in rows) / 1e9,
+            }
         return found
 
     def close(self) -> None:

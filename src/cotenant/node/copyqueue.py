@@ -24,6 +24,7 @@ from cotenant.node.copy_page import PAGE_BYTES, CopyLayout
 from cotenant.shim.build import C_FLAGS, SOURCES, cached, run_compiler
 
 TO_DEVICE, TO_HOST = 0, 1
+PAGEABLE = 2  # added to a direction: copies of pageable memory take turns among themselves
 SPIN_S = 40e-6
 NAP_S = 20e-6
 
@@ -54,7 +55,7 @@ EXPORT unsigned queue_next(const struct cotenant_copy_page *page, unsigned direc
 }
 EXPORT uint64_t queue_piece(const struct cotenant_copy_page *page, unsigned direction, unsigned queue, uint64_t now_ns)
 {
-    return copy_piece(page, &page->links[direction], queue, now_ns);
+    return copy_piece(page, direction, queue, now_ns);
 }
 """
 

@@ -12,13 +12,18 @@
 #include <stdint.h>
 
 #define COTENANT_COPY_MAGIC 0x434f5059u /* "COPY" */
-#define COTENANT_COPY_VERSION 2u
-#define COTENANT_COPY_PAGE_BYTES 16384u
+#define COTENANT_COPY_VERSION 3u
+#define COTENANT_COPY_PAGE_BYTES 20480u
 #define COTENANT_COPY_QUEUES 64u
 #define COTENANT_COPY_SLOTS 8u
 #define COTENANT_COPY_NOBODY UINT64_C(0)
 
 enum cotenant_copy_direction { COTENANT_COPY_TO_DEVICE = 0, COTENANT_COPY_TO_HOST = 1, COTENANT_COPY_DIRECTIONS = 2 };
+
+/* Copies of pageable memory take turns among themselves, on the link of that number more: what they share is the processor's
+ * pace, a tenth of the link's, and who could fill the link would stand still for them. */
+#define COTENANT_COPY_PAGEABLE 2u
+#define COTENANT_COPY_LINKS 4u
 
 /* Smaller goes first; normal and best-effort share by weight. */
 enum cotenant_copy_class { COTENANT_COPY_AHEAD = 0, COTENANT_COPY_NORMAL = 1, COTENANT_COPY_BEST_EFFORT = 2 };
@@ -37,7 +42,7 @@ struct cotenant_copy_queue { /* 64 bytes: one tenant in one direction */
     uint64_t active_ns;    /* when a copy last asked or was on the link */
 };
 
-struct cotenant_copy_link { /* one direction */
+struct cotenant_copy_link { /* one direction, of pinned or of pageable memory */
     uint64_t slots[COTENANT_COPY_SLOTS]; /* chunks in flight: 16 bits participant, 1 bit ahead, 47 bits microseconds */
     uint64_t min_vruntime;               /* the clock of those who share: only grows */
     uint64_t slice;                      /* whose slice it is: queue + 1 in the high 16 bits, bytes of it used below */
@@ -50,7 +55,7 @@ struct cotenant_copy_page {
     uint32_t magic;
     uint32_t version;
     uint32_t page_bytes;
-    uint32_t in_flight;      /* chunks on the link at once, in each direction */
+    uint32_t in_flight;      /* chunks on a link at once */
     uint64_t chunk_bytes;
     uint64_t period_bytes;   /* a round of all that wait moves about this much */
     uint64_t small_bytes;    /* copies up to this size pass at once */
@@ -62,7 +67,7 @@ struct cotenant_copy_page {
     uint64_t alone_bytes;    /* pieces where nobody else copies and nobody may come who goes ahead; below chunk_bytes: chunks */
     uint64_t lead_ns;        /* a tenant's next piece has its turn only so long before the one on the link ends; 0: at once */
     uint64_t reserved[21];
-    struct cotenant_copy_link links[COTENANT_COPY_DIRECTIONS];
+    struct cotenant_copy_link links[COTENANT_COPY_LINKS];
 };
 
 typedef char cotenant_check_copy_queue[sizeof(struct cotenant_copy_queue) == 64 ? 1 : -1];

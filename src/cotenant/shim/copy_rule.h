@@ -8,6 +8,8 @@
  * copies of a program that makes one after the other: their slice and what was in flight.  policy/colocation/copies.py is
  * the same rule in Python, and a test compares the two.
  *
+ * Everywhere below a direction is the number of a link: COTENANT_COPY_PAGEABLE more for copies of pageable memory.
+ *
  * Reads of several words are not one moment: two processes may judge by slightly different pages.  The cost is one
  * chunk out of order; what was moved is always charged, so shares are right in the long run. */
 #ifndef COTENANT_COPY_RULE_H
@@ -71,6 +73,18 @@ static inline uint64_t copy_slice(const struct cotenant_copy_page *page, const s
     return slice > page->chunk_bytes ? slice : page->chunk_bytes;
 }
 
+/* The same direction with the other kind of memory. */
+static inline const struct cotenant_copy_link *copy_twin(const struct cotenant_copy_page *page, uint32_t direction)
+{
+    return &page->links[direction ^ COTENANT_COPY_PAGEABLE];
+}
+
+static inline bool copy_is_active(const struct cotenant_copy_page *page, const struct cotenant_copy_queue *queue, uint64_t now_ns)
+{
+    uint64_t active = copy_load(&queue->active_ns);
+    return active && (now_ns < active || now_ns - active < page->slot_lapse_ns);
+}
+
 /* Has nobody else on this GPU a queue? */
 static inline bool copy_is_sole(const struct cotenant_copy_link *link, uint32_t number)
 {
@@ -82,17 +96,16 @@ static inline bool copy_is_sole(const struct cotenant_copy_link *link, uint32_t 
 
 /* What a copy that comes now is cut into: chunks where somebody may come who goes ahead, or others copy too; else larger
  * pieces, which cost the link less.  Who goes ahead need not be cut for those who do not. */
-static inline uint64_t copy_piece(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link,
-                                  uint32_t number, uint64_t now_ns)
+static inline uint64_t copy_piece(const struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint64_t now_ns)
 {
+    const struct cotenant_copy_link *link = &page->links[direction], *twin = copy_twin(page, direction);
     bool mine_ahead = link->queues[number].rank == COTENANT_COPY_AHEAD;
     for (uint32_t i = 0; i < COTENANT_COPY_QUEUES; i++) {
         const struct cotenant_copy_queue *other = &link->queues[i];
         if (i == number || !other->weight_milli)
             continue;
         bool ahead = other->rank == COTENANT_COPY_AHEAD;
-        uint64_t active = copy_load(&other->active_ns);
-        bool copies = active && (now_ns < active || now_ns - active < page->slot_lapse_ns);
+        bool copies = copy_is_active(page, other, now_ns) || copy_is_active(page, &twin->queues[i], now_ns);
         if (ahead || (copies && !mine_ahead))
             return page->chunk_bytes;
     }
@@ -147,9 +160,21 @@ static inline void copy_wake(const struct cotenant_copy_page *page, struct coten
              !__atomic_compare_exchange_n(&queue->vruntime, &own, begin, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
 }
 
-/* May a chunk of this queue go by what is in flight?  Those ahead do not count the others. */
-static inline int copy_free_slot(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link, bool ahead, uint64_t now_ns)
+static inline uint32_t copy_held_ahead(const struct cotenant_copy_page *page, const struct cotenant_copy_link *link, uint64_t now_ns)
 {
+    uint32_t held = 0;
+    for (uint32_t i = 0; i < COTENANT_COPY_SLOTS; i++) {
+        uint64_t word = copy_load(&link->slots[i]);
+        held += (word & COPY_AHEAD_BIT) && !copy_slot_is_free(page, word, now_ns);
+    }
+    return held;
+}
+
+/* May a chunk of this queue go by what is in flight?  Those ahead do not count the others, who stop for them in both kinds of
+ * memory. */
+static inline int copy_free_slot(const struct cotenant_copy_page *page, uint32_t direction, bool ahead, uint64_t now_ns)
+{
+    const struct cotenant_copy_link *link = &page->links[direction];
     uint32_t held = 0, held_ahead = 0, most = page->in_flight < COTENANT_COPY_SLOTS ? page->in_flight : COTENANT_COPY_SLOTS;
     int place = -1;
     for (uint32_t i = 0; i < COTENANT_COPY_SLOTS; i++) {
@@ -164,7 +189,7 @@ static inline int copy_free_slot(const struct cotenant_copy_page *page, const st
     }
     if (ahead)
         return held_ahead < most ? place : -1;
-    return held_ahead == 0 && held < most ? place : -1;
+    return held_ahead == 0 && held < most && copy_held_ahead(page, copy_twin(page, direction), now_ns) == 0 ? place : -1;
 }
 
 /* Bytes that go while nobody else has a queue: no turn, and nothing to make good. */
@@ -216,7 +241,7 @@ static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction,
     if (copy_next(page, link, now_ns) != number)
         return false;
     bool ahead = queue->rank == COTENANT_COPY_AHEAD;
-    int place = copy_free_slot(page, link, ahead, now_ns);
+    int place = copy_free_slot(page, direction, ahead, now_ns);
     if (place < 0)
         return false;
     uint64_t held = copy_load(&link->slots[place]);

@@ -142,11 +142,13 @@ static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t d
 
 /* The driver copies pageable memory on this thread; a larger copy waits in the call for the work before it.  It is made
  * to wait before the first turn, so that no turn is held meanwhile.  Until its last chunk has its turn the queue waits,
- * also while a chunk is on its way: with one chunk per thread in flight, weights would mean nothing otherwise. */
+ * also while a chunk is on its way: with one chunk per thread in flight, weights would mean nothing otherwise.  Only others with
+ * pageable memory wait for it then. */
 static CUresult paced_by_thread(const struct copy_link *link, const struct host_copy *copy, bool pinned)
 {
     const struct cotenant_copy_page *page = link->page;
-    uint64_t wanted = copy_piece(page, &page->links[copy->direction], link->queue, cot_now_ns());
+    uint32_t number = copy->direction + (pinned ? 0 : COTENANT_COPY_PAGEABLE);
+    uint64_t wanted = copy_piece(page, number, link->queue, cot_now_ns());
     uint64_t unit = copy->unit ? copy->unit : 1, piece = wanted / unit * unit;
     if (piece < unit)
         piece = unit;
@@ -156,14 +158,14 @@ static CUresult paced_by_thread(const struct copy_link *link, const struct host_
     for (uint64_t from = 0; from < copy->bytes && result == CUDA_SUCCESS; from += piece) {
         uint64_t bytes = copy->bytes - from < piece ? copy->bytes - from : piece;
         __auto_type call = cot_gate_enter(copy->key, copy->stream);
-        struct copy_ticket ticket = wait_for_turn(link, copy->direction, bytes);
+        struct copy_ticket ticket = wait_for_turn(link, number, bytes);
         if (from + bytes == copy->bytes)
-            copy_withdraw(link->page, copy->direction, link->queue);
+            copy_withdraw(link->page, number, link->queue);
         result = copy->issue(copy, from, bytes, copy->stream, !copy->host_waits);
         if (pinned && result == CUDA_SUCCESS)
             result = ((CUresult(*)(CUstream))REAL(cuStreamSynchronize))(copy->stream);
-        copy_done(link->page, copy->direction, ticket);
-        copy_store(&link->page->links[copy->direction].queues[link->queue].active_ns, cot_now_ns());
+        copy_done(link->page, number, ticket);
+        copy_store(&link->page->links[number].queues[link->queue].active_ns, cot_now_ns());
         cot_gate_exit(call);
         if (from == 0)
             cot_count_copy(call);

@@ -123,7 +123,7 @@ static void note_last(const struct copy_record *record, uint64_t serial, const s
 static void prepare(struct copy_record *record, const struct copy_link *link, const struct host_copy *copy, bool idle)
 {
     const struct cotenant_copy_page *page = link->page;
-    uint64_t wanted = copy_piece(page, &page->links[copy->direction], link->queue, cot_now_ns());
+    uint64_t wanted = copy_piece(page, copy->direction, link->queue, cot_now_ns());
     uint64_t unit = copy->unit ? copy->unit : 1, piece = wanted / unit * unit;
     uint64_t at_once = page->chunk_bytes * page->in_flight;
     record->free_run = is_ahead(link, copy->direction) && copy->bytes <= (wanted > at_once ? wanted : at_once);

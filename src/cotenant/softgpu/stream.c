@@ -275,7 +275,8 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
     CUresult result = may_work(stream);
     if (result != CUDA_SUCCESS || bytes == 0)
         return result;
-    if (soft_is_pageable((uintptr_t)(direction == SOFT_TO_DEVICE ? from : to))) {
+    bool pageable = soft_is_pageable((uintptr_t)(direction == SOFT_TO_DEVICE ? from : to));
+    if (pageable) {
         soft_settle(stream); /* its contents may change, or are wanted, as soon as the call returns */
         waits |= direction != SOFT_TO_DEVICE;
     }
@@ -288,6 +289,8 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
     uint64_t end = soft_reserve_link(stream->context->device, direction, begin, bytes);
     soft_make_contents(&op);
     queued(stream, end, waits);
+    if (pageable && bytes > SOFT_PAGEABLE_SMALL_BYTES)
+        soft_sleep_until(begin + bytes * 1000 / soft_state()->link_bytes_per_us[direction] * 1000 / SOFT_PAGEABLE_PERMILLE);
     return CUDA_SUCCESS;
 }
 

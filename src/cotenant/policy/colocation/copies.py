@@ -8,6 +8,9 @@ period, C chunk, sums over the queues that wait):
 
     vruntime += 16 B / w        slice = max(C, P w / sum of w)        on waking: |vruntime - clock| <= 3 * 16 slice / w
 
+Pinned and pageable memory have links of their own: copies of pageable memory share the processor's pace, which is a
+tenth of the link's, and those who could fill the link would stand still for them. Who goes ahead goes ahead of both.
+
 The clock is the vruntime of the queue that had the last turn, and never goes back; those who go ahead have one of their
 own. A program that makes one copy after the other does not wait while its last pieces are on the link, nor until its
 thread has come back: meanwhile others use up the slice they have, and the places in flight. What it may then catch up
@@ -98,13 +101,14 @@ class Slot:
 
 @dataclass
 class Link:
-    """One direction of a GPU's link."""
+    """One direction of a GPU's link, for pinned or for pageable memory; `twin`: the other of the two."""
 
     settings: CopySettings
     queues: list[Queue] = field(default_factory=lambda: [Queue() for _ in range(QUEUES)])
     slots: list[Slot | None] = field(default_factory=lambda: [None] * SLOTS)
     min_vruntime: int = 0
     min_ahead: int = 0
+    twin: Link | None = None
     slice_queue: int | None = None
     slice_used: int = 0
 
@@ -149,18 +153,28 @@ class Link:
     def piece_bytes(self, number: int, now_ns: int) -> int:
         """What a copy that comes now is cut into."""
         others = [q for i, q in enumerate(self.queues) if i != number and q.weight_milli]
-        copying = any(q.active_ns and now_ns - q.active_ns < self.settings.slot_lapse_ns for q in others)
+        copying = self._active(number, now_ns) or (self.twin is not None and self.twin._active(number, now_ns))
         mine_ahead = self.queues[number].rank == Rank.AHEAD
         if any(q.rank == Rank.AHEAD for q in others) or (copying and not mine_ahead):
             return self.settings.chunk_bytes
         return max(self.settings.alone_bytes, self.settings.chunk_bytes)
 
+    def _active(self, but: int, now_ns: int) -> bool:
+        """Whether somebody else has copied here recently."""
+        others = [q for i, q in enumerate(self.queues) if i != but and q.weight_milli]
+        return any(q.active_ns and now_ns - q.active_ns < self.settings.slot_lapse_ns for q in others)
+
+    def _ahead(self, now_ns: int) -> int:
+        """How many chunks of those who go ahead are in flight."""
+        return sum(slot.ahead for slot in self.slots if slot is not None and not self._free(slot, now_ns))
+
     def free_slot(self, ahead: bool, now_ns: int) -> int | None:
         """A place for one more chunk. Those ahead do not count the others; the others go only while none is ahead."""
         held = [slot for slot in self.slots if not self._free(slot, now_ns)]
-        held_ahead = sum(slot.ahead for slot in held if slot is not None)
-        most = min(self.settings.in_flight, SLOTS)
+        held_ahead, most = self._ahead(now_ns), min(self.settings.in_flight, SLOTS)
         if held_ahead >= most if ahead else held_ahead or len(held) >= most:
+            return None
+        if not ahead and self.twin is not None and self.twin._ahead(now_ns):
             return None
         places = range(SLOTS if ahead else most)
         return next((i for i in places if self._free(self.slots[i], now_ns)), None)
