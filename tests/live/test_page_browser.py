@@ -142,6 +142,37 @@ def test_a_thousand_tenants_do_not_stall_it(browser: Any, stage: Stage) -> None:
     assert not complaints(browser)
 
 
+def test_ten_tenants_have_ten_colours_and_keep_them(browser: Any, stage: Stage) -> None:
+    """On GPUs of their own, where nothing else would keep two of one colour apart."""
+
+    def rows(names: list[str]) -> list[Row]:
+        found: list[Row] = [("sources", "a", {"name": "n", "kind": "fleet", "ok": True})]
+        for n, name in enumerate(names):
+            found.append(("gpus", f"g{n}", {"node": "n", "index": n, "model": "H100"}))
+            share = {"gpu": f"g{n}", "tenant": name, "kind": "job", "granted": 1.0, "limit": 1.0, "state": "running"}
+            found.append(("shares", name, share))
+        return found
+
+    def colours() -> dict[str, str]:
+        found: dict[str, str] = browser.execute_script(
+            "return Object.fromEntries([...document.querySelectorAll('.gpu .legend li')].map((item) =>"
+            " [item.innerText, item.querySelector('i').style.getPropertyValue('--c')]))"
+        )
+        return found
+
+    names = [f"job-{n}" for n in range(10)]
+    stage.rows = rows(names)
+    browser.get(stage.server.url)
+    until(lambda: len(colours()) == 10)
+    before = colours()
+    assert len(set(before.values())) == 10
+    stage.rows = rows([*names[3:], "late-1", "late-2"])  # three have gone, two have come
+    until(lambda: "late-2" in colours())
+    after = colours()
+    assert {name: after[name] for name in names[3:]} == {name: before[name] for name in names[3:]}
+    assert len(set(after.values())) == 9
+
+
 def test_find_sort_and_theme_by_keyboard(browser: Any, stage: Stage) -> None:
     from selenium.webdriver.common.keys import Keys
 

@@ -45,11 +45,23 @@ function make(tag, props = {}, ...children) {
   element.append(...children.filter((child) => child != null));
   return element;
 }
-function colorOf(name) {
-  let hash = 0;
-  for (const letter of name) hash = (hash * 31 + letter.charCodeAt(0)) >>> 0;
-  return `var(--c${hash % 10})`;
+// A tenant's colour comes from its name, so it is the same on every page; where another has it already, the one that is
+// used least by those who are here. Whoever has a colour keeps it.
+const hues = new Map();
+function giveColors() {
+  const names = new Set([...rows.shares.values()].map((share) => share.tenant));
+  const uses = Array(10).fill(0);
+  for (const [name, hue] of hues) if (names.has(name)) uses[hue] += 1; else hues.delete(name);
+  for (const name of names) if (!hues.has(name)) {
+    let hash = 0;
+    for (const letter of name) hash = (hash * 31 + letter.charCodeAt(0)) >>> 0;
+    let best = hash % 10;
+    for (let step = 1; step < 10; step++) if (uses[(hash + step) % 10] < uses[best]) best = (hash + step) % 10;
+    hues.set(name, best);
+    uses[best] += 1;
+  }
 }
+const colorOf = (name) => `var(--c${hues.get(name) ?? 0})`;
 const wanted = () => $("find").value.trim().toLowerCase();
 const matches = (...texts) => { const word = wanted(); return !word || texts.some((text) => String(text ?? "").toLowerCase().includes(word)); };
 
@@ -82,6 +94,7 @@ function gathered(shares) {
   return [...sorted.slice(0, MOST_NAMED - 1), rest];
 }
 function drawGpus() {
+  giveColors();
   const byGpu = new Map();
   for (const share of rows.shares.values()) (byGpu.get(share.gpu) ?? byGpu.set(share.gpu, []).get(share.gpu)).push(share);
   const cards = [...rows.gpus.values()].sort((a, b) => a.node.localeCompare(b.node) || a.index - b.index).map((gpu) => {
