@@ -374,3 +374,16 @@ def test_control_clients_that_talk_nonsense_get_an_answer(agent: AgentProcess) -
         raw.sendall(b"x" * (1 << 17) + b"\n")
         assert file.readline() == b""  # over the limit of a line: closed
     assert agent.call("status")["pid"] == agent.process.pid
+
+
+def test_host_memory_that_a_process_brings_along_is_counted(agent: AgentProcess) -> None:
+    """What a process had pinned before the agent was restarted, it tells as a sum; then it goes on by differences."""
+    with agent.client() as launcher:
+        shim = FakeShim(agent.folder, register(launcher, "a")["token"])
+        where = wire.NO_SLOT, wire.Family.HOST
+        shim.send(Type.MEMORY_STATE, {"family": wire.Family.HOST, "bytes": 3 * GIB})
+        shim.commit(shim.reserve(GIB, *where)["reservation"], GIB, *where)
+        shim.send(Type.MEMORY_RELEASE, {"family": wire.Family.HOST, "bytes": 2 * GIB})
+        wait_for(lambda: agent.tenant("a")["host_pinned_bytes"] == 2 * GIB)
+        shim.close()
+        wait_for(lambda: agent.tenant("a")["host_pinned_bytes"] == 0)
