@@ -173,7 +173,7 @@ void world_run(const struct launch *launches, int64_t count, const struct burst 
         result->busy_ns += launches[i].length_ns;
         if (gpu_free_at - now > result->longest_in_flight_ns)
             result->longest_in_flight_ns = gpu_free_at - now;
-        if (cot_floor_solo)
+        if (this_thread.solo)
             cot_floor_launched(&this_thread);
     }
     result->took_ns = (gpu_free_at > now ? gpu_free_at : now) - began;

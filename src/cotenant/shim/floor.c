@@ -26,8 +26,6 @@
 #define LONGEST_SLEEP_NS 10000000
 #define STALL_NS INT64_C(100000000)   /* nothing ends: it may wait for a later launch */
 
-bool cot_floor_solo;
-
 /* ---- joining ---- */
 
 /* After the GPU was attached, to a first agent or to one that came back. */
@@ -208,7 +206,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     if (floor->state.outstanding_ns == 0 && cost->ns == COST_UNKNOWN_NS && open->count == 0) {
         cot_piece_close(floor, 0); /* new: time it from its start */
         open = cot_piece(floor, floor->newest);
-        floor->open_solo = cot_floor_solo = true;
+        floor->open_solo = t->solo = true;
     }
     floor_went(&leave.rule, &floor->state, leave.ls_class, cost->ns, leave.now_ns);
     open->log[open->count++] = cost;
@@ -217,17 +215,17 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     atomic_fetch_add_explicit(&t->gpu->predicted_busy_ns, (uint64_t)cost->ns, memory_order_relaxed);
 }
 
-/* After the launch of a new kernel: to its end, not to the program's next launch.  What a program that is slower than its GPU
- * launches would else be thought to take as long as the program takes. */
+/* After the launch of a new kernel, graph or copy: to its end, not to the program's next launch.  What a program that is slower
+ * than its GPU launches would else be thought to take as long as the program takes. */
 void cot_floor_launched(struct thread *t)
 {
     struct floor *floor = t->gpu->floor;
+    t->solo = false;
     if (!floor)
         return;
     pthread_mutex_lock(&floor->lock);
     if (floor->open_solo && floor->thread == t && cot_piece(floor, floor->newest)->count == 1)
         cot_piece_close(floor, 0);
-    cot_floor_solo = false;
     pthread_mutex_unlock(&floor->lock);
 }
 

@@ -139,6 +139,7 @@ struct thread {
     struct ring *ring;                /* of gpu, or NULL */
     struct ring *rings[COTENANT_MAX_GPUS];
     struct calls *calls_of[COTENANT_MAX_GPUS];
+    bool solo;                        /* of a best-effort tenant: what it launches now is the first of its kind */
 };
 
 extern HIDDEN __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
@@ -186,8 +187,12 @@ no:
     return NULL;
 }
 
+HIDDEN void cot_floor_launched(struct thread *t);
+
 static inline void cot_gate_exit(struct calls *calls)
 {
+    if (UNLIKELY(cot_thread->solo))
+        cot_floor_launched(cot_thread);
     if (calls)
         cot_count(&calls->finished, 1);
 }
@@ -259,8 +264,6 @@ HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
 /* ---- floor.c ---- */
 HIDDEN void cot_floor_join(struct gpu *gpu);
 HIDDEN void cot_floor_enter(struct thread *t, struct cost *cost);
-extern HIDDEN bool cot_floor_solo; /* the launch that goes now is the first of its kind */
-HIDDEN void cot_floor_launched(struct thread *t);
 HIDDEN void cot_floor_after_fork(struct gpu *gpu);
 
 /* ---- floor_join.c ---- */

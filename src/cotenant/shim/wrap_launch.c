@@ -46,8 +46,6 @@ static const struct cu_launch_config no_config;
         CUresult result = ((type)REAL(name))arguments;                                         \
         if (timed)                                                                             \
             cot_kernels_after(timed, effective);                                               \
-        if (UNLIKELY(cot_floor_solo) && call)                                                  \
-            cot_floor_launched(cot_thread);                                                    \
         cot_gate_exit(call);                                                                   \
         return result;                                                                         \
     }                                                                                          \
