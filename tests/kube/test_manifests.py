@@ -246,7 +246,7 @@ def test_the_folders_of_the_node_are_those_that_pods_mount() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (["webhook.replica=3"], "there is no value webhook.replica; did you mean webhook.replicas?"),
+        (["webhook.replica=3"], "field webhook.replica: there is no such value; did you mean webhook.replicas?"),
         (["webhook.replicas=many"], "'many' is not a whole number"),
         (["webhook.replicas=0"], "0 is not from 1 to 30"),
         (["webhook.failurePolicy=Maybe"], "'Maybe' is not one of Fail, Ignore"),
@@ -269,6 +269,12 @@ def test_values_from_a_file(tmp_path: Path) -> None:
     path.write_text("webhook: {replicas: 5}\nnode:\n  nodeSelector: {a: b}\n")
     assert read(path, ["webhook.replicas=7"]) == {"webhook.replicas": 7, "node.nodeSelector": {"a": "b"}}
     assert flatten(yaml.safe_load(files()["values.yaml"])) == {value.path: value.default for value in VALUES}
+    path.write_text("node:\n  nodeSelectr: {a: b}\n")
+    with pytest.raises(InputError, match=r"v\.yaml, line 2, field node\.nodeSelectr: there is no such value; did you"):
+        read(path, [])
+    path.write_text("webhook:\n  replicas: many\n")
+    with pytest.raises(InputError, match=r"v\.yaml, line 2, field webhook\.replicas: 'many' is not a whole number"):
+        read(path, [])
     path.write_text("- x")
     with pytest.raises(InputError, match="a values file is a map"):
         read(path, [])

@@ -109,7 +109,7 @@ def checked(path: str, given: Any) -> Any:
     if value is None:
         near = difflib.get_close_matches(path, _BY_PATH, 1)
         hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(_BY_PATH)}"
-        raise InputError(f"there is no value {path}{hint}", field="--set")
+        raise InputError(f"there is no such value{hint}", field=path)
     if type(given) is not type(value.default):
         kind = {bool: "true or false", int: "a whole number", str: "a text", dict: "a map", list: "a list"}
         raise InputError(f"{given!r:.60} is not {kind[type(value.default)]}", field=path)
@@ -137,10 +137,13 @@ def read(file: Path | None, settings: list[str]) -> dict[str, Any]:
     """Values of a YAML file, and over them `path=value` settings, whose values are YAML too. InputError."""
     found: dict[str, Any] = {}
     if file is not None:
-        tree = read_yaml(file).content or {}
-        if not isinstance(tree, dict):
+        source = read_yaml(file)
+        if not isinstance(source.content or {}, dict):
             raise InputError("a values file is a map", file=file)
-        found = flatten(tree)
+        found = flatten(source.content or {})
+        with source.located():
+            for path, given in found.items():
+                checked(path, given)
     for text in settings:
         path, sign, value = text.partition("=")
         if not sign:
