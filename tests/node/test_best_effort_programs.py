@@ -188,3 +188,18 @@ print(json.dumps({"busy_s": next(row["predicted_busy_s"] for row in rows if os.g
 def test_a_graph_is_not_thought_to_take_as_long_as_its_program_takes_to_launch_the_next(rig: Rig) -> None:
     """40 graphs of 0.3 ms, one every 10 ms: 12 ms of work (the first counts as 1 ms, being new), not 400 ms."""
     assert run(rig, "graphs", GRAPHS_WITH_PAUSES)["busy_s"] < 0.04
+
+
+MODE = """
+for _ in range(30):
+    cuda.launch(20_000)
+    cuda.synchronise()
+mode = ctypes.c_int(0)
+lib.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+print(json.dumps({"mode": mode.value}))
+"""
+
+
+def test_a_program_s_threads_keep_their_own_mode_of_capture(rig: Rig) -> None:
+    """The shim looks at streams on a latency-sensitive program's threads, too, and leaves them as they were (0: global)."""
+    assert run(rig, "mode", MODE, latency_sensitive=True) == {"mode": 0}

@@ -167,15 +167,17 @@ static bool is_drained(struct stream *stream)
     return ((CUresult(*)(CUstream))REAL(cuStreamQuery))(handle) != CUDA_ERROR_NOT_READY;
 }
 
-/* Helper thread only.  Looks at streams without recording anything into those that the program owns. */
+static void exchange_mode(int *mode)
+{
+    ((CUresult(*)(int *))REAL(cuThreadExchangeStreamCaptureMode))(mode);
+}
+
+/* Looks at streams without recording anything into those that the program owns.  On the shim's own threads, and on those of a
+ * latency-sensitive program when it has waited: whichever it is, the thread's calls forbid nothing to a capture meanwhile. */
 bool cot_streams_drained(struct gpu *gpu)
 {
-    static __thread bool relaxed;
-    if (!relaxed) {
-        int mode = CU_CAPTURE_MODE_RELAXED;
-        ((CUresult(*)(int *))REAL(cuThreadExchangeStreamCaptureMode))(&mode);
-        relaxed = true;
-    }
+    int mode = CU_CAPTURE_MODE_RELAXED;
+    exchange_mode(&mode);
     bool drained = true;
     for (uint32_t i = 0; i < stream_count && drained; i++) {
         struct stream *stream = &streams[i];
@@ -190,6 +192,7 @@ bool cot_streams_drained(struct gpu *gpu)
         }
         pthread_mutex_unlock(&cot_capture_lock);
     }
+    exchange_mode(&mode);
     return drained;
 }
 
