@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.pcie import percentile, together
 from cotenant.node.client import ControlClient
 from cotenant.node.config import TenantSpec
+from cotenant.node.copy_page import PAGE_BYTES
 from cotenant.node.copyqueue import TO_DEVICE, join
 from cotenant.node.launcher import Launch, program_environment, register
 
@@ -260,6 +262,34 @@ def test_a_worker_without_the_shim_takes_part() -> None:
         assert not any(other[0].layout.links[0].slots), "the agent gives back what it held"
         other[1].close()
         other[0].close()
+        queue.close()
+
+
+def test_a_page_that_is_overwritten_holds_nobody_up_for_long() -> None:
+    """A wild pointer of a tenant: parameters come back with the agent, claims and clocks mend by themselves."""
+    with Bench("soft", settings()) as bench, ControlClient(bench.folder) as client:
+        pair = [copier(bench, spec("one", 1.0)), copier(bench, spec("three", 3.0))]
+        answer = register(client, Launch(bench.folder, spec("wild", 1.0), ["wild"]))
+        gpu = bytes.fromhex(answer["gpus"][0]["uuid"].removeprefix("GPU-").replace("-", ""))
+        joined = join(answer["socket"], answer["token"], gpu)
+        assert joined is not None
+        queue, connection = joined
+        wild = random.Random(1)
+        for workload in pair:
+            workload.begin(5.0)
+        time.sleep(0.3)
+        for _ in range(2000):
+            at = wild.randrange(0, PAGE_BYTES, 8)
+            queue._map[at : at + 8] = wild.randbytes(8)
+        at_ns = time.monotonic_ns()
+        blocks = [workload.result() for workload in pair]
+        for block in blocks:
+            late = [mark for mark in block["marks"] if mark[0] > at_ns + 3.3e9]
+            assert late[-1][1] > late[0][1], "both go on"
+        rates = together(pair, 1.0)
+        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.09)
+        assert "put right" in (bench.folder / "agent.log").read_text()
+        connection.close()
         queue.close()
 
 

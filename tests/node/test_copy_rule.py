@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -86,6 +87,11 @@ class Both:
         self.asks[number].charge(kind * PAGEABLE, size)
         self.links[kind].charge(number, size)
 
+    def rescue(self, number: int, now_ns: int, kind: int) -> None:
+        queue = self.asks[number]
+        queue._rule.queue_rescue(queue._page, kind * PAGEABLE, number, now_ns)
+        self.links[kind].rescue(number, now_ns)
+
     def leave(self, number: int) -> None:
         """The agent says that a queue is nobody's."""
         self.describe(number, 0, Rank.NORMAL)
@@ -112,7 +118,7 @@ class Both:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from([*["ask"] * 9, *["done"] * 3, *["withdraw"] * 3, *["charge"] * 3, "leave"]),
+        st.sampled_from([*["ask"] * 9, *["done"] * 3, *["withdraw"] * 3, *["charge"] * 3, "leave", "rescue"]),
         st.integers(0, 4),
         st.sampled_from([4096, MIB // 3, MIB, MIB, 3 * MIB]),
         st.sampled_from([0, 1, 50_000, MS, 3 * MS, 6 * MS, 250 * MS]),
@@ -148,6 +154,8 @@ def test_c_and_python_agree_step_by_step(
             both.withdraw(number, kind)
         elif what == "charge":
             both.charge(number, size, kind)
+        elif what == "rescue":
+            both.rescue(number, now_ns, kind)
         elif what == "leave":
             both.leave(number)
         elif both.tickets:
@@ -285,6 +293,50 @@ def test_a_queue_that_became_nobody_s_does_not_wait_for_ever() -> None:
     both.done(0, now_ns)
     assert both.ask(0, MIB, now_ns) == 0
     both.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([10, 2000]), st.booleans())
+def test_whatever_is_written_on_the_page_nobody_waits_for_ever(seed: int, words: int, also_the_clock: bool) -> None:
+    """As by a wild pointer of a tenant: the agent puts its own right, each queue has a turn within two seconds more."""
+    wild = random.Random(seed)
+    page = CopyPage(SETTINGS)
+    ranks = [Rank.NORMAL, Rank.BEST_EFFORT, Rank.AHEAD]
+    claims = {number: (1.0, rank) for number, rank in enumerate(ranks)}
+    for number, (weight, rank) in claims.items():
+        page.describe(number, weight, rank)
+    asks = [Queue(page.fd, number, number + 1) for number in claims]
+    assert not page.put_right(SETTINGS, claims)
+    for _ in range(words):
+        at = wild.randrange(0, PAGE_BYTES, 8)
+        page._map[at : at + 8] = wild.randbytes(8)
+    if also_the_clock:
+        page.layout.links[0].min_vruntime = wild.randrange(1 << 64)
+        page.layout.links[0].queues[0].vruntime = wild.randrange(1 << 64)
+    for queue in asks:
+        assert 4096 <= queue.piece_bytes(0, 10**12) <= 1 << 64
+    page.put_right(SETTINGS, claims)
+    assert not page.put_right(SETTINGS, claims)
+    now_ns, served = 10**12, set()
+    for step in range(2600):
+        now_ns += MS
+        for number, queue in enumerate(asks):
+            if ranks[number] == Rank.AHEAD and step % 10:
+                continue  # it goes before all others, so it must pause for them to be served
+            if step > 2000 and number not in served:
+                queue._rule.queue_rescue(queue._page, 0, number, now_ns)
+            ticket = queue.ask(0, MIB, now_ns)
+            if ticket is not None:
+                served.add(number)
+                queue.done(0, ticket)
+                if ranks[number] == Rank.AHEAD:
+                    queue.withdraw(0)
+        if len(served) == len(ranks):
+            break
+    assert served == {0, 1, 2}
+    for queue in asks:
+        queue.close()
+    page.close()
 
 
 def test_vruntimes_wrap() -> None:

@@ -185,7 +185,7 @@ class Agent:
         self.broker.before_grant = self.residency.before_grant
         self.parking = Parking(self, self.residency)
         self.heirs = Heirs(self.registry.tenants, self.maybe_remove, self.save)
-        self.registry.away = self.parking.parked
+        self.registry.away = self.parking
         floor_path = self.server.path.with_name(FLOOR_SOCKET)
         gpus = [gpu.uuid for gpu in self.gpus]
         self.floors = Floors(
@@ -354,6 +354,8 @@ class Agent:
                 fault = self.trace.flush()
                 if fault:
                     self.log(fault)
+            for gpu in self.server.copies.put_right():
+                self.log(f"{gpu}: a process had overwritten the page of turns on the link; put right")
             now_ns = time.monotonic_ns()
             for tenant in list(self.registry.tenants.values()):
                 # the launcher keeps the timeout; this is for one that was killed

@@ -27,6 +27,10 @@ def asks_for_turns(spec: TenantSpec) -> bool:
     return spec.copy_weight is not None or spec.latency_sensitive
 
 
+def _weight(spec: TenantSpec) -> float:
+    return 1.0 if spec.copy_weight is None else spec.copy_weight
+
+
 class Copies:
     """Copy pages by GPU. Tenants have queues from admission on; a page is made when turns are first wanted."""
 
@@ -63,6 +67,20 @@ class Copies:
         for gpu in self._tenants:
             self._refresh(gpu)
 
+    def put_right(self) -> list[str]:
+        """GPUs on whose page a process had overwritten what is the agent's; it is as it was now."""
+        wrong = []
+        for gpu, page in self._pages.items():
+            tenants = self._tenants.get(gpu, {})
+            claims = {
+                queue: (_weight(tenants[name].spec), rank_of(tenants[name].spec))
+                for name, queue in self._queues.get(gpu, {}).items()
+                if name in tenants
+            }
+            if page.put_right(self.settings, claims):
+                wrong.append(gpu)
+        return wrong
+
     def is_on(self, gpu: str) -> bool:
         """Whether copies take turns on a GPU now."""
         tenants = self._tenants.get(gpu, {}).values()
@@ -97,8 +115,7 @@ class Copies:
                 return
             queues[tenant.name] = free
             page.clear(free)
-        weight = 1.0 if tenant.spec.copy_weight is None else tenant.spec.copy_weight
-        page.describe(queues[tenant.name], weight, rank_of(tenant.spec))
+        page.describe(queues[tenant.name], _weight(tenant.spec), rank_of(tenant.spec))
 
     # -- processes -------------------------------------------------------------------------------------------------
 
@@ -128,7 +145,7 @@ class Copies:
         queue = self._queues.get(gpu, {}).get(tenant.name)
         if queue is None:
             return None
-        weight = 1.0 if tenant.spec.copy_weight is None else tenant.spec.copy_weight
+        weight = _weight(tenant.spec)
         rank = rank_of(tenant.spec).name.lower().replace("_", "-")
         return {"weight": weight, "rank": rank, **self._pages[gpu].counters(queue)}
 

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+from collections.abc import Mapping
 
 from cotenant.policy.colocation.copies import QUEUES, SLOTS, CopySettings, Rank
 
@@ -82,6 +83,9 @@ class CopyLayout(ctypes.Structure):
     links: ctypes.Array[CopyLink]
 
 
+HEADER_BYTES = ctypes.sizeof(CopyLayout) - LINKS * ctypes.sizeof(CopyLink)
+
+
 class CopyPage:
     """One GPU's page: a memfd whose size is sealed, so that no process can shrink it under the others."""
 
@@ -96,9 +100,31 @@ class CopyPage:
             raise
         self.layout = CopyLayout.from_buffer(self._map)
         self.configure(settings)
+        self._name()
+
+    def _name(self) -> None:
         self.layout.page_bytes = PAGE_BYTES
         self.layout.version = VERSION
         self.layout.magic = MAGIC
+
+    def put_right(self, settings: CopySettings, queues: Mapping[int, tuple[float, Rank]]) -> bool:
+        """Write what is the agent's once more, where a process has overwritten it. Whether anything was wrong.
+
+        `queues`: weight and rank of each that is somebody's. What processes write mends itself: see copy_rule.h.
+        """
+        layout = self.layout
+        before = bytes(memoryview(self._map)[:HEADER_BYTES])
+        self.configure(settings)
+        self._name()
+        wrong = bytes(memoryview(self._map)[:HEADER_BYTES]) != before
+        for number in range(QUEUES):
+            weight, rank = queues.get(number, (0.0, Rank.NORMAL))
+            wanted = (round(weight * 1000), int(rank))
+            rows = [link.queues[number] for link in layout.links]
+            if any((row.weight_milli, row.rank if weight else int(rank)) != wanted for row in rows):
+                self.describe(number, weight, rank)
+                wrong = True
+        return wrong
 
     def configure(self, settings: CopySettings) -> None:
         """Write the parameters; processes read them with every copy."""

@@ -27,6 +27,7 @@ TO_DEVICE, TO_HOST = 0, 1
 PAGEABLE = 2  # added to a direction: copies of pageable memory take turns among themselves
 SPIN_S = 40e-6
 NAP_S = 20e-6
+RESCUE_S = 2.0
 
 # the rule of copy_rule.h behind plain functions
 _SOURCE = """
@@ -52,6 +53,10 @@ EXPORT void queue_charge(struct cotenant_copy_page *page, unsigned direction, un
 EXPORT unsigned queue_next(const struct cotenant_copy_page *page, unsigned direction, uint64_t now_ns)
 {
     return copy_next(page, &page->links[direction], now_ns);
+}
+EXPORT void queue_rescue(struct cotenant_copy_page *page, unsigned direction, unsigned queue, uint64_t now_ns)
+{
+    copy_rescue(page, direction, queue, now_ns);
 }
 EXPORT uint64_t queue_piece(const struct cotenant_copy_page *page, unsigned direction, unsigned queue, uint64_t now_ns)
 {
@@ -87,9 +92,10 @@ def library() -> ctypes.CDLL:
     loaded.queue_charge.argtypes = [pointer, unsigned, unsigned, word]
     loaded.queue_next.argtypes = [pointer, unsigned, word]
     loaded.queue_next.restype = unsigned
+    loaded.queue_rescue.argtypes = [pointer, unsigned, unsigned, word]
     loaded.queue_piece.argtypes = [pointer, unsigned, unsigned, word]
     loaded.queue_piece.restype = word
-    for name in ("queue_done", "queue_withdraw", "queue_charge"):
+    for name in ("queue_done", "queue_withdraw", "queue_charge", "queue_rescue"):
         getattr(loaded, name).restype = None
     return loaded
 
@@ -140,6 +146,8 @@ class CopyQueue:
         """Wait for the turn of one chunk, and give it back at the end. `more`: other chunks of the copy follow."""
         began = time.monotonic()
         while (ticket := self.ask(direction, size)) is None:
+            if time.monotonic() - began > RESCUE_S:
+                self._rule.queue_rescue(self._page, direction, self.queue, time.monotonic_ns())
             if time.monotonic() - began > SPIN_S:
                 time.sleep(NAP_S)
         if not more:

@@ -121,6 +121,8 @@ static bool ask(struct copy_record *record, uint64_t now)
     struct place *place = &places[place_of(record)];
     if (!record->asked_ns)
         record->asked_ns = now;
+    if (now - record->asked_ns > COPY_RESCUE_NS)
+        copy_rescue(link->page, record->direction, link->queue, now);
     place->asked = true;
     place->link = *link;
     if (!copy_try(link->page, record->direction, link->queue, link->participant, cot_copy_piece_bytes(record, record->granted), now,
@@ -216,8 +218,7 @@ static bool advance(struct copy_record *record, uint32_t at, uint64_t now)
         return advance_ahead(record, at, now);
     if (at == 0 && !(cot_copy_follows(record) && record->before->granted == record->before->pieces))
         return false;
-    uint32_t most = record->link.page->in_flight, in_flight = most < COTENANT_COPY_SLOTS ? most : COTENANT_COPY_SLOTS;
-    while (record->granted < record->pieces && place->issued < in_flight) {
+    while (record->granted < record->pieces && place->issued < copy_most(record->link.page)) {
         if (too_early(record, place, now))
             return place->soon = true;
         if (!ask(record, now))

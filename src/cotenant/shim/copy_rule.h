@@ -21,6 +21,11 @@
 
 #define COPY_SCALE UINT64_C(16)
 #define COPY_CREDIT_SLICES UINT64_C(3)
+#define COPY_LEAST_CHUNK UINT64_C(4096)
+#define COPY_USUAL_CHUNK (UINT64_C(8) << 20)
+#define COPY_MOST_CHUNK (UINT64_C(1) << 40)
+#define COPY_MOST_LAPSE_NS UINT64_C(10000000000)
+#define COPY_RESCUE_NS UINT64_C(2000000000) /* whoever has waited for so long is the next of its rank */
 #define COPY_AHEAD_BIT (UINT64_C(1) << 47)
 #define COPY_DATE_MASK (COPY_AHEAD_BIT - 1)
 
@@ -49,16 +54,38 @@ static inline uint64_t copy_vtime(uint64_t bytes, uint32_t weight_milli)
     return bytes * COPY_SCALE * 1000 / (weight_milli ? weight_milli : 1);
 }
 
+/* Parameters as far as they make sense, and dates that are no further off than they can be: every tenant can write on the
+ * page, by mistake as well, and nobody may wait for ever for that.  The agent puts right what it has written. */
+static inline uint64_t copy_chunk(const struct cotenant_copy_page *page)
+{
+    uint64_t bytes = page->chunk_bytes;
+    return bytes >= COPY_LEAST_CHUNK && bytes <= COPY_MOST_CHUNK ? bytes : COPY_USUAL_CHUNK;
+}
+
+static inline uint32_t copy_most(const struct cotenant_copy_page *page)
+{
+    uint32_t most = page->in_flight;
+    return most == 0 ? 1 : most < COTENANT_COPY_SLOTS ? most : COTENANT_COPY_SLOTS;
+}
+
+static inline bool copy_is_recent(uint64_t date_ns, uint64_t now_ns, uint64_t lapse_ns)
+{
+    if (lapse_ns > COPY_MOST_LAPSE_NS)
+        lapse_ns = COPY_MOST_LAPSE_NS;
+    return date_ns && (now_ns < date_ns ? date_ns - now_ns : now_ns - date_ns) < lapse_ns;
+}
+
 static inline bool copy_waits(const struct cotenant_copy_page *page, const struct cotenant_copy_queue *queue, uint64_t now_ns)
 {
-    uint64_t seen = copy_load(&queue->seen_ns);
-    return queue->weight_milli && seen && (now_ns < seen || now_ns - seen < page->wait_lapse_ns);
+    return queue->weight_milli && copy_is_recent(copy_load(&queue->seen_ns), now_ns, page->wait_lapse_ns);
 }
 
 static inline bool copy_slot_is_free(const struct cotenant_copy_page *page, uint64_t word, uint64_t now_ns)
 {
-    uint64_t date_us = word & COPY_DATE_MASK;
-    return word == COTENANT_COPY_NOBODY || now_ns / 1000 > date_us + page->slot_lapse_ns / 1000;
+    uint64_t date_us = word & COPY_DATE_MASK, now_us = now_ns / 1000, lapse_us = page->slot_lapse_ns / 1000;
+    if (lapse_us > COPY_MOST_LAPSE_NS / 1000)
+        lapse_us = COPY_MOST_LAPSE_NS / 1000;
+    return word == COTENANT_COPY_NOBODY || now_us > date_us + lapse_us || date_us > now_us + lapse_us;
 }
 
 /* What a queue may move in one go while others wait. */
@@ -70,7 +97,7 @@ static inline uint64_t copy_slice(const struct cotenant_copy_page *page, const s
         if (i == queue || copy_waits(page, &link->queues[i], now_ns))
             weights += link->queues[i].weight_milli;
     uint64_t slice = weights ? page->period_bytes * mine / weights : 0;
-    return slice > page->chunk_bytes ? slice : page->chunk_bytes;
+    return slice > copy_chunk(page) ? slice : copy_chunk(page);
 }
 
 /* The same direction with the other kind of memory. */
@@ -81,8 +108,7 @@ static inline const struct cotenant_copy_link *copy_twin(const struct cotenant_c
 
 static inline bool copy_is_active(const struct cotenant_copy_page *page, const struct cotenant_copy_queue *queue, uint64_t now_ns)
 {
-    uint64_t active = copy_load(&queue->active_ns);
-    return active && (now_ns < active || now_ns - active < page->slot_lapse_ns);
+    return copy_is_recent(copy_load(&queue->active_ns), now_ns, page->slot_lapse_ns);
 }
 
 /* Has nobody else on this GPU a queue? */
@@ -107,9 +133,9 @@ static inline uint64_t copy_piece(const struct cotenant_copy_page *page, uint32_
         bool ahead = other->rank == COTENANT_COPY_AHEAD;
         bool copies = copy_is_active(page, other, now_ns) || copy_is_active(page, &twin->queues[i], now_ns);
         if (ahead || (copies && !mine_ahead))
-            return page->chunk_bytes;
+            return copy_chunk(page);
     }
-    return page->alone_bytes > page->chunk_bytes ? page->alone_bytes : page->chunk_bytes;
+    return page->alone_bytes > copy_chunk(page) ? page->alone_bytes : copy_chunk(page);
 }
 
 /* The queue whose chunk is next; COTENANT_COPY_QUEUES: none waits. */
@@ -175,7 +201,7 @@ static inline uint32_t copy_held_ahead(const struct cotenant_copy_page *page, co
 static inline int copy_free_slot(const struct cotenant_copy_page *page, uint32_t direction, bool ahead, uint64_t now_ns)
 {
     const struct cotenant_copy_link *link = &page->links[direction];
-    uint32_t held = 0, held_ahead = 0, most = page->in_flight < COTENANT_COPY_SLOTS ? page->in_flight : COTENANT_COPY_SLOTS;
+    uint32_t held = 0, held_ahead = 0, most = copy_most(page);
     int place = -1;
     for (uint32_t i = 0; i < COTENANT_COPY_SLOTS; i++) {
         uint64_t word = copy_load(&link->slots[i]);
@@ -252,6 +278,23 @@ static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction,
     copy_account(page, link, number, bytes, now_ns);
     *ticket = (struct copy_ticket){(uint32_t)place, mine};
     return true;
+}
+
+/* Nobody waits longer than COPY_RESCUE_NS because of a vruntime, be it that of a weight next to nothing or one that was
+ * overwritten. */
+static inline void copy_rescue(struct cotenant_copy_page *page, uint32_t direction, uint32_t number, uint64_t now_ns)
+{
+    struct cotenant_copy_link *link = &page->links[direction];
+    struct cotenant_copy_queue *queue = &link->queues[number];
+    uint64_t own = copy_load(&queue->vruntime), least = own;
+    for (uint32_t i = 0; i < COTENANT_COPY_QUEUES; i++) {
+        struct cotenant_copy_queue *other = &link->queues[i];
+        bool rival = (other->rank == COTENANT_COPY_AHEAD) == (queue->rank == COTENANT_COPY_AHEAD);
+        if (rival && copy_waits(page, other, now_ns) && copy_before(copy_load(&other->vruntime), least))
+            least = copy_load(&other->vruntime);
+    }
+    if (least != own)
+        __atomic_compare_exchange_n(&queue->vruntime, &own, least - 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
 static inline void copy_done(struct cotenant_copy_page *page, uint32_t direction, struct copy_ticket ticket)

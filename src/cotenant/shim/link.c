@@ -130,6 +130,8 @@ static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t d
     struct copy_ticket ticket;
     uint64_t began = cot_now_ns(), now = began;
     while (!copy_try(link->page, direction, link->queue, link->participant, bytes, now, &ticket)) {
+        if (now - began > COPY_RESCUE_NS)
+            copy_rescue(link->page, direction, link->queue, now);
         if (now - began > SPIN_NS)
             nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
         else

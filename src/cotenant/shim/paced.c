@@ -125,7 +125,7 @@ static void prepare(struct copy_record *record, const struct copy_link *link, co
     const struct cotenant_copy_page *page = link->page;
     uint64_t wanted = copy_piece(page, copy->direction, link->queue, cot_now_ns());
     uint64_t unit = copy->unit ? copy->unit : 1, piece = wanted / unit * unit;
-    uint64_t at_once = page->chunk_bytes * page->in_flight;
+    uint64_t at_once = copy_chunk(page) * copy_most(page);
     record->free_run = is_ahead(link, copy->direction) && copy->bytes <= (wanted > at_once ? wanted : at_once);
     if (record->free_run)
         piece = copy->bytes; /* goes as it is: the others stop for it */

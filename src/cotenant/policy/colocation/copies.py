@@ -230,6 +230,17 @@ class Link:
         queue.vruntime = (queue.vruntime + vtime(size, queue.weight_milli)) % WORD
         queue.bytes += size
 
+    def rescue(self, number: int, now_ns: int) -> None:
+        """A queue has waited for two seconds: it is the next of its rank, whatever its vruntime."""
+        queue = self.queues[number]
+        rivals = [q for q in self.queues if (q.rank == Rank.AHEAD) == (queue.rank == Rank.AHEAD)]
+        least = queue.vruntime
+        for rival in rivals:
+            if self.waits(rival, now_ns) and before(rival.vruntime, least):
+                least = rival.vruntime
+        if least != queue.vruntime:
+            queue.vruntime = (least - 1) % WORD
+
     def done(self, place: int) -> None:
         """The chunk in that slot has been moved."""
         if place != NO_SLOT:
