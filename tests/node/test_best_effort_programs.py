@@ -201,5 +201,5 @@ print(json.dumps({"mode": mode.value}))
 
 
 def test_a_program_s_threads_keep_their_own_mode_of_capture(rig: Rig) -> None:
-    """The shim looks at streams on a latency-sensitive program's threads, too, and leaves them as they were (0: global)."""
+    """The shim looks at streams on a latency-sensitive program's threads too, and leaves them at 0 (global)."""
     assert run(rig, "mode", MODE, latency_sensitive=True) == {"mode": 0}
