@@ -148,7 +148,7 @@ def compare(kind: str, designs: dict[str, tuple[int, int]], processes: int, roun
 def fence_designs() -> dict[str, Any]:
     """All ways on all three workloads: one call that decides."""
     chosen = {"training": 6, "launch": 6, "graph": 4}
-    return {kind: compare(kind, DESIGNS, processes, 7) for kind, processes in chosen.items()}
+    return {kind: compare(kind, DESIGNS, processes, 6) for kind, processes in chosen.items()}
 
 
 def parts(kind: str, processes: int) -> dict[str, Any]:

@@ -240,8 +240,8 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "launch_pair": launch_pair,
     "memory": memory,
     "mps": mps,
-    "overhead_training": lambda: overheads("training", 10, 13),
-    "overhead_launch": lambda: overheads("launch", 10, 13),
+    "overhead_training": lambda: overheads("training", 9, 13),
+    "overhead_launch": lambda: overheads("launch", 9, 13),
     "overhead_graph": lambda: overheads("graph", 6, 13),
 }
 
