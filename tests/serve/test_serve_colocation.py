@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 from serve_setup import deployment, infer, plan
 
+from cotenant.bench.colocation_rig import Program
 from cotenant.bench.harness import Bench
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node.client import ControlClient
 from cotenant.node.floor_client import Floor, join_floor
-from cotenant.serve.colocation import Turnstile
+from cotenant.serve.colocation import Claim, Colocation, Turnstile
 from cotenant.serve.server import running
+from cotenant.serve.workers import ModelSpec, WorkerSpec
 
 
 @pytest.fixture
@@ -53,6 +56,67 @@ def test_a_latency_sensitive_service_raises_the_floor_for_each_batch(bench: Benc
             state = client.call("colocation")
         assert state["scheme"] == "tidal"
         assert not any(h["up"] for h in state["gpus"][uuid_of(bench)]["holders"])
+
+
+def test_workers_that_only_take_time_are_tenants_too(bench: Bench, tmp_path: Path) -> None:
+    """Class, memory and weight of a service hold at the agent, and the start says where."""
+    entries = [
+        {"name": "a", "slo_ms": 5000, "memory": "2GiB", "copy_weight": 3},
+        {"name": "b", "slo_ms": 60_000, "class": "best-effort"},
+    ]
+    said: list[str] = []
+    services = deployment(entries, tmp_path)
+    with running(services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder, say=said.append):
+        tenants = {row["name"].split("-")[2]: row for row in bench.tenants()}
+        assert tenants["a"]["class"] == "latency-sensitive"
+        assert tenants["b"]["class"] == "best-effort"
+        assert tenants["a"]["gpus"][0]["memory_limit_bytes"] == 2 << 30
+        assert tenants["a"]["gpus"][0]["copies"]["weight"] == 3
+        assert tenants["a"]["root_pid"]
+    assert any(line.startswith("co-location: tidal on GPU 0 (Cotenant Software GPU) of the agent in") for line in said)
+    wait_until(lambda: not bench.tenants())
+
+
+def test_a_worker_on_a_gpu_is_under_the_shim_and_held_off(bench: Bench, tmp_path: Path) -> None:
+    """What a best-effort worker gets as environment makes any program a tenant that the floor holds off."""
+    model = ModelSpec("night batch", "m", "onnx", None, "1", 8, latency_sensitive=False)
+    spec = WorkerSpec("0/50%/0#1", 0, "X", "50%", 0.5, "mps", (model,))
+    made = Colocation("tidal", bench.folder, {"night batch": Claim(1 << 30, 2.0)})
+    environment = bench.environment | made.environment(spec)
+    environment |= {key: value for key, value in bench.environment.items() if "SOFTGPU" in key}
+    be = Program("be", ["cotenant.bench.be_loads", "driver"], environment)
+    try:
+        be.wait_ready()
+        made.started(spec, be.process.pid)
+        be.ask("load mm2048", 60)
+        (row,) = bench.tenants()
+        assert row["name"].startswith(f"serve-{os.getpid()}-night-batch-")
+        assert (row["class"], row["limit"], row["gpus"][0]["memory_limit_bytes"]) == ("best-effort", 0.5, 1 << 30)
+        floor = join_floor(bench.folder, uuid_of(bench))
+        floor.raise_()
+        be.tell("times 0.4")
+        time.sleep(0.2)
+        down = time.monotonic_ns()
+        floor.lower()
+        times = be.answer()["times_ns"]
+        floor.close()
+        assert len([at for at in times if at < down]) < 3
+        assert [at for at in times if at > down]
+        made.released(spec)
+    finally:
+        be.close()
+        made.close()
+
+
+def test_what_a_shared_process_cannot_keep_is_said(bench: Bench, tmp_path: Path) -> None:
+    """Two classes in one worker: BE batches wait between LS ones only, and a reservation needs both to state theirs."""
+    entries = [{"name": "a", "slo_ms": 5000, "memory": "2GiB"}, {"name": "b", "slo_ms": 60_000, "class": "best-effort"}]
+    said: list[str] = []
+    services = deployment(entries, tmp_path)
+    with running(services, plan=plan({"a": 1, "b": 1}), colocation="tidal", agent=bench.folder, say=said.append):
+        pass
+    assert any("b shares a process with a latency-sensitive service" in line for line in said)
+    assert any("no memory is reserved for a: b, in the same process, states none" in line for line in said)
 
 
 def test_a_best_effort_service_waits_while_somebody_holds_the_floor(bench: Bench, tmp_path: Path) -> None:

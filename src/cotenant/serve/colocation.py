@@ -7,8 +7,10 @@ its environment.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,26 +35,47 @@ class Claim:
     copy_weight: float = 1.0
 
 
+def tenant_name(pid: int, number: int, services: Sequence[str]) -> str:
+    """A worker's name at the agent: whose it is and what it serves, in the letters that names may have."""
+    words = re.sub(r"[^A-Za-z0-9._-]+", "-", ".".join(services))
+    return f"serve-{pid}-{words[:36]}-{number}"
+
+
 class Colocation:
     """The gateway's side. WorkError when there is no agent in `folder`, InputError for an unknown scheme."""
 
-    def __init__(self, scheme: str, folder: Path, claims: Mapping[str, Claim], *, timed: bool = False) -> None:
-        """`timed`: workers only take time; they keep the rule of the floor and need no device."""
+    def __init__(
+        self,
+        scheme: str,
+        folder: Path,
+        claims: Mapping[str, Claim],
+        *,
+        timed: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`timed`: workers only take time; they are tenants and keep the rule of the floor, and need no device."""
         from cotenant.node.client import ControlClient
         from cotenant.policy.colocation import scheme_named
 
         self.scheme = scheme_named(scheme)
         self.folder, self.timed = folder, timed
-        self._claims = claims
+        self._claims, self._say = claims, say
         self._clients: dict[str, ControlClient] = {}
+        self._names: dict[str, str] = {}
+        self._numbers = itertools.count(1)
         with ControlClient(folder) as client:
             self.beside = float(client.call("colocation", scheme=scheme)["beside"])
             self.gpus: list[dict[str, Any]] = client.call("status")["gpus"]
+        on = ", ".join(f"GPU {number} ({gpu['name']})" for number, gpu in enumerate(self.gpus))
+        say(f"co-location: {scheme} on {on} of the agent in {folder}")
 
     def environment(self, spec: WorkerSpec) -> dict[str, str]:
         """What a worker's process gets. The tenant lives until `released`."""
         uuid = str(self.gpus[spec.gpu % len(self.gpus)]["uuid"])
         best_effort = all(not model.latency_sensitive for model in spec.models)
+        if not best_effort and not all(model.latency_sensitive for model in spec.models):
+            names = " and ".join(model.service for model in spec.models if not model.latency_sensitive)
+            self._say(f"{names} shares a process with a latency-sensitive service: held off between batches only")
         # workers on green contexts change their SMs between batches; others are gated by the shim, kernel by kernel
         elastic = spec.mechanism == "green"
         told = {
@@ -62,31 +85,47 @@ class Colocation:
             "beside": self.beside if elastic else 0.0,
             "whole": spec.fraction,
         }
+        answer = self._register(spec, uuid, best_effort, elastic)
         variable = {VARIABLE: json.dumps(told)}
-        return variable if self.timed else self._tenant(spec, uuid, best_effort, elastic) | variable
+        if self.timed:
+            return variable
+        from cotenant.node.launcher import program_environment
 
-    def _tenant(self, spec: WorkerSpec, uuid: str, best_effort: bool, elastic: bool) -> dict[str, str]:
+        return dict(program_environment(answer)) | variable
+
+    def _register(self, spec: WorkerSpec, uuid: str, best_effort: bool, elastic: bool) -> dict[str, Any]:
+        """Make a worker a tenant; the agent's answer."""
         from cotenant.node.client import ControlClient
         from cotenant.node.config import TenantSpec
-        from cotenant.node.launcher import Launch, program_environment, register
+        from cotenant.node.launcher import Launch, register
 
         claims = [self._claims.get(model.service, Claim()) for model in spec.models]
         memory = [claim.memory_bytes for claim in claims if claim.memory_bytes is not None]
+        silent = [m.service for m, c in zip(spec.models, claims, strict=True) if c.memory_bytes is None]
+        if memory and silent:
+            mine = " and ".join(m.service for m in spec.models if m.service not in silent)
+            self._say(f"no memory is reserved for {mine}: {' and '.join(silent)}, in the same process, states none")
         part = self.scheme.be_sms if best_effort else self.scheme.ls_sms
         tenant = TenantSpec(
-            name=f"serve-{os.getpid()}-{spec.name.replace('#', '-')}",
+            name=tenant_name(os.getpid(), next(self._numbers), [model.service for model in spec.models]),
             limit=1.0 if elastic else part * (spec.fraction if self.scheme.together else 1.0),
             memory_bytes=sum(memory) if len(memory) == len(claims) else None,
             priority=-1 if best_effort and self.scheme.be_below else 0,
             gpus=(uuid,),
-            mechanism="mps" if self.scheme.together else "time",
+            mechanism="mps" if self.scheme.together and not self.timed else "time",
             best_effort=best_effort and not elastic,
             copy_weight=max(claim.copy_weight for claim in claims),
             latency_sensitive=not best_effort,
         )
         client = ControlClient(self.folder)  # while it is open the tenant lives
-        self._clients[spec.name] = client
-        return dict(program_environment(register(client, Launch(self.folder, tenant, [spec.name]))))
+        self._clients[spec.name], self._names[spec.name] = client, tenant.name
+        return register(client, Launch(self.folder, tenant, [spec.name]))
+
+    def started(self, spec: WorkerSpec, pid: int) -> None:
+        """A worker's process is there."""
+        client = self._clients.get(spec.name)
+        if client is not None:
+            client.call("started", name=self._names[spec.name], pid=pid)
 
     def released(self, spec: WorkerSpec) -> None:
         """A worker has ended."""

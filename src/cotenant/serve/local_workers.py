@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cotenant.serve.arena import Arena, aligned
@@ -37,6 +38,7 @@ class LocalWorker:
     ) -> None:  # fmt: skip
         self.spec, self.cores = spec, cores
         self.pid: int | None = None
+        self.on_start: Callable[[int], None] = lambda pid: None
         self._listener, self._environment, self._limit_s = listener, environment, load_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -74,6 +76,7 @@ class LocalWorker:
                 pass_fds=numbers, env=os.environ | self._environment, stdin=subprocess.DEVNULL, stdout=prints,
             )  # fmt: skip
         self.pid = self._process.pid
+        self.on_start(self.pid)
         ours.setblocking(False)
         loop.add_reader(ours.fileno(), self._readable)
         ours.send(pickle.dumps((self.spec, self.cores)))
@@ -284,6 +287,7 @@ class LocalWorkers:
     ) -> None:  # fmt: skip
         """`timed`: all models only take time, so that no device is needed. `colocation` gives the GPUs, if there is
         one."""
+        self._colocation = colocation
         self._devices: Devices | Colocation | None = colocation
         if colocation is None and mechanism != "cores" and not timed:
             from cotenant.serve.devices import Devices
@@ -304,6 +308,8 @@ class LocalWorkers:
         if self._devices is not None:
             environment.update(self._devices.environment(spec))
         worker = LocalWorker(spec, listener, cores, environment, self.load_limit_s)
+        if self._colocation is not None:
+            worker.on_start = partial(self._colocation.started, spec)
         for ended in [w for w in self._made if w.ended]:
             self._made.remove(ended)
             if self._devices is not None:

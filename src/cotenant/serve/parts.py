@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cotenant.config_planning import Problem
@@ -25,7 +26,9 @@ def http_limits(config: ServingConfig) -> HttpLimits:
     )
 
 
-def local_factory(config: ServingConfig, problem: Problem, options: Options) -> WorkerFactory:
+def local_factory(
+    config: ServingConfig, problem: Problem, options: Options, say: Callable[[str], None]
+) -> WorkerFactory:
     """Worker processes of this machine, with devices where a model needs one."""
     from cotenant.serve.local_workers import LocalWorkers
 
@@ -40,7 +43,8 @@ def local_factory(config: ServingConfig, problem: Problem, options: Options) -> 
         raw = config.deployment.raw
         claims = {s.name: Claim(s.memory, s.copy_weight) for s in (raw.services if raw is not None else ())}
         needs_none = timed or mechanism == "cores"
-        colocation = Colocation(options.colocation, options.agent or default_folder(), claims, timed=needs_none)
+        folder = options.agent or default_folder()
+        colocation = Colocation(options.colocation, folder, claims, timed=needs_none, say=say)
     return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=limit_s, colocation=colocation)
 
 

@@ -82,7 +82,7 @@ class Server:
         slos = {s.name: s.slo_ms for s in problem.services} | {app.name: app.slo_ms for app, _ in problem.applications}
         self.stats = Stats(slos, log)
         self.floor = Floor(problem.services, problem.profiles, self.stats, self._lost, entry.hold)
-        self.factory = factory or local_factory(config, problem, options)
+        self.factory = factory or local_factory(config, problem, options, say)
         self.crew = Crew(config, problem.profiles, self.floor, self.stats, self.factory, self._tell)
         self.replanner = Replanner(
             config, problem, self.floor, self.crew, self.stats, self.factory, options.planner, self._tell
