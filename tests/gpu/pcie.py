@@ -80,8 +80,10 @@ def ls_wait() -> dict[str, Any]:
 # -- one program, native and as a tenant -----------------------------------------------------------------------------
 
 
-def run_tenant(arguments: list[str], settings: dict[str, Any], native: bool = False, **spec: Any) -> dict[str, Any]:
-    """This script's own program `arguments`, as a tenant (or native); its JSON line."""
+def run_tenant(
+    arguments: list[str], settings: dict[str, Any], native: bool = False, beside: str = "", **spec: Any
+) -> dict[str, Any]:
+    """This script's own program `arguments`, as a tenant (or native); its JSON line. `beside`: another who is idle."""
     from cotenant.bench.harness import Bench
     from cotenant.node.client import ControlClient
     from cotenant.node.config import TenantSpec
@@ -96,6 +98,11 @@ def run_tenant(arguments: list[str], settings: dict[str, Any], native: bool = Fa
             environment["COTENANT_BENCH_LIBRARY"] = str(build())
         client = ControlClient(bench.folder)
         bench._clients.append(client)
+        if beside:
+            idle = TenantSpec("idle", mechanism="mps", copy_weight=1.0, latency_sensitive=beside == "latency-sensitive")
+            other = ControlClient(bench.folder)
+            bench._clients.append(other)
+            register(other, Launch(bench.folder, idle, ["idle"]))
         if not native:
             tenant = TenantSpec("one", mechanism="mps", **spec)
             environment |= program_environment(register(client, Launch(bench.folder, tenant, command)))
@@ -104,7 +111,7 @@ def run_tenant(arguments: list[str], settings: dict[str, Any], native: bool = Fa
         if not native:
             client.call("started", name="one", pid=process.pid)
         out, err = process.communicate(timeout=60)
-        queues = [] if native else [row["gpus"][0]["copies"] for row in bench.tenants()]
+        queues = [] if native else [row["gpus"][0]["copies"] for row in bench.tenants() if row["name"] == "one"]
         lines = [line for line in out.splitlines() if line.startswith("{")]
         found: dict[str, Any] = json.loads(lines[-1]) if lines else {"said": out[-400:]}
         return found | {"rc": process.returncode, "stderr": err[-600:], "queues": queues}
@@ -114,19 +121,24 @@ def correctness() -> dict[str, Any]:
     """Contents, order in a stream, graphs and captures: native and as a tenant in both ways of pacing."""
     return {
         "native": run_tenant(["checks"], {}, native=True),
-        "stream": run_tenant(["checks"], {"copies": True}, copy_weight=1.0),
-        "thread": run_tenant(["checks"], {"copies": {"paced": "thread"}}, copy_weight=1.0),
-        "small chunks": run_tenant(["checks"], {"copies": {"chunk": 256 << 10}}, copy_weight=1.0),
+        "by itself": run_tenant(["checks"], {"copies": True}, copy_weight=1.0),
+        "stream": run_tenant(["checks"], {"copies": True}, copy_weight=1.0, beside="latency-sensitive"),
+        "thread": run_tenant(["checks"], {"copies": {"paced": "thread"}}, copy_weight=1.0, beside="latency-sensitive"),
+        "small chunks": run_tenant(
+            ["checks"], {"copies": {"chunk": 256 << 10}}, copy_weight=1.0, beside="latency-sensitive"
+        ),
     }
 
 
 def cost_alone() -> dict[str, Any]:
-    """Copies of several sizes by a tenant alone: native, tenant without turns, tenant with turns; interleaved."""
+    """Copies of several sizes by one tenant, interleaved: native, without turns, with turns, by itself or not."""
     kinds: dict[str, tuple[dict[str, Any], bool, dict[str, Any]]] = {
         "native": ({}, True, {}),
         "tenant": ({}, False, {}),
         "turns": ({"copies": True}, False, {"copy_weight": 1.0}),
-        "ahead": ({"copies": True}, False, {"latency_sensitive": True}),
+        "turns, another idle": ({"copies": True}, False, {"copy_weight": 1.0, "beside": "another"}),
+        "turns, one ahead idle": ({"copies": True}, False, {"copy_weight": 1.0, "beside": "latency-sensitive"}),
+        "ahead, another idle": ({"copies": True}, False, {"latency_sensitive": True, "beside": "another"}),
     }
     found: dict[str, Any] = {kind: [] for kind in kinds}
     for _ in range(2):

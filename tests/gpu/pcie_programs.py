@@ -274,7 +274,7 @@ def cost() -> dict[str, Any]:
             taken.sort()
             count = max(4, min(400, (256 << 20) // size))
             cuda.call("cuStreamSynchronize", stream)
-            began = time.perf_counter()
+            first = time.perf_counter()
             for _ in range(count):
                 cuda.call(f"{function}Async_v2", *ends, length, stream)
             queued = time.perf_counter()
@@ -282,7 +282,7 @@ def cost() -> dict[str, Any]:
             ended = time.perf_counter()
             found[f"{name} {size >> 10} KiB"] = {
                 "sync_us": taken[len(taken) // 2],
-                "queue_us": (queued - began) / count * 1e6,
-                "queued_gb_per_s": count * size / (ended - began) / 1e9,
+                "queue_us": (queued - first) / count * 1e6,
+                "queued_gb_per_s": count * size / (ended - first) / 1e9,
             }
     return found
