@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import random
 import socket
 import subprocess
 import time
@@ -130,6 +131,24 @@ def test_the_page_is_full_after_64_holders(agent: AgentProcess) -> None:
         floor.close()
 
 
+def test_a_page_that_was_written_over_is_mended(agent: AgentProcess) -> None:
+    """An LS process may write there; noise from one must neither shut others out nor hold the floor for ever."""
+    uuid = uuid_of(agent)
+    floor, other = join_floor(agent.folder, uuid), join_floor(agent.folder, uuid)
+    noise = random.Random(5)
+    floor._mapping.memory[:] = bytes(noise.getrandbits(8) for _ in range(floor_page.FLOOR_BYTES))
+    wait_for(lambda: floor._mapping.layout.magic == floor_page.FLOOR_MAGIC, 3.0, "the agent writes its part again")
+    wait_for(lambda: "written over" in (agent.folder / "agent.log").read_text(), 3.0, "and says so")
+    third = join_floor(agent.folder, uuid)
+    state = agent.call("colocation")["gpus"][uuid]
+    assert state["bounded"]
+    assert len(state["holders"]) == 3
+    assert sum(bool(up) for up in floor._mapping.raised[2:]) == 0
+    assert not third.others_up(), "signs of life from the far future are none"
+    for each in (floor, other, third):
+        each.close()
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +219,9 @@ def test_a_silent_holder_is_not_waited_for_for_ever(rig: tuple[Rig, Program]) ->
     block = be.ask("run 0.3")
     assert time.monotonic() - began < 5
     assert block["count"] > 0
+    floor.raise_()
+    floor._mapping.raised_ns[floor._mapping.holder] = time.monotonic_ns() + 10**15  # nonsense
+    assert be.ask("run 0.3")["count"] > 0
     floor.close()
 
 
@@ -262,7 +284,7 @@ def test_a_tenant_may_have_more_in_flight_than_the_scheme_says(rig: tuple[Rig, P
 
 
 def test_where_nobody_is_latency_sensitive_nothing_is_bounded(rig: tuple[Rig, Program]) -> None:
-    """The bound costs work and protects nobody; it is there as soon as somebody joins, and for a while after a start."""
+    """The bound costs work and protects nobody; it is there once somebody joins, and for a while after a start."""
     started, be = rig
     started.scheme("tidal", hold_limit_ns=5_000_000_000)
 

@@ -22,6 +22,7 @@ from cotenant.policy.colocation import ColocationSettings, WorkClass, settings_f
 
 MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
+MEND_S = 1.0
 GRACE_S = 5.0  # for LS processes of an agent before this one to come back, meanwhile BE keeps its bounds
 PARTS = ("beside", "stretch")  # settings that need not be whole numbers
 WORK_CLASSES = {
@@ -63,6 +64,7 @@ class Floors:
         self._members: set[Member] = set()
         self._listener: Listener | None = None
         self._grace = True
+        self._mending: asyncio.TimerHandle | None = None
         for page in self.pages.values():
             page.layout.present = 1
         self.configure(settings)
@@ -77,6 +79,15 @@ class Floors:
         """Open the socket."""
         self._listener = Listener(self.path, mode, self._take, self._log)
         asyncio.get_running_loop().call_later(GRACE_S, self._grace_over)
+        self._mending = asyncio.get_running_loop().call_later(MEND_S, self._mend)
+
+    def _mend(self) -> None:
+        self._mending = asyncio.get_running_loop().call_later(MEND_S, self._mend)
+        for gpu, page in self.pages.items():
+            holders = {m.holder: m.peer.pid for m in self._members if m.gpu == gpu and m.holder is not None}
+            if page.mend(self.settings, holders):
+                self._log(f"the floor page of {gpu} was written over by a process that may raise it, and is mended")
+            self._count(gpu)
 
     def _grace_over(self) -> None:
         self._grace = False
@@ -197,6 +208,8 @@ class Floors:
     def close(self) -> None:
         """Close the socket and all connections; processes keep the pages they have, and what bounds them."""
         self._grace = True
+        if self._mending is not None:
+            self._mending.cancel()
         if self._listener is not None:
             self._listener.close()
         for member in list(self._members):

@@ -129,8 +129,9 @@ class Floor:
         mine = mapping.holder
         if not any(bytes(mapping.raised)[:mine]) and not any(bytes(mapping.raised)[mine + 1 :]):
             return False
-        oldest_ns = time.monotonic_ns() - mapping.layout.hold_limit_ns
-        return any(up and i != mine and mapping.raised_ns[i] > oldest_ns for i, up in enumerate(mapping.raised))
+        now_ns, limit_ns = time.monotonic_ns(), mapping.layout.hold_limit_ns
+        times = enumerate(zip(mapping.raised, mapping.raised_ns, strict=True))
+        return any(up and i != mine and abs(now_ns - at_ns) < limit_ns for i, (up, at_ns) in times)
 
     @contextlib.contextmanager
     def held(self, work_class: int = WorkClass.UNKNOWN) -> Iterator[None]:

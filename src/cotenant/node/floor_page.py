@@ -92,12 +92,12 @@ class FloorPage:
         self.read_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
         self._map = mmap.mmap(self.fd, FLOOR_BYTES)
         self.layout = FloorLayout.from_buffer(self._map)
-        self.layout.magic, self.layout.version = FLOOR_MAGIC, FLOOR_VERSION
-        self.layout.page_bytes, self.layout.holders = FLOOR_BYTES, HOLDERS
 
     def write(self, settings: ColocationSettings) -> None:
         """Put settings into force; BE processes see them at their next launch."""
         layout = self.layout
+        layout.magic, layout.version = FLOOR_MAGIC, FLOOR_VERSION
+        layout.page_bytes, layout.holders = FLOOR_BYTES, HOLDERS
         layout.interval_ns = settings.interval_ns
         layout.lead_ns = settings.lead_ns
         layout.hold_limit_ns = settings.hold_limit_ns
@@ -106,6 +106,24 @@ class FloorPage:
         layout.stretch_permille = round(settings.stretch * 1000)
         layout.check_ns = settings.check_ns
         layout.scheme = int(scheme_named(settings.scheme).rule)
+
+    def mend(self, settings: ColocationSettings, holders: dict[int, int]) -> bool:
+        """Write again what is the agent's, and clear what belongs to nobody. `holders`: index -> pid of those that are
+        there. Whether something was wrong: LS processes can write, and one that does so by mistake must not last."""
+        layout = self.layout
+        right = (layout.magic, layout.version, layout.hold_limit_ns) == (
+            FLOOR_MAGIC,
+            FLOOR_VERSION,
+            settings.hold_limit_ns,
+        )
+        self.write(settings)
+        for index in range(HOLDERS):
+            pid = holders.get(index, 0)
+            if layout.pid[index] != pid or (not pid and layout.raised[index]):
+                layout.pid[index], right = pid, False
+                if not pid:
+                    layout.raised[index] = 0
+        return not right
 
     def close(self) -> None:
         """Drop the descriptors; processes keep their mappings."""

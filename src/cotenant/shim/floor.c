@@ -73,10 +73,12 @@ static uint32_t active_class(const struct cotenant_floor *page, int64_t now_ns)
     if (!any)
         return 0;
     const uint8_t *raised = (const uint8_t *)words;
-    for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++)
-        if (raised[i] && now_ns - (int64_t)__atomic_load_n(&page->raised_ns[i], __ATOMIC_RELAXED) <
-                             (int64_t)page->hold_limit_ns)
+    int64_t limit_ns = (int64_t)page->hold_limit_ns;
+    for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++) {
+        int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[i], __ATOMIC_RELAXED);
+        if (raised[i] && age_ns < limit_ns && age_ns > -limit_ns) /* a sign of life from the future is none */
             return raised[i];
+    }
     return 0;
 }
 
