@@ -134,6 +134,8 @@ class Bench:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for workload in self._workloads:
+            if kind is not None:
+                workload.process.terminate()  # not at the end of its block
             workload.close()
         for client in self._clients:
             client.close()
@@ -163,6 +165,7 @@ class Bench:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # an interrupt is for this process, which ends them
         )
         workload = Workload(process)
         self._workloads.append(workload)
