@@ -104,6 +104,7 @@ class FakeAgent:
         self.queue: deque[Client] = deque()
         self.holder: Client | None = None
         self.granting = True
+        self.closed = False
         self.silent = False  # as one that hangs: connections stay, nothing is read or answered
         self.next_epoch = 1
         self.next_reservation = 1
@@ -115,6 +116,7 @@ class FakeAgent:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        self.closed = True
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
@@ -141,6 +143,9 @@ class FakeAgent:
             try:
                 connection, _ = self.listener.accept()
             except OSError:
+                return
+            if self.closed:  # it came while we went
+                connection.close()
                 return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 

@@ -44,7 +44,7 @@ struct cost *cot_cost_of(uintptr_t key, bool *fresh)
     }
     struct cost *cost = empty ? empty : home; /* nowhere free: the one that was here is learned again if it returns */
     cost->ns = COST_UNKNOWN_NS;
-    cost->key = key;
+    __atomic_store_n(&cost->key, key, __ATOMIC_RELEASE); /* whoever finds the key finds what it costs */
     *fresh = true;
     return cost;
 }
@@ -109,6 +109,7 @@ void cot_interval_note(struct thread *t)
         cot_interval_begin(t); /* perhaps a shorter one */
 }
 
+/* With cot_capture_lock.  destroy: the context lives. */
 void cot_ring_forget(struct ring *ring, bool destroy)
 {
     cot_marks_forget(ring, destroy);

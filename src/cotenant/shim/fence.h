@@ -14,7 +14,8 @@ struct cost { /* what one launch of a kernel, graph or copy is thought to cost *
 #define COST_UNKNOWN_NS 1000000       /* a new kernel has an interval to itself */
 #define INTERVAL_NS 1000000
 #define INTERVAL_ALONE_NS 8000000     /* in a turn without an end: nobody waits */
-#define INTERVAL_LOG 2048             /* > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1 */
+#define INTERVAL_LOG 2048
+_Static_assert(INTERVAL_LOG > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1, "the log must hold every launch of an interval");
 #define INFLIGHT_ALONE 16             /* so many times more than the agent allows may be queued then */
 #define UNNOTED_ALONE 15              /* intervals without notes after one that confirmed what was thought */
 #define FENCES 16                     /* power of two */

@@ -37,7 +37,9 @@ static void thread_gone(void *value)
     cot_calls = &no_calls;
     for (uint32_t i = 0; i < COTENANT_MAX_GPUS; i++)
         if (t->rings[i]) {
+            pthread_mutex_lock(&cot_capture_lock);
             cot_ring_forget(t->rings[i], !cot_exiting());
+            pthread_mutex_unlock(&cot_capture_lock);
             free(t->rings[i]);
         }
     cot_calls_retire(t);
@@ -97,7 +99,9 @@ struct gpu *cot_thread_gpu(void)
     if (!*ring && !(*ring = calloc(1, sizeof **ring)))
         return NULL;
     if ((*ring)->context != context) {
+        pthread_mutex_lock(&cot_capture_lock);
         cot_ring_forget(*ring, false);
+        pthread_mutex_unlock(&cot_capture_lock);
         (*ring)->context = context;
     }
     struct calls *calls = cot_calls_of(t, gpu);

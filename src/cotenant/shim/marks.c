@@ -72,7 +72,7 @@ void cot_marks_forget(struct ring *ring, bool destroy)
                 ((CUresult(*)(CUevent))REAL(cuEventDestroy_v2))(ring->fences[i].event[mark]);
             ring->fences[i].event[mark] = NULL;
         }
-    if (ring->word && destroy)
+    if (ring->word && destroy && atomic_load(&cot_captures) == 0) /* it would break a capture: rather leave a word behind */
         ((CUresult(*)(void *))REAL(cuMemFreeHost))((void *)ring->word);
     ring->word = NULL;
 }
