@@ -271,19 +271,22 @@ class Operations:
         patience = time.monotonic() + STARTING_S
         while tenant.launching and time.monotonic() < patience:  # its program is about to be there
             await asyncio.sleep(0.02)
-        keys = self.kill(tenant, grace_s)
+        found = await asyncio.to_thread(by_token, [tenant.token])  # daemons that have not used the GPU yet
+        keys = self.kill(tenant, grace_s, found.get(tenant.token, frozenset()))
         deadline = time.monotonic() + grace_s + 5.0
         while any(processes.alive(key) for key in keys) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         left = [key.pid for key in keys if processes.alive(key)]
         return {"name": tenant.name, "stopped": len(keys) - len(left), "left": left}
 
-    def kill(self, tenant: Tenant, grace_s: float) -> set[processes.ProcessKey]:
+    def kill(
+        self, tenant: Tenant, grace_s: float, more: frozenset[processes.ProcessKey] = frozenset()
+    ) -> set[processes.ProcessKey]:
         """Send SIGTERM to a tenant's program and processes now, SIGKILL to those left after `grace_s`."""
         keys = {s.process for s in tenant.sessions if s.process.start_ticks}
         if tenant.root is not None:
             keys.add(tenant.root)
-        keys |= tenant.heirs | by_token([tenant.token]).get(tenant.token, frozenset())
+        keys |= tenant.heirs | more
         keys |= processes.descendants(keys)
         for key in keys:
             _signal(key, signal.SIGTERM, group=key == tenant.root)
