@@ -10,6 +10,7 @@ from typing import Any
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.overhead import median
 from cotenant.model.errors import InputError, WorkError
+from cotenant.node.backing import available_bytes
 from cotenant.node.client import ControlClient
 from cotenant.node.config import TenantSpec, check_spec
 
@@ -42,7 +43,21 @@ def measure(
     if size < 2 << 20 or moves < 1:
         raise InputError("move at least 2 MiB, at least once", field="--size" if moves >= 1 else "--moves")
     cap = size + (SOFT_CONTEXT_BYTES if gpus == "soft" else CONTEXT_BYTES)
+    if 2 * cap > (available_bytes() or 2 * cap):
+        raise InputError(
+            f"two tenants of {size / 2**30:.1f} GiB need {2 * cap / 2**30:.1f} GiB of host memory, and"
+            f" {available_bytes() / 2**30:.1f} GiB are available",
+            field="--size",
+        )
     with Bench(gpus, {"swap_memory": 3 * cap}) as bench:
+        with ControlClient(bench.folder) as client:
+            card = client.call("status")["gpus"][0]["memory_bytes"]
+        if 2 * cap > card:
+            raise InputError(
+                f"both tenants are on the GPU at the beginning: it has {card / 2**30:.1f} GiB for twice"
+                f" {cap / 2**30:.1f} GiB",
+                field="--size",
+            )
         progress("pinned copies")
         copies, two = _copies(bench, size)
         pair = [Mover(bench, name, size, cap, index) for index, name in enumerate(("swap-a", "swap-b"))]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(add_completion=False)
 
@@ -40,6 +43,7 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     console = Console()
     if answer["agent"]["config_fault"]:
         console.print(f"[red]the configuration file is not taken: {answer['agent']['config_fault']}[/red]")
+    _print_parked(console, answer)
     if not answer["tenants"]:
         console.print("no tenants: start one with cotenant run")
         return
@@ -52,6 +56,23 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     for tenant in answer["tenants"]:
         for text in tenant["warnings"]:
             console.print(f"[yellow]{tenant['name']}[/yellow]: {text}", highlight=False)
+    host = answer["agent"]["swap_memory"]
+    if host["promised_bytes"]:
+        whose = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in host["promised_bytes"].items())
+        text = (
+            f"host memory to move to: {host['left_bytes'] / 2**30:.1f} of {host['budget_bytes'] / 2**30:.1f} GiB left"
+        )
+        console.print(f"{text}; promised in GiB: {whose}", style="dim", highlight=False)
+
+
+def _print_parked(console: Console, answer: dict[str, Any]) -> None:
+    """Programs that are no tenants, and would not be found again without their number."""
+    for row in answer["parked"]:
+        console.print(
+            f"parked: {row['name']}, {row['freed_bytes'] / 2**30:.1f} GiB given back; bring it back with"
+            f" cotenant resume {row['name']}",
+            highlight=False,
+        )
 
 
 def _print_mechanisms(answer: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from cotenant.model.errors import InputError
 
@@ -41,6 +42,10 @@ class HostMemory:
     def left_bytes(self) -> int:
         """What can still be promised."""
         return self.budget_bytes - sum(self.promised.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        return {"budget_bytes": self.budget_bytes, "promised_bytes": dict(self.promised), "left_bytes": self.left_bytes}
 
     def promise(self, tenant: str, size: int) -> None:
         """Set aside what all of a tenant may need. InputError when the budget does not allow it."""

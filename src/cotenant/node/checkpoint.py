@@ -23,6 +23,9 @@ CALLS = {
     "restore": "cuCheckpointProcessRestore",
     "unlock": "cuCheckpointProcessUnlock",
 }
+INVALID_VALUE = 1
+# GPUs that a map may name, with the two that change places: all of the machine; the two; the one alone
+MAPS = ("all GPUs", "two GPUs", "one GPU")
 OLDEST_DRIVER = 12080  # the first with these calls (release 570)
 # what the driver's codes mean for these calls
 MEANINGS = {
@@ -79,15 +82,19 @@ class Driver:
         if order["op"] == "lock":
             ctypes.c_uint32.from_buffer(raw, 0).value = int(order.get("timeout_ms", 0))
         if order["op"] == "restore" and order.get("onto"):
-            pairs = self._exchanged(*map(bytes.fromhex, order["onto"]))
+            home, target = map(bytes.fromhex, order["onto"])
+            pairs = self._exchanged(home, target, order.get("map", MAPS[0]))
             both = b"".join(old + new for old, new in pairs)
             self._pairs = ctypes.create_string_buffer(both, len(both))
             ctypes.c_void_p.from_buffer(raw, 0).value = ctypes.addressof(self._pairs)
             ctypes.c_uint32.from_buffer(raw, 8).value = len(pairs)
         return raw
 
-    def _exchanged(self, home: bytes, target: bytes) -> list[tuple[bytes, bytes]]:
-        """Pairs for every GPU of the machine, as the driver wants them: the two change places, the others stay."""
+    def _exchanged(self, home: bytes, target: bytes, named: str) -> list[tuple[bytes, bytes]]:
+        """Pairs (old, new) in which two GPUs change places: for every GPU of the machine, as a driver wants it whose
+        process sees all of them, or for fewer."""
+        if named != MAPS[0]:
+            return [(home, target), (target, home)][: 2 if named == MAPS[1] else 1]
         count = ctypes.c_int()
         self._cuda.cuDeviceGetCount(ctypes.byref(count))
         places = {home: target, target: home}
@@ -108,7 +115,11 @@ def main() -> int:
 
 
 class CheckpointError(Exception):
-    """A call failed; the text says which and why."""
+    """A call failed; the text says which and why, `code` what the driver returned (0: nothing)."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Checkpointer:
@@ -118,6 +129,11 @@ class Checkpointer:
         self._soft = soft
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that calls the driver, while there is one."""
+        return self._process.pid if self._process is not None else None
 
     def _library(self) -> str:
         if self._soft:
@@ -169,7 +185,7 @@ class Checkpointer:
         answer: dict[str, Any] = json.loads(line)
         if answer["code"] != 0:
             meaning = MEANINGS.get(answer["code"], "the driver gave no reason")
-            raise CheckpointError(f"{what}: {meaning} (code {answer['code']})")
+            raise CheckpointError(f"{what}: {meaning} (code {answer['code']})", answer["code"])
         return answer
 
     async def _stop(self, process: asyncio.subprocess.Process) -> None:

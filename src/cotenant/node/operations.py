@@ -67,6 +67,7 @@ class Operations:
             "connections": len(agent.server.sessions),
             "refused_connections": agent.server.refused_connections,
             "config_fault": agent.config_fault,
+            "swap_memory": self.agent.registry.host.as_dict(),
             "trace_dropped": agent.trace.dropped if agent.trace else 0,
         }
 
@@ -87,7 +88,8 @@ class Operations:
     async def list_tenants(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Every tenant with what it asked for and what it got."""
         tenants = [self.tenant_row(t) for t in self.agent.registry.tenants.values()]
-        return {"agent": await self.status(caller, order), "tenants": tenants}
+        programs = [parked.as_dict() for parked in self.agent.parking.parked.values() if parked.name.startswith("pid:")]
+        return {"agent": await self.status(caller, order), "tenants": tenants, "parked": programs}
 
     def tenant_row(self, tenant: Tenant) -> dict[str, Any]:
         """A tenant with what it asked for and what it got, as `list` answers it."""

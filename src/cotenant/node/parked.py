@@ -24,6 +24,7 @@ class Parked:
     keys: tuple[ProcessKey, ...] = ()
     since: float = field(default_factory=time.time)
     out_s: float = 0.0
+    by_order: bool = False  # it stays away until it is resumed; else it comes back with its next turn
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the state file and --json."""
@@ -35,13 +36,18 @@ class Parked:
             "processes": [list(key) for key in self.keys],
             "since": self.since,
             "seconds": self.out_s,
+            "by_order": self.by_order,
         }
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Parked:
         """The reverse."""
         keys = tuple(ProcessKey(int(pid), int(ticks)) for pid, ticks in row["processes"])
-        return cls(row["name"], row["method"], tuple(row["gpus"]), int(row["freed_bytes"]), keys, float(row["since"]))
+        since, by_order = float(row["since"]), bool(row.get("by_order"))
+        return cls(
+            row["name"], row["method"], tuple(row["gpus"]), int(row["freed_bytes"]), keys, since, by_order=by_order
+        )
+
 
 def movable_first(tenants: Iterable[Tenant]) -> list[Tenant]:
     """Tenants by how easily they leave: own processes move them, then parking; lowest priority first."""

@@ -14,22 +14,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError, WorkError
-from cotenant.node import gpus, processes
-from cotenant.node.checkpoint import OLDEST_DRIVER, Checkpointer, CheckpointError
+from cotenant.node import processes
+from cotenant.node.checkpoint import CheckpointError
 from cotenant.node.parked import Parked, movable_first
-from cotenant.node.processes import ProcessKey
 from cotenant.node.relocation import relocate
 from cotenant.node.residency import MOVED_BY_PROCESS, Residency
-from cotenant.node.wire import Family
+from cotenant.node.whole import WholeProcesses
 
 if TYPE_CHECKING:
     from cotenant.node.agent import Agent
     from cotenant.node.tenants import Tenant
 
 LOCK_S = 10.0
-SLOWEST_BPS = 0.4e9  # a checkpoint or restore slower than this has stopped (measured: 1.8e9 and 4.3e9)
-FREE_WITHIN_S = 10.0
-SPARE_BYTES = 256 << 20
 
 
 class Parking:
@@ -39,7 +35,9 @@ class Parking:
         self.agent = agent
         self.residency = residency
         self.parked: dict[str, Parked] = {}
-        self.checkpointer = Checkpointer(any(gpu.soft for gpu in agent.gpus))
+        self.whole = WholeProcesses(agent)
+        self._under_way: dict[str, Parked] = {}  # being checkpointed
+        self._settling: dict[str, asyncio.Task[None]] = {}
         self._busy: set[str] = set()
         residency.park, residency.unpark = self._park_for_others, self._unpark
 
@@ -47,6 +45,7 @@ class Parking:
 
     async def park(self, name: str, timeout_s: float = LOCK_S) -> dict[str, Any]:
         """Take a tenant (or pid:N) off its GPU. InputError where it cannot work, WorkError where it did not."""
+        await self._settled(name)
         with self._alone(name):
             if name in self.parked:
                 raise InputError(f"{name} is parked already", field="NAME")
@@ -57,8 +56,9 @@ class Parking:
             else:
                 parked = await self._checkpoint(name, tenant, timeout_s)
             parked.out_s = time.monotonic() - began
+            parked.by_order = True
             self.parked[name] = parked
-            self.agent.save()
+            self.agent.save_now()
             return parked.as_dict()
 
     async def _move_out(self, tenant: Tenant, timeout_s: float) -> Parked:
@@ -84,105 +84,37 @@ class Parking:
             await asyncio.sleep(0.002)
 
     async def _checkpoint(self, name: str, tenant: Tenant | None, timeout_s: float) -> Parked:
-        keys = self._processes(name, tenant)
-        await self._refuse(name, tenant)
-        keys = await self._probe(name, keys)
+        keys = await self.whole.able(name, tenant)
         uuids = tuple(gpu.uuid for gpu in tenant.gpus) if tenant is not None else ()
         size = sum(self.agent.ledger.used(name, uuid) for uuid in uuids)
         self.residency.host.check_room(name, size)
         gated = tenant is not None and self._gated(tenant)
         if tenant is not None and gated:
             await self._still(tenant, timeout_s)
+        parked = Parked(name, "checkpoint", uuids, size, keys)
+        free_before = 0 if tenant is not None else await self.whole.free_bytes()
+        self._under_way[name] = parked
+        self.agent.save_now()  # whoever comes after this agent has to know whom it may have stopped
         try:
-            keys = await self._lock_and_checkpoint(keys, size, timeout_s)
+            await self.whole.checkpoint(keys, size, timeout_s)
         except CheckpointError as error:
             if tenant is not None and gated:
                 self.agent.broker.unsuspend(tenant)
             raise WorkError(f"{name} cannot be parked: {error}") from None
+        finally:
+            del self._under_way[name]
+            self.agent.save()
         if tenant is not None:
             self.residency.parked[name] = size
-        return Parked(name, "checkpoint", uuids, size, keys)
-
-    async def _lock_and_checkpoint(
-        self, keys: tuple[ProcessKey, ...], size: int, timeout_s: float
-    ) -> tuple[ProcessKey, ...]:
-        """Lock all, then checkpoint all; what was done is undone when one of them fails."""
-        locked: list[ProcessKey] = []
-        done: list[ProcessKey] = []
-        try:
-            for key in keys:
-                await self.checkpointer.order(
-                    "lock", key.pid, within_s=timeout_s + 10, timeout_ms=int(timeout_s * 1000)
-                )
-                locked.append(key)
-            for key in locked:
-                await self.checkpointer.order("checkpoint", key.pid, within_s=30 + size / SLOWEST_BPS)
-                done.append(key)
-        except CheckpointError:
-            for key in reversed(done):
-                with contextlib.suppress(CheckpointError):
-                    await self.checkpointer.order("restore", key.pid, within_s=30 + size / SLOWEST_BPS)
-            for key in reversed(locked):
-                with contextlib.suppress(CheckpointError):
-                    await self.checkpointer.order("unlock", key.pid)
-            raise
-        return tuple(locked)
-
-    # -- where it cannot work --------------------------------------------------------------------------------------
-
-    async def _refuse(self, name: str, tenant: Tenant | None) -> None:
-        """A clear no before anything is touched."""
-        try:
-            version = (await self.checkpointer.order("version"))["version"]
-        except CheckpointError as error:
-            raise WorkError(f"parking is not possible here: {error}") from None
-        if version < OLDEST_DRIVER:
-            raise InputError(
-                f"this driver speaks CUDA {version // 1000}.{version % 1000 // 10}; parking needs 12.8 (release 570)"
-            )
-        if tenant is None:
-            return
-        for gpu in tenant.gpus:
-            if gpu.uuid.startswith("MIG-"):
-                raise InputError(f"{name} runs on the MIG device {gpu.uuid}; the driver does not checkpoint those")
-            if self.agent.ledger.families(name, gpu.uuid).get(Family.MANAGED.name.lower(), 0):
-                raise InputError(f"{name} uses managed memory; the driver does not checkpoint that")
-
-    async def _probe(self, name: str, keys: tuple[ProcessKey, ...]) -> tuple[ProcessKey, ...]:
-        """Those of the processes that the driver could checkpoint: a child may have no context, an MPS client none of
-        its own."""
-        able = []
-        why = "they are gone"
-        for key in keys:
-            try:
-                state = (await self.checkpointer.order("state", key.pid))["state"]
-            except CheckpointError as error:
-                why = str(error)
-                continue
-            if state != "running":
-                raise InputError(f"process {key.pid} of {name} is {state} already, and not by this agent")
-            able.append(key)
-        if not able:
-            raise InputError(f"{name} has no process that the driver can checkpoint: {why}", field="NAME")
-        return tuple(able)
-
-    def _processes(self, name: str, tenant: Tenant | None) -> tuple[ProcessKey, ...]:
-        """Processes with a CUDA context, the tenant's program first."""
-        if tenant is None:
-            pid = name.removeprefix("pid:")
-            key = processes.key_of(int(pid) if pid.isdigit() else 0)
-            if not processes.alive(key):
-                raise InputError(f"there is no tenant and no process {name!r}", field="NAME")
-            return (key, *sorted(processes.descendants({key})))
-        keys = {s.process for s in tenant.sessions if any(s.page.slots[slot].contexts for slot in s.slots)}
-        if not keys:
-            raise InputError(f"{name} has no process that uses a GPU", field="NAME")
-        return tuple(sorted(keys, key=lambda key: (key != tenant.root, key.pid)))
+        else:
+            parked.size = max(0, await self.whole.free_bytes() - free_before)
+        return parked
 
     # -- coming back -----------------------------------------------------------------------------------------------
 
     async def resume(self, name: str, gpu: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
         """Bring back what was parked, on `gpu` if given. What cannot be brought back stays parked."""
+        await self._settled(name)
         with self._alone(name):
             parked = self.parked.get(name)
             if parked is None:
@@ -193,11 +125,11 @@ class Parking:
             if tenant is not None and (target is None or target in parked.gpus):
                 self.agent.registry.readmit(tenant)
             if tenant is None:
-                await self._restore(parked, target)
+                await self.whole.restore(parked, target)
             else:
                 await self._bring(tenant, parked, target, timeout_s)
             self.parked.pop(name, None)
-            self.agent.save()
+            self.agent.save_now()
             return {"name": name, "method": parked.method, "gpus": [target] if target else list(parked.gpus),
                     "seconds": time.monotonic() - began}  # fmt: skip
 
@@ -209,7 +141,10 @@ class Parking:
                 raise InputError(
                     f"{tenant.name} moves its own memory and stays on its GPU; only checkpoints change GPUs"
                 )
-            relocate(self.agent, tenant, target)
+            try:
+                relocate(self.agent, tenant, target)
+            except InputError as error:
+                raise InputError(error.message, field="--gpu") from None
             try:
                 return await self._return(tenant, target, timeout_s)
             except WorkError:
@@ -235,68 +170,52 @@ class Parking:
 
     async def _unpark(self, tenant: Tenant) -> str | None:
         """For the residency: restore a tenant whose room has been made. A sentence when it fails."""
+        await self._settled(tenant.name)
         parked = self.parked.get(tenant.name)
         if parked is None:
             return "it is not parked"
         try:
-            await self._restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
+            await self.whole.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:
             return str(error)
         self.residency.parked.pop(tenant.name, None)
         self.parked.pop(tenant.name, None)
-        self.agent.save()
+        self.agent.save_now()
         return None
 
-    async def _restore(self, parked: Parked, target: str | None) -> None:
-        """Restore all, then unlock all."""
-        await self._wait_for_memory(target or (parked.gpus[0] if parked.gpus else None), parked.size)
-        onto: list[str] = []
-        if target is not None and parked.gpus and target != parked.gpus[0]:
-            onto = [gpus.uuid_bytes(parked.gpus[0]).hex(), gpus.uuid_bytes(target).hex()]
-        alive = [key for key in parked.keys if processes.alive(key)]
-        try:
-            for key in alive:
-                state = (await self.checkpointer.order("state", key.pid))["state"]
-                if state == "failed":
-                    raise CheckpointError(
-                        f"the driver has lost the GPU state of process {key.pid}: it has to be stopped"
-                    )
-                if state == "checkpointed":
-                    within_s = 30 + parked.size / SLOWEST_BPS
-                    await self.checkpointer.order("restore", key.pid, within_s=within_s, onto=onto)
-            for key in alive:
-                if (await self.checkpointer.order("state", key.pid))["state"] == "locked":
-                    await self.checkpointer.order("unlock", key.pid)
-        except CheckpointError as error:
-            raise WorkError(f"{parked.name} cannot be brought back: {error}") from None
-
-    async def _wait_for_memory(self, gpu: str | None, size: int) -> None:
-        """Do not restore before the driver has that much free: what has just left may take a moment."""
-        deadline = time.monotonic() + FREE_WITHIN_S
-        while gpu is not None:
-            free = await asyncio.get_running_loop().run_in_executor(None, gpus.free_bytes, gpu)
-            if free is None or free >= size + SPARE_BYTES:
-                return
-            if time.monotonic() > deadline:
-                raise WorkError(
-                    f"{size / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB of its GPU are free; it stays parked"
-                )
-            await asyncio.sleep(0.2)
-
     def take_over(self, rows: list[dict[str, Any]]) -> None:
-        """What the last agent had parked, of tenants and processes that still live."""
+        """What the last agent had parked, or was parking, of tenants and processes that still live."""
         for row in rows:
             parked = Parked.from_dict(row)
             tenant = self.agent.registry.tenants.get(parked.name)
             if tenant is None and not (parked.name.startswith("pid:") and any(map(processes.alive, parked.keys))):
                 continue
             self.parked[parked.name] = parked
-            if tenant is None:
-                continue
+            if tenant is not None:
+                if parked.method == "checkpoint":
+                    self.residency.parked[parked.name] = parked.size
+                if parked.by_order and self._gated(tenant):
+                    self.agent.broker.suspend(tenant)
             if parked.method == "checkpoint":
-                self.residency.parked[parked.name] = parked.size
-            if tenant.spec.oversubscribe != "park" and self._gated(tenant):
-                self.agent.broker.suspend(tenant)
+                self._settling[parked.name] = asyncio.get_running_loop().create_task(self._settle(parked))
+
+    async def _settle(self, parked: Parked) -> None:
+        """The driver knows better than the state file what has become of it."""
+        if await self.whole.settle(parked) or self.parked.get(parked.name) is not parked:
+            return
+        self.agent.log(f"{parked.name} runs: the last agent had not parked it, or had brought it back")
+        self.parked.pop(parked.name)
+        self.residency.parked.pop(parked.name, None)
+        tenant = self.agent.registry.tenants.get(parked.name)
+        if tenant is not None and self._gated(tenant):
+            self.agent.broker.unsuspend(tenant)
+        self.agent.save_now()
+
+    async def _settled(self, name: str) -> None:
+        """What the last agent left is known before anything new is done with it."""
+        if name in self._settling:
+            await asyncio.wait({self._settling[name]})
+            self._settling.pop(name, None)
 
     # -- for others ------------------------------------------------------------------------------------------------
 
@@ -308,7 +227,7 @@ class Parking:
             return str(error)
         self.parked[tenant.name] = parked
         self.agent.broker.unsuspend(tenant)
-        self.agent.save()
+        self.agent.save_now()
         return None
 
     async def preempt(self, names: list[str], gpu: str | None, free_bytes: int | None) -> dict[str, Any]:
@@ -318,6 +237,8 @@ class Parking:
             if gpu is None:
                 raise InputError("say whom to preempt, or on which GPU", field="--gpu")
             names = [tenant.name for tenant in movable_first(self.agent.registry.on_gpu(gpu))]
+        for name in names:
+            self._tenant(name)
         done: list[dict[str, Any]] = []
         failed: dict[str, str] = {}
         for name in names:
@@ -370,14 +291,19 @@ class Parking:
         finally:
             self._busy.discard(name)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether a tenant is away until it is resumed: nothing is promised to it meanwhile."""
+        parked = self.parked.get(name) if isinstance(name, str) else None
+        return parked is not None and parked.by_order
+
     def holds(self, tenant: Tenant) -> bool:
         """Whether a tenant is parked and a process of it lives."""
         parked = self.parked.get(tenant.name)
         return parked is not None and any(processes.alive(key) for key in parked.keys)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What is parked, for the state file."""
-        return [parked.as_dict() for parked in self.parked.values()]
+        """What is parked, and what may be, for the state file."""
+        return [parked.as_dict() for parked in (self._under_way | self.parked).values()]
 
     def forget(self, tenant: Tenant) -> None:
         """A tenant has gone."""
@@ -386,5 +312,7 @@ class Parking:
 
     def close(self) -> None:
         """End the helper and all moves; what is parked stays parked and is in the state file."""
+        for task in self._settling.values():
+            task.cancel()
         self.residency.close()
-        self.checkpointer.close()
+        self.whole.close()

@@ -194,11 +194,11 @@ class Registry:
             self._fits(tenant.spec, gpu)
 
     def _fits(self, spec: TenantSpec, gpu: Gpu) -> None:
-        # a tenant parked by order is promised nothing until it is back; one that oversubscribes comes back by itself
+        # a tenant parked by order is promised nothing until it is back
         others = [
             other
             for other in self.on_gpu(gpu.uuid, without=spec.name)
-            if other.name not in self.away or other.spec.oversubscribe != "none"
+            if other.name not in self.away
         ]
         where = f"GPU {gpu.index} ({gpu.name})"
         mine = self.mechanisms[spec.mechanism]

@@ -99,18 +99,24 @@ static int device_of(const struct cu_uuid *uuid)
     return -1;
 }
 
-/* Where each device's memory goes; false for a device that is not here. */
+/* Where each device's memory goes.  As drivers are (seen on release 580): without pairs all stay; with pairs, each GPU has
+ * to be named once as old and once as new, those that stay too.  False, and nothing has happened, for any other map. */
 static bool read_pairs(const struct restore_args *args, int to[SOFT_MAX_DEVICES])
 {
+    uint32_t old = 0, new = 0, all = (UINT32_C(1) << soft_state()->device_count) - 1;
     for (int d = 0; d < SOFT_MAX_DEVICES; d++)
         to[d] = d;
-    for (unsigned i = 0; args && args->pairs && i < args->count; i++) {
+    if (!args || !args->count)
+        return true;
+    for (unsigned i = 0; args->pairs && i < args->count; i++) {
         int from = device_of(&args->pairs[i].from), target = device_of(&args->pairs[i].to);
-        if (from < 0 || target < 0)
+        if (from < 0 || target < 0 || old & UINT32_C(1) << from || new & UINT32_C(1) << target)
             return false;
+        old |= UINT32_C(1) << from;
+        new |= UINT32_C(1) << target;
         to[from] = target;
     }
-    return true;
+    return old == all && new == all;
 }
 
 EXPORT CUresult cuCheckpointProcessRestore(int pid, const struct restore_args *args)
@@ -121,7 +127,7 @@ EXPORT CUresult cuCheckpointProcessRestore(int pid, const struct restore_args *a
     if (result == CUDA_SUCCESS && atomic_load(&process->checkpoint) != CHECKPOINTED)
         result = CUDA_ERROR_ILLEGAL_STATE;
     if (result == CUDA_SUCCESS && !read_pairs(args, to))
-        result = CUDA_ERROR_INVALID_DEVICE;
+        result = CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS)
         return result;
     soft_reap();
