@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from command import cotenant
@@ -39,6 +43,31 @@ def test_no_gpu_no_probe() -> None:
     assert "real one" in done.err
     done = cotenant("probe", "channels", "--seconds", "1")
     assert done.code == 2
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_benchmark_that_is_killed_leaves_no_agent() -> None:
+    script = """
+import time
+from cotenant.bench.harness import Bench
+with Bench("soft", {}) as bench:
+    print(bench._agent.pid, bench.folder, flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid, folder = process.stdout.readline().split()
+    assert Path(f"/proc/{pid}").exists()
+    process.kill()
+    process.communicate()
+    try:
+        for _ in range(200):
+            if not Path(f"/proc/{pid}").exists():
+                break
+            time.sleep(0.05)
+        assert not Path(f"/proc/{pid}").exists()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow

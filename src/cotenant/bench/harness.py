@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,12 @@ from cotenant.node.config import TenantSpec
 from cotenant.node.launcher import Launch, program_environment, register
 
 START_WITHIN_S = 90.0
+PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """In a child: end when the benchmark does, however that ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Workload:
@@ -106,7 +114,12 @@ class Bench:
             command += ["--trace", str(self.trace)]
         self.log = open(self.folder / "agent.log", "wb")
         self._agent = subprocess.Popen(
-            [*command, "--config", str(config)], stderr=self.log, stdout=self.log, env=self.environment
+            [*command, "--config", str(config)],
+            stderr=self.log,
+            stdout=self.log,
+            env=self.environment,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         try:
             self._wait_for_agent()
