@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
 from colocation_faults import GPU, TOGETHER, failure, faults
+from colocation_held import HELD_STEPS
 from colocation_parts import green, kernels, l2_window
 from colocation_tail import TAIL_STEPS, spread
 
@@ -347,6 +348,7 @@ STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
     "l2_window": (l2_window, 80),
     "kernels": (kernels, 110),
     **TAIL_STEPS,
+    **HELD_STEPS,
 }
 
 

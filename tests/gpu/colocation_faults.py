@@ -131,6 +131,21 @@ def agent_restarted() -> dict[str, Any]:
         }
 
 
+def mps_server(rig: Rig) -> int:
+    """Process id of the MPS server that the rig's programs are on."""
+    pipe = next(rig.bench.folder.glob("mps-*/pipe"))
+    asked = subprocess.run(
+        ["nvidia-cuda-mps-control"],
+        input="get_server_list\n",
+        env=os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    return int(asked.stdout.split()[0])
+
+
 def mps_server_dead() -> dict[str, Any]:
     """The MPS server is killed, which ends its clients: how soon LS notices, and serves again with a new worker."""
     if not TOGETHER:
@@ -138,17 +153,7 @@ def mps_server_dead() -> dict[str, Any]:
     with Rig(GPU, together=True) as rig:
         ls = rig.ls().wait_ready()
         rig.join(ls)
-        pipe = next(rig.bench.folder.glob("mps-*/pipe"))
-        asked = subprocess.run(
-            ["nvidia-cuda-mps-control"],
-            input="get_server_list\n",
-            env=os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)},
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-        server = int(asked.stdout.split()[0])
+        server = mps_server(rig)
         ls.tell("run 6 100 5 1 0")
         time.sleep(1.0)
         killed = time.monotonic()

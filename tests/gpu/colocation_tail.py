@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
 from colocation_faults import GPU, TOGETHER
 
-from cotenant.metrics.attainment import attainment
 from cotenant.bench.colocation import LEAD_S, parse_ls, quantile, rate_between
 from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.metrics.attainment import attainment
 
 LS = parse_ls("resnet50:4:100")
 BLOCK_S = 1.0
