@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fake_agent import COMMIT, RESERVE, FakeAgent
+from fake_agent import COMMIT, MEM_RELEASE, RESERVE, FakeAgent
 from shim_tenants import Tenants
 
 Agents = Callable[..., FakeAgent]
@@ -34,6 +34,11 @@ FAMILIES = {
         "d = (c_uint64 * 5)(size // 16384, 64, 64, 0x20 | 1 << 32, 0); p = c_void_p();"
         " cu('cuArray3DCreate_v2', byref(p), d); return p",
         "cu('cuArrayDestroy', h)",
+    ),
+    "mipmapped": (  # one level: the software GPU and the shim count a piece alike
+        "d = (c_uint64 * 5)(size // 4096, 1024, 0, 0x20 | 1 << 32, 0); p = c_void_p();"
+        " cu('cuMipmappedArrayCreate', byref(p), d, 1); return p",
+        "cu('cuMipmappedArrayDestroy', h)",
     ),
     "vmm": (
         "prop = (c_int * 8)(1, 0, 1, 0, 0, 0, 0, 0); p = c_uint64();"
@@ -147,6 +152,28 @@ def test_unknown_pointers_are_the_drivers_business(tenants: Tenants, agent: Agen
     )
     with agent(memory_limit=512 * MIB) as broker:
         assert tenants.output(tenants.python(broker, script)).split() == ["1", "0", "1", "0"]
+
+
+def test_what_the_driver_refuses_to_free_is_held_on(tenants: Tenants, agent: Agents) -> None:
+    """Unregistering what was allocated is refused; freed as it was taken, nothing is left charged."""
+    script = (
+        "from cuda_calls import *\nimport sys\nstart(); h = c_void_p()\n"
+        "cu('cuMemHostAlloc', byref(h), c_size_t(1 << 20), 0); print(raw('cuMemHostUnregister', h), flush=True)\n"
+        "sys.stdin.readline(); cu('cuMemFreeHost', h); print('freed', flush=True); sys.stdin.readline()\n"
+    )
+    with agent() as broker:
+        process = tenants.python(broker, script)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) != 0
+        assert broker.clients[0].of(MEM_RELEASE) == []
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "freed\n"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(timeout=10) == 0
+        assert [m.u64(16) for m in broker.clients[0].of(MEM_RELEASE)] == [MIB]
 
 
 def test_vmm_handle_lives_until_the_last_mapping(tenants: Tenants, agent: Agents) -> None:

@@ -123,8 +123,9 @@ void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* The memory at address was given back to the driver: credit it to the GPU on which it was taken. */
-void cot_memory_forget(uint64_t address, uint32_t family)
+/* What is held at address, taken out of the books before the driver is asked to free it: once it has freed it, another
+ * thread may be given the same address.  NULL: never charged. */
+struct holding *cot_memory_take_out(uint64_t address, uint32_t family)
 {
     pthread_mutex_lock(&memory_lock);
     struct holding *found = NULL;
@@ -136,9 +137,23 @@ void cot_memory_forget(uint64_t address, uint32_t family)
             break;
         }
     pthread_mutex_unlock(&memory_lock);
-    if (found)
-        cot_memory_release(found->gpu, found->family, found->bytes);
-    free(found);
+    return found;
+}
+
+/* The driver freed what was taken out: credit it to the GPU on which it was allocated.  Or refused to: it is held on. */
+void cot_memory_taken_out(struct holding *holding, bool freed)
+{
+    if (!holding)
+        return;
+    if (freed) {
+        cot_memory_release(holding->gpu, holding->family, holding->bytes);
+        free(holding);
+        return;
+    }
+    pthread_mutex_lock(&memory_lock);
+    holding->next = *bucket(holding->address);
+    *bucket(holding->address) = holding;
+    pthread_mutex_unlock(&memory_lock);
 }
 
 /* The last context on the GPU is gone, and what was allocated in it. */

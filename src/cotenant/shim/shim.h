@@ -365,7 +365,9 @@ HIDDEN CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t by
 HIDDEN void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes);
 HIDDEN void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes);
 HIDDEN void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint32_t family);
-HIDDEN void cot_memory_forget(uint64_t address, uint32_t family);
+struct holding;
+HIDDEN struct holding *cot_memory_take_out(uint64_t address, uint32_t family);
+HIDDEN void cot_memory_taken_out(struct holding *holding, bool freed);
 HIDDEN void cot_memory_forget_gpu(struct gpu *gpu);
 HIDDEN void cot_memory_agent_lost(void);
 HIDDEN void cot_memory_report_state(struct gpu *gpu);

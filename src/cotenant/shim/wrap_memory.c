@@ -72,17 +72,17 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned flags)
              ((CUresult(*)(CUdeviceptr *, size_t, unsigned))REAL(cuMemAllocManaged))(out, size, flags));
 }
 
-#define MEM_FREE(name)                                                       \
-    DECLARE_REAL(name);                                                      \
-    EXPORT CUresult name(CUdeviceptr address)                                \
-    {                                                                        \
-        CUresult result;                                                     \
-        if (cot_swap_free(address, &result))                                 \
-            return result;                                                   \
-        result = ((CUresult(*)(CUdeviceptr))REAL(name))(address);            \
-        if (result == CUDA_SUCCESS && address)                               \
-            cot_memory_forget(address, COTENANT_MEMORY_PLAIN);               \
-        return result;                                                       \
+#define MEM_FREE(name)                                                              \
+    DECLARE_REAL(name);                                                             \
+    EXPORT CUresult name(CUdeviceptr address)                                       \
+    {                                                                               \
+        CUresult result;                                                            \
+        if (cot_swap_free(address, &result))                                        \
+            return result;                                                          \
+        struct holding *held = cot_memory_take_out(address, COTENANT_MEMORY_PLAIN); \
+        result = ((CUresult(*)(CUdeviceptr))REAL(name))(address);                   \
+        cot_memory_taken_out(held, result == CUDA_SUCCESS);                         \
+        return result;                                                              \
     }
 MEM_FREE(cuMemFree)
 MEM_FREE(cuMemFree_v2)
@@ -130,23 +130,23 @@ ARRAY_CREATE(cuArray3DCreate_v2, cu_array3d_descriptor, d->depth)
 DECLARE_REAL(cuMipmappedArrayCreate);
 EXPORT CUresult cuMipmappedArrayCreate(word *out, const struct cu_array3d_descriptor *d, unsigned levels)
 {
-    uint64_t bytes = 0;
+    uint64_t all_levels = 0;
     for (unsigned level = 0; d && level < levels && level < 64; level++)
-        bytes += array_bytes(d->width >> level ? d->width >> level : 1, d->height >> level, d->depth >> level, d->format,
-                             d->channels);
-    ALLOCATE(out, bytes, COTENANT_MEMORY_ARRAY,
+        all_levels += array_bytes(d->width >> level ? d->width >> level : 1, d->height >> level, d->depth >> level,
+                                  d->format, d->channels);
+    ALLOCATE(out, all_levels, COTENANT_MEMORY_ARRAY,
              ((CUresult(*)(word *, const struct cu_array3d_descriptor *, unsigned))REAL(cuMipmappedArrayCreate))(out, d,
                                                                                                                  levels));
 }
 
-#define ARRAY_DESTROY(name)                                             \
-    DECLARE_REAL(name);                                                 \
-    EXPORT CUresult name(word array)                                    \
-    {                                                                   \
-        CUresult result = ((CUresult(*)(word))REAL(name))(array);       \
-        if (result == CUDA_SUCCESS)                                     \
-            cot_memory_forget(array, COTENANT_MEMORY_ARRAY);            \
-        return result;                                                  \
+#define ARRAY_DESTROY(name)                                                       \
+    DECLARE_REAL(name);                                                           \
+    EXPORT CUresult name(word array)                                              \
+    {                                                                             \
+        struct holding *held = cot_memory_take_out(array, COTENANT_MEMORY_ARRAY); \
+        CUresult result = ((CUresult(*)(word))REAL(name))(array);                 \
+        cot_memory_taken_out(held, result == CUDA_SUCCESS);                       \
+        return result;                                                            \
     }
 ARRAY_DESTROY(cuArrayDestroy)
 ARRAY_DESTROY(cuMipmappedArrayDestroy)
@@ -198,14 +198,14 @@ EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 HOST_REGISTER(cuMemHostRegister)
 HOST_REGISTER(cuMemHostRegister_v2)
 
-#define HOST_FREE(name)                                                               \
-    DECLARE_REAL(name);                                                               \
-    EXPORT CUresult name(void *address)                                               \
-    {                                                                                 \
-        CUresult result = ((CUresult(*)(void *))REAL(name))(address);                 \
-        if (result == CUDA_SUCCESS)                                                   \
-            cot_memory_forget((uint64_t)(uintptr_t)address, COTENANT_MEMORY_HOST);    \
-        return result;                                                                \
+#define HOST_FREE(name)                                                                                 \
+    DECLARE_REAL(name);                                                                                 \
+    EXPORT CUresult name(void *address)                                                                 \
+    {                                                                                                   \
+        struct holding *held = cot_memory_take_out((uint64_t)(uintptr_t)address, COTENANT_MEMORY_HOST); \
+        CUresult result = ((CUresult(*)(void *))REAL(name))(address);                                   \
+        cot_memory_taken_out(held, result == CUDA_SUCCESS);                                             \
+        return result;                                                                                  \
     }
 HOST_FREE(cuMemFreeHost)
 HOST_FREE(cuMemHostUnregister)

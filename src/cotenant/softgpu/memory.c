@@ -164,24 +164,26 @@ EXPORT CUresult cuMipmappedArrayDestroy(struct soft_array *array)
 
 /* ---- pinned host memory ---- */
 
-static CUresult pin(void *address, size_t bytes)
+enum { ALLOCATED = -1, REGISTERED = -2 }; /* how it came to be pinned, in the place of a device */
+
+static CUresult pin(void *address, size_t bytes, int how)
 {
     struct block *block = malloc(sizeof *block);
     if (!block)
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&soft_lock);
-    *block = (struct block){(uint64_t)(uintptr_t)address, bytes, -1, pinned_blocks};
+    *block = (struct block){(uint64_t)(uintptr_t)address, bytes, how, pinned_blocks};
     pinned_blocks = block;
     pthread_mutex_unlock(&soft_lock);
     return CUDA_SUCCESS;
 }
 
-static bool unpin(const void *address)
+static bool unpin(const void *address, int how)
 {
     struct block *found = NULL;
     pthread_mutex_lock(&soft_lock);
     for (struct block **link = &pinned_blocks; *link && !found; link = &(*link)->next)
-        if ((*link)->address == (uint64_t)(uintptr_t)address) {
+        if ((*link)->address == (uint64_t)(uintptr_t)address && (*link)->device == how) {
             found = *link;
             *link = found->next;
             break;
@@ -197,7 +199,7 @@ EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
     (void)context, (void)flags;
     if (posix_memalign(out, 4096, bytes ? bytes : 1) != 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return pin(*out, bytes ? bytes : 1);
+    return pin(*out, bytes ? bytes : 1, ALLOCATED);
 }
 
 EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes)
@@ -207,7 +209,8 @@ EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes)
 
 EXPORT CUresult cuMemFreeHost(void *address)
 {
-    unpin(address);
+    if (!unpin(address, ALLOCATED))
+        return CUDA_ERROR_INVALID_VALUE;
     free(address);
     return CUDA_SUCCESS;
 }
@@ -215,12 +218,12 @@ EXPORT CUresult cuMemFreeHost(void *address)
 EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags)
 {
     (void)flags;
-    return address && bytes ? pin(address, bytes) : CUDA_ERROR_INVALID_VALUE;
+    return address && bytes ? pin(address, bytes, REGISTERED) : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuMemHostUnregister(void *address)
 {
-    return unpin(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return unpin(address, REGISTERED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* ---- what an address is ---- */
