@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from cotenant.serve.floor import Let
 from cotenant.serve.live_rows import Got
+from cotenant.serve.pool import Let
 
 
 def gpulet(percent: float) -> Any:

@@ -52,7 +52,7 @@ class Api:
     ) -> None:
         self.gateway, self.crew, self.replanner, self.stats = gateway, crew, replanner, stats
         self.tokens, self.body_limit = tokens, body_limit
-        self.floor = gateway.floor
+        self.pool = gateway.pool
         self.decisions: deque[tuple[int, float, str]] = deque(maxlen=50)  # (number, unix time, sentence)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -77,13 +77,13 @@ class Api:
 
     def names(self) -> list[str]:
         """Everything that can be asked by name."""
-        return [*self.floor.service, *self.gateway.applications.names]
+        return [*self.pool.service, *self.gateway.applications.names]
 
     def not_ready(self) -> str:
         """Why the server is not ready to serve all it should, "" when it is."""
         if self.gateway.draining:
             return "the server is shutting down"
-        for name in self.floor.service:
+        for name in self.pool.service:
             why = self.crew.why_not(name)
             if why and why != "it has been unloaded":
                 return f"{name}: {why}"
@@ -128,8 +128,8 @@ class Api:
     def index(self, only_ready: bool) -> list[dict[str, str]]:
         """All that can be asked by name, with its state: models, and applications as models of version 1."""
         known = []
-        for name in self.floor.service:
-            loaded = self.floor.loaded.get(name)
+        for name in self.pool.service:
+            loaded = self.pool.loaded.get(name)
             known.append((name, loaded.version if loaded else "", self.crew.why_not(name)))
         for name in self.gateway.applications.names:
             try:
@@ -151,7 +151,7 @@ class Api:
             if name not in ("", own_name):
                 continue
             answered = sum(own.latency.counts)
-            loaded = self.floor.loaded.get(own_name)
+            loaded = self.pool.loaded.get(own_name)
             failed = sum(count for outcome, count in own.outcomes.items() if outcome.value not in ("ok", "late"))
             rows.append(
                 {
@@ -186,7 +186,7 @@ class Api:
     def _known(self, name: str) -> None:
         if name in self.gateway.applications.names:
             raise Refusal(Kind.WRONG, f"{name!r} is an application, which has no files: name its stages, {name}:STAGE")
-        if name not in self.floor.service:
+        if name not in self.pool.service:
             raise Refusal(Kind.UNKNOWN, f"{name[:200]!r} is no service of this server's file")
 
     async def _replan(self) -> None:
@@ -217,11 +217,11 @@ class Api:
 
     def plan(self) -> dict[str, Any]:
         """The plan in force, as `cotenant plan --json` writes it."""
-        return self.floor.plan.to_dict()
+        return self.pool.plan.to_dict()
 
     def status(self) -> dict[str, Any]:
         """All that `cotenant top` shows."""
-        plan, now = self.floor.plan, self.floor.now_ms()
+        plan, now = self.pool.plan, self.pool.now_ms()
         capacities = plan.capacities()
         services = []
         for name, own in self.stats.services.items():
@@ -235,7 +235,7 @@ class Api:
                     "outcomes": {outcome.value: count for outcome, count in own.outcomes.items()},
                     "rate_rps": self.replanner.measured.get(asked), "capacity_rps": capacities.get(name),
                     "planned_rps": plan.rates_rps.get(name),
-                    "waiting": 0 if staged else self.floor.waiting(name),
+                    "waiting": 0 if staged else self.pool.waiting(name),
                     "p50_ms": own.percentile(0.5), "p99_ms": own.percentile(0.99),
                     "not_ready": "" if staged else self.crew.why_not(name),
                 }
@@ -249,7 +249,7 @@ class Api:
                 "busy": min(1.0, let.busy_ms / max(1.0, now)),
                 "seats": [{"service": s.service, "batch": s.batch, "rate_rps": s.rate_rps} for s in let.spec.seats],
             }
-            for let in [*self.floor.lets, *self.floor.leaving]
+            for let in [*self.pool.lets, *self.pool.leaving]
         ]  # fmt: skip
         return {
             "uptime_s": time.monotonic() - self.stats.began, "gpus": plan.gpus, "gpus_in_use": plan.gpus_used,

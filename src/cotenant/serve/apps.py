@@ -94,7 +94,7 @@ class Applications:
         if given != needed:
             raise Refusal(Kind.WRONG, f"takes the inputs {', '.join(sorted(needed))}; got {', '.join(sorted(given))}")
         waits = {name: len(parents) for name, parents in graph.parents.items()}
-        run = _Run(graph, request, reply, self.gateway.floor.now_ms(), len(graph.stages), waits)
+        run = _Run(graph, request, reply, self.gateway.pool.now_ms(), len(graph.stages), waits)
         self.gateway.stats.services[request.model].received += 1
         for name, count in waits.items():
             if count == 0:
@@ -104,7 +104,7 @@ class Applications:
         if run.done:
             return
         stage = run.graph.stages[name]
-        elapsed = self.gateway.floor.now_ms() - run.arrived_ms
+        elapsed = self.gateway.pool.now_ms() - run.arrived_ms
         try:
             loaded = self.gateway.ready(stage.service.name)
             inputs = []
@@ -140,7 +140,7 @@ class Applications:
             return
         run.done = True
         app = run.graph.app
-        took = self.gateway.floor.now_ms() - run.arrived_ms
+        took = self.gateway.pool.now_ms() - run.arrived_ms
         outcome = _outcome(refusal, took, run.request.timeout_ms or app.slo_ms)
         self.gateway.stats.unit(app.name, run.arrived_ms, 0.0, 0, "", took, outcome, took)
         if refusal is not None:

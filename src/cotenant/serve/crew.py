@@ -14,7 +14,7 @@ from cotenant.model.serving import Gpulet, ServingPlan
 from cotenant.policy.dispatch import Dispatcher
 from cotenant.policy.packing.replan import moves
 from cotenant.profile.latency import ServingProfile
-from cotenant.serve.floor import Floor, Let, Loaded
+from cotenant.serve.pool import Let, Loaded, Pool
 from cotenant.serve.repository import Found, find
 from cotenant.serve.stats import Stats
 from cotenant.serve.tensors import ModelInfo
@@ -58,13 +58,13 @@ class Crew:
     """See the module. `trouble` is called when services fail or GPUs are lost, so that a new plan is made."""
 
     def __init__(
-        self, config: ServingConfig, profiles: Mapping[str, ServingProfile], floor: Floor, stats: Stats,
+        self, config: ServingConfig, profiles: Mapping[str, ServingProfile], pool: Pool, stats: Stats,
         factory: WorkerFactory, say: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.config, self.profiles, self.floor, self.stats = config, profiles, floor, stats
+        self.config, self.profiles, self.pool, self.stats = config, profiles, pool, stats
         self.factory, self.say = factory, say
         self.trouble: Callable[[], None] = lambda: None
-        self.models = {name: _Model() for name in floor.service}
+        self.models = {name: _Model() for name in pool.service}
         self.lock = asyncio.Lock()
         self._keys: dict[Worker, frozenset[tuple[str, int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,9 +90,9 @@ class Crew:
         configured = None if found is None else found.config.get("max_batch_size")
         if isinstance(configured, int) and configured > 0:
             return configured
-        model = self.floor.service[service].model
+        model = self.pool.service[service].model
         known = [p for p in self.profiles.values() if model in p.models]
-        seats = [s.batch for let in self.floor.plan.gpulets for s in let.seats if s.service == service]
+        seats = [s.batch for let in self.pool.plan.gpulets for s in let.seats if s.service == service]
         return max([1, *(p.max_batch(model, size.label) for p in known for size in p.partitions), *seats])
 
     def ready_services(self) -> list[str]:
@@ -104,8 +104,8 @@ class Crew:
         model = self.models.get(service)
         if model is None:
             return "unknown"
-        placed = self.floor.serves(service)
-        if model.why and (model.why != "loading" or placed or not self.floor.lets):
+        placed = self.pool.serves(service)
+        if model.why and (model.why != "loading" or placed or not self.pool.lets):
             return model.why
         return "" if placed else "the plan has no place for it: the GPUs do not suffice"
 
@@ -116,7 +116,7 @@ class Crew:
         everything is as it was."""
         async with self.lock:
             lets, fresh = self._match(plan)
-            if not fresh and not self.floor.hold and self.floor.adjust(plan):
+            if not fresh and not self.pool.hold and self.pool.adjust(plan):
                 return
             results = await asyncio.gather(*(self._start(new) for new in fresh), return_exceptions=True)
             if self.closing or any(isinstance(result, BaseException) for result in results):
@@ -132,10 +132,10 @@ class Crew:
             self.stats.switches += 1
             # building its tables takes milliseconds, in which requests would wait
             desk = await asyncio.to_thread(
-                Dispatcher, plan, self.floor.services, self.profiles, self.floor.hold
+                Dispatcher, plan, self.pool.services, self.profiles, self.pool.hold
             )  # fmt: skip
-            steps = Counter(step.kind for step in moves(self.floor.plan, plan))
-            gone = self.floor.switch(plan, lets, desk)
+            steps = Counter(step.kind for step in moves(self.pool.plan, plan))
+            gone = self.pool.switch(plan, lets, desk)
         if disrupting := ", ".join(f"{count} x {kind}" for kind, count in steps.items() if kind != "rebatch"):
             self.say(f"a new plan: {len(plan.gpulets)} gpulets on {plan.gpus_used} GPUs ({disrupting})")
         for let in gone:
@@ -167,7 +167,7 @@ class Crew:
         """For each gpulet the live one that can stand for it, or a new worker."""
         # a worker with a model that was unloaded, or replaced by newer files, goes: it holds memory for nothing
         ready = {(name, self.models[name].generation) for name in self.ready_services()}
-        free = [let for let in self.floor.lets if let.worker is not None and self._keys[let.worker] <= ready]
+        free = [let for let in self.pool.lets if let.worker is not None and self._keys[let.worker] <= ready]
         lets: list[Let] = []
         fresh: list[_New] = []
         for let in plan.gpulets:
@@ -183,7 +183,7 @@ class Crew:
                 lets.append(kept)
                 continue
             new = Let(let, None)
-            worker = self.factory.create(self._spec(let, plan), self.floor)
+            worker = self.factory.create(self._spec(let, plan), self.pool)
             self._keys[worker] = wanted
             lets.append(new)
             fresh.append(_New(new, worker))
@@ -208,7 +208,7 @@ class Crew:
         return frozenset((seat.service, self.models[seat.service].generation) for seat in let.seats)
 
     def _spec(self, let: Gpulet, plan: ServingPlan | None = None) -> WorkerSpec:
-        every = (plan or self.floor.plan).gpulets
+        every = (plan or self.pool.plan).gpulets
         start = sum(x.percent for x in every if x.gpu == let.gpu and x.slot < let.slot) / 100
         profile = self.profiles[let.gpu_model]
         models = []
@@ -236,12 +236,12 @@ class Crew:
             model.why = model.fault = ""
             model.previous = None
             assert model.found is not None
-            self.floor.loaded[name] = Loaded(info, model.found.version)
+            self.pool.loaded[name] = Loaded(info, model.found.version)
 
     async def _retire(self, let: Let) -> None:
         """Let an old gpulet finish what it runs, then end its worker."""
         try:
-            await asyncio.wait_for(self.floor.drained(let), DRAIN_S)
+            await asyncio.wait_for(self.pool.drained(let), DRAIN_S)
         except TimeoutError:
             self.say(f"{let.spec.name} did not finish its batch within {DRAIN_S:g} s")
         worker = let.worker
@@ -267,7 +267,7 @@ class Crew:
             if usable is not None and let.spec.gpu not in usable:
                 self.trouble()
                 return
-            worker = self.factory.create(self._spec(let.spec), self.floor)
+            worker = self.factory.create(self._spec(let.spec), self.pool)
             self._keys[worker] = self._key(let.spec)
             try:
                 infos = await worker.start()
@@ -284,11 +284,11 @@ class Crew:
                     continue
                 return
             self.stats.models_loaded += len(infos)
-            self.floor.attach(let, worker)
+            self.pool.attach(let, worker)
             return
         for name in [last.service] if last.service else sorted(let.seats):
             self.models[name].why = f"its worker ended {RESTARTS} times while it loaded: {last.why}"
-            self.floor.abandon_service(name, f"model {name!r} is not ready: {last.why}")
+            self.pool.abandon_service(name, f"model {name!r} is not ready: {last.why}")
             self.say(f"{name} has failed: {last.why}")
         self.trouble()
 
@@ -309,7 +309,7 @@ class Crew:
     def unload(self, service: str) -> None:
         """Take a service out of plans from now on."""
         self.models[service].why = "it has been unloaded"
-        self.floor.abandon_service(service, f"model {service!r} has been unloaded")
+        self.pool.abandon_service(service, f"model {service!r} has been unloaded")
 
     # ---- the end ----
 
@@ -321,7 +321,7 @@ class Crew:
     async def close(self, grace_s: float) -> None:
         """End all workers."""
         self.closing = True
-        lets: Sequence[Let] = [*self.floor.lets, *self.floor.leaving]
+        lets: Sequence[Let] = [*self.pool.lets, *self.pool.leaving]
         workers = [let.worker for let in lets if let.worker is not None]
         for let in lets:
             let.index = -1

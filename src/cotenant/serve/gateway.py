@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from cotenant.serve.apps import Applications
 from cotenant.serve.calls import Call, Kind, Outcome, Refusal, Reply, check_inputs, split
-from cotenant.serve.floor import Floor, Loaded
 from cotenant.serve.oip import InferAnswer, InferRequest
+from cotenant.serve.pool import Loaded, Pool
 from cotenant.serve.stats import Stats
 
 MOST_ROWS = 1024
@@ -26,9 +26,9 @@ class Gateway:
     """Checks requests and hands them on. `state` says why a service that is known is not ready, "" when it is."""
 
     def __init__(
-        self, floor: Floor, stats: Stats, limits: Limits, applications: Applications, state: Callable[[str], str]
+        self, pool: Pool, stats: Stats, limits: Limits, applications: Applications, state: Callable[[str], str]
     ) -> None:
-        self.floor, self.stats, self.limits, self.applications = floor, stats, limits, applications
+        self.pool, self.stats, self.limits, self.applications = pool, stats, limits, applications
         self._state = state
         self._concurrency = dict(limits.concurrency or {})
         self.draining = False
@@ -55,7 +55,7 @@ class Gateway:
 
     def _room(self, request: InferRequest) -> None:
         """Refuse beyond the server's limit; the lower a request's priority, the earlier."""
-        service = self.floor.service.get(request.model)
+        service = self.pool.service.get(request.model)
         priority = request.priority or (service.priority if service is not None else 0)
         most = self.limits.in_flight
         if self.open > (most if priority > 0 else most * 9 // 10 if priority == 0 else most // 2):
@@ -66,13 +66,13 @@ class Gateway:
         """Count a request that never got into a queue."""
         if name in self.stats.services:
             self.stats.services[name].received += 1
-            self.stats.unit(name, self.floor.now_ms(), 0.0, 0, "", 0.0, Outcome.FULL, 0.0)
+            self.stats.unit(name, self.pool.now_ms(), 0.0, 0, "", 0.0, Outcome.FULL, 0.0)
 
     def ready(self, name: str, version: str = "") -> Loaded:
         """What is loaded for a service; Refusal when it is unknown, not ready, or of another version."""
-        loaded = self.floor.loaded.get(name)
+        loaded = self.pool.loaded.get(name)
         if loaded is None or self._state(name):
-            if name not in self.floor.service:
+            if name not in self.pool.service:
                 raise Refusal(Kind.UNKNOWN, f"there is no model {name[:200]!r}")
             raise Refusal(Kind.UNAVAILABLE, f"model {name!r} is not ready: {self._state(name) or 'loading'}", 1.0)
         if version and version != loaded.version:
@@ -89,21 +89,21 @@ class Gateway:
             unknown = next((x for x in request.outputs if x not in known), None)
             if unknown is not None:
                 raise Refusal(Kind.WRONG, f"model {name!r} has no output {unknown[:200]!r}; it has {', '.join(known)}")
-        most = min(MOST_ROWS, self.floor.service[name].max_queue)
+        most = min(MOST_ROWS, self.pool.service[name].max_queue)
         if rows > most:
             raise Refusal(Kind.WRONG, f"a request of {rows} items; {most} is the most")
         limit = self._concurrency.get(name)
-        if limit is not None and self.floor.in_flight[name] + rows > limit:
+        if limit is not None and self.pool.in_flight[name] + rows > limit:
             self.full(name)
-            what = f"{name} has {self.floor.in_flight[name]} requests already"
-            raise Refusal(Kind.FULL, what, self.floor.retry_s(name))
+            what = f"{name} has {self.pool.in_flight[name]} requests already"
+            raise Refusal(Kind.FULL, what, self.pool.retry_s(name))
         self.stats.services[name].received += rows
         call = Call(request, name, loaded.version, rows, reply)
         if not loaded.info.batchable:
             call.unstacked = True
         if request.timeout_ms is not None:
             deadline_ms = request.timeout_ms
-        offer = self.floor.offer
+        offer = self.pool.offer
         for row, tensors in enumerate(split(inputs, rows, loaded.info.batchable)):
             if call.done:  # an item was refused: the rest need not be run
                 break

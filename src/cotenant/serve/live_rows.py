@@ -15,7 +15,7 @@ from cotenant.serve.calls import Outcome
 
 if TYPE_CHECKING:
     from cotenant.serve.api import Api
-    from cotenant.serve.floor import Let
+    from cotenant.serve.pool import Let
 
 WINDOW_MS = 10_000.0
 
@@ -24,7 +24,7 @@ def exposition(api: Api, doors: Mapping[str, tuple[int, int]]) -> str:
     """The page for Prometheus; `doors`: connections that are open and that were refused, by door."""
     out = Exposition()
     out.declare(names.SERVER)
-    stats, floor, plan = api.stats, api.floor, api.floor.plan
+    stats, pool, plan = api.stats, api.pool, api.pool.plan
     for name, own in stats.services.items():
         out.add(names.SERVER_RECEIVED, own.received, service=name)
         for outcome, count in own.outcomes.items():
@@ -32,14 +32,14 @@ def exposition(api: Api, doors: Mapping[str, tuple[int, int]]) -> str:
         out.histogram(names.SERVER_SECONDS, own.latency, service=name)
         out.histogram(names.SERVER_BATCH, own.batch, service=name)
         out.add(names.SERVER_SLO, own.slo_ms / 1e3, service=name)
-    for name in floor.service:
-        out.add(names.SERVER_WAITING, floor.waiting(name), service=name)
+    for name in pool.service:
+        out.add(names.SERVER_WAITING, pool.waiting(name), service=name)
         out.add(names.SERVER_READY, 0 if api.crew.why_not(name) else 1, service=name)
     for name, rate in api.replanner.measured.items():
         out.add(names.SERVER_RATE, rate, service=name)
     for name, capacity in plan.capacities().items():
         out.add(names.SERVER_CAPACITY, capacity, service=name)
-    for let in floor.lets:
+    for let in pool.lets:
         out.add(names.SERVER_BUSY, let.busy_ms / 1e3, gpu=str(let.spec.gpu), gpulet=let.spec.name)
     out.add(names.SERVER_GPUS_USED, plan.gpus_used)
     out.add(names.SERVER_GPUS_HELD, api.replanner.held)
@@ -81,18 +81,18 @@ async def rows(api: Api, address: str, got: Got) -> AsyncIterator[Row]:
         "name": f"{node} serve", "kind": "server", "address": address, "ok": True, "note": api.not_ready(),
     }  # fmt: skip
     for gpu in sorted({let["gpu"] for let in status["gpulets"]}):
-        mine = [let for let in api.floor.lets if let.spec.gpu == gpu]
+        mine = [let for let in api.pool.lets if let.spec.gpu == gpu]
         yield "gpus", f"server-{gpu}", {
             "node": node, "index": gpu, "model": mine[0].spec.gpu_model if mine else "",
             "promised": sum(let.spec.percent for let in mine) / 100,
         }  # fmt: skip
-    for let in api.floor.lets:
+    for let in api.pool.lets:
         batches = sorted({seat.batch for seat in let.spec.seats})
         yield "shares", f"gpulet-{let.spec.name}", {
             "gpu": f"server-{let.spec.gpu}", "tenant": ", ".join(seat.service for seat in let.spec.seats),
             "kind": "service", "note": f"batches of {' or '.join(map(str, batches))}",
             "mechanism": api.crew.config.deployment.mechanism, "granted": let.spec.percent / 100,
-            "limit": let.spec.percent / 100, "got": got.share(let, api.floor.now_ms()), "holding": let.job is not None,
+            "limit": let.spec.percent / 100, "got": got.share(let, api.pool.now_ms()), "holding": let.job is not None,
             "state": "serving" if let.worker is not None else "starting",
         }  # fmt: skip
     for service in status["services"]:
@@ -104,7 +104,7 @@ async def rows(api: Api, address: str, got: Got) -> AsyncIterator[Row]:
             "p99_ms": service["p99_ms"], "attainment": counts[Outcome.OK] / ended if ended else None,
             "dropped": counts[Outcome.DROPPED] + counts[Outcome.FULL], "failed": counts[Outcome.FAILED],
             "queue": service["waiting"], "part_of": service["part_of"], "state": service["not_ready"] or "ready",
-            "places": ", ".join(_place(let) for let in api.floor.lets if service["name"] in let.seats),
+            "places": ", ".join(_place(let) for let in api.pool.lets if service["name"] in let.seats),
         }  # fmt: skip
     for number, at, text in api.decisions:
         yield "decisions", f"server-{number}", {"time_s": at, "source": "server", "text": text}

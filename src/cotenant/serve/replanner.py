@@ -17,8 +17,8 @@ from cotenant.model.errors import InputError, WorkError
 from cotenant.model.serving import Gpulet, ServingPlan
 from cotenant.policy.autoscale import FORECASTS, Autoscaler
 from cotenant.serve.crew import ApplyError, Crew
-from cotenant.serve.floor import Floor
 from cotenant.serve.planner import LENGTH, Ask
+from cotenant.serve.pool import Pool
 from cotenant.serve.stats import Stats
 from cotenant.serve.workers import WorkerFactory
 
@@ -87,10 +87,10 @@ class Replanner:
     """Makes plans for what is asked and has the crew make them true."""
 
     def __init__(
-        self, config: ServingConfig, problem: Problem, floor: Floor, crew: Crew, stats: Stats, factory: WorkerFactory,
+        self, config: ServingConfig, problem: Problem, pool: Pool, crew: Crew, stats: Stats, factory: WorkerFactory,
         planner: str, say: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.config, self.problem, self.floor, self.crew, self.stats = config, problem, floor, crew, stats
+        self.config, self.problem, self.pool, self.crew, self.stats = config, problem, pool, crew, stats
         self.factory, self.say = factory, say
         self.process = PlannerProcess(problem, planner)
         self.fixed: ServingPlan | None = None
@@ -169,7 +169,7 @@ class Replanner:
             self.note = "no GPU can be used"
             return ServingPlan("none", len(self.problem.gpus), ())
         verify = self.config.entry.verify
-        start = None if first else self.floor.plan
+        start = None if first else self.pool.plan
         if self.config.entry.autoscale and not first:
             await self._scale(rates, gpus)
         self.stats.replans += 1
@@ -180,8 +180,8 @@ class Replanner:
         if not plan.feasible:
             short = ", ".join(f"{x.service} ({x.missing_rps:.0f}/s)" for x in plan.left_out)
             self.note = f"the GPUs do not suffice: {short}"
-            served = {seat.service for let in self.floor.lets for seat in let.spec.seats}
-            if not first and set(rates) <= served and all(let.spec.gpu in gpus for let in self.floor.lets):
+            served = {seat.service for let in self.pool.lets for seat in let.spec.seats}
+            if not first and set(rates) <= served and all(let.spec.gpu in gpus for let in self.pool.lets):
                 return None  # moving models would not help anybody
         else:
             self.note = ""

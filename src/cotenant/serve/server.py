@@ -24,10 +24,10 @@ from cotenant.serve import doors
 from cotenant.serve.api import Api, Tokens
 from cotenant.serve.apps import Applications
 from cotenant.serve.crew import Crew
-from cotenant.serve.floor import TICK_S, Floor
 from cotenant.serve.gateway import Gateway, Limits
 from cotenant.serve.http1 import HttpFront
 from cotenant.serve.parts import http_limits, is_compiled, local_factory, raise_file_limit
+from cotenant.serve.pool import TICK_S, Pool
 from cotenant.serve.quick import measured
 from cotenant.serve.quick import wanted as quick_wanted
 from cotenant.serve.replanner import Replanner
@@ -81,17 +81,17 @@ class Server:
         self.gpus_log = None if options.gpus_log is None else CsvLog(options.gpus_log, GPU_COLUMNS, say)
         slos = {s.name: s.slo_ms for s in problem.services} | {app.name: app.slo_ms for app, _ in problem.applications}
         self.stats = Stats(slos, log)
-        self.floor = Floor(problem.services, problem.profiles, self.stats, self._lost, entry.hold)
+        self.pool = Pool(problem.services, problem.profiles, self.stats, self._lost, entry.hold)
         self.factory = factory or local_factory(config, problem, options, say)
-        self.crew = Crew(config, problem.profiles, self.floor, self.stats, self.factory, self._tell)
+        self.crew = Crew(config, problem.profiles, self.pool, self.stats, self.factory, self._tell)
         self.replanner = Replanner(
-            config, problem, self.floor, self.crew, self.stats, self.factory, options.planner, self._tell
+            config, problem, self.pool, self.crew, self.stats, self.factory, options.planner, self._tell
         )
         self.replanner.fixed = options.plan
         self.crew.trouble = self.replanner.wanted.set
         applications = Applications(problem.applications, config.wiring)
         limits = Limits(entry.listen.max_in_flight, config.concurrency)
-        self.gateway = Gateway(self.floor, self.stats, limits, applications, self.crew.why_not)
+        self.gateway = Gateway(self.pool, self.stats, limits, applications, self.crew.why_not)
         applications.gateway = self.gateway
         self.api = Api(self.gateway, self.crew, self.replanner, self.stats, self.tokens, entry.listen.max_body)
         self.routes = Routes(self.api, self._connections, lambda: self.http_url)
@@ -128,7 +128,7 @@ class Server:
         self._taken = doors.take(self._addresses)
         if not is_compiled(plans=self.options.plan is None):
             self.say("compiling the planner and the dispatcher for this machine, once (half a minute)")
-        self.floor.warm()
+        self.pool.warm()
         try:
             for name in self.crew.models:
                 self.crew.resolve(name)
@@ -183,7 +183,7 @@ class Server:
     async def _ticks(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.floor.tick()
+            self.pool.tick()
 
     async def _seconds(self) -> None:
         while True:
@@ -198,10 +198,10 @@ class Server:
     def _log_gpus(self) -> None:
         if self.gpus_log is None:
             return
-        plan = self.floor.plan
+        plan = self.pool.plan
         allocated = sum(let.percent for let in plan.gpulets) / 100
         row = f"{plan.gpus_used},{self.replanner.held},{len(plan.gpulets)},{allocated:.4g}\n"
-        self.gpus_log.add(f"{self.floor.now_ms() / 1e3:.3f},{row}")
+        self.gpus_log.add(f"{self.pool.now_ms() / 1e3:.3f},{row}")
         self.gpus_log.flush()
 
     async def _poll(self) -> None:
@@ -233,14 +233,14 @@ class Server:
         try:
             await asyncio.wait_for(self._idle(), limit)
         except TimeoutError:
-            self.floor.abandon("the server is shutting down")
+            self.pool.abandon("the server is shutting down")
         await self._close(2.0 if limit > 0 else 0.2)
 
     def hurry(self) -> None:
         """Stop waiting for what is on its way."""
         self.crew.closing = True
-        self.floor.abandon("the server is shutting down")
-        for let in (*self.floor.lets, *self.floor.leaving):
+        self.pool.abandon("the server is shutting down")
+        for let in (*self.pool.lets, *self.pool.leaving):
             if let.worker is not None:
                 let.worker.kill()
 

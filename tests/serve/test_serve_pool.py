@@ -13,8 +13,8 @@ from serve_setup import PROFILE, plan
 from cotenant.model.serving import Service
 from cotenant.profile.latency_files import parse_profile
 from cotenant.serve.calls import Call, Outcome, Refusal, Unit
-from cotenant.serve.floor import Floor, Let
 from cotenant.serve.oip import InferRequest
+from cotenant.serve.pool import Let, Pool
 from cotenant.serve.stats import Stats
 from cotenant.serve.tensors import Tensor
 from cotenant.serve.workers import Job, Result, WorkerSpec
@@ -31,10 +31,10 @@ PLANS = [
 
 
 class Desk:
-    """A floor with stand-in workers; keeps what every call was answered, and checks each batch as it is submitted."""
+    """A pool with stand-in workers; keeps what every call was answered, and checks each batch as it is submitted."""
 
     def __init__(self) -> None:
-        self.floor = Floor(SERVICES, PROFILES, Stats({s.name: s.slo_ms for s in SERVICES}), self.lost)
+        self.pool = Pool(SERVICES, PROFILES, Stats({s.name: s.slo_ms for s in SERVICES}), self.lost)
         self.workers: list[Stand] = []
         self.dead: list[Let] = []
         self.replies: dict[int, list[Any]] = {}
@@ -47,7 +47,7 @@ class Desk:
 
     def put(self, made: Any, keep: bool) -> None:
         lets = []
-        free = [x for x in self.floor.lets if keep and x.worker is not None]
+        free = [x for x in self.pool.lets if keep and x.worker is not None]
         for spec in made.gpulets:
             same = next((x for x in free if {s.service for s in spec.seats} <= x.seats), None)
             if same is not None:
@@ -56,7 +56,7 @@ class Desk:
             else:
                 lets.append(Let(spec, self.worker()))
         self.dead = [let for let in self.dead if let in lets]
-        self.floor.switch(made, lets)
+        self.pool.switch(made, lets)
 
     def worker(self) -> Stand:
         made = Stand(self)
@@ -69,7 +69,7 @@ class Desk:
         self.replies[number] = []
         request = InferRequest(name, [], id=str(number))
         call = Call(request, name, "1", 1, self.replies[number].append)
-        self.floor.offer(call, [Tensor("INPUT", "FP32", (), str(number).encode())], 0, None)
+        self.pool.offer(call, [Tensor("INPUT", "FP32", (), str(number).encode())], 0, None)
 
 
 class Stand:
@@ -86,7 +86,7 @@ class Stand:
     def submit(self, job: Job) -> None:
         assert self.alive
         assert self.job is None, "a worker has one job at a time"
-        let = self.desk.floor._of[self]  # type: ignore[index]
+        let = self.desk.pool._of[self]  # type: ignore[index]
         # what is left of a batch may run when the plan that formed it is no longer in force
         self.most |= {s.service: max(s.batch, self.most.get(s.service, 0)) for s in let.spec.seats}
         assert 1 <= len(job.units) <= self.most[job.service], "a batch is over its size"
@@ -103,11 +103,11 @@ class Stand:
         job, self.job = self.job, None
         assert job is not None
         answers: list[Any] = [[Tensor("OUTPUT", "FP32", (), unit[0].data)] for unit in job.units]
-        self.desk.floor.finished(self, job, Result(1.0, answers))  # type: ignore[arg-type]
+        self.desk.pool.finished(self, job, Result(1.0, answers))  # type: ignore[arg-type]
 
     def die(self) -> None:
         self.alive, self.job = False, None
-        self.desk.floor.died(self, "was ended by SIGKILL")  # type: ignore[arg-type]
+        self.desk.pool.died(self, "was ended by SIGKILL")  # type: ignore[arg-type]
 
     def kill(self) -> None:
         self.alive = False
@@ -132,18 +132,18 @@ def play(events: list[tuple[str, Any]]) -> None:
         elif kind == "finish" and busy:
             busy[what % len(busy)].finish()
         elif kind == "die":
-            living = [let.worker for let in desk.floor.lets if let.worker is not None]
+            living = [let.worker for let in desk.pool.lets if let.worker is not None]
             if living:
                 living[what % len(living)].die()  # type: ignore[attr-defined]
         elif kind == "come" and desk.dead:
             let = desk.dead.pop(what % len(desk.dead))
-            desk.floor.attach(let, desk.worker())  # type: ignore[arg-type]
+            desk.pool.attach(let, desk.worker())  # type: ignore[arg-type]
         elif kind == "plan":
             desk.put(PLANS[what % len(PLANS)], keep=what < 4)
         elif kind == "tick":
-            desk.floor.tick()
+            desk.pool.tick()
     while desk.dead:  # all workers come back, and all that runs ends
-        desk.floor.attach(desk.dead.pop(), desk.worker())  # type: ignore[arg-type]
+        desk.pool.attach(desk.dead.pop(), desk.worker())  # type: ignore[arg-type]
     while any(w.job is not None for w in desk.workers):
         next(w for w in desk.workers if w.job is not None).finish()
     for number in desk.asked:
@@ -151,8 +151,8 @@ def play(events: list[tuple[str, Any]]) -> None:
         answer = desk.replies[number][0]
         if not isinstance(answer, Refusal):
             assert answer.outputs[0].data == str(number).encode(), "somebody else's answer"
-    assert not any(desk.floor.in_flight.values())
-    counted = sum(sum(own.outcomes.values()) for own in desk.floor.stats.services.values())
+    assert not any(desk.pool.in_flight.values())
+    counted = sum(sum(own.outcomes.values()) for own in desk.pool.stats.services.values())
     assert counted == len(desk.asked), "every request is counted once"
 
 
@@ -169,17 +169,17 @@ def test_a_deadline_that_passes_in_the_queue_is_answered_without_a_worker(monkey
     async def main() -> None:
         desk = Desk()
         now = [0.0]
-        monkeypatch.setattr(desk.floor, "now_ms", lambda: now[0])
+        monkeypatch.setattr(desk.pool, "now_ms", lambda: now[0])
         for worker in list(desk.workers):
             worker.die()
         desk.offer("a")
         now[0] = 9_999.0
-        desk.floor.tick()
+        desk.pool.tick()
         assert desk.replies[0] == []
         now[0] = 10_001.0
-        desk.floor.tick()
+        desk.pool.tick()
         assert isinstance(desk.replies[0][0], Refusal)
-        assert desk.floor.stats.services["a"].outcomes[Outcome.DROPPED] == 1
+        assert desk.pool.stats.services["a"].outcomes[Outcome.DROPPED] == 1
 
     asyncio.run(main())
 
@@ -191,7 +191,7 @@ def test_what_batches_take_beyond_the_profile_is_kept_free(
     async def main() -> None:
         desk = Desk()
         now = [0.0]
-        monkeypatch.setattr(desk.floor, "now_ms", lambda: now[0])
+        monkeypatch.setattr(desk.pool, "now_ms", lambda: now[0])
         for _ in range(30):
             desk.offer("b")
             worker = next(w for w in desk.workers if w.job is not None)
@@ -203,7 +203,7 @@ def test_what_batches_take_beyond_the_profile_is_kept_free(
         now[0] += waited
         next(w for w in desk.workers if w.job is not None).finish()
         assert any(w.job is not None for w in desk.workers) is runs
-        assert desk.floor.stats.services["b"].outcomes[Outcome.DROPPED] == (0 if runs else 1)
+        assert desk.pool.stats.services["b"].outcomes[Outcome.DROPPED] == (0 if runs else 1)
 
     asyncio.run(main())
 
@@ -212,22 +212,22 @@ def test_a_hung_worker_is_killed_once_and_its_request_tried_again(monkeypatch: p
     async def main() -> None:
         desk = Desk()
         now = [0.0]
-        monkeypatch.setattr(desk.floor, "now_ms", lambda: now[0])
+        monkeypatch.setattr(desk.pool, "now_ms", lambda: now[0])
         desk.offer("b")
         first = next(w for w in desk.workers if w.job is not None)
         while now[0] < 19_900.0:  # twice the SLO is what it may take
             now[0] += 10.0
-            desk.floor.tick()
+            desk.pool.tick()
         assert first.alive
         now[0] = 25_000.0  # time in which nobody ran does not count
-        desk.floor.tick()
+        desk.pool.tick()
         assert first.alive
         for _ in range(12):
             now[0] += 10.0
-            desk.floor.tick()
+            desk.pool.tick()
         assert not first.alive
         # its deadline (the SLO) has passed meanwhile: it is dropped, not run again
-        desk.floor.tick()
+        desk.pool.tick()
         assert isinstance(desk.replies[0][0], Refusal)
         assert len(desk.dead) == 1
 
@@ -239,9 +239,9 @@ def test_a_worker_that_dies_before_it_is_attached_is_lost() -> None:
         desk = Desk()
         desk.workers[0].die()
         dead = desk.worker()
-        desk.floor.died(dead, "was ended by SIGKILL")  # type: ignore[arg-type]
+        desk.pool.died(dead, "was ended by SIGKILL")  # type: ignore[arg-type]
         let = desk.dead.pop()
-        desk.floor.attach(let, dead)  # type: ignore[arg-type]
+        desk.pool.attach(let, dead)  # type: ignore[arg-type]
         assert desk.dead == [let]
         assert let.worker is None
 
@@ -258,7 +258,7 @@ def test_suspects_of_a_death_run_alone() -> None:
         assert running.job is not None
         assert len(running.job.units) == 3
         running.die()
-        desk.floor.attach(desk.dead.pop(), desk.worker())  # type: ignore[arg-type]
+        desk.pool.attach(desk.dead.pop(), desk.worker())  # type: ignore[arg-type]
         sizes = []
         while any(w.job is not None for w in desk.workers):
             worker = next(w for w in desk.workers if w.job is not None)

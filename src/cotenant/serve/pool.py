@@ -59,7 +59,7 @@ class Loaded:
     version: str
 
 
-class Floor:
+class Pool:
     """See the module. `lost` is called with a gpulet whose worker is gone, and the reason."""
 
     def __init__(
