@@ -105,6 +105,13 @@ def test_few_requests_are_said_to_be_rough(result: dict[str, dict[str, dict[str,
         ["--be", "sub4"],
         ["--schemes", "best"],
         ["--be", "profile:/nowhere"],
+        ["--be", "profile:/"],
+        ["--be", "add0"],
+        ["--interval", "x"],
+        ["--interval", "0s"],
+        ["--block", "1s"],
+        ["--copy-inputs"],
+        ["--gpus", "nosuch"],
     ],
 )
 def test_what_is_wrong_is_refused_before_any_work(arguments: list[str]) -> None:
@@ -117,6 +124,16 @@ def test_a_file_of_something_else_is_no_result(tmp_path: Path) -> None:
     path.write_text('{"tidal": {"mm4096": {"ls_p50_ms": 1}}}')
     done = CliRunner().invoke(app, ["colocation", "--from", str(path)])
     assert isinstance(done.exception, InputError)
+
+
+def test_a_longer_interval_is_simulated() -> None:
+    """200 us of short kernels in flight: LS waits for more of them."""
+    p50 = []
+    for interval in ("50us", "200us"):
+        more = ["--interval", interval, "--requests", "40", "--be", "mm2048", "--schemes", "tidal", "--json"]
+        done = CliRunner().invoke(app, ["colocation", "--gpus", "virtual", *more], catch_exceptions=False)
+        p50.append(json.loads(done.stdout)["tidal"]["mm2048"]["ls_p50_ms"])
+    assert p50[0] + 0.05 < p50[1]
 
 
 def test_order_statistics_and_rates() -> None:

@@ -172,6 +172,9 @@ def test_settings_are_read_from_the_configuration(tmp_path: Path) -> None:
     assert parse_colocation("static").scheme == "static"
     path.write_text("tenants: [{name: a, best_effort: true, in_flight: 400us}]\n")
     assert load(str(path)).tenants[0].in_flight_ns == 400_000
+    path.write_text("tenants: [{name: a, in_flight: 400us}]\n")
+    with pytest.raises(InputError, match="only a best-effort tenant"):
+        load(str(path))
     path.write_text("tenants: [{name: a, in_flight: 1h}]\n")
     with pytest.raises(InputError, match="1 us to 1 s"):
         load(str(path))

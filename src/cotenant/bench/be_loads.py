@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-KIND = re.compile(r"^(?:(mm|add|copy)(\d{1,5})|train-resnet50|train-transformer)$")
+KIND = re.compile(r"^(?:(mm|add|copy)([1-9]\d{0,4})|train-resnet50|train-transformer)$")
 UNIT_S = 0.001  # launches of one unit, together
 DEPTH = 4  # units in flight
 MARK_NS = 10_000_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,12 @@ def measure(
     schemes: list[Scheme],
     seconds: float,
     seed: int = 0,
+    changes: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """{scheme: {be: figures}} as the real comparison gives them; the same arrivals everywhere."""
+    """{scheme: {be: figures}} as the real comparison gives them; the same arrivals everywhere. `changes`: settings
+    over the schemes' own."""
+    own = {scheme.name: settings_for(scheme.name, **(changes or {})) for scheme in schemes}
     kernels, rate_rps = ls_work(ls)
     sm_count = ORION_SMS if ls.startswith("profile:") and not ls.split(":")[1].endswith(".json") else 0
     sm_count = sm_count or read_table().sm_count
@@ -69,7 +72,7 @@ def measure(
         job = Job(kernels, be_work(name, sm_count), arrivals, end_ns, sm_count)
         base = alone(job, schemes[0], settings_for(schemes[0].name))
         for scheme in schemes:
-            found = ColocationEngine(job, scheme, settings_for(scheme.name)).run()
+            found = ColocationEngine(job, scheme, own[scheme.name]).run()
             series = Series(
                 [ns / 1e6 for ns in base.latency_ns],
                 [ns / 1e6 for ns in found.latency_ns],

@@ -46,10 +46,12 @@ def colocation(
         rows = _recorded(recorded)
         about["Recorded in"] = recorded
     elif gpus == "virtual":
-        rows = _virtual(ls, be, schemes, seconds)
+        given = {"--rounds": rounds != 5, "--block": block != "2s", "--copy-inputs": copy_inputs}
+        seconds = _virtual_seconds(ls, seconds, requests, [name for name, is_given in given.items() if is_given])
+        rows = _virtual(ls, be, schemes, seconds, _interval_ns(interval))
         about |= {"On": f"simulation in virtual time, {seconds:g} s a run", "Service": _service(ls), "Beside": be}
     else:
-        shape = _Shape(rounds, requests, block, copy_inputs, interval)
+        shape = _Shape(rounds, requests, block, copy_inputs, _interval_ns(interval))
         rows, card = _real(ls, be, schemes, gpus, shape)
         about |= {"On": card, "Service": _service(ls), "Beside": be, "Measured": shape.said}
     if html:
@@ -76,7 +78,7 @@ class _Shape:
     requests: int
     block: str
     copy_inputs: bool
-    interval: str
+    interval_ns: int
     said: str = ""
 
 
@@ -95,11 +97,32 @@ def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _virtual(ls: str, be: str, schemes: str, seconds: float) -> dict[str, Any]:
+def _interval_ns(text: str) -> int:
+    """BE work in flight; 0: the scheme's own."""
+    from cotenant.model.units import parse_seconds
+    from cotenant.policy.colocation import ColocationSettings
+
+    if not text:
+        return 0
+    return ColocationSettings(interval_ns=round(parse_seconds(text, "--interval") * 1e9)).interval_ns
+
+
+def _virtual_seconds(ls: str, seconds: float, requests: int, foreign: list[str]) -> float:
+    """Length of each run. InputError for options that only a measurement has."""
+    from cotenant.bench.colocation_virtual import ls_work
+    from cotenant.model.errors import InputError
+
+    if foreign:
+        raise InputError("virtual time has no blocks and no copies: --seconds or --requests", field=foreign[0])
+    return requests / ls_work(ls)[1] if requests else seconds
+
+
+def _virtual(ls: str, be: str, schemes: str, seconds: float, interval_ns: int) -> dict[str, Any]:
     from cotenant.bench.colocation import parse_schemes
     from cotenant.bench.colocation_virtual import measure
 
-    return measure(ls, be.split(","), parse_schemes(schemes), seconds, progress=_progress)
+    changes = {"interval_ns": interval_ns} if interval_ns else {}
+    return measure(ls, be.split(","), parse_schemes(schemes), seconds, changes=changes, progress=_progress)
 
 
 def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dict[str, Any], str]:
@@ -112,9 +135,12 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
     block_s = parse_seconds(shape.block, "--block")
     if not 0.1 <= block_s <= 600:
         raise InputError("a block lasts 0.1 s to 10 min", field="--block")
-    interval = shape.interval
-    changes = {"interval_ns": round(parse_seconds(interval, "--interval") * 1e9)} if interval else {}
+    changes = {"interval_ns": shape.interval_ns} if shape.interval_ns else {}
     load = parse_ls(ls)
+    if gpus != "soft":
+        from cotenant.node.gpus import discover
+
+        discover([gpus])  # so that a wrong one is said before anything starts
     if shape.requests:
         shape.rounds = math.ceil(shape.requests / (load.rate_rps * block_s))
     plan = Plan(
@@ -142,8 +168,10 @@ def _recorded(path: str) -> dict[str, Any]:
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
         complete = all(key in row for loads in rows.values() for row in loads.values() for key, _, _ in COLUMNS)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise InputError(f"not a result of this benchmark: {error}", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+    except (ValueError, AttributeError, TypeError):
+        raise InputError("not a result of this benchmark: {scheme: {load: figures}} is one", file=path) from None
     if not complete:
         raise InputError("not a result of this benchmark: figures are missing", file=path)
     return dict(rows)

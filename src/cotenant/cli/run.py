@@ -63,7 +63,7 @@ def run(
     which = tuple(gpus.split(",")) if gpus and not _is_count(gpus) else ()
     in_flight_ns = round(parse_seconds(in_flight, "--in-flight") * 1e9) if in_flight else 0
     check_work(work_class, 0, 0, field="--work-class")
-    check_work("unknown", 0, in_flight_ns, field="--in-flight")
+    check_work("unknown", 0, in_flight_ns if not in_flight else max(1, in_flight_ns), field="--in-flight")
     if in_flight_ns and not best_effort:
         raise InputError("only a best-effort program is held to it: add --best-effort", field="--in-flight")
     spec = TenantSpec(

@@ -106,6 +106,8 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
     if not 0.0 <= spec.weight < math.inf:
         raise InputError(f"the weight of {spec.name} is {spec.weight}; it must be 0 or more", **where)
     check_work(spec.work_class, spec.work_sms, spec.in_flight_ns, **where)
+    if spec.in_flight_ns and not spec.best_effort:
+        raise InputError(f"{spec.name} has a time in flight of its own, which only a best-effort tenant has", **where)
     if spec.copy_weight is not None and not 0.001 <= spec.copy_weight <= 1000.0:
         raise InputError(f"the copy weight of {spec.name} is {spec.copy_weight:g}; write 0.001 to 1000", **where)
     if spec.latency_sensitive and spec.best_effort:

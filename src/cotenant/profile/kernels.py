@@ -31,7 +31,7 @@ def read_orion(path: Path) -> list[KernelWork]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", file=path) from None
+        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}", file=path) from None
     if not lines or lines[0].strip() != ORION_HEAD:
         raise InputError(f"an Orion profile begins with {ORION_HEAD}", file=path, line=1)
     kernels = []
@@ -67,13 +67,19 @@ def read_kernels(path: Path) -> list[KernelWork]:
         return read_orion(path)
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
-        kernels = [
-            KernelWork(str(r["name"]), int(r["duration_ns"]), int(r["sms"]), CLASS_NAMES.index(r["work_class"]))
-            for r in rows
-        ]
-        counts = [int(r.get("count", 1)) for r in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"not a profile of kernels: {error}", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError('not a profile of kernels: {"kernels": [...]} is one', file=path) from None
+    kernels, counts = [], []
+    for number, r in enumerate(rows if isinstance(rows, list) else [], 1):
+        try:
+            work_class = CLASS_NAMES.index(r["work_class"])
+            kernels.append(KernelWork(str(r["name"]), int(r["duration_ns"]), int(r["sms"]), work_class))
+            counts.append(int(r.get("count", 1)))
+        except (ValueError, KeyError, TypeError):
+            wanted = f"name, duration_ns, sms and work_class ({', '.join(CLASS_NAMES[1:])})"
+            raise InputError(f"kernel {number} needs {wanted}", file=path) from None
     if not kernels or any(k.duration_ns <= 0 or k.sms <= 0 for k in kernels):
         raise InputError("a profile needs kernels with SMs and durations over 0", file=path)
     return _cycle(kernels, counts)

@@ -76,8 +76,8 @@ class ColocationSettings:
         scheme_named(self.scheme)
         if not 1_000 <= self.interval_ns <= 1_000_000_000:
             raise InputError("best-effort work in flight is 1 us to 1 s", field="interval")
-        if not 0 <= self.lead_ns <= 1_000_000_000:
-            raise InputError("the lead is 0 s to 1 s", field="lead")
+        if not 0 <= self.lead_ns <= 10_000_000:
+            raise InputError("the lead is 0 s to 10 ms", field="lead")
         if not 0.0 <= self.beside <= 1.0:
             raise InputError("the part of the time beside latency-sensitive work is 0 % to 100 %", field="beside")
         if not 1_000_000 <= self.hold_limit_ns <= 60_000_000_000:
