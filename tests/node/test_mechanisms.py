@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -23,10 +24,12 @@ FAKE = """#!/bin/sh
 d="$CUDA_MPS_PIPE_DIRECTORY"
 if [ "$1" = "-d" ]; then
   [ -e "$d/refuse" ] && { echo "An instance of this daemon is already running" >&2; exit 1; }
+  [ -e "$d/slow" ] && sleep 1
   echo "start $CUDA_VISIBLE_DEVICES" >> "$d/calls"; touch "$d/alive"; exit 0
 fi
 read order
 echo "$order" >> "$d/calls"
+[ -e "$d/mute" ] && [ "$order" = get_server_list ] && exit 1
 [ -e "$d/alive" ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
 case "$order" in quit*) [ -e "$d/slow" ] && { rm "$d/slow"; sleep 1; }; rm "$d/alive";; esac
 """
@@ -82,6 +85,40 @@ def test_a_daemon_that_is_slow_to_end_holds_up_nobody_but_the_next_one(mps: Mps)
     assert time.monotonic() - began >= 1.0
     assert calls(environment)[2:] == ["quit -t 5", "get_server_list", f"start {REAL.uuid}", "get_server_list"]
     assert answers(mps)
+
+
+def test_what_is_prepared_is_granted_at_once_and_ended_if_nobody_comes(mps: Mps, tmp_path: Path) -> None:
+    """A slow start happens in `prepare`, for which the agent has another thread; two who prepare start one daemon."""
+    pipe = tmp_path / f"mps-{REAL.uuid[-12:]}" / "pipe"
+    pipe.mkdir(parents=True)
+    (pipe / "slow").touch()
+    both = [threading.Thread(target=mps.prepare, args=((REAL,),)) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    (pipe / "slow").unlink()
+    began = time.monotonic()
+    environment = mps.grant(TenantSpec("a"), (REAL,)).environment
+    assert time.monotonic() - began < 0.5
+    assert [call for call in calls(environment) if call.startswith("start")] == [f"start {REAL.uuid}"]
+    mps.settle((REAL,))
+    assert answers(mps), "somebody has come"
+    mps.revoke("a", (REAL,))
+    mps.prepare((REAL,))
+    mps.settle((REAL,))
+    mps.close()
+    assert not answers(mps)
+
+
+def test_a_daemon_that_starts_and_does_not_answer_is_ended(mps: Mps, tmp_path: Path) -> None:
+    pipe = tmp_path / f"mps-{REAL.uuid[-12:]}" / "pipe"
+    pipe.mkdir(parents=True)
+    (pipe / "mute").touch()
+    with pytest.raises(WorkError, match="refused 'get_server_list'"):
+        mps.grant(TenantSpec("a"), (REAL,))
+    mps.close()
+    assert (pipe / "calls").read_text().splitlines()[-1] == "quit -t 5"
 
 
 def test_a_daemon_that_died_is_not_healthy_and_close_does_not_mind(mps: Mps) -> None:

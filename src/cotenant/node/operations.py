@@ -10,7 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from cotenant.model.errors import InputError
+from cotenant.model.errors import InputError, WorkError
 from cotenant.node import floor, processes
 from cotenant.node.config import TenantSpec
 from cotenant.node.control import Caller, Handler
@@ -210,7 +210,7 @@ class Operations:
             if not caller.trusted:
                 raise InputError(f"user {caller.peer.uid} may only start tenants declared in the agent's configuration")
             timeout_s = None if order.get("timeout_s") is None else _seconds(order, "timeout_s", 0.0)
-            tenant = agent.add_tenant(spec, caller.peer.uid)
+            tenant = await self._admit(spec, caller)
             tenant.launching = True
             tenant.timeout_s = timeout_s
             caller.registered.append(tenant.name)
@@ -227,6 +227,19 @@ class Operations:
             "gpus": [gpu.as_dict() for gpu in tenant.gpus],
             "environment": environment,
         }
+
+    async def _admit(self, spec: TenantSpec, caller: Caller) -> Tenant:
+        """A new tenant; what its mechanism needs first is started beside the turns of the others."""
+        ahead = self.agent.registry.preparing(spec)
+        if ahead is not None:
+            mechanism, gpus = ahead
+            await asyncio.to_thread(mechanism.prepare, gpus)
+        try:
+            return self.agent.add_tenant(spec, caller.peer.uid)
+        except (InputError, WorkError):
+            if ahead is not None:
+                ahead[0].settle(ahead[1])
+            raise
 
     async def started(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """A launcher has started the program of a tenant."""

@@ -127,6 +127,18 @@ class Registry:
             self._by_gpu[gpu.uuid][spec.name] = tenant
         return tenant
 
+    def preparing(self, spec: TenantSpec) -> tuple[Mechanism, tuple[Gpu, ...]] | None:
+        """What would be prepared for such a tenant, and where; None when it cannot be admitted (`admit` says why)."""
+        mechanism = self.mechanisms.get(spec.mechanism)
+        try:
+            check_spec(spec)
+            gpus = self._place(spec)
+            for gpu in gpus:
+                self._fits(spec, gpu)
+        except InputError:
+            return None
+        return None if mechanism is None else (mechanism, gpus)
+
     def resize(self, tenant: Tenant, spec: TenantSpec) -> str:
         """Change a tenant's promise; says from when on it holds. InputError when it does not fit."""
         check_spec(spec)

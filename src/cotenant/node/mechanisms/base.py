@@ -49,6 +49,12 @@ class Mechanism(ABC):
     def capabilities(self) -> Capabilities:
         """What holds and what does not."""
 
+    def prepare(self, gpus: tuple[Gpu, ...]) -> None:  # noqa: B027 most mechanisms need nothing
+        """Whatever takes long before a `grant` there; called in another thread, while the agent's own gives turns."""
+
+    def settle(self, gpus: tuple[Gpu, ...]) -> None:  # noqa: B027
+        """A grant that was prepared did not come about: end what nobody uses."""
+
     @abstractmethod
     def grant(self, spec: TenantSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """Prepare the GPUs for a tenant."""

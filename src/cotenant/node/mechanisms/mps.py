@@ -37,6 +37,7 @@ class Mps(Mechanism):
         self._command = command
         self._daemons: dict[str, _Daemon] = {}
         self._ending: dict[str, threading.Thread] = {}  # UUID -> whoever waits for its daemon's end
+        self._starting = threading.Lock()
 
     def capabilities(self) -> Capabilities:
         """See Mechanism."""
@@ -56,6 +57,22 @@ class Mps(Mechanism):
             ),
         )
 
+    def prepare(self, gpus: tuple[Gpu, ...]) -> None:
+        """See Mechanism: the start of a daemon takes from 10 ms to PATIENCE_S."""
+        if len(gpus) == 1 and not gpus[0].soft:
+            self._daemon_of(gpus[0])
+
+    def settle(self, gpus: tuple[Gpu, ...]) -> None:
+        """See Mechanism."""
+        for gpu in gpus:
+            daemon = self._daemons.get(gpu.uuid)
+            if daemon is not None and not daemon.tenants:
+                self._quit(gpu.uuid)
+
+    def _daemon_of(self, gpu: Gpu) -> _Daemon:
+        with self._starting:
+            return self._daemons.get(gpu.uuid) or self._start(gpu)
+
     def grant(self, spec: TenantSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """See Mechanism."""
         if len(gpus) != 1:
@@ -63,7 +80,7 @@ class Mps(Mechanism):
         gpu = gpus[0]
         if gpu.soft:  # its processes run at once by nature; there is no daemon, and no memory limit but the shim's
             return Enforcement({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}"}, SlotFlag.UNGATED)
-        daemon = self._daemons.get(gpu.uuid) or self._start(gpu)
+        daemon = self._daemon_of(gpu)
         daemon.tenants.add(spec.name)
         environment = {
             # the daemon shows its one GPU as number 0; frameworks that count GPUs through NVML would see all there are
@@ -156,7 +173,7 @@ class Mps(Mechanism):
         try:
             self._tell(daemon, "get_server_list")
         except WorkError:
-            del self._daemons[gpu.uuid]
+            self._quit(gpu.uuid)
             raise
         return daemon
 
