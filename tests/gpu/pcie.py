@@ -202,7 +202,7 @@ def side_by_side(name: str) -> Callable[[], dict[str, Any]]:
 
 
 STEPS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
-    "designs": (side_by_side("designs"), 130),
+    "designs": (side_by_side("designs"), 140),
     "designs_beside": (side_by_side("designs_beside"), 100),
     "designs_one_by_one": (side_by_side("designs_one_by_one"), 100),
     "designs_mixed": (side_by_side("designs_mixed"), 45),
