@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,6 +41,21 @@ def test_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         shim_build.cached("l.so", [b"a"], make, tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_the_compiler_has_nothing_to_warn_of() -> None:
+    """One name inside another is how a macro came to charge a number that was never set."""
+    folders = [shim_build.SOURCES, shim_build.SOURCES.parent / "softgpu", Path(__file__).parent]
+    strict = ["-fsyntax-only", "-Wshadow", "-Werror", "-Wno-missing-field-initializers", "-I", str(folders[0])]
+    sources = [source for folder in folders for source in sorted(folder.glob("*.c"))]
+
+    def check(source: Path) -> str:
+        command = [os.environ.get("CC", "cc"), *shim_build.C_FLAGS, *strict, str(source)]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+    with ThreadPoolExecutor() as pool:
+        assert "".join(pool.map(check, sources)) == ""
+    assert len(sources) > 20
 
 
 def test_missing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
