@@ -19,6 +19,7 @@ from cotenant.policy.colocation import (
     GateState,
     Rule,
     WorkClass,
+    allowed_ns,
     choose_budget,
     ended,
     may_go,
@@ -139,6 +140,101 @@ def test_the_budget_is_interpolated_to_what_ls_tolerates() -> None:
 def test_the_budget_takes_the_sms_that_move_most_bytes() -> None:
     curve = [CurvePoint(0.2, 1.04, 100.0, 16), CurvePoint(0.1, 1.04, 250.0, 132)]
     assert choose_budget(curve, 1.05) == CurvePoint(0.1, 1.04, 250.0, 132)
+
+
+# -- a bound that grows ------------------------------------------------------------------------------------------------
+
+
+class Play:
+    """A program before the rule: its launches, each after so much time of its host, on a GPU that runs as predicted."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule, self.state, self.now = rule, GateState(), 1
+        self.pieces: list[tuple[int, int]] = []  # (end, length)
+        self.area = 0.0
+        self.busy = self.took = 0
+
+    def _pass(self, to: int) -> None:
+        for end, _ in self.pieces[-1:]:
+            left = max(0, end - self.now)
+            inside = min(left, to - self.now)
+            self.area += inside * left - inside * inside / 2
+            self.busy += inside
+        self.took += to - self.now
+        self.now = to
+        while self.pieces and self.pieces[0][0] <= to:
+            ended(self.state, self.pieces.pop(0)[1], to)
+
+    def launch(self, length: int, host: int) -> None:
+        self._pass(self.now + host)
+        while not may_go(self.rule, self.state, NONE, length, self.now):
+            lead = self.state.busy_until_ns - self.rule.lead_ns
+            self._pass(min(self.pieces[0][0], lead if lead > self.now else self.pieces[0][0]))
+        went(self.rule, self.state, NONE, length, self.now)
+        self.state.unfinished += 1
+        self.pieces.append((self.state.busy_until_ns, length))
+
+
+def bursts(host_us: int, kernels_us: int) -> list[tuple[int, int]]:
+    """A step: 30 launches that the host makes fast, then 30 that it is slow at."""
+    return [(kernels_us * US, 2 * US)] * 30 + [(kernels_us * US, host_us * US)] * 30
+
+
+def test_a_program_that_keeps_the_gpu_full_has_no_more_than_the_interval() -> None:
+    play = Play(settings_for("tidal", stretch=10).rule())
+    for _ in range(4000):
+        play.launch(26 * US, 3 * US)
+        assert allowed_ns(play.rule, play.state) == 100 * US
+
+
+def test_a_program_that_its_host_holds_back_runs_ahead_as_far_as_ls_waits_no_longer() -> None:
+    fixed, grown = (Play(settings_for("tidal", stretch=stretch).rule()) for stretch in (1, 4))
+    for play in (fixed, grown):
+        for _ in range(60):
+            for length, host in bursts(60, 30):
+                play.launch(length, host)
+    assert grown.state.stretch_permille > 1500
+    assert grown.took < fixed.took * 0.99
+    assert grown.area / grown.took < 100 * US, "what LS finds in flight, on average over time"
+
+
+def test_gaps_in_which_a_program_has_nothing_to_do_do_not_count() -> None:
+    play = Play(settings_for("tidal").rule())
+    for _ in range(300):
+        for _ in range(20):
+            play.launch(26 * US, 3 * US)
+        play._pass(play.now + 5_000 * US)
+    assert allowed_ns(play.rule, play.state) == 100 * US
+
+
+def test_the_bound_shrinks_again() -> None:
+    play = Play(settings_for("tidal").rule())
+    for _ in range(60):
+        for length, host in bursts(60, 30):
+            play.launch(length, host)
+    assert allowed_ns(play.rule, play.state) > 150 * US
+    for _ in range(6000):
+        play.launch(26 * US, 3 * US)
+    assert allowed_ns(play.rule, play.state) == 100 * US
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(2, 300), st.integers(1, 400)), min_size=1, max_size=30),
+    st.sampled_from([1.0, 2.0, 4.0, 10.0]),
+)
+def test_whatever_the_program_does_the_bound_stays_between_its_ends(
+    step: list[tuple[int, int]], stretch: float
+) -> None:
+    play = Play(settings_for("tidal", stretch=stretch).rule())
+    for _ in range(200):
+        for length, host in step:
+            play.launch(length * US, host * US)
+            allowed = allowed_ns(play.rule, play.state)
+            assert 100 * US <= allowed <= 100 * US * stretch
+            longest = max((piece for _, piece in play.pieces), default=0)
+            # one kernel may be longer than the bound, and one may be queued just before it ends
+            assert sum(piece for _, piece in play.pieces) <= 100 * US * stretch + 2 * longest
 
 
 # -- the C of the shim -------------------------------------------------------------------------------------------------

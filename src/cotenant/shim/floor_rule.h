@@ -155,12 +155,13 @@ static inline void floor_went(const struct floor_rule *rule, struct floor_state 
         s->credit_ns -= next_ns;
 }
 
-/* A piece of predicted_ns was seen to have ended; what is left begins about now. */
+/* A piece of predicted_ns was seen to have ended; what is left begins about now.  If nothing is, the GPU may have been dry for a
+ * while, since the work should have ended. */
 static inline void floor_ended(struct floor_state *s, int64_t predicted_ns, int64_t now_ns)
 {
     s->outstanding_ns -= predicted_ns;
     s->unfinished--;
-    s->busy_until_ns = now_ns + s->outstanding_ns;
+    s->busy_until_ns = s->outstanding_ns > 0 ? now_ns + s->outstanding_ns : floor_least(s->busy_until_ns, now_ns);
 }
 
 #endif

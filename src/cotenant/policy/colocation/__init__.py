@@ -1,7 +1,7 @@
 """Latency-sensitive (LS) beside best-effort (BE) work on one GPU: schemes, the rule of BE launches, the budget."""
 
 from cotenant.policy.colocation.budget import CurvePoint, choose_budget
-from cotenant.policy.colocation.gate import GateState, Rule, WorkClass, ended, may_go, went
+from cotenant.policy.colocation.gate import GateState, Rule, WorkClass, allowed_ns, ended, may_go, went
 from cotenant.policy.colocation.schemes import SCHEMES, ColocationSettings, Scheme, scheme_named, settings_for
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Rule",
     "Scheme",
     "WorkClass",
+    "allowed_ns",
     "choose_budget",
     "ended",
     "may_go",

@@ -160,7 +160,9 @@ def went(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: 
 
 
 def ended(state: GateState, predicted_ns: int, now_ns: int) -> None:
-    """A piece of the work in flight was seen to have ended; the rest begins about now."""
+    """A piece of the work in flight was seen to have ended; the rest begins about now. If there is none, the GPU may
+    have been dry for a while, since the work should have ended."""
     state.outstanding_ns -= predicted_ns
     state.unfinished -= 1
-    state.busy_until_ns = now_ns + state.outstanding_ns
+    rest = state.outstanding_ns > 0
+    state.busy_until_ns = now_ns + state.outstanding_ns if rest else min(state.busy_until_ns, now_ns)
