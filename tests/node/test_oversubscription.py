@@ -351,6 +351,19 @@ def test_an_agent_that_restarts_finds_what_is_away(node: Callable[..., Node]) ->
     assert parked.answer() == whole.answer() == "intact"
 
 
+def test_a_program_of_the_last_agent_can_be_parked_by_the_next(node: Callable[..., Node]) -> None:
+    here = node(2048 * MIB)
+    program = here.program("a", "none")
+    assert program.ask("take(96)") == "0"
+    here.agent.kill()
+    here.agent.wait()
+    here.start()
+    assert program.ask("work(0.1)").endswith("intact")
+    assert here.call("park", name="a")["processes"]
+    here.call("resume", name="a")
+    assert program.ask("check()") == "intact"
+
+
 def test_what_a_tenant_that_stays_was_promised_is_kept_for_it(node: Callable[..., Node]) -> None:
     """The rock uses nothing of its 500 MiB yet; the sand, alone on the card, may still not take them."""
     here = node(1100 * MIB)

@@ -55,6 +55,7 @@ static int attach(struct gpu *gpu)
     pthread_mutex_lock(&cot_lock);
     gpu->slot = reply.header.slot;
     gpu->page_slot = &cot_agent_page()->slots[gpu->slot];
+    gpu->page_slot->contexts = gpu->contexts; /* made under the agent before, perhaps: only who has some can be parked */
     gpu->epoch = EPOCH_CLOSED;
     cot_calls_close(gpu); /* a thread may look at the page of the agent before */
     gpu->released_epoch = 0;
