@@ -71,9 +71,10 @@ def build_problem(deployment: Deployment, profile: str | Path | None = None, gpu
     for model in dict.fromkeys(models):
         path = profile or deployment.profiles.get(model) or deployment.profiles.get("")
         found = load_profile(model, path)
-        loaded[model] = restrict(
-            replace(found, gpu=model), deployment.partitions, deployment.mechanism, deployment.max_gpulets
-        )
+        with deployment.located():
+            loaded[model] = restrict(
+                replace(found, gpu=model), deployment.partitions, deployment.mechanism, deployment.max_gpulets
+            )
     types = {model: i for i, model in enumerate(loaded)}
     first = next(iter(loaded.values()))
     apps = tuple((app, tuple(stages(app, first))) for app in deployment.applications)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -130,6 +131,10 @@ class Deployment:
     copy_weights: Mapping[str, float] = field(default_factory=dict)
     raw: ServicesFile | None = None
     source: YamlFile | None = field(default=None, repr=False, compare=False)
+
+    def located(self) -> AbstractContextManager[None]:
+        """Complaints about what the file says, raised inside without a line or a file, get those of the file."""
+        return nullcontext() if self.source is None else self.source.located()
 
 
 def read_services(path: str | Path) -> Deployment:

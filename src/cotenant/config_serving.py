@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -102,7 +101,7 @@ class ServingConfig:
 
 def read_serving(deployment: Deployment) -> ServingConfig:
     """The server's part of a services file; InputError names line and key."""
-    with deployment.source.located() if deployment.source is not None else nullcontext():
+    with deployment.located():
         return _read_serving(deployment)
 
 
@@ -119,6 +118,10 @@ def _read_serving(deployment: Deployment) -> ServingConfig:
         if first["type"] == "extra_forbidden":
             message = f"is no key; those of a server are {known}"
         raise InputError(message, file=deployment.file, field=where) from None
+    for door in ("http", "grpc"):
+        address = getattr(entry.listen, door)
+        if address not in (None, "", "none"):
+            parse_address(address, f"listen.{door}")
     base = Path(deployment.file).parent
     folder = None if entry.models is None else base / entry.models
     models: dict[str, ModelEntry] = {}

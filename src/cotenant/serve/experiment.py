@@ -102,7 +102,9 @@ def read_experiment(name: str, changes: Mapping[str, Any], rate: str = "x1") -> 
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         raise InputError(message, file=path, line=read.line(where), field=where) from None
-    return _checked(path, raw, parse_factor(rate))
+    with read.located():
+        parse_load_arrivals(raw.load.arrivals)
+        return _checked(path, raw, parse_factor(rate))
 
 
 def _checked(path: Path, raw: ExperimentFile, factor: float) -> Experiment:

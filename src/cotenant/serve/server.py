@@ -137,7 +137,8 @@ class Server:
             for name, model in self.crew.models.items():
                 if model.found is None:
                     self._tell(f"{name} cannot be served: {model.why}")
-            await self.replanner.first()
+            with self.config.deployment.located():
+                await self.replanner.first()
             ready = [name for name in self.crew.models if not self.crew.why_not(name)]
             if not ready:
                 first = next(iter(self.crew.models))
