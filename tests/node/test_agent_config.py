@@ -70,6 +70,8 @@ def test_yaml(tmp_path: Path) -> None:
         ("tenants: [{name: a, user: nobody-has-this-name}]", "there is no user 'nobody-has-this-name'"),
         ("tenants: [{name: a, user: -5}]", "there is no user"),
         ("gpus: []", "list of GPU UUIDs"),
+        ("gpus: soft\ntenants:\n- name: a\n  request: 120%", "agent.yaml, line 4, field tenants[0].request: '120%'"),
+        ("quota: 5ms\nfail: open\nquota: 6ms", "agent.yaml, line 3, field quota: quota is already given on line 1"),
     ],
 )
 def test_mistakes_in_yaml(tmp_path: Path, text: str, words: str) -> None:

@@ -284,12 +284,12 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
     try:
         gpus = entry.get("gpus", ())
         gpus = tuple(gpus.split(",")) if isinstance(gpus, str) else tuple(gpus)
-        limit = parse_fraction(entry["limit"]) if "limit" in entry else 1.0
+        limit = parse_fraction(entry["limit"], "limit") if "limit" in entry else 1.0
         spec = TenantSpec(
             name=check_name(entry.get("name")),
-            request=parse_fraction(entry.get("request", 0.0)),
+            request=parse_fraction(entry.get("request", 0.0), "request"),
             limit=limit,
-            memory_bytes=parse_bytes(entry["memory"]) if "memory" in entry else None,
+            memory_bytes=parse_bytes(entry["memory"], "memory") if "memory" in entry else None,
             priority=int(entry.get("priority", 0)),
             weight=float(entry.get("weight", 0.0)),
             gpus=gpus,
@@ -306,7 +306,7 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
         )
         return check_spec(spec)
     except InputError as error:
-        raise InputError(error.message, file=path, field=where) from None
+        raise InputError(error.message, file=path, field=f"{where}.{error.field}" if error.field else where) from None
     except (TypeError, ValueError) as error:
         raise InputError(f"not a tenant: {error}", file=path, field=where) from None
 
