@@ -89,6 +89,36 @@ print(target.raw.decode())
     assert run(tenants, script) == "contents"
 
 
+def test_memory_of_a_pool_and_mapped_memory_are_the_devices(tenants: Tenants) -> None:
+    """Copies from them to pinned memory are queued: they wait in the stream, not in the call."""
+    script = """
+pooled, mapped, handle = c_uint64(), c_uint64(), c_void_p()
+cu("cuMemAllocAsync", byref(pooled), c_size_t(4096), stream)
+size = c_size_t(2 << 20)
+cu("cuMemAddressReserve", byref(mapped), size, c_size_t(0), c_uint64(0), c_uint64(0))
+cu("cuMemCreate", byref(handle), size, (ctypes.c_uint32 * 8)(1, 0, 1, 0), c_uint64(0))
+cu("cuMemMap", mapped, size, c_size_t(0), handle, c_uint64(0))
+cu("cuMemSetAccess", mapped, size, (ctypes.c_uint32 * 3)(1, 0, 3), c_size_t(1))
+kind = ctypes.c_uint32()
+for memory in (pooled, mapped):
+    cu("cuPointerGetAttribute", byref(kind), 2, memory)
+    cu("cuMemsetD8_v2", memory, ctypes.c_ubyte(9), c_size_t(64))
+    back = pinned(64)
+    words[0] = 0
+    wait(stream, 0, 1)
+    rows = (c_uint64 * 16)()
+    rows[2], rows[4], rows[6] = 2, memory.value, 8  # from: device, address, pitch
+    rows[9], rows[10], rows[13] = 1, ctypes.addressof(back), 8  # to: host, address, pitch
+    rows[14], rows[15] = 8, 8
+    cu("cuMemcpy2DAsync_v2", rows, stream)
+    early = back.raw
+    words[0] = 1
+    cu("cuStreamSynchronize", stream)
+    print(kind.value, early == bytes(64), back.raw == bytes([9]) * 64)
+"""
+    assert run(tenants, script).split("\n") == ["2 True True"] * 2
+
+
 def test_a_word_is_written_after_the_work_before_it(tenants: Tenants) -> None:
     script = """
 long = function(module, b"long")

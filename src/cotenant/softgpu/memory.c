@@ -235,8 +235,8 @@ static bool holds(uint64_t from, uint64_t bytes, uint64_t address)
 
 bool soft_is_device_memory(uint64_t address)
 {
-    bool found = false;
     pthread_mutex_lock(&soft_lock);
+    bool found = soft_is_pooled_or_mapped(address, true);
     for (struct block *block = blocks; block && !found; block = block->next)
         found = holds(block->address, block->bytes, address);
     pthread_mutex_unlock(&soft_lock);
@@ -245,8 +245,8 @@ bool soft_is_device_memory(uint64_t address)
 
 static bool is_pinned(uint64_t address)
 {
-    bool found = false;
     pthread_mutex_lock(&soft_lock);
+    bool found = soft_is_pooled_or_mapped(address, false);
     for (struct block *block = pinned_blocks; block && !found; block = block->next)
         found = holds(block->address, block->bytes, address);
     pthread_mutex_unlock(&soft_lock);

@@ -338,6 +338,17 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
     return any ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+bool soft_is_pooled_or_mapped(uint64_t address, bool on_device)
+{
+    for (struct pool_block *block = pool_blocks; block && on_device; block = block->next)
+        if (address - block->address < block->bytes)
+            return true;
+    for (struct soft_mapping *mapping = mappings; mapping; mapping = mapping->next)
+        if (address - mapping->address < mapping->bytes)
+            return on_device == (mapping->handle->device >= 0);
+    return false;
+}
+
 EXPORT CUresult cuMemRetainAllocationHandle(struct soft_handle **out, void *address)
 {
     CUresult result = CUDA_ERROR_INVALID_VALUE;
