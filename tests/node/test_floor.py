@@ -306,6 +306,25 @@ def test_where_nobody_is_latency_sensitive_nothing_is_bounded(rig: tuple[Rig, Pr
     wait_for(lambda: not bounded(), 3.0, "the last one has left")
 
 
+def test_who_is_held_off_is_told(rig: tuple[Rig, Program]) -> None:
+    started, be = rig
+    started.scheme("tidal", hold_limit_ns=5_000_000_000)
+
+    def standing() -> str:
+        return str(started.tenants()["be"]["gpus"][0]["floor"])
+
+    floor = join_floor(started.bench.folder, started.uuid)
+    assert standing() == ""
+    with floor.held():
+        assert standing() == "held off"
+        started.scheme("mps-plus")
+        assert standing() == "", "nothing is held off under this scheme"
+        started.scheme("tidal")
+    assert standing() == ""
+    floor.close()
+    assert be.ask("run 0.05")["count"] > 0
+
+
 def test_the_agent_counts_best_effort_processes_and_their_waits(rig: tuple[Rig, Program]) -> None:
     started, _ = rig
     floor = join_floor(started.bench.folder, started.uuid)

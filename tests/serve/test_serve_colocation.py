@@ -108,6 +108,25 @@ def test_a_worker_on_a_gpu_is_under_the_shim_and_held_off(bench: Bench, tmp_path
         made.close()
 
 
+def test_the_scheme_of_a_server_goes_with_it(bench: Bench, tmp_path: Path) -> None:
+    """The agent's own setting is in force again afterwards, unless somebody has set another one meanwhile."""
+
+    def scheme() -> str:
+        with ControlClient(bench.folder) as client:
+            return str(client.call("status")["colocation"])
+
+    assert scheme() == "tidal"
+    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path)
+    with running(services, plan=plan({"a": 1}), colocation="static", agent=bench.folder):
+        assert scheme() == "static"
+    wait_until(lambda: scheme() == "tidal")
+    served = running(services, plan=plan({"a": 1}), colocation="static", agent=bench.folder)
+    with served, ControlClient(bench.folder) as client:
+        client.call("colocation", scheme="orion")
+    time.sleep(0.2)
+    assert scheme() == "orion"
+
+
 def test_what_a_shared_process_cannot_keep_is_said(bench: Bench, tmp_path: Path) -> None:
     """Two classes in one worker: BE batches wait between LS ones only, and a reservation needs both to state theirs."""
     entries = [{"name": "a", "slo_ms": 5000, "memory": "2GiB"}, {"name": "b", "slo_ms": 60_000, "class": "best-effort"}]

@@ -43,6 +43,10 @@ def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
         return Text("⇄ moves", style="bold cyan")
     if tenant["state"] == "parked":
         return Text("▪ parked", style="cyan")
+    if share.get("floor") == "held off":
+        return Text("◦ held off", style="yellow")
+    if share.get("floor") == "holds":
+        return Text("▲ holds off", style="bold green")
     if share["holding"]:
         return Text("▶ runs", style="bold green")
     if share["waiting"]:
@@ -76,8 +80,11 @@ def _moves(share: dict[str, Any]) -> str:
 
 BAR_HEAD = "OF THE WINDOW"
 MOVE_HEADS = ("ON GPU", "MOVES")
+CLASS_HEAD = "CLASS"
+CLASSES = {"latency-sensitive": "LS", "best-effort": "BE"}
 HEADS = (
     "GPU",
+    CLASS_HEAD,
     "STATE",
     "ASKED",
     "LIMIT",
@@ -91,7 +98,8 @@ HEADS = (
     "PIDS",
 )
 DISPENSABLE = (
-    *("LAUNCHES", "PIDS", "TURNS", BAR_HEAD, "LIMIT", "WAITED", "MOVES", "GPU", "MEMORY", "ON GPU", "ASKED", "STATE"),
+    *("LAUNCHES", "PIDS", "TURNS", BAR_HEAD, "LIMIT", "WAITED", "MOVES", "GPU", "MEMORY", "ON GPU", "ASKED"),
+    *(CLASS_HEAD, "STATE"),
 )
 
 
@@ -119,7 +127,9 @@ def tenant_table(
         return table
 
     moving = any("residency" in share for _, share in rows)
-    heads = [head for head in HEADS if (bars or head != BAR_HEAD) and (moving or head not in MOVE_HEADS)]
+    classes = any(tenant.get("class") in CLASSES for tenant, _ in rows)
+    absent = {*(() if bars else (BAR_HEAD,)), *(() if moving else MOVE_HEADS), *(() if classes else (CLASS_HEAD,))}
+    heads = [head for head in HEADS if head not in absent]
     if width is None:
         return build(heads), []
     return fit(build, heads, DISPENSABLE, width)
@@ -129,6 +139,7 @@ def _cells(tenant: dict[str, Any], share: dict[str, Any]) -> dict[str, Text | st
     pids = tenant["pids"]
     return {
         "GPU": str(share["index"]),
+        CLASS_HEAD: CLASSES.get(str(tenant.get("class")), "-"),
         "STATE": _state(tenant, share),
         "ASKED": _percent(tenant["request"]),
         "LIMIT": _percent(tenant["limit"]),

@@ -70,7 +70,7 @@ def screen(
     from rich.console import Group
     from rich.text import Text
 
-    from cotenant.cli.tenant_table import tenant_table
+    from cotenant.cli.tenant_table import CLASSES, tenant_table
     from cotenant.model.units import format_bytes, format_seconds
 
     agent = answer["agent"]
@@ -78,7 +78,8 @@ def screen(
         ("cotenant top", "bold"),
         f"   agent {agent['pid']}, up {format_seconds(agent['uptime_s'])}, {len(answer['tenants'])} tenants,"
         f" {agent['connections']} processes, {agent['turns']:,} turns   {agent['discipline']},"
-        f" turns {agent['quota_ms']:g} ms, window {agent['window_s']:g} s",
+        f" turns {agent['quota_ms']:g} ms, window {agent['window_s']:g} s"
+        + (f"   co-location {agent['colocation']}" if any(t.get("class") in CLASSES for t in answer["tenants"]) else ""),
     )
     parts: list[RenderableType] = [head]
     for gpu in agent["gpus"]:

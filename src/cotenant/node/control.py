@@ -33,6 +33,7 @@ class Caller:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.registered: list[str] = []  # tenants that this launcher has registered and not started yet
+        self.undo: list[Callable[[], None]] = []  # what it ordered for as long as it is there
 
     @property
     def trusted(self) -> bool:
@@ -88,6 +89,8 @@ class ControlServer:
             if not self._callers[caller.peer.uid]:
                 del self._callers[caller.peer.uid]
             self._on_gone(caller)
+            for undo in reversed(caller.undo):
+                undo()
             writer.close()
 
     async def _answer(self, caller: Caller, line: bytes) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from cotenant.node.listener import Listener
 from cotenant.node.processes import Peer, peer_of
 from cotenant.node.tenants import Tenant
 from cotenant.node.wire import MESSAGE_BYTES
-from cotenant.policy.colocation import ColocationSettings, WorkClass, settings_for
+from cotenant.policy.colocation import ColocationSettings, WorkClass, scheme_named, settings_for
+from cotenant.policy.colocation.gate import RuleKind
 
 MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
@@ -74,6 +76,30 @@ class Floors:
         self.settings = settings
         for page in self.pages.values():
             page.write(settings)
+
+    def lend(self, settings: ColocationSettings) -> Callable[[], None]:
+        """Put other settings into force for a while. Returns what puts back those before, unless others came since."""
+        before = self.settings
+        self.configure(settings)
+
+        def back() -> None:
+            if self.settings is settings:
+                self._log(f"co-location is {before.scheme} again: who asked for {settings.scheme} has gone")
+                self.configure(before)
+
+        return back
+
+    def standing(self, gpu: str, kind: str, pids: Collection[int]) -> str:
+        """How a tenant of that kind stands to the floor of a GPU now: "held off", "holds", or "" for neither."""
+        page = self.pages.get(gpu)
+        if page is None or kind == "normal":
+            return ""
+        up = page.up(time.monotonic_ns())
+        if kind == "best-effort":
+            gated = scheme_named(self.settings.scheme).rule is not RuleKind.FREE and not self.settings.beside
+            here = any(m.role == BEST_EFFORT and m.gpu == gpu and m.peer.pid in pids for m in self._members)
+            return "held off" if up and gated and here else ""
+        return "holds" if any(m.holder in up and m.gpu == gpu and m.peer.pid in pids for m in self._members) else ""
 
     def listen(self, mode: int) -> None:
         """Open the socket."""

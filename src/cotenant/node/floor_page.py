@@ -107,6 +107,12 @@ class FloorPage:
         layout.check_ns = settings.check_ns
         layout.scheme = int(scheme_named(settings.scheme).rule)
 
+    def up(self, now_ns: int) -> set[int]:
+        """Holders that are up and believed."""
+        layout = self.layout
+        limit_ns = layout.hold_limit_ns
+        return {i for i in range(HOLDERS) if layout.raised[i] and abs(now_ns - layout.raised_ns[i]) < limit_ns}
+
     def mend(self, settings: ColocationSettings, holders: dict[int, int]) -> bool:
         """Write again what is the agent's, and clear what belongs to nobody. `holders`: index -> pid of those that are
         there. Whether something was wrong: LS processes can write, and one that does so by mistake must not last."""

@@ -68,6 +68,7 @@ class Operations:
             "refused_connections": agent.server.refused_connections,
             "config_fault": agent.config_fault,
             "swap_memory": self.agent.registry.host.as_dict(),
+            "colocation": agent.floors.settings.scheme,
             "trace_dropped": agent.trace.dropped if agent.trace else 0,
         }
 
@@ -139,6 +140,7 @@ class Operations:
             "waited_s": 0.0,
             "held_s": 0.0,
             "overrun_s": 0.0,
+            "floor": agent.floors.standing(uuid, work_kind(tenant.spec), {s.peer.pid for s in tenant.sessions}),
         }
         if tenant.spec.oversubscribe != "none" or tenant.name in agent.residency.parked:
             row["residency"] = agent.residency.row(tenant, uuid)
@@ -270,13 +272,20 @@ class Operations:
         return {"name": tenant.name, "holds": when, **{k: getattr(tenant.spec, k) for k in allowed}}
 
     async def colocation(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """The floor's settings and who is there, after changing what the order names."""
+        """The floor's settings and who is there, after changing what the order names; `while_connected`: until the
+        caller's connection ends."""
+        floors = self.agent.floors
+        lent = order.pop("while_connected", False) is True
         changes = {key: value for key, value in order.items() if key != "op" and value is not None}
         if changes and not caller.trusted:
             raise InputError(f"user {caller.peer.uid} may not change the agent's co-location scheme")
         if changes:
-            self.agent.floors.configure(floor.changed(self.agent.floors.settings, changes))
-        return self.agent.floors.status()
+            wanted = floor.changed(floors.settings, changes)
+            if lent:
+                caller.undo.append(floors.lend(wanted))
+            else:
+                floors.configure(wanted)
+        return floors.status()
 
     async def stop(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """End a tenant's processes: SIGTERM, after `grace_s` SIGKILL. Answers once they have ended."""

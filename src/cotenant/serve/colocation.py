@@ -63,9 +63,9 @@ class Colocation:
         self._clients: dict[str, ControlClient] = {}
         self._names: dict[str, str] = {}
         self._numbers = itertools.count(1)
-        with ControlClient(folder) as client:
-            self.beside = float(client.call("colocation", scheme=scheme)["beside"])
-            self.gpus: list[dict[str, Any]] = client.call("status")["gpus"]
+        self._keeper = ControlClient(folder)  # while it is open the scheme is in force
+        self.beside = float(self._keeper.call("colocation", scheme=scheme, while_connected=True)["beside"])
+        self.gpus: list[dict[str, Any]] = self._keeper.call("status")["gpus"]
         on = ", ".join(f"GPU {number} ({gpu['name']})" for number, gpu in enumerate(self.gpus))
         say(f"co-location: {scheme} on {on} of the agent in {folder}")
 
@@ -138,6 +138,7 @@ class Colocation:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+        self._keeper.close()
 
 
 class Turnstile:
