@@ -26,6 +26,8 @@ def test_run_park_resume_as_commands(start_agent: Callable[..., AgentProcess], c
     assert "there is no tenant 'nobody'" in err
     code, _, err = call("resume", "nobody", "--dir", folder)
     assert (code, "is not parked" in err) == (2, True)
+    code, _, err = call("park", "nobody", "--timeout", "0", "--dir", folder)
+    assert (code, "field --timeout: '0.0' is not a time" in err) == (2, True)
     code, out, _ = call("preempt", "--gpu", "0", "--dir", folder, "--json")
     assert (code, json.loads(out)["parked"]) == (0, [])
     code, _, err = call("preempt", "--dir", folder)
@@ -39,7 +41,9 @@ def test_run_park_resume_as_commands(start_agent: Callable[..., AgentProcess], c
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--oversubscribe", "magic"], "no way to oversubscribe"),
+        (["--name", "a", "--oversubscribe", "magic"], "cotenant: 'magic' is no way to oversubscribe"),
+        (["--name", "a", "--memory", "0"], "cotenant: the memory of a must be over 0 bytes"),
+        (["--name", "a b"], "field --name: 'a b' is not a tenant name"),
         (["--oversubscribe", "swap", "--gpus", "2"], "several GPUs"),
         (["--oversubscribe", "swap", "--mechanism", "whole"], "only turns"),
         (["--oversubscribe", "swap", "--memory", "900GiB"], "to promise"),

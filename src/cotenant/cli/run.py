@@ -55,7 +55,7 @@ def run(
     from cotenant.model.errors import InputError
     from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
     from cotenant.node.agent import default_folder
-    from cotenant.node.config import TenantSpec, check_spec
+    from cotenant.node.config import TenantSpec, check_name, check_spec
     from cotenant.node.config_colocation import check_work
     from cotenant.node.launcher import Launch
     from cotenant.node.launcher import run as launch
@@ -83,7 +83,9 @@ def run(
         oversubscribe=oversubscribe,
         latency_sensitive=latency_sensitive,
     )
-    check_spec(spec, field="--name" if name else None)
+    if name:
+        check_name(name, field="--name")
+    check_spec(spec)  # its sentences name what is wrong
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None
     if empty_cache not in ("off", "turn", "iteration"):
         raise InputError(f"{empty_cache!r} is not turn, iteration or off", field="--empty-cache")

@@ -36,15 +36,13 @@ class MemoryOrders:
     async def park(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """A tenant, or pid:N, off its GPU."""
         name = self._mine(caller, order.get("name"))
-        return await self.agent.parking.park(name, _seconds(order, "timeout_s", 10.0))
+        return await self.agent.parking.park(name, _timeout_s(order, 10.0))
 
     async def resume(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """And back."""
         name = self._mine(caller, order.get("name"))
         gpu = order.get("gpu")
-        return await self.agent.parking.resume(
-            name, None if gpu is None else str(gpu), _seconds(order, "timeout_s", 60.0)
-        )
+        return await self.agent.parking.resume(name, None if gpu is None else str(gpu), _timeout_s(order, 60.0))
 
     async def preempt(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Free a GPU for a scheduler."""
@@ -116,8 +114,8 @@ class MemoryOrders:
         return name
 
 
-def _seconds(order: dict[str, Any], key: str, default: float) -> float:
-    value = order.get(key, default)
+def _timeout_s(order: dict[str, Any], default: float) -> float:
+    value = order.get("timeout_s", default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= MOST_S:
-        raise InputError(f"{key} is {str(value)[:40]!r}, which is not a time of up to an hour", field=key)
+        raise InputError(f"{str(value)[:40]!r} is not a time over 0 s and up to an hour", field="--timeout")
     return float(value)
