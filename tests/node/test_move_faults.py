@@ -22,6 +22,7 @@ from agent_harness import wait_for
 from swap_node import CONTEXT, MIB, Node, Program
 
 from cotenant.model.errors import InputError, WorkError
+from cotenant.node.backing import host_memory
 from cotenant.node.gpus import uuid_bytes
 from cotenant.node.parked import Parked
 from cotenant.node.processes import key_of
@@ -234,3 +235,54 @@ def test_killed_while_parked(node: Callable[..., Node]) -> None:
         program.process.send_signal(signal.SIGKILL)
         wait_for(lambda: here.call("list")["tenants"] == [], 10, "its end")
         assert here.call("parked")["parked"] == []
+
+
+def test_killed_while_it_is_parked_is_said(node: Callable[..., Node]) -> None:
+    here = node(1024 * MIB)
+    program = here.program("a", memory=700 * MIB)
+    assert program.ask("take(400)") == "0"
+    killer = threading.Timer(0.01, program.process.kill)
+    killer.start()
+    with pytest.raises(WorkError, match=r"ended while it was being parked|could not be moved"):
+        here.call("park", name="a")
+    killer.join()
+    wait_for(lambda: here.call("list")["tenants"] == [], 10, "its end")
+
+
+def test_nothing_is_checkpointed_that_could_be_forgotten(node: Callable[..., Node]) -> None:
+    """The state file cannot be written: a restart would leave the program stopped for ever."""
+    here = node(1024 * MIB)
+    program = here.program("a", "none")
+    assert program.ask("take(64)") == "0"
+    time.sleep(0.3)
+    state = here.folder / "state.json"
+    state.unlink()
+    (here.folder / "state.json").mkdir()  # what is written is put in place by rename
+    with pytest.raises(WorkError, match="cannot write down"):
+        here.call("park", name="a")
+    assert program.ask("work(0.1)").endswith("intact")
+    state.rmdir()
+    here.call("park", name="a")
+    here.call("resume", name="a")
+    assert program.ask("check()") == "intact"
+
+
+def test_more_host_memory_than_the_machine_has_is_refused() -> None:
+    with pytest.raises(InputError, match=r"are more than the .* this machine has"):
+        host_memory(1 << 50)
+    assert host_memory(1 << 20).budget_bytes == 1 << 20
+
+
+def test_managed_memory_that_is_away_is_free_for_others(node: Callable[..., Node]) -> None:
+    here = node(2 * CONTEXT + 320 * MIB)
+    one, two = here.program("a", "managed"), Program(here, "plain", None)
+    assert one.ask("take(200)") == "0"
+    here.call("exchange", out=["a"])
+    here.call("exchange", **{"in": ["a"]})
+    assert two.ask("take(160)") == "2"  # 320 - 200 are left
+    assert two.ask("give()") == "0"
+    here.call("park", name="a")
+    assert two.ask("take(240)") == "0"
+    assert two.ask("give()") == "0"
+    here.call("resume", name="a")
+    assert one.ask("check()") == "intact"

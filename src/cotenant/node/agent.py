@@ -313,8 +313,8 @@ class Agent:
         if self._save_timer is None:
             self._save_timer = asyncio.get_running_loop().call_later(SAVE_WITHIN_S, self.save_now)
 
-    def save_now(self) -> None:
-        """Write the state file; a full disk is reported once and does not stop anything."""
+    def save_now(self) -> bool:
+        """Write the state file; a full disk is reported once and does not stop anything. Whether it was written."""
         if self._save_timer is not None:
             self._save_timer.cancel()
             self._save_timer = None
@@ -325,6 +325,7 @@ class Agent:
             if not self._saved_fault:
                 self.log(f"{self.folder}/state.json cannot be written ({error.strerror}): a restart would lose tenants")
             self._saved_fault = str(error)
+        return not self._saved_fault
 
     async def _watch(self, path: Path) -> None:
         watch = FileWatch(path)

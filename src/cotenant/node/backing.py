@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterable
@@ -25,9 +26,29 @@ def available_bytes() -> int:
     return 0
 
 
+def total_bytes() -> int:
+    """Memory of this machine, or of this process's control group if that may have less; 0 when nobody says."""
+    totals = []
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
+        totals += [int(line.split()[1]) << 10 for line in file if line.startswith("MemTotal:")]
+    with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+        totals.append(int(file.read()))
+    return min(totals, default=0)
+
+
 def host_memory(budget_bytes: int | None) -> HostMemory:
-    """The node's host memory for moved contents; without a budget, half of what is available now."""
-    return HostMemory(available_bytes() // 2 if budget_bytes is None else budget_bytes)
+    """The node's host memory for moved contents; without a budget, half of what is available now. InputError for more
+    than there is: promises of it would be broken by the system's killer of processes."""
+    if budget_bytes is None:
+        return HostMemory(available_bytes() // 2)
+    total = total_bytes()
+    if total and budget_bytes > total:
+        raise InputError(
+            f"{budget_bytes / 2**30:.1f} GiB of host memory to move to are more than the {total / 2**30:.1f} GiB that"
+            " this machine has",
+            field="--swap-memory",
+        )
+    return HostMemory(budget_bytes)
 
 
 @dataclass

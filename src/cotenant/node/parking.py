@@ -70,6 +70,8 @@ class Parking:
             raise WorkError(
                 f"{tenant.name} could not be moved: {next(iter(reversed(tenant.warnings)), 'it cannot leave')}"
             )
+        if not tenant.sessions:
+            raise WorkError(f"{tenant.name} ended while it was being parked")
         return Parked(tenant.name, "swap", (gpu,), before)
 
     async def _still(self, tenant: Tenant, timeout_s: float) -> None:
@@ -94,8 +96,9 @@ class Parking:
         parked = Parked(name, "checkpoint", uuids, size, keys)
         free_before = 0 if tenant is not None else await self.whole.free_bytes()
         self._under_way[name] = parked
-        self.agent.save_now()  # whoever comes after this agent has to know whom it may have stopped
         try:
+            if not self.agent.save_now():  # whoever comes after this agent has to know whom it may have stopped
+                raise CheckpointError("the agent cannot write down that it is: its folder is full or read-only")
             await self.whole.checkpoint(keys, size, timeout_s)
         except CheckpointError as error:
             if tenant is not None and gated:

@@ -5,6 +5,8 @@
  * system does not let us) goes through a small ring of pinned buffers. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,6 +19,7 @@
 #define STAGE_BYTES (UINT64_C(16) << 20)
 #define POPULATORS 4
 #define REPORT_BYTES (UINT64_C(4) << 30)
+#define LEAST_LEFT (UINT64_C(512) << 20) /* of the system's memory, for everybody else */
 #define CU_STREAM_NON_BLOCKING 1
 #define CU_HOST_REGISTER_PORTABLE 1
 #ifndef MADV_POPULATE_WRITE
@@ -277,6 +280,20 @@ static void report_all(void)
             cot_swap_report_state(cot_gpu_at(i));
 }
 
+/* Whether the system has so much memory left that taking some for contents brings nobody down. */
+static bool can_be_spared(uint64_t bytes)
+{
+    char line[128];
+    uint64_t kilobytes = UINT64_MAX >> 10;
+    FILE *file = fopen("/proc/meminfo", "re");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %" SCNu64, &kilobytes) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return kilobytes << 10 > bytes + LEAST_LEFT;
+}
+
 /* Registers all of the host memory, span by span; copies use what is registered meanwhile. */
 void *cot_swap_pinner(void *context)
 {
@@ -288,7 +305,7 @@ void *cot_swap_pinner(void *context)
     bool good = ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) == CUDA_SUCCESS, registered = good;
     while (at < bytes && good && !cot_exiting()) {
         uint64_t length = bytes - at < SWAP_PIN_STEP ? bytes - at : SWAP_PIN_STEP;
-        good = populate_span(host + at, length);
+        good = can_be_spared(length) && populate_span(host + at, length);
         registered = registered && good &&
                      ((CUresult(*)(void *, size_t, unsigned))REAL(cuMemHostRegister_v2))(
                          host + at, length, CU_HOST_REGISTER_PORTABLE) == CUDA_SUCCESS;

@@ -10,6 +10,7 @@
 struct block {
     uint64_t address, bytes;
     int device;
+    bool on_device; /* managed memory comes and goes */
     struct block *next;
 };
 
@@ -27,7 +28,7 @@ static void *map(uint64_t bytes)
     return address == MAP_FAILED ? NULL : address;
 }
 
-EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
+static CUresult allocate(CUdeviceptr *out, size_t bytes, bool on_device)
 {
     CHECK_CONTEXT();
     if (!out || !bytes)
@@ -35,44 +36,59 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
     CUresult forbidden = soft_unsafe_call();
     if (forbidden != CUDA_SUCCESS)
         return forbidden;
-    if (!soft_take_memory(context->device, bytes))
+    if (on_device && !soft_take_memory(context->device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     void *address = map(bytes);
     struct block *block = address ? malloc(sizeof *block) : NULL;
     if (!block) {
-        soft_give_memory(context->device, bytes);
+        if (on_device)
+            soft_give_memory(context->device, bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_lock(&soft_lock);
-    *block = (struct block){(uint64_t)(uintptr_t)address, bytes, context->device, blocks};
+    *block = (struct block){(uint64_t)(uintptr_t)address, bytes, context->device, on_device, blocks};
     blocks = block;
     pthread_mutex_unlock(&soft_lock);
     *out = block->address;
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
+{
+    return allocate(out, bytes, true);
+}
+
+/* Its pages are where they were last sent; nothing is on a device before that. */
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)
 {
     (void)flags;
-    CUresult result = cuMemAlloc_v2(out, bytes);
+    CUresult result = allocate(out, bytes, false);
     if (result == CUDA_SUCCESS)
         soft_note_managed();
     return result;
 }
 
-/* Pages of managed memory over the link: only the time that takes; the contents are where they are. */
-static CUresult prefetch(size_t bytes, CUdevice where, struct soft_stream *stream)
+/* Pages of managed memory over the link: the time that takes, and whose memory they fill; the contents are where they
+ * are.  Where the device is full they stay in host memory, and a kernel would fetch them one by one. */
+static CUresult prefetch(CUdeviceptr address, size_t bytes, CUdevice where, struct soft_stream *stream)
 {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&soft_lock);
+    for (struct block *block = blocks; block; block = block->next)
+        if (block->address == address && block->bytes <= bytes) {
+            if (where < 0 && block->on_device)
+                soft_give_memory(block->device, block->bytes);
+            block->on_device = where >= 0 && (block->on_device || soft_take_memory(block->device, block->bytes));
+        }
+    pthread_mutex_unlock(&soft_lock);
     uint64_t rate = where < 0 ? SOFT_TO_HOST_BYTES_PER_US : SOFT_TO_DEVICE_BYTES_PER_US;
     return soft_enqueue(stream, soft_plain(bytes * 1000 / rate), false);
 }
 
 EXPORT CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice where, CUstream stream)
 {
-    (void)address;
-    return prefetch(bytes, where, soft_stream_of(stream, false));
+    return prefetch(address, bytes, where, soft_stream_of(stream, false));
 }
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element)
@@ -99,7 +115,8 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
     if (!found)
         return CUDA_ERROR_INVALID_VALUE;
     munmap((void *)(uintptr_t)found->address, found->bytes);
-    soft_give_memory(found->device, found->bytes);
+    if (found->on_device)
+        soft_give_memory(found->device, found->bytes);
     free(found);
     return CUDA_SUCCESS;
 }
@@ -172,7 +189,7 @@ static CUresult pin(void *address, size_t bytes, int how)
     if (!block)
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&soft_lock);
-    *block = (struct block){(uint64_t)(uintptr_t)address, bytes, how, pinned_blocks};
+    *block = (struct block){(uint64_t)(uintptr_t)address, bytes, how, false, pinned_blocks};
     pinned_blocks = block;
     pthread_mutex_unlock(&soft_lock);
     return CUDA_SUCCESS;
