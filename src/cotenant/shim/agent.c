@@ -25,9 +25,10 @@ pthread_mutex_t cot_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t cot_changed = PTHREAD_COND_INITIALIZER;
 
 static pthread_mutex_t connect_lock = PTHREAD_MUTEX_INITIALIZER;
-static int agent_fd = -1;
-static int wake_fd = -1;
-static bool helper_runs, exiting, ever_connected, fork_handler_set;
+static _Atomic int agent_fd = -1;
+static _Atomic int wake_fd = -1;
+static _Atomic bool helper_runs, exiting;
+static bool ever_connected, fork_handler_set;
 static struct cotenant_page *page; /* of the newest connection; older ones stay mapped */
 static uint32_t fail_mode = COTENANT_FAIL_CLOSED;
 static uint32_t reconnect_ms = 200;
@@ -51,7 +52,7 @@ struct cotenant_page *cot_agent_page(void)
 
 int cot_agent_fd(void)
 {
-    return __atomic_load_n(&agent_fd, __ATOMIC_ACQUIRE);
+    return agent_fd;
 }
 
 bool cot_agent_is_connected(void)

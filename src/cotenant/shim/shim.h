@@ -75,41 +75,41 @@ enum gate_state { GATE_CLOSED, GATE_REQUESTED, GATE_OPEN, GATE_CLOSING, GATE_DRA
 
 struct gpu {
     uint64_t epoch;                   /* of the turn in which launches may go; EPOCH_CLOSED: none */
-    struct cotenant_slot *page_slot;
+    _Atomic(struct cotenant_slot *) page_slot;
     struct floor *floor;              /* of a best-effort tenant, else NULL */
     struct holder *holder;            /* of a latency-sensitive one, else NULL */
     /* under the lock of calls.c */
     struct calls *calls;              /* of the threads that live */
     struct call_counts calls_retired; /* of those that ended */
-    /* under cot_lock */
-    enum gate_state state;
+    /* written under cot_lock; what is atomic is also read without it */
+    _Atomic enum gate_state state;
     CUdevice device;
     uint32_t slot;                    /* COTENANT_NO_SLOT until attached */
-    bool attached;
-    bool stale;                       /* the agent was lost: not yet attached to the one that came back */
-    bool denied;
+    _Atomic bool attached;
+    _Atomic bool stale;                       /* the agent was lost: not yet attached to the one that came back */
+    _Atomic bool denied;
     struct cu_uuid uuid;
     uint64_t total_bytes;
-    uint64_t turn_epoch;              /* of the turn that is open or being closed */
+    _Atomic uint64_t turn_epoch;              /* of the turn that is open or being closed */
     uint64_t released_epoch;          /* the last one given back: a late message may still name it */
-    uint64_t deadline_ns;
+    _Atomic uint64_t deadline_ns;
     uint64_t grant_ns;
     uint64_t started_at_grant;
     uint64_t copies_at_grant;
-    uint64_t first_submit_ns;
+    _Atomic uint64_t first_submit_ns;
     uint64_t close_began_ns;
     uint32_t close_reason;
     bool reported_hung;
     uint64_t activity_seen;           /* value of started at the last look */
     uint64_t activity_ns;             /* when it last changed */
-    uint32_t waiting;                 /* threads that wait for a turn */
+    _Atomic uint32_t waiting;                 /* threads that wait for a turn */
     uint64_t waiting_since_ns;
     uint64_t burst_ns;                /* estimates, see gate.c */
     uint64_t gap_ns;
     uint64_t busy_since_ns;
     uint64_t idle_since_ns;
-    uint32_t contexts;
-    CUcontext any_context;            /* one that lives, to look at the GPU from the helper thread */
+    _Atomic uint32_t contexts;
+    _Atomic(CUcontext) any_context;            /* one that lives, to look at the GPU from the helper thread */
     uint64_t held[COTENANT_MEMORY_HOST + 1]; /* bytes by family, under the memory lock */
     uint64_t published_ns;
     _Atomic uint64_t fences;

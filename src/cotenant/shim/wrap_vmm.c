@@ -40,6 +40,12 @@ static struct handle *find(uint64_t value)
     return handle;
 }
 
+static void put_in(struct handle *handle)
+{
+    handle->next = *handle_bucket(handle->value);
+    *handle_bucket(handle->value) = handle;
+}
+
 /* Unlinks and returns the handle if nothing holds it any more; the caller credits and frees it without the lock. */
 static struct handle *take_if_dead(struct handle *handle)
 {
@@ -80,8 +86,7 @@ EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocat
     if (handle) {
         *handle = (struct handle){.value = *out, .bytes = bytes, .gpu = gpu, .references = 1};
         pthread_mutex_lock(&vmm_lock);
-        handle->next = *handle_bucket(*out);
-        *handle_bucket(*out) = handle;
+        put_in(handle);
         pthread_mutex_unlock(&vmm_lock);
     }
     return result;
@@ -90,16 +95,24 @@ EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocat
 DECLARE_REAL(cuMemRelease);
 EXPORT CUresult cuMemRelease(uint64_t value)
 {
-    CUresult result = ((CUresult(*)(uint64_t))REAL(cuMemRelease))(value);
-    if (result != CUDA_SUCCESS)
-        return result;
-    pthread_mutex_lock(&vmm_lock);
+    pthread_mutex_lock(&vmm_lock); /* before the driver: from then on it may give the same value to another thread */
     struct handle *handle = find(value);
-    if (handle && handle->references)
+    bool counted = handle && handle->references;
+    if (counted)
         handle->references--;
-    struct handle *dead = take_if_dead(handle);
+    struct handle *dead = counted ? take_if_dead(handle) : NULL;
     pthread_mutex_unlock(&vmm_lock);
-    credit(dead);
+    CUresult result = ((CUresult(*)(uint64_t))REAL(cuMemRelease))(value);
+    if (result == CUDA_SUCCESS) {
+        credit(dead);
+        return result;
+    }
+    pthread_mutex_lock(&vmm_lock);
+    if (counted)
+        handle->references++;
+    if (dead)
+        put_in(dead);
+    pthread_mutex_unlock(&vmm_lock);
     return result;
 }
 
@@ -124,27 +137,45 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, uint6
     return result;
 }
 
+static struct mapping *take_mappings(CUdeviceptr address, size_t bytes)
+{
+    struct mapping *taken = NULL;
+    pthread_mutex_lock(&vmm_lock);
+    for (struct mapping **link = &mappings; *link;) {
+        struct mapping *mapping = *link;
+        if (mapping->address < address || mapping->address + mapping->bytes > address + bytes) {
+            link = &mapping->next;
+            continue;
+        }
+        *link = mapping->next;
+        mapping->next = taken;
+        taken = mapping;
+    }
+    pthread_mutex_unlock(&vmm_lock);
+    return taken;
+}
+
 DECLARE_REAL(cuMemUnmap);
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
+    struct mapping *taken = take_mappings(address, bytes); /* before the driver, as in cuMemRelease */
     CUresult result = ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(address, bytes);
-    while (result == CUDA_SUCCESS) {
-        struct mapping *gone = NULL;
+    while (taken) {
+        struct mapping *mapping = taken;
         struct handle *dead = NULL;
+        taken = mapping->next;
         pthread_mutex_lock(&vmm_lock);
-        for (struct mapping **link = &mappings; *link; link = &(*link)->next)
-            if ((*link)->address >= address && (*link)->address + (*link)->bytes <= address + bytes) {
-                gone = *link;
-                *link = gone->next;
-                gone->handle->mappings--;
-                dead = take_if_dead(gone->handle);
-                break;
-            }
+        if (result == CUDA_SUCCESS) {
+            mapping->handle->mappings--;
+            dead = take_if_dead(mapping->handle);
+        } else {
+            mapping->next = mappings;
+            mappings = mapping;
+        }
         pthread_mutex_unlock(&vmm_lock);
         credit(dead);
-        free(gone);
-        if (!gone)
-            break;
+        if (result == CUDA_SUCCESS)
+            free(mapping);
     }
     return result;
 }
