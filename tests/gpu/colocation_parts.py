@@ -62,7 +62,10 @@ def green(found: dict[str, Any]) -> None:
 
 def l2_window(found: dict[str, Any]) -> None:
     """LS beside a memory-bound BE without a gate (MPS), with and without its weights in the persisting part of L2."""
-    with Rig(GPU, together=True) as rig:
+    # clients of an MPS server cannot set this limit, only its environment can
+    os.environ["CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"] = "100"
+    with Rig(GPU, together=GPU != "soft") as rig:
+        os.environ.pop("CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT")
         hog = rig.be_native("mover").wait_ready()
         hog.ask("load add64", 60)
         pipes = {k: v for k, v in rig.mps_environment().items() if k.startswith("CUDA_MPS")}
@@ -94,6 +97,13 @@ def green_helper() -> dict[str, Any]:
         "one and the rest": check_ladders([0.0, 0.25], [0.25, 0.75]),
         "the same twice": check_ladders([0.0, 0.0], [0.5, 0.5]),
     }
+
+
+def persisting_limit(cuda: ctypes.CDLL) -> int:
+    """Bytes of L2 that this context may keep, or minus the code of the error."""
+    size = ctypes.c_size_t()
+    code = cuda.cuCtxGetLimit(ctypes.byref(size), 6)
+    return -code if code else size.value
 
 
 class Window(ctypes.Structure):
@@ -130,7 +140,9 @@ def l2_helper() -> dict[str, Any]:
     cuda.cuDeviceGetAttribute(ctypes.byref(size), 108, 0)  # CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE
     cuda.cuDeviceGetAttribute(ctypes.byref(most), 109, 0)  # CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE
     found |= {"weights_bytes": flat.numel() * 2, "persisting_bytes": size.value, "window_bytes": most.value}
+    found["own_limit_bytes"] = persisting_limit(cuda)
     found["set_limit_code"] = cuda.cuCtxSetLimit(6, ctypes.c_size_t(size.value))  # CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+    found["limit_bytes"] = persisting_limit(cuda)
     for persist in (False, True):
         stream = torch.cuda.Stream()
         if persist:

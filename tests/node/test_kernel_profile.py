@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,8 +38,33 @@ def test_every_kernel_is_timed_and_told_by_name() -> None:
     assert rows["timed_compute"]["least_ns"] == pytest.approx(20_000, rel=0.02)
     assert rows["timed_compute"]["narrow_over_wide"] == pytest.approx(3.0, rel=0.05)
     assert rows["timed_compute"]["work_class"] == "compute"
+    assert {row["sms"] for row in rows.values()} == {132}
     assert found["missed"] == 0
     assert next(iter(rows)) == "timed_memory"  # most of the time first
+
+
+def test_every_run_gets_what_came_on_standard_input() -> None:
+    """As it comes, without waiting for its end; else the runs would be of different programs."""
+    profiled = f"""
+import sys
+sys.path.insert(0, {str(SOURCE)!r})
+from cotenant.bench.kernel_profile import measure
+import json
+print(json.dumps(measure("soft", [sys.executable, "-m", "cotenant.bench.workload", "launch"])["kernels"]))
+"""
+    program = subprocess.Popen(
+        [sys.executable, "-c", profiled], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert program.stdin is not None
+    program.stdin.write(b"run 0.1\n")
+    program.stdin.flush()
+    time.sleep(1.0)
+    said, errors = program.communicate(b"run 0.1\n", timeout=60)
+    assert program.returncode == 0, errors.decode()[-2000:]
+    (row,) = json.loads(said)
+    assert row["count"] > 400
+    # narrow_over_wide and beside_memory_over_alone are there only where the other runs launched it, too
+    assert {"narrow_over_wide", "beside_memory_over_alone"} <= set(row)
 
 
 def test_a_program_that_fails_or_uses_no_gpu_is_an_error() -> None:

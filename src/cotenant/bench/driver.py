@@ -58,6 +58,9 @@ class Driver:
         self.call("cuModuleLoadData", ctypes.byref(module), image)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, b"timed")
         self._functions = {"": function}
+        # a block for each SM that the image gives the kernel, so that a profile of it says how many it fills
+        whole = dict.fromkeys(("", "compute", "memory", "mixed"), 132)
+        self._blocks = {} if image is PTX_IMAGE else whole | {"service": 60}
         self._module = module
         self._length = ctypes.c_uint64()
         self._params = (_P * 1)(ctypes.cast(ctypes.pointer(self._length), _P))
@@ -82,7 +85,8 @@ class Driver:
     def launch(self, length_ns: int, stream: ctypes.c_void_p | None = None, *, work: str = "") -> None:
         """Start a kernel of that length; `work`: what it needs most (compute, memory, mixed), on the software GPU."""
         self._length.value = length_ns
-        code = self._launch(self._function(work), 1, 1, 1, 1, 1, 1, 0, stream, self._params, None)
+        blocks = self._blocks.get(work, 1)
+        code = self._launch(self._function(work), blocks, 1, 1, 1, 1, 1, 0, stream, self._params, None)
         if code != 0:
             raise WorkError(f"cuLaunchKernel failed with code {code}")
 

@@ -7,12 +7,14 @@ what slows beside the other needs the memory bandwidth, what does neither is not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cotenant.bench.colocation_rig import Rig
 from cotenant.model.errors import WorkError
@@ -79,7 +81,45 @@ def same_kind(times: Times, timed: Timed) -> Timed | None:
     return near[0] if len(near) == 1 else None
 
 
-def run_once(rig: Rig, command: Sequence[str], part: float, timeout_s: float, number: int) -> tuple[Times, int]:
+class Input:
+    """What comes on standard input: the first run reads it as it comes, the others get the same again, so that all do
+    the same. From a terminal every run reads for itself."""
+
+    def __init__(self) -> None:
+        self._terminal = os.isatty(0)
+        self._seen: list[bytes] = []
+        self._first = True
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """The program, with its standard input."""
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=None if self._terminal else subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        if process.stdin is not None:
+            threading.Thread(target=self._feed, args=(process.stdin, self._first), daemon=True).start()
+            process.stdin = None  # the thread's, not communicate's
+        self._first = False
+        return process
+
+    def _feed(self, to: IO[bytes], first: bool) -> None:
+        with contextlib.suppress(OSError, ValueError), to:  # the program may end without reading
+            for piece in self._read() if first else list(self._seen):
+                to.write(piece)
+                to.flush()
+
+    def _read(self) -> Iterator[bytes]:
+        while piece := os.read(0, 1 << 16):
+            self._seen.append(piece)
+            yield piece
+
+
+def run_once(
+    rig: Rig, command: Sequence[str], part: float, timeout_s: float, number: int, given: Input
+) -> tuple[Times, int]:
     """Run the program to its end on a part of the SMs; its kernels by key. WorkError when it fails."""
     folder = rig.bench.folder / f"kernels{number}"
     folder.mkdir()
@@ -87,7 +127,7 @@ def run_once(rig: Rig, command: Sequence[str], part: float, timeout_s: float, nu
     with ControlClient(rig.bench.folder) as client:
         answer = register(client, Launch(rig.bench.folder, spec, list(command)))
         environment = rig.with_shim(answer) | {VARIABLE: str(folder / "times")}
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = given.start(command, environment)
         client.call("started", name=spec.name, pid=process.pid)
         try:
             _, said = process.communicate(timeout=timeout_s)
@@ -120,20 +160,21 @@ def measure(
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Kernels of `command`, longest in total first. `classes` runs it four times, else once and all are unknown."""
+    given = Input()
     with Rig(gpus, together=True) as rig:
         progress("on the whole GPU")
-        whole, missed = run_once(rig, command, 1.0, timeout_s, 0)
+        whole, missed = run_once(rig, command, 1.0, timeout_s, 0, given)
         wide = narrow = beside = whole
         if classes:
             progress(f"on {WIDE:.0%} of the SMs")
-            wide, _ = run_once(rig, command, WIDE, timeout_s, 1)
+            wide, _ = run_once(rig, command, WIDE, timeout_s, 1, given)
             progress(f"on {NARROW:.0%}")
-            narrow, _ = run_once(rig, command, NARROW, timeout_s, 2)
+            narrow, _ = run_once(rig, command, NARROW, timeout_s, 2, given)
             progress(f"on {WIDE:.0%} beside memory traffic on the rest")
             hog = rig.be_native("mover", sms=NARROW).wait_ready()
             hog.ask(f"load {HOG}", 60)
             hog.tell(f"run {timeout_s + 60}")
-            beside, _ = run_once(rig, command, WIDE, timeout_s, 3)
+            beside, _ = run_once(rig, command, WIDE, timeout_s, 3, given)
             hog.process.kill()
         gpu = rig.name
     rows = []

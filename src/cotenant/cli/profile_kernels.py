@@ -30,6 +30,10 @@ def kernels(
         raise InputError(f"{command[0]}: there is no such program", field="CMD")
     if out:
         check_writable(out)
+    if gpus not in ("soft", "all"):
+        from cotenant.node.gpus import discover
+
+        discover([gpus])  # so that a wrong one is said before anything starts
 
     def progress(text: str) -> None:
         print(f"cotenant profile: {text}", file=sys.stderr, flush=True)

@@ -74,12 +74,13 @@ def screen(
     from cotenant.model.units import format_bytes, format_seconds
 
     agent = answer["agent"]
+    classes = any(tenant.get("class") in CLASSES for tenant in answer["tenants"])
+    colocation = f"  co-location {agent['colocation']}" if classes else ""
     head = Text.assemble(
         ("cotenant top", "bold"),
         f"   agent {agent['pid']}, up {format_seconds(agent['uptime_s'])}, {len(answer['tenants'])} tenants,"
         f" {agent['connections']} processes, {agent['turns']:,} turns   {agent['discipline']},"
-        f" turns {agent['quota_ms']:g} ms, window {agent['window_s']:g} s"
-        + (f"   co-location {agent['colocation']}" if any(t.get("class") in CLASSES for t in answer["tenants"]) else ""),
+        f" turns {agent['quota_ms']:g} ms, window {agent['window_s']:g} s{colocation}",
     )
     parts: list[RenderableType] = [head]
     for gpu in agent["gpus"]:
