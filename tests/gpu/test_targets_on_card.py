@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.bench import colocation, pcie, shares, swap
+from cotenant.bench import colocation, overhead, pcie, shares, swap
 
 CARD = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"
 GIB = 1 << 30
@@ -34,6 +34,13 @@ def test_each_tenant_gets_what_it_was_granted(requests: list[float], limits: lis
     assert found["worst_window_error"] <= 0.02, found
     if sum(limits) >= 1.0:
         assert found["total_over_solo"] >= 0.97, found
+
+
+@pytest.mark.parametrize("workload", ["training", "launch", "graph"])
+def test_a_tenant_alone_pays_at_most_a_hundredth(workload: str) -> None:
+    """Median of nine pairs of processes, each of 13 interleaved pairs of blocks; needs a quiet host."""
+    found = overhead.measure(gpus=CARD, workloads=[workload], pairs=13, block_s=0.1, processes=9)["workloads"][workload]
+    assert found["ratio"] >= 0.99, found
 
 
 def test_contents_move_near_the_rate_of_the_link() -> None:
