@@ -13,7 +13,11 @@ from cotenant.node.launcher import cache_hook
 
 TORCH = {
     "torch/__init__.py": "from . import optim, cuda\n",
-    "torch/cuda.py": "calls = 0\ndef is_initialized(): return True\ndef empty_cache():\n    global calls; calls += 1\n",
+    "torch/cuda.py": (
+        "calls = 0\ncapturing = False\ndef is_initialized(): return True\n"
+        "def is_current_stream_capturing(): return capturing\n"
+        "def empty_cache():\n    global calls; calls += 1\n"
+    ),
     "torch/optim/__init__.py": "from . import optimizer\n",
     "torch/optim/optimizer.py": (
         "hooks = []\ndef register_optimizer_step_post_hook(hook): hooks.append(hook)\n"
@@ -46,6 +50,19 @@ def run(folder: Path, mode: str, program: str) -> str:
 
 def test_after_every_step(tmp_path: Path) -> None:
     assert run(tmp_path, "iteration", STEPS) == "5"
+
+
+def test_never_while_a_graph_is_captured(tmp_path: Path) -> None:
+    """PyTorch fails with an internal error then."""
+    program = STEPS.replace("import torch;", "import torch; torch.cuda.capturing = True;")
+    assert run(tmp_path, "iteration", program) == "0"
+
+
+def test_something_else_called_torch_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "first" / "torch").mkdir(parents=True)
+    (tmp_path / "first" / "torch" / "__init__.py").write_text("answer = 42\n")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path / 'first')!r}); import torch; print(torch.answer)"
+    assert run(tmp_path, "turn", program) == "42"
 
 
 def test_once_before_the_turn_ends(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ program's own thread; always (`iteration`), or only after the last step before t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.machinery
@@ -55,12 +56,15 @@ class _Steps:
         if MODE == "turn":
             ends_soon = _turn_left_s() < 1.5 * step_s
             due, self._emptied = ends_soon and not self._emptied, ends_soon
-        if due and self._torch.cuda.is_initialized():
-            self._torch.cuda.empty_cache()
+        cuda = self._torch.cuda
+        if due and cuda.is_initialized() and not cuda.is_current_stream_capturing():  # in a capture it is an error
+            cuda.empty_cache()
 
 
 def _torch_is_there(torch: Any) -> None:
-    optimizer = importlib.import_module("torch.optim.optimizer")
+    optimizer = None
+    with contextlib.suppress(ImportError):  # something else by that name
+        optimizer = importlib.import_module("torch.optim.optimizer")
     register = getattr(optimizer, "register_optimizer_step_post_hook", None)
     if register is not None:  # PyTorch 2.1 and later
         register(_Steps(torch))
