@@ -27,12 +27,14 @@ def test_ls_is_killed_while_it_holds_the_floor() -> None:
     assert found["be_goes_on_after_ms"] < WITHIN_MS
 
 
+@pytest.mark.slow
 def test_be_is_killed_or_stopped_inside_a_kernel() -> None:
     for how, seen in steps.be_killed().items():
         assert seen["ls_requests"] > 150, how
         assert seen["ls_max_ms"] < WITHIN_MS, how
 
 
+@pytest.mark.slow
 def test_the_agent_is_killed_and_comes_back() -> None:
     """Both sides go on without it (fail open), and are on the floor of the next one."""
     found: dict[str, Any] = steps.agent_restarted()
