@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
 from fake_agent import COMMIT, MEM_RELEASE, STATE, Client, FakeAgent
 from shim_tenants import Tenants
 
@@ -25,6 +26,7 @@ while time.monotonic() < until:
 """
 
 
+@pytest.mark.slow
 def test_who_fails_open_goes_on_when_the_agent_hangs(tenants: Tenants, agent: Agents) -> None:
     """The agent stands still, its socket open: after some 14 s of silence the program launches and takes memory without
     it. Then the agent wakes up, and is told what the program holds."""
