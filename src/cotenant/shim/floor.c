@@ -192,7 +192,8 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     if (floor->context != t->context)
         cot_pieces_forget(floor, t->context);
     struct piece *open = cot_piece(floor, floor->newest);
-    int64_t enough_ns = current_rule(floor).interval_ns / 2;
+    struct floor_rule rule = current_rule(floor);
+    int64_t enough_ns = floor_allowed(&rule, &floor->state) / 2; /* an event costs a program that is slow to launch more */
     if (open->count > 0 && (open->predicted_ns >= (enough_ns > LEAST_PIECE_NS ? enough_ns : LEAST_PIECE_NS) ||
                             open->count >= PIECE_LOG || floor->stream != t->stream || floor->handle != t->stream->handle)) {
         cot_pieces_resolve(floor, (int64_t)cot_now_ns());
