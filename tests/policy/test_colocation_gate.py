@@ -298,8 +298,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 EVENTS = st.lists(
     st.tuples(
         st.integers(0, 3),  # class of the LS work
-        st.integers(1, 2_000 * US),  # length of the launch
-        st.integers(0, 500 * US),  # time that passes before it
+        st.one_of(st.integers(1, 2_000 * US), st.integers(1, 60_000_000 * US)),  # length of the launch
+        st.one_of(st.integers(0, 500 * US), st.integers(0, 60_000_000 * US)),  # time that passes before it
         st.booleans(),  # whether the oldest piece has ended by then
     ),
     max_size=60,

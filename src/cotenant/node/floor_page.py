@@ -19,7 +19,7 @@ HOLDERS = 64
 JOIN, PAGE = 112, 113
 LATENCY_SENSITIVE, BEST_EFFORT = 1, 2
 
-_JOIN = struct.Struct("=16s64sI4x136x")
+_JOIN = struct.Struct("=16s64xI4x136x")
 _REPLY = struct.Struct("=IIQ208x")
 
 
@@ -51,10 +51,10 @@ class FloorLayout(ctypes.Structure):
     ]
 
 
-def pack_join(uuid: bytes, role: int, token: str = "") -> bytes:
+def pack_join(uuid: bytes, role: int) -> bytes:
     """FLOOR_JOIN."""
     head = HEADER.pack(MAGIC, VERSION, JOIN, 1, 0, 0xFFFFFFFF, 0)
-    return head + _JOIN.pack(uuid, token.encode(), role)
+    return head + _JOIN.pack(uuid, role)
 
 
 def parse_join(data: bytes) -> tuple[bytes, int] | None:
@@ -64,7 +64,7 @@ def parse_join(data: bytes) -> tuple[bytes, int] | None:
     magic, version, kind, *_ = HEADER.unpack_from(data)
     if (magic, version, kind) != (MAGIC, VERSION, JOIN):
         return None
-    uuid, _token, role = _JOIN.unpack_from(data, HEADER.size)
+    uuid, role = _JOIN.unpack_from(data, HEADER.size)
     return uuid, role
 
 

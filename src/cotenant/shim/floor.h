@@ -33,7 +33,7 @@ enum cotenant_floor_scheme {
 
 struct cotenant_floor_join {
     uint8_t uuid[16];
-    uint8_t token[64];       /* of the tenant, as in HELLO */
+    uint8_t reserved_token[64]; /* who joins is told by the socket */
     uint32_t role;
     uint32_t reserved_0;
     uint8_t reserved[136];

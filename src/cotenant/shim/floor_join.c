@@ -49,10 +49,7 @@ static struct cotenant_floor *map_floor(int fd, uint32_t role)
 static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct cotenant_message *message)
 {
     struct cotenant_floor_join join = {.role = role};
-    const char *token = getenv(COTENANT_ENV_TOKEN);
     memcpy(join.uuid, gpu->uuid.bytes, sizeof join.uuid);
-    if (token)
-        strncpy((char *)join.token, token, sizeof join.token - 1);
     cot_wire_fill(message, COTENANT_FLOOR_JOIN, COTENANT_NO_SLOT, &join, sizeof join);
     int page_fd = -1;
     if (cot_wire_send(fd, message) != 0 || cot_wire_receive(fd, message, &page_fd) != 1 ||

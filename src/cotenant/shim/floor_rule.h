@@ -36,6 +36,7 @@ struct floor_state {
 };
 
 #define FLOOR_WINDOW_NS INT64_C(10000000)
+#define FLOOR_LONGEST_NS INT64_C(1000000000) /* so that products of two times fit */
 #define FLOOR_GAP_NS INT64_C(1000000)
 
 static inline int64_t floor_least(int64_t a, int64_t b)
@@ -74,8 +75,8 @@ static inline void floor_adapt(const struct floor_rule *rule, struct floor_state
  * gap is a program that has nothing to do: running ahead would not help it. */
 static inline void floor_look_back(const struct floor_rule *rule, struct floor_state *s, int64_t now_ns)
 {
-    int64_t passed_ns = now_ns - s->open_at_ns;
-    int64_t left_ns = floor_most(0, s->busy_until_ns - s->open_at_ns);
+    int64_t passed_ns = floor_least(now_ns - s->open_at_ns, FLOOR_LONGEST_NS);
+    int64_t left_ns = floor_least(floor_most(0, s->busy_until_ns - s->open_at_ns), FLOOR_LONGEST_NS);
     int64_t busy_ns = floor_least(passed_ns, left_ns);
     s->open_at_ns = now_ns;
     if (passed_ns - busy_ns > FLOOR_GAP_NS)

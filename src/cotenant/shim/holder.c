@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -108,8 +109,13 @@ void cot_holder_join(struct gpu *gpu)
     struct cotenant_message reply;
     int fd;
     struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_LATENCY_SENSITIVE, &fd, &reply);
-    if (!page || reply.header.slot >= COTENANT_FLOOR_HOLDERS)
+    if (!page)
         return;
+    if (reply.header.slot >= COTENANT_FLOOR_HOLDERS) {
+        munmap(page, COTENANT_FLOOR_BYTES);
+        close(fd);
+        return;
+    }
     struct holder *holder = gpu->holder;
     if (!holder) {
         if (!(holder = calloc(1, sizeof *holder))) {

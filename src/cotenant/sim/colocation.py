@@ -37,10 +37,9 @@ class Job:
 
 @dataclass
 class ColocationResult:
-    """Latency of each request (arrival to answer), BE kernels and the time they take alone, the time LS was active."""
+    """Latency of each request (arrival to answer), the time that BE kernels take alone, the time LS was active."""
 
     latency_ns: list[float] = field(default_factory=list)
-    be_kernels: int = 0
     be_work_ns: float = 0.0
     active_ns: float = 0.0
     longest_in_flight_ns: float = 0.0
@@ -181,7 +180,6 @@ class ColocationEngine:
         self._dispatch()
         notice = self.now + self.table.notice_ns
         if kernel.owner == BE:
-            self.result.be_kernels += self.now <= self.job.end_ns
             self._at(notice, self._be_ended, kernel.work)
             return
         self._left_in_request -= 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 WINDOW_NS = 10_000_000  # of time without LS work, after which tidal's bound is looked at again
 GAP_NS = 1_000_000
+LONGEST_NS = 1_000_000_000  # so that products of two times fit into 64 bits in C
 
 
 class WorkClass(enum.IntEnum):
@@ -133,8 +134,8 @@ def _adapt(rule: Rule, state: GateState) -> None:
 def _look_back(rule: Rule, state: GateState, now_ns: int) -> None:
     """A launch goes now: since the last one the work in flight has become less until `busy_until_ns`, then the GPU was
     dry. A longer gap than GAP_NS is a program that has nothing to do: running ahead would not help it."""
-    passed_ns = now_ns - state.open_at_ns
-    left_ns = max(0, state.busy_until_ns - state.open_at_ns)
+    passed_ns = min(now_ns - state.open_at_ns, LONGEST_NS)
+    left_ns = min(max(0, state.busy_until_ns - state.open_at_ns), LONGEST_NS)
     busy_ns = min(passed_ns, left_ns)
     state.open_at_ns = now_ns
     if passed_ns - busy_ns > GAP_NS:
