@@ -286,3 +286,46 @@ def test_managed_memory_that_is_away_is_free_for_others(node: Callable[..., Node
     assert two.ask("give()") == "0"
     here.call("resume", name="a")
     assert one.ask("check()") == "intact"
+
+
+def test_what_a_parked_tenant_allocates_comes_when_it_is_resumed(node: Callable[..., Node]) -> None:
+    """Also if it had nothing before, and although the card has room: it was freed for somebody else."""
+    here = node(1024 * MIB)
+    program = here.program("a")
+    here.call("park", name="a")
+    program.tell("take(64)")
+    wait_for(lambda: here.where("a")["movable_bytes"] == 8 * MIB, 5, "its first block, which waits for contents")
+    assert here.where("a")["resident_bytes"] == 0
+    here.call("resume", name="a")
+    assert program.answer() == "0"
+    assert program.ask("check()") == "intact"
+    assert here.where("a")["resident_bytes"] == 64 * MIB
+
+
+def test_who_made_way_for_others_comes_back_under_a_new_agent(node: Callable[..., Node]) -> None:
+    """Whole processes in turns, and the agent dies while one of them is away: it cannot ask for its turn itself."""
+    here = node(CONTEXT + 400 * MIB)
+    one = here.program("a", "park")
+    assert one.ask("take(200)") == "0"
+    two = here.program("b", "park")  # its context makes a leave
+    assert two.ask("take(200)") == "0"
+    one.tell("check()")
+    two.tell("check()")
+    wait_for(lambda: len(here.call("parked")["parked"]) == 1, 10, "one of them to make way")
+    restart(here)
+    assert one.answer() == two.answer() == "intact"
+
+
+def test_who_made_way_for_others_stays_away_when_told_to(node: Callable[..., Node]) -> None:
+    here = node(CONTEXT + 400 * MIB)
+    one = here.program("a", "park")
+    assert one.ask("take(200)") == "0"
+    two = here.program("b", "park")
+    assert two.ask("take(200)") == "0"
+    assert [row["by_order"] for row in here.call("parked")["parked"]] == [False]
+    assert here.call("park", name="a")["by_order"]
+    one.tell("check()")
+    assert two.ask("work(0.3)").endswith("intact")
+    assert here.tenant("a")["state"] == "parked"
+    here.call("resume", name="a")
+    assert one.answer() == "intact"

@@ -140,3 +140,15 @@ def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
 
     asyncio.run(run())
     assert floors == [90_000_000]  # 30 ms x (1 - 0.25) / 0.25
+
+
+@pytest.mark.parametrize("mode", ["swap", "park", "managed"])
+def test_a_context_that_nobody_reckoned_with_finds_room(node: Callable[..., Node], mode: str) -> None:
+    """Nothing is reserved for contexts, so the sums say that all fits; the driver says that it does not."""
+    here = node(3 * CONTEXT + 200 * MIB, swap_memory=4096 * MIB, context_reserve=0)
+    first = [here.program(name, mode, 700 * MIB) for name in ("a", "b")]
+    assert [program.ask("take(200)") for program in first] == ["0", "0"]
+    assert [program.ask("work(0.1)").split()[1] for program in first] == ["intact", "intact"]
+    third = here.program("c", mode, 700 * MIB)
+    assert third.ask("take(48)") == "0"
+    assert [program.ask("check()") for program in (third, *first)] == ["intact"] * 3

@@ -123,6 +123,12 @@ class Broker:
             if tenant.name in self.turns.gpus[gpu.uuid].accounts and self._asks(tenant, gpu.uuid):
                 self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
 
+    def wish(self, tenant: Tenant) -> None:
+        """A turn for a tenant none of whose processes can ask for it."""
+        for gpu in tenant.gpus:
+            if tenant.name in self.turns.gpus[gpu.uuid].accounts and not self.holds(tenant, gpu.uuid):
+                self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
+
     def holds(self, tenant: Tenant, gpu: str) -> bool:
         """Whether the tenant runs on that GPU, or still drains there."""
         machine = self.turns.gpus[gpu]

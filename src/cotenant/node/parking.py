@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from cotenant.node.tenants import Tenant
 
 LOCK_S = 10.0
+WISH_S = 1.0
+MOST_UNKNOWN_BYTES = 2 << 30  # of a tenant's, beside what it is charged: others may free memory at the same time
 
 
 class Parking:
@@ -38,6 +40,7 @@ class Parking:
         self.whole = WholeProcesses(agent)
         self._under_way: dict[str, Parked] = {}  # being checkpointed
         self._settling: dict[str, asyncio.Task[None]] = {}
+        self._wishes: list[asyncio.Task[None]] = []
         self._busy: set[str] = set()
         residency.park, residency.unpark = self._park_for_others, self._unpark
 
@@ -47,9 +50,11 @@ class Parking:
         """Take a tenant (or pid:N) off its GPU. InputError where it cannot work, WorkError where it did not."""
         await self._settled(name)
         with self._alone(name):
-            if name in self.parked:
-                raise InputError(f"{name} is parked already", field="NAME")
             tenant = self._tenant(name)
+            if name in self:
+                raise InputError(f"{name} is parked already", field="NAME")
+            if name in self.parked and tenant is not None:
+                return self._keep_away(tenant, self.parked[name])
             began = time.monotonic()
             if tenant is not None and tenant.spec.oversubscribe in MOVED_BY_PROCESS:
                 parked = await self._move_out(tenant, timeout_s)
@@ -60,6 +65,13 @@ class Parking:
             self.parked[name] = parked
             self.agent.save_now()
             return parked.as_dict()
+
+    def _keep_away(self, tenant: Tenant, parked: Parked) -> dict[str, Any]:
+        """It had made way for others, and would come back with its next turn: from now on with an order only."""
+        parked.by_order = True
+        self.agent.broker.suspend(tenant)
+        self.agent.save_now()
+        return parked.as_dict()
 
     async def _move_out(self, tenant: Tenant, timeout_s: float) -> Parked:
         gpu = tenant.gpus[0].uuid
@@ -94,7 +106,7 @@ class Parking:
         if tenant is not None and gated:
             await self._still(tenant, timeout_s)
         parked = Parked(name, "checkpoint", uuids, size, keys)
-        free_before = 0 if tenant is not None else await self.whole.free_bytes()
+        free_before = await self.whole.free_bytes(uuids)
         self._under_way[name] = parked
         try:
             if not self.agent.save_now():  # whoever comes after this agent has to know whom it may have stopped
@@ -107,10 +119,11 @@ class Parking:
         finally:
             del self._under_way[name]
             self.agent.save()
+        freed = await self.whole.free_bytes(uuids) - free_before
+        # the ledger does not know a program that is no tenant, nor how large contexts are
+        parked.size = max(size, min(freed, size + MOST_UNKNOWN_BYTES) if tenant is not None else freed)
         if tenant is not None:
-            self.residency.parked[name] = size
-        else:
-            parked.size = max(0, await self.whole.free_bytes() - free_before)
+            self.residency.parked[name] = parked.size
         return parked
 
     # -- coming back -----------------------------------------------------------------------------------------------
@@ -204,7 +217,12 @@ class Parking:
 
     async def _settle(self, parked: Parked) -> None:
         """The driver knows better than the state file what has become of it."""
-        if await self.whole.settle(parked) or self.parked.get(parked.name) is not parked:
+        still = await self.whole.settle(parked)
+        if self.parked.get(parked.name) is not parked:
+            return
+        if still:
+            if not parked.by_order:
+                self._wishes.append(asyncio.get_running_loop().create_task(self._wish_for(parked)))
             return
         self.agent.log(f"{parked.name} runs: the last agent had not parked it, or had brought it back")
         self.parked.pop(parked.name)
@@ -213,6 +231,14 @@ class Parking:
         if tenant is not None and self._gated(tenant):
             self.agent.broker.unsuspend(tenant)
         self.agent.save_now()
+
+    async def _wish_for(self, parked: Parked) -> None:
+        """A turn for one that made way for others: its stopped processes have no connection to ask for it."""
+        while self.parked.get(parked.name) is parked and not parked.by_order:
+            tenant = self.agent.registry.tenants.get(parked.name)
+            if tenant is not None:
+                self.agent.broker.wish(tenant)
+            await asyncio.sleep(WISH_S)
 
     async def _settled(self, name: str) -> None:
         """What the last agent left is known before anything new is done with it."""
@@ -315,7 +341,7 @@ class Parking:
 
     def close(self) -> None:
         """End the helper and all moves; what is parked stays parked and is in the state file."""
-        for task in self._settling.values():
+        for task in (*self._settling.values(), *self._wishes):
             task.cancel()
         self.residency.close()
         self.whole.close()

@@ -17,7 +17,7 @@ from cotenant.node import wire
 from cotenant.node.backing import HostMemory, widest_gap
 from cotenant.node.moves import Flow, MoveCount, MoveEnd, MoveState, Orders, moved_well
 from cotenant.node.room import CARD_OVERHEAD_BYTES, Room
-from cotenant.node.wire import Family, MoveFlag, Status, Type
+from cotenant.node.wire import Family, Status, Type
 from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 
 if TYPE_CHECKING:
@@ -44,10 +44,9 @@ class Residency:
             self.gpus[gpu.uuid].overhead_bytes = 0 if gpu.soft else CARD_OVERHEAD_BYTES
         self.counts: dict[str, MoveCount] = {}
         self.switching: dict[str, Switch] = {}  # GPU -> what is being carried out
-        self.parked: dict[
-            str, int
-        ] = {}  # tenants that hold nothing on any GPU (see parking): bytes they come back with
-        # whole processes, for tenants whose own processes cannot move their memory; set by parking
+        # tenants that hold nothing on any GPU (see parking): bytes they come back with
+        self.parked: dict[str, int] = {}
+        # set by parking: whole processes, for tenants whose own processes cannot move their memory
         self.park: Callable[[Tenant], Awaitable[str | None]] | None = None
         self.unpark: Callable[[Tenant], Awaitable[str | None]] | None = None
         self._locks = {gpu.uuid: asyncio.Lock() for gpu in agent.gpus}
@@ -116,7 +115,7 @@ class Residency:
         asyncio.get_running_loop().call_later(wait_s, self._try_again, tenant)
 
     def _try_again(self, tenant: Tenant) -> None:
-        if self.agent.registry.tenants.get(tenant.name) is tenant and tenant.name not in self.agent.parking.parked:
+        if self.agent.registry.tenants.get(tenant.name) is tenant and tenant.name not in self.agent.parking:
             self.agent.broker.unsuspend(tenant)
 
     # -- what processes say ----------------------------------------------------------------------------------------
@@ -143,8 +142,7 @@ class Residency:
 
     def room(self, session: Session, slot: int, sequence: int, values: dict[str, Any]) -> None:
         """MOVE_ROOM: the driver had no memory for an allocation, or will have none for what must be there now."""
-        size, now = min(values["bytes"], 1 << 62), bool(values["flags"] & MoveFlag.NOW)
-        self._start(self.maker.answer(session, slot, sequence, size, now=now))
+        self._start(self.maker.answer(session, slot, sequence, values["bytes"], values["flags"]))
 
     async def make_room(self, tenant: Tenant, gpu: str, size: int) -> str | None:
         """Room for `size` bytes more of a tenant, which are among what it is charged already; a sentence when not."""
@@ -320,6 +318,8 @@ class Residency:
         if tenant.name in self.parked:
             fault = await self.unpark(tenant) if self.unpark is not None else "parking is not available"
             self.refusal = fault or ""
+            if fault:
+                self._short.add(gpu)
             return fault is None
         complete = True
         for session, slot, state in self._states(tenant, gpu):

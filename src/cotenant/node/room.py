@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from cotenant.node import gpus, wire
-from cotenant.node.wire import Family, Status, Type
+from cotenant.node.wire import Family, MoveFlag, Status, Type
 
 if TYPE_CHECKING:
     from cotenant.node.residency import Residency
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cotenant.policy.residency import Switch
 
 CARD_OVERHEAD_BYTES = 512 << 20  # of a real card: what the driver keeps of what NVML calls its memory
+CONTEXT_BYTES = 256 << 20  # of a context, where nothing is reserved for one
 PATIENCE_S = 10.0  # for room that somebody could make, but has not made yet
 AGAIN_S = 0.05
 
@@ -34,13 +35,18 @@ class Room:
         (contexts, all of a tenant that is parked whole) has to be there at once."""
         at_once = family == Family.CONTEXT or tenant.spec.oversubscribe == "park"
         moves = family == Family.PLAIN and tenant.spec.oversubscribe in ("swap", "managed")
+        if moves and tenant.name in self.agent.parking:
+            return True  # what its parking freed stays free
         return (at_once or moves) and self.residency.refresh(gpu).free_bytes < 0
 
-    async def answer(self, session: Session, slot: int, sequence: int, size: int, *, now: bool) -> None:
-        """MOVE_ROOM. `now`: it cannot wait for the tenant's next turn (a context, memory that does not move)."""
+    async def answer(self, session: Session, slot: int, sequence: int, size: int, flags: int) -> None:
+        """MOVE_ROOM. Some of it cannot wait for the tenant's next turn (a context, memory that does not move)."""
         gpu, tenant = session.slots[slot], session.tenant
+        now, size = bool(flags & MoveFlag.NOW), min(size, 1 << 62)
+        if flags & MoveFlag.CONTEXT:
+            size = session.server.context_reserve_bytes(gpu) or CONTEXT_BYTES
         status = Status.OK
-        if not now and self._somebody_else_runs(tenant, gpu):
+        if not now and (tenant.name in self.agent.parking or self._somebody_else_runs(tenant, gpu)):
             status = Status.DENIED  # the memory comes with this tenant's next turn
         else:
             try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cotenant.node.tenants import Tenant
 
 SLOWEST_BPS = 0.4e9  # a checkpoint or restore slower than this has stopped (measured: 1.8e9 and 4.3e9)
-FREE_WITHIN_S = 10.0
+FREE_WITHIN_S = 3.0
 SETTLE_WITHIN_S = 30.0
 SPARE_BYTES = 256 << 20
 
@@ -102,10 +102,12 @@ class WholeProcesses:
         """running, locked, checkpointed or failed. CheckpointError when the driver does not know it."""
         return str((await self.checkpointer.order("state", key.pid))["state"])
 
-    async def free_bytes(self) -> int:
-        """What the driver says is free on all GPUs of this agent together."""
+    async def free_bytes(self, uuids: tuple[str, ...]) -> int:
+        """What the driver says is free on these GPUs together; none named: on all of this agent's."""
         total = 0
         for gpu in self.agent.gpus:
+            if uuids and gpu.uuid not in uuids:
+                continue
             free = await asyncio.get_running_loop().run_in_executor(None, gpus.driver_free_bytes, gpu)
             total += free or 0
         return total
@@ -178,9 +180,10 @@ class WholeProcesses:
     async def _wait_for_memory(self, gpu: str | None, size: int) -> None:
         """Do not restore before the driver has that much free: what has just left may take a moment."""
         deadline = time.monotonic() + FREE_WITHIN_S
-        while gpu is not None:
-            free = await asyncio.get_running_loop().run_in_executor(None, gpus.free_bytes, gpu)
-            if free is None or free >= size + SPARE_BYTES:
+        device = next((each for each in self.agent.gpus if each.uuid == gpu), None)
+        while device is not None:
+            free = await asyncio.get_running_loop().run_in_executor(None, gpus.driver_free_bytes, device)
+            if free is None or free >= size + (0 if device.soft else SPARE_BYTES):
                 return
             if time.monotonic() > deadline:
                 raise WorkError(

@@ -94,6 +94,7 @@ class MoveFlag(enum.IntFlag):
     FIXED = 1
     STOP = 2
     NOW = 4
+    CONTEXT = 8
 
 
 class FailMode(enum.IntEnum):

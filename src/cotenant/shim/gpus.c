@@ -120,6 +120,12 @@ CUresult cot_gpu_before_context(CUdevice device)
     return result;
 }
 
+bool cot_gpu_room_for_context(CUdevice device)
+{
+    struct gpu *gpu = cot_gpu_of_device(device, false);
+    return gpu && gpu->attached && cot_swap_room_now(gpu, 0, COTENANT_MOVE_CONTEXT);
+}
+
 void cot_gpu_context_made(CUdevice device, CUcontext context)
 {
     struct gpu *gpu = cot_gpu_of_device(device, false);

@@ -77,7 +77,7 @@ CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, ui
                  (mode == COTENANT_OVERSUBSCRIBE_SWAP || mode == COTENANT_OVERSUBSCRIBE_MANAGED);
     if (result == CUDA_ERROR_NOT_READY && !moves) {
         result = CUDA_SUCCESS;
-        if (!cot_swap_room_now(gpu, bytes) && family != COTENANT_MEMORY_CONTEXT) { /* for a context, the driver decides */
+        if (!cot_swap_room_now(gpu, bytes, 0) && family != COTENANT_MEMORY_CONTEXT) { /* for a context, the driver decides */
             cot_memory_commit(gpu, family, *reservation, 0);
             result = CUDA_ERROR_OUT_OF_MEMORY;
         }

@@ -119,6 +119,7 @@ enum cotenant_move_flags {
     COTENANT_MOVE_FIXED = 1, /* STATE: this process's memory cannot be moved (any more) */
     COTENANT_MOVE_STOP = 2,  /* ALLOW: no more will be allowed, end the move with what is there */
     COTENANT_MOVE_NOW = 4,   /* ROOM: it cannot come with the next turn, whoever runs has to make way */
+    COTENANT_MOVE_CONTEXT = 8, /* ROOM: the driver had no room for a context, whose size is not known */
 };
 
 enum cotenant_status {

@@ -241,6 +241,7 @@ HIDDEN void cot_gate_reset_after_fork(void);
 HIDDEN void cot_gpu_publish(struct gpu *gpu, uint64_t now_ns);
 HIDDEN bool cot_gpu_is_denied(CUdevice device);
 HIDDEN CUresult cot_gpu_before_context(CUdevice device);
+HIDDEN bool cot_gpu_room_for_context(CUdevice device); /* the driver had none: is there some now? */
 HIDDEN void cot_gpu_context_made(CUdevice device, CUcontext context);
 HIDDEN void cot_gpu_context_gone(CUdevice device, CUcontext context);
 HIDDEN void cot_gpus_after_reconnect(void);

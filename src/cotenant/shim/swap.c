@@ -207,9 +207,9 @@ bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later)
 }
 
 /* Memory that does not move is to be taken, and the agent says that others hold the room: they make way. */
-bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes)
+bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags)
 {
-    struct cotenant_move ask = {.bytes = bytes, .flags = COTENANT_MOVE_NOW};
+    struct cotenant_move ask = {.bytes = bytes, .flags = COTENANT_MOVE_NOW | flags};
     struct cotenant_message reply;
     return cot_agent_call(COTENANT_MOVE_ROOM, gpu->slot, &ask, sizeof ask, &reply) != 0 ||
            (reply.header.type == COTENANT_MOVE_ROOM_REPLY && reply.header.status == COTENANT_OK);

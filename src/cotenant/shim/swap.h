@@ -82,7 +82,7 @@ HIDDEN void cot_swap_order_done(const struct swap_order *order, uint32_t status,
                                 const struct swap_times *times);
 HIDDEN bool cot_swap_wait_allowed(uint64_t total_bytes); /* mover: false when the agent is lost */
 HIDDEN bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later);
-HIDDEN bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes); /* for what cannot come with the next turn */
+HIDDEN bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags); /* for what cannot come with the next turn */
 
 /* ---- swap_list.c ---- */
 #define SMALLEST_SLOT 512

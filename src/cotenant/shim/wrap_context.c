@@ -46,6 +46,8 @@ static CUdevice device_of(CUcontext context)
         if (result != CUDA_SUCCESS)                               \
             return result;                                        \
         result = ((CUresult(*) types)REAL(name))arguments;        \
+        if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_gpu_room_for_context(device)) \
+            result = ((CUresult(*) types)REAL(name))arguments;    \
         if (result == CUDA_SUCCESS)                               \
             cot_gpu_context_made(device, *context);               \
         else                                                      \
@@ -80,6 +82,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
             return refused;
     }
     CUresult result = ((CUresult(*)(CUcontext *, CUdevice))REAL(cuDevicePrimaryCtxRetain))(context, device);
+    if (fresh && result == CUDA_ERROR_OUT_OF_MEMORY && cot_gpu_room_for_context(device))
+        result = ((CUresult(*)(CUcontext *, CUdevice))REAL(cuDevicePrimaryCtxRetain))(context, device);
     if (fresh && result == CUDA_SUCCESS)
         cot_gpu_context_made(device, *context);
     else if (fresh)
