@@ -15,7 +15,9 @@ from cotenant.bench.colocation_rig import Program
 from cotenant.bench.harness import Bench
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec
 from cotenant.node.floor_client import Floor, join_floor
+from cotenant.node.launcher import Launch, register
 from cotenant.serve.colocation import Claim, Colocation, Turnstile
 from cotenant.serve.server import running
 from cotenant.serve.workers import ModelSpec, WorkerSpec
@@ -73,6 +75,9 @@ def test_workers_that_only_take_time_are_tenants_too(bench: Bench, tmp_path: Pat
         assert tenants["a"]["gpus"][0]["memory_limit_bytes"] == 2 << 30
         assert tenants["a"]["gpus"][0]["copies"]["weight"] == 3
         assert tenants["a"]["root_pid"]
+        with ControlClient(bench.folder) as client:  # as `cotenant run --best-effort --mechanism mps` beside the server
+            train = TenantSpec("train", mechanism="mps", best_effort=True)
+            assert register(client, Launch(bench.folder, train, ["train"]))
     assert any(line.startswith("co-location: tidal on GPU 0 (Cotenant Software GPU) of the agent in") for line in said)
     wait_until(lambda: not bench.tenants())
 

@@ -112,7 +112,7 @@ class Colocation:
             memory_bytes=sum(memory) if len(memory) == len(claims) else None,
             priority=-1 if best_effort and self.scheme.be_below else 0,
             gpus=(uuid,),
-            mechanism="mps" if self.scheme.together and not self.timed else "time",
+            mechanism="mps" if self.scheme.together else "time",
             best_effort=best_effort and not elastic,
             copy_weight=max(claim.copy_weight for claim in claims),
             latency_sensitive=not best_effort,
