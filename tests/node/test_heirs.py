@@ -88,6 +88,24 @@ def test_the_next_agent_knows_a_daemon_too(agent: AgentProcess, tmp_path: Path) 
     wait_for(lambda: not agent.call("list")["tenants"], 5.0)
 
 
+def test_a_dead_leader_that_nobody_reaps_keeps_no_tenant(agent: AgentProcess) -> None:
+    """Its process group is there as long as somebody has not waited for it; what counts is who lives in it."""
+    with agent.client() as launcher:
+        for name, script, stays in (("alone", "exec sleep 60", False), ("led", "sleep 60 & exec sleep 60", True)):
+            token = register(launcher, name)["token"]
+            environment = os.environ | {"COTENANT_TOKEN": token}
+            program = subprocess.Popen(["sh", "-c", script], env=environment, start_new_session=True)
+            launcher.call("started", name=name, pid=program.pid)
+            time.sleep(0.3)
+            os.kill(program.pid, 9)
+            time.sleep(1.0)
+            assert is_zombie(program.pid)
+            assert (name in {row["name"] for row in agent.call("list")["tenants"]}) == stays
+            os.killpg(program.pid, 9)
+            wait_for(lambda: not agent.call("list")["tenants"], 5.0)
+            program.wait(5)
+
+
 @pytest.mark.parametrize("programs", [30])
 def test_many_programs_that_end_at_once_cost_one_look(start_agent: Callable[..., AgentProcess], programs: int) -> None:
     """They leave nothing behind, and the agent forgets all of them soon."""

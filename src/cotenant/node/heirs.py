@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from cotenant.node.processes import ProcessKey, alive, is_zombie, key_of
+from cotenant.node.processes import ProcessKey, alive, in_group, is_zombie, key_of
 from cotenant.node.tenants import Tenant
 
 FIRST_LOOK_S = 0.01
@@ -72,7 +72,7 @@ class Heirs:
         tenant.heirs |= await self._look(tenant.token)
         self._changed()
         while self._tenants.get(tenant.name) is tenant:
-            if tenant.group is not None and not _has_members(tenant.group):
+            if tenant.group is not None and not await asyncio.to_thread(in_group, tenant.group):
                 tenant.group = None
             if tenant.group is None and not any(alive(key) for key in tenant.heirs):
                 tenant.heirs = await self._look(tenant.token)  # they may have children
@@ -92,13 +92,3 @@ class Heirs:
                 wanted, self._wanted = self._wanted, set()
                 self._found |= await asyncio.to_thread(by_token, wanted)
         return self._found.pop(token, NOBODY)
-
-
-def _has_members(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except PermissionError:
-        return True  # another user's process: it exists
-    except ProcessLookupError:
-        return False
-    return True

@@ -62,6 +62,15 @@ def ancestors(pid: int, most: int = 64) -> list[int]:
     return found
 
 
+def in_group(group: int) -> bool:
+    """Whether a living process is in a process group; one that has ended and was not reaped does not count."""
+    for entry in os.listdir("/proc"):
+        fields = _stat_fields(int(entry)) if entry.isdigit() else None
+        if fields and int(fields[2]) == group and fields[0] not in "ZX":
+            return True
+    return False
+
+
 def descendants(roots: set[ProcessKey]) -> set[ProcessKey]:
     """All living children of these processes, and theirs."""
     children: dict[int, list[ProcessKey]] = {}
