@@ -38,6 +38,15 @@ def test_run_park_resume_as_commands(start_agent: Callable[..., AgentProcess], c
     assert (code, "not enough could be freed" in err) == (1, True)
 
 
+def test_a_tenant_is_parked_before_it_comes_to_its_gpu(agent: AgentProcess, call: Any) -> None:
+    with agent.client() as client:
+        client.call("register", tenant={"name": "early", "memory_bytes": 1 << 20, "oversubscribe": "swap"})
+        code, out, _ = call("park", "early", "--dir", str(agent.folder), "--json")
+        assert (code, json.loads(out)["freed_bytes"]) == (0, 0)
+        assert agent.tenant("early")["state"] == "parked"
+        assert call("resume", "early", "--dir", str(agent.folder))[0] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

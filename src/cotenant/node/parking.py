@@ -77,12 +77,14 @@ class Parking:
         gpu = tenant.gpus[0].uuid
         await self._still(tenant, timeout_s)
         before = self.residency.refresh(gpu).occupants[tenant.name].resident_bytes
+        started = bool(tenant.sessions)  # one that has not come to its GPU yet is parked, too: before it takes any
         if not await self.residency.evacuate(tenant, gpu):
             self.agent.broker.unsuspend(tenant)
             raise WorkError(
                 f"{tenant.name} could not be moved: {next(iter(reversed(tenant.warnings)), 'it cannot leave')}"
             )
-        if not tenant.sessions:
+        if started and not tenant.sessions:
+            self.agent.broker.unsuspend(tenant)  # another process of it may come
             raise WorkError(f"{tenant.name} ended while it was being parked")
         return Parked(tenant.name, "swap", (gpu,), before)
 
