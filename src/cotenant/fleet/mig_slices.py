@@ -74,6 +74,7 @@ class MigSlices:
         instance = self._under_mps.pop(attempt, None)
         if instance is not None:
             self._mps.revoke(attempt, (instance,))
+            self._mps.await_end(instance.uuid)  # until then the instance is in use and cannot make way for another
             self._write()
 
     def _enter(self, attempt: str, uuid: str, limit: float) -> dict[str, str]:

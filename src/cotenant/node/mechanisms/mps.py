@@ -114,7 +114,7 @@ class Mps(Mechanism):
         for uuid in list(self._daemons):
             self._quit(uuid)
         for uuid in list(self._ending):
-            self._await_end(uuid)
+            self.await_end(uuid)
 
     def gpus(self) -> tuple[str, ...]:
         """UUIDs of the GPUs that have a daemon now."""
@@ -142,7 +142,7 @@ class Mps(Mechanism):
         }
 
     def _start(self, gpu: Gpu) -> _Daemon:
-        self._await_end(gpu.uuid)
+        self.await_end(gpu.uuid)
         # a socket path may hold about 100 bytes, and the daemon adds its own names
         folder = self.folder / f"mps-{gpu.uuid[-12:]}"
         daemon = _Daemon(folder / "pipe", folder / "log", set())
@@ -212,7 +212,8 @@ class Mps(Mechanism):
             except WorkError:
                 continue  # after the second: it has died by itself, which is what was wanted
 
-    def _await_end(self, uuid: str) -> None:
+    def await_end(self, uuid: str) -> None:
+        """Return once the daemon of a GPU that was told to quit has ended."""
         ending = self._ending.pop(uuid, None)
         if ending is not None:
             ending.join()
