@@ -23,7 +23,10 @@ from swap_node import CONTEXT, MIB, Node, Program
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node.backing import host_memory
+from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec
 from cotenant.node.gpus import uuid_bytes
+from cotenant.node.launcher import Launch, register
 from cotenant.node.parked import Parked
 from cotenant.node.processes import key_of
 from cotenant.node.whole import WholeProcesses
@@ -122,7 +125,7 @@ def test_agent_killed_while_it_parked(node: Callable[..., Node], until: str) -> 
     state = here.folder / "state.json"
     rows = json.loads(state.read_text())
     uuid = rows["tenants"][0]["spec"]["gpus"] or []
-    rows["parked"] = [Parked("a", "checkpoint", tuple(uuid), 96 * MIB + CONTEXT, (key,)).as_dict()]
+    rows["parked"] = [Parked("a", "checkpoint", tuple(uuid), 96 * MIB + CONTEXT, (key,), by_order=True).as_dict()]
     state.write_text(json.dumps(rows))
     here.start()
     program.tell("check()")
@@ -329,3 +332,19 @@ def test_who_made_way_for_others_stays_away_when_told_to(node: Callable[..., Nod
     assert here.tenant("a")["state"] == "parked"
     here.call("resume", name="a")
     assert one.answer() == "intact"
+
+
+def test_parked_before_it_uses_its_gpu(node: Callable[..., Node]) -> None:
+    """Its program has not come to that yet; it waits at its first use."""
+    here = node(1024 * MIB)
+    client = ControlClient(here.folder)
+    here.clients.append(client)
+    spec = TenantSpec("a", memory_bytes=520 * MIB, oversubscribe="swap")
+    register(client, Launch(here.folder, spec, ["a"]))
+    assert here.call("park", name="a")["freed_bytes"] == 0
+    program = Program(here, "a", TenantSpec("a"), join=True)
+    program.tell("take(64)")
+    wait_for(lambda: here.where("a")["movable_bytes"] == 8 * MIB, 5, "its first block")
+    here.call("resume", name="a")
+    assert program.answer() == "0"
+    assert program.ask("check()") == "intact"

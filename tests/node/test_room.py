@@ -152,3 +152,14 @@ def test_a_context_that_nobody_reckoned_with_finds_room(node: Callable[..., Node
     third = here.program("c", mode, 700 * MIB)
     assert third.ask("take(48)") == "0"
     assert [program.ask("check()") for program in (third, *first)] == ["intact"] * 3
+
+
+def test_what_a_program_parked_whole_takes_is_refused_by_the_driver_first(node: Callable[..., Node]) -> None:
+    """Nothing is reserved for contexts, and two of them take half of the card."""
+    here = node(2 * CONTEXT + 500 * MIB, swap_memory=4096 * MIB, context_reserve=0)
+    one, two = (here.program(name, "park", 900 * MIB) for name in ("a", "b"))
+    assert one.ask("take(320)") == "0"
+    assert two.ask("take(520)") == "0"
+    assert [row["name"] for row in here.call("parked")["parked"]] == ["a"]
+    assert one.ask("check()") == "intact"
+    assert two.ask("check()") == "intact"

@@ -59,7 +59,7 @@ class Parking:
             if tenant is not None and tenant.spec.oversubscribe in MOVED_BY_PROCESS:
                 parked = await self._move_out(tenant, timeout_s)
             else:
-                parked = await self._checkpoint(name, tenant, timeout_s)
+                parked = await self._checkpoint(name, tenant, timeout_s, by_order=True)
             parked.out_s = time.monotonic() - began
             parked.by_order = True
             self.parked[name] = parked
@@ -99,7 +99,7 @@ class Parking:
                 raise WorkError(f"the GPU work of {tenant.name} did not end within {timeout_s:g} s")
             await asyncio.sleep(0.002)
 
-    async def _checkpoint(self, name: str, tenant: Tenant | None, timeout_s: float) -> Parked:
+    async def _checkpoint(self, name: str, tenant: Tenant | None, timeout_s: float, *, by_order: bool) -> Parked:
         keys = await self.whole.able(name, tenant)
         uuids = tuple(gpu.uuid for gpu in tenant.gpus) if tenant is not None else ()
         size = sum(self.agent.ledger.used(name, uuid) for uuid in uuids)
@@ -107,7 +107,7 @@ class Parking:
         gated = tenant is not None and self._gated(tenant)
         if tenant is not None and gated:
             await self._still(tenant, timeout_s)
-        parked = Parked(name, "checkpoint", uuids, size, keys)
+        parked = Parked(name, "checkpoint", uuids, size, keys, by_order=by_order)
         free_before = await self.whole.free_bytes(uuids)
         self._under_way[name] = parked
         try:
@@ -253,7 +253,7 @@ class Parking:
     async def _park_for_others(self, tenant: Tenant) -> str | None:
         """For the residency: a tenant of kind `park` makes way. It comes back with its next turn."""
         try:
-            parked = await self._checkpoint(tenant.name, tenant, LOCK_S)
+            parked = await self._checkpoint(tenant.name, tenant, LOCK_S, by_order=False)
         except (WorkError, InputError) as error:
             return str(error)
         self.parked[tenant.name] = parked

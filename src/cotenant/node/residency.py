@@ -179,7 +179,7 @@ class Residency:
         for name in [name for name in residency.occupants if name not in tenants]:
             residency.remove(name)
         for tenant in tenants.values():
-            used = ledger.used(tenant.name, gpu)
+            used = ledger.used(tenant.name, gpu) + self.maker.uncharged_bytes(tenant, gpu)
             mode = tenant.spec.oversubscribe
             if tenant.name in self.parked or mode == "park":
                 size = max(used, self.parked.get(tenant.name, 0))

@@ -32,9 +32,9 @@ class Room:
 
     def crowded(self, tenant: Tenant, gpu: str, family: int) -> bool:
         """Whether what has just been reserved needs room that somebody else holds, or was promised. What does not move
-        (contexts, all of a tenant that is parked whole) has to be there at once."""
-        at_once = family == Family.CONTEXT or tenant.spec.oversubscribe == "park"
+        (contexts, arrays, all of a tenant that is parked whole) has to be there at once."""
         moves = family == Family.PLAIN and tenant.spec.oversubscribe in ("swap", "managed")
+        at_once = family == Family.CONTEXT or (tenant.spec.oversubscribe != "none" and not moves)
         if moves and tenant.name in self.agent.parking:
             return True  # what its parking freed stays free
         return (at_once or moves) and self.residency.refresh(gpu).free_bytes < 0
@@ -111,6 +111,12 @@ class Room:
             if leaves:  # what it is only asking for may come later
                 staying -= ledger.asked(other.name, gpu, Family.PLAIN)
         return staying <= residency.capacity_bytes - residency.overhead_bytes
+
+    def uncharged_bytes(self, tenant: Tenant, gpu: str) -> int:
+        """What contexts take for which nothing is charged (the software GPU's, without a setting): about so much."""
+        slots = [(s, slot) for s in tenant.sessions for slot, attached in s.slots.items() if attached == gpu]
+        made = [s for s, slot in slots if s.page.slots[slot].contexts]
+        return CONTEXT_BYTES * sum(not self.agent.ledger.held(s.number, gpu, Family.CONTEXT) for s in made)
 
     def lack(self, gpu: str, plan: Switch, stay: list[str]) -> str:
         """Why there is no room."""

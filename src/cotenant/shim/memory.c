@@ -86,6 +86,11 @@ CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, ui
     return result;
 }
 
+bool cot_memory_make_room(struct gpu *gpu, uint64_t bytes)
+{
+    return cot_swap_mode() != COTENANT_OVERSUBSCRIBE_NONE && cot_swap_room_now(gpu, bytes, 0);
+}
+
 void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes)
 {
     struct cotenant_memory done = {.family = family, .reservation = reservation, .bytes = bytes};

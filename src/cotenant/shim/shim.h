@@ -363,6 +363,7 @@ static inline bool cot_copies_perhaps_on(void)
 
 /* ---- memory.c ---- */
 HIDDEN CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation);
+HIDDEN bool cot_memory_make_room(struct gpu *gpu, uint64_t bytes); /* the driver had none of what was reserved: now? */
 HIDDEN void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes);
 HIDDEN void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes);
 HIDDEN void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint32_t family);

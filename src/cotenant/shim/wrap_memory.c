@@ -15,6 +15,8 @@ DECLARE_REAL(cuCtxGetDevice);
         if (result != CUDA_SUCCESS)                                                          \
             return result;                                                                   \
         result = (call);                                                                     \
+        if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_memory_make_room(gpu, bytes))          \
+            result = (call);                                                                 \
         cot_memory_commit(gpu, family, reservation, result == CUDA_SUCCESS ? bytes : 0);     \
         if (result == CUDA_SUCCESS)                                                          \
             cot_memory_remember((uint64_t)*(out), bytes, gpu, family);                       \

@@ -81,6 +81,8 @@ EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocat
     if (result != CUDA_SUCCESS)
         return result;
     result = call(out, bytes, prop, flags);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_memory_make_room(gpu, bytes))
+        result = call(out, bytes, prop, flags);
     cot_memory_commit(gpu, COTENANT_MEMORY_VMM, reservation, result == CUDA_SUCCESS ? bytes : 0);
     struct handle *handle = result == CUDA_SUCCESS ? malloc(sizeof *handle) : NULL;
     if (handle) {
