@@ -18,7 +18,7 @@
 #define SPIN_NS 60000                 /* then other threads may have the processor */
 #define UP_SPIN_NS 10000000           /* LS bursts are short: be there when one ends */
 #define NAP_NS 30000
-#define NEAR_NS 150000                /* the moment to launch is so near that yielding may miss it */
+#define YIELD_FADES_NS 50000000       /* after so long the longest yield counts half as much */
 #define YIELD_SPACE 10                /* between two yields, against what the last one took */
 #define LONGEST_SPIN_NS INT64_C(1000000)
 #define SLEEP_OVER_NS 200000          /* a wait that is so much longer than sleeps run late is slept, but for the last part */
@@ -120,12 +120,17 @@ static void yield(struct floor *floor)
     int64_t began = (int64_t)cot_now_ns();
     sched_yield();
     int64_t now = (int64_t)cot_now_ns();
+    floor->yield_ns = floor_most(floor->yield_ns, now - began);
     floor->yield_at_ns = now + floor_least(YIELD_SPACE * (now - began), LONGEST_SPIN_NS);
 }
 
 static void pause_a_little(struct floor *floor, bool up, int64_t waited_ns, int64_t left_ns, int64_t now_ns)
 {
-    bool soon = !up && left_ns >= 0 && left_ns < NEAR_NS;
+    bool soon = !up && left_ns >= 0 && left_ns < 2 * floor->yield_ns; /* it may miss the moment to launch */
+    if (now_ns >= floor->yield_fades_ns) {
+        floor->yield_ns /= 2;
+        floor->yield_fades_ns = now_ns + YIELD_FADES_NS;
+    }
     if (!up && left_ns > SLEEP_OVER_NS + floor->late_ns)
         sleep_for(floor, left_ns);
     else if (up && waited_ns > UP_SPIN_NS)

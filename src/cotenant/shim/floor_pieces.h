@@ -40,6 +40,8 @@ struct floor {
     uint32_t doubt;                   /* so many of the next pieces end with an event, whatever check_ns says */
     bool open_solo;                   /* the open piece is one new kernel, and the event before it was recorded for it */
     int64_t late_ns;                  /* how late sleeps end */
+    int64_t yield_ns;                 /* how long giving up the processor takes here: the longest, fading */
+    int64_t yield_fades_ns;
     int64_t yield_at_ns;              /* not before */
     bool stalled;                     /* nothing ended for long: do not wait for that again */
     struct stream *stream;            /* of the open piece */
