@@ -50,7 +50,7 @@ def both_ways() -> dict[str, Any]:
     if SOFT:
         found = swap_copies.experiment(64 * GIB, 15, soft_environment(), mps=False)
     else:
-        found = swap_copies.experiment(4 * GIB, 45, {}, mps=True)
+        found = swap_copies.experiment(2 * GIB, 45, {}, mps=True)
     found["moves"] = {}
     for piece in (4 << 20, 16 << 20) if SOFT else (64 << 20, GIB):  # bench_swap has 256 MiB
         with Bench(GPU, {"swap_memory": 16 * GIB, "swap_piece": piece}) as bench:

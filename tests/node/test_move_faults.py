@@ -92,6 +92,7 @@ def test_agent_killed_in_the_middle_of_a_move(node: Callable[..., Node], way: st
     wait_for(lambda: here.where("a")["resident_bytes"] == 400 * MIB, 10, "its return")
 
 
+@pytest.mark.slow
 def test_agent_killed_right_after_it_parked_and_right_after_it_resumed(node: Callable[..., Node]) -> None:
     here = node(2048 * MIB)
     whole, swapped = here.program("a", "none"), here.program("b", "swap")
@@ -305,6 +306,7 @@ def test_what_a_parked_tenant_allocates_comes_when_it_is_resumed(node: Callable[
     assert here.where("a")["resident_bytes"] == 64 * MIB
 
 
+@pytest.mark.slow
 def test_who_made_way_for_others_comes_back_under_a_new_agent(node: Callable[..., Node]) -> None:
     """Whole processes in turns, and the agent dies while one of them is away: it cannot ask for its turn itself."""
     here = node(CONTEXT + 400 * MIB)

@@ -42,7 +42,7 @@ def test_a_third_tenant_can_start_on_a_full_card(node: Callable[..., Node], mode
     # 200 of 456 MiB beside two contexts are left for a third one, whose context takes 256
     assert [program.ask("take(200)") for program in first] == ["0", "0"]
     for program in first:
-        program.tell("work(2.5)")
+        program.tell("work(1)")
     third = here.program("c", mode, 700 * MIB)
     assert third.ask("take(96)") == "0"
     assert third.ask("check()") == "intact"
@@ -70,7 +70,7 @@ def test_memory_held_by_a_stranger_is_found_out(node: Callable[..., Node]) -> No
     # 512 MiB are left beside two contexts
     assert [program.ask("take(304)") for program in programs] == ["0", "0"]
     for program in programs:
-        program.tell("work(1.5)")
+        program.tell("work(0.8)")
     assert all(program.answer().endswith("intact") for program in programs)
     assert min(here.where(name)["moves_in"] for name in ("a", "b")) > 0
     stranger.process.kill()
@@ -142,6 +142,7 @@ def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
     assert floors == [90_000_000]  # 30 ms x (1 - 0.25) / 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["swap", "park", "managed"])
 def test_a_context_that_nobody_reckoned_with_finds_room(node: Callable[..., Node], mode: str) -> None:
     """Nothing is reserved for contexts, so the sums say that all fits; the driver says that it does not."""
