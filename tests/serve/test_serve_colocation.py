@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -132,6 +133,27 @@ def test_the_scheme_of_a_server_goes_with_it(bench: Bench, tmp_path: Path) -> No
     assert scheme() == "orion"
 
 
+def test_an_agent_that_comes_back_is_told_the_scheme_again(tmp_path: Path) -> None:
+    with Bench("soft", {}) as bench:
+        made = Colocation("static", bench.folder, {})
+        agent = bench._agent
+        assert agent is not None
+        agent.kill()
+        agent.wait()
+        bench._agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=bench.environment)
+
+        def scheme() -> str:
+            try:
+                with ControlClient(bench.folder) as client:
+                    return str(client.call("status")["colocation"])
+            except WorkError:
+                return ""
+
+        wait_until(lambda: scheme() == "static", 20.0)
+        made.close()
+        wait_until(lambda: scheme() == "tidal")
+
+
 def test_what_a_shared_process_cannot_keep_is_said(bench: Bench, tmp_path: Path) -> None:
     """Two classes in one worker: BE batches wait between LS ones only, and a reservation needs both to state theirs."""
     entries = [{"name": "a", "slo_ms": 5000, "memory": "2GiB"}, {"name": "b", "slo_ms": 60_000, "class": "best-effort"}]
@@ -230,8 +252,6 @@ def test_a_killed_holder_is_lowered_at_once_and_a_silent_one_after_the_limit(ben
 
 
 def test_a_holder_finds_the_agents_successor(tmp_path: Path) -> None:
-    import subprocess
-
     with Bench("soft", {}) as bench:
         floor: Floor = join_floor(bench.folder, uuid_of(bench))
         agent = bench._agent

@@ -7,16 +7,19 @@ its environment.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cotenant.model.errors import InputError, WorkError
 from cotenant.serve.workers import WorkerSpec
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "COTENANT_WORKER_FLOOR"
 LOOK_S = 0.00005
+KEEP_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ class Colocation:
         self.gpus: list[dict[str, Any]] = self._keeper.call("status")["gpus"]
         on = ", ".join(f"GPU {number} ({gpu['name']})" for number, gpu in enumerate(self.gpus))
         say(f"co-location: {scheme} on {on} of the agent in {folder}")
+        self._over = threading.Event()
+        self._keeping = threading.Thread(target=self._keep, name="colocation", daemon=True)
+        self._keeping.start()
 
     def environment(self, spec: WorkerSpec) -> dict[str, str]:
         """What a worker's process gets. The tenant lives until `released`."""
@@ -138,7 +145,24 @@ class Colocation:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+        self._over.set()
+        self._keeping.join(KEEP_S + 5.0)
         self._keeper.close()
+
+    def _keep(self) -> None:
+        """Ask the agent's successor for the scheme again."""
+        from cotenant.node.client import ControlClient
+
+        while not self._over.wait(KEEP_S):
+            try:
+                self._keeper.call("colocation")
+            except (WorkError, InputError, OSError, ValueError):
+                with contextlib.suppress(WorkError, InputError, OSError, ValueError):
+                    fresh, stale = ControlClient(self.folder, timeout_s=5.0), self._keeper
+                    fresh.call("colocation", scheme=self.scheme.name, while_connected=True)
+                    self._keeper = fresh
+                    stale.close()
+                    self._say(f"co-location: another agent in {self.folder}, told {self.scheme.name} again")
 
 
 class Turnstile:
