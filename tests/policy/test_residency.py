@@ -68,6 +68,16 @@ def test_a_card_that_has_less_than_the_sums_say() -> None:
     assert residency.overhead_bytes == 0
 
 
+def test_a_driver_that_refuses_what_it_calls_free() -> None:
+    gib = 1 << 30
+    residency = gpu(80 * gib, a=(40 * gib, 40 * gib), b=(45 * gib, 0))
+    for refusals in range(1, 20):
+        residency.need_margin()
+        residency.driver_says(40 * gib)
+        assert residency.overhead_bytes == min(refusals << 27, 2 * gib)
+    assert residency.switch("b").out == (Victim("a", 7 * gib),)  # 5 are lacking, and 2 to be sure
+
+
 def test_a_turn_pays_for_its_move() -> None:
     """1 s of moving at 5 % of the time: 19 s of work."""
     residency = gpu(100, a=(70, 70), b=(70, 0))

@@ -217,7 +217,7 @@ class Residency:
             # the sums say that it fits and the driver that it does not, or they may count what has gone since
             doubtful = (refused_bytes and not plan.out) or (plan.short_bytes and residency.overhead_bytes)
             if attempt == 0 and doubtful:
-                await self.maker.learn(gpu, refused_bytes)
+                await self.maker.learn(gpu, refused_bytes, refused=bool(refused_bytes) and not plan.out)
                 plan = residency.switch(tenant.name, line=line, stay=stay)
             if plan.short_bytes and not (refused_bytes and plan.out):
                 return self.maker.lack(gpu, plan, stay)
@@ -251,7 +251,7 @@ class Residency:
         seconds = time.monotonic() - began
         if gpu in self._short:
             self._short.discard(gpu)
-            await self.maker.learn(gpu)
+            await self.maker.learn(gpu, refused=True)
         if went and came:
             self._last_move_ns[gpu] += int(seconds * 1e9)
             residency.rates.observe(plan.out_bytes, plan.in_bytes, seconds)

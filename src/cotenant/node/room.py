@@ -34,7 +34,8 @@ class Room:
         """Whether what has just been reserved needs room that somebody else holds, or was promised. What does not move
         (contexts, arrays, all of a tenant that is parked whole) has to be there at once."""
         moves = family == Family.PLAIN and tenant.spec.oversubscribe in ("swap", "managed")
-        at_once = family == Family.CONTEXT or (tenant.spec.oversubscribe != "none" and not moves)
+        anybody = any(other.spec.oversubscribe != "none" for other in self.agent.registry.on_gpu(gpu))
+        at_once = (family == Family.CONTEXT and anybody) or (tenant.spec.oversubscribe != "none" and not moves)
         if moves and tenant.name in self.agent.parking:
             return True  # what its parking freed stays free
         return (at_once or moves) and self.residency.refresh(gpu).free_bytes < 0
@@ -128,14 +129,16 @@ class Room:
         others = f"; {strangers / 2**20:.0f} MiB of it are held by no tenant" if strangers > 64 << 20 else ""
         return f"{plan.short_bytes / 2**20:.0f} MiB are lacking, {why}{others}"
 
-    async def learn(self, gpu: str, not_taken: int = 0) -> None:
-        """The driver had less than the sums say (they count `not_taken` bytes that could not be had): find out how much
-        of the card is held by nobody known here."""
+    async def learn(self, gpu: str, not_taken: int = 0, *, refused: bool) -> None:
+        """Find out how much of the card is held by nobody known here, when the sums count `not_taken` bytes that are
+        not there. `refused`: because the driver had less than they say."""
         residency = self.residency.gpus[gpu]
         device = self.agent.registry.gpus[gpu]
         free = await asyncio.get_running_loop().run_in_executor(None, gpus.driver_free_bytes, device)
         self.residency.refresh(gpu)
         if free is None:
-            residency.ran_short(not_taken)
-        else:
-            residency.driver_says(free, not_taken)
+            residency.ran_short(not_taken or self.agent.config.swap_piece_bytes)
+            return
+        if refused and not device.soft and free >= (not_taken or self.agent.config.swap_piece_bytes):
+            residency.need_margin()  # a card keeps some of what it calls free
+        residency.driver_says(free, not_taken)

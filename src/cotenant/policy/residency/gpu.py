@@ -20,6 +20,8 @@ from typing import NamedTuple
 from cotenant.policy.residency.rates import MoveRates
 
 SECOND_NS = 1_000_000_000
+MARGIN_STEP_BYTES = 128 << 20
+MOST_MARGIN_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class GpuResidency:
     rates: MoveRates = field(default_factory=MoveRates)
     occupants: dict[str, Occupant] = field(default_factory=dict)
     overhead_bytes: int = 0  # learnt: what the GPU lacked although the sums said it fits
+    margin_bytes: int = 0  # learnt, and part of it: what the driver calls free and does not give
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 
@@ -127,7 +130,12 @@ class GpuResidency:
         """What is free on the GPU in truth, when the sums count `not_taken` bytes that are not there: the rest of what
         nobody here holds is others', and may become more or less."""
         held = sum(o.resident_bytes + o.fixed_bytes for o in self.occupants.values()) - not_taken
-        self.overhead_bytes = min(max(0, self.capacity_bytes - held - free_bytes), self.capacity_bytes)
+        others = max(0, self.capacity_bytes - held - free_bytes)
+        self.overhead_bytes = min(others + self.margin_bytes, self.capacity_bytes)
+
+    def need_margin(self) -> None:
+        """The driver refused less than it says is free: keep clear of that by somewhat more."""
+        self.margin_bytes = min(self.margin_bytes + MARGIN_STEP_BYTES, MOST_MARGIN_BYTES)
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
