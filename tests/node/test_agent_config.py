@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cotenant.model.errors import InputError
-from cotenant.node.config import FileWatch, load, parse_gemini
+from cotenant.node.config import load, parse_gemini
+from cotenant.node.file_watch import FileWatch
 from cotenant.policy.quota import MS_NS, SECOND_NS
 
 GIB = 1 << 30

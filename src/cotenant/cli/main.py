@@ -57,12 +57,13 @@ MOST_SHOWN = 2000  # characters of an error
 
 
 def _module(verb: str, args: list[str]) -> str:
-    """The module of a verb. `simulate` has two: a trace of jobs, or requests on the services of a file."""
+    """The module of a verb. `simulate` has three: a trace of jobs, requests on services, an agent's tenants."""
     if verb == "simulate" and "--trace" not in args:
-        from cotenant.cli.simulate_serving import wanted
+        from cotenant.cli import simulate_serving, simulate_turns
 
-        if wanted(args):
-            return "cotenant.cli.simulate_serving"
+        for module in (simulate_turns, simulate_serving):
+            if module.wanted(args):
+                return module.__name__
     return VERBS[verb][0]
 
 

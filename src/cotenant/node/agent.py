@@ -21,8 +21,9 @@ from cotenant.node import config as configs
 from cotenant.node import processes, reconfigure, state
 from cotenant.node.backing import host_memory
 from cotenant.node.broker import Broker
-from cotenant.node.config import AgentConfig, FileWatch, TenantSpec
+from cotenant.node.config import AgentConfig, TenantSpec
 from cotenant.node.control import Caller, ControlServer
+from cotenant.node.file_watch import FileWatch
 from cotenant.node.floor import Floors
 from cotenant.node.floor_page import SOCKET as FLOOR_SOCKET
 from cotenant.node.gpus import Gpu, discover, within

@@ -282,8 +282,7 @@ def _parse_tenants(entries: Any, path: Path) -> tuple[TenantSpec, ...]:
 
 def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpec:
     try:
-        gpus = entry.get("gpus", ())
-        gpus = tuple(gpus.split(",")) if isinstance(gpus, str) else tuple(gpus)
+        gpus = _gpus(entry.get("gpus", ()))
         limit = parse_fraction(entry["limit"], "limit") if "limit" in entry else 1.0
         spec = TenantSpec(
             name=check_name(entry.get("name")),
@@ -296,10 +295,10 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
             gpu_count=max(1, len(gpus)),
             mechanism=str(entry.get("mechanism", "time")),
             uid=_user(entry["user"]) if "user" in entry else None,
-            best_effort=bool(entry.get("best_effort", False)),
+            best_effort=_flag(entry, "best_effort"),
             oversubscribe=str(entry.get("oversubscribe", "none")),
             copy_weight=float(entry["copy_weight"]) if "copy_weight" in entry else None,
-            latency_sensitive=bool(entry.get("latency_sensitive", False)),
+            latency_sensitive=_flag(entry, "latency_sensitive"),
             work_class=str(entry.get("work_class", "unknown")),
             work_sms=int(entry.get("work_sms", 0)),
             in_flight_ns=round(parse_seconds(entry["in_flight"], "in_flight") * 1e9) if "in_flight" in entry else 0,
@@ -309,6 +308,21 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
         raise InputError(error.message, file=path, field=f"{where}.{error.field}" if error.field else where) from None
     except (TypeError, ValueError) as error:
         raise InputError(f"not a tenant: {error}", file=path, field=where) from None
+
+
+def _gpus(said: Any) -> tuple[str, ...]:
+    if isinstance(said, str):
+        said = said.split(",")
+    if not isinstance(said, list | tuple) or not all(isinstance(x, str | int) for x in said):
+        raise InputError(f"{said!r} is no list of GPUs (indices or UUIDs)", field="gpus")
+    return tuple(str(x).strip() for x in said)
+
+
+def _flag(entry: Mapping[str, Any], name: str) -> bool:
+    said = entry.get(name, False)
+    if not isinstance(said, bool):
+        raise InputError(f"{said!r} is neither true nor false", field=name)
+    return said
 
 
 def _user(text: Any) -> int:
@@ -359,30 +373,3 @@ def parse_gemini(text: str, path: Path | None = None) -> tuple[TenantSpec, ...]:
 def with_options(config: AgentConfig, **given: Any) -> AgentConfig:
     """The config with the command line's values where they were given (None: not given)."""
     return dataclasses.replace(config, **{key: value for key, value in given.items() if value is not None})
-
-
-class FileWatch:
-    """Notices that a file is another one: written in place, replaced by rename, or behind a swapped symbolic link.
-
-    Looks at (device, inode, size, mtime) of what the path leads to, so it needs no notification service and works on
-    network file systems and in Kubernetes' mounted ConfigMaps.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._seen = self._look()
-
-    def _look(self) -> tuple[int, int, int, int] | None:
-        try:
-            stat = self.path.stat()
-        except OSError:
-            return None
-        return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-
-    def changed(self) -> bool:
-        """Whether there is a new file since the last call. A file that has gone is not a change: wait for the next."""
-        now = self._look()
-        if now is None or now == self._seen:
-            return False
-        self._seen = now
-        return True

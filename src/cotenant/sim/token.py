@@ -120,6 +120,17 @@ class TokenEngine:
                 self.result.turns.append(open_turn)
         return self.result
 
+    def worked_ns(self, name: str) -> int:
+        """GPU time that a tenant's kernels took until now, that of a kernel under way included; summed over GPUs."""
+        ended = sum(end_ns - start_ns for tenant, _, start_ns, end_ns in self.result.worked if tenant == name)
+        started = (t.working_ns for (tenant, _), t in self._tenants.items() if tenant == name)
+        return ended + sum(self.now_ns - start_ns for start_ns in started if start_ns is not None)
+
+    def waits_ns(self, name: str, gpu: str) -> int:
+        """How long a tenant has been waiting for the turn that has not come yet; 0 for one that waits for none."""
+        account = self.broker.gpus[gpu].accounts.get(name)
+        return self.now_ns - account.requested_ns if account is not None and account.waiting else 0
+
     def change(self, at_ns: int, name: str, share: Share) -> None:
         """Change a tenant's share at a moment (`cotenant set`)."""
         for (tenant, gpu) in self._tenants:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from cotenant.model.units import format_bytes
 from cotenant.policy.quota import Grant, QuotaSettings
 from cotenant.policy.residency import GpuResidency, MoveRates, ResidencySettings
 from cotenant.sim.token import Load, TokenEngine, _Tenant
@@ -65,7 +66,7 @@ class MovingTokenEngine(TokenEngine):
             return False
         switch = residency.switch(grant.tenant, line=self.broker.line(grant.gpu, self.now_ns))
         if switch.short_bytes:
-            raise ValueError(f"{grant.tenant} does not fit the card by {switch.short_bytes} bytes")
+            raise ValueError(f"{grant.tenant} does not fit the card: {format_bytes(switch.short_bytes)} are lacking")
         if not switch.in_bytes:
             residency.used(grant.tenant, self.now_ns)
             return True

@@ -1,0 +1,198 @@
+"""`cotenant simulate --agent FILE`: the tenants of an agent's file taking turns on one GPU, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cotenant.node.config import AgentConfig, TenantSpec
+    from cotenant.sim.token import Load
+    from cotenant.sim.token_moves import Card
+
+app = typer.Typer(add_completion=False)
+MARK = "--agent"
+GPU = "0"
+ONE_GIB = 1 << 30
+
+
+def wanted(args: list[str]) -> bool:
+    """Whether the arguments of `simulate` name an agent's file."""
+    return any(a.partition("=")[0] == MARK for a in args)
+
+
+@app.command()
+def simulate(
+    agent: Annotated[str, typer.Option(help="The agent's file: FILE.yaml or gemini:FILE.")],
+    load: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=KERNEL[:BUSY/PAUSE], as train=2ms:30ms/70ms. Repeatable. Default: 2ms without end."),
+    ] = None,
+    card: Annotated[
+        str | None, typer.Option(help="Memory of the GPU: tenants hold their `memory` of it. Default: all fits.")
+    ] = None,
+    duration: Annotated[str, typer.Option(help="Length of the run in virtual time.")] = "60s",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Say what each tenant of an agent's file would get of one GPU, by the broker and policy that the agent runs."""
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_seconds
+    from cotenant.node.config import load as read
+
+    seconds = parse_seconds(duration, "--duration")
+    if not 0 < seconds <= 86_400:
+        raise InputError(f"a run of {seconds:g} s is not over 0 and at most a day", field="--duration")
+    config = read(agent)
+    specs = _gated(config, agent)
+    answer = outcome(config, _loads(specs, load or [], config), _card(specs, card, config), seconds)
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        _show(answer)
+
+
+def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: float) -> dict[str, Any]:
+    """Run the loads for `seconds` of virtual time.
+
+    For each tenant: `turn_share` and `work_share` (fractions of the time in which it had the turn, and in which its
+    kernels ran), `turns`, `longest_wait_s` (for a turn, come or not), `moves` and `moved_bytes` (both ways).
+    `moving_share` is the part of the time that went to moves. Errors: InputError where a tenant does not fit the card.
+    """
+    from cotenant.model.errors import InputError
+    from cotenant.sim.token import TokenEngine
+    from cotenant.sim.token_moves import MovingTokenEngine
+
+    end_ns = int(seconds * 1e9)
+    engine = TokenEngine(loads, config.quota) if card is None else MovingTokenEngine(loads, config.quota, card)
+    try:
+        result = engine.run(end_ns)
+    except ValueError as error:
+        raise InputError(str(error), field="--card") from None
+    moves = engine.moves if isinstance(engine, MovingTokenEngine) else []
+    worked = {x.name: engine.worked_ns(x.name) for x in loads}
+    rows = []
+    for x in loads:
+        turns = [t for t in result.turns if t.tenant == x.name]
+        its = [m for m in moves if m.tenant == x.name]
+        waits_ns = [engine.waits_ns(x.name, GPU), *(t.waited_ns for t in turns)]
+        rows.append({
+            "name": x.name, "request": x.share.request, "limit": x.share.limit,
+            "turn_share": result.held_ns(x.name, 0, end_ns) / end_ns, "work_share": worked[x.name] / end_ns,
+            "turns": len(turns), "longest_wait_s": max(waits_ns) / 1e9,
+            "moves": len(its), "moved_bytes": sum(m.in_bytes + m.out_bytes for m in its),
+        })  # fmt: skip
+    moving = engine.moving_ns(0, end_ns) / end_ns if isinstance(engine, MovingTokenEngine) else 0.0
+    return {
+        "discipline": config.quota.discipline, "seconds": seconds, "tenants": rows,
+        "work_share": sum(worked.values()) / end_ns, "moving_share": moving,
+    }  # fmt: skip
+
+
+def _gated(config: AgentConfig, source: str) -> list[TenantSpec]:
+    from cotenant.model.errors import InputError
+
+    if not config.tenants:
+        raise InputError("the file names no tenants", file=source, field="tenants")
+    for spec in config.tenants:
+        if max(spec.gpu_count, len(spec.gpus)) > 1:
+            raise InputError(f"{spec.name} has several GPUs; one GPU is simulated", file=source, field="tenants")
+        if spec.mechanism != "time":
+            raise InputError(
+                f"{spec.name} takes no turns: its mechanism is {spec.mechanism}", file=source, field="tenants"
+            )
+    requests = sum(spec.request for spec in config.tenants)
+    if requests > 1.0 + 1e-9:
+        raise InputError(f"requests of one GPU add up to {requests:.0%}", file=source, field="tenants")
+    return list(config.tenants)
+
+
+def _loads(specs: list[TenantSpec], given: list[str], config: AgentConfig) -> list[Load]:
+    from cotenant.model.errors import InputError
+    from cotenant.policy.quota import Share
+    from cotenant.sim.token import Load
+
+    said: dict[str, dict[str, Any]] = {}
+    for text in given:
+        name, equals, work = text.partition("=")
+        if not equals or not name or name not in {spec.name for spec in specs}:
+            known = ", ".join(spec.name for spec in specs)
+            said_so = f"{text!r} is not NAME=KERNEL[:BUSY/PAUSE] of a tenant in the file: {known}"
+            raise InputError(said_so, field="--load")
+        if name in said:
+            raise InputError(f"{name} has two loads", field="--load")
+        kernel, cycle, rest = work.partition(":")
+        said[name] = {"kernel_ns": _time_ns(kernel, text)}
+        if cycle:
+            busy, slash, pause = rest.partition("/")
+            said[name]["busy_ns"] = _time_ns(busy, text)
+            said[name]["pause_ns"] = _time_ns(pause, text) if slash else 0
+    return [
+        Load(
+            spec.name, Share(spec.request, spec.limit, spec.priority, spec.weight), (GPU,),
+            idle_release_ns=config.idle_release_ns, **said.get(spec.name, {}),
+        )
+        for spec in specs
+    ]  # fmt: skip
+
+
+def _time_ns(text: str, load: str) -> int:
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_seconds
+
+    if not text:
+        raise InputError(f"{load!r} is not NAME=KERNEL[:BUSY/PAUSE], as train=2ms:30ms/70ms", field="--load")
+    seconds = parse_seconds(text, "--load")
+    if not 1e-6 <= seconds <= 3600:
+        raise InputError(f"{text!r} in {load!r} is not from 1 us to an hour", field="--load")
+    return int(seconds * 1e9)
+
+
+def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> Card | None:
+    """Who may leave the card moves; what the others hold is no room for anybody."""
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import format_bytes, parse_bytes
+    from cotenant.policy.residency import ResidencySettings
+    from cotenant.sim.token_moves import Card
+
+    if memory is None:
+        return None
+    lacking = [spec.name for spec in specs if spec.memory_bytes is None]
+    if lacking:
+        raise InputError(f"with --card every tenant of the file needs memory; {lacking[0]} has none", field="--card")
+    stays = sum(spec.memory_bytes or 0 for spec in specs if spec.oversubscribe == "none")
+    room = parse_bytes(memory, "--card") - stays
+    if room <= 0:
+        raise InputError(f"tenants that cannot leave the GPU hold {format_bytes(stays)} of it", field="--card")
+    moving = {spec.name: spec.memory_bytes or 0 for spec in specs if spec.oversubscribe != "none"}
+    return Card(room, moving, ResidencySettings(config.most_moving))
+
+
+def _show(answer: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from cotenant.model.units import format_seconds
+
+    moved = any(row["moves"] for row in answer["tenants"])
+    table = Table()
+    table.add_column("tenant")
+    titles = ["request", "limit", "has the turn", "works", "turns", "longest wait"]
+    for title in titles + (["moves", "GiB moved"] if moved else []):
+        table.add_column(title, justify="right")
+    for row in answer["tenants"]:
+        cells = [row["name"], *(f"{row[x]:.0%}" for x in ("request", "limit"))]
+        cells += [f"{row['turn_share']:.1%}", f"{row['work_share']:.1%}", f"{row['turns']:,}"]
+        cells.append(format_seconds(row["longest_wait_s"]))
+        if moved:
+            cells += [f"{row['moves']:,}", f"{row['moved_bytes'] / ONE_GIB:.1f}"]
+        table.add_row(*cells)
+    console = Console()
+    console.print(table)
+    together = f"{answer['discipline']}, {answer['seconds']:g} s in virtual time: the GPU works"
+    moving = f", {answer['moving_share']:.1%} of the time went to moves" if moved else ""
+    console.print(f"{together} {answer['work_share']:.1%}{moving}", highlight=False, soft_wrap=True)
+    for row in answer["tenants"]:
+        if not row["turns"]:
+            console.print(f"{row['name']} got no turn: the requests of the others leave nothing", highlight=False)

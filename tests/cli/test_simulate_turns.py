@@ -1,0 +1,106 @@
+"""`cotenant simulate --agent`: what an agent's file gives, worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import cotenant
+
+TENANTS = """
+quota: 100ms
+min_quota: 20ms
+tenants:
+  - {name: a, request: 30%, memory: 60GiB, oversubscribe: swap}
+  - {name: b, request: 50%, memory: 60GiB, oversubscribe: swap}
+  - {name: c, limit: 10%, memory: 4GiB}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "agent.yaml"
+    path.write_text(TENANTS)
+    return str(path)
+
+
+def simulate(*args: str) -> dict[str, dict[str, float]]:
+    done = cotenant("simulate", *args, "--json")
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)
+    return {"": answer, **{row["name"]: row for row in answer["tenants"]}}
+
+
+def test_requests_are_got_and_limits_hold(file: str) -> None:
+    rows = simulate("--agent", file)
+    # all three always have work: a and b are owed 30 and 50 %, c may have 10; what is left goes to a and b
+    assert rows["a"]["work_share"] >= 0.30
+    assert rows["b"]["work_share"] >= 0.50
+    assert rows["c"]["work_share"] <= 0.10 + 0.02
+    assert rows[""]["work_share"] == pytest.approx(1.0, abs=0.01)
+    assert rows[""]["moving_share"] == 0
+
+
+def test_a_tenant_that_pauses_gets_what_it_can_use(file: str) -> None:
+    """10 ms of work and 90 ms of pause are a tenth of the GPU at most, and not more for a promise of a half."""
+    rows = simulate("--agent", file, "--load", "b=1ms:10ms/90ms")
+    assert 0.02 < rows["b"]["work_share"] <= 0.10
+    assert rows["a"]["work_share"] > 0.7
+
+
+def test_moves_take_their_part_of_the_time(file: str) -> None:
+    """76 GiB for two tenants of 60 (c keeps its 4): each switch moves 44 GiB off and 44 or 60 back."""
+    rows = simulate("--agent", file, "--card", "80GiB", "--duration", "10min")
+    assert rows["a"]["moves"] >= 2
+    assert rows["c"]["moves"] == 0
+    assert 0 < rows[""]["moving_share"] <= 0.05  # most_moving of the file's defaults
+    assert rows[""]["work_share"] >= 0.9
+    everything_fits = simulate("--agent", file, "--card", "140GiB")
+    assert everything_fits["a"]["moves"] == 1  # its memory came once
+
+
+def test_who_gets_no_turn_has_waited_all_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("tenants: [{name: a, request: 40%}, {name: b, request: 60%}, {name: c}]")
+    rows = simulate("--agent", str(path), "--duration", "30s")
+    assert rows["c"]["turns"] == 0
+    assert rows["c"]["longest_wait_s"] == pytest.approx(30, abs=0.01)
+    assert "c got no turn" in cotenant("simulate", "--agent", str(path), "--duration", "30s").out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--load", "d=2ms"], "of a tenant in the file: a, b, c"),
+        (["--load", "a=2ms:"], "NAME=KERNEL[:BUSY/PAUSE]"),
+        (["--load", "a=-2ms"], "--load"),
+        (["--load", "a=2ms", "--load", "a=3ms"], "a has two loads"),
+        (["--card", "50GiB"], "does not fit the card"),
+        (["--card", "3GiB"], "cannot leave the GPU hold 4.0 GiB"),
+        (["--duration", "0s"], "--duration"),
+        (["--duration", "2000h"], "at most a day"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(file: str, args: list[str], said: str) -> None:
+    done = cotenant("simulate", "--agent", file, *args)
+    assert done.code == 2
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+
+
+def test_files_that_no_gpu_can_run(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    for text, said in (
+        ("quota: 100ms", "names no tenants"),
+        ("tenants: [{name: a, mechanism: mps}]", "takes no turns"),
+        ("tenants: [{name: a, gpus: [0, 1]}]", "several GPUs"),
+            ("tenants: [{name: a, gpus: 2}]", "is no list of GPUs"),
+            ("tenants: [{name: a, best_effort: 'no'}]", "neither true nor false"),
+        ("tenants: [{name: a, request: 60%}, {name: b, request: 50%}]", "110%"),
+    ):
+        path.write_text(text)
+        done = cotenant("simulate", "--agent", path)
+        assert done.code == 2
+        assert said in done.err
