@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,13 @@ def take(pieces):
         if cuda._cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(128 << 20)) != 0:
             return done * 128
     return pieces * 128
+def free():
+    left, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert cuda._cuda.cuMemGetInfo_v2(ctypes.byref(left), ctypes.byref(total)) == 0
+    return left.value >> 20
 print(json.dumps(take(int(sys.argv[1]))), flush=True)
 for line in sys.stdin:
-    print(json.dumps(take(int(line))), flush=True)
+    print(json.dumps(free() if line == "free\\n" else take(int(line))), flush=True)
 """
 
 
@@ -47,6 +52,17 @@ def take(bench: Bench, spec: TenantSpec, pieces: int) -> tuple[subprocess.Popen[
     line = process.stdout.readline()
     assert line, process.communicate()[1]
     return process, json.loads(line)
+
+
+def ask(process: subprocess.Popen[str], what: str) -> int:
+    """Take more pieces, or `free`: the MiB that the program sees free."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{what}\n")
+    process.stdin.flush()
+    answer = json.loads(process.stdout.readline())
+    assert isinstance(answer, int)
+    return answer
 
 
 @pytest.fixture(autouse=True)
@@ -75,14 +91,32 @@ def test_a_service_that_runs_gets_the_rest_of_its_memory() -> None:
         assert first == 256
         be, taken = take(bench, TenantSpec("be", mechanism="mps"), 64)
         assert taken == 4096 - 256 - 1024
-        assert ls.stdin is not None
-        assert ls.stdout is not None
-        ls.stdin.write("64\n")
-        ls.stdin.flush()
         # its cap of 1024 holds its context and six pieces
-        assert json.loads(ls.stdout.readline()) == 512
+        assert ask(ls, "64") == 512
         be.communicate(timeout=20)
         ls.communicate(timeout=20)
+
+
+def test_what_is_kept_for_a_service_does_not_look_free() -> None:
+    """A program that sizes its caches by cuMemGetInfo must not count on it; what looks free can be had."""
+    with Bench("soft", SETTINGS) as bench:
+        be, _ = take(bench, TenantSpec("be", mechanism="mps"), 0)
+        assert ask(be, "free") == 4096 - 256
+        ls, _ = take(bench, KEPT, 0)
+        assert ask(be, "free") == 4096 - 256 - 1024
+        assert ask(ls, "2") == 256
+        assert ask(be, "free") == 4096 - 256 - 1024, "what it has taken of what is kept changes nothing for others"
+        assert ask(ls, "free") == 1024 - 256 - 256, "its own is free for it"
+        assert ask(be, "64") == 4096 - 256 - 1024
+        assert ask(be, "free") == 0
+        ls.communicate(timeout=20)
+        with ControlClient(bench.folder) as client:
+            client.call("stop", name="ls")
+        deadline = time.monotonic() + 10
+        while ask(be, "free") != 1024:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        be.communicate(timeout=20)
 
 
 def test_without_a_reservation_first_come_first_served() -> None:

@@ -252,6 +252,7 @@ class Agent:
             movable = tenant.spec.oversubscribe != "none"
             self.ledger.keep(tenant.name, gpu.uuid, tenant.kept_bytes, movable=movable)
             self.server.publish_memory(tenant, gpu.uuid)
+            self.server.publish_kept(gpu.uuid)
         if self.mechanisms[tenant.spec.mechanism].capabilities().gated:
             self.broker.join(tenant)
         self.server.copies.join(tenant)
@@ -290,6 +291,8 @@ class Agent:
         if tenant.name in self.broker.turns.gpus[tenant.gpus[0].uuid].accounts:
             self.broker.leave(tenant)
         self.ledger.forget(tenant.name)
+        for gpu in tenant.gpus:
+            self.server.publish_kept(gpu.uuid)
         self.registry.remove(tenant)
         self.server.copies.leave(tenant)
         self.parking.forget(tenant)

@@ -64,6 +64,14 @@ class Ledger:
         kept = [(name, size) for (name, g), size in self._kept.items() if g == gpu and name != tenant]
         return sum(max(0, size - self.used(name, gpu)) for name, size in kept)
 
+    def keeps(self, tenant: str, gpu: str) -> bool:
+        """Whether some of that GPU is kept for the tenant."""
+        return (tenant, gpu) in self._kept
+
+    def not_for(self, tenant: str, gpu: str) -> int:
+        """Bytes that look free to the tenant and are kept for others; 0 for one that moves: others make way for it."""
+        return 0 if tenant in self._movable else self.kept_from(tenant, gpu)
+
     def left(self, tenant: str, gpu: str) -> int:
         """What a tenant may still take of a card with memory kept for others; NO_LIMIT where none is, or it moves."""
         total, kept = self._totals.get(gpu), self.kept_from(tenant, gpu)

@@ -20,8 +20,9 @@ _SLOT_FIELDS: list[tuple[str, type]] = [
     ("flags", ctypes.c_uint32),
     ("reserved_0", ctypes.c_uint32),
     ("uuid", ctypes.c_uint8 * 16),
+    ("memory_kept_bytes", ctypes.c_uint64),
     ("fencing", ctypes.c_uint32),
-    ("reserved_agent", ctypes.c_uint8 * 44),
+    ("reserved_agent", ctypes.c_uint8 * 36),
     ("epoch_seen", ctypes.c_uint64),
     ("calls_in_flight", ctypes.c_uint64),
     ("launches", ctypes.c_uint64),
@@ -59,6 +60,7 @@ class Slot(ctypes.Structure):
     idle_release_ns: int
     drain_timeout_ns: int
     memory_limit_bytes: int
+    memory_kept_bytes: int
     memory_used_bytes: int
     flags: int
     launches: int

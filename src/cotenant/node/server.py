@@ -234,6 +234,7 @@ class ShimServer:
         page.drain_timeout_ns = self.config.quota.stuck_ns
         page.memory_limit_bytes = self.ledger.limit(tenant.name, gpu)
         page.memory_used_bytes = self.ledger.used(tenant.name, gpu)
+        page.memory_kept_bytes = self.ledger.not_for(tenant.name, gpu)
         page.uuid[:] = uuid
         spec = tenant.spec
         gate = SlotFlag.BEST_EFFORT if spec.best_effort else SlotFlag(0)
@@ -250,6 +251,17 @@ class ShimServer:
                     page = session.page.slots[slot]
                     page.memory_used_bytes = used
                     page.memory_limit_bytes = limit
+        if self.ledger.keeps(tenant.name, gpu):
+            self.publish_kept(gpu)
+
+    def publish_kept(self, gpu: str) -> None:
+        """Tell everybody on a GPU what of its free memory is kept for others."""
+        for session in self.sessions:
+            if not session.welcome:
+                continue
+            for slot, attached in session.slots.items():
+                if attached == gpu:
+                    session.page.slots[slot].memory_kept_bytes = self.ledger.not_for(session.tenant.name, gpu)
 
     def context_reserve_bytes(self, gpu: str) -> int:
         """What a context is charged when its size is not known."""

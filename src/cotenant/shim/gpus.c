@@ -163,12 +163,22 @@ void cot_gpu_context_gone(CUdevice device, CUcontext context)
     }
 }
 
-/* For the NVML shim, which knows a card by its UUID only.  0: the tenant's cap on it and its charge. */
-EXPORT int cotenant_memory_of(const uint8_t uuid[16], uint64_t *limit_bytes, uint64_t *used_bytes)
+static int memory_of(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes, uint64_t *kept_bytes)
+{
+    if (!cot_memory_view(gpu, limit_bytes, used_bytes)) {
+        *limit_bytes = COTENANT_NO_LIMIT;
+        *used_bytes = 0;
+    }
+    *kept_bytes = cot_memory_kept(gpu);
+    return *limit_bytes == COTENANT_NO_LIMIT && *kept_bytes == 0 ? -1 : 0;
+}
+
+/* For the NVML shim, which knows a card by its UUID only.  0: the tenant's cap on it, its charge, what is kept for others. */
+EXPORT int cotenant_memory_of(const uint8_t uuid[16], uint64_t *limit_bytes, uint64_t *used_bytes, uint64_t *kept_bytes)
 {
     for (uint32_t i = 0; i < cot_gpu_count(); i++)
         if (gpus[i].attached && memcmp(gpus[i].uuid.bytes, uuid, sizeof gpus[i].uuid.bytes) == 0)
-            return cot_memory_view(&gpus[i], limit_bytes, used_bytes) ? 0 : -1;
+            return memory_of(&gpus[i], limit_bytes, used_bytes, kept_bytes);
     struct cotenant_gpu_attach attach = {.ordinal = UINT32_MAX};
     struct cotenant_message reply;
     memcpy(attach.uuid, uuid, sizeof attach.uuid);
@@ -178,7 +188,7 @@ EXPORT int cotenant_memory_of(const uint8_t uuid[16], uint64_t *limit_bytes, uin
         return -1;
     struct gpu named = {.attached = true, .slot = reply.header.slot,
                         .page_slot = &cot_agent_page()->slots[reply.header.slot]};
-    return cot_memory_view(&named, limit_bytes, used_bytes) ? 0 : -1;
+    return memory_of(&named, limit_bytes, used_bytes, kept_bytes);
 }
 
 void cot_gpus_after_reconnect(void)

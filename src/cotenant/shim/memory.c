@@ -238,6 +238,11 @@ bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_byte
     return true;
 }
 
+uint64_t cot_memory_kept(struct gpu *gpu)
+{
+    return gpu && gpu->attached ? gpu->page_slot->memory_kept_bytes : 0;
+}
+
 void cot_memory_reset_after_fork(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;

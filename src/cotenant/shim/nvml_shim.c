@@ -21,7 +21,7 @@ extern HIDDEN void *cot_real_table[];
 extern HIDDEN const char *const cot_names[];
 extern HIDDEN const uint32_t cot_export_count;
 
-typedef int (*memory_view)(const uint8_t uuid[16], uint64_t *limit_bytes, uint64_t *used_bytes);
+typedef int (*memory_view)(const uint8_t uuid[16], uint64_t *limit_bytes, uint64_t *used_bytes, uint64_t *kept_bytes);
 
 static pthread_once_t open_once = PTHREAD_ONCE_INIT;
 static void *nvml_handle;
@@ -81,25 +81,26 @@ static int parse_uuid(const char *text, uint8_t uuid[16])
     return digits == 32;
 }
 
-static int view(void *device, uint64_t *limit, uint64_t *used)
+static int view(void *device, uint64_t *limit, uint64_t *used, uint64_t *kept)
 {
     char text[96] = "";
     uint8_t uuid[16];
     memory_view ask = (memory_view)dlsym(RTLD_DEFAULT, "cotenant_memory_of");
     if (!ask || ((int (*)(void *, char *, unsigned))REAL(nvmlDeviceGetUUID))(device, text, sizeof text) != NVML_SUCCESS)
         return 0;
-    return parse_uuid(text, uuid) && ask(uuid, limit, used) == 0;
+    return parse_uuid(text, uuid) && ask(uuid, limit, used, kept) == 0;
 }
 
-/* What is free is the least of what the cap leaves and what the card has. */
+/* What is free is the least of what the cap leaves and what the card has and keeps for nobody else. */
 static void adjust(void *device, uint64_t *total, uint64_t *free_bytes, uint64_t *used_bytes)
 {
-    uint64_t limit, used;
-    if (!view(device, &limit, &used))
+    uint64_t limit, used, kept;
+    if (!view(device, &limit, &used, &kept))
         return;
     uint64_t left = used < limit ? limit - used : 0;
     if (*total > limit)
         *total = limit;
+    *free_bytes = *free_bytes > kept ? *free_bytes - kept : 0;
     if (*free_bytes > left)
         *free_bytes = left;
     *used_bytes = *total - *free_bytes;

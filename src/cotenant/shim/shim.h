@@ -376,6 +376,7 @@ HIDDEN void cot_memory_report_state(struct gpu *gpu);
 HIDDEN void cot_memory_report_host(void);
 HIDDEN void cot_memory_reset_after_fork(void);
 HIDDEN bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes);
+HIDDEN uint64_t cot_memory_kept(struct gpu *gpu); /* what the card has free and keeps for others */
 HIDDEN void cot_pools_refresh(void);
 HIDDEN void cot_pools_forget_gpu(struct gpu *gpu);
 HIDDEN CUresult cot_graph_memory_check(word graph);

@@ -219,8 +219,11 @@ HOST_FREE(cuMemHostUnregister)
     EXPORT CUresult name(type *free_bytes, type *total_bytes)                                         \
     {                                                                                                 \
         CUresult result = ((CUresult(*)(type *, type *))REAL(name))(free_bytes, total_bytes);         \
-        uint64_t limit, used;                                                                         \
-        if (result != CUDA_SUCCESS || !cot_memory_view(cot_thread_gpu(), &limit, &used))              \
+        struct gpu *gpu = result == CUDA_SUCCESS ? cot_thread_gpu() : NULL;                           \
+        uint64_t limit, used, kept = cot_memory_kept(gpu);                                            \
+        if (free_bytes && kept)                                                                       \
+            *free_bytes = *free_bytes > kept ? (type)(*free_bytes - kept) : 0;                        \
+        if (!cot_memory_view(gpu, &limit, &used))                                                     \
             return result;                                                                            \
         uint64_t left = used < limit ? limit - used : 0;                                              \
         /* what others hold makes way for a tenant that oversubscribes: the driver's number is not its own */ \
