@@ -12,6 +12,7 @@ from cotenant.config_services import MAX_GPUS, Deployment
 from cotenant.model.errors import InputError
 from cotenant.model.serving import Application, Service
 from cotenant.policy.packing.applications import Stage, stages
+from cotenant.policy.packing.specs import DEFAULT_PLANNER, Spec, find_planner
 from cotenant.policy.packing.tables import Gpus
 from cotenant.profile.latency import ServingProfile
 from cotenant.profile.latency_files import load_profile
@@ -20,13 +21,19 @@ from cotenant.profile.latency_files import load_profile
 @dataclass(frozen=True)
 class Problem:
     """What is planned: `services` (stages of applications last), the GPUs, profiles by GPU model, applications with
-    their stages, and the factor on rates to plan for."""
+    their stages, and the factor on rates to plan for. `apart`: no gpulet holds services of both classes."""
 
     gpus: Gpus
     services: tuple[Service, ...]
     profiles: Mapping[str, ServingProfile]
     applications: tuple[tuple[Application, tuple[Stage, ...]], ...]
     headroom: float
+    apart: bool = False
+
+    def planner(self, name: str | None = None) -> Spec:
+        """The planner of a name (default: the usual one) for this problem; InputError lists the known ones."""
+        spec = find_planner(name or DEFAULT_PLANNER)
+        return spec.apart() if self.apart else spec
 
     @property
     def own_services(self) -> tuple[Service, ...]:
@@ -80,7 +87,7 @@ def build_problem(deployment: Deployment, profile: str | Path | None = None, gpu
     apps = tuple((app, tuple(stages(app, first))) for app in deployment.applications)
     services = (*deployment.services, *(stage.service for _, found in apps for stage in found))
     problem_gpus = Gpus(tuple(loaded.values()), tuple(types[m] for m in models))
-    return Problem(problem_gpus, services, loaded, apps, deployment.headroom)
+    return Problem(problem_gpus, services, loaded, apps, deployment.headroom, deployment.colocation is not None)
 
 
 def what_if(deployment: Deployment, changes: Sequence[str]) -> Deployment:

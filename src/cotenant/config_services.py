@@ -105,6 +105,7 @@ class ServicesFile(BaseModel):
     partitions: list[str | float] | None = None
     max_gpulets: int | None = Field(default=None, ge=1, le=64)
     max_models: int = Field(default=3, ge=1, le=4)
+    colocation: str | None = None
     profile: str | dict[str, str] | None = None
     replan: ReplanEntry = ReplanEntry()
     services: list[ServiceEntry] = []
@@ -114,7 +115,8 @@ class ServicesFile(BaseModel):
 @dataclass(frozen=True)
 class Deployment:
     """services.yaml, checked: GPU model names in order, services, applications and how plans are made. `raw` is the
-    file's own content, with what only a server reads; `source` says where in the file things stand."""
+    file's own content, with what only a server reads; `source` says where in the file things stand. `colocation`: the
+    scheme that latency-sensitive and best-effort services are served under, None: they are served alike."""
 
     file: str
     gpu_models: tuple[str, ...]
@@ -129,6 +131,7 @@ class Deployment:
     max_models: int = 3
     arrivals: Mapping[str, str] = field(default_factory=dict)
     copy_weights: Mapping[str, float] = field(default_factory=dict)
+    colocation: str | None = None
     raw: ServicesFile | None = None
     source: YamlFile | None = field(default=None, repr=False, compare=False)
 
@@ -144,6 +147,19 @@ def read_services(path: str | Path) -> Deployment:
         raise InputError("needs gpus and services", file=path)
     with read.located():
         return replace(parse_services(read.content, path), source=read)
+
+
+def with_scheme(deployment: Deployment, scheme: str | None) -> Deployment:
+    """A deployment under the co-location scheme of an option, `none` for none; without the option as the file says."""
+    return deployment if scheme is None else replace(deployment, colocation=_scheme(scheme))
+
+
+def _scheme(name: str | None) -> str | None:
+    if name is None or name == "none":
+        return None
+    from cotenant.policy.colocation import scheme_named
+
+    return scheme_named(name).name
 
 
 def parse_services(data: Mapping[str, Any], path: str | Path = "services") -> Deployment:
@@ -205,6 +221,7 @@ def _deployment(raw: ServicesFile, path: str | Path) -> Deployment:
             **{a.name: a.arrivals for a in raw.applications if a.arrivals},
         },
         copy_weights={s.name: s.copy_weight for s in raw.services},
+        colocation=_scheme(raw.colocation),
         raw=raw,
     )
 

@@ -44,6 +44,9 @@ def plan(
     patience: Annotated[int, typer.Option(help="Decisions in a row that want fewer GPUs, for --autoscale.")] = 3,
     period: Annotated[str, typer.Option(help="Time between decisions, for --autoscale.")] = "20s",
     profile: Annotated[str | None, typer.Option(help="Profile: JSON file or folder.", rich_help_panel=FILES)] = None,
+    colocation: Annotated[
+        str | None, typer.Option(metavar="SCHEME|none", help="Plan as for serve --colocation: classes kept apart.")
+    ] = None,
     previous: Annotated[
         str | None, typer.Option("--from", help="A plan (JSON) to change as little as possible.", rich_help_panel=FILES)
     ] = None,
@@ -84,6 +87,8 @@ def plan(
     from cotenant.record.files import check_writable
 
     limit_s = parse_seconds(time_limit, field="time-limit")
+    if scenarios is not None and colocation is not None:
+        raise InputError("--colocation is for services files", field="colocation")
     if services is not None and (tasks is not None or scenarios is not None):
         raise InputError("give one of SERVICES.yaml, --tasks and --scenarios")
     for path in (out, write_modellist, write_tasks, write_sim_config, write_device_config):
@@ -105,16 +110,17 @@ def plan(
         spec = find_planner(planner or DEFAULT_PLANNER)
         plan_set(scenarios, profile, 4 if gpus is None else gpus, spec, limit_s, out, report, as_json, repeats)
         return
+    problem, default_planner = _problem(
+        services, tasks, sim_config, device_config, profile, gpus, what_if or [], colocation
+    )
     if autoscale is not None:
         from cotenant.cli.plan_autoscale import replay
 
-        problem, default_planner = _problem(services, tasks, sim_config, device_config, profile, gpus, what_if or [])
-        replay(problem, find_planner(planner or default_planner), autoscale, forecast, patience, period, as_json)
+        replay(problem, problem.planner(planner or default_planner), autoscale, forecast, patience, period, as_json)
         return
-    problem, default_planner = _problem(services, tasks, sim_config, device_config, profile, gpus, what_if or [])
     if headroom is not None and not 1 <= headroom <= 100:
         raise InputError(f"a headroom of {headroom:g} is not between 1 and 100", field="headroom")
-    spec = find_planner(planner or default_planner)
+    spec = problem.planner(planner or default_planner)
     factor = headroom or problem.headroom
     if seed < 0:
         raise InputError(f"a seed of {seed} is below 0", field="seed")
@@ -143,7 +149,7 @@ def plan(
 
 def _problem(
     services: str | None, tasks: str | None, sim_config: str | None, device_config: str | None, profile: str | None,
-    gpus: int | None, changes: list[str],
+    gpus: int | None, changes: list[str], colocation: str | None,
 ) -> tuple[Problem, str]:  # fmt: skip
     from cotenant.model.errors import InputError
     from cotenant.policy.packing.specs import DEFAULT_PLANNER
@@ -152,9 +158,10 @@ def _problem(
         raise InputError("give SERVICES.yaml, or --tasks glet:TASKS.csv with --sim-config, or --scenarios")
     if services is not None:
         from cotenant.config_planning import build_problem, what_if
-        from cotenant.config_services import read_services
+        from cotenant.config_services import read_services, with_scheme
 
-        return build_problem(what_if(read_services(services), changes), profile, gpus), DEFAULT_PLANNER
+        deployment = with_scheme(read_services(services), colocation)
+        return build_problem(what_if(deployment, changes), profile, gpus), DEFAULT_PLANNER
     from cotenant.config_glet import read_problem
 
     assert tasks is not None
@@ -165,6 +172,8 @@ def _problem(
         raise InputError("--tasks needs --sim-config", field="sim-config")
     if changes:
         raise InputError("--what-if is for services files", field="what-if")
+    if colocation is not None:
+        raise InputError("--colocation is for services files", field="colocation")
     return read_problem(path, sim_config, device_config, gpus)
 
 

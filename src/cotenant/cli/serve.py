@@ -28,7 +28,7 @@ def serve(
     gpus_log: Annotated[Path | None, typer.Option(help="CSV of the GPUs in use over time.")] = None,
     colocation: Annotated[
         str | None,
-        typer.Option(metavar="SCHEME", help="Beside best-effort work: tidal, orion, mps-plus, temporal, static."),
+        typer.Option(metavar="SCHEME|none", help="Beside best-effort work: tidal, orion, mps-plus, temporal, static."),
     ] = None,
     agent_dir: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent, for --colocation.")] = None,
     address: Annotated[
@@ -54,7 +54,9 @@ def serve(
     doors = _doors(services, http, grpc)
     if doors == (None, None):
         raise InputError("a server needs a door: --http or --grpc", field="http")
-    if colocation is not None and address is not None:
+    from cotenant.config_services import read_services, with_scheme
+
+    if address is not None and with_scheme(read_services(services), colocation).colocation is not None:
         raise InputError("co-location needs the workers on this machine, not on a Ray cluster", field="--colocation")
     options = Options(*doors, fixed, name, log, gpus_log, colocation, agent_dir)
     factory = None

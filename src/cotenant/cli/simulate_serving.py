@@ -43,6 +43,9 @@ def simulate(
     planner: Annotated[str | None, typer.Option(help="Planner, where no plan is given.")] = None,
     verify: Annotated[bool, typer.Option(help="Verify the plan that is made here.")] = True,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, instead of the file's.")] = None,
+    colocation: Annotated[
+        str | None, typer.Option(metavar="SCHEME|none", help="Plan as for serve --colocation: classes kept apart.")
+    ] = None,
     interference: Annotated[
         str, typer.Option(help="planned: neighbours always run their planned batches; running: what runs counts.")
     ] = "planned",
@@ -60,7 +63,7 @@ def simulate(
 ) -> None:
     """Replay requests against a serving plan, with batching and drops: percentiles and SLO attainment per service."""
     from cotenant.config_planning import build_problem
-    from cotenant.config_services import read_services
+    from cotenant.config_services import read_services, with_scheme
     from cotenant.model.errors import InputError
     from cotenant.model.units import parse_seconds
     from cotenant.record.files import check_writable
@@ -71,7 +74,7 @@ def simulate(
     for path in (requests_csv, client_csv, html):
         if path is not None:
             check_writable(path)
-    deployment = read_services(services)
+    deployment = with_scheme(read_services(services), colocation)
     problem = build_problem(deployment, profile, gpus)
     found = _plan(plan, problem, planner, verify, seed)
     result = run_scenario(
@@ -94,7 +97,6 @@ def simulate(
 
 def _plan(path: str | None, problem: Problem, planner: str | None, verify: bool, seed: int) -> ServingPlan:
     from cotenant.cli.plan import decide, read_plan
-    from cotenant.policy.packing.specs import DEFAULT_PLANNER, find_planner
 
     if path is not None:
         if path.endswith(".txt"):
@@ -103,9 +105,7 @@ def _plan(path: str | None, problem: Problem, planner: str | None, verify: bool,
             return read_modellist(path, problem)
         return read_plan(path)
     target = 0.99 if verify else None
-    found = decide(
-        problem, find_planner(planner or DEFAULT_PLANNER), problem.headroom, target, False, None, seed + 1_000_003, 30.0
-    )
+    found = decide(problem, problem.planner(planner), problem.headroom, target, False, None, seed + 1_000_003, 30.0)
     plan: ServingPlan = found["plan"]
     return plan
 

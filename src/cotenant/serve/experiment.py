@@ -181,10 +181,9 @@ class ServerProcess:
 def make_plan(problem: Problem, seed: int) -> ServingPlan:
     """The plan that a fixed run holds, verified by simulation."""
     from cotenant.policy.packing.planners import Packer
-    from cotenant.policy.packing.specs import DEFAULT_PLANNER, find_planner
     from cotenant.sim.serving_verify import plan_verified
 
-    packer = Packer(find_planner(DEFAULT_PLANNER), problem.gpus, problem.services)
+    packer = Packer(problem.planner(), problem.gpus, problem.services)
     plan = packer.plan([s.rate_rps * problem.headroom for s in problem.services])
     if plan.feasible:
         plan = plan_verified(

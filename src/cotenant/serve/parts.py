@@ -36,7 +36,7 @@ def local_factory(
     mechanism = config.deployment.mechanism
     limit_s = config.entry.load_timeout
     colocation = None
-    if options.colocation is not None:
+    if config.deployment.colocation is not None:
         from cotenant.node.agent import default_folder
         from cotenant.serve.colocation import Claim, Colocation
 
@@ -44,7 +44,7 @@ def local_factory(
         claims = {s.name: Claim(s.memory, s.copy_weight) for s in (raw.services if raw is not None else ())}
         needs_none = timed or mechanism == "cores"
         folder = options.agent or default_folder()
-        colocation = Colocation(options.colocation, folder, claims, timed=needs_none, say=say)
+        colocation = Colocation(config.deployment.colocation, folder, claims, timed=needs_none, say=say)
     return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=limit_s, colocation=colocation)
 
 

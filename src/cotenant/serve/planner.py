@@ -10,7 +10,6 @@ from cotenant.config_planning import Problem
 from cotenant.model.serving import Service, ServingPlan
 from cotenant.policy.packing.planners import Packer
 from cotenant.policy.packing.replan import Sizer, renamed
-from cotenant.policy.packing.specs import find_planner
 from cotenant.sim.serving_verify import plan_verified
 
 LENGTH = struct.Struct("<Q")
@@ -34,7 +33,7 @@ class Planner:
     """Keeps the tables of planners between questions."""
 
     def __init__(self, problem: Problem, planner: str) -> None:
-        self.problem, self.spec = problem, find_planner(planner)
+        self.problem, self.spec = problem, problem.planner(planner)
         self._sizers: dict[tuple[tuple[str, ...], tuple[int, ...]], Sizer] = {}
 
     def answer(self, ask: Ask) -> ServingPlan:

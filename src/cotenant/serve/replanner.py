@@ -16,6 +16,7 @@ from cotenant.config_serving import ServingConfig
 from cotenant.model.errors import InputError, WorkError
 from cotenant.model.serving import Gpulet, ServingPlan
 from cotenant.policy.autoscale import FORECASTS, Autoscaler
+from cotenant.policy.packing.specs import KEPT_APART
 from cotenant.serve.crew import ApplyError, Crew
 from cotenant.serve.planner import LENGTH, Ask
 from cotenant.serve.pool import Pool
@@ -179,7 +180,12 @@ class Replanner:
             plan = await self.process.ask(Ask(rates, gpus, self.held, start, verify=verify))
         if not plan.feasible:
             short = ", ".join(f"{x.service} ({x.missing_rps:.0f}/s)" for x in plan.left_out)
-            self.note = f"the GPUs do not suffice: {short}"
+            note = f"the GPUs do not suffice: {short}"
+            if KEPT_APART in plan.notes:
+                note += f"; {KEPT_APART}"
+                if KEPT_APART not in self.note:
+                    self.say(note)
+            self.note = note
             served = {seat.service for let in self.pool.lets for seat in let.spec.seats}
             if not first and set(rates) <= served and all(let.spec.gpu in gpus for let in self.pool.lets):
                 return None  # moving models would not help anybody

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.config_planning import Problem, build_problem
-from cotenant.config_services import parse_services, read_services
+from cotenant.config_services import parse_services, read_services, with_scheme
 from cotenant.config_serving import ServingConfig, parse_address, read_serving, read_tokens, tls_context
 from cotenant.live.http import is_loopback
 from cotenant.model.errors import InputError, WorkError
@@ -276,6 +276,7 @@ def build(
 ) -> Server:  # fmt: skip
     """A server for a services file (or its content), not started."""
     deployment = parse_services(services) if isinstance(services, Mapping) else read_services(services)
+    deployment = with_scheme(deployment, options.colocation)
     config = read_serving(deployment)
     if gpus is None and quick_wanted(config, profile):
         doors.let_go(doors.take(options.addresses))  # measuring takes seconds: an address in use is told before

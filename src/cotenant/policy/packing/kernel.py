@@ -40,8 +40,10 @@ GPU = np.dtype(
 )  # fmt: skip
 # one row per (GPU type, partition)
 SIZE = np.dtype([("frac", "f8"), ("slots", "i8"), ("allowed", "i8")], align=True)
-# one row per service; cost: least GPU fraction per request/s, bits: per request
-SVC = np.dtype([("slo", "f8"), ("mem", "f8"), ("bits", "f8"), ("cost", "f8"), ("model", "i8")], align=True)
+# one row per service; cost: least GPU fraction per request/s, bits: per request, group: only equal ones share a gpulet
+SVC = np.dtype(
+    [("slo", "f8"), ("mem", "f8"), ("bits", "f8"), ("cost", "f8"), ("model", "i8"), ("group", "i8")], align=True
+)
 # a gpulet of a packing under construction: part is -1 where there is none; rate in requests/s is assigned to a seat
 LET = np.dtype(
     [("part", "i8"), ("count", "i8"), ("work", "f8"), ("press", "f8"), ("svc", "i8", (MAX_SEATS,)),
@@ -230,7 +232,7 @@ def seat(T: Tables, A: State, g: int, j: int, p: int, s: int, q: float) -> bool:
     while k < A[g, j].count and A[g, j].svc[k] != s:
         k += 1
     if k == A[g, j].count:
-        if k >= T.seats:
+        if k >= T.seats or (k > 0 and T.svc[A[g, j].svc[0]].group != T.svc[s].group):
             return False
         A[g, j].svc[k] = s
         A[g, j].rate[k] = 0.0

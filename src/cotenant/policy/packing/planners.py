@@ -16,7 +16,7 @@ from cotenant.policy.packing.check import problems
 from cotenant.policy.packing.exact import Proof, prove
 from cotenant.policy.packing.kernel import State
 from cotenant.policy.packing.prices import CoverTable, cover_table
-from cotenant.policy.packing.specs import Spec
+from cotenant.policy.packing.specs import KEPT_APART, Spec
 from cotenant.policy.packing.tables import Gpus, build_tables, new_state
 
 SEED = 0x9E3779B97F4A7C15
@@ -78,6 +78,13 @@ class Packer:
         services = self.services
         if rates_rps is not None:
             services = [replace(s, rate_rps=float(r)) for s, r in zip(services, rates_rps, strict=True)]
+        plan = self._decide(services, start)
+        mixing = None if plan.feasible or plan.proven_infeasible else self._mixing
+        if mixing is not None and mixing.plan([s.rate_rps for s in services]).feasible:
+            return replace(plan, notes=(*plan.notes, KEPT_APART))
+        return plan
+
+    def _decide(self, services: Sequence[Service], start: ServingPlan | None) -> ServingPlan:
         rates = np.array([s.rate_rps for s in services])
         left = np.zeros(len(rates))
         state = self._kept(rates, start) if start is not None else None
@@ -207,7 +214,7 @@ class Packer:
         search.empty_all(A)
         capacity = start.capacities()
         for let in start.gpulets:
-            seats = [(index[s.service], s) for s in let.seats if s.service in index][: self.spec.rules.seats]
+            seats = self._together([(index[s.service], s) for s in let.seats if s.service in index])
             if let.gpu >= len(self.gpus) or not seats:
                 continue
             j = int(np.argmax(A["part"][let.gpu] < 0))
@@ -219,6 +226,12 @@ class Packer:
                 share = let.capacity_rps(seat) / capacity[seat.service]
                 rate = seat.rate_rps * own if own is not None else rates[seat.service] * min(1.0, share)
                 A["rate"][let.gpu, j, k] = rate
+
+    def _together(self, seats: list[tuple[int, Seat]]) -> list[tuple[int, Seat]]:
+        """Those of a gpulet's (service, seat) that may share one: of two classes the latency-sensitive ones stay."""
+        groups = self.tables.svc["group"]
+        stays = max((groups[i] for i, _ in seats), default=0)
+        return [(i, seat) for i, seat in seats if groups[i] == stays][: self.spec.rules.seats]
 
     def _mend(self, A: State, rates: np.ndarray) -> State | None:
         self._rng[0] = SEED
@@ -260,6 +273,15 @@ class Packer:
                 f"about {math.ceil(len(self.gpus) / factor - 1e-9)} such GPUs are needed and there are {len(self.gpus)}"
             )
         return "no free gpulet keeps its SLO, its neighbours' SLOs and the GPU's memory"
+
+    @cached_property
+    def _mixing(self) -> Packer | None:
+        """The same planner without the rule that keeps classes apart; None where that rule changes nothing."""
+        rules = self.spec.rules
+        if not rules.apart or rules.seats == 1 or len(set(self.tables.svc["group"].tolist())) == 1:
+            return None
+        spec = replace(self.spec, rules=replace(rules, apart=False))
+        return Packer(spec, self.gpus, self.services, time_limit_s=self.time_limit_s)
 
     @cached_property
     def _seeing(self) -> Packer:

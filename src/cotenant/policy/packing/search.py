@@ -70,7 +70,7 @@ def consumed(T: Tables, t: int, p: int, lets: int) -> float:
 @inner
 def can_share(T: Tables, A: State, g: int, j: int, s: int) -> bool:
     """Whether single requests of everybody would fit in half of the tightest SLO: a cheap test before a real one."""
-    if A[g, j].count == 0 or A[g, j].count >= T.seats:
+    if A[g, j].count == 0 or A[g, j].count >= T.seats or T.svc[A[g, j].svc[0]].group != T.svc[s].group:
         return False
     t, p = T.gpu_type[g], A[g, j].part
     slo, work = T.svc[s].slo, batch_ms(T, t, T.svc[s].model, p, 1, -1.0)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cotenant.model.errors import InputError
 from cotenant.policy.packing.tables import Rules
+
+# said of a plan that only this rule keeps from serving everybody
+KEPT_APART = (
+    "all would fit if latency-sensitive and best-effort services shared gpulets, which co-location keeps apart: "
+    "allow more gpulets a GPU, smaller partitions or more GPUs"
+)
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,10 @@ class Spec:
     climb: int = 0
     cover: bool = False
     exact: bool = False
+
+    def apart(self) -> Spec:
+        """The same planner where services of both classes never share a gpulet, which is one process."""
+        return replace(self, rules=replace(self.rules, apart=True))
 
 
 PLANNERS: dict[str, Spec] = {

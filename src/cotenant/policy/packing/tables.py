@@ -39,11 +39,13 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a planner may do: `whole_only` keeps GPUs whole, `seats` models share a gpulet, `interference` is seen."""
+    """What a planner may do: `whole_only` keeps GPUs whole, `seats` models share a gpulet, `interference` is seen,
+    `apart`: a gpulet is shared only by services of one class (latency-sensitive or best-effort)."""
 
     whole_only: bool = False
     seats: int = 3
     interference: bool = True
+    apart: bool = False
 
     def __post_init__(self) -> None:
         assert 1 <= self.seats <= MAX_SEATS
@@ -94,6 +96,7 @@ def build_tables(gpus: Gpus, services: Sequence[Service], rules: Rules) -> Table
     svc["slo"], svc["model"] = slo, model_of
     svc["mem"] = [_memory(s, gpus) for s in services]
     svc["bits"] = [s.input_bytes * 8.0 for s in services]
+    svc["group"] = [rules.apart and s.latency_sensitive for s in services]
     svc["cost"] = per_rps[sorted(set(gpus.types))].min(axis=(0, 2))
     return Tables(
         lat=lat, cell=cell, gpu=_gpu_rows(gpus, rules), size=sizes, svc=svc, cap=cap,
