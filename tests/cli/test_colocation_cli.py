@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cotenant.bench.colocation import parse_be, parse_ls, quantile, rate_between
+from cotenant.bench.harness import Bench
 from cotenant.cli.bench import app
+from cotenant.cli.profile import app as profile_app
 from cotenant.model.errors import InputError
 from cotenant.policy.colocation import SCHEMES
 from cotenant.report.colocation import COLUMNS, build_page, figures, notes
@@ -117,6 +119,14 @@ def test_few_requests_are_said_to_be_rough(result: dict[str, dict[str, dict[str,
 def test_what_is_wrong_is_refused_before_any_work(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, ["colocation", "--gpus", "virtual", *arguments])
     assert isinstance(done.exception, InputError)
+
+
+def test_a_gpu_that_is_not_here_is_wrong_input() -> None:
+    done = CliRunner().invoke(profile_app, ["kernels", "--gpus", "nosuch", "--", "true"])
+    assert isinstance(done.exception, InputError)
+    assert "no GPU 'nosuch' here" in str(done.exception)
+    with pytest.raises(InputError, match="no GPU 'nosuch' here"), Bench("nosuch", {}):
+        pass
 
 
 def test_a_file_of_something_else_is_no_result(tmp_path: Path) -> None:

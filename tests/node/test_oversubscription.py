@@ -168,6 +168,10 @@ def test_park_and_resume(node: Callable[..., Node], mode: str) -> None:
     back = here.call("resume", name="a")
     assert back["name"] == "a"
     assert program.answer().endswith("intact")
+    moves = here.where("a")  # once out, once in, and what that took: for whole processes, too
+    assert (moves["moves_out"], moves["moves_in"]) == (1, 1)
+    assert moves["moved_out_bytes"] == moves["moved_in_bytes"] == parked["freed_bytes"]
+    assert 0 < moves["moving_s"] <= parked["seconds"] + back["seconds"]
     with pytest.raises(InputError, match="is not parked"):
         here.call("resume", name="a")
 
@@ -301,6 +305,8 @@ def test_whole_processes_in_turns(node: Callable[..., Node]) -> None:
     two.tell("work(1)")
     assert one.answer().endswith("intact")
     assert two.answer().endswith("intact")
+    rows = [here.where(name) for name in ("a", "b")]
+    assert all(row["moves_in"] > 0 and row["moves_out"] > 0 and row["moving_s"] > 0 for row in rows)
 
 
 def test_managed_tenants_are_prefetched_in_bulk(node: Callable[..., Node]) -> None:

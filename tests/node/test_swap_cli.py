@@ -57,6 +57,7 @@ def test_a_tenant_is_parked_before_it_comes_to_its_gpu(agent: AgentProcess, call
         (["--oversubscribe", "swap", "--mechanism", "whole"], "only turns"),
         (["--oversubscribe", "swap", "--memory", "900GiB"], "to promise"),
         (["--oversubscribe", "swap", "--empty-cache", "often"], "not turn, iteration or off"),
+        (["--empty-cache", "turn"], "field --empty-cache: nothing of this tenant would be moved"),
     ],
 )
 def test_wrong_wishes_are_one_sentence(agent: AgentProcess, call: Any, options: list[str], why: str) -> None:

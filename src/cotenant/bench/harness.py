@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from cotenant.bench.workload import LAUNCH_CORE
-from cotenant.model.errors import WorkError
+from cotenant.model.errors import InputError, WorkError
 from cotenant.node.client import ControlClient
 from cotenant.node.config import TenantSpec
 from cotenant.node.launcher import Launch, program_environment, register
@@ -135,6 +135,8 @@ class Bench:
             if self._agent.poll() is not None:
                 said = (self.folder / "agent.log").read_text().strip().splitlines()
                 last = said[-1].removeprefix("cotenant agent: ") if said else "it said nothing"
+                if self._agent.returncode == 2:
+                    raise InputError(last)  # --gpus, mostly: what the agent said names it
                 raise WorkError(f"the agent did not start: {last}")
             try:
                 ControlClient(self.folder).close()

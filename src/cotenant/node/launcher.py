@@ -70,6 +70,10 @@ def register(client: ControlClient, launch: Launch) -> dict[str, Any]:
 
 def run(launch: Launch) -> int:
     """Run the program to its end. Returns its exit code, 128 + N for signal N, as a shell does; 124 after a timeout."""
+    if launch.empty_cache != "off" and launch.spec.oversubscribe == "none" and not launch.join:
+        raise InputError(
+            "nothing of this tenant would be moved: add --oversubscribe swap, or leave this out", field="--empty-cache"
+        )
     with ControlClient(launch.folder) as client:
         answer = register(client, launch)
         environment = program_environment(answer) | cache_hook(launch.empty_cache)

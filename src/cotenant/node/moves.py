@@ -79,6 +79,16 @@ class MoveCount:
         self.in_bytes += end.moved_bytes
         self._add(end)
 
+    def add_whole(self, size: int, *, out: bool, seconds: float = 0.0) -> None:
+        """Whole processes off the GPU or back, by the driver's checkpoint; size in bytes."""
+        if out:
+            self.moves_out += 1
+            self.out_bytes += size
+        else:
+            self.moves_in += 1
+            self.in_bytes += size
+        self.seconds += seconds
+
     def parts_s(self) -> dict[str, float]:
         """Seconds in the processes: all, mapping, waiting for copies."""
         return {

@@ -142,7 +142,8 @@ class Operations:
             "overrun_s": 0.0,
             "floor": agent.floors.standing(uuid, work_kind(tenant.spec), {s.peer.pid for s in tenant.sessions}),
         }
-        if tenant.spec.oversubscribe != "none" or tenant.name in agent.residency.parked:
+        away = tenant.name in agent.residency.parked or tenant.name in agent.residency.counts
+        if tenant.spec.oversubscribe != "none" or away:
             row["residency"] = agent.residency.row(tenant, uuid)
         machine = agent.broker.turns.gpus[uuid]
         account = machine.accounts.get(tenant.name)

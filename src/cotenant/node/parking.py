@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node import processes
 from cotenant.node.checkpoint import CheckpointError
+from cotenant.node.moves import MoveCount
 from cotenant.node.parked import Parked, movable_first
 from cotenant.node.relocation import relocate
 from cotenant.node.residency import MOVED_BY_PROCESS, Residency
@@ -110,6 +111,7 @@ class Parking:
         parked = Parked(name, "checkpoint", uuids, size, keys, by_order=by_order)
         free_before = await self.whole.free_bytes(uuids)
         self._under_way[name] = parked
+        began = time.monotonic()
         try:
             if not self.agent.save_now():  # whoever comes after this agent has to know whom it may have stopped
                 raise CheckpointError("the agent cannot write down that it is: its folder is full or read-only")
@@ -121,12 +123,17 @@ class Parking:
         finally:
             del self._under_way[name]
             self.agent.save()
+        seconds = time.monotonic() - began
         freed = await self.whole.free_bytes(uuids) - free_before
         # the ledger does not know a program that is no tenant, nor how large contexts are
         parked.size = max(size, min(freed, size + MOST_UNKNOWN_BYTES) if tenant is not None else freed)
         if tenant is not None:
             self.residency.parked[name] = parked.size
+            self._count(name).add_whole(parked.size, out=True, seconds=seconds)
         return parked
+
+    def _count(self, name: str) -> MoveCount:
+        return self.residency.counts.setdefault(name, MoveCount())
 
     # -- coming back -----------------------------------------------------------------------------------------------
 
@@ -196,6 +203,7 @@ class Parking:
             await self.whole.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
         except WorkError as error:
             return str(error)
+        self._count(tenant.name).add_whole(parked.size, out=False)  # its time is the switch's
         self.residency.parked.pop(tenant.name, None)
         self.parked.pop(tenant.name, None)
         self.agent.save_now()
