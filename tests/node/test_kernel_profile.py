@@ -12,6 +12,7 @@ import pytest
 
 from cotenant.bench.kernel_profile import Timed, classify, measure, parse_times, same_kind
 from cotenant.model.errors import WorkError
+from cotenant.node.kernel_table import read_profile
 from cotenant.profile.kernels import COMPUTE, KernelWork, read_kernels
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -28,7 +29,7 @@ for _ in range(30):
 """
 
 
-def test_every_kernel_is_timed_and_told_by_name() -> None:
+def test_every_kernel_is_timed_and_told_by_name(tmp_path: Path) -> None:
     found = measure("soft", [sys.executable, "-c", PROGRAM])
     rows = {row["name"]: row for row in found["kernels"]}
     assert set(rows) == {"timed_memory", "timed_compute"}
@@ -41,6 +42,10 @@ def test_every_kernel_is_timed_and_told_by_name() -> None:
     assert {row["sms"] for row in rows.values()} == {132}
     assert found["missed"] == 0
     assert next(iter(rows)) == "timed_memory"  # most of the time first
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(found))
+    known = {row.name: (row.shape, row.work_class) for row in read_profile(path)}  # as `run --kernel-profile` takes it
+    assert known["timed_compute"] == ((132, 1, 1, 1, 1, 1), COMPUTE)
 
 
 def test_every_run_gets_what_came_on_standard_input() -> None:

@@ -295,6 +295,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return library
 
 
+LAUNCHES = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 200)), min_size=60, max_size=60)  # class, SMs of each
 EVENTS = st.lists(
     st.tuples(
         st.integers(0, 3),  # class of the LS work
@@ -313,21 +314,21 @@ EVENTS = st.lists(
     st.integers(0, 50 * US),
     st.integers(0, 1000),
     st.integers(0, 132),
-    st.integers(1, 3),
-    st.integers(0, 200),
     st.sampled_from([0, 1000, 1500, 4000]),
+    LAUNCHES,
     EVENTS,
 )
 def test_c_and_python_decide_alike(
-    compiled: ctypes.CDLL, kind: RuleKind, interval: int, lead: int, beside: int, threshold: int, work: int, sms: int,
-    stretch: int, events: list[tuple[int, int, int, bool]],
+    compiled: ctypes.CDLL, kind: RuleKind, interval: int, lead: int, beside: int, threshold: int, stretch: int,
+    launches: list[tuple[int, int]], events: list[tuple[int, int, int, bool]],
 ) -> None:  # fmt: skip
-    rule = Rule(kind, interval, lead, beside, threshold, WorkClass(work), sms, stretch)
-    c_rule = CRule(int(kind), beside, threshold, work, sms, interval, lead, stretch)
+    """Every launch with the class and SMs of its own kernel."""
     state, c_state = GateState(), CState()
     pieces: list[int] = []
     now = 1
-    for active, length, passes, done in events:
+    for (work, sms), (active, length, passes, done) in zip(launches, events, strict=False):
+        rule = Rule(kind, interval, lead, beside, threshold, WorkClass(work), sms, stretch)
+        c_rule = CRule(int(kind), beside, threshold, work, sms, interval, lead, stretch)
         now += passes
         if done and pieces:
             piece = pieces.pop(0)

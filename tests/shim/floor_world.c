@@ -26,6 +26,7 @@ __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
 void *cot_real_cuEventCreate, *cot_real_cuEventRecord, *cot_real_cuEventQuery, *cot_real_cuEventElapsedTime;
 
 bool cot_exiting(void) { return false; }
+struct work cot_work_now(struct work stated) { return stated; }
 struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply)
 {
     (void)gpu, (void)role, (void)fd, (void)reply;

@@ -14,7 +14,8 @@ from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.overhead import median
 from cotenant.metrics.attainment import attainment
 from cotenant.model.errors import InputError
-from cotenant.policy.colocation import SCHEMES, Scheme, scheme_named
+from cotenant.node.kernel_table import KernelRow, compiled
+from cotenant.policy.colocation import SCHEMES, Scheme, WorkClass, scheme_named
 from cotenant.policy.colocation.gate import RuleKind
 from cotenant.profile.contention import read_table
 
@@ -160,6 +161,8 @@ class Plan:
     block_s: float = 2.0
     copy: bool = False
     changes: dict[str, Any] = field(default_factory=dict)  # settings of the floor, over the scheme's own
+    ls_class: str = "unknown"  # that the service shows
+    be_kernels: str = ""  # profile of the loads' kernels, compiled; "": as known (`known_work`)
     progress: Callable[[str], None] = lambda text: None
 
 
@@ -189,29 +192,40 @@ class _Cast:
     be: dict[tuple[str, bool], Program]  # by scheme, and whether its kernels are known to fill the GPU
 
 
-def _cast(rig: Rig, schemes: Sequence[Scheme]) -> _Cast:
+def known_work(soft: bool, fills: bool) -> dict[str, Any]:
+    """What a BE program says of its kernels to orion without a profile: on the software GPU what the simulator is told,
+    else how many SMs those of mmN, addN and copyN fill."""
+    if not soft:
+        return {"work_sms": FILLS_SMS if fills else 0}
+    sms = FILLS_SMS if fills else read_table().sm_count
+    classes = {"timed_compute": WorkClass.COMPUTE, "timed_memory": WorkClass.MEMORY}
+    return {"kernels": compiled([KernelRow(name, sms=sms, work_class=kind) for name, kind in classes.items()])}
+
+
+def _cast(rig: Rig, plan: Plan, schemes: Sequence[Scheme]) -> _Cast:
     """Start one program for each set of properties that is fixed when a process starts."""
     alone = rig.ls("ls")
     native = rig.be_native()
     ls_by_sms: dict[float, Program] = {1.0: alone}
-    be_by_kind: dict[tuple[float, bool, bool], Program] = {}
+    be_by_kind: dict[tuple[float, bool, bool | None], Program] = {}
     be: dict[tuple[str, bool], Program] = {}
     for scheme in schemes:
         if scheme.ls_sms not in ls_by_sms:
             ls_by_sms[scheme.ls_sms] = rig.ls(f"ls-{scheme.name}", sms=scheme.ls_sms)
         for fills in (True, False):
             # only orion asks what is known of a BE program's kernels; without it every kernel has a free pass
-            told = fills and scheme.rule is RuleKind.ORION
-            key = (scheme.be_sms, scheme.be_below, told)
+            asks = scheme.rule is RuleKind.ORION
+            key = (scheme.be_sms, scheme.be_below, fills if asks else None)
             if key not in be_by_kind:
-                name = f"be-{scheme.name}{'-known' if told else ''}"
-                work_sms = FILLS_SMS if told else 0
-                be_by_kind[key] = rig.be(name, sms=scheme.be_sms, below=scheme.be_below, work_sms=work_sms)
+                name = f"be-{scheme.name}{'-wide' if asks and fills else ''}"
+                known = {"kernels": plan.be_kernels} if plan.be_kernels else known_work(rig.bench.soft, fills)
+                told: dict[str, Any] = known if asks else {}
+                be_by_kind[key] = rig.be(name, sms=scheme.be_sms, below=scheme.be_below, **told)
             be[(scheme.name, fills)] = be_by_kind[key]
     for program in (*ls_by_sms.values(), *be_by_kind.values(), native):
         program.wait_ready()
     for program in ls_by_sms.values():
-        rig.join(program)
+        rig.join(program, plan.ls_class)
     return _Cast(
         alone,
         native,
@@ -221,7 +235,7 @@ def _cast(rig: Rig, schemes: Sequence[Scheme]) -> _Cast:
 
 
 def _measure_group(rig: Rig, plan: Plan, schemes: Sequence[Scheme], result: dict[str, Any]) -> None:
-    cast = _cast(rig, schemes)
+    cast = _cast(rig, plan, schemes)
     result["gpu"] = cast.native.gpu
     result["backend"] = rig.bench.backend
     for kind in plan.kinds:

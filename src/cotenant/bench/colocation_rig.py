@@ -177,15 +177,17 @@ class Rig:
         """An LS client, our own worker: no shim, on the floor once it is ready (`join`)."""
         return self._native(name, ["cotenant.bench.ls_client", self.bench.backend, str(batch)], sms)
 
-    def join(self, ls: Program) -> None:
-        """Let a ready LS client join the floor."""
-        ls.ask(f"floor {self.bench.folder} {self.uuid}")
+    def join(self, ls: Program, work_class: str = "unknown") -> None:
+        """Let a ready LS client join the floor, to show that class there."""
+        ls.ask(f"floor {self.bench.folder} {self.uuid} {work_class}")
 
     def be_native(self, name: str = "be-native", *, sms: float = 1.0) -> Program:
         """A BE program without the shim."""
         return self._native(name, ["cotenant.bench.be_loads", self.bench.backend], sms)
 
-    def be(self, name: str = "be", *, sms: float = 1.0, below: bool = False, work_sms: int = 0) -> Program:
+    def be(
+        self, name: str = "be", *, sms: float = 1.0, below: bool = False, work_sms: int = 0, kernels: str = ""
+    ) -> Program:
         """A BE program, unmodified, as a best-effort tenant under the shim."""
         spec = TenantSpec(
             name,
@@ -194,6 +196,7 @@ class Rig:
             mechanism=self.mechanism,
             best_effort=True,
             work_sms=work_sms,
+            kernels=kernels,
         )
         return self.tenant(spec, ["cotenant.bench.be_loads", self.bench.backend])
 

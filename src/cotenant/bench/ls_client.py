@@ -1,7 +1,7 @@
 """The latency-sensitive service of `cotenant bench colocation`: `python -m cotenant.bench.ls_client BACKEND BATCH`.
 
-Protocol: prints `ready NAME`; then `floor FOLDER UUID` joins the floor of an agent, and each line
-`run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson arrivals and prints one JSON object
+Protocol: prints `ready NAME`; then `floor FOLDER UUID [CLASS]` joins the floor of an agent, to show that class there,
+and each line `run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson arrivals and prints one JSON object
 {"latency_ms": [...], "service_ms": [...], "active_s", "begin_ns", "end_ns"}. Latency counts from the scheduled arrival.
 FLOOR 1: raise it while a request is served; COPY 1: each request brings its input from pinned host memory. STAGES 1:
 the network runs in two graphs with events around them, and "stages_ms" has for each request [submit, first, rest]: the
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.node.floor_client import Holder, NullFloor, join_floor
+from cotenant.policy.colocation import WorkClass
 
 SPIN_S = 0.0004
 SOFT_KERNELS_NS = [18_700] * 60  # with launch and notice 1.13 ms: an H100 under MPS
@@ -68,7 +69,13 @@ class Service:
     staged: Callable[[bool], list[float]]
 
 
-def serve(request: Callable[[bool], Any], floor: Holder, arrivals: list[float], copy: bool) -> dict[str, Any]:
+def serve(
+    request: Callable[[bool], Any],
+    floor: Holder,
+    arrivals: list[float],
+    copy: bool,
+    work_class: WorkClass = WorkClass.UNKNOWN,
+) -> dict[str, Any]:
     """Serve the arrivals one after the other; the floor is up while a request is served or waits."""
     latency_ms: list[float] = []
     service_ms: list[float] = []
@@ -81,7 +88,7 @@ def serve(request: Callable[[bool], Any], floor: Holder, arrivals: list[float], 
         while (left := due - time.monotonic()) > 0:
             if left > SPIN_S:
                 time.sleep(left - SPIN_S / 2)
-        floor.raise_()
+        floor.raise_(work_class)
         started = time.monotonic()
         stages_ms.append(request(copy))
         ended = time.monotonic()
@@ -194,10 +201,12 @@ def main(arguments: list[str]) -> int:
         service.staged(True)
     print(f"ready {service.name}", flush=True)
     floor: Holder = NullFloor()
+    shown = WorkClass.UNKNOWN
     for line in sys.stdin:
         words = line.split()
         if words[0] == "floor":
             floor = join_floor(Path(words[1]), words[2])
+            shown = WorkClass[words[3].upper()] if words[3:] else WorkClass.UNKNOWN
             print("{}", flush=True)
         elif words[0] == "word":
             floor = WordFloor(Path(words[1]))
@@ -206,7 +215,8 @@ def main(arguments: list[str]) -> int:
             seconds, rate, seed, raises, copy = float(words[1]), float(words[2]), int(words[3]), words[4], words[5]
             used = floor if raises == "1" else NullFloor()
             request = service.staged if words[6:] == ["1"] else service.request
-            print(json.dumps(serve(request, used, poisson_arrivals(seconds, rate, seed), copy == "1")), flush=True)
+            arrivals = poisson_arrivals(seconds, rate, seed)
+            print(json.dumps(serve(request, used, arrivals, copy == "1", shown)), flush=True)
     floor.close()
     return 0
 

@@ -28,6 +28,12 @@ def colocation(
     seconds: Annotated[float, typer.Option(min=0.01, max=3600, help="Virtual: length of each run.")] = 3.0,
     copy_inputs: Annotated[bool, typer.Option("--copy-inputs", help="Each request brings its input.")] = False,
     interval: Annotated[str, typer.Option(metavar="TIME", help="BE work in flight, instead of the scheme's.")] = "",
+    ls_profile: Annotated[
+        str, typer.Option(metavar="FILE", help="Kernels of the service, whose class it shows (orion).")
+    ] = "",
+    be_profile: Annotated[
+        str, typer.Option(metavar="FILE", help="Kernels of the best-effort loads, by which orion decides.")
+    ] = "",
     html: Annotated[str, typer.Option(metavar="FILE", help="Write a page with the plots.")] = "",
     recorded: Annotated[str, typer.Option("--from", metavar="FILE", help="Show a result that --json printed.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
@@ -47,11 +53,12 @@ def colocation(
         about["Recorded in"] = recorded
     elif gpus == "virtual":
         given = {"--rounds": rounds != 5, "--block": block != "2s", "--copy-inputs": copy_inputs}
+        given |= {"--ls-profile": bool(ls_profile), "--be-profile": bool(be_profile)}
         seconds = _virtual_seconds(ls, seconds, requests, [name for name, is_given in given.items() if is_given])
         rows = _virtual(ls, be, schemes, seconds, _interval_ns(interval))
         about |= {"On": f"simulation in virtual time, {seconds:g} s a run", "Service": _service(ls), "Beside": be}
     else:
-        shape = _Shape(rounds, requests, block, copy_inputs, _interval_ns(interval))
+        shape = _Shape(rounds, requests, block, copy_inputs, _interval_ns(interval), ls_profile, be_profile)
         rows, card = _real(ls, be, schemes, gpus, shape)
         about |= {"On": card, "Service": _service(ls), "Beside": be, "Measured": shape.said}
     if html:
@@ -79,6 +86,8 @@ class _Shape:
     block: str
     copy_inputs: bool
     interval_ns: int
+    ls_profile: str
+    be_profile: str
     said: str = ""
 
 
@@ -113,7 +122,7 @@ def _virtual_seconds(ls: str, seconds: float, requests: int, foreign: list[str])
     from cotenant.model.errors import InputError
 
     if foreign:
-        raise InputError("virtual time has no blocks and no copies: --seconds or --requests", field=foreign[0])
+        raise InputError("virtual time has it not: --seconds or --requests, and profile:FILE", field=foreign[0])
     return requests / ls_work(ls)[1] if requests else seconds
 
 
@@ -127,10 +136,12 @@ def _virtual(ls: str, be: str, schemes: str, seconds: float, interval_ns: int) -
 
 def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dict[str, Any], str]:
     import math
+    from pathlib import Path
 
     from cotenant.bench.colocation import Plan, measure, parse_be, parse_ls, parse_schemes
     from cotenant.model.errors import InputError
     from cotenant.model.units import parse_seconds
+    from cotenant.node.kernel_table import compiled, most_class, read_profile
 
     block_s = parse_seconds(shape.block, "--block")
     if not 0.1 <= block_s <= 600:
@@ -151,6 +162,8 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
         block_s=block_s,
         copy=shape.copy_inputs,
         changes=changes,
+        ls_class=most_class(read_profile(Path(shape.ls_profile))) if shape.ls_profile else "unknown",
+        be_kernels=compiled(read_profile(Path(shape.be_profile))) if shape.be_profile else "",
         progress=_progress,
     )
     found = measure(gpus, plan)

@@ -36,8 +36,11 @@ def run(
         Text, typer.Option(metavar="TIME", help="Best-effort: GPU work it may have in flight (default: the scheme's).")
     ] = None,
     work_class: Annotated[
-        str, typer.Option(metavar="unknown|memory|compute", help="What its kernels need most (scheme orion).")
-    ] = "unknown",
+        Text, typer.Option(metavar="unknown|memory|compute", help="What its kernels need most (scheme orion).")
+    ] = None,
+    kernel_profile: Annotated[
+        Text, typer.Option(metavar="FILE", help="What `profile kernels` found of each of them (scheme orion).")
+    ] = None,
     copy_weight: Annotated[
         float | None, typer.Option(metavar="N", help="Weight on the PCIe link, where tenants' copies take turns.")
     ] = None,
@@ -56,16 +59,21 @@ def run(
     from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
     from cotenant.node.agent import default_folder
     from cotenant.node.config import TenantSpec, check_name, check_spec
-    from cotenant.node.config_colocation import check_work
+    from cotenant.node.config_colocation import check_work, known_kernels
     from cotenant.node.launcher import Launch
     from cotenant.node.launcher import run as launch
 
     which = tuple(gpus.split(",")) if gpus and not _is_count(gpus) else ()
     in_flight_ns = round(parse_seconds(in_flight, "--in-flight") * 1e9) if in_flight else 0
-    check_work(work_class, 0, 0, field="--work-class")
+    check_work(work_class or "unknown", 0, 0, field="--work-class")
+    if kernel_profile is not None and not (best_effort or latency_sensitive):
+        raise InputError("add --best-effort or --latency-sensitive: others are not held up", field="--kernel-profile")
     check_work("unknown", 0, in_flight_ns if not in_flight else max(1, in_flight_ns), field="--in-flight")
     if in_flight_ns and not best_effort:
         raise InputError("only a best-effort program is held to it: add --best-effort", field="--in-flight")
+    known = known_kernels(
+        kernel_profile, work_class, latency_sensitive=latency_sensitive, folder=Path(), field="--kernel-profile"
+    )
     spec = TenantSpec(
         name=name or f"{os.path.basename(command[0])[:40]}-{os.getpid()}",
         request=parse_fraction(request, "--request") if request else 0.0,
@@ -77,7 +85,8 @@ def run(
         gpu_count=int(gpus) if gpus and _is_count(gpus) else max(1, len(which)),
         mechanism=mechanism,
         best_effort=best_effort,
-        work_class=work_class,
+        work_class=known["work_class"],
+        kernels=known.get("kernels", ""),
         in_flight_ns=in_flight_ns,
         copy_weight=copy_weight,
         oversubscribe=oversubscribe,

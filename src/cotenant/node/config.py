@@ -17,7 +17,8 @@ from cotenant.model import yamlfile
 from cotenant.model.errors import InputError
 from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
 from cotenant.model.yamlfile import YamlFile
-from cotenant.node.config_colocation import check_work, parse_colocation
+from cotenant.node import kernel_table
+from cotenant.node.config_colocation import check_work, known_kernels, parse_colocation
 from cotenant.node.config_copies import parse_copies
 from cotenant.node.config_swap import parse_swap
 from cotenant.policy.colocation import ColocationSettings
@@ -50,6 +51,7 @@ class TenantSpec:
     best_effort: bool = False
     work_class: str = "unknown"  # what its kernels need most: unknown, memory, compute; for the scheme orion
     work_sms: int = 0  # SMs that they fill; 0: not known
+    kernels: str = ""  # the same of each kernel: a table of kernel_table.py
     in_flight_ns: int = 0  # what a best-effort tenant may have in flight; 0: as the scheme says
     oversubscribe: str = "none"  # how its memory leaves the card for others: swap, managed, park
     copy_weight: float | None = None  # on the link; None: no wish, 1 where copies take turns
@@ -106,6 +108,9 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
     if not 0.0 <= spec.weight < math.inf:
         raise InputError(f"the weight of {spec.name} is {spec.weight}; it must be 0 or more", **where)
     check_work(spec.work_class, spec.work_sms, spec.in_flight_ns, **where)
+    if spec.kernels and not (spec.best_effort or spec.latency_sensitive):
+        raise InputError(f"the profile of {spec.name} serves only best-effort and latency-sensitive tenants", **where)
+    kernel_table.entries_of(spec.kernels)
     if spec.in_flight_ns and not spec.best_effort:
         raise InputError(f"{spec.name} has a time in flight of its own, which only a best-effort tenant has", **where)
     if spec.copy_weight is not None and not 0.001 <= spec.copy_weight <= 1000.0:
@@ -118,7 +123,8 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
 
 
 _TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism", "user", "best_effort",
-                "work_class", "work_sms", "in_flight", "copy_weight", "latency_sensitive", "oversubscribe")  # fmt: skip
+                "work_class", "work_sms", "kernel_profile", "in_flight", "copy_weight", "latency_sensitive",
+                "oversubscribe")  # fmt: skip
 _AGENT_KEYS = (
     "gpus",
     "quota",
@@ -299,8 +305,13 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
             oversubscribe=str(entry.get("oversubscribe", "none")),
             copy_weight=float(entry["copy_weight"]) if "copy_weight" in entry else None,
             latency_sensitive=_flag(entry, "latency_sensitive"),
-            work_class=str(entry.get("work_class", "unknown")),
             work_sms=int(entry.get("work_sms", 0)),
+            **known_kernels(
+                entry.get("kernel_profile"),
+                entry.get("work_class"),
+                latency_sensitive=_flag(entry, "latency_sensitive"),
+                folder=path.parent,
+            ),
             in_flight_ns=round(parse_seconds(entry["in_flight"], "in_flight") * 1e9) if "in_flight" in entry else 0,
         )
         return check_spec(spec)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cotenant.model.errors import InputError
 from cotenant.model.units import parse_fraction, parse_seconds
+from cotenant.node import kernel_table
 from cotenant.policy.colocation import ColocationSettings, settings_for
 
 _KEYS = ("scheme", "interval", "lead", "beside", "hold_limit", "sm_threshold", "stretch", "check")
@@ -42,6 +44,25 @@ def parse_colocation(data: Any) -> ColocationSettings:
             raise InputError(f"{stretch!r} is not a number of times", field="colocation.stretch")
         changes["stretch"] = float(stretch)
     return settings_for(str(data.get("scheme", "tidal")), **changes)
+
+
+def known_kernels(
+    profile: Any, work_class: Any, *, latency_sensitive: bool, folder: Path, field: str = "kernel_profile"
+) -> dict[str, str]:
+    """Fields of a tenant from `profile`, a file whose name counts from `folder`, and `work_class`, which goes for what
+    is no single kernel. Where that is not said, LS work shows the class that most of the profile's time has; copies and
+    graphs of BE are not known, so that they pass. InputError names `field`."""
+    if profile is None:
+        return {"work_class": "unknown" if work_class is None else str(work_class)}
+    if not isinstance(profile, str) or not profile:
+        raise InputError(f"{profile!r} is not the name of a file", field=field)
+    try:
+        rows = kernel_table.read_profile(folder / profile)
+    except InputError as error:
+        raise InputError(f"{profile}: {error.message}", field=field) from None
+    if work_class is None:
+        work_class = kernel_table.most_class(rows) if latency_sensitive else "unknown"
+    return {"work_class": str(work_class), "kernels": kernel_table.compiled(rows)}
 
 
 def check_work(work_class: str, work_sms: int, in_flight_ns: int, **where: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.model.errors import InputError
-from cotenant.node import floor_page
+from cotenant.node import floor_page, kernel_table
 from cotenant.node.floor_page import BEST_EFFORT, LATENCY_SENSITIVE, FloorPage
 from cotenant.node.gpus import uuid_text
 from cotenant.node.listener import Listener
@@ -148,7 +148,7 @@ class Floors:
         asked = floor_page.parse_join(data)
         if asked is None:
             return False
-        gpu, role = uuid_text(asked[0]), asked[1]
+        gpu, role, wants_kernels = uuid_text(asked[0]), asked[1], asked[2]
         page = self.pages.get(gpu)
         tenant = self._tenant_of(member.peer.pid)
         if page is None or not self._allowed(member, role, tenant):
@@ -167,10 +167,14 @@ class Floors:
         spec = tenant.spec if tenant is not None else None
         work_class = WORK_CLASSES[spec.work_class] if spec else WorkClass.UNKNOWN
         sms, interval_ns = (spec.work_sms, spec.in_flight_ns) if spec else (0, 0)
-        reply = floor_page.pack_page(member.holder or 0, work_class, sms, interval_ns)
+        table = kernel_table.entries_of(spec.kernels) if spec and wants_kernels else b""
+        count = len(table) // kernel_table.ENTRY.size
+        reply = floor_page.pack_page(member.holder or 0, work_class, sms, interval_ns, count)
         fd = page.fd if role == LATENCY_SENSITIVE else page.read_fd
         try:
             socket.send_fds(member.socket, [reply], [fd])
+            if count:
+                _send_table(member.socket, table)
         except OSError:
             return False
         return True
@@ -242,6 +246,15 @@ class Floors:
             self._drop(member)
         for page in self.pages.values():
             page.close()
+
+
+def _send_table(to: socket.socket, table: bytes) -> None:
+    """FLOOR_KERNELS."""
+    fd = kernel_table.shared(table)
+    try:
+        socket.send_fds(to, [floor_page.pack_kernels()], [fd])
+    finally:
+        os.close(fd)
 
 
 def changed(settings: ColocationSettings, order: dict[str, Any]) -> ColocationSettings:

@@ -16,11 +16,11 @@ FLOOR_BYTES = 4096
 FLOOR_MAGIC = 0x464C4F52
 FLOOR_VERSION = 1
 HOLDERS = 64
-JOIN, PAGE = 112, 113
+JOIN, PAGE, KERNELS = 112, 113, 114
 LATENCY_SENSITIVE, BEST_EFFORT = 1, 2
 
-_JOIN = struct.Struct("=16s64xI4x136x")
-_REPLY = struct.Struct("=IIQ208x")
+_JOIN = struct.Struct("=16s64xII136x")
+_REPLY = struct.Struct("=IIQI204x")
 
 
 class FloorLayout(ctypes.Structure):
@@ -54,24 +54,29 @@ class FloorLayout(ctypes.Structure):
 def pack_join(uuid: bytes, role: int) -> bytes:
     """FLOOR_JOIN."""
     head = HEADER.pack(MAGIC, VERSION, JOIN, 1, 0, 0xFFFFFFFF, 0)
-    return head + _JOIN.pack(uuid, role)
+    return head + _JOIN.pack(uuid, role, 0)
 
 
-def parse_join(data: bytes) -> tuple[bytes, int] | None:
-    """(GPU's UUID, role) of a FLOOR_JOIN; None for anything else."""
+def parse_join(data: bytes) -> tuple[bytes, int, bool] | None:
+    """(GPU's UUID, role, whether it wants to know of kernels) of a FLOOR_JOIN; None for anything else."""
     if len(data) != MESSAGE_BYTES:
         return None
     magic, version, kind, *_ = HEADER.unpack_from(data)
     if (magic, version, kind) != (MAGIC, VERSION, JOIN):
         return None
-    uuid, role = _JOIN.unpack_from(data, HEADER.size)
-    return uuid, role
+    uuid, role, wants = _JOIN.unpack_from(data, HEADER.size)
+    return uuid, role, wants == 1
 
 
-def pack_page(holder: int, work_class: int, work_sms: int, interval_ns: int) -> bytes:
-    """FLOOR_PAGE; the page itself travels beside it."""
+def pack_page(holder: int, work_class: int, work_sms: int, interval_ns: int, kernels: int = 0) -> bytes:
+    """FLOOR_PAGE; the page itself travels beside it. `kernels`: entries of the table that follows."""
     head = HEADER.pack(MAGIC, VERSION, PAGE, 1, 0, holder, 0)
-    return head + _REPLY.pack(work_class, work_sms, interval_ns)
+    return head + _REPLY.pack(work_class, work_sms, interval_ns, kernels)
+
+
+def pack_kernels() -> bytes:
+    """FLOOR_KERNELS; the table travels beside it."""
+    return HEADER.pack(MAGIC, VERSION, KERNELS, 1, 0, 0, 0) + bytes(_REPLY.size)
 
 
 def holder_of(reply: bytes) -> int | None:

@@ -207,11 +207,7 @@ class Registry:
 
     def _fits(self, spec: TenantSpec, gpu: Gpu) -> None:
         # a tenant parked by order is promised nothing until it is back
-        others = [
-            other
-            for other in self.on_gpu(gpu.uuid, without=spec.name)
-            if other.name not in self.away
-        ]
+        others = [other for other in self.on_gpu(gpu.uuid, without=spec.name) if other.name not in self.away]
         where = f"GPU {gpu.index} ({gpu.name})"
         mine = self.mechanisms[spec.mechanism]
         if mine.capabilities().exclusive and spec.limit < 1.0:
@@ -273,6 +269,7 @@ def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
         "latency_sensitive": spec.latency_sensitive,
         "work_class": spec.work_class,
         "work_sms": spec.work_sms,
+        "kernels": spec.kernels,
         "in_flight_ns": spec.in_flight_ns,
     }
 
@@ -297,6 +294,7 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
             latency_sensitive=bool(data.get("latency_sensitive")),
             work_class=str(data.get("work_class") or "unknown"),
             work_sms=int(data.get("work_sms") or 0),
+            kernels=str(data.get("kernels") or ""),
             in_flight_ns=int(data.get("in_flight_ns") or 0),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -52,8 +52,7 @@ void cot_floor_join(struct gpu *gpu)
     if (floor->fd >= 0)
         close(floor->fd);
     floor->fd = fd; /* stays open: its end tells the agent that this process is gone */
-    floor->work_class = reply.work_class;
-    floor->work_sms = reply.work_sms;
+    floor->stated = (struct work){.work_class = reply.work_class, .sms = reply.work_sms};
     floor->interval_ns = reply.interval_ns;
     __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE); /* an older page stays mapped */
     __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);
@@ -61,9 +60,11 @@ void cot_floor_join(struct gpu *gpu)
 
 /* ---- the floor ---- */
 
-/* The class of an LS holder that is active and believed; 0 if there is none. */
-static uint32_t active_class(const struct cotenant_floor *page, int64_t now_ns)
+/* The class of an LS holder that is active and believed; 0 if there is none.  Of several, the one that BE work of work_class would
+ * disturb. */
+static uint32_t active_class(const struct cotenant_floor *page, uint32_t work_class, int64_t now_ns)
 {
+    uint32_t found = 0;
     uint64_t words[COTENANT_FLOOR_HOLDERS / 8];
     uint64_t any = 0;
     for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS / 8; i++) {
@@ -77,12 +78,12 @@ static uint32_t active_class(const struct cotenant_floor *page, int64_t now_ns)
     for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++) {
         int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[i], __ATOMIC_RELAXED);
         if (raised[i] && age_ns < limit_ns && age_ns > -limit_ns) /* a sign of life from the future is none */
-            return raised[i];
+            found = !found || raised[i] == work_class ? raised[i] : found;
     }
-    return 0;
+    return found;
 }
 
-static struct floor_rule current_rule(const struct floor *floor)
+static struct floor_rule current_rule(const struct floor *floor, struct work work)
 {
     const struct cotenant_floor *page = floor->page;
     uint32_t tenants = page->tenants ? page->tenants : 1;
@@ -90,8 +91,8 @@ static struct floor_rule current_rule(const struct floor *floor)
     return (struct floor_rule){.scheme = page->scheme,
                                .beside_permille = page->beside_permille,
                                .sm_threshold = page->sm_threshold,
-                               .work_class = floor->work_class,
-                               .work_sms = floor->work_sms,
+                               .work_class = work.work_class,
+                               .work_sms = work.sms,
                                .interval_ns = (int64_t)(interval_ns / tenants),
                                .lead_ns = (int64_t)page->lead_ns,
                                .stretch_permille = floor->interval_ns ? 1000 : page->stretch_permille};
@@ -149,22 +150,22 @@ struct leave {
     int64_t now_ns;
 };
 
-static bool may_go(struct floor *floor, int64_t next_ns, struct leave *leave)
+static bool may_go(struct floor *floor, struct work work, int64_t next_ns, struct leave *leave)
 {
     leave->now_ns = (int64_t)cot_now_ns();
-    leave->rule = current_rule(floor);
-    leave->ls_class = active_class(floor->page, leave->now_ns);
+    leave->rule = current_rule(floor, work);
+    leave->ls_class = active_class(floor->page, work.work_class, leave->now_ns);
     return floor_may_go(&leave->rule, &floor->state, leave->ls_class, next_ns, leave->now_ns);
 }
 
-static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, int64_t next_ns)
+static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct work work, int64_t next_ns)
 {
     struct leave leave;
     int64_t began = 0, progress = 0;
     uint32_t oldest = floor->oldest;
-    while (!may_go(floor, next_ns, &leave)) { /* by what is known; asking the driver costs more */
+    while (!may_go(floor, work, next_ns, &leave)) { /* by what is known; asking the driver costs more */
         cot_pieces_resolve(floor, leave.now_ns);
-        if (may_go(floor, next_ns, &leave) || cot_exiting())
+        if (may_go(floor, work, next_ns, &leave) || cot_exiting())
             break;
         if (!began)
             began = progress = leave.now_ns;
@@ -193,18 +194,23 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     struct floor *floor = t->gpu->floor;
     if (floor->page->scheme == COTENANT_SCHEME_FREE || floor->page->present == 0)
         return;
+    struct work work = floor->stated;
+    if (floor->page->scheme == COTENANT_SCHEME_ORION)
+        work = cot_work_now(work);
     pthread_mutex_lock(&floor->lock);
+    if (work.duration_ns)
+        cost->ns = work.duration_ns; /* Orion goes by the profile */
     if (floor->context != t->context)
         cot_pieces_forget(floor, t->context);
     struct piece *open = cot_piece(floor, floor->newest);
-    struct floor_rule rule = current_rule(floor);
+    struct floor_rule rule = current_rule(floor, work);
     int64_t enough_ns = floor_allowed(&rule, &floor->state) / 2; /* an event costs a program that is slow to launch more */
     if (open->count > 0 && (open->predicted_ns >= (enough_ns > LEAST_PIECE_NS ? enough_ns : LEAST_PIECE_NS) ||
                             open->count >= PIECE_LOG || floor->stream != t->stream || floor->handle != t->stream->handle)) {
         cot_pieces_resolve(floor, (int64_t)cot_now_ns());
         cot_piece_close(floor, check_ns(floor));
     }
-    struct leave leave = wait_for_floor(floor, t->gpu, cost->ns);
+    struct leave leave = wait_for_floor(floor, t->gpu, work, cost->ns);
     open = cot_piece(floor, floor->newest);
     if (cot_pieces_full(floor) && open->count >= PIECE_LOG)
         open->count = 0; /* stalled for long: what is lost is only what it would have taught */

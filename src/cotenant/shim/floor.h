@@ -17,7 +17,7 @@
 #define COTENANT_FLOOR_VERSION 1u
 #define COTENANT_FLOOR_HOLDERS 64u
 
-enum cotenant_floor_message { COTENANT_FLOOR_JOIN = 112, COTENANT_FLOOR_PAGE = 113 };
+enum cotenant_floor_message { COTENANT_FLOOR_JOIN = 112, COTENANT_FLOOR_PAGE = 113, COTENANT_FLOOR_KERNELS = 114 };
 enum cotenant_floor_role { COTENANT_FLOOR_LATENCY_SENSITIVE = 1, COTENANT_FLOOR_BEST_EFFORT = 2 };
 
 /* What work needs most.  A raised byte holds the class of the LS work that is active; 0 there: down. */
@@ -35,7 +35,7 @@ struct cotenant_floor_join {
     uint8_t uuid[16];
     uint8_t reserved_token[64]; /* who joins is told by the socket */
     uint32_t role;
-    uint32_t reserved_0;
+    uint32_t wants_kernels;  /* 1: FLOOR_KERNELS may follow */
     uint8_t reserved[136];
 };
 
@@ -43,7 +43,17 @@ struct cotenant_floor_reply { /* header.slot: index of the holder (LS) */
     uint32_t work_class;     /* of this tenant's kernels (BE) */
     uint32_t work_sms;       /* SMs that they fill, which may be more than there are; 0: not known */
     uint64_t interval_ns;    /* what this tenant may have in flight, instead of the page's; 0: the page's */
-    uint8_t reserved[208];
+    uint32_t kernels;        /* entries of a table, not 0: FLOOR_KERNELS follows and brings it as a memfd */
+    uint8_t reserved[204];
+};
+
+/* One row of the table, ordered by key: FNV-1a of the kernel's name, then grid and block, or of the name alone. */
+struct cotenant_kernel {
+    uint64_t key;
+    uint32_t duration_ns;    /* 0: not known */
+    uint16_t sms;            /* as work_sms */
+    uint8_t work_class;      /* cotenant_work_class */
+    uint8_t reserved;
 };
 
 struct cotenant_floor { /* 4096 bytes */
@@ -75,6 +85,7 @@ struct cotenant_floor { /* 4096 bytes */
 
 typedef char cotenant_check_floor[sizeof(struct cotenant_floor) == COTENANT_FLOOR_BYTES ? 1 : -1];
 typedef char cotenant_check_floor_join[sizeof(struct cotenant_floor_join) == 224 ? 1 : -1];
+typedef char cotenant_check_kernel[sizeof(struct cotenant_kernel) == 16 ? 1 : -1];
 typedef char cotenant_check_floor_reply[sizeof(struct cotenant_floor_reply) == 224 ? 1 : -1];
 
 #endif

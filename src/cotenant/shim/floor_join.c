@@ -46,9 +46,24 @@ static struct cotenant_floor *map_floor(int fd, uint32_t role)
     return NULL;
 }
 
+/* What the agent knows of this tenant's kernels, if it says that it does. */
+static void take_kernels(int fd, const struct cotenant_message *reply)
+{
+    struct cotenant_floor_reply terms;
+    struct cotenant_message message;
+    int table_fd = -1;
+    memcpy(&terms, reply->body.bytes, sizeof terms);
+    if (terms.kernels == 0)
+        return;
+    if (cot_wire_receive(fd, &message, &table_fd) == 1 && message.header.type == COTENANT_FLOOR_KERNELS && table_fd >= 0)
+        cot_work_table(table_fd, terms.kernels);
+    if (table_fd >= 0)
+        close(table_fd);
+}
+
 static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct cotenant_message *message)
 {
-    struct cotenant_floor_join join = {.role = role};
+    struct cotenant_floor_join join = {.role = role, .wants_kernels = 1};
     memcpy(join.uuid, gpu->uuid.bytes, sizeof join.uuid);
     cot_wire_fill(message, COTENANT_FLOOR_JOIN, COTENANT_NO_SLOT, &join, sizeof join);
     int page_fd = -1;
@@ -60,6 +75,8 @@ static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct
     }
     struct cotenant_floor *page = map_floor(page_fd, role);
     close(page_fd);
+    if (page)
+        take_kernels(fd, message);
     return page;
 }
 

@@ -27,7 +27,7 @@ struct floor {
     const struct cotenant_floor *page;
     pthread_mutex_t lock;
     int fd;
-    uint32_t work_class, work_sms;
+    struct work stated;               /* of its kernels, by the tenant */
     uint64_t interval_ns;             /* of this tenant; 0: the page's */
     struct floor_state state;
     CUcontext context;

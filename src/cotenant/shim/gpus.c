@@ -246,6 +246,7 @@ void cot_gate_reset_after_fork(void)
         cot_floor_after_fork(&gpus[i]);
         cot_holder_after_fork(&gpus[i]);
     }
+    cot_work_after_fork();
     atomic_store(&gpu_count, 0);
     memset(gpus, 0, sizeof gpus);
     cot_calls_reset_after_fork();

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -22,11 +23,20 @@ struct holder {
     struct cotenant_floor *page;
     uint32_t index;
     int fd;
+    struct work stated; /* of its work, by the tenant */
     struct gpu *gpu;
     pthread_mutex_t lock;
     uint64_t raises;
     bool up;
 };
+
+/* The class of the last launch is shown: of a kernel its own, of a graph that of the tenant. */
+static uint8_t class_now(const struct holder *holder)
+{
+    bool asked = holder->page->scheme == COTENANT_SCHEME_ORION;
+    struct work work = asked ? cot_work_now(holder->stated) : holder->stated;
+    return (uint8_t)work.work_class;
+}
 
 bool cot_holding; /* some GPU's floor is held or may be: look after each wait */
 
@@ -37,7 +47,7 @@ void cot_holder_raise(struct holder *holder)
     __atomic_store_n(&page->raised_ns[holder->index], cot_now_ns(), __ATOMIC_RELAXED);
     if (!holder->up)
         __atomic_store_n(&page->raises[holder->index], page->raises[holder->index] + 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&page->raised[holder->index], COTENANT_WORK_UNKNOWN, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&page->raised[holder->index], class_now(holder), __ATOMIC_SEQ_CST);
     holder->up = true;
     holder->raises++;
     pthread_mutex_unlock(&holder->lock);
@@ -107,6 +117,7 @@ void cot_holder_join(struct gpu *gpu)
     if (!(gpu->page_slot->flags & COTENANT_SLOT_HOLDS_FLOOR))
         return;
     struct cotenant_message reply;
+    struct cotenant_floor_reply terms;
     int fd;
     struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_LATENCY_SENSITIVE, &fd, &reply);
     if (!page)
@@ -132,6 +143,8 @@ void cot_holder_join(struct gpu *gpu)
     holder->fd = fd;
     holder->page = page; /* an older page stays mapped */
     holder->index = reply.header.slot;
+    memcpy(&terms, reply.body.bytes, sizeof terms);
+    holder->stated.work_class = terms.work_class ? terms.work_class : COTENANT_WORK_UNKNOWN; /* 0 would be down */
     bool up = holder->up;
     pthread_mutex_unlock(&holder->lock);
     __atomic_store_n(&gpu->holder, holder, __ATOMIC_RELEASE);

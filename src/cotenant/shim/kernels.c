@@ -48,13 +48,19 @@ DECLARE_REAL(cuFuncGetName);
 DECLARE_REAL(cuKernelGetName);
 DECLARE_REAL(cuOccupancyMaxActiveBlocksPerMultiprocessor);
 
+const char *cot_kernel_name(CUfunction function)
+{
+    const char *name = NULL;
+    if (((CUresult(*)(const char **, CUfunction))REAL(cuFuncGetName))(&name, function) != CUDA_SUCCESS || !name)
+        if (((CUresult(*)(const char **, CUfunction))REAL(cuKernelGetName))(&name, function) != CUDA_SUCCESS)
+            name = NULL;
+    return name;
+}
+
 static void describe(struct kind *kind)
 {
     const struct kernel_shape *s = &kind->shape;
-    const char *name = NULL;
-    if (((CUresult(*)(const char **, CUfunction))REAL(cuFuncGetName))(&name, s->function) != CUDA_SUCCESS || !name)
-        if (((CUresult(*)(const char **, CUfunction))REAL(cuKernelGetName))(&name, s->function) != CUDA_SUCCESS)
-            name = NULL;
+    const char *name = cot_kernel_name(s->function);
     if (name)
         strncpy(kind->name, name, sizeof kind->name - 1);
     else

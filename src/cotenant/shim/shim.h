@@ -262,6 +262,19 @@ HIDDEN void cot_kernels_start(void);
 HIDDEN struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream stream);
 HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
 
+HIDDEN const char *cot_kernel_name(CUfunction function); /* NULL: the driver does not say */
+
+/* ---- work.c ---- */
+struct work {
+    uint32_t work_class, sms; /* as struct cotenant_floor_reply has them */
+    uint32_t duration_ns;     /* 0: not known */
+};
+extern HIDDEN bool cot_kernels_known;
+extern HIDDEN __thread const struct kernel_shape *cot_launching __attribute__((tls_model("initial-exec"))); /* on the slow path */
+HIDDEN void cot_work_table(int fd, uint32_t count);
+HIDDEN struct work cot_work_now(struct work stated);
+HIDDEN void cot_work_after_fork(void);
+
 /* ---- floor.c ---- */
 HIDDEN void cot_floor_join(struct gpu *gpu);
 HIDDEN void cot_floor_enter(struct thread *t, struct cost *cost);

@@ -41,7 +41,9 @@ static const struct cu_launch_config no_config;
     DECLARE_REAL(name);                                                                        \
     static __attribute__((noinline, cold)) CUresult name##_slow parameters                     \
     {                                                                                          \
+        cot_launching = cot_kernels_known ? shape : NULL;                                      \
         struct calls *call = cot_gate_slow(key, effective) == GATE_GO ? cot_thread->calls : NULL; \
+        cot_launching = NULL;                                                                  \
         struct pair *timed = cot_profiling && call ? cot_kernels_before(shape, effective) : NULL; \
         CUresult result = ((type)REAL(name))arguments;                                         \
         if (timed)                                                                             \

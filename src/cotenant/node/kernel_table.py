@@ -1,0 +1,141 @@
+"""What is known of a tenant's kernels, as a table that its processes look launches up in: struct cotenant_kernel.
+
+Rows of `cotenant profile kernels` by a hash (FNV-1a, 64 bits) of name, grid and block, and by one of the name alone for
+launches of another shape, with what all rows of that name agree on. It travels with the tenant's description as text,
+and from the agent to the processes as a sealed memfd.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import json
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.model.errors import InputError
+from cotenant.profile.kernels import CLASS_NAMES, UNKNOWN
+
+MOST = 2048  # entries, so that a description fits an order of the control socket
+ENTRY = struct.Struct("=QIHBx")  # struct cotenant_kernel
+_SHAPE = struct.Struct("=6I")
+_LONGEST_NS, _MOST_SMS = (1 << 32) - 1, (1 << 16) - 1
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kind of launch. `shape`: grid and block, six numbers; none: of any. `sms`, `duration_ns` 0: not known."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    duration_ns: int = 0
+    sms: int = 0
+    work_class: int = UNKNOWN
+    count: int = 1
+
+    @property
+    def total_ns(self) -> int:
+        """Time that all its launches took."""
+        return self.duration_ns * self.count
+
+
+def hashed(data: bytes) -> int:
+    """FNV-1a, 64 bits."""
+    value = 14695981039346656037
+    for byte in data:
+        value = (value ^ byte) * 1099511628211 & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
+def read_profile(path: Path) -> list[KernelRow]:
+    """The rows of a profile that `cotenant profile kernels` wrote. InputError."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError("not what `cotenant profile kernels --out` writes", file=path) from None
+    if not isinstance(rows, list) or not rows:
+        raise InputError("the profile has no kernels", file=path)
+    return [_row(row, number, path) for number, row in enumerate(rows, 1)]
+
+
+def _row(row: Any, number: int, path: Path) -> KernelRow:
+    try:
+        shape = tuple(int(n) for n in (*row.get("grid", ()), *row.get("block", ())))
+        found = KernelRow(
+            str(row["name"]), shape, int(row["duration_ns"]), int(row["sms"]), CLASS_NAMES.index(row["work_class"]),
+            int(row.get("count", 1)),
+        )  # fmt: skip
+    except (AttributeError, ValueError, KeyError, TypeError, OverflowError):
+        wanted = f"name, duration_ns, sms and work_class ({', '.join(CLASS_NAMES[1:])})"
+        raise InputError(f"kernel {number} needs {wanted}", file=path) from None
+    fits = len(shape) in (0, 6) and all(0 < n < 1 << 32 for n in shape)
+    if not fits or not found.work_class or min(found.duration_ns, found.sms, found.count) <= 0:
+        raise InputError(f"kernel {number} has a number that no kernel has", file=path)
+    return found
+
+
+def most_class(rows: Iterable[KernelRow]) -> str:
+    """The class that most of the time has: what a launch of many kernels at once, a CUDA graph, counts as."""
+    times = dict.fromkeys(range(1, len(CLASS_NAMES)), 0)
+    for row in rows:
+        times[row.work_class] += row.total_ns
+    return CLASS_NAMES[max(times, key=lambda kind: times[kind])]
+
+
+def compiled(rows: Sequence[KernelRow]) -> str:
+    """The table as text. Of more kernels than it can hold those stay that take most of the time."""
+    weighed: dict[int, tuple[int, KernelRow]] = {}
+    by_name: dict[str, list[KernelRow]] = {}
+    for row in sorted(rows, key=lambda row: -row.total_ns):
+        by_name.setdefault(row.name, []).append(row)
+        if row.shape:
+            weighed.setdefault(hashed(row.name.encode() + _SHAPE.pack(*row.shape)), (row.total_ns, row))
+    for name, same in by_name.items():
+        weighed[hashed(name.encode())] = (sum(row.total_ns for row in same), _agreed(same))
+    kept = sorted(weighed, key=lambda key: -weighed[key][0])[:MOST]
+    packed = []
+    for key in sorted(kept):
+        row = weighed[key][1]
+        packed.append(ENTRY.pack(key, min(row.duration_ns, _LONGEST_NS), min(row.sms, _MOST_SMS), row.work_class))
+    return base64.b64encode(b"".join(packed)).decode()
+
+
+def _agreed(rows: Sequence[KernelRow]) -> KernelRow:
+    """One row for a name."""
+    classes, sms = {row.work_class for row in rows}, {row.sms for row in rows}
+    return KernelRow(
+        rows[0].name,
+        duration_ns=rows[0].duration_ns if len(rows) == 1 else 0,
+        sms=sms.pop() if len(sms) == 1 else 0,
+        work_class=classes.pop() if len(classes) == 1 else UNKNOWN,
+    )
+
+
+def entries_of(text: str) -> bytes:
+    """The entries of a table. InputError for anything but one."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        data = b"?"
+    if len(data) % ENTRY.size or len(data) > MOST * ENTRY.size:
+        raise InputError("not a table of kernels", field="kernels")
+    keys = [key for key, *_ in ENTRY.iter_unpack(data)]
+    if keys != sorted(set(keys)) or any(not 1 <= kind <= 3 for *_, kind in ENTRY.iter_unpack(data)):
+        raise InputError("not a table of kernels", field="kernels")
+    return data
+
+
+def shared(data: bytes) -> int:
+    """A sealed memfd that holds the entries; the caller closes it."""
+    fd = os.memfd_create("cotenant-kernels", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(fd, data)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd

@@ -1,0 +1,106 @@
+/* What is known of the kernel that is launched, from the profile that its tenant was given (`--kernel-profile`): for the scheme
+ * orion, whose rule asks for the class and SMs of each kernel.  Only launches of processes on a floor under that scheme come here;
+ * what a name hashes to is looked up once for each kernel, grid and block. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "floor.h"
+#include "shim.h"
+
+#define SEEN 1024 /* power of two */
+
+struct seen {
+    struct kernel_shape shape; /* function NULL: empty */
+    struct work work;
+};
+
+struct table {
+    uint32_t count;
+    const struct cotenant_kernel *entries; /* by key */
+};
+
+bool cot_kernels_known;
+__thread const struct kernel_shape *cot_launching __attribute__((tls_model("initial-exec")));
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct table table;
+static struct seen seen[SEEN];
+
+/* The table of this process's tenant: the same from each agent, so the first stays. */
+void cot_work_table(int fd, uint32_t count)
+{
+    struct stat about;
+    size_t bytes = count * sizeof(struct cotenant_kernel);
+    pthread_mutex_lock(&lock);
+    if (!table.entries && count > 0 && fstat(fd, &about) == 0 && (size_t)about.st_size >= bytes) {
+        const void *entries = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (entries != MAP_FAILED) {
+            table = (struct table){.count = count, .entries = entries};
+            __atomic_store_n(&cot_kernels_known, true, __ATOMIC_RELEASE);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static uint64_t hash_on(uint64_t hash, const void *data, size_t length)
+{
+    for (const uint8_t *at = data, *end = at + length; at < end; at++)
+        hash = (hash ^ *at) * UINT64_C(1099511628211);
+    return hash;
+}
+
+static const struct cotenant_kernel *find(uint64_t key)
+{
+    uint32_t low = 0, high = table.count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (table.entries[middle].key < key)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < table.count && table.entries[low].key == key ? &table.entries[low] : NULL;
+}
+
+/* By name and shape, else by name; a kernel that the profile lacks is of unknown class, as in Orion. */
+static struct work look_up(const struct kernel_shape *shape)
+{
+    struct work work = {.work_class = COTENANT_WORK_UNKNOWN};
+    const char *name = cot_kernel_name(shape->function);
+    if (!name)
+        return work;
+    uint64_t by_name = hash_on(UINT64_C(14695981039346656037), name, strlen(name));
+    uint64_t by_shape = hash_on(hash_on(by_name, shape->grid, sizeof shape->grid), shape->block, sizeof shape->block);
+    const struct cotenant_kernel *found = find(by_shape);
+    if (!found)
+        found = find(by_name);
+    if (found)
+        work = (struct work){.work_class = found->work_class, .sms = found->sms, .duration_ns = found->duration_ns};
+    return work;
+}
+
+/* The work that this thread launches now; `stated`, by its tenant, if it is no kernel or nothing is known of kernels. */
+struct work cot_work_now(struct work stated)
+{
+    const struct kernel_shape *launching = cot_launching;
+    if (!launching || !launching->function)
+        return stated;
+    struct kernel_shape shape = *launching;
+    shape.shared_bytes = 0;
+    struct seen *at = &seen[hash_on(UINT64_C(14695981039346656037), &shape, sizeof shape) & (SEEN - 1)];
+    pthread_mutex_lock(&lock);
+    if (memcmp(&at->shape, &shape, sizeof shape) != 0)
+        *at = (struct seen){.shape = shape, .work = look_up(&shape)};
+    struct work work = at->work;
+    pthread_mutex_unlock(&lock);
+    return work;
+}
+
+/* The thread that forked may not be the one that held it. */
+void cot_work_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}

@@ -1,0 +1,297 @@
+"""A profile of kernels under the scheme orion: what is refused beside LS work is decided kernel by kernel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cotenant.bench.colocation import FILLS_SMS, known_work
+from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.colocation_virtual import be_work
+from cotenant.cli.run import app as run_app
+from cotenant.model.errors import InputError
+from cotenant.node import kernel_table
+from cotenant.node.client import ControlClient
+from cotenant.node.config import TenantSpec, check_spec, load
+from cotenant.node.config_colocation import known_kernels
+from cotenant.node.floor_client import join_floor
+from cotenant.node.kernel_table import ENTRY, KernelRow, compiled, entries_of, hashed, most_class, read_profile
+from cotenant.node.launcher import Launch, register
+from cotenant.node.tenants import spec_from_dict, spec_to_dict
+from cotenant.policy.colocation import WorkClass
+from cotenant.profile.contention import read_table
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+UNKNOWN, MEMORY, COMPUTE = (int(kind) for kind in (WorkClass.UNKNOWN, WorkClass.MEMORY, WorkClass.COMPUTE))
+SHAPE = (132, 1, 1, 1, 1, 1)  # of the driver's timed kernels
+ROWS = [
+    KernelRow("timed_memory", SHAPE, 20_000, 132, MEMORY),
+    KernelRow("timed_compute", SHAPE, 20_000, 132, COMPUTE),
+]
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_hash_is_fnv_1a() -> None:
+    """Reference values of its authors' test vectors."""
+    assert hashed(b"") == 0xCBF29CE484222325
+    assert hashed(b"a") == 0xAF63DC4C8601EC8C
+    assert hashed(b"foobar") == 0x85944171F73967E8
+
+
+def rows_of(text: str) -> dict[int, tuple[int, ...]]:
+    return {key: tuple(rest) for key, *rest in ENTRY.iter_unpack(entries_of(text))}
+
+
+def test_a_name_stands_for_what_all_its_shapes_agree_on() -> None:
+    same = [KernelRow("k", (n, 1, 1, 64, 1, 1), 1000 * n, 5, MEMORY) for n in (1, 2)]
+    mixed = [KernelRow("m", (n, 1, 1, 64, 1, 1), 70, n, kind) for n, kind in ((1, MEMORY), (2, COMPUTE))]
+    found = rows_of(compiled([*same, *mixed]))
+    assert len(found) == 6
+    assert found[hashed(b"k")] == (0, 5, MEMORY)
+    assert found[hashed(b"m")] == (0, 0, UNKNOWN)
+    exact = b"".join(n.to_bytes(4, "little") for n in (2, 1, 1, 64, 1, 1))
+    assert found[hashed(b"m" + exact)] == (70, 2, COMPUTE)
+
+
+def test_of_too_many_kernels_the_longest_stay() -> None:
+    rows = [KernelRow(f"k{n}", (), n + 1, 1, COMPUTE) for n in range(kernel_table.MOST + 10)]
+    found = rows_of(compiled(rows))
+    assert len(found) == kernel_table.MOST
+    assert hashed(b"k9") not in found
+    assert hashed(b"k10") in found
+    assert len(json.dumps(compiled(rows))) < 60_000  # an order of the control socket has 64 KiB
+
+
+def test_a_graph_counts_as_what_most_of_the_time_is() -> None:
+    short = KernelRow("a", (), 10, 1, COMPUTE, count=3)
+    assert most_class([short, KernelRow("b", (), 31, 1, MEMORY)]) == "memory"
+    assert most_class([short, KernelRow("b", (), 29, 1, MEMORY)]) == "compute"
+
+
+def test_wrong_profiles_are_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    good = {"name": "k", "duration_ns": 5, "sms": 1, "work_class": "memory", "grid": [1, 1, 1], "block": [1, 1, 1]}
+    path.write_text(json.dumps({"kernels": [good]}))
+    assert read_profile(path) == [KernelRow("k", (1,) * 6, 5, 1, MEMORY)]
+    for bad in (
+        {"sms": 0},
+        {"grid": [1]},
+        {"grid": 4},
+        {"work_class": "heavy"},
+        {"work_class": "none"},
+        {"name": None, "sms": []},
+    ):
+        path.write_text(json.dumps({"kernels": [good | bad]}))
+        with pytest.raises(InputError, match="kernel 1 "):
+            read_profile(path)
+    for text in ("", "[]", '{"kernels": []}', '{"kernels": 3}'):
+        path.write_text(text)
+        with pytest.raises(InputError):
+            read_profile(path)
+
+
+def test_tables_that_are_none_are_refused() -> None:
+    for text in ("?", "AAAA", "A" * 64):  # the last: two rows with the same key, of no class
+        with pytest.raises(InputError, match="not a table"):
+            check_spec(TenantSpec("t", best_effort=True, kernels=text))
+    with pytest.raises(InputError, match="only best-effort"):
+        check_spec(TenantSpec("t", kernels=compiled(ROWS)))
+
+
+def test_the_agents_file_names_a_profile_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("tenants:\n  - {name: t, best_effort: true, kernel_profile: p.json}\n")
+    with pytest.raises(InputError, match=r"p\.json: cannot be read"):
+        load(str(path))
+    (tmp_path / "p.json").write_text(
+        json.dumps({"kernels": [{"name": "k", "duration_ns": 5, "sms": 1, "work_class": "memory"}]})
+    )
+    (spec,) = load(str(path)).tenants
+    assert (spec.kernels, spec.work_class) == (compiled([KernelRow("k", (), 5, 1, MEMORY)]), "unknown")
+    told = known_kernels("p.json", None, latency_sensitive=True, folder=tmp_path)
+    assert told["work_class"] == "memory"
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+PROGRAM = f"""
+import json, sys, time
+sys.path.insert(0, {str(SOURCE)!r})
+from cotenant.bench.driver import Driver
+cuda = Driver("libcuda.so.1")
+cuda.launch(20_000, work="compute")
+cuda.synchronise()
+print("ready", flush=True)
+for line in sys.stdin:
+    began = time.monotonic()
+    cuda.launch(20_000, work=line.strip())
+    took = time.monotonic() - began
+    cuda.synchronise()
+    print(took, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Rig("soft", together=True) as started:
+        started.scheme("orion", hold_limit_ns=20_000_000_000)
+        yield started
+
+
+class Program:
+    """A tenant that launches one kernel for each line, and says how long the launch took."""
+
+    def __init__(self, rig: Rig, spec: TenantSpec) -> None:
+        command = [sys.executable, "-c", PROGRAM]
+        self._client = ControlClient(rig.bench.folder)
+        environment = rig.with_shim(register(self._client, Launch(rig.bench.folder, spec, command)))
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+        self._client.call("started", name=spec.name, pid=self._process.pid)
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def launch_s(self, work: str) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(work + "\n")
+        self._process.stdin.flush()
+        return float(self._line())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._client.close()
+
+
+WAIT_S = 0.3
+
+
+def refused_beside(rig: Rig, program: Program, work: str, shown: WorkClass) -> bool:
+    """Whether a launch waits as long as LS work of that class is active."""
+    floor = join_floor(rig.bench.folder, rig.uuid)
+    floor.raise_(shown)
+    lowering = threading.Timer(WAIT_S, floor.lower)
+    lowering.start()
+    took_s = program.launch_s(work)
+    lowering.join()
+    floor.close()
+    return took_s > WAIT_S * 0.7
+
+
+def test_the_memory_bound_kernels_wait_for_memory_bound_ls_work(rig: Rig) -> None:
+    program = Program(rig, TenantSpec("be", mechanism="mps", best_effort=True, kernels=compiled(ROWS)))
+    for shown, held in ((WorkClass.MEMORY, "memory"), (WorkClass.COMPUTE, "compute"), (WorkClass.UNKNOWN, "")):
+        for work in ("memory", "compute", "mixed", "memory"):  # mixed: not in the profile, of no known class
+            assert refused_beside(rig, program, work, shown) == (work == held), (shown, work)
+    program.close()
+
+
+def test_kernels_that_fill_more_sms_than_the_threshold_wait(rig: Rig) -> None:
+    narrow = [KernelRow("timed_memory", SHAPE, 20_000, 8, MEMORY), ROWS[1]]
+    program = Program(rig, TenantSpec("wide", mechanism="mps", best_effort=True, kernels=compiled(narrow)))
+    rig.scheme("orion", sm_threshold=100)
+    assert refused_beside(rig, program, "compute", WorkClass.UNKNOWN)
+    assert not refused_beside(rig, program, "memory", WorkClass.UNKNOWN)
+    rig.scheme("orion", sm_threshold=0)
+    program.close()
+
+
+def test_the_scheme_tidal_asks_for_no_class(rig: Rig) -> None:
+    program = Program(rig, TenantSpec("plain", mechanism="mps", best_effort=True, kernels=compiled(ROWS)))
+    rig.scheme("tidal")
+    assert refused_beside(rig, program, "compute", WorkClass.MEMORY)
+    rig.scheme("orion")
+    assert not refused_beside(rig, program, "compute", WorkClass.MEMORY)
+    program.close()
+
+
+def shown_classes(rig: Rig, program: Program, work: str) -> set[int]:
+    """Classes that the floor showed while the program ran a kernel."""
+    floor = join_floor(rig.bench.folder, rig.uuid)
+    seen: set[int] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            seen.update(bytes(floor._mapping.raised))
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    for _ in range(20):
+        program.launch_s(work)
+        time.sleep(0.002)
+    over.set()
+    watching.join()
+    floor.close()
+    return seen - {0}
+
+
+@pytest.mark.parametrize("stated", ["unknown", "compute"])
+def test_an_ls_program_shows_the_class_of_what_it_runs(rig: Rig, stated: str) -> None:
+    kind: dict[str, Any] = {"mechanism": "mps", "latency_sensitive": True, "work_class": stated}
+    program = Program(rig, TenantSpec(f"ls-{stated}", kernels=compiled(ROWS), **kind))
+    assert shown_classes(rig, program, "memory") == {MEMORY}
+    assert shown_classes(rig, program, "compute") == {COMPUTE}
+    assert shown_classes(rig, program, "mixed") == {UNKNOWN}
+    program.close()
+    plain = Program(rig, TenantSpec(f"plain-{stated}", **kind))
+    assert shown_classes(rig, plain, "memory") == {COMPUTE if stated == "compute" else UNKNOWN}
+    plain.close()
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--best-effort", "--kernel-profile", "{folder}/none.json"], "cannot be read"),
+        (
+            ["--best-effort", "--kernel-profile", "{folder}/bad.json"],
+            "not what `cotenant profile kernels --out` writes",
+        ),
+        (["--kernel-profile", "{folder}/bad.json"], "add --best-effort or --latency-sensitive"),
+    ],
+)
+def test_run_says_what_is_wrong_with_a_profile(tmp_path: Path, options: list[str], sentence: str) -> None:
+    (tmp_path / "bad.json").write_text("[")
+    done = CliRunner().invoke(run_app, [*(o.format(folder=tmp_path) for o in options), "--", "true"])
+    assert isinstance(done.exception, InputError)
+    assert done.exception.field == "--kernel-profile"
+    assert sentence in str(done.exception)
+
+
+def test_a_tenant_keeps_its_profile_where_it_is_written_down() -> None:
+    spec = TenantSpec("t", best_effort=True, kernels=compiled(ROWS))
+    assert spec_from_dict(json.loads(json.dumps(spec_to_dict(spec)))) == spec
+
+
+@pytest.mark.parametrize(("fills", "kind"), [(True, "mm4096"), (True, "add256"), (False, "train-resnet50")])
+def test_the_bench_tells_orion_on_the_software_gpu_what_the_simulator_is_told(fills: bool, kind: str) -> None:
+    """Classes, and whether a kernel fills more than all SMs: the threshold."""
+    table, sm_count = rows_of(known_work(True, fills)["kernels"]), read_table().sm_count
+    for work in be_work(kind, sm_count):
+        name = {COMPUTE: b"timed_compute", MEMORY: b"timed_memory"}[work.work_class]
+        _, sms, work_class = table[hashed(name)]
+        assert work_class == work.work_class
+        assert (sms > sm_count) == (work.sms > sm_count) == fills
+
+
+def test_on_a_card_without_a_profile_only_the_size_of_grids_is_known() -> None:
+    assert known_work(False, True) == {"work_sms": FILLS_SMS}
+    assert known_work(False, False) == {"work_sms": 0}
