@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError, WorkError
+from cotenant.policy.colocation import WorkClass
 from cotenant.serve.workers import WorkerSpec
 
 if TYPE_CHECKING:
@@ -29,14 +30,17 @@ if TYPE_CHECKING:
 VARIABLE = "COTENANT_WORKER_FLOOR"
 LOOK_S = 0.00005
 KEEP_S = 1.0
+NUMBERS = itertools.count(1)  # of this process: a tenant of its last server may still be there when the next one starts
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a service has reserved: memory in bytes (None: nothing said), and its weight on the link."""
+    """What a service has reserved: memory in bytes (None: nothing said), and its weight on the link. `work_class`: what
+    its kernels need most, a name of node.floor.WORK_CLASSES."""
 
     memory_bytes: int | None = None
     copy_weight: float = 1.0
+    work_class: str = "unknown"
 
 
 def tenant_name(pid: int, number: int, services: Sequence[str]) -> str:
@@ -66,7 +70,6 @@ class Colocation:
         self._claims, self._say = claims, say
         self._clients: dict[str, ControlClient] = {}
         self._names: dict[str, str] = {}
-        self._numbers = itertools.count(1)
         self._keeper = ControlClient(folder)  # while it is open the scheme is in force
         self.beside = float(self._keeper.call("colocation", scheme=scheme, while_connected=True)["beside"])
         self.gpus: list[dict[str, Any]] = self._keeper.call("status")["gpus"]
@@ -91,6 +94,7 @@ class Colocation:
             "gated": best_effort and not self.timed and not elastic,
             "beside": self.beside if elastic else 0.0,
             "whole": spec.fraction,
+            "classes": {m.service: self._claims.get(m.service, Claim()).work_class for m in spec.models},
         }
         answer = self._register(spec, uuid, best_effort, elastic)
         variable = {VARIABLE: json.dumps(told)}
@@ -114,7 +118,7 @@ class Colocation:
             self._say(f"no memory is reserved for {mine}: {' and '.join(silent)}, in the same process, states none")
         part = self.scheme.be_sms if best_effort else self.scheme.ls_sms
         tenant = TenantSpec(
-            name=tenant_name(os.getpid(), next(self._numbers), [model.service for model in spec.models]),
+            name=tenant_name(os.getpid(), next(NUMBERS), [model.service for model in spec.models]),
             limit=1.0 if elastic else part * (spec.fraction if self.scheme.together else 1.0),
             memory_bytes=sum(memory) if len(memory) == len(claims) else None,
             priority=-1 if best_effort and self.scheme.be_below else 0,
@@ -123,6 +127,7 @@ class Colocation:
             best_effort=best_effort and not elastic,
             copy_weight=max(claim.copy_weight for claim in claims),
             latency_sensitive=not best_effort,
+            work_class=claims[0].work_class if len({claim.work_class for claim in claims}) == 1 else "unknown",
         )
         client = ControlClient(self.folder)  # while it is open the tenant lives
         self._clients[spec.name], self._names[spec.name] = client, tenant.name
@@ -170,6 +175,7 @@ class Turnstile:
 
     `gated`: the shim holds up BE launches, so that batches need not wait. Else a BE batch waits while LS holds the
     floor, or runs on `beside` of the SMs then, and on `whole` when nobody does: the tide, at the boundary of batches.
+    `classes`: what the floor shows while a service's batch runs, unknown for others.
     """
 
     def __init__(
@@ -181,7 +187,9 @@ class Turnstile:
         beside: float = 0.0,
         whole: float = 1.0,
         resize: Callable[[float], None] = lambda fraction: None,
+        classes: Mapping[str, WorkClass] | None = None,
     ) -> None:
+        self._classes = classes or {}
         self._floor, self._best_effort, self._gated = floor, best_effort, gated
         self._beside, self._whole, self._resize = beside, whole, resize
         self._now = whole
@@ -189,7 +197,7 @@ class Turnstile:
     def enter(self, service: str) -> None:
         """A batch begins. LS: the floor is up from here."""
         if service not in self._best_effort:
-            self._floor.raise_()
+            self._floor.raise_(self._classes.get(service, WorkClass.UNKNOWN))
             return
         if self._beside > 0:
             self._step(self._beside if self._floor.others_up() else self._whole)
@@ -218,4 +226,13 @@ def turnstile(models: Sequence[Any], resize: Callable[[float], None]) -> Turnsti
     told = json.loads(text)
     best_effort = frozenset(model.service for model in models if not model.latency_sensitive)
     floor = join_floor(Path(told["folder"]), told["gpu"])
-    return Turnstile(floor, best_effort, gated=told["gated"], beside=told["beside"], whole=told["whole"], resize=resize)
+    classes = {service: WorkClass[name.upper()] for service, name in told["classes"].items()}
+    return Turnstile(
+        floor,
+        best_effort,
+        gated=told["gated"],
+        beside=told["beside"],
+        whole=told["whole"],
+        resize=resize,
+        classes=classes,
+    )
