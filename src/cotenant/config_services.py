@@ -65,6 +65,7 @@ class ServiceEntry(BaseModel):
     memory: int | None = Field(default=None, ge=0)
     input_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     copy_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    work_class: Literal["unknown", "memory", "compute"] = "unknown"
     max_queue: int = Field(default=1000, ge=1, le=1_000_000)
     arrivals: str | None = None
     backend: str | None = None

@@ -132,10 +132,15 @@ from cotenant.bench.driver import Driver
 cuda = Driver("libcuda.so.1")
 cuda.launch(20_000, work="compute")
 cuda.synchronise()
+stream = cuda.stream()
+graph = cuda.graph([20_000] * 3, stream, work="memory")
 print("ready", flush=True)
 for line in sys.stdin:
     began = time.monotonic()
-    cuda.launch(20_000, work=line.strip())
+    if line.strip() == "graph":
+        cuda.call("cuGraphLaunch", graph, stream)
+    else:
+        cuda.launch(20_000, work=line.strip())
     took = time.monotonic() - began
     cuda.synchronise()
     print(took, flush=True)
@@ -248,6 +253,7 @@ def test_an_ls_program_shows_the_class_of_what_it_runs(rig: Rig, stated: str) ->
     assert shown_classes(rig, program, "memory") == {MEMORY}
     assert shown_classes(rig, program, "compute") == {COMPUTE}
     assert shown_classes(rig, program, "mixed") == {UNKNOWN}
+    assert shown_classes(rig, program, "graph") == {COMPUTE if stated == "compute" else UNKNOWN}
     program.close()
     plain = Program(rig, TenantSpec(f"plain-{stated}", **kind))
     assert shown_classes(rig, plain, "memory") == {COMPUTE if stated == "compute" else UNKNOWN}

@@ -19,6 +19,7 @@ from cotenant.node.client import ControlClient
 from cotenant.node.config import TenantSpec
 from cotenant.node.floor_client import Floor, join_floor
 from cotenant.node.launcher import Launch, register
+from cotenant.policy.colocation import WorkClass
 from cotenant.serve.colocation import Claim, Colocation, Turnstile
 from cotenant.serve.server import running
 from cotenant.serve.workers import ModelSpec, WorkerSpec
@@ -59,6 +60,39 @@ def test_a_latency_sensitive_service_raises_the_floor_for_each_batch(bench: Benc
             state = client.call("colocation")
         assert state["scheme"] == "tidal"
         assert not any(h["up"] for h in state["gpus"][uuid_of(bench)]["holders"])
+
+
+def test_the_floor_shows_the_class_of_the_service_whose_batch_runs(bench: Bench, tmp_path: Path) -> None:
+    """`work_class` of the file, whether a service has its worker alone or shares it with one of another class."""
+    entries = [
+        {"name": "a", "slo_ms": 5000, "work_class": "memory"},
+        {"name": "b", "slo_ms": 5000, "work_class": "compute"},
+        {"name": "c", "slo_ms": 5000},
+    ]
+    watch = join_floor(bench.folder, uuid_of(bench))
+
+    def shown(url: str, service: str) -> set[int]:
+        seen: set[int] = set()
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.is_set():
+                seen.update(bytes(watch._mapping.raised))
+
+        watching = threading.Thread(target=look)
+        watching.start()
+        assert infer(url, service)[0] == 200
+        over.set()
+        watching.join()
+        return seen - {0}
+
+    services = deployment(entries, tmp_path)
+    for gpulets in ([{"a": 1}, {"b": 1, "c": 1}], [{"a": 1, "b": 1}, {"c": 1}]):
+        with running(services, plan=plan(*gpulets), colocation="orion", agent=bench.folder) as server:
+            assert shown(server.http_url, "a") == {WorkClass.MEMORY}
+            assert shown(server.http_url, "b") == {WorkClass.COMPUTE}
+            assert shown(server.http_url, "c") == {WorkClass.UNKNOWN}
+    watch.close()
 
 
 def test_workers_that_only_take_time_are_tenants_too(bench: Bench, tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def local_factory(
         from cotenant.serve.colocation import Claim, Colocation
 
         raw = config.deployment.raw
-        claims = {s.name: Claim(s.memory, s.copy_weight) for s in (raw.services if raw is not None else ())}
+        services = raw.services if raw is not None else ()
+        claims = {s.name: Claim(s.memory, s.copy_weight, s.work_class) for s in services}
         needs_none = timed or mechanism == "cores"
         folder = options.agent or default_folder()
         colocation = Colocation(config.deployment.colocation, folder, claims, timed=needs_none, say=say)
