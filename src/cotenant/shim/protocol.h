@@ -342,9 +342,10 @@ struct cotenant_slot { /* 256 bytes */
     uint32_t flags;                /* cotenant_slot_flags */
     uint32_t reserved_0;
     uint8_t uuid[16];
-    uint64_t memory_kept_bytes;    /* of what the card has free, kept for others */
     uint32_t fencing;              /* 0; anything else is for measurements: see fence.c */
-    uint8_t reserved_agent[36];
+    uint32_t reserved_1;
+    uint64_t memory_kept_bytes;    /* of what the card has free, kept for others */
+    uint8_t reserved_agent[32];
     /* written by the shim */
     uint64_t epoch_seen;           /* epoch that the gate obeys; 0: closed */
     uint64_t calls_in_flight;      /* host threads inside a gated driver call */
