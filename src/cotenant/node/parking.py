@@ -76,9 +76,9 @@ class Parking:
 
     async def _move_out(self, tenant: Tenant, timeout_s: float) -> Parked:
         gpu = tenant.gpus[0].uuid
+        started = bool(tenant.sessions)  # one that has not come to its GPU yet is parked, too: before it takes any
         await self._still(tenant, timeout_s)
         before = self.residency.refresh(gpu).occupants[tenant.name].resident_bytes
-        started = bool(tenant.sessions)  # one that has not come to its GPU yet is parked, too: before it takes any
         if not await self.residency.evacuate(tenant, gpu):
             self.agent.broker.unsuspend(tenant)
             raise WorkError(
