@@ -313,7 +313,8 @@ class Operations:
             keys.add(tenant.root)
         keys |= tenant.heirs | more
         keys |= processes.descendants(keys)
-        for key in keys:
+        # the program first: one that waits for its children would end by itself, as if it had been done
+        for key in sorted(keys, key=lambda key: key != tenant.root):
             _signal(key, signal.SIGTERM, group=key == tenant.root)
         if tenant.group is not None:
             _signal_group(tenant.group, signal.SIGTERM)
