@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,19 @@ class Node:
             self.agent.kill()
             self.agent.wait()
         self.log.close()
+
+
+@contextlib.contextmanager
+def nodes_in(folder: Path) -> Iterator[Callable[..., Node]]:
+    """Makes nodes (memory in bytes, settings), each in a folder of its own below; all are closed in the end."""
+    made: list[Node] = []
+
+    def make(memory: int, **settings: Any) -> Node:
+        own = folder / f"n{len(made)}"
+        own.mkdir()
+        made.append(Node(own, memory, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from agent_harness import wait_for
-from swap_node import CONTEXT, MIB, Node, Program
+from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node.backing import host_memory
@@ -36,17 +36,8 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 
 @pytest.fixture
 def node(short_folder: Path) -> Iterator[Callable[..., Node]]:
-    made: list[Node] = []
-
-    def make(memory: int, **settings: object) -> Node:
-        folder = short_folder / f"n{len(made)}"
-        folder.mkdir()
-        made.append(Node(folder, memory, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with nodes_in(short_folder) as make:
+        yield make
 
 
 def driver(here: Node, *orders: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,11 +8,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from agent_harness import wait_for
-from swap_node import CONTEXT, MIB, Node, Program
+from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 
 from cotenant.model.errors import InputError, WorkError
 
@@ -21,17 +20,8 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 
 @pytest.fixture
 def node(short_folder: Path) -> Iterator[Callable[..., Node]]:
-    made: list[Node] = []
-
-    def make(memory: int, **settings: Any) -> Node:
-        folder = short_folder / f"n{len(made)}"
-        folder.mkdir()
-        made.append(Node(folder, memory, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with nodes_in(short_folder) as make:
+        yield make
 
 
 def test_three_tenants_that_do_not_fit_two_at_a_time(node: Callable[..., Node]) -> None:

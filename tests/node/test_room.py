@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from swap_node import CONTEXT, MIB, Node, Program
+from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 
 from cotenant.node.residency import Residency
 from cotenant.policy.residency import GpuResidency, ResidencySettings
@@ -21,17 +21,8 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 
 @pytest.fixture
 def node(short_folder: Path) -> Iterator[Callable[..., Node]]:
-    made: list[Node] = []
-
-    def make(memory: int, **settings: object) -> Node:
-        folder = short_folder / f"n{len(made)}"
-        folder.mkdir()
-        made.append(Node(folder, memory, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with nodes_in(short_folder) as make:
+        yield make
 
 
 @pytest.mark.parametrize("mode", ["swap", "park"])
