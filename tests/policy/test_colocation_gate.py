@@ -26,7 +26,7 @@ from cotenant.policy.colocation import (
     settings_for,
     went,
 )
-from cotenant.policy.colocation.gate import RuleKind
+from cotenant.policy.colocation.gate import RuleKind, ahead_ns
 
 US = 1_000
 NONE, UNKNOWN, MEMORY, COMPUTE = WorkClass.NONE, WorkClass.UNKNOWN, WorkClass.MEMORY, WorkClass.COMPUTE
@@ -122,7 +122,9 @@ def test_several_best_effort_processes_divide_the_time_in_flight() -> None:
     assert ColocationSettings(interval_ns=100 * US).rule(tenants=4).interval_ns == 25 * US
 
 
-@pytest.mark.parametrize("bad", [{"interval_ns": 0}, {"beside": 1.5}, {"lead_ns": -1}, {"hold_limit_ns": 1}])
+@pytest.mark.parametrize(
+    "bad", [{"interval_ns": 0}, {"beside": 1.5}, {"lead_ns": -1}, {"hold_limit_ns": 1}, {"duty": 0}]
+)
 def test_settings_out_of_range_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(InputError):
         ColocationSettings(**bad)  # type: ignore[arg-type]
@@ -168,8 +170,9 @@ class Play:
     def launch(self, length: int, host: int) -> None:
         self._pass(self.now + host)
         while not may_go(self.rule, self.state, NONE, length, self.now):
-            lead = self.state.busy_until_ns - self.rule.lead_ns
-            self._pass(min(self.pieces[0][0], lead if lead > self.now else self.pieces[0][0]))
+            marks = [end for end, _ in self.pieces[:1]] + [self.state.busy_until_ns - self.rule.lead_ns]
+            marks.append(self.state.paced_until_ns - ahead_ns(self.rule, length))
+            self._pass(min(mark for mark in marks if mark > self.now))
         went(self.rule, self.state, NONE, length, self.now)
         self.state.unfinished += 1
         self.pieces.append((self.state.busy_until_ns, length))
@@ -205,6 +208,25 @@ def test_gaps_in_which_a_program_has_nothing_to_do_do_not_count() -> None:
             play.launch(26 * US, 3 * US)
         play._pass(play.now + 5_000 * US)
     assert allowed_ns(play.rule, play.state) == 100 * US
+
+
+@pytest.mark.parametrize(("length_us", "host_us"), [(26, 3), (195, 3), (1600, 3)])
+def test_a_duty_leaves_that_part_of_the_time_idle_and_lets_nothing_grow(length_us: int, host_us: int) -> None:
+    play = Play(settings_for("tidal", duty=0.8).rule())
+    for _ in range(1000):
+        play.launch(length_us * US, host_us * US)
+        assert allowed_ns(play.rule, play.state) == 100 * US
+    assert play.busy / play.took == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_paced_program_does_not_make_up_for_time_in_which_it_had_nothing_to_do() -> None:
+    rule, state = settings_for("tidal", duty=0.5).rule(), GateState()
+    assert may_go(rule, state, NONE, 200 * US, 1000 * US)
+    went(rule, state, NONE, 200 * US, 1000 * US)
+    state.unfinished = 1
+    ended(state, 200 * US, 1200 * US)
+    assert not may_go(rule, state, NONE, 200 * US, 1389 * US)  # its 400 us end at 1400: lead_ns before
+    assert may_go(rule, state, NONE, 200 * US, 1390 * US)
 
 
 def test_the_bound_shrinks_again() -> None:
@@ -245,6 +267,7 @@ class CRule(ctypes.Structure):
         ("interval_ns", ctypes.c_int64),
         ("lead_ns", ctypes.c_int64),
         ("stretch", ctypes.c_uint32),
+        ("duty", ctypes.c_uint32),
     ]
 
 
@@ -263,6 +286,7 @@ class CState(ctypes.Structure):
         ("open_at_ns", ctypes.c_int64),
         ("stretch_permille", ctypes.c_int64),
         ("starved", ctypes.c_bool),
+        ("paced_until_ns", ctypes.c_int64),
     ]
 
 
@@ -315,20 +339,21 @@ EVENTS = st.lists(
     st.integers(0, 1000),
     st.integers(0, 132),
     st.sampled_from([0, 1000, 1500, 4000]),
+    st.sampled_from([1000, 950, 700, 100]),
     LAUNCHES,
     EVENTS,
 )
 def test_c_and_python_decide_alike(
     compiled: ctypes.CDLL, kind: RuleKind, interval: int, lead: int, beside: int, threshold: int, stretch: int,
-    launches: list[tuple[int, int]], events: list[tuple[int, int, int, bool]],
+    duty: int, launches: list[tuple[int, int]], events: list[tuple[int, int, int, bool]],
 ) -> None:  # fmt: skip
     """Every launch with the class and SMs of its own kernel."""
     state, c_state = GateState(), CState()
     pieces: list[int] = []
     now = 1
     for (work, sms), (active, length, passes, done) in zip(launches, events, strict=False):
-        rule = Rule(kind, interval, lead, beside, threshold, WorkClass(work), sms, stretch)
-        c_rule = CRule(int(kind), beside, threshold, work, sms, interval, lead, stretch)
+        rule = Rule(kind, interval, lead, beside, threshold, WorkClass(work), sms, stretch, duty)
+        c_rule = CRule(int(kind), beside, threshold, work, sms, interval, lead, stretch, duty)
         now += passes
         if done and pieces:
             piece = pieces.pop(0)

@@ -12,7 +12,7 @@ from cotenant.model.units import parse_fraction, parse_seconds
 from cotenant.node import kernel_table
 from cotenant.policy.colocation import ColocationSettings, settings_for
 
-_KEYS = ("scheme", "interval", "lead", "beside", "hold_limit", "sm_threshold", "stretch", "check")
+_KEYS = ("scheme", "interval", "lead", "beside", "hold_limit", "sm_threshold", "stretch", "check", "duty")
 _CLASSES = ("unknown", "memory", "compute")
 
 
@@ -31,8 +31,9 @@ def parse_colocation(data: Any) -> ColocationSettings:
     for key in ("interval", "lead", "hold_limit", "check"):
         if key in data:
             changes[f"{key}_ns"] = round(parse_seconds(data[key], f"colocation.{key}") * 1e9)
-    if "beside" in data:
-        changes["beside"] = parse_fraction(data["beside"], "colocation.beside")
+    for key in ("beside", "duty"):
+        if key in data:
+            changes[key] = parse_fraction(data[key], f"colocation.{key}")
     if "sm_threshold" in data:
         threshold = data["sm_threshold"]
         if isinstance(threshold, bool) or not isinstance(threshold, int):

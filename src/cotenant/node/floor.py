@@ -26,7 +26,7 @@ MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
 MEND_S = 1.0
 GRACE_S = 5.0  # for LS processes of an agent before this one to come back, meanwhile BE keeps its bounds
-PARTS = ("beside", "stretch")  # settings that need not be whole numbers
+PARTS = ("beside", "stretch", "duty")  # settings that need not be whole numbers
 WORK_CLASSES = {
     "unknown": WorkClass.UNKNOWN,
     "memory": WorkClass.MEMORY,
@@ -221,6 +221,7 @@ class Floors:
             "sm_threshold": self.settings.sm_threshold,
             "stretch": self.settings.stretch,
             "check_us": self.settings.check_ns / 1e3,
+            "duty": self.settings.duty,
             "gpus": {gpu: self._gpu(gpu) for gpu in self.pages},
         }
 
@@ -259,7 +260,7 @@ def _send_table(to: socket.socket, table: bytes) -> None:
 
 def changed(settings: ColocationSettings, order: dict[str, Any]) -> ColocationSettings:
     """Settings after an order of the control socket. A new scheme brings its own times. InputError."""
-    allowed = ("interval_ns", "lead_ns", "beside", "hold_limit_ns", "sm_threshold", "stretch", "check_ns")
+    allowed = ("interval_ns", "lead_ns", "beside", "hold_limit_ns", "sm_threshold", "stretch", "check_ns", "duty")
     changes = {key: order[key] for key in allowed if order.get(key) is not None}
     for key, value in changes.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or (key not in PARTS and value != int(value)):

@@ -41,7 +41,8 @@ class FloorLayout(ctypes.Structure):
         ("stretch_permille", ctypes.c_uint32),
         ("present", ctypes.c_uint32),
         ("check_ns", ctypes.c_uint64),
-        ("reserved_agent", ctypes.c_uint8 * 184),
+        ("duty_permille", ctypes.c_uint32),
+        ("reserved_agent", ctypes.c_uint8 * 180),
         ("raised", ctypes.c_uint8 * HOLDERS),
         ("reserved_raised", ctypes.c_uint8 * 192),
         ("raised_ns", ctypes.c_uint64 * HOLDERS),
@@ -110,6 +111,7 @@ class FloorPage:
         layout.sm_threshold = settings.sm_threshold
         layout.stretch_permille = round(settings.stretch * 1000)
         layout.check_ns = settings.check_ns
+        layout.duty_permille = round(settings.duty * 1000)
         layout.scheme = int(scheme_named(settings.scheme).rule)
 
     def up(self, now_ns: int) -> set[int]:

@@ -95,7 +95,8 @@ static struct floor_rule current_rule(const struct floor *floor, struct work wor
                                .work_sms = work.sms,
                                .interval_ns = (int64_t)(interval_ns / tenants),
                                .lead_ns = (int64_t)page->lead_ns,
-                               .stretch_permille = floor->interval_ns ? 1000 : page->stretch_permille};
+                               .stretch_permille = floor->interval_ns ? 1000 : page->stretch_permille,
+                               .duty_permille = page->duty_permille};
 }
 
 /* Work between two events.  Only tidal may go by the clock: the others ask whether all has ended.  A GPU that runs dry has time for

@@ -72,7 +72,8 @@ struct cotenant_floor { /* 4096 bytes */
     uint32_t stretch_permille; /* interval_ns may grow so far for a process that leaves the GPU dry */
     uint32_t present;         /* LS processes that have joined; 0: nobody is there to be protected */
     uint64_t check_ns;        /* work between two events; 0: every piece has one */
-    uint8_t reserved_agent[184];
+    uint32_t duty_permille;   /* part of the time that BE may keep the GPU busy while no LS work is active; 0: all */
+    uint8_t reserved_agent[180];
     /* written by LS processes, each its own index, raised_ns before raised */
     uint8_t raised[COTENANT_FLOOR_HOLDERS]; /* cotenant_work_class, 0: down; one cache line, read by every BE launch */
     uint8_t reserved_raised[192];

@@ -17,6 +17,7 @@ struct floor_rule {
     int64_t interval_ns;
     int64_t lead_ns;
     uint32_t stretch_permille; /* tidal: interval_ns may grow so far for work that leaves the GPU dry; 1000: not at all */
+    uint32_t duty_permille;    /* tidal: part of the time that BE may keep the GPU busy; 0 or 1000: all of it */
 };
 
 struct floor_state {
@@ -33,6 +34,7 @@ struct floor_state {
     int64_t open_at_ns;      /* counted until then; 0: LS work was active */
     int64_t stretch_permille; /* of interval_ns, that may be in flight; 0 as 1000 */
     bool starved;            /* the GPU ran dry in the last window */
+    int64_t paced_until_ns;  /* when the work that went has used up its time, idle time included */
 };
 
 #define FLOOR_WINDOW_NS INT64_C(10000000)
@@ -56,6 +58,11 @@ static inline int64_t floor_allowed(const struct floor_rule *rule, const struct 
     return rule->interval_ns * floor_most(permille, 1000) / 1000;
 }
 
+static inline bool floor_paced(const struct floor_rule *rule)
+{
+    return rule->duty_permille > 0 && rule->duty_permille < 1000;
+}
+
 /* A program that its host holds back launches ahead of its GPU when it can, and leaves it dry when the bound does not let it.
  * LS work waits for what is in flight when it comes: on average for the mean over time.  So for work that leaves the GPU dry the
  * bound grows as long as that mean is below interval_ns, and shrinks again when the GPU is kept busy. */
@@ -72,14 +79,14 @@ static inline void floor_adapt(const struct floor_rule *rule, struct floor_state
 }
 
 /* A launch goes now: since the last one the work in flight has become less until busy_until_ns, then the GPU was dry.  A longer
- * gap is a program that has nothing to do: running ahead would not help it. */
+ * gap is a program that has nothing to do: running ahead would not help it; nor does it where the rule asks for gaps. */
 static inline void floor_look_back(const struct floor_rule *rule, struct floor_state *s, int64_t now_ns)
 {
     int64_t passed_ns = floor_least(now_ns - s->open_at_ns, FLOOR_LONGEST_NS);
     int64_t left_ns = floor_least(floor_most(0, s->busy_until_ns - s->open_at_ns), FLOOR_LONGEST_NS);
     int64_t busy_ns = floor_least(passed_ns, left_ns);
     s->open_at_ns = now_ns;
-    if (passed_ns - busy_ns > FLOOR_GAP_NS)
+    if (passed_ns - busy_ns > FLOOR_GAP_NS || floor_paced(rule))
         return;
     s->open_ns += passed_ns;
     s->dry_ns += passed_ns - busy_ns;
@@ -117,6 +124,8 @@ static inline bool floor_tidal(const struct floor_rule *rule, struct floor_state
     }
     if (s->open_at_ns == 0)
         s->open_at_ns = now_ns;
+    if (floor_paced(rule) && s->paced_until_ns - now_ns > floor_most(rule->lead_ns, rule->interval_ns - next_ns))
+        return false;
     if (s->outstanding_ns == 0 || s->outstanding_ns + next_ns <= floor_allowed(rule, s))
         return true;
     return s->unfinished <= 1 && s->busy_until_ns - now_ns <= rule->lead_ns;
@@ -144,6 +153,8 @@ static inline void floor_went(const struct floor_rule *rule, struct floor_state 
 {
     if (rule->scheme == COTENANT_SCHEME_TIDAL && !ls_class)
         floor_look_back(rule, s, now_ns);
+    if (floor_paced(rule))
+        s->paced_until_ns = floor_most(s->paced_until_ns, now_ns) + next_ns * 1000 / rule->duty_permille;
     if (s->busy_until_ns < now_ns)
         s->busy_until_ns = now_ns;
     s->busy_until_ns += next_ns;

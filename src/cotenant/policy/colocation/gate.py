@@ -34,7 +34,8 @@ class RuleKind(enum.IntEnum):
 @dataclass(frozen=True)
 class Rule:
     """What does not change from launch to launch. `work_sms`: SMs the BE kernels fill (0: not known).
-    `stretch_permille`: how far tidal's interval may grow for work that leaves the GPU dry (1000: not at all)."""
+    `stretch_permille`: how far tidal's interval may grow for work that leaves the GPU dry (1000: not at all).
+    `duty_permille`: part of the time that tidal lets BE keep the GPU busy while LS is idle (1000: all of it)."""
 
     kind: RuleKind
     interval_ns: int
@@ -44,6 +45,12 @@ class Rule:
     work_class: WorkClass = WorkClass.UNKNOWN
     work_sms: int = 0
     stretch_permille: int = 1000
+    duty_permille: int = 1000
+
+    @property
+    def paced(self) -> bool:
+        """Whether BE leaves the GPU idle between its launches."""
+        return 0 < self.duty_permille < 1000
 
 
 @dataclass
@@ -63,6 +70,7 @@ class GateState:
     open_at_ns: int = 0
     stretch_permille: int = 0
     starved: bool = False
+    paced_until_ns: int = 0
 
 
 def may_go(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: int) -> bool:
@@ -103,9 +111,16 @@ def _tidal(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns
         return rule.beside_permille > 0 and state.outstanding_ns == 0 and enough
     if state.open_at_ns == 0:
         state.open_at_ns = now_ns
+    if rule.paced and state.paced_until_ns - now_ns > ahead_ns(rule, next_ns):
+        return False
     if state.outstanding_ns == 0 or state.outstanding_ns + next_ns <= allowed_ns(rule, state):
         return True
     return state.unfinished <= 1 and state.busy_until_ns - now_ns <= rule.lead_ns
+
+
+def ahead_ns(rule: Rule, next_ns: int) -> int:
+    """How long before its time a launch of a paced program may go, so that the GPU does not wait for its host, too."""
+    return max(rule.lead_ns, rule.interval_ns - next_ns)
 
 
 def allowed_ns(rule: Rule, state: GateState) -> int:
@@ -133,12 +148,13 @@ def _adapt(rule: Rule, state: GateState) -> None:
 
 def _look_back(rule: Rule, state: GateState, now_ns: int) -> None:
     """A launch goes now: since the last one the work in flight has become less until `busy_until_ns`, then the GPU was
-    dry. A longer gap than GAP_NS is a program that has nothing to do: running ahead would not help it."""
+    dry. A longer gap than GAP_NS is a program that has nothing to do: running ahead would not help it; nor would it
+    where the rule asks for gaps."""
     passed_ns = min(now_ns - state.open_at_ns, LONGEST_NS)
     left_ns = min(max(0, state.busy_until_ns - state.open_at_ns), LONGEST_NS)
     busy_ns = min(passed_ns, left_ns)
     state.open_at_ns = now_ns
-    if passed_ns - busy_ns > GAP_NS:
+    if passed_ns - busy_ns > GAP_NS or rule.paced:
         return
     state.open_ns += passed_ns
     state.dry_ns += passed_ns - busy_ns
@@ -151,6 +167,8 @@ def went(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: 
     """The launch went."""
     if rule.kind is RuleKind.TIDAL and not active:
         _look_back(rule, state, now_ns)
+    if rule.paced:
+        state.paced_until_ns = max(state.paced_until_ns, now_ns) + next_ns * 1000 // rule.duty_permille
     state.busy_until_ns = max(state.busy_until_ns, now_ns) + next_ns
     state.outstanding_ns += next_ns
     if rule.kind is RuleKind.ORION:

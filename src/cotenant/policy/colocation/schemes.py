@@ -60,7 +60,8 @@ class ColocationSettings:
     next may be queued. `beside`: part of the time BE may work beside LS, from a measured budget. `hold_limit_ns`: an LS
     process that neither raises again nor lowers for so long is no longer believed. `sm_threshold`: orion's, 0 for all.
     `stretch`: how far tidal's interval may grow for a program that leaves the GPU dry (1: not at all). `check_ns`: BE
-    work between two events, by the clock meanwhile (tidal; 0: each piece has an event).
+    work between two events, by the clock meanwhile (tidal; 0: each piece has an event). `duty`: part of the time that
+    tidal lets BE keep the GPU busy while LS is idle; on a card at its power limit the rest keeps the clock up for LS.
     """
 
     scheme: str = "tidal"
@@ -71,6 +72,7 @@ class ColocationSettings:
     sm_threshold: int = 0
     stretch: float = 4.0
     check_ns: int = 400_000
+    duty: float = 1.0
 
     def __post_init__(self) -> None:
         scheme_named(self.scheme)
@@ -88,6 +90,8 @@ class ColocationSettings:
             raise InputError("the time in flight may grow 1 to 100 times", field="stretch")
         if not 0 <= self.check_ns <= 1_000_000_000:
             raise InputError("best-effort work between two events is 0 s to 1 s", field="check")
+        if not 0.1 <= self.duty <= 1.0:
+            raise InputError("best-effort work may keep the GPU busy for 10 % to 100 % of the time", field="duty")
 
     def rule(self, work_class: WorkClass = WorkClass.UNKNOWN, work_sms: int = 0, tenants: int = 1) -> Rule:
         """The rule of one of `tenants` BE processes whose kernels are of that class and fill that many SMs."""
@@ -100,6 +104,7 @@ class ColocationSettings:
             work_class,
             work_sms,
             round(self.stretch * 1000),
+            round(self.duty * 1000),
         )
 
 
