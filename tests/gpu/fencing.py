@@ -1,8 +1,8 @@
-"""What a tenant alone pays, and for which part: ways to fence, side by side in one process, for loading.py.
+"""What a tenant alone pays, and how much of it for its fences: steps of loading.py.
 
-A native program and a tenant launch from one core in turn. The tenant's agent asks it for another way to fence before
-each block (slot.fencing in protocol.h), so ratios between ways compare one process with itself, and only ratios to
-native depend on where the two processes have landed.
+A native program and a tenant launch from one core in turn. Before each block the tenant's agent says whether it is to
+be fenced (COTENANT_SLOT_UNFENCED), so what fences cost compares one process with itself; only ratios to native depend
+on where the two processes have landed.
 """
 
 from __future__ import annotations
@@ -28,26 +28,8 @@ from cotenant.bench.overhead import median_interval  # noqa: E402
 
 BLOCK_S = 0.08
 SETTLE_S = 0.02  # what was asked for holds from the next interval on
-LEARNING, TIMED, WORD, NO_WAITS = 1 << 18, 1 << 16, 2 << 16, 255 << 8
-
-
-def fencing(interval_ms: int, queue: int = 0, mark: int = 0) -> int:
-    """The value of slot.fencing: 0 each for the shim's own choice; see fence.c."""
-    return interval_ms | queue << 8 | mark
-
-
-# name: (flags of the slot, slot.fencing)
-DESIGNS = {
-    "none": (UNFENCED, 0),
-    "default": (0, 0),
-    "default, never waits": (0, NO_WAITS),
-    "8 ms, learns always": (0, fencing(8, 16, TIMED | LEARNING)),
-    "2 ms, learns always, short queue": (0, fencing(2, 1, TIMED | LEARNING)),
-    "2 ms, events without time": (0, fencing(2)),
-    "2 ms, events with time": (0, fencing(2, 0, TIMED)),
-    "2 ms, words": (0, fencing(2, 0, WORD)),
-}
-PARTS = {"none": DESIGNS["none"], "default": DESIGNS["default"]}
+WAYS = {"none": UNFENCED, "default": 0}  # flags of the tenant's slot
+FENCES = 168  # where a slot counts them
 
 
 class Pair:
@@ -67,13 +49,11 @@ class Pair:
             line = run.process.stdout.readline()
             assert line.startswith("ready"), line + str(run.finish(1))
 
-    def block(self, side: str, designs: dict[str, tuple[int, int]]) -> float:
+    def block(self, side: str) -> float:
         """Units of work per second of one block."""
         run = self.native if side == "native" else self.tenant
         if side != "native":
-            flags, way = designs[side]
-            self.agent.clients[0].flags(1 | flags)
-            self.agent.clients[0].fencing(way)
+            self.agent.clients[0].flags(1 | WAYS[side])
         self.run(run, SETTLE_S)
         return self.run(run, BLOCK_S)
 
@@ -106,14 +86,14 @@ def started(kind: str, processes: int) -> Iterator[list[Pair]]:
                 pair.close()
 
 
-def rounds_of(pair: Pair, designs: dict[str, tuple[int, int]], rounds: int) -> dict[str, list[float]]:
+def rounds_of(pair: Pair, rounds: int) -> dict[str, list[float]]:
     """Rates by side; the order turns and changes direction, so that a drift of the machine falls on all."""
-    sides = ["native", *designs]
+    sides = ["native", *WAYS]
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
         order = sides[number % len(sides) :] + sides[: number % len(sides)]
         for side in order if number % 2 else order[::-1]:
-            rates[side].append(pair.block(side, designs))
+            rates[side].append(pair.block(side))
     return rates
 
 
@@ -128,29 +108,18 @@ def ratios(rates: dict[str, list[float]], side: str, to: str) -> list[float]:
     return [a / b for a, b in zip(rates[side], rates[to], strict=True)]
 
 
-def compare(kind: str, designs: dict[str, tuple[int, int]], processes: int, rounds: int) -> dict[str, Any]:
-    """Each way over native (sample: medians of the processes) and over no fences at all (sample: all rounds)."""
+def parts(kind: str, processes: int, rounds: int) -> dict[str, Any]:
+    """A tenant with and without fences, over native (sample: medians of the processes), and with over without (sample:
+    all rounds)."""
     with started(kind, processes) as pairs:
-        found = [rounds_of(pair, designs, rounds) for pair in pairs]
-        fences = [pair.agent.clients[0].slot(0, 168).value for pair in pairs]
-    table: dict[str, Any] = {
-        side: {
-            "over_native": summary([statistics.median(ratios(rates, side, "native")) for rates in found]),
-            "over_none": summary([ratio for rates in found for ratio in ratios(rates, side, "none")]),
-        }
-        for side in designs
+        found = [rounds_of(pair, rounds) for pair in pairs]
+        fences = [pair.agent.clients[0].slot(0, FENCES).value for pair in pairs]
+    return {
+        "over_native": {
+            side: summary([statistics.median(ratios(rates, side, "native")) for rates in found]) for side in WAYS
+        },
+        "default_over_none": summary([ratio for rates in found for ratio in ratios(rates, "default", "none")]),
+        "by_process": [round(statistics.median(ratios(rates, "default", "none")), 4) for rates in found],
+        "native_rate": round(statistics.median(rate for rates in found for rate in rates["native"]), 1),
+        "fences": fences,
     }
-    best = max((s for s in designs if s != "none"), key=lambda s: table[s]["over_none"]["median"])
-    rate = statistics.median(rate for rates in found for rate in rates["native"])
-    return {"ways": table, "best_of_the_fenced": best, "native_rate": round(rate, 1), "fences": fences}
-
-
-def fence_designs() -> dict[str, Any]:
-    """All ways on all three workloads: one call that decides."""
-    chosen = {"training": 6, "launch": 6, "graph": 4}
-    return {kind: compare(kind, DESIGNS, processes, 6) for kind, processes in chosen.items()}
-
-
-def parts(kind: str, processes: int) -> dict[str, Any]:
-    """The default and no fences at all, for longer."""
-    return compare(kind, PARTS, processes, 11)

@@ -2,7 +2,7 @@
 
     python tests/gpu/loading.py OUT.json [STEP,STEP...]
 
-fence_designs and the parts_ steps also run on the software GPU (CUDA_VISIBLE_DEVICES=soft), to be tried out there.
+The parts_ steps also run on the software GPU (CUDA_VISIBLE_DEVICES=soft), to be tried out there.
 
 Uses the tests' small agent (equal turns for all), so that it says something about the shim alone.
 """
@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parent.parent / "src"))
 sys.path.insert(0, str(HERE.parent / "shim"))
 
 from fake_agent import COMMIT, WARNING, FakeAgent  # noqa: E402
-from fencing import fence_designs, parts  # noqa: E402
+from fencing import parts  # noqa: E402
 from runs import DRIVER, SOFT, Run  # noqa: E402
 
 from cotenant.shim.build import build, find_driver  # noqa: E402
@@ -138,10 +138,9 @@ def main() -> None:
             ("two_native", lambda: products_rate(folder, 2, None, 4)),
             ("two_turns_100", lambda: products_rate(folder, 2, 100, 6)),
             ("two_turns_50", lambda: products_rate(folder, 2, 50, 6)),
-            ("fence_designs", fence_designs),
-            ("parts_training", lambda: parts("training", 8)),
-            ("parts_launch", lambda: parts("launch", 6)),
-            ("parts_graph", lambda: parts("graph", 6)),
+            ("parts_training", lambda: parts("training", 8, 21)),
+            ("parts_launch", lambda: parts("launch", 6, 21)),
+            ("parts_graph", lambda: parts("graph", 4, 11)),
         ):
             if len(sys.argv) > 2 and name not in sys.argv[2].split(","):
                 continue

@@ -57,9 +57,6 @@ class Client:
     def flags(self, value: int, slot: int = 0) -> None:
         ctypes.c_uint32.from_buffer(self.page, 256 + 256 * slot + 56).value = value
 
-    def fencing(self, value: int, slot: int = 0) -> None:
-        ctypes.c_uint32.from_buffer(self.page, 256 + 256 * slot + 80).value = value
-
     def send(self, kind: int, body: bytes = b"", *, slot: int = 0xFFFFFFFF, sequence: int = 0, status: int = 0) -> None:
         head = HEADER.pack(MAGIC, VERSION, kind, sequence, status, slot, time.monotonic_ns())
         with contextlib.suppress(OSError):

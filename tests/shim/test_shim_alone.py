@@ -6,13 +6,12 @@ import statistics
 import time
 from collections.abc import Callable
 
-import pytest
-from fake_agent import RELEASE, FakeAgent
+from fake_agent import UNFENCED, FakeAgent
 from shim_tenants import Tenants
 
 Agents = Callable[..., FakeAgent]
 MS = 1_000_000
-FENCES, LAUNCHES = 168, 144  # where a slot counts them
+FENCES = 168  # where a slot counts them
 
 # Launches `timed` for as long as standard input says, never waiting for it: lines "NS SECONDS".
 FLOOD = """
@@ -109,30 +108,16 @@ def test_a_kernel_that_has_become_longer_is_noticed(tenants: Tenants, agent: Age
         flood.answer()
 
 
-@pytest.mark.parametrize(
-    "fencing",
-    [
-        2 | 1 << 8 | 1 << 16 | 1 << 18,  # every 2 ms, learned from each, short queue
-        2 | 1 << 16,  # events with a time
-        2 | 2 << 16,  # words
-        8 | 255 << 8,  # no waits
-    ],
-)
-def test_ways_to_fence_that_are_compared(tenants: Tenants, agent: Agents, fencing: int) -> None:
-    """However it is fenced, a flood of 1 ms kernels runs, its fences are as far apart as asked, and it gives back."""
-    with agent(inflight_ns=4 * MS) as broker:
+def test_a_tenant_that_is_not_fenced_launches_and_gives_back(tenants: Tenants, agent: Agents) -> None:
+    """A tenant with the whole GPU has no fences, and what they cost others is measured by leaving them out: nothing is
+    recorded, nothing waits, and yet a turn that is taken back ends."""
+    with agent(inflight_ns=2 * MS, flags=UNFENCED) as broker:
         flood = Flood(tenants, broker)
-        client = broker.clients[0]
-        client.fencing(fencing)
-        waits = fencing >> 8 & 255 != 255
-        flood.order(MS, 1.2 if waits else 0.02)
-        launched = int(flood.answer())
-        fences = client.slot(0, FENCES).value
-        if waits:
-            assert 600 <= launched <= 1400
-            assert fences >= launched / 2 / 1.5
-        assert time_to_give_back(broker) < 20
-        assert client.of(RELEASE)[-1].u64(40) >= launched
+        flood.order(MS, 0.01)
+        flood.answer()  # what the first launch waits for is there
         flood.order(MS, 0.1)
-        assert int(flood.answer()) >= 10
-        assert client.slot(0, LAUNCHES).value >= launched
+        launched = int(flood.answer())
+        fences = broker.clients[0].slot(0, FENCES).value
+        assert launched > 200  # of 1 ms in 100 ms: twice as many as can have run
+        assert fences == 0
+        assert time_to_give_back(broker) < 20

@@ -1,8 +1,8 @@
 /* Work in flight is fenced about once per predicted millisecond, and the fences teach what launches cost.
  *
  * In a turn without an end nobody waits, so fences are further apart there, more may be queued, and while what is thought
- * of the launches holds true only one interval in 16 is noted and compared: the others are marked without a time, and
- * looked at only when half of what may be queued is.
+ * of the launches holds true only one interval in 16 is noted and compared: the others are looked at only when half of
+ * what may be queued is.
  *
  * A launch is predicted by its key (kernel and grid, graph, kind and size of copy).  An interval is the launches of one
  * thread between two fences; when a fence is done, the time between it and the fence before it, by the GPU's own
@@ -22,7 +22,11 @@
 #define COST_CEILING_NS INT64_C(60000000000)
 #define TOLERANCE 0.1 /* a prediction this good is left alone */
 
+DECLARE_REAL(cuEventCreate);
+DECLARE_REAL(cuEventDestroy_v2);
 DECLARE_REAL(cuEventElapsedTime);
+DECLARE_REAL(cuEventQuery);
+DECLARE_REAL(cuEventRecord);
 
 static uint32_t corrected_in[(1 << COST_BITS) + COST_BESIDE]; /* number of the last interval that corrected an entry */
 static _Atomic uint32_t interval_number;
@@ -49,36 +53,27 @@ struct cost *cot_cost_of(uintptr_t key, bool *fresh)
     return cost;
 }
 
-/* slot.fencing, from the lowest bit: 8 bits interval in ms, 8 factor of work in flight (255: never wait), 2 kind of mark
- * (1: with a time, 2: word), 1 learn from every interval.  0 stands for what the shim thinks best. */
-struct fencing cot_fencing(const struct gpu *gpu)
+static CUresult query(const struct fence *fence)
 {
-    uint32_t asked = gpu->page_slot->fencing, interval_ms = asked & 255, factor = asked >> 8 & 255, mark = asked >> 16 & 3;
-    if (gpu->deadline_ns != COTENANT_NO_DEADLINE)
-        return (struct fencing){.interval_ns = INTERVAL_NS, .inflight_factor = 1, .mark = MARK_TIMED, .eager = true};
-    return (struct fencing){.interval_ns = interval_ms ? interval_ms * INT64_C(1000000) : INTERVAL_ALONE_NS,
-                            .inflight_factor = factor == 255 ? 0 : factor ? factor : INFLIGHT_ALONE,
-                            .mark = mark == 1 ? MARK_TIMED : mark == 2 ? MARK_WORD : MARK_PLAIN,
-                            .eager = asked >> 18 & 1};
+    return ((CUresult(*)(CUevent))REAL(cuEventQuery))(fence->event);
 }
 
-static bool will_note(const struct ring *ring, const struct fencing *how)
+static bool record(struct fence *fence, CUstream stream)
 {
-    return how->eager || ring->unnoted_left == 0;
+    if (!fence->event && ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&fence->event, 0) != CUDA_SUCCESS)
+        return false;
+    return ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(fence->event, stream) == CUDA_SUCCESS;
 }
 
 void cot_interval_begin(struct thread *t)
 {
-    struct fencing how = cot_fencing(t->gpu);
-    bool noted = will_note(t->ring, &how) && !(t->gpu->page_slot->flags & COTENANT_SLOT_UNFENCED);
-    if (noted && how.interval_ns > INTERVAL_ALONE_NS)
-        how.interval_ns = INTERVAL_ALONE_NS; /* for which the log has room */
-    if (t->ring->doubt)
-        how.interval_ns = INTERVAL_NS;
-    t->log = t->calls->log_next = noted ? at(t->ring, t->ring->newest)->log : &t->calls->unnoted;
+    struct ring *ring = t->ring;
+    bool alone = cot_is_alone(t->gpu);
+    bool noted = (!alone || ring->unnoted_left == 0) && !(t->gpu->page_slot->flags & COTENANT_SLOT_UNFENCED);
+    t->log = t->calls->log_next = noted ? at(ring, ring->newest)->log : &t->calls->unnoted;
     t->calls->log_step = noted;
-    t->calls->budget_ns = t->budget_begin_ns = how.interval_ns;
-    t->ring->began_ns = cot_now_ns();
+    t->calls->budget_ns = t->budget_begin_ns = alone && !ring->doubt ? INTERVAL_ALONE_NS : INTERVAL_NS;
+    ring->began_ns = cot_now_ns();
 }
 
 bool cot_interval_is_empty(const struct thread *t)
@@ -96,7 +91,7 @@ void cot_interval_look(struct thread *t)
         return;
     pthread_mutex_lock(&cot_capture_lock);
     if (atomic_load(&cot_captures) == 0)
-        ring->doubt |= cot_mark_query(ring, at(ring, ring->newest - 1)) == CUDA_ERROR_NOT_READY;
+        ring->doubt |= query(at(ring, ring->newest - 1)) == CUDA_ERROR_NOT_READY;
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
@@ -109,10 +104,14 @@ void cot_interval_note(struct thread *t)
         cot_interval_begin(t); /* perhaps a shorter one */
 }
 
-/* With cot_capture_lock.  destroy: the context lives. */
+/* With cot_capture_lock.  destroy: the context lives; otherwise it has taken, or will take, the events with it. */
 void cot_ring_forget(struct ring *ring, bool destroy)
 {
-    cot_marks_forget(ring, destroy);
+    for (uint32_t i = 0; i < FENCES; i++) {
+        if (ring->fences[i].event && destroy)
+            ((CUresult(*)(CUevent))REAL(cuEventDestroy_v2))(ring->fences[i].event);
+        ring->fences[i].event = NULL;
+    }
     ring->oldest = ring->newest = ring->noted = ring->unnoted_left = 0;
     ring->outstanding_ns = ring->more_ns = 0;
     ring->stalls = 0;
@@ -169,16 +168,16 @@ static void resolve_locked(struct ring *ring)
 {
     while (ring->oldest != ring->newest) {
         struct fence *fence = at(ring, ring->oldest);
-        CUresult state = cot_mark_query(ring, fence);
+        CUresult state = query(fence);
         if (state == CUDA_ERROR_NOT_READY)
             return;
         float elapsed_ms = 0;
         if (state == CUDA_SUCCESS && ring->have_origin && fence->count > 0 &&
             ((CUresult(*)(float *, CUevent, CUevent))REAL(cuEventElapsedTime))(
-                &elapsed_ms, at(ring, ring->oldest - 1)->event[MARK_TIMED], fence->event[MARK_TIMED]) == CUDA_SUCCESS &&
+                &elapsed_ms, at(ring, ring->oldest - 1)->event, fence->event) == CUDA_SUCCESS &&
             elapsed_ms > 0)
             learn(ring, fence, (double)elapsed_ms * 1e6);
-        ring->have_origin = state == CUDA_SUCCESS && fence->mark == MARK_TIMED;
+        ring->have_origin = state == CUDA_SUCCESS;
         ring->noted -= fence->count > 0;
         ring->outstanding_ns -= fence->predicted_ns;
         ring->oldest++;
@@ -205,29 +204,26 @@ static bool has_no_room(const struct ring *ring)
     return ring->newest - ring->oldest >= FENCES - 2;
 }
 
-/* Ends the open interval with a mark in the stream that was used last.  An empty interval gives a point to measure
+/* Ends the open interval with an event in the stream that was used last.  An empty interval gives a point to measure
  * from: at the start of a turn, so that the wait for it is not taken for work. */
 void cot_fence_close(struct thread *t, bool before_sync)
 {
     struct ring *ring = t->ring;
     struct fence *fence = at(ring, ring->newest);
-    struct fencing how = cot_fencing(t->gpu);
     fence->count = t->calls->log_step ? (uint32_t)(t->calls->log_next - t->log) : 0;
     fence->before_sync = before_sync;
     fence->predicted_ns = t->budget_begin_ns - t->calls->budget_ns;
     atomic_fetch_add_explicit(&t->gpu->predicted_busy_ns, (uint64_t)fence->predicted_ns, memory_order_relaxed);
-    if (ring->unnoted_left > 0 && !how.eager)
+    if (ring->unnoted_left > 0 && cot_is_alone(t->gpu))
         ring->unnoted_left--;
-    fence->mark = fence->count > 0 || will_note(ring, &how) ? MARK_TIMED : how.mark;
     pthread_mutex_lock(&cot_capture_lock);
     if (atomic_load(&cot_captures) == 0 && t->stream->handle != COT_NO_STREAM) {
         if (has_no_room(ring))
             resolve_locked(ring);
         bool room = !has_no_room(ring);
         if (room && fence->count > 0)
-            fence->exact = ring->newest != ring->oldest &&
-                           cot_mark_query(ring, at(ring, ring->newest - 1)) == CUDA_ERROR_NOT_READY;
-        if (room && cot_mark_record(ring, fence, t->stream->handle)) {
+            fence->exact = ring->newest != ring->oldest && query(at(ring, ring->newest - 1)) == CUDA_ERROR_NOT_READY;
+        if (room && record(fence, t->stream->handle)) {
             ring->newest++;
             ring->noted += fence->count > 0;
             ring->outstanding_ns += fence->predicted_ns;

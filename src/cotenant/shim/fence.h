@@ -1,4 +1,4 @@
-/* Work in flight: what launches are thought to cost, and the marks in streams that say how far the GPU has got. */
+/* Work in flight: what launches are thought to cost, and the events in streams that say how far the GPU has got. */
 #ifndef COTENANT_FENCE_H
 #define COTENANT_FENCE_H
 
@@ -20,20 +20,8 @@ _Static_assert(INTERVAL_LOG > INTERVAL_ALONE_NS / COST_FLOOR_NS + 1, "the log mu
 #define UNNOTED_ALONE 15              /* intervals without notes after one that confirmed what was thought */
 #define FENCES 16                     /* power of two */
 
-enum mark { MARK_TIMED, MARK_PLAIN, MARK_WORD, MARKS }; /* an event with a time, one without, a word that the GPU writes */
-
-/* How a turn without an end is fenced.  The agent may ask for another way (slot.fencing), to compare them. */
-struct fencing {
-    int64_t interval_ns;
-    int64_t inflight_factor;          /* 0: never wait */
-    enum mark mark;                   /* of intervals from which nothing is learned */
-    bool eager;                       /* learn from every interval */
-};
-
 struct fence {
-    CUevent event[MARK_WORD];
-    enum mark mark;                   /* how it was recorded */
-    uint32_t word;                    /* MARK_WORD: done when the ring's word has come so far */
+    CUevent event;                    /* with a time */
     int64_t predicted_ns;
     bool exact;                       /* the GPU had older work when this was recorded: no idle time inside */
     bool before_sync;                 /* recorded before a wait, not before a later launch: no idle tail */
@@ -46,16 +34,13 @@ struct ring { /* the fences of one thread on one GPU: [oldest, newest) are recor
     uint32_t oldest, newest;          /* grow without bound; the index is taken modulo FENCES */
     uint32_t stalls;                  /* so often the oldest fence did not come in time */
     int64_t more_ns;                  /* for which reason so much more may be queued */
-    bool have_origin;                 /* fence oldest - 1 is complete and has a time: a point to measure from */
+    bool have_origin;                 /* fence oldest - 1 is complete: a point to measure from */
     bool doubt;                       /* a fence took much longer than was thought: short intervals until one has taught */
     bool probe;                       /* an estimate was found wrong while the GPU idled: close the next at a sync */
     uint32_t noted;                   /* recorded fences from which something is to be learned */
     uint32_t unnoted_left;            /* so many intervals need no notes */
     uint64_t began_ns;                /* when the open interval did */
     int64_t outstanding_ns;           /* predicted time of the recorded fences */
-    volatile uint32_t *word;          /* host memory of MARK_WORD, and the same for the GPU */
-    CUdeviceptr word_device;
-    uint32_t word_given;
     struct fence fences[FENCES];
 };
 
@@ -69,8 +54,13 @@ static inline struct cost *cot_cost(uintptr_t key)
 }
 HIDDEN struct cost *cot_cost_of(uintptr_t key, bool *fresh);
 
+/* A turn without an end: nobody else wants the GPU. */
+static inline bool cot_is_alone(const struct gpu *gpu)
+{
+    return gpu->deadline_ns == COTENANT_NO_DEADLINE;
+}
+
 /* ---- fence.c ---- */
-HIDDEN struct fencing cot_fencing(const struct gpu *gpu);
 HIDDEN void cot_interval_begin(struct thread *t);
 HIDDEN bool cot_interval_is_empty(const struct thread *t);
 HIDDEN void cot_interval_note(struct thread *t); /* what comes now is to be learned from: with an interval of its own */
@@ -81,10 +71,5 @@ HIDDEN void cot_interval_look(struct thread *t);
 HIDDEN bool cot_ring_is_long(const struct ring *ring, int64_t allowed_ns);
 HIDDEN void cot_ring_let_more(struct ring *ring, int64_t allowed_ns);
 HIDDEN void cot_ring_forget(struct ring *ring, bool destroy);
-
-/* ---- marks.c ---- */
-HIDDEN bool cot_mark_record(struct ring *ring, struct fence *fence, CUstream stream);
-HIDDEN CUresult cot_mark_query(const struct ring *ring, const struct fence *fence);
-HIDDEN void cot_marks_forget(struct ring *ring, bool destroy);
 
 #endif

@@ -191,11 +191,11 @@ static bool begin_interval(struct thread *t, int64_t next_ns)
         cot_interval_begin(t);
         return true;
     }
-    struct fencing how = cot_fencing(gpu);
     struct ring *ring = t->ring;
-    int64_t allowed = (int64_t)gpu->page_slot->inflight_allowed_ns * how.inflight_factor;
+    bool alone = cot_is_alone(gpu);
+    int64_t allowed = (int64_t)gpu->page_slot->inflight_allowed_ns * (alone ? INFLIGHT_ALONE : 1);
     cot_interval_look(t);
-    if (how.eager || ring->noted > 0 || (allowed && ring->outstanding_ns * 2 >= allowed))
+    if (!alone || ring->noted > 0 || (allowed && ring->outstanding_ns * 2 >= allowed))
         cot_fence_resolve(t);
     if (cot_interval_is_empty(t))
         cot_interval_begin(t);
@@ -208,7 +208,7 @@ static bool begin_interval(struct thread *t, int64_t next_ns)
         }
     if (ring->doubt)
         cot_interval_note(t);
-    if (gpu->deadline_ns == COTENANT_NO_DEADLINE || cot_calls_sum(gpu).started == gpu->started_at_grant)
+    if (cot_is_alone(gpu) || cot_calls_sum(gpu).started == gpu->started_at_grant)
         return true;
     uint64_t now = cot_now_ns();
     if (now + (uint64_t)ring->outstanding_ns + (uint64_t)next_ns <= gpu->deadline_ns)

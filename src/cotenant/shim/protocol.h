@@ -342,8 +342,7 @@ struct cotenant_slot { /* 256 bytes */
     uint32_t flags;                /* cotenant_slot_flags */
     uint32_t reserved_0;
     uint8_t uuid[16];
-    uint32_t fencing;              /* 0; anything else is for measurements: see fence.c */
-    uint32_t reserved_1;
+    uint64_t reserved_1;
     uint64_t memory_kept_bytes;    /* of what the card has free, kept for others */
     uint8_t reserved_agent[32];
     /* written by the shim */
