@@ -159,11 +159,12 @@ def test_kill_9_of_the_holder_frees_the_gpu(node: Node) -> None:
     wait_for(lambda: node.row("victim") is None, 3.0, "a dead tenant is forgotten")
 
 
-@pytest.mark.parametrize("fail", ["open", "closed"])
-def test_kill_9_of_the_agent(start_node: Callable[..., Node], fail: str) -> None:
-    """Tenants go on (open) or wait (closed), and are the same tenants for the next agent."""
+@pytest.mark.parametrize(("fail", "limit"), [("open", 0.9), ("closed", 0.9), ("closed", 1.0)])
+def test_kill_9_of_the_agent(start_node: Callable[..., Node], fail: str, limit: float) -> None:
+    """Tenants go on (open) or wait (closed, also one that is alone and has a turn without an end), and are the same
+    tenants for the next agent."""
     node = start_node(fail=fail)
-    tenant = ready(node, "survivor", limit=0.9)
+    tenant = ready(node, "survivor", limit=limit, request=0.4)
     tenant.begin(4.0)
     wait_for(lambda: node.row("survivor")["gpus"][0]["holding"])
     time.sleep(0.3)
@@ -174,7 +175,7 @@ def test_kill_9_of_the_agent(start_node: Callable[..., Node], fail: str) -> None
     node.restart_agent()
     back_ns = time.monotonic_ns()
     row = wait_for(lambda: (r := node.row("survivor")) and r["pids"] and r, 5.0, "the tenant reconnects")
-    assert row["limit"] == 0.9
+    assert (row["request"], row["limit"]) == (0.4, limit)
     done = tenant.result()
     during = [count for at_ns, count, _ in done["marks"] if killed_ns + 300e6 < at_ns < back_ns]
     after = [at_ns for at_ns, *_ in done["marks"] if at_ns > back_ns + 500e6]

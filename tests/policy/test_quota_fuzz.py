@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from cotenant.policy.quota import (
     DISCIPLINES,
+    ENDLESS_NS,
     MS_NS,
     Ended,
     Grant,
@@ -38,8 +39,8 @@ EVENTS = st.lists(
 class World:
     """Follows the instructions and checks each against what was said before."""
 
-    def __init__(self, discipline: str) -> None:
-        self.settings = QuotaSettings(discipline=discipline, stuck_ns=100 * MS_NS)
+    def __init__(self, discipline: str, alone_ns: int) -> None:
+        self.settings = QuotaSettings(discipline=discipline, stuck_ns=100 * MS_NS, alone_ns=alone_ns)
         self.node = NodeTurns(GPUS, self.settings)
         self.now = 0
         self.holders: dict[str, tuple[str, int]] = {}
@@ -85,6 +86,15 @@ class World:
                 assert all(total >= 0 for total in account.window.sums)
                 assert account.window.held_ns <= machine.settings.window_ns
             assert machine._crowd.active >= 0
+            turn = machine.turn
+            if turn is not None and turn.deadline_ns == ENDLESS_NS:
+                # a turn has no end only while nobody else wants anything, and never one whose time is counted
+                assert turn.account.share.limit == 1.0
+                assert not turn.account.share.gang
+                assert machine.claim is None
+                assert not any(a.waiting for a in machine.accounts.values() if a is not turn.account)
+                assert not machine.overrun
+                assert wake is None
             if machine.claim is not None:
                 assert machine.claim in machine.accounts, f"{gpu} is claimed by a tenant that has gone"
 
@@ -94,9 +104,13 @@ def share(name: str, flag: bool) -> Share:
 
 
 @settings(max_examples=300, deadline=None)
-@given(events=EVENTS, discipline=st.sampled_from([d.name for d in DISCIPLINES]))
-def test_no_sequence_of_events_breaks_an_invariant(events: list, discipline: str) -> None:
-    world = World(discipline)
+@given(
+    events=EVENTS,
+    discipline=st.sampled_from([d.name for d in DISCIPLINES]),
+    alone_ns=st.sampled_from([0, 2000 * MS_NS]),
+)
+def test_no_sequence_of_events_breaks_an_invariant(events: list, discipline: str, alone_ns: int) -> None:
+    world = World(discipline, alone_ns)
     node = world.node
     for name in NAMES:
         for gpu in GPUS:

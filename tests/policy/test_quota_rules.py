@@ -6,6 +6,7 @@ import pytest
 
 from cotenant.policy.quota import (
     DISCIPLINES,
+    ENDLESS_NS,
     MS_NS,
     SECOND_NS,
     Account,
@@ -108,7 +109,92 @@ def test_alone_a_tenant_never_stops() -> None:
     (move,) = turns.advance(wake)
     assert isinstance(move, Move)
     assert move.epoch == grant.epoch
-    assert move.deadline_ns == wake + 250 * MS_NS
+    assert move.deadline_ns == ENDLESS_NS  # nobody else has ever wanted the GPU
+    assert turns.wake_ns() is None  # and nothing is left to be done for it
+
+
+def endless(name: str = "a", **shares: Share) -> tuple[GpuTurns, Grant]:
+    """`name` holds the GPU without an end, at 1 s; the others of `shares` are there and idle."""
+    turns = GpuTurns("0", QuotaSettings())
+    for tenant, share in shares.items():
+        turns.join(tenant, share, 0)
+    (grant,) = turns.request(name, 770 * MS_NS)
+    (move,) = turns.advance(SECOND_NS)
+    assert isinstance(grant, Grant)
+    assert isinstance(move, Move)
+    assert move.deadline_ns == ENDLESS_NS
+    return turns, grant
+
+
+def test_a_turn_has_no_end_only_after_two_seconds_alone() -> None:
+    turns, grant = endless(a=Share(), b=Share())
+    assert kinds(turns.request("b", 5 * SECOND_NS)) == [Revoke]
+    (_, second) = turns.release("a", grant.epoch, 5001 * MS_NS)
+    turns.release("b", second.epoch, 5002 * MS_NS)  # since then nobody else wants it
+    turns.request("a", 5100 * MS_NS)
+    moved = []
+    while (wake := turns.wake_ns()) is not None:
+        moved += [(wake, step.deadline_ns) for step in turns.advance(wake) if isinstance(step, Move)]
+    finite = [deadline - wake for wake, deadline in moved[:-1]]
+    assert finite == [250 * MS_NS] * len(finite)
+    at_ns, deadline_ns = moved[-1]
+    assert deadline_ns == ENDLESS_NS
+    assert 7001 * MS_NS <= at_ns <= 7001 * MS_NS + 250 * MS_NS  # at the first deadline after that
+
+
+def test_whoever_comes_ends_an_endless_turn_at_once_and_its_whole_length_alone_costs_nothing() -> None:
+    turns, grant = endless(a=Share(), b=Share())
+    (revoke,) = turns.request("b", 60 * SECOND_NS)
+    assert isinstance(revoke, Revoke)
+    ended, granted = turns.release("a", grant.epoch, 60_064 * MS_NS, again=True)
+    assert isinstance(ended, Ended)
+    assert isinstance(granted, Grant)
+    assert granted.tenant == "b"
+    window = turns.accounts["a"].window
+    window.trim(60_064 * MS_NS)
+    # charged against the others: the 64 ms that were still queued; the rest of the window is time that nobody wanted
+    assert window.sums[0] == 64 * MS_NS
+    assert window.sums[1] == window.window_ns - 64 * MS_NS
+    assert turns.accounts["a"].overrun_ns == 64 * MS_NS
+
+
+def test_a_turn_without_an_end_gets_one_when_it_must_be_counted() -> None:
+    turns, _ = endless(a=Share(), capped=Share(limit=0.2))
+    turns.accounts["capped"].window.add(-SECOND_NS, 2 * SECOND_NS)
+    (move,) = turns.request("capped", 3 * SECOND_NS)  # it may not run yet: the holder goes on, but with turns
+    assert isinstance(move, Move)
+    assert move.deadline_ns == 3250 * MS_NS
+    turns, _ = endless(a=Share())
+    (move,) = turns.resize("a", Share(limit=0.5), SECOND_NS)
+    assert isinstance(move, Move)
+    # of the last 10 s it slept 9.52 (all but its credit), held 0.23: half of 0.48 s less that is left
+    assert move.deadline_ns == 1010 * MS_NS
+    turns, _ = endless("low", low=Share(), high=Share(priority=1))
+    assert kinds(turns.request("high", 3 * SECOND_NS)) == [Revoke]
+    turns, _ = endless(a=Share())
+    (move,) = turns.join("a", Share(gang=("0", "1")), 3 * SECOND_NS)
+    assert isinstance(move, Move)
+
+
+def test_a_limited_tenant_alone_keeps_its_deadlines() -> None:
+    turns = GpuTurns("0", QuotaSettings())
+    turns.join("a", Share(limit=0.99), 0)
+    turns.request("a", 0)
+    for _ in range(200):
+        wake = turns.wake_ns()
+        assert wake is not None
+        turns.advance(wake)
+        if turns.turn is not None and turns.turn.revoked_ns is not None:
+            turns.release("a", turns.turn.epoch, wake, again=True)
+        assert turns.turn is None or turns.turn.deadline_ns < ENDLESS_NS
+
+
+def test_idle_tenants_and_an_idle_holder_need_nothing() -> None:
+    """A thousand tenants that came and went idle, one of them holding: no timer is due, and a newcomer is served by one
+    message to the holder."""
+    turns, _ = endless("t0", **{f"t{n}": Share() for n in range(1000)})
+    assert turns.wake_ns() is None
+    assert kinds(turns.request("t999", 100 * SECOND_NS)) == [Revoke]
 
 
 def test_a_late_broker_does_not_stop_a_lone_tenant() -> None:

@@ -121,7 +121,7 @@ def _quota(config: Text, discipline: Text, **times: Text) -> Any:
     if not given and discipline is None:
         return None
     base = (load(config) if config else AgentConfig()).quota
-    kept = ("idle_credit_ns", "grace_ns", "stuck_ns", "exclusive_ns", "window_ns")
+    kept = ("idle_credit_ns", "alone_ns", "grace_ns", "stuck_ns", "exclusive_ns", "window_ns")
     values = {name: getattr(base, name) for name in kept} | given
     try:
         return quota_settings(discipline or base.discipline, values)

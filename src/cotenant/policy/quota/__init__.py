@@ -4,11 +4,12 @@ from cotenant.policy.quota.account import MS_NS, SECOND_NS, Account, Crowd, Shar
 from cotenant.policy.quota.disciplines import DISCIPLINES, Discipline, QuotaSettings, discipline
 from cotenant.policy.quota.instructions import Claim, Ended, Grant, Instruction, Move, Revoke, Stuck
 from cotenant.policy.quota.node import NodeTurns
-from cotenant.policy.quota.turn import Turn
+from cotenant.policy.quota.turn import ENDLESS_NS, Turn
 from cotenant.policy.quota.turns import GpuTurns
 
 __all__ = [
     "DISCIPLINES",
+    "ENDLESS_NS",
     "MS_NS",
     "SECOND_NS",
     "Account",

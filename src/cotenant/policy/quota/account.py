@@ -94,12 +94,29 @@ class Window:
 
 
 class Crowd:
-    """How many tenants of one GPU hold it or wait for it."""
+    """How many tenants of one GPU hold it or wait for it, and when they were last more than one."""
 
-    __slots__ = ("active",)
+    __slots__ = ("_shared_ns", "active")
 
     def __init__(self) -> None:
         self.active = 0
+        self._shared_ns: int | None = None
+
+    def enter(self, now_ns: int) -> None:
+        """One more holds the GPU or waits for it."""
+        self.active += 1
+        if self.active > 1:
+            self._shared_ns = now_ns
+
+    def leave(self, now_ns: int) -> None:
+        """One of them does so no more."""
+        if self.active > 1:
+            self._shared_ns = now_ns
+        self.active -= 1
+
+    def is_alone(self, now_ns: int, for_ns: int) -> bool:
+        """Whether whoever holds the GPU has been the only one who wanted it for so long."""
+        return self.active == 1 and (self._shared_ns is None or now_ns - self._shared_ns >= for_ns)
 
 
 @dataclass(eq=False)

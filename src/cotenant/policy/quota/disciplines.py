@@ -22,6 +22,7 @@ class QuotaSettings:
     max_quota_ns: int = 1000 * MS_NS
     window_ns: int = 10 * SECOND_NS
     idle_credit_ns: int = 250 * MS_NS  # idle time that a tenant may make up for later
+    alone_ns: int = 2 * SECOND_NS  # nobody else wanting the GPU, before a turn has no end
     grace_ns: int = 20 * MS_NS  # after a deadline, before the holder is told to stop
     stuck_ns: int = 5 * SECOND_NS  # after that, before the GPU is given to others although the holder has not drained
     exclusive_ns: int = 30 * SECOND_NS  # turn length of exclusive-turns

@@ -8,6 +8,7 @@ from cotenant.policy.quota.account import Account
 
 LONG_WINDOW = 10  # turns that pay for a move: shares then hold over a window of so many of them
 MARGIN_NS = 20_000_000  # before a deadline, when it is decided whether it moves on
+ENDLESS_NS = 2**64 - 1  # the deadline of a turn that lasts until somebody else comes
 
 
 @dataclass(eq=False)
@@ -28,9 +29,30 @@ class Turn:
     floor_ns: int = 0  # what it keeps after moving, whoever waits: else the next move would come too soon
 
     @property
+    def endless(self) -> bool:
+        """Whether it has no end of its own."""
+        return self.deadline_ns == ENDLESS_NS
+
+    @property
     def margin_ns(self) -> int:
         """How long before its deadline the turn is looked at again."""
         return min(self.quota_ns // 5, MARGIN_NS)
+
+    def may_be_endless(self, now_ns: int, alone_ns: int) -> bool:
+        """Long alone, and nothing to be counted: a limit's turns end on time, those of a gang together."""
+        share = self.account.share
+        return share.limit >= 1.0 and not share.gang and self.account.crowd.is_alone(now_ns, alone_ns)
+
+    def next_deadline_ns(self, now_ns: int, alone_ns: int) -> int | None:
+        """The deadline it gets while nobody better waits. None: the one it has stays."""
+        if self.may_be_endless(now_ns, alone_ns):
+            return ENDLESS_NS
+        deadline_ns = now_ns + int(min(float(self.quota_ns), self.account.budget_ns(now_ns)))
+        if self.endless:
+            return deadline_ns
+        # a limit's budget shrinks as it is used: steps ever smaller would be messages without end
+        worth_it = deadline_ns >= self.deadline_ns + self.margin_ns
+        return deadline_ns if worth_it and not self.account.share.gang else None
 
     def resume(self, now_ns: int, floor_ns: int, window_ns: int) -> None:
         """Go on after a pause: the deadline moves on by it, and leaves `floor_ns` as far as the limit allows."""

@@ -2,7 +2,8 @@
 
 At most one tenant holds the GPU. Its turn has a deadline; the shim stops launching there by itself, waits until the
 work in flight has ended and releases. While nobody else may run, the deadline is moved on before it passes, so a tenant
-alone never stops. A holder that does not release after its deadline is told to (Revoke), and after `stuck_ns` the GPU
+alone never stops; after `alone_ns` in which nobody else wanted the GPU it has none until somebody does (the shim then
+fences seldom). A holder that does not release after its deadline is told to (Revoke), and after `stuck_ns` the GPU
 goes to others although the holder still runs: nothing in user space can stop a running kernel, but everybody else need
 not wait for it. Whatever a holder runs over is charged to it as debt.
 """
@@ -207,7 +208,7 @@ class GpuTurns:
             if turn.revoked_ns is not None:
                 if self._ready or self.claim is not None:
                     times.append(turn.revoked_ns + self.settings.stuck_ns)
-            elif turn.paused_ns is not None:
+            elif turn.paused_ns is not None or turn.endless:
                 pass
             elif turn.final:
                 times.append(turn.deadline_ns + self.settings.grace_ns)
@@ -264,6 +265,8 @@ class GpuTurns:
             else:
                 turn.deadline_ns = due_ns
                 out.append(Move(self.gpu, turn.account.name, turn.epoch, due_ns))
+        elif turn.endless and not turn.may_be_endless(now_ns, self.settings.alone_ns):
+            self._end_or_extend(turn, yields, now_ns, out)
         elif not turn.final and turn.deadline_ns - turn.margin_ns <= now_ns:
             # also when we are called late: a holder that nobody waits for need not pay for that
             self._end_or_extend(turn, yields, now_ns, out)
@@ -277,17 +280,14 @@ class GpuTurns:
         return self._rule.rank(holder, now_ns) < self._rule.rank(challenger, now_ns)
 
     def _end_or_extend(self, turn: Turn, yields: bool, now_ns: int, out: list[Instruction]) -> None:
-        """Shortly before a deadline: move it on if the holder would be chosen again and its limit allows."""
+        """Shortly before a deadline, or where an endless turn needs one: move it on if holder and limit allow."""
         turn.final = True
-        if yields or turn.account.share.gang:
-            return
-        deadline_ns = now_ns + int(min(float(turn.quota_ns), turn.account.budget_ns(now_ns)))
-        # a limit's budget shrinks as it is used: steps ever smaller would be messages without end
-        if deadline_ns >= turn.deadline_ns + turn.margin_ns:
+        deadline_ns = None if yields else turn.next_deadline_ns(now_ns, self.settings.alone_ns)
+        if deadline_ns is not None:
             turn.final = False
             turn.deadline_ns = deadline_ns
             out.append(Move(self.gpu, turn.account.name, turn.epoch, deadline_ns))
-        else:
+        elif not yields and not turn.account.share.gang:
             turn.reason = "limit"
 
     def _revoke(self, turn: Turn, now_ns: int, reason: str, out: list[Instruction]) -> None:
@@ -347,13 +347,13 @@ class GpuTurns:
             # idle time beyond the credit counts as had: nobody may save up a claim by sleeping and then stall the rest
             account.window.add(account.idle_since_ns, now_ns - self.settings.idle_credit_ns, IDLE)
             account.idle_since_ns = None
-            self._crowd.active += 1
+            self._crowd.enter(now_ns)
             account.served = max(account.served, self._served_floor)
         self._push(account, now_ns)
 
     def _idle(self, account: Account, since_ns: int) -> None:
         account.idle_since_ns = since_ns
-        self._crowd.active -= 1
+        self._crowd.leave(since_ns)
 
     def _push(self, account: Account, now_ns: int) -> None:
         self._tickets += 1
