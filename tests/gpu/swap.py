@@ -45,31 +45,10 @@ def many_moves() -> dict[str, Any]:
 
 
 def both_ways() -> dict[str, Any]:
-    """What slows both directions at once: copies of two processes with more and more of a move, then moves themselves
-    in units of several sizes."""
+    """What slows both directions at once: copies of two processes with more and more of a move, then other ways."""
     if SOFT:
-        found = swap_copies.experiment(64 * GIB, 15, soft_environment(), mps=False)
-    else:
-        found = swap_copies.experiment(2 * GIB, 45, {}, mps=True)
-    found["moves"] = {}
-    for piece in (4 << 20, 16 << 20) if SOFT else (64 << 20, GIB):  # bench_swap has 256 MiB
-        with Bench(GPU, {"swap_memory": 16 * GIB, "swap_piece": piece}) as bench:
-            one, two = (swap.Mover(bench, name, 4 * GIB, 6 * GIB, 1) for name in ("one", "two"))
-            swap.wait_until_pinned(bench, 6 * GIB)
-            parts: list[dict[str, Any]] = []
-            rates = []
-            with ControlClient(bench.folder, timeout_s=120) as client:
-                swap.exchange(client, [two], [])
-                for _ in range(8):
-                    rates.append(swap.exchange(client, [one], [two], parts) / 1e9)
-                    one, two = two, one
-                swap.exchange(client, [], [two])
-            found["moves"][f"{piece >> 20} MiB"] = {
-                "both_gbps": statistics.median(rates),
-                "parts_ms": swap.parts_ms(parts),
-                "intact": [one.intact(), two.intact()],
-            }
-    return found
+        return swap_copies.experiment(64 * GIB, 8 * GIB, 15, soft_environment())
+    return swap_copies.experiment(6 * GIB, GIB // 4, 50, {})
 
 
 def rate_between(marks: list[list[float]], begin: float, end: float) -> float:
@@ -279,7 +258,7 @@ def faults() -> dict[str, Any]:
 
 # the most important first; each with the seconds after which it is given up
 STEPS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
-    "both_ways": (both_ways, 130),
+    "both_ways": (both_ways, 110),
     "two_jobs_70": (two_jobs_70, 170),
     "no_cost_when_fits": (no_cost_when_fits, 120),
     "park_swap_torch": (lambda: park_resume_torch(("swap",)), 90),

@@ -190,6 +190,21 @@ for _ in range(5): print(timed(up), timed(up, down), timed(up, (*up[:3], other))
     assert 1.99 <= two < 2.4
 
 
+def test_a_copy_does_not_go_from_one_registered_span_into_the_next(tenants: Tenants) -> None:
+    """The driver knows pinned memory span by span and refuses (1), whichever way the copy goes, however it is asked."""
+    script = """
+device, host = c_void_p(), ctypes.create_string_buffer(1 << 16)
+at = ctypes.addressof(host)
+cu("cuMemAlloc_v2", byref(device), c_size_t(1 << 16))
+for span in (0, 1): cu("cuMemHostRegister_v2", c_void_p(at + span * 32768), c_size_t(32768), 0)
+def out(begin, size): return raw("cuMemcpyDtoHAsync_v2", c_void_p(at + begin), device, c_size_t(size), None)
+def back(begin, size): return raw("cuMemcpyHtoD_v2", device, c_void_p(at + begin), c_size_t(size))
+print(out(0, 32768), out(32768, 32768), out(0, 32769), out(32767, 2), out(40000, 30000))
+print(back(0, 32768), back(0, 65536), raw("cuMemcpyAsync", device, c_void_p(at), c_size_t(65536), None))
+"""
+    assert run(tenants, script).split("\n") == ["0 0 1 1 1", "0 1 1"]
+
+
 def test_it_knows_which_memory_is_whose(tenants: Tenants) -> None:
     script = """
 device, pinned, kind, alias = c_void_p(), c_void_p(), ctypes.c_uint(), c_uint64()

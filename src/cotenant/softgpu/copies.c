@@ -28,6 +28,8 @@ static CUresult copy(word to, word from, size_t bytes, enum direction direction,
 {
     if (!stream)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (direction != ON_DEVICE && !soft_is_within_its_span(direction == TO_DEVICE ? from : to, bytes))
+        return CUDA_ERROR_INVALID_VALUE;
     if (direction == ON_DEVICE || stream->capture != CU_CAPTURE_NONE) {
         struct soft_op contents = {.to = (void *)to, .from = (const void *)from, .bytes = bytes};
         return soft_enqueue_filling(stream, soft_on_device(bytes), contents, waits);

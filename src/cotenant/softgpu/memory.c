@@ -276,6 +276,17 @@ bool soft_is_pageable(uint64_t address)
     return !is_pinned(address) && !soft_is_device_memory(address);
 }
 
+/* Host memory that is pinned is known to the driver span by span: a copy that begins in one must end in it. */
+bool soft_is_within_its_span(uint64_t address, uint64_t bytes)
+{
+    bool within = true;
+    pthread_mutex_lock(&soft_lock);
+    for (struct block *block = pinned_blocks; block && within; block = block->next)
+        within = !holds(block->address, block->bytes, address) || bytes <= block->address + block->bytes - address;
+    pthread_mutex_unlock(&soft_lock);
+    return within;
+}
+
 enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, TYPE_HOST = 1, TYPE_DEVICE = 2 };
 
 EXPORT CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address)
