@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,14 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "src")]
 
+from cases import Keep, each  # noqa: E402
+
 from cotenant.serve.backends.base import Share  # noqa: E402
 from cotenant.serve.backends.torch import TorchModel  # noqa: E402
 from cotenant.serve.tensors import Tensor  # noqa: E402
 from cotenant.serve.workers import Job, ModelSpec, Result, Worker, WorkerSpec  # noqa: E402
 
+ON_GPU = Path("/dev/nvidiactl").exists()  # without one: only to try this script, on the processor
 FOLDER = Path(tempfile.mkdtemp(prefix="cotenant-backend-"))
 CONFIG = {"max_batch_size": 32, "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3, 224, 224]}],
           "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1000]}]}  # fmt: skip
@@ -58,7 +60,8 @@ def images(count: int) -> np.ndarray:
 def timed(model: TorchModel, count: int, repeats: int = 20) -> float:
     """Median ms of a batch, copies included."""
     x = images(count)
-    for _ in range(3):
+    repeats = repeats if ON_GPU else 1
+    for _ in range(min(3, repeats)):
         model.run([x], count)
     took = []
     for _ in range(repeats):
@@ -68,10 +71,13 @@ def timed(model: TorchModel, count: int, repeats: int = 20) -> float:
     return statistics.median(took)
 
 
-def graphs(report: Callable[[Any], None]) -> dict[str, Any]:
+def graphs(report: Keep) -> dict[str, Any]:
     """Eager against graphs by batch size, and whether they agree; also for an exported program."""
-    import torch
+    return each({"exported": exported, "resnet50": resnet50}, report, 60.0)
 
+
+def resnet50(report: Keep) -> dict[str, Any]:
+    """TorchScript: ms of a batch of each size, eager and by its graph."""
     found: dict[str, Any] = {"load_s": {}, "ms": {}}
     eager, captured = TorchModel(spec(no_graphs=True), Share(1.0, "mps")), TorchModel(spec(), Share(1.0, "mps"))
     found["load_s"] = {"eager": eager.info.load_s, "graphs": captured.info.load_s}
@@ -83,6 +89,13 @@ def graphs(report: Callable[[Any], None]) -> dict[str, Any]:
             "largest_difference": float(np.abs(a - b).max()), "largest": float(np.abs(a).max()),
         }  # fmt: skip
         report(found)
+    return found
+
+
+def exported(_report: Keep) -> dict[str, Any]:
+    """A small exported program (.pt2) whose batch is free."""
+    import torch
+
     path = FOLDER / "exported" / "1"
     path.mkdir(parents=True)
     net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8)).eval()
@@ -91,9 +104,8 @@ def graphs(report: Callable[[Any], None]) -> dict[str, Any]:
     torch.export.save(program, str(path / "model.pt2"))
     model = TorchModel(ModelSpec("e", "e", "torch", str(path), "1", 16), Share(1.0, "mps"))
     x = np.random.default_rng(1).standard_normal((5, 64), np.float32)
-    found["exported_difference"] = float(np.abs(model.run([x], 5)[0] - net(torch.from_numpy(x)).detach().numpy()).max())
-    found["exported_ms"] = timed_small(model, x)
-    return found
+    difference = float(np.abs(model.run([x], 5)[0] - net(torch.from_numpy(x)).detach().numpy()).max())
+    return {"difference": difference, "ms": timed_small(model, x), "memory_bytes": model.info.memory_bytes}
 
 
 def timed_small(model: TorchModel, x: np.ndarray) -> float:
@@ -105,29 +117,35 @@ def timed_small(model: TorchModel, x: np.ndarray) -> float:
     return statistics.median(took)
 
 
-def ladder(report: Callable[[Any], None]) -> dict[str, Any]:
+def ladder(report: Keep) -> dict[str, Any]:
     """One process on rungs of several sizes: SMs, ms of a batch of 32, and what a switch between two batches takes."""
     model = TorchModel(spec(), Share(1.0, "green"))
-    found: dict[str, Any] = {"sms": model._ladder.sms, "piece": model._ladder._group, "rungs": {}}
-    for fraction in (1.0, 0.75, 0.5, 0.25, 0.125):
+    if model._ladder is None:
+        return {"skipped": "green contexts need a GPU"}
+    whole: dict[str, Any] = {"sms": model._ladder.sms, "piece": model._ladder._group}
+
+    def rung(fraction: float) -> dict[str, Any]:
         began = time.perf_counter()
         model.resize(fraction)
         first_s = time.perf_counter() - began
-        row = {"sms": model._rung, "first_step_s": first_s, "ms": timed(model, 32), "ms_1": timed(model, 1)}
-        found["rungs"][fraction] = row
-        report(found)
-    took = []
-    for i in range(40):
-        began = time.perf_counter()
-        model.resize((0.25, 0.75)[i % 2])
-        took.append((time.perf_counter() - began) * 1e6)
-        model.run([images(1)], 1)
-    found["switch_us"] = statistics.median(took)
-    found["after_switching"] = {}
-    for fraction in (0.25, 0.75):
-        model.resize(fraction)
-        found["after_switching"][fraction] = timed(model, 32)
-    return found
+        return {"sms": model._rung, "first_step_s": first_s, "ms": timed(model, 32), "ms_1": timed(model, 1)}
+
+    def switches(_report: Keep) -> dict[str, Any]:
+        took = []
+        for i in range(40):
+            began = time.perf_counter()
+            model.resize((0.25, 0.75)[i % 2])
+            took.append((time.perf_counter() - began) * 1e6)
+            model.run([images(1)], 1)
+        after = {}
+        for fraction in (0.25, 0.75):
+            model.resize(fraction)
+            after[fraction] = timed(model, 32)
+        return {"switch_us": statistics.median(took), "after_switching": after}
+
+    fractions = (1.0, 0.75, 0.5, 0.25, 0.125)
+    cases = {str(fraction): lambda _report, fraction=fraction: rung(fraction) for fraction in fractions}
+    return whole | each(cases | {"switches": switches}, lambda found: report(whole | found), 40.0)
 
 
 class Heard:
@@ -171,7 +189,7 @@ def worker_spec(name: str, mechanism: str, fraction: float, start: float = 0.0) 
     return WorkerSpec(name, 0, "H100-80GB", f"{fraction:.0%}", fraction, mechanism, (spec(),), start)
 
 
-def worker(report: Callable[[Any], None]) -> dict[str, Any]:
+def worker(report: Keep) -> dict[str, Any]:
     """What a process of its own costs, and what MPS percentages give."""
     from cotenant.serve.local_workers import LocalWorkers
 
@@ -194,7 +212,7 @@ def worker(report: Callable[[Any], None]) -> dict[str, Any]:
     return asyncio.run(measure())
 
 
-def neighbours(report: Callable[[Any], None]) -> dict[str, Any]:
+def neighbours(report: Keep) -> dict[str, Any]:
     """Two workers on disjoint green contexts, alone and together; then one resized while both run."""
     from cotenant.serve.local_workers import LocalWorkers
 

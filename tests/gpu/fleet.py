@@ -7,7 +7,6 @@ COTENANT_SECOND_GPU: UUID of another GPU of this host, for the steps that move w
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -24,6 +23,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent.parent / "src"), str(HERE)]
+
+from cases import failure, keeper, within  # noqa: E402
 
 from cotenant.bench.harness import Bench  # noqa: E402
 from cotenant.node.client import ControlClient  # noqa: E402
@@ -324,13 +325,14 @@ def park_resume(folder: Path) -> dict[str, Any]:
     return found | same_curve(whole.lines(), job.lines())
 
 
-STEPS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "loop_bit_identical": loop_bit_identical,
-    "move_cost": move_cost,
-    "shares_on_one_gpu": shares_on_one_gpu,
-    "gang_move": gang_move,
-    "miso_live": miso_live,
-    "park_resume": park_resume,
+# each with the seconds that it may take
+STEPS: dict[str, tuple[Callable[[Path], dict[str, Any]], float]] = {
+    "loop_bit_identical": (loop_bit_identical, 300),
+    "move_cost": (move_cost, 180),
+    "shares_on_one_gpu": (shares_on_one_gpu, 240),
+    "gang_move": (gang_move, 240),
+    "miso_live": (miso_live, 300),
+    "park_resume": (park_resume, 150),
 }
 
 
@@ -344,18 +346,21 @@ def main() -> None:
     except OSError:
         card = "none"
     found: dict[str, Any] = {"card": card}
-    for name, step in itertools.chain((n, STEPS[n]) for n in chosen):
+    write = keeper(out)
+    for name in chosen:
+        step, limit_s = STEPS[name]
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="cotenant-fleet-") as folder:
             try:
-                found[name] = step(Path(folder))
+                with within(limit_s):
+                    found[name] = step(Path(folder))
             except Exception as error:  # one failed step must not cost the others
                 logs = {str(path.relative_to(folder)): path.read_text(errors="replace")[-800:]
                         for path in Path(folder).rglob("log")}  # fmt: skip
-                found[name] = {"error": repr(error)[-2500:], "trace": traceback.format_exc()[-1500:], "logs": logs}
+                found[name] = failure(error) | {"trace": traceback.format_exc()[-1500:], "logs": logs}
         found[name]["took_s"] = round(time.monotonic() - began, 1)
         print(name, found[name]["took_s"], json.dumps(found[name])[:3500], flush=True)
-        out.write_text(json.dumps(found, indent=1))
+        write(found)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
     PYTHONPATH=src CUDA_VISIBLE_DEVICES=UUID python tests/gpu/pcie.py OUT.json [STEP,STEP...]
 
-Each step runs in a process of its own under a time limit; one that fails or hangs leaves its log and does not cost the
-others.
+Each step runs in a process of its own under a time limit; one that fails or hangs leaves what it had found, its error
+and its log, and does not cost the others. OUT.json is rewritten while a step runs, whenever it has found more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 import json
@@ -23,26 +24,32 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent.parent / "src"
-sys.path.insert(0, str(SOURCE))
+sys.path[:0] = [str(HERE), str(SOURCE)]
+
+from cases import Keep, each, failure, keeper  # noqa: E402
 
 GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0]
 
 
-def chunk_curve() -> dict[str, Any]:
+def chunk_curve(_keep: Keep) -> dict[str, Any]:
     """Chunks one after the other, with and without the shim's words around them: native, no agent."""
     from cotenant.bench.pcie_curve import measure
 
     return measure()
 
 
-def tenant_curve() -> dict[str, Any]:
-    """Two tenants at 1:1 and an LS copy beside a BE one, by chunk: what bandwidth pays for a shorter wait."""
+def measured(weights: list[float], seconds: float, **case: Any) -> Callable[[Keep], dict[str, Any]]:
+    """A case of `cotenant bench pcie` on this GPU."""
     from cotenant.bench.pcie import measure
 
-    return {
-        f"{chunk >> 10} KiB": measure([1, 1], gpus=GPU, seconds=1.2, chunk_bytes=chunk, ls=True)
-        for chunk in (512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20)
-    }
+    return lambda _keep: measure(weights, gpus=GPU, seconds=seconds, **case)
+
+
+def tenant_curve(keep: Keep) -> dict[str, Any]:
+    """Two tenants at 1:1 and an LS copy beside a BE one, by chunk: what bandwidth pays for a shorter wait."""
+    sizes = (512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20)
+    cases = {f"{chunk >> 10} KiB": measured([1, 1], 1.2, chunk_bytes=chunk, ls=True) for chunk in sizes}
+    return each(cases, keep, 40.0)
 
 
 WEIGHTS: dict[str, dict[str, Any]] = {
@@ -57,24 +64,15 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 }
 
 
-def weights() -> dict[str, Any]:
-    from cotenant.bench.pcie import measure
-
-    found: dict[str, Any] = {}
-    for name, case in WEIGHTS.items():
-        try:
-            found[name] = measure(gpus=GPU, seconds=2.0, ls=False, **case)
-        except Exception as error:  # the others are wanted all the same
-            found[name] = {"error": repr(error)}
-    return found
+def weights(keep: Keep) -> dict[str, Any]:
+    """Shares and their sum, by weights, direction, memory and way of copying."""
+    return each({name: measured(seconds=2.0, ls=False, **case) for name, case in WEIGHTS.items()}, keep, 40.0)
 
 
-def ls_wait() -> dict[str, Any]:
-    from cotenant.bench.pcie import measure
-
-    return {
-        direction: measure([1, 3], gpus=GPU, seconds=3.0, ls=True, direction=direction) for direction in ("h2d", "d2h")
-    }
+def ls_wait(keep: Keep) -> dict[str, Any]:
+    """What a latency-sensitive copy waits for, as `cotenant bench pcie` says it."""
+    cases = {direction: measured([1, 3], 3.0, ls=True, direction=direction) for direction in ("h2d", "d2h")}
+    return each(cases, keep, 45.0)
 
 
 # -- one program, native and as a tenant -----------------------------------------------------------------------------
@@ -108,46 +106,59 @@ def run_tenant(
             environment |= program_environment(register(client, Launch(bench.folder, tenant, command)))
             environment |= {key: value for key, value in bench.environment.items() if "SOFTGPU" in key}
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        if not native:
-            client.call("started", name="one", pid=process.pid)
-        out, err = process.communicate(timeout=60)
+        try:
+            if not native:
+                client.call("started", name="one", pid=process.pid)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
         queues = [] if native else [row["gpus"][0]["copies"] for row in bench.tenants() if row["name"] == "one"]
         lines = [line for line in out.splitlines() if line.startswith("{")]
         found: dict[str, Any] = json.loads(lines[-1]) if lines else {"said": out[-400:]}
         return found | {"rc": process.returncode, "stderr": err[-600:], "queues": queues}
 
 
-def correctness() -> dict[str, Any]:
+def tenant_case(arguments: list[str], settings: dict[str, Any], **more: Any) -> Callable[[Keep], dict[str, Any]]:
+    """A case of each() that runs such a tenant."""
+    return lambda _keep: run_tenant(arguments, settings, **more)
+
+
+def correctness(keep: Keep) -> dict[str, Any]:
     """Contents, order in a stream, graphs and captures: native and as a tenant in both ways of pacing."""
-    return {
-        "native": run_tenant(["checks"], {}, native=True),
-        "by itself": run_tenant(["checks"], {"copies": True}, copy_weight=1.0),
-        "stream": run_tenant(["checks"], {"copies": True}, copy_weight=1.0, beside="latency-sensitive"),
-        "thread": run_tenant(["checks"], {"copies": {"paced": "thread"}}, copy_weight=1.0, beside="latency-sensitive"),
-        "small chunks": run_tenant(
-            ["checks"], {"copies": {"chunk": 256 << 10}}, copy_weight=1.0, beside="latency-sensitive"
-        ),
+    ahead = {"copy_weight": 1.0, "beside": "latency-sensitive"}
+    cases = {
+        "native": tenant_case(["checks"], {}, native=True),
+        "by itself": tenant_case(["checks"], {"copies": True}, copy_weight=1.0),
+        "stream": tenant_case(["checks"], {"copies": True}, **ahead),
+        "thread": tenant_case(["checks"], {"copies": {"paced": "thread"}}, **ahead),
+        "small chunks": tenant_case(["checks"], {"copies": {"chunk": 256 << 10}}, **ahead),
     }
+    return each(cases, keep, 40.0)
 
 
-def cost_alone() -> dict[str, Any]:
+def cost_alone(keep: Keep) -> dict[str, Any]:
     """Copies of several sizes by one tenant, interleaved: native, without turns, with turns, by itself or not."""
-    kinds: dict[str, tuple[dict[str, Any], bool, dict[str, Any]]] = {
-        "native": ({}, True, {}),
-        "tenant": ({}, False, {}),
-        "turns": ({"copies": True}, False, {"copy_weight": 1.0}),
-        "turns, another idle": ({"copies": True}, False, {"copy_weight": 1.0, "beside": "another"}),
-        "turns, one ahead idle": ({"copies": True}, False, {"copy_weight": 1.0, "beside": "latency-sensitive"}),
-        "ahead, another idle": ({"copies": True}, False, {"latency_sensitive": True, "beside": "another"}),
+    turns = {"copies": True}
+    kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "native": ({}, {"native": True}),
+        "tenant": ({}, {}),
+        "turns": (turns, {"copy_weight": 1.0}),
+        "turns, another idle": (turns, {"copy_weight": 1.0, "beside": "another"}),
+        "turns, one ahead idle": (turns, {"copy_weight": 1.0, "beside": "latency-sensitive"}),
+        "ahead, another idle": (turns, {"latency_sensitive": True, "beside": "another"}),
     }
     found: dict[str, Any] = {kind: [] for kind in kinds}
     for _ in range(2):
-        for kind, (settings, native, spec) in kinds.items():
-            found[kind].append(run_tenant(["cost"], settings, native=native, **spec))
+        for kind, (settings, spec) in kinds.items():
+            try:
+                found[kind].append(run_tenant(["cost"], settings, **spec))
+            except Exception as error:  # the others are wanted all the same
+                found[kind].append(failure(error))
+            keep(found)
     return found
 
 
-def faults() -> dict[str, Any]:
+def faults(_keep: Keep) -> dict[str, Any]:
     """A tenant killed in the middle of its copies; an agent killed and started again: the other's rate, by 50 ms."""
     from cotenant.bench.harness import Bench
     from cotenant.bench.pcie import specs_for
@@ -176,32 +187,31 @@ def faults() -> dict[str, Any]:
     }
 
 
-def probe_channels() -> dict[str, Any]:
+def probe_channels(_keep: Keep) -> dict[str, Any]:
     from cotenant.bench.channels import probe
 
     return probe(seconds=40.0)
 
 
-def colouring() -> dict[str, Any]:
+def colouring(_keep: Keep) -> dict[str, Any]:
     from cotenant.bench.colouring import measure
 
     return measure(seconds=60.0)
 
 
-def side_by_side(name: str) -> Callable[[], dict[str, Any]]:
+def side_by_side(name: str) -> Callable[[Keep], dict[str, Any]]:
     """A step of pcie_designs.py."""
 
-    def measure() -> dict[str, Any]:
-        sys.path.insert(0, str(HERE))
+    def measure(keep: Keep) -> dict[str, Any]:
         import pcie_designs
 
-        found: dict[str, Any] = getattr(pcie_designs, name)()
+        found: dict[str, Any] = getattr(pcie_designs, name)(keep)
         return found
 
     return measure
 
 
-STEPS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
+STEPS: dict[str, tuple[Callable[[Keep], dict[str, Any]], int]] = {
     "designs": (side_by_side("designs"), 140),
     "designs_beside": (side_by_side("designs_beside"), 100),
     "designs_one_by_one": (side_by_side("designs_one_by_one"), 100),
@@ -222,7 +232,6 @@ STEPS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
 
 
 def program(arguments: list[str]) -> None:
-    sys.path.insert(0, str(HERE))
     import pcie_programs
 
     print(json.dumps(getattr(pcie_programs, arguments[0])()), flush=True)
@@ -242,28 +251,49 @@ def quit_mps(folder: str) -> None:
             continue
 
 
-def run_step(name: str, limit_s: int) -> dict[str, Any]:
+def read(path: Path) -> Any:
+    """What a step has kept so far."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def run_step(name: str, limit_s: int, keep: Keep) -> dict[str, Any]:
+    """What the step found; of one that fails or is late, what it had kept until then, and why."""
     with tempfile.TemporaryDirectory(prefix="ct", ignore_cleanup_errors=True) as folder:
         environment = os.environ | {"TMPDIR": folder, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, str(HERE / "pcie.py"), "--step", name]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+        kept, log = Path(folder) / "found.json", Path(folder) / "log"
+        command = [sys.executable, str(HERE / "pcie.py"), "--step", name, str(kept)]
+        with log.open("wb") as said:
+            process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+        until = time.monotonic() + limit_s
+        agents: dict[str, str] = {}
         try:
-            out, err = process.communicate(timeout=limit_s)
-            late = False
-        except subprocess.TimeoutExpired:
-            late = True
-            logs = {p: Path(p).read_text(errors="replace")[-1500:] for p in glob.glob(f"{folder}/*/agent.log")}
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
-            err += json.dumps(logs)
-        quit_mps(folder)
-    lines = [line for line in out.splitlines() if line.startswith("{")]
-    if process.returncode == 0 and lines:
-        found: dict[str, Any] = json.loads(lines[-1])
+            while process.poll() is None and time.monotonic() < until:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(2.0)
+                keep(read(kept))
+            late = process.poll() is None
+            if late:
+                agents = {p: Path(p).read_text(errors="replace")[-1500:] for p in glob.glob(f"{folder}/*/agent.log")}
+        finally:
+            end(process)
+            quit_mps(folder)
+        found: dict[str, Any] = read(kept)
+        if late or process.returncode != 0:
+            why = f"time limit of {limit_s} s" if late else f"exit {process.returncode}"
+            found |= {"error": why, "said": log.read_text(errors="replace")[-3000:], "agents": agents}
         return found
-    return {"error": f"time limit of {limit_s} s" if late else f"exit {process.returncode}", "stderr": err[-3000:]}
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """A step that still runs: asked to end, so that it ends its programs, then made to."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def main() -> None:
@@ -271,19 +301,35 @@ def main() -> None:
         program(sys.argv[2:])
         return
     if sys.argv[1] == "--step":
-        print(json.dumps(STEPS[sys.argv[2]][0]()))
+        keep = keeper(Path(sys.argv[3]))
+        keep(STEPS[sys.argv[2]][0](keep))
         return
-    out = Path(sys.argv[1])
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))  # whoever limits the whole: ends the step too
     chosen = sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
-    query = ["nvidia-smi", "--query-gpu=uuid,name,driver_version,memory.total", "--format=csv,noheader"]
-    found: dict[str, Any] = {"card": "software GPU"}
-    if GPU != "soft":
-        found["card"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    write = keeper(Path(sys.argv[1]))
+    found: dict[str, Any] = {"card": card()}
     for name in chosen:
         began = time.monotonic()
-        found[name] = run_step(name, STEPS[name][1])
+
+        def keep_step(part: Any, name: str = name) -> None:
+            found[name] = part
+            write(found)
+
+        found[name] = run_step(name, STEPS[name][1], keep_step)
         print(name, round(time.monotonic() - began, 1), json.dumps(found[name])[:3500], flush=True)
-        out.write_text(json.dumps(found, indent=1))
+        write(found)
+
+
+def card() -> str:
+    """Name and driver of the GPU that is measured."""
+    if GPU == "soft":
+        return "software GPU"
+    which = [] if GPU == "all" else ["-i", GPU]
+    query = ["nvidia-smi", "--query-gpu=uuid,name,driver_version,memory.total", "--format=csv,noheader", *which]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError as error:
+        return repr(error)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cases import Keep, each, failure
+
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.pcie import SOFT_LINK_MBPS, percentile, settings_for, slow_soft_link, specs_for
 from cotenant.bench.shares import COUNT, between
@@ -103,27 +105,53 @@ def program(direction: str, memory: str, mode: str, size: int, *period_ms: float
 
 
 def rounds_of(
-    designs: dict[str, dict[str, Any]], settings: Settings, seconds: float, measure: Callable[[str], None]
-) -> int:
-    """Measure every design in every round, for about that long; how many rounds were made."""
+    designs: dict[str, dict[str, Any]],
+    settings: Settings,
+    seconds: float,
+    measure: Callable[[str], None],
+    table: Callable[[int], dict[str, Any]],
+    keep: Keep,
+) -> dict[str, Any]:
+    """Measure every design in every round, for about that long; `table` makes the result, kept after each round.
+
+    A design whose settings the agent does not take is left out from then on.
+    """
     until, count, shuffle = time.monotonic() + seconds, 0, random.Random(7)
-    while time.monotonic() < until and count < 24:
-        order = list(designs)
+    refused: dict[str, Any] = {}
+    found: dict[str, Any] = {}
+    while time.monotonic() < until and count < 24 and len(refused) < len(designs):
+        order = [name for name in designs if name not in refused]
         shuffle.shuffle(order)
         for name in order:
-            settings.take(designs[name])
+            try:
+                settings.take(designs[name])
+            except Exception as error:  # the others are wanted all the same
+                refused[name] = failure(error)
+                continue
             measure(name)
         count += 1
-    return count
+        found = table(count) | ({"refused": refused} if refused else {})
+        keep(found)
+    return found
 
 
-def sharing(direction: str, designs: dict[str, dict[str, Any]], seconds: float, mode: str, size: int) -> dict[str, Any]:
+def sharing(
+    direction: str, designs: dict[str, dict[str, Any]], seconds: float, mode: str, size: int, keep: Keep
+) -> dict[str, Any]:
     """Two tenants at 1:3 together, and the second alone while the first is idle."""
     copy = program(direction, "pinned", mode, size)
     rows: dict[str, dict[str, list[float]]] = {
         name: {"share of weight 3": [], "together over native": [], "alone over native": []} for name in designs
     }
     natives: list[float] = []
+
+    def table(rounds: int) -> dict[str, Any]:
+        found = {
+            name: {key: median_with_interval(values) for key, values in row.items() if values}
+            for name, row in rows.items()
+        }
+        return {"rounds": rounds, "native GB/s": [n / 1e9 for n in median_with_interval(natives)], "designs": found}
+
     with slow_soft_link(GPU, SOFT_LINK_MBPS), Bench(GPU, settings_for(GPU, None, None, "stream")) as bench:
         native = bench.native("copy", program=copy)
         native.wait_ready()
@@ -142,14 +170,10 @@ def sharing(direction: str, designs: dict[str, dict[str, Any]], seconds: float, 
                 time.sleep(0.25)  # a tenant that has not copied for 0.2 s does not count as one who copies
                 row["alone over native"].append(together(tenants[1:], BLOCK_S, WARM_S)[0] / link)
 
-        count = rounds_of(designs, Settings(bench), seconds, once)
-    found = {
-        name: {key: median_with_interval(values) for key, values in row.items() if values} for name, row in rows.items()
-    }
-    return {"rounds": count, "native GB/s": [n / 1e9 for n in median_with_interval(natives)], "designs": found}
+        return rounds_of(designs, Settings(bench), seconds, once, table, keep)
 
 
-def beside(direction: str, designs: dict[str, dict[str, Any]], seconds: float) -> dict[str, Any]:
+def beside(direction: str, designs: dict[str, dict[str, Any]], seconds: float, keep: Keep) -> dict[str, Any]:
     """A latency-sensitive tenant's 1 MiB copies alone and beside a best-effort one that saturates the link."""
     period_ms = 40.0 if SOFT else 2.0
     alone_us: dict[str, list[float]] = {name: [] for name in designs}
@@ -158,6 +182,20 @@ def beside(direction: str, designs: dict[str, dict[str, Any]], seconds: float) -
         name: {"p99 beside, us": [], "wait at p99, chunks": [], "BE over native": []} for name in designs
     }
     part = 0.5 if SOFT else 0.3
+
+    def table(rounds: int) -> dict[str, Any]:
+        found = {
+            name: {key: median_with_interval(values) for key, values in row.items()}
+            | {
+                "copies": len(beside_us[name]),
+                "alone p50, p99 us": [percentile(alone_us[name], 0.5), percentile(alone_us[name], 0.99)],
+                "beside p50, p99, p99.9, most us": [percentile(beside_us[name], p) for p in (0.5, 0.99, 0.999, 1.0)],
+            }
+            for name, row in rows.items()
+            if beside_us[name]
+        }
+        return {"rounds": rounds, "designs": found}
+
     with slow_soft_link(GPU, SOFT_LINK_MBPS), Bench(GPU, settings_for(GPU, None, None, "stream")) as bench:
         copy = program(direction, "pinned", "async", COPY)
         native = bench.native("copy", program=copy)
@@ -189,26 +227,24 @@ def beside(direction: str, designs: dict[str, dict[str, Any]], seconds: float) -
             span_s = (block["end_ns"] - block["begin_ns"]) / 1e9 - 2 * WARM_S
             rows[name]["BE over native"].append(moved / span_s / link)
 
-        count = rounds_of(designs, Settings(bench), seconds, once)
-    found = {
-        name: {key: median_with_interval(values) for key, values in row.items()}
-        | {
-            "copies": len(beside_us[name]),
-            "alone p50, p99 us": [percentile(alone_us[name], 0.5), percentile(alone_us[name], 0.99)],
-            "beside p50, p99, p99.9, most us": [percentile(beside_us[name], p) for p in (0.5, 0.99, 0.999, 1.0)],
-        }
-        for name, row in rows.items()
-    }
-    return {"rounds": count, "designs": found}
+        return rounds_of(designs, Settings(bench), seconds, once, table, keep)
 
 
-def mixed(seconds: float) -> dict[str, Any]:
+def mixed(seconds: float, keep: Keep) -> dict[str, Any]:
     """A pinned and a pageable tenant of the same weight: each alone, then together, over the native rates."""
     programs = {
         kind: program("h2d", kind, "sync" if kind == "pageable" else "async", COPY) for kind in ("pinned", "pageable")
     }
     rows: dict[str, list[float]] = {f"{kind} {when}": [] for kind in programs for when in ("alone", "together")}
     natives: dict[str, list[float]] = {kind: [] for kind in programs}
+
+    def table(rounds: int) -> dict[str, Any]:
+        return {
+            "rounds": rounds,
+            "native GB/s": {kind: median_with_interval(values)[0] / 1e9 for kind, values in natives.items()},
+            "over native": {key: median_with_interval(values) for key, values in rows.items()},
+        }
+
     with slow_soft_link(GPU, SOFT_LINK_MBPS), Bench(GPU, settings_for(GPU, None, None, "stream")) as bench:
         native = {kind: bench.native("copy", program=one) for kind, one in programs.items()}
         tenants = {
@@ -226,30 +262,38 @@ def mixed(seconds: float) -> dict[str, Any]:
             for kind, rate in zip(tenants, rates, strict=True):
                 rows[f"{kind} together"].append(rate / natives[kind][-1])
             count += 1
-    return {
-        "rounds": count,
-        "native GB/s": {kind: median_with_interval(values)[0] / 1e9 for kind, values in natives.items()},
-        "over native": {key: median_with_interval(values) for key, values in rows.items()},
-    }
+            keep(table(count))
+    return table(count)
 
 
-def designs() -> dict[str, Any]:
+def designs(keep: Keep) -> dict[str, Any]:
     """Both directions; the one to the host with fewer designs."""
     few = {name: CHUNKED[name] for name in ("default", "no larger pieces alone", "lead 40 us")}
-    return {"h2d": sharing("h2d", CHUNKED, 70.0, "async", COPY), "d2h": sharing("d2h", few, 25.0, "async", COPY)}
-
-
-def designs_one_by_one() -> dict[str, Any]:
-    """Programs that make one copy after the other: of eight chunks and of two."""
-    return {
-        f"{size >> 20} MiB": sharing("h2d", ONE_BY_ONE, seconds, "sync", size)
-        for size, seconds in ((COPY, 22.0), (COPY // 4, 22.0))
+    cases = {
+        "h2d": lambda part: sharing("h2d", CHUNKED, 70.0, "async", COPY, part),
+        "d2h": lambda part: sharing("d2h", few, 25.0, "async", COPY, part),
     }
+    return each(cases, keep, 110.0)
 
 
-def designs_beside() -> dict[str, Any]:
-    return {direction: beside(direction, BESIDE, 25.0) for direction in ("h2d", "d2h")}
+def designs_one_by_one(keep: Keep) -> dict[str, Any]:
+    """Programs that make one copy after the other: of eight chunks and of two."""
+
+    def case(size: int) -> Callable[[Keep], dict[str, Any]]:
+        return lambda part: sharing("h2d", ONE_BY_ONE, 22.0, "sync", size, part)
+
+    return each({f"{size >> 20} MiB": case(size) for size in (COPY, COPY // 4)}, keep, 50.0)
 
 
-def designs_mixed() -> dict[str, Any]:
-    return mixed(10.0)
+def designs_beside(keep: Keep) -> dict[str, Any]:
+    """A latency-sensitive tenant's copies in either direction."""
+
+    def case(direction: str) -> Callable[[Keep], dict[str, Any]]:
+        return lambda part: beside(direction, BESIDE, 25.0, part)
+
+    return each({direction: case(direction) for direction in ("h2d", "d2h")}, keep, 50.0)
+
+
+def designs_mixed(keep: Keep) -> dict[str, Any]:
+    """A pinned and a pageable tenant."""
+    return each({"h2d": lambda part: mixed(10.0, part)}, keep, 30.0)
