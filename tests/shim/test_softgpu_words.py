@@ -218,3 +218,32 @@ cu("cuMemHostUnregister", plain)
 print(type_of(ctypes.addressof(plain))[0], raw("cuMemHostUnregister", plain))
 """
     assert run(tenants, script).split("\n") == ["(0, 2) (0, 1) 1", "(0, 1) 0", "1 1"]
+
+
+def test_memory_goes_from_process_to_process_by_a_descriptor(tenants: Tenants) -> None:
+    """As the driver has it: only memory made for that, its contents with it, and it lives as long as anybody has it."""
+    script = """
+import os, socket
+prop, access = (ctypes.c_uint8 * 32)(), (ctypes.c_int * 3)(1, 0, 3)
+ctypes.c_int.from_buffer(prop, 0).value = ctypes.c_int.from_buffer(prop, 8).value = 1
+size, zero, fd = c_size_t(2 << 20), c_uint64(0), ctypes.c_int(-1)
+def behind(handle):
+    space = c_uint64()
+    cu("cuMemAddressReserve", byref(space), size, size, zero, zero)
+    cu("cuMemMap", space, size, c_size_t(0), handle, zero); cu("cuMemSetAccess", space, size, access, c_size_t(1))
+    return space
+own, shared, taken, data = c_void_p(), c_void_p(), c_void_p(), ctypes.create_string_buffer(4)
+cu("cuMemCreate", byref(own), size, prop, zero)
+print(raw("cuMemExportToShareableHandle", byref(fd), own, 1, zero))
+ctypes.c_int.from_buffer(prop, 4).value = 1
+cu("cuMemCreate", byref(shared), size, prop, zero)
+space = behind(shared)
+cu("cuMemcpyHtoD_v2", space, b"abcd", c_size_t(4))
+print(raw("cuMemExportToShareableHandle", byref(fd), shared, 1, zero))
+print(raw("cuMemRelease", shared), raw("cuMemUnmap", space, size))
+print(raw("cuMemImportFromShareableHandle", byref(taken), c_void_p(fd.value), 1), os.close(fd.value))
+cu("cuMemcpyDtoH_v2", data, behind(taken), c_size_t(4))
+print(data.raw.decode(), raw("cuMemExportToShareableHandle", byref(fd), taken, 1, zero))
+print(raw("cuMemImportFromShareableHandle", byref(taken), c_void_p(999), 1))
+"""
+    assert run(tenants, script).split("\n") == ["1", "0", "0 0", "0 None", "abcd 0", "1"]

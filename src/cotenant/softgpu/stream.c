@@ -382,3 +382,12 @@ EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out)
     *out = (CUcontext)stream->context;
     return CUDA_SUCCESS;
 }
+
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    CHECK_CONTEXT();
+    (void)context;
+    *least = 0;
+    *greatest = -5;
+    return CUDA_SUCCESS;
+}
