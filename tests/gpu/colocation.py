@@ -32,6 +32,7 @@ from cotenant.bench.colocation import (
     Series,
     ls_block,
     measure,
+    native_block,
     pair_block,
     parse_ls,
     parse_schemes,
@@ -205,7 +206,7 @@ def rounds(ls: Program, be: Program, native: Program, mine: Plan, count: int) ->
     series = Series()
     for seed in range(count):
         alone = ls_block(ls, mine, seed, raises=False)
-        series.alone_rate.append(block_rate(native, 0.3))
+        series.alone_rate.append(native_block(native, 0.3))
         seen, rate = pair_block(ls, be, mine, seed)
         series.alone_ms += alone["latency_ms"]
         series.alone_active.append(alone["active_s"] / mine.block_s)

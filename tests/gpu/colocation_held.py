@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
 from colocation_faults import GPU, TOGETHER, failure, mps_server
 
-from cotenant.bench.colocation import Plan, Series, ls_block, pair_block, parse_ls, parse_schemes, rate_between, summary
+from cotenant.bench.colocation import Plan, Series, ls_block, native_block, pair_block, parse_ls, parse_schemes, summary
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.node.config import TenantSpec
 from cotenant.serve.colocation import Claim, Colocation
@@ -33,11 +33,10 @@ def beside(ls: Program, be: Program, native: Program, raises: bool, rounds: int)
     series = Series()
     for seed in range(rounds):
         alone = ls_block(ls, mine, seed, raises=raises)
-        own = native.ask("run 0.3", 60)
         seen, rate = pair_block(ls, be, mine, seed)
         series.alone_ms += alone["latency_ms"]
         series.alone_active.append(alone["active_s"] / mine.block_s)
-        series.alone_rate.append(rate_between(own, own["begin_ns"], own["end_ns"]))
+        series.alone_rate.append(native_block(native, 0.3))
         series.beside_ms += seen["latency_ms"]
         series.beside_rate.append(rate)
     row = summary(series)
@@ -58,14 +57,14 @@ def shim_held(found: Found) -> None:
         found["shim_alone_over_plain"] = [
             sum(b["service_ms"]) / sum(a["service_ms"]) for a, b in pairs
         ]  # no floor of its own: the shim raises
-        for kind in ("mm2048", "add256", "mm4096"):
+        for kind in ("mm2048", "add256"):
             rig.scheme("mps-plus")
             native.ask(f"load {kind}", 60)
             be.ask(f"load {kind}", 60)
             rig.scheme("tidal")
             found[kind] = {
-                "shim holds": beside(held, be, native, False, 4),
-                "worker holds": beside(plain, be, native, True, 4),
+                "shim holds": beside(held, be, native, False, 3),
+                "worker holds": beside(plain, be, native, True, 3),
             }
             found[kind]["raises"] = rig.scheme("tidal")["gpus"][rig.uuid]["holders"]
 

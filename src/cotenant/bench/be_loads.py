@@ -4,8 +4,9 @@ Protocol: prints `ready NAME`; then each line `load KIND` sets a load up and pri
 runs it and prints one JSON object {"count", "begin_ns", "end_ns", "marks": [[ns, count], ...]}; `times SECONDS` prints
 {"times_ns": [...]}, when each launch returned. End of input ends the program.
 
-mmN: bf16 products of NxN.  addN: out = in + 1 over N MiB.  copyN: copies of N MiB on the device.  train-resnet50 and
-train-transformer: training steps.  On the software GPU kernels only take the time that such kernels took on an H100.
+mmN: bf16 products of NxN; mmzN: of zeros, the same kernels for much less power.  addN: out = in + 1 over N MiB.
+copyN: copies of N MiB on the device.  train-resnet50 and train-transformer: training steps.  On the software GPU
+kernels only take the time that such kernels took on an H100.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-KIND = re.compile(r"^(?:(mm|add|copy)([1-9]\d{0,4})|train-resnet50|train-transformer)$")
+KIND = re.compile(r"^(?:(mm|mmz|add|copy)([1-9]\d{0,4})|train-resnet50|train-transformer)$")
 UNIT_S = 0.001  # launches of one unit, together
 DEPTH = 4  # units in flight
 MARK_NS = 10_000_000
@@ -34,7 +35,7 @@ def soft_kernel(kind: str) -> tuple[int, str]:
     """Length in ns and class of one kernel of a load on the software GPU."""
     found = KIND.match(kind)
     assert found is not None
-    if found[1] == "mm":
+    if found[1] in ("mm", "mmz"):
         return max(6_000, round(2 * int(found[2]) ** 3 / 690e3)), "compute"
     if found[1] in ("add", "copy"):
         return max(4_000, round(2 * (int(found[2]) << 20) / 3000)), "memory"
@@ -112,8 +113,9 @@ def torch_load(kind: str) -> Load:
     found = KIND.match(kind)
     assert found is not None
     launch: Callable[[], Any]
-    if found[1] == "mm":
-        a = torch.randn(int(found[2]), int(found[2]), device="cuda", dtype=torch.bfloat16)
+    if found[1] in ("mm", "mmz"):
+        make = torch.randn if found[1] == "mm" else torch.zeros
+        a = make(int(found[2]), int(found[2]), device="cuda", dtype=torch.bfloat16)
         launch = partial(torch.mm, a, a, out=torch.empty_like(a))
     elif found[1] is not None:
         x = torch.zeros(int(found[2]) << 19, device="cuda", dtype=torch.bfloat16)

@@ -12,11 +12,10 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cotenant.bench.harness import Bench
+from cotenant.bench.harness import Bench, with_source
 from cotenant.model.errors import WorkError
 from cotenant.node.client import ControlClient
 from cotenant.node.config import TenantSpec
@@ -31,14 +30,12 @@ class Program:
     """One program that takes lines and answers with lines of JSON; every wait ends."""
 
     def __init__(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
-        source = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
         self.name = name
         self.gpu = ""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
-            env=dict(environment) | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+            env=with_source(environment) | {"PYTHONUNBUFFERED": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -32,6 +32,13 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def with_source(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same, for a child that is a module of this package: it may run from source, with nothing installed."""
+    source = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
+    return dict(environment) | {"PYTHONPATH": path}
+
+
 class Workload:
     """One program of bench/workload.py, native or a tenant."""
 
@@ -117,7 +124,7 @@ class Bench:
             [*command, "--config", str(config)],
             stderr=self.log,
             stdout=self.log,
-            env=self.environment,
+            env=with_source(self.environment),
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
@@ -172,11 +179,9 @@ class Bench:
     ) -> Workload:
         usual = ["cotenant.bench.workload", kind, self.backend, str(self.kernel_ns)]
         command = [sys.executable, "-m", *(program or usual)]
-        source = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
         process = subprocess.Popen(
             command,
-            env=dict(environment) | {"PYTHONPATH": path} | ({} if core is None else {LAUNCH_CORE: str(core)}),
+            env=with_source(environment) | ({} if core is None else {LAUNCH_CORE: str(core)}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -2,7 +2,8 @@
 
 Protocol: prints `ready NAME`; then `floor FOLDER UUID [CLASS]` joins the floor of an agent, to show that class there,
 and each line `run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson arrivals and prints one JSON object
-{"latency_ms": [...], "service_ms": [...], "active_s", "begin_ns", "end_ns"}. Latency counts from the scheduled arrival.
+{"latency_ms": [...], "service_ms": [...], "late_ms": [...], "active_s", "begin_ns", "end_ns"}. Latency counts from the
+scheduled arrival; late is what passes before a request begins with none in front of it: a host that paused.
 FLOOR 1: raise it while a request is served; COPY 1: each request brings its input from pinned host memory. STAGES 1:
 the network runs in two graphs with events around them, and "stages_ms" has for each request [submit, first, rest]: the
 host's launches, the first kernels, which wait for what was in flight, and the others. `word FILE` is another floor: the
@@ -79,10 +80,11 @@ def serve(
     """Serve the arrivals one after the other; the floor is up while a request is served or waits."""
     latency_ms: list[float] = []
     service_ms: list[float] = []
+    late_ms: list[float] = []
     stages_ms: list[Any] = []
     active_s = 0.0
     begin_ns = time.monotonic_ns()
-    begin = time.monotonic()
+    begin = ended = time.monotonic()
     for number, at in enumerate(arrivals):
         due = begin + at
         while (left := due - time.monotonic()) > 0:
@@ -90,6 +92,7 @@ def serve(
                 time.sleep(left - SPIN_S / 2)
         floor.raise_(work_class)
         started = time.monotonic()
+        late_ms.append((started - max(due, ended)) * 1e3)
         stages_ms.append(request(copy))
         ended = time.monotonic()
         if number + 1 == len(arrivals) or begin + arrivals[number + 1] > ended:
@@ -100,6 +103,7 @@ def serve(
     return {
         "latency_ms": latency_ms,
         "service_ms": service_ms,
+        "late_ms": late_ms,
         "active_s": active_s,
         "begin_ns": begin_ns,
         "end_ns": time.monotonic_ns(),
