@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
 from cotenant.bench.colocation import Plan, ls_block, parse_ls, parse_schemes, quantile
 from cotenant.bench.colocation_rig import Rig
+from cotenant.bench.harness import with_source
 
 GPU = os.environ.get("COTENANT_TEST_GPU") or os.environ.get("CUDA_VISIBLE_DEVICES") or "all"
 TOGETHER = GPU != "soft"
@@ -113,7 +114,7 @@ def agent_restarted() -> dict[str, Any]:
         agent.wait()
         time.sleep(0.5)
         rig.bench._agent = subprocess.Popen(
-            arguments, stderr=rig.bench.log, stdout=rig.bench.log, env=rig.bench.environment
+            arguments, stderr=rig.bench.log, stdout=rig.bench.log, env=with_source(rig.bench.environment)
         )
         seen = ls.answer(60)
         times = be.answer(60)["times_ns"]

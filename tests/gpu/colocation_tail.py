@@ -26,7 +26,7 @@ BLOCK_S = 1.5
 NATIVE_S = 0.5
 STAGES = ("late", "other", "first", "rest")
 RESAMPLES = 300
-ARRIVALS = 60_000  # of a stream whose queue is worked out from measured times
+ARRIVALS = 20_000  # of a stream whose queue is worked out from measured times
 Found = dict[str, Any]
 
 AS_BEFORE = {"interval_ns": 100_000, "lead_ns": 20_000, "check_ns": 0, "stretch": 1.0}
@@ -115,7 +115,7 @@ def from_service(alone: Blocks, beside: Blocks, skip_late: bool) -> dict[str, An
     draw = random.Random(1)
     ratios = []
     count = len(alone.stages_ms)
-    for resample in range(12):
+    for resample in range(8):
         picked = [draw.randrange(count) for _ in range(count)] if resample else list(range(count))
         p99 = []
         for side in (alone, beside):
