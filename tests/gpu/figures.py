@@ -5,6 +5,7 @@ PYTHONPATH=src python tests/gpu/figures.py OUT.json [STEP,STEP...]
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -26,6 +27,7 @@ from cotenant.bench.harness import Bench  # noqa: E402
 from cotenant.node.client import ControlClient  # noqa: E402
 from cotenant.node.config import TenantSpec, check_spec  # noqa: E402
 from cotenant.node.launcher import Launch, program_environment, register  # noqa: E402
+from cotenant.softgpu.build import build as soft_driver  # noqa: E402
 
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"  # a UUID keeps to one card of several; soft: to be tried out
 if GPUS == "soft":
@@ -215,8 +217,60 @@ def launch_pair() -> dict[str, Any]:
 
 
 def overheads(kind: str, processes: int, pairs: int) -> dict[str, Any]:
-    """Many pairs of processes, some short pairs of blocks in each: a process may be lucky in its place."""
-    return overhead.measure(gpus=GPUS, workloads=[kind], pairs=pairs, block_s=0.1, processes=processes)
+    """Many pairs of processes, short pairs of blocks in each: a process may be lucky in its place."""
+    return overhead.measure(gpus=GPUS, workloads=[kind], pairs=pairs, block_s=0.05, processes=processes)
+
+
+def endless_or_not(kind: str, processes: int, rounds: int) -> dict[str, Any]:
+    """What a turn without an end is worth: tenants of two agents, one of which always gives deadlines, and a native
+    program, all three interleaved."""
+    agents = {"endless": {"alone_after": "0s"}, "finite": {"alone_after": "1000s"}}
+    with contextlib.ExitStack() as stack:
+        core = stack.enter_context(overhead.core_of_its_own())
+        benches = {name: stack.enter_context(Bench(GPUS, settings)) for name, settings in agents.items()}
+        sets = [
+            [
+                benches["endless"].native(kind, core=core),
+                *(bench.tenant(kind, TenantSpec(f"{kind}{n}"), core=core) for bench in benches.values()),
+            ]
+            for n in range(processes)
+        ]
+        for workload in itertools.chain(*sets):
+            workload.wait_ready()
+        found = []
+        for sides in sets:
+            for workload in sides[1:]:
+                workload.block(overhead.LEAD_IN_S)
+            found.append(overhead.interleaved(sides, rounds, block_s=0.05))
+    pairs = {"endless_over_native": (0, 1), "finite_over_native": (0, 2), "endless_over_finite": (2, 1)}
+    rows = {name: overhead.summary_of_processes([[f[a], f[b]] for f in found]) for name, (a, b) in pairs.items()}
+    return {
+        name: {key: row[key] for key in ("ratio", "ratio_ci95", "ratio_trimmed", "ratio_trimmed_ci95", "by_process")}
+        for name, row in rows.items()
+    }
+
+
+def wake() -> dict[str, Any]:
+    """The first launch after 0.1 s of idleness, until it returns and until the GPU has done it, 130 times: native, as a
+    tenant alone, and as one of 90 %, which must ask for its turn each time."""
+    backend = "driver" if GPUS == "soft" else "torch"
+    command = [sys.executable, str(HERE / "waking.py"), backend, "130"]
+    with Bench(GPUS, {"alone_after": "0s"}) as one, Bench(GPUS, {}) as other:
+        native = dict(one.environment)
+        if GPUS == "soft":
+            native["COTENANT_BENCH_LIBRARY"] = str(soft_driver())
+        runs = {  # at once: each sleeps nearly all the time
+            "native": subprocess.Popen(command, env=native, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True),
+            "alone": start_program(one, TenantSpec("alone"), command),
+            "limit 90 %": start_program(other, TenantSpec("limited", 0.0, 0.9), command),
+        }
+        found = {name: result(run) for name, run in runs.items()}
+    for row in found.values():
+        for kind in ("launch_us", "done_us"):
+            values = sorted(row.pop(kind, []))
+            if values:
+                row[kind] = {"median": statistics.median(values), "p99": values[int(len(values) * 0.99)]}
+    return found
 
 
 def mps() -> dict[str, Any]:
@@ -246,9 +300,12 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "launch_pair": launch_pair,
     "memory": memory,
     "mps": mps,
-    "overhead_training": lambda: overheads("training", 9, 13),
-    "overhead_launch": lambda: overheads("launch", 9, 13),
-    "overhead_graph": lambda: overheads("graph", 6, 13),
+    "overhead_training": lambda: overheads("training", 9, 50),
+    "overhead_launch": lambda: overheads("launch", 9, 55),
+    "overhead_graph": lambda: overheads("graph", 7, 30),
+    "endless_graph": lambda: endless_or_not("graph", 6, 20),
+    "endless_training": lambda: endless_or_not("training", 6, 30),
+    "wake": wake,
 }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from cotenant.bench.overhead import median_interval, summary, summary_of_processes
+from cotenant.bench.overhead import Block, core_of_its_own, median_interval, summary, summary_of_processes
 from cotenant.bench.shares import BUSY, COUNT, between, granted_shares, worst_window_error
 from cotenant.bench.workload import GpuTime, run_block
 
@@ -59,17 +61,49 @@ def test_a_block_counts_what_is_done() -> None:
     assert done["busy_ns"] == 10 * done["count"]
 
 
+def test_a_block_can_time_its_steps() -> None:
+    steps_ns: list[int] = []
+    done = run_block(lambda: (1, 0), lambda: (0, 0), 0.001, steps_ns)
+    assert len(steps_ns) == done["count"]
+    assert 0 <= done["end_ns"] - done["begin_ns"] - sum(steps_ns) < 5_000_000
+
+
+def blocks(*rates: float) -> list[Block]:
+    """Blocks of 20 equal steps."""
+    return [Block(rate, [round(SECOND / rate)] * 20) for rate in rates]
+
+
 def test_interval_of_the_median() -> None:
     # for 10 pairs, P(fewer than 2 below the median) = 11/1024, twice that is 2.1 %: the second and the ninth
     assert median_interval(10) == (1, 8)
-    row = summary([(100.0, 99.0 + index / 10) for index in range(10)])
+    row = summary(blocks(*[100.0] * 10), blocks(*(99.0 + index / 10 for index in range(10))))
     assert row["ratio"] == pytest.approx(0.9945)
     assert row["ratio_ci95"] == [pytest.approx(0.991), pytest.approx(0.998)]
 
 
+def test_the_slowest_tenth_is_left_out_of_the_steps() -> None:
+    """One step of each 20 took a hundred times as long, on one side: the blocks lose, the trimmed steps do not."""
+    slow = [Block(100.0 / 5.95, [*[10_000_000] * 19, 1_000_000_000])] * 5
+    row = summary(blocks(*[100.0] * 5), slow)
+    assert row["ratio"] == pytest.approx(1 / 5.95)
+    assert row["ratio_trimmed"] == pytest.approx(1.0)
+    half = [Block(100.0 / 1.5, [10_000_000, 20_000_000] * 10)] * 5  # what falls on every other step is not left out
+    # of 100 steps 90 are kept: 50 of 10 ms and 40 of 20 ms
+    assert summary(blocks(*[100.0] * 5), half)["ratio_trimmed"] == pytest.approx(10 / (1300 / 90))
+
+
 def test_several_processes_make_the_interval() -> None:
     """Two of three programs lost 1 %, one 9 %: the median of them is 0.99, and three are too few to leave any out."""
-    row = summary_of_processes([[(100.0, 99.0)] * 5, [(50.0, 45.5)] * 5, [(10.0, 9.9)] * 5])
+    pairs = [(100.0, 99.0), (50.0, 45.5), (10.0, 9.9)]
+    row = summary_of_processes([[blocks(*[native] * 5), blocks(*[tenant] * 5)] for native, tenant in pairs])
     assert row["by_process"] == [pytest.approx(0.99), pytest.approx(0.91), pytest.approx(0.99)]
-    assert row["ratio"] == pytest.approx(0.99)
+    assert (row["ratio"], row["ratio_trimmed"]) == (pytest.approx(0.99), pytest.approx(0.99))
     assert row["ratio_ci95"] == [pytest.approx(0.91), pytest.approx(0.99)]
+
+
+def test_nothing_else_runs_on_the_core_of_the_launches() -> None:
+    before = os.sched_getaffinity(0)
+    with core_of_its_own() as core:
+        assert core in before
+        assert core not in os.sched_getaffinity(0) or len(before) == 1
+    assert os.sched_getaffinity(0) == before

@@ -53,11 +53,11 @@ class Workload:
             raise WorkError(f"a workload did not start: {line.strip() or 'it ended'}")
         self.gpu = line.removeprefix("ready ").strip()
 
-    def begin(self, seconds: float) -> None:
-        """Ask for one block."""
+    def begin(self, seconds: float, order: str = "run") -> None:
+        """Ask for one block; `steps`: with the time of each step."""
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(f"run {seconds}\n")
+            self.process.stdin.write(f"{order} {seconds}\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             raise WorkError("a workload ended early") from None

@@ -2,7 +2,7 @@
 
 Protocol: prints `ready NAME` once the GPU is set up; then each line `run SECONDS` on standard input runs one block and
 prints one JSON object {"count", "busy_ns", "begin_ns", "end_ns", "marks": [[ns, count, busy_ns], ...]}. busy_ns is GPU
-time, of `busy` only. End of input ends the program.
+time, of `busy` only. `steps SECONDS` adds "steps_ns", how long each step took. End of input ends the program.
 
 busy      GPU-bound: long kernels, six in flight (torch: bf16 products of 8192^3)
 training  a step of copies, kernels and a wait, with some host time (torch: a small convolutional network)
@@ -16,9 +16,11 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 KINDS = ("busy", "training", "launch", "graph")
@@ -29,9 +31,12 @@ DEPTH = 6
 Done = tuple[int, int]  # units of work, GPU time in ns
 
 
-def run_block(step: Callable[[], Done], finish: Callable[[], Done], seconds: float) -> dict[str, Any]:
-    """Repeat `step` (returns what is known to be done) for that long; `finish` waits for the rest."""
-    begin_ns = time.monotonic_ns()
+def run_block(
+    step: Callable[[], Done], finish: Callable[[], Done], seconds: float, steps_ns: list[int] | None = None
+) -> dict[str, Any]:
+    """Repeat `step` (returns what is known to be done) for that long; `finish` waits for the rest. `steps_ns` takes how
+    long each step took."""
+    last_ns = begin_ns = time.monotonic_ns()
     until_ns = begin_ns + round(seconds * 1e9)
     count = busy_ns = 0
     marks: list[tuple[int, int, int]] = []
@@ -41,6 +46,9 @@ def run_block(step: Callable[[], Done], finish: Callable[[], Done], seconds: flo
         count += units
         busy_ns += used_ns
         now_ns = time.monotonic_ns()
+        if steps_ns is not None:
+            steps_ns.append(now_ns - last_ns)
+            last_ns = now_ns
         if now_ns >= next_ns:
             marks.append((now_ns, count, busy_ns))
             next_ns = now_ns + MARK_NS
@@ -233,12 +241,19 @@ def torch_workload(kind: str) -> tuple[str, Any, Any]:
     return name, train, _nothing
 
 
-def orders() -> Iterator[float]:
-    """Lengths in seconds of the blocks that are asked for on standard input."""
+def orders() -> Iterator[tuple[float, bool]]:
+    """Lengths in seconds of the blocks that are asked for on standard input, and whether each step is to be timed."""
     for line in sys.stdin:
         words = line.split()
-        if len(words) == 2 and words[0] == "run":
-            yield float(words[1])
+        if len(words) == 2 and words[0] in ("run", "steps"):
+            yield float(words[1]), words[0] == "steps"
+
+
+def keep_to(core: int) -> None:
+    """The threads that launch keep to one core: this one, and the one that PyTorch runs the backward pass in."""
+    for task in Path("/proc/self/task").iterdir():
+        if int(task.name) == threading.get_native_id() or (task / "comm").read_text().startswith("pt_autograd"):
+            os.sched_setaffinity(int(task.name), {core})
 
 
 def main(arguments: list[str]) -> int:
@@ -254,10 +269,12 @@ def main(arguments: list[str]) -> int:
         name, step, finish = driver_workload(kind, kernel_ns)
     run_block(step, finish, 0.05)  # warm up: lazy loading, first turn
     if core := os.environ.get(LAUNCH_CORE):
-        os.sched_setaffinity(0, {int(core)})  # this thread alone: the driver's and the shim's threads are there already
+        keep_to(int(core))
     print(f"ready {name}", flush=True)
-    for seconds in orders():
-        print(json.dumps(run_block(step, finish, seconds)), flush=True)
+    for seconds, timed in orders():
+        steps_ns: list[int] = []
+        block = run_block(step, finish, seconds, steps_ns if timed else None)
+        print(json.dumps(block | ({"steps_ns": steps_ns} if timed else {})), flush=True)
     return 0
 
 
