@@ -172,17 +172,17 @@ static void *reattach(void *unused)
     return NULL;
 }
 
-static int start_thread(void *(*body)(void *))
+bool cot_start_thread(void *(*body)(void *), void *argument)
 {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    int failed = pthread_create(&thread, NULL, body, NULL);
-    if (!failed)
+    bool started = pthread_create(&thread, NULL, body, argument) == 0;
+    if (started)
         pthread_detach(thread);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return failed;
+    return started;
 }
 
 static void *helper(void *unused)
@@ -217,7 +217,7 @@ static void *helper(void *unused)
         } else if (count == 0) {
             try_to_return();
             if (agent_fd >= 0)
-                start_thread(reattach);
+                cot_start_thread(reattach, NULL);
         }
     }
     pthread_mutex_lock(&cot_lock);
@@ -305,7 +305,7 @@ static int connect_once(void)
     if (wake_fd < 0)
         wake_fd = cot_wire_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     agent_fd = fd;
-    if (wake_fd < 0 || start_thread(helper) != 0) {
+    if (wake_fd < 0 || !cot_start_thread(helper, NULL)) {
         cot_say("the helper thread could not be started");
         return CUDA_ERROR_OPERATING_SYSTEM;
     }

@@ -15,7 +15,6 @@
  * Pageable memory is copied by the driver on the calling thread; there the thread itself waits for each piece's turn. */
 #define _GNU_SOURCE
 #include <sched.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -336,14 +335,7 @@ void cot_copies_wake_worker(void) /* with lock */
             pthread_cond_signal(&work);
         return;
     }
-    sigset_t all, before;
-    pthread_t thread;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    worker_runs = pthread_create(&thread, NULL, worker, NULL) == 0;
-    if (worker_runs)
-        pthread_detach(thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    worker_runs = cot_start_thread(worker, NULL);
 }
 
 void cot_copies_drop_records(void) /* in the child of a fork */

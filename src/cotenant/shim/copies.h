@@ -4,6 +4,7 @@
 #define COTENANT_COPIES_H
 
 #include "copy_rule.h"
+#include "host_copy.h"
 #include "shim.h"
 
 struct copy_link { /* this process on the copy page of a GPU */

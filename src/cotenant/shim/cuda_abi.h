@@ -42,6 +42,8 @@ enum {
 };
 
 enum { CU_STREAM_LEGACY_VALUE = 1, CU_STREAM_PER_THREAD_VALUE = 2 };
+#define PER_THREAD ((CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
+#define PTSZ(stream) ((stream) ? (CUstream)(stream) : PER_THREAD) /* what entry points named _ptsz take no stream for */
 enum { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_INVALIDATED = 2 };
 enum { CU_CAPTURE_MODE_GLOBAL = 0, CU_CAPTURE_MODE_THREAD_LOCAL = 1, CU_CAPTURE_MODE_RELAXED = 2 };

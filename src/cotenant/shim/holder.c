@@ -5,7 +5,6 @@
  * is counted as started before it raises; so when nothing was on its way and nothing raised since, nothing runs.  A thread that
  * waits for a turn holds the floor, too. */
 #define _GNU_SOURCE
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -102,13 +101,7 @@ static void start_watch(void)
     if (runs_in == getpid())
         return;
     runs_in = getpid();
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, watch, NULL) == 0)
-        pthread_detach(thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    cot_start_thread(watch, NULL);
 }
 
 /* After the GPU was attached, to a first agent or to one that came back. */

@@ -3,13 +3,15 @@
  * driver.c   finds and opens the real driver, hands out entry points
  * wire.c     messages on the socket
  * rpc.c      sending, and calls that wait for a reply
- * agent.c    the connection and the helper thread
+ * agent.c    the connection, the helper thread, the start of any thread
  * gate.c     may this launch go; how much is queued
  * calls.c    how many calls went and are on their way, by thread
  * fence.c    what launches are predicted to cost
  * kernels.c  times of kernels, for a program that is being profiled
- * floor.c    best-effort tenants: nothing beside latency-sensitive work, little in flight
+ * work.c     what kind of work a kernel is, of a program that was profiled
+ * floor*.c   best-effort tenants: nothing beside latency-sensitive work, little in flight
  * holder.c   latency-sensitive tenants: they hold the floor while they have work
+ * link.c     copies over the link: whole, or in turn with others' (paced.c in their stream, copies.c grants them)
  * turn.c     a turn's life: open, close, drain, report
  * gpus.c     the GPUs and their contexts
  * streams.c  the streams a process uses: which hold work, which capture; draining
@@ -300,6 +302,7 @@ HIDDEN void cot_stream_gone(CUstream handle);
 HIDDEN void cot_streams_context_gone(CUcontext context);
 HIDDEN bool cot_stream_is_capturing(CUstream handle);
 HIDDEN bool cot_streams_drained(struct gpu *gpu);
+HIDDEN void cot_exchange_capture_mode(int *mode); /* of this thread: which of its calls would break a capture */
 HIDDEN void cot_capture_before_begin(void);
 HIDDEN void cot_capture_after_begin(CUstream handle, CUresult result);
 HIDDEN void cot_capture_after_end(CUstream handle);
@@ -339,40 +342,11 @@ HIDDEN void cot_agent_wake_helper(void);
 HIDDEN struct cotenant_page *cot_agent_page(void);
 HIDDEN uint32_t cot_fail_mode(void);
 HIDDEN bool cot_exiting(void);
+HIDDEN bool cot_start_thread(void *(*body)(void *), void *argument); /* detached, and no signal is handled on it */
 extern HIDDEN pthread_cond_t cot_changed; /* with cot_lock: a gate opened, a reply came, the agent was lost */
 
 /* ---- copies.c ---- */
-struct host_copy { /* a copy over the link; rows of one length, mostly one row */
-    uint32_t direction;               /* cotenant_copy_direction */
-    uint64_t bytes;                   /* of all of it */
-    uint64_t unit;                    /* it may be cut at multiples of this */
-    const void *host;                 /* where it begins in host memory: pinned or not */
-    /* issues [from, from + bytes) of it in the stream: asynchronously, or as the program called it */
-    CUresult (*issue)(const struct host_copy *copy, uint64_t from, uint64_t bytes, CUstream stream, bool asynchronous);
-    const void *call;                 /* the arguments, for issue */
-    CUstream stream;
-    bool host_waits;                  /* the call returns when the copy is done */
-    uintptr_t key;
-};
-HIDDEN CUresult cot_copy_over_link(const struct host_copy *copy);
-HIDDEN CUresult cot_copy_of_shim(struct gpu *gpu, const struct host_copy *copy);
-HIDDEN void cot_copy_charge_whole(uint32_t direction, uint64_t bytes); /* one that passes as it is */
-HIDDEN bool cot_is_on_device(word address);
-HIDDEN uint64_t cot_copy_slice_bytes(void); /* pieces of a copy on the device, of the current GPU; 0: whole */
 HIDDEN void cot_copies_reset_after_fork(void);
-
-/* Copies of one kind and like size (same power of two) are one kind of work. */
-static inline uintptr_t cot_copy_key(const void *kind, uint64_t bytes)
-{
-    return (uintptr_t)kind * 64 + (bytes ? (uintptr_t)(64 - __builtin_clzll(bytes)) : 0);
-}
-
-/* May copies of this thread's GPU take turns?  A thread that has not used it yet has to look. */
-static inline bool cot_copies_perhaps_on(void)
-{
-    const struct gpu *gpu = cot_thread->gpu;
-    return UNLIKELY(gpu->page_slot->flags & COTENANT_SLOT_COPIES || gpu->slot == COTENANT_NO_SLOT);
-}
 
 /* ---- memory.c ---- */
 HIDDEN CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation);

@@ -167,7 +167,7 @@ static bool is_drained(struct stream *stream)
     return ((CUresult(*)(CUstream))REAL(cuStreamQuery))(handle) != CUDA_ERROR_NOT_READY;
 }
 
-static void exchange_mode(int *mode)
+void cot_exchange_capture_mode(int *mode)
 {
     ((CUresult(*)(int *))REAL(cuThreadExchangeStreamCaptureMode))(mode);
 }
@@ -177,7 +177,7 @@ static void exchange_mode(int *mode)
 bool cot_streams_drained(struct gpu *gpu)
 {
     int mode = CU_CAPTURE_MODE_RELAXED;
-    exchange_mode(&mode);
+    cot_exchange_capture_mode(&mode);
     bool drained = true;
     for (uint32_t i = 0; i < stream_count && drained; i++) {
         struct stream *stream = &streams[i];
@@ -192,7 +192,7 @@ bool cot_streams_drained(struct gpu *gpu)
         }
         pthread_mutex_unlock(&cot_capture_lock);
     }
-    exchange_mode(&mode);
+    cot_exchange_capture_mode(&mode);
     return drained;
 }
 

@@ -1,7 +1,6 @@
 /* Moving memory, as agreed with the agent: the terms, what is where, and which order may run when. */
 #define _GNU_SOURCE
 #include <link.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -337,17 +336,6 @@ void cot_swap_agent_lost(void)
 
 /* ---- life ---- */
 
-static void start_thread(void *(*body)(void *), void *argument)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, body, argument) == 0)
-        pthread_detach(thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-}
-
 void cot_swap_context_made(struct gpu *gpu)
 {
     if (cot_swap_mode() != COTENANT_OVERSUBSCRIBE_SWAP && cot_swap_mode() != COTENANT_OVERSUBSCRIBE_MANAGED)
@@ -362,9 +350,12 @@ void cot_swap_context_made(struct gpu *gpu)
         cot_swap_fix("the agent has no host memory for it");
         return;
     }
-    start_thread(cot_swap_mover, NULL);
+    if (!cot_start_thread(cot_swap_mover, NULL)) {
+        cot_swap_fix("the thread that moves it could not be started");
+        return;
+    }
     if (backing)
-        start_thread(cot_swap_pinner, gpu->any_context);
+        cot_start_thread(cot_swap_pinner, gpu->any_context);
     cot_swap_report_state(gpu); /* from here on the agent may count on this process */
 }
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "copy_page.h"
+#include "host_copy.h"
 #include "swap.h"
 
 #define STAGES 4
@@ -55,7 +56,6 @@ DECLARE_REAL(cuMemcpyDtoHAsync_v2);
 DECLARE_REAL(cuMemHostAlloc);
 DECLARE_REAL(cuMemHostRegister_v2);
 DECLARE_REAL(cuMemPrefetchAsync);
-DECLARE_REAL(cuThreadExchangeStreamCaptureMode);
 
 uint64_t cot_swap_pinned_bytes(void)
 {
@@ -86,7 +86,7 @@ struct lane *cot_swap_lane(struct gpu *gpu, bool out)
     CUcontext current = NULL, context = gpu->any_context;
     if (!relaxed) {
         int mode = CU_CAPTURE_MODE_RELAXED;
-        ((CUresult(*)(int *))REAL(cuThreadExchangeStreamCaptureMode))(&mode);
+        cot_exchange_capture_mode(&mode);
         relaxed = true;
     }
     ((CUresult(*)(CUcontext *))REAL(cuCtxGetCurrent))(&current);
@@ -301,7 +301,7 @@ void *cot_swap_pinner(void *context)
     uint64_t bytes, at = 0;
     uint8_t *host = cot_swap_backing(&bytes);
     pthread_setname_np(pthread_self(), "cotenant-pin");
-    ((CUresult(*)(int *))REAL(cuThreadExchangeStreamCaptureMode))(&mode);
+    cot_exchange_capture_mode(&mode);
     bool good = ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) == CUDA_SUCCESS, registered = good;
     while (at < bytes && good && !cot_exiting()) {
         uint64_t length = bytes - at < SWAP_PIN_STEP ? bytes - at : SWAP_PIN_STEP;

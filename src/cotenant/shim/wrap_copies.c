@@ -2,10 +2,7 @@
  * makes in pieces.  Where nothing of the kind is switched on, they pass through the gate as every other copy. */
 #include <string.h>
 
-#include "shim.h"
-
-#define PER_THREAD ((CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
-#define PTSZ(stream) ((stream) ? (stream) : PER_THREAD)
+#include "host_copy.h"
 
 enum { TO_DEVICE, TO_HOST }; /* cotenant_copy_direction */
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3, MEMORY_UNIFIED = 4 };

@@ -1,10 +1,9 @@
 /* Copies, memsets and prefetches.  All arguments are integers or pointers, so one shape per number of arguments will
  * do; the tables say which argument is the stream and which the size.  Copies that may take turns on the link are in
  * wrap_copies.c and wrap_batches.c. */
-#include "shim.h"
+#include "host_copy.h"
 
 #define P(n) word a##n
-#define PTSZ_WORD(stream) ((stream) ? (CUstream)(stream) : (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
 #define PLAIN_WORD(stream) ((CUstream)(stream))
 
 #define P1 P(1)
@@ -46,9 +45,9 @@
         return result;                                                                      \
     }
 #define SYNC(name, n, bytes) GATED(name, n, NULL, bytes)
-#define SYNC_PTDS(name, n, bytes) GATED(name, n, (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE, bytes)
+#define SYNC_PTDS(name, n, bytes) GATED(name, n, PER_THREAD, bytes)
 #define ASYNC(name, n, s, bytes) GATED(name, n, PLAIN_WORD(a##s), bytes)
-#define ASYNC_PTSZ(name, n, s, bytes) GATED(name, n, PTSZ_WORD(a##s), bytes)
+#define ASYNC_PTSZ(name, n, s, bytes) GATED(name, n, PTSZ(a##s), bytes)
 
 /* Four or three variants of one base name. */
 #define SYNC_ALL(name, n, bytes) SYNC(name, n, bytes) SYNC(name##_v2, n, bytes) SYNC_PTDS(name##_v2_ptds, n, bytes)

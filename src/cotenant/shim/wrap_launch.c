@@ -4,8 +4,6 @@
 #endif
 #include "shim.h"
 
-#define PTSZ(stream) ((stream) ? (stream) : (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
-
 /* What the calling convention puts on the stack after six registers.  Passed on as one value it needs no registers, and
  * the hot path saves none. */
 struct launch_tail {

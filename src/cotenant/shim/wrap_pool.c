@@ -3,7 +3,6 @@
 #include "shim.h"
 
 #define POOLS 1024 /* beyond them a pool gets nothing: what is not watched would not be counted */
-#define PTSZ(stream) ((stream) ? (stream) : (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
 #define GRANULE (UINT64_C(2) << 20)
 
 struct pool {

@@ -98,7 +98,6 @@ FREE_ASYNC(cuMemFreeAsync_ptsz)
         cot_gate_exit(calls);                                                                                            \
         return result;                                                                                                 \
     }
-#define PTSZ(stream) ((stream) ? (stream) : (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
 STREAM_WRITE(cuStreamWriteValue32, uint32_t, stream)
 STREAM_WRITE(cuStreamWriteValue32_ptsz, uint32_t, PTSZ(stream))
 STREAM_WRITE(cuStreamWriteValue32_v2, uint32_t, stream)

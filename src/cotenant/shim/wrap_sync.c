@@ -1,9 +1,6 @@
 /* Calls in which the host waits for the GPU, captures, and the end of streams: bookkeeping only. */
 #include "shim.h"
 
-#define PER_THREAD ((CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE)
-#define PTSZ(stream) ((stream) ? (stream) : PER_THREAD)
-
 #define HOST_WAITS(name)                                    \
     DECLARE_REAL(name);                                     \
     EXPORT CUresult name(word what)                         \
