@@ -1,4 +1,4 @@
-"""cotenant bench pcie and cotenant probe channels on the command line."""
+"""cotenant bench pcie, probe channels and profile kernels on the command line."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ from command import cotenant
         (["--paced", "host"], "--paced"),
         (["--seconds", "0"], "--seconds"),
         (["--size", "big"], "--size"),
+        (["--size", "0"], "--size"),
+        (["--size", "64KiB"], "--size"),
+        (["--size", "1TiB"], "--size"),
+        (["--copy-chunk", "3"], "--copy-chunk"),
+        (["--copy-chunk", "0"], "--copy-chunk"),
+        (["--copy-period", "0"], "--copy-period"),
+        (["--curve", "--gpus", "GPU-none"], "--gpus"),
     ],
 )
 def test_wrong_options_are_one_sentence(arguments: list[str], field: str) -> None:
@@ -31,6 +38,12 @@ def test_wrong_options_are_one_sentence(arguments: list[str], field: str) -> Non
     assert done.code == 2
     assert field in done.err
     assert done.out == ""
+
+
+def test_a_profiled_program_is_given_time() -> None:
+    done = cotenant("profile", "kernels", "--gpus", "soft", "--timeout", "0", "--", "true")
+    assert done.code == 2
+    assert "--timeout" in done.err
 
 
 def test_no_gpu_no_probe() -> None:
@@ -43,6 +56,9 @@ def test_no_gpu_no_probe() -> None:
     assert "real one" in done.err
     done = cotenant("probe", "channels", "--seconds", "1")
     assert done.code == 2
+    done = cotenant("probe", "channels", "--gpu", "GPU-none")
+    assert done.code == 2
+    assert "--gpu: no GPU 'GPU-none' here" in done.err
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

@@ -19,6 +19,7 @@ from typing import Any
 
 from cotenant.bench.driver import Driver
 from cotenant.bench.workload import orders, run_block
+from cotenant.model.errors import WorkError
 
 DIRECTIONS = ("h2d", "d2h")
 DEPTH = 3
@@ -103,14 +104,18 @@ def main(arguments: list[str]) -> int:
     """Set up, say so, run blocks."""
     direction, memory, mode, size = arguments[0], arguments[1], arguments[2], int(arguments[3])
     period_ms = float(arguments[4]) if len(arguments) > 4 else 0.0
-    cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
-    copier = Copier(cuda, direction, memory, size)
-    step = copier.whole if mode == "sync" else copier.queue
-    for _ in range(4):
-        step()
-    copier.finish()
+    try:
+        cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+        copier = Copier(cuda, direction, memory, size)
+        step = copier.whole if mode == "sync" else copier.queue
+        for _ in range(4):
+            step()
+        copier.finish()
+    except WorkError as error:
+        print(f"{size} bytes {direction}, {memory}: {error}", flush=True)  # instead of `ready`: why not
+        return 1
     print(f"ready {cuda.name}", flush=True)
-    for seconds in orders():
+    for seconds, _ in orders():
         block = now_and_then(step, period_ms / 1e3, seconds) if period_ms else run_block(step, copier.finish, seconds)
         print(json.dumps(block), flush=True)
     return 0

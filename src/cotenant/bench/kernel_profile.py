@@ -136,8 +136,8 @@ def run_once(
             process.communicate()
             raise WorkError(f"the program did not end within {timeout_s:g} s: give it less to do") from None
     if process.returncode != 0:
-        last = said.decode(errors="replace").strip().splitlines()[-1:] or [""]
-        raise WorkError(f"the program failed with code {process.returncode}: {last[0]}")
+        last = said.decode(errors="replace").strip().splitlines()[-1:]
+        raise WorkError(": ".join([f"the program failed with code {process.returncode}", *last]))
     found: Times = {}
     missed = 0
     for path in sorted(folder.iterdir()):

@@ -26,18 +26,19 @@ def pcie(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Shares of the PCIe link by weight, the total over a native run, and what a latency-sensitive copy waits."""
-    from cotenant.model.units import parse_bytes
-
     if curve:
         _curve(gpus, as_json)
         return
     from cotenant.bench.pcie import measure
+    from cotenant.node.config_copies import with_options
+    from cotenant.policy.colocation.copies import CopySettings
 
     checked = _weights(weights)
     _one_of(direction, ("h2d", "d2h"), "--direction")
     _one_of(memory, ("pinned", "pageable"), "--memory")
     _one_of(mode, ("async", "sync"), "--mode")
     _one_of(paced, ("stream", "thread"), "--paced")
+    copies = with_options(CopySettings(), period=copy_period, chunk=copy_chunk) or CopySettings()
     result = measure(
         checked,
         gpus=gpus,
@@ -45,9 +46,9 @@ def pcie(
         direction=direction,
         memory=memory,
         mode=mode,
-        size=parse_bytes(size, "--size") if size else None,
-        chunk_bytes=parse_bytes(copy_chunk, "--copy-chunk") if copy_chunk else None,
-        period_bytes=parse_bytes(copy_period, "--copy-period") if copy_period else None,
+        size=_size(size),
+        chunk_bytes=None if copy_chunk is None else copies.chunk_bytes,
+        period_bytes=None if copy_period is None else copies.period_bytes,
         paced=paced,
         ls=ls,
     )
@@ -66,8 +67,10 @@ def _curve(gpus: str, as_json: bool) -> None:
         from cotenant.softgpu.build import build
 
         os.environ["COTENANT_BENCH_LIBRARY"] = str(build())
-    elif gpus != "all":
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    else:
+        from cotenant.node.gpus import discover
+
+        os.environ["CUDA_VISIBLE_DEVICES"] = discover([gpus])[0].uuid
     found = measure(total=(64 if gpus == "soft" else 512) << 20)
     if as_json:
         print(json.dumps(found))
@@ -103,6 +106,18 @@ def _seconds(seconds: float) -> float:
     if not 0.5 <= seconds <= 600.0:
         raise InputError("measure between 0.5 and 600 seconds", field="--seconds")
     return seconds
+
+
+def _size(text: Text) -> int | None:
+    from cotenant.model.errors import InputError
+    from cotenant.model.units import parse_bytes
+
+    if text is None:
+        return None
+    size = parse_bytes(text, "--size")
+    if not 128 << 10 <= size <= 8 << 30:  # small ones pass without a turn, and larger ones say no more
+        raise InputError("measure with copies of 128 KiB to 8 GiB", field="--size")
+    return size
 
 
 def _tell(result: dict[str, Any]) -> None:

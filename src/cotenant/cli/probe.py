@@ -34,7 +34,7 @@ def channels(
     if not 5.0 <= seconds <= 3600.0:
         raise InputError("probe between 5 and 3600 seconds", field="--seconds")
     if gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        os.environ["CUDA_VISIBLE_DEVICES"] = _uuid(gpu)
     from cotenant.bench import channels as probing
 
     try:
@@ -51,6 +51,16 @@ def channels(
         print(json.dumps(found))
         return
     _tell(found)
+
+
+def _uuid(gpu: str) -> str:
+    from cotenant.model.errors import InputError
+    from cotenant.node.gpus import discover
+
+    try:
+        return discover([gpu])[0].uuid
+    except InputError as error:
+        raise InputError(error.message, field="--gpu") from None
 
 
 def _colouring(seconds: float) -> dict[str, Any]:

@@ -28,6 +28,9 @@ def kernels(
 
     if path_of(command[0]) is None:
         raise InputError(f"{command[0]}: there is no such program", field="CMD")
+    timeout_s = parse_seconds(timeout, "--timeout")
+    if timeout_s <= 0:
+        raise InputError("give the program some time", field="--timeout")
     if out:
         check_writable(out)
     if gpus not in ("soft", "all"):
@@ -38,7 +41,7 @@ def kernels(
     def progress(text: str) -> None:
         print(f"cotenant profile: {text}", file=sys.stderr, flush=True)
 
-    found = measure(gpus, command, classes=classes, timeout_s=parse_seconds(timeout, "--timeout"), progress=progress)
+    found = measure(gpus, command, classes=classes, timeout_s=timeout_s, progress=progress)
     if out:
         with atomic_file(Path(out)) as file:
             file.write(json.dumps(found, indent=1))

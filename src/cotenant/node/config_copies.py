@@ -48,17 +48,17 @@ def parse_copies(data: Any) -> CopySettings:
 
 def with_options(base: CopySettings, *, period: str | None, chunk: str | None) -> CopySettings | None:
     """`base` with --copy-period and --copy-chunk over it; None when neither was given."""
-    values: dict[str, Any] = {}
-    if period is not None:
-        values["period_bytes"] = parse_bytes(period, "--copy-period")
-    if chunk is not None:
-        values["chunk_bytes"] = parse_bytes(chunk, "--copy-chunk")
-    return checked(**(dataclasses.asdict(base) | values | {"always": True})) if values else None
+    settings = base
+    for option, name, text in (("--copy-period", "period_bytes", period), ("--copy-chunk", "chunk_bytes", chunk)):
+        if text is not None:
+            values = dataclasses.asdict(settings) | {"always": True, name: parse_bytes(text, option)}
+            settings = checked(option, **values)
+    return None if period is None and chunk is None else settings
 
 
-def checked(**values: Any) -> CopySettings:
+def checked(field: str = "copies", **values: Any) -> CopySettings:
     """CopySettings; InputError when a value is out of range."""
     try:
         return CopySettings(**values)
     except ValueError as error:
-        raise InputError(str(error), field="copies") from None
+        raise InputError(str(error), field=field) from None
