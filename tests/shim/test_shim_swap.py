@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import pytest
 from fake_agent import (
     MOVE_ALLOW,
     MOVE_DONE,
@@ -317,6 +318,43 @@ def test_extents_are_those_of_the_allocations(tenants: Tenants, agent: Agents) -
     assert program.ask("extent('odd')") == f"(0, {3 * MIB + 17})"
     assert program.ask("extent('tiny')") == "(0, 16)"
     assert program.ask("raw('cuMemFree_v2', c_uint64(held['odd'].value + 4096))") != "0"
+    freed = "raw('cuMemGetAddressRange_v2', byref(c_uint64()), byref(c_size_t()), p), raw('cuMemFree_v2', p)"
+    assert program.ask(f"[(p := held['tiny'], give('tiny')) and ({freed})]") == "[(1, 1)]"  # INVALID_VALUE, both
+
+
+# Frees the same allocation from two threads at once, many times: what each was told.
+TWICE = """
+import collections, threading
+context = c_void_p()
+cu('cuCtxGetCurrent', byref(context))
+def free(address, both, codes):
+    cu('cuCtxSetCurrent', context)
+    both.wait()
+    codes.append(raw('cuMemFree_v2', address))
+def twice(size, times):
+    seen = collections.Counter()
+    for _ in range(times):
+        take('twice', size)
+        codes, both, address = [], threading.Barrier(2), held.pop('twice')
+        threads = [threading.Thread(target=free, args=(address, both, codes)) for _ in range(2)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        seen[tuple(sorted(codes))] += 1
+    return sorted(seen.items())
+"""
+
+
+@pytest.mark.parametrize("size", [4 * MIB, 500])
+def test_two_threads_that_free_the_same_memory(tenants: Tenants, agent: Agents, size: int) -> None:
+    """One frees it and the other is told that there was nothing: neither memory nor books are given back twice."""
+    broker, program = started(tenants, agent)
+    program.ask(f"exec({TWICE!r}, globals())")
+    program.ask(f"take('stays', {size})")
+    before = broker.total_used
+    assert program.ask(f"twice({size}, 200)") == "[((0, 1), 200)]"
+    soon(lambda: broker.total_used == before)
+    broker.resume()
+    assert program.ask("check()") == "intact"
 
 
 def test_freeing_in_stream_order(tenants: Tenants, agent: Agents) -> None:

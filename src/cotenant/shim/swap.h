@@ -21,7 +21,7 @@
 
 enum piece_state { PIECE_EMPTY, PIECE_HERE, PIECE_AWAY };
 
-struct piece {
+struct region_piece {
     enum piece_state state;
     uint64_t backing; /* where its contents are or go, in the host memory */
 };
@@ -35,8 +35,9 @@ struct region {
     struct slab *slab;    /* the small allocations inside, or NULL */
     bool managed;
     struct region *next;
+    uint64_t piece_bytes; /* as the agent had it when the region was made */
     uint32_t pieces;
-    struct piece piece[];
+    struct region_piece piece[];
 };
 
 /* One GPU's movable memory, under cot_lock. */

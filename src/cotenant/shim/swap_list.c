@@ -38,7 +38,7 @@ static void account(struct region *region, bool in) /* pieces as they are now, t
     }
 }
 
-void cot_swap_publish(struct region *region) 
+void cot_swap_publish(struct region *region)
 {
     pthread_mutex_lock(&cot_swap_lock);
     account(region, true);

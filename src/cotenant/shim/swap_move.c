@@ -32,7 +32,7 @@ struct move {
     CUresult result;
 };
 
-static struct piece *piece_of(const struct flight *flight)
+static struct region_piece *piece_of(const struct flight *flight)
 {
     return &flight->region->piece[flight->index];
 }
@@ -92,7 +92,7 @@ static CUresult start_copy(struct move *move, struct region *region, uint32_t in
     if (region->managed)
         result = cot_swap_prefetch(move->lane, region->address, bytes, out ? -1 : region->gpu->device, ticket);
     else
-        result = cot_swap_copy(move->lane, region->address + (uint64_t)index * cot_swap_piece(), region->piece[index].backing,
+        result = cot_swap_copy(move->lane, region->address + (uint64_t)index * region->piece_bytes, region->piece[index].backing,
                                bytes, ticket);
     if (result != CUDA_SUCCESS)
         return result;

@@ -38,14 +38,14 @@ uint64_t cot_swap_piece_bytes(const struct region *region, uint32_t index)
 {
     if (region->managed)
         return region->bytes;
-    uint64_t begin = (uint64_t)index * cot_swap_piece();
-    return region->bytes - begin < cot_swap_piece() ? region->bytes - begin : cot_swap_piece();
+    uint64_t begin = (uint64_t)index * region->piece_bytes;
+    return region->bytes - begin < region->piece_bytes ? region->bytes - begin : region->piece_bytes;
 }
 
 /* Puts memory behind a piece.  The handle is dropped at once: the mapping keeps the memory. */
 CUresult cot_swap_map_piece(struct region *region, uint32_t index)
 {
-    CUdeviceptr address = region->address + (uint64_t)index * cot_swap_piece();
+    CUdeviceptr address = region->address + (uint64_t)index * region->piece_bytes;
     uint64_t bytes = cot_swap_piece_bytes(region, index), handle;
     struct cu_location here = {CU_LOCATION_DEVICE, region->gpu->device};
     struct cu_allocation_prop prop = {.type = CU_ALLOCATION_PINNED, .location = here};
@@ -66,7 +66,7 @@ CUresult cot_swap_map_piece(struct region *region, uint32_t index)
 
 CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
 {
-    return ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(region->address + (uint64_t)index * cot_swap_piece(),
+    return ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(region->address + (uint64_t)index * region->piece_bytes,
                                                                 cot_swap_piece_bytes(region, index));
 }
 
@@ -89,8 +89,8 @@ static void destroy(struct region *region) /* not, or no longer, in the list */
 static struct region *new_region(struct gpu *gpu, uint64_t asked)
 {
     bool managed = cot_swap_mode() == COTENANT_OVERSUBSCRIBE_MANAGED;
-    uint64_t bytes = round_up(asked);
-    uint32_t pieces = managed ? 1 : (uint32_t)((bytes + cot_swap_piece() - 1) / cot_swap_piece());
+    uint64_t bytes = round_up(asked), piece_bytes = cot_swap_piece();
+    uint32_t pieces = managed ? 1 : (uint32_t)((bytes + piece_bytes - 1) / piece_bytes);
     struct region *region = calloc(1, sizeof *region + pieces * sizeof region->piece[0]);
     if (!region)
         return NULL;
@@ -99,6 +99,7 @@ static struct region *new_region(struct gpu *gpu, uint64_t asked)
     region->gpu = gpu;
     region->context = cot_thread->context;
     region->managed = managed;
+    region->piece_bytes = piece_bytes;
     region->pieces = pieces;
     CUresult result =
         managed ? ((CUresult(*)(CUdeviceptr *, size_t, unsigned))REAL(cuMemAllocManaged))(&region->address, bytes, 1)
@@ -148,7 +149,7 @@ static CUresult fill(struct region *region, bool crowded, bool *empty)
         bool later = false;
         if (result != CUDA_ERROR_OUT_OF_MEMORY)
             return result;
-        if (cot_swap_make_room(region->gpu, region->bytes - (uint64_t)i * cot_swap_piece(), &later) && tries++ < 8)
+        if (cot_swap_make_room(region->gpu, region->bytes - (uint64_t)i * region->piece_bytes, &later) && tries++ < 8)
             continue;
         for (uint32_t back = 0; back < i; back++) {
             cot_swap_unmap_piece(region, back);
@@ -271,38 +272,61 @@ static bool free_slot(struct slab *slab, uint32_t index)
 }
 
 /* What the driver's own free does: what is queued may still use the memory. */
-static CUresult wait_for_queued(const struct region *region)
+static CUresult wait_for_queued(const struct gpu *gpu)
 {
     pthread_mutex_lock(&cot_lock);
-    bool away = cot_swap_is_away(region->gpu);
+    bool away = cot_swap_is_away(gpu);
     pthread_mutex_unlock(&cot_lock);
     return away ? CUDA_SUCCESS : ((CUresult(*)(void))REAL(cuCtxSynchronize))();
+}
+
+/* Whose allocation begins there, and which slot of its slab; NULL: nobody's.  With cot_swap_lock. */
+static struct region *allocated_at(CUdeviceptr address, uint32_t *index)
+{
+    struct region *region = cot_swap_find_start(address);
+    *index = 0;
+    if (!region || !region->slab)
+        return region && address == region->address ? region : NULL;
+    const struct slab *slab = region->slab;
+    *index = (uint32_t)((address - region->address) / slab->slot_bytes);
+    return (address - region->address) % slab->slot_bytes == 0 && slab->asked[*index] ? region : NULL;
+}
+
+/* Waits for the mover.  False: the process ends meanwhile, and what the mover still has in its hands ends with it. */
+static bool nothing_moves(const struct gpu *gpu) /* with cot_lock */
+{
+    while (cot_swap_of(gpu)->moving && !cot_exiting())
+        pthread_cond_wait(&cot_changed, &cot_lock);
+    return !cot_swap_of(gpu)->moving;
 }
 
 bool cot_swap_free(CUdeviceptr address, CUresult *result)
 {
     if (!cot_swap_any())
         return false;
+    uint32_t index;
     pthread_mutex_lock(&cot_swap_lock);
-    struct region *region = cot_swap_find_start(address);
-    uint32_t index = region && region->slab ? (uint32_t)((address - region->address) / region->slab->slot_bytes) : 0;
-    bool known = region && (region->slab ? (address - region->address) % region->slab->slot_bytes == 0 && region->slab->asked[index]
-                                         : address == region->address);
+    struct region *region = allocated_at(address, &index);
+    struct gpu *gpu = region ? region->gpu : NULL;
     pthread_mutex_unlock(&cot_swap_lock);
-    if (!known)
+    if (!region)
         return false;
-    *result = wait_for_queued(region);
-    struct gpu *gpu = region->gpu;
+    *result = wait_for_queued(gpu);
     pthread_mutex_lock(&cot_lock);
-    while (cot_swap_of(gpu)->moving && !cot_exiting())
-        pthread_cond_wait(&cot_changed, &cot_lock);
+    if (!nothing_moves(gpu)) {
+        pthread_mutex_unlock(&cot_lock);
+        return true;
+    }
     pthread_mutex_lock(&cot_swap_lock);
-    bool gone = !region->slab || free_slot(region->slab, index);
+    region = allocated_at(address, &index); /* perhaps another thread has freed it, too, and was first */
+    bool gone = region && (!region->slab || free_slot(region->slab, index));
     bool was_away = cot_swap_of(gpu)->away_bytes > 0;
     if (gone)
         cot_swap_unlink(region);
     pthread_mutex_unlock(&cot_swap_lock);
     pthread_mutex_unlock(&cot_lock);
+    if (!region)
+        *result = CUDA_ERROR_INVALID_VALUE;
     if (!gone)
         return true;
     if (was_away)
@@ -317,8 +341,10 @@ void cot_swap_forget_context(struct gpu *gpu, CUcontext context)
 {
     struct region *doomed = NULL, *region;
     pthread_mutex_lock(&cot_lock);
-    while (cot_swap_of(gpu)->moving && !cot_exiting())
-        pthread_cond_wait(&cot_changed, &cot_lock);
+    if (!nothing_moves(gpu)) {
+        pthread_mutex_unlock(&cot_lock);
+        return;
+    }
     pthread_mutex_lock(&cot_swap_lock);
     while ((region = cot_swap_find_of(gpu, context))) {
         cot_swap_unlink(region);

@@ -66,6 +66,8 @@ EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr add
         size_t own_bytes;                                                                               \
         if (!cot_swap_extent(address, &own_base, &own_bytes))                                           \
             return ((CUresult(*)(CUdeviceptr *, size_t *, CUdeviceptr))REAL(name))(base, bytes, address); \
+        if (own_bytes == 0) /* freed: a place in a slab that nobody has */                              \
+            return CUDA_ERROR_INVALID_VALUE;                                                            \
         if (base)                                                                                       \
             *base = own_base;                                                                           \
         if (bytes)                                                                                      \
