@@ -14,7 +14,8 @@ def colocation(
         str, typer.Option(metavar="MODEL:BATCH:RATE", help="The latency-sensitive service; virtual: profile:FILE:RATE.")
     ] = "resnet50:4:100",
     be: Annotated[
-        str, typer.Option(metavar="LIST", help="mmN, addN, copyN, train-resnet50, train-transformer, profile:FILE.")
+        str,
+        typer.Option(metavar="LIST", help="mmN, mmzN, addN, copyN, train-resnet50, train-transformer, profile:FILE."),
     ] = "mm4096,mm2048,add256,mm8192,copy2048,train-resnet50",
     schemes: Annotated[str, typer.Option(metavar="all|LIST", help="temporal,orion,mps-plus,static,tidal")] = "all",
     gpus: Annotated[
@@ -28,6 +29,10 @@ def colocation(
     seconds: Annotated[float, typer.Option(min=0.01, max=3600, help="Virtual: length of each run.")] = 3.0,
     copy_inputs: Annotated[bool, typer.Option("--copy-inputs", help="Each request brings its input.")] = False,
     interval: Annotated[str, typer.Option(metavar="TIME", help="BE work in flight, instead of the scheme's.")] = "",
+    duty: Annotated[
+        str,
+        typer.Option(metavar="PART", help="Part of the time that tidal lets BE keep the GPU busy while LS is idle."),
+    ] = "",
     ls_profile: Annotated[
         str, typer.Option(metavar="FILE", help="Kernels of the service, whose class it shows (orion).")
     ] = "",
@@ -55,10 +60,10 @@ def colocation(
         given = {"--rounds": rounds != 5, "--block": block != "2s", "--copy-inputs": copy_inputs}
         given |= {"--ls-profile": bool(ls_profile), "--be-profile": bool(be_profile)}
         seconds = _virtual_seconds(ls, seconds, requests, [name for name, is_given in given.items() if is_given])
-        rows = _virtual(ls, be, schemes, seconds, _interval_ns(interval))
+        rows = _virtual(ls, be, schemes, seconds, _changes(interval, duty))
         about |= {"On": f"simulation in virtual time, {seconds:g} s a run", "Service": _service(ls), "Beside": be}
     else:
-        shape = _Shape(rounds, requests, block, copy_inputs, _interval_ns(interval), ls_profile, be_profile)
+        shape = _Shape(rounds, requests, block, copy_inputs, _changes(interval, duty), ls_profile, be_profile)
         rows, card = _real(ls, be, schemes, gpus, shape)
         about |= {"On": card, "Service": _service(ls), "Beside": be, "Measured": shape.said}
     if html:
@@ -85,7 +90,7 @@ class _Shape:
     requests: int
     block: str
     copy_inputs: bool
-    interval_ns: int
+    changes: dict[str, Any]
     ls_profile: str
     be_profile: str
     said: str = ""
@@ -106,14 +111,18 @@ def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _interval_ns(text: str) -> int:
-    """BE work in flight; 0: the scheme's own."""
-    from cotenant.model.units import parse_seconds
+def _changes(interval: str, duty: str) -> dict[str, Any]:
+    """Settings over the schemes' own."""
+    from cotenant.model.units import parse_fraction, parse_seconds
     from cotenant.policy.colocation import ColocationSettings
 
-    if not text:
-        return 0
-    return ColocationSettings(interval_ns=round(parse_seconds(text, "--interval") * 1e9)).interval_ns
+    changes: dict[str, Any] = {}
+    if interval:
+        changes["interval_ns"] = round(parse_seconds(interval, "--interval") * 1e9)
+    if duty:
+        changes["duty"] = parse_fraction(duty, "--duty")
+    ColocationSettings(**changes)
+    return changes
 
 
 def _virtual_seconds(ls: str, seconds: float, requests: int, foreign: list[str]) -> float:
@@ -126,11 +135,10 @@ def _virtual_seconds(ls: str, seconds: float, requests: int, foreign: list[str])
     return requests / ls_work(ls)[1] if requests else seconds
 
 
-def _virtual(ls: str, be: str, schemes: str, seconds: float, interval_ns: int) -> dict[str, Any]:
+def _virtual(ls: str, be: str, schemes: str, seconds: float, changes: dict[str, Any]) -> dict[str, Any]:
     from cotenant.bench.colocation import parse_schemes
     from cotenant.bench.colocation_virtual import measure
 
-    changes = {"interval_ns": interval_ns} if interval_ns else {}
     return measure(ls, be.split(","), parse_schemes(schemes), seconds, changes=changes, progress=_progress)
 
 
@@ -146,7 +154,6 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
     block_s = parse_seconds(shape.block, "--block")
     if not 0.1 <= block_s <= 600:
         raise InputError("a block lasts 0.1 s to 10 min", field="--block")
-    changes = {"interval_ns": shape.interval_ns} if shape.interval_ns else {}
     load = parse_ls(ls)
     if gpus != "soft":
         from cotenant.node.gpus import discover
@@ -161,7 +168,7 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
         rounds=shape.rounds,
         block_s=block_s,
         copy=shape.copy_inputs,
-        changes=changes,
+        changes=shape.changes,
         ls_class=most_class(read_profile(Path(shape.ls_profile))) if shape.ls_profile else "unknown",
         be_kernels=compiled(read_profile(Path(shape.be_profile))) if shape.be_profile else "",
         progress=_progress,
