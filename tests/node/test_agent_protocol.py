@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agent_harness import AgentProcess, gpu_uuid, wait_for
+from agent_harness import AgentProcess, declare, gpu_uuid, wait_for
 from fake_shim import FakeShim, register
 
 from cotenant.model.errors import InputError
@@ -66,17 +66,21 @@ def test_a_turn_ends_at_its_deadline_or_is_taken(agent: AgentProcess) -> None:
         b.wait(Type.TOKEN_GRANT)
 
 
-def test_a_lone_tenant_is_never_stopped_and_soon_has_no_deadline(agent: AgentProcess) -> None:
+def test_a_lone_tenant_is_never_stopped_and_soon_has_no_deadline(
+    start_agent: Callable[..., AgentProcess], short_folder: Path
+) -> None:
     """Its deadline is moved before it passes, for good while nobody else is there; whoever comes ends such a turn at
     once: the holder is told, gives back (nothing is in flight), and the other has the GPU, in a few ms."""
+    agent = start_agent(config=declare(short_folder, "alone_after: 400ms"))
     with agent.client() as launcher:
         a = FakeShim(agent.folder, register(launcher, "a")["token"])
         a.attach(gpu_uuid(0))
         grant = a.take()
         moved = a.wait(Type.TOKEN_GRANT, 2.0)
+        assert moved["deadline_ns"] == pytest.approx(time.monotonic_ns() + 250_000_000, abs=100_000_000)
+        moved = a.wait(Type.TOKEN_GRANT, 2.0)
         assert moved["epoch"] == grant["epoch"]
         assert moved["deadline_ns"] == wire.NO_DEADLINE == ENDLESS_NS
-        assert time.monotonic_ns() < grant["deadline_ns"]
         assert a.receive(0.6) == {}  # nothing more to be told
         b = FakeShim(agent.folder, register(launcher, "b")["token"])
         b.attach(gpu_uuid(0))

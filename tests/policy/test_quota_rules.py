@@ -109,13 +109,19 @@ def test_alone_a_tenant_never_stops() -> None:
     (move,) = turns.advance(wake)
     assert isinstance(move, Move)
     assert move.epoch == grant.epoch
-    assert move.deadline_ns == ENDLESS_NS  # nobody else has ever wanted the GPU
-    assert turns.wake_ns() is None  # and nothing is left to be done for it
+    assert move.deadline_ns == wake + 250 * MS_NS
+    moves = 1
+    while (wake := turns.wake_ns()) is not None:
+        (move,) = turns.advance(wake)
+        assert isinstance(move, Move)
+        moves += 1
+    assert move.deadline_ns == ENDLESS_NS  # nobody else has wanted the GPU for 2 s
+    assert moves == 9  # 2 s in steps of 230 ms
 
 
 def endless(name: str = "a", **shares: Share) -> tuple[GpuTurns, Grant]:
     """`name` holds the GPU without an end, at 1 s; the others of `shares` are there and idle."""
-    turns = GpuTurns("0", QuotaSettings())
+    turns = GpuTurns("0", QuotaSettings(alone_ns=200 * MS_NS))
     for tenant, share in shares.items():
         turns.join(tenant, share, 0)
     (grant,) = turns.request(name, 770 * MS_NS)
@@ -128,6 +134,7 @@ def endless(name: str = "a", **shares: Share) -> tuple[GpuTurns, Grant]:
 
 def test_a_turn_has_no_end_only_after_two_seconds_alone() -> None:
     turns, grant = endless(a=Share(), b=Share())
+    turns.configure(QuotaSettings())
     assert kinds(turns.request("b", 5 * SECOND_NS)) == [Revoke]
     (_, second) = turns.release("a", grant.epoch, 5001 * MS_NS)
     turns.release("b", second.epoch, 5002 * MS_NS)  # since then nobody else wants it

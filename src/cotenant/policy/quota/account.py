@@ -105,7 +105,7 @@ class Crowd:
     def enter(self, now_ns: int) -> None:
         """One more holds the GPU or waits for it."""
         self.active += 1
-        if self.active > 1:
+        if self.active > 1 or self._shared_ns is None:  # of what was before the first, nothing is known
             self._shared_ns = now_ns
 
     def leave(self, now_ns: int) -> None:
@@ -116,7 +116,7 @@ class Crowd:
 
     def is_alone(self, now_ns: int, for_ns: int) -> bool:
         """Whether whoever holds the GPU has been the only one who wanted it for so long."""
-        return self.active == 1 and (self._shared_ns is None or now_ns - self._shared_ns >= for_ns)
+        return self.active == 1 and self._shared_ns is not None and now_ns - self._shared_ns >= for_ns
 
 
 @dataclass(eq=False)
