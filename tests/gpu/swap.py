@@ -51,6 +51,41 @@ def both_ways() -> dict[str, Any]:
     return swap_copies.experiment(6 * GIB, GIB // 4, 50, {})
 
 
+def hand_over() -> dict[str, Any]:
+    """Both ways at once by the shim, with and without memory that goes from one tenant to the other, in turns."""
+    ways: dict[str, dict[str, Any]] = {str(hand): {"gbps": [], "parts": []} for hand in (True, False)}
+    size, cap = (256 * GIB, 288 * GIB) if SOFT else (16 * GIB, 18 * GIB)  # a move is to have many pieces
+    settings = {"swap_memory": 3 * cap, "swap_hand": True} | ({"swap_piece": 16 << 20} if SOFT else {})
+    with Bench(GPU, settings) as bench:
+        one, two = (swap.Mover(bench, name, size, cap, number) for number, name in enumerate(("one", "two")))
+        pin_s = swap.wait_until_pinned(bench, cap)
+        intact = []
+        with ControlClient(bench.folder, timeout_s=120) as client:
+            swap.exchange(client, [two], [])
+            for index in range(24):
+                row = ways[str(index // 2 % 2 == 0)]  # each in both directions
+                hand = index // 2 % 2 == 0
+                row["gbps"].append(swap.exchange(client, [one], [two], row["parts"], hand=hand) / 1e9)
+                intact.append(two.intact())
+                one, two = two, one
+            swap.exchange(client, [], [two])
+            intact.append(two.intact())
+        log = agent_log(bench)
+    rows = {
+        f"hand {name}": {
+            "gbps": statistics.median(row["gbps"]),
+            "all": [round(gbps, 2) for gbps in row["gbps"]],
+            "parts_ms": swap.parts_ms(row["parts"]),
+            "handed": {
+                way: statistics.median(p["handed_bytes"] / p["bytes"] for p in row["parts"] if p["way"] == way)
+                for way in ("out", "in")
+            },
+        }
+        for name, row in ways.items()
+    }
+    return rows | {"pin_s": pin_s, "corrupted": intact.count(False), "log": log}
+
+
 def rate_between(marks: list[list[float]], begin: float, end: float) -> float:
     def at(moment: float) -> float:
         before = [mark for mark in marks if mark[0] <= moment]
@@ -259,6 +294,7 @@ def faults() -> dict[str, Any]:
 # the most important first; each with the seconds after which it is given up
 STEPS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
     "both_ways": (both_ways, 110),
+    "hand_over": (hand_over, 90),
     "two_jobs_70": (two_jobs_70, 170),
     "no_cost_when_fits": (no_cost_when_fits, 120),
     "park_swap_torch": (lambda: park_resume_torch(("swap",)), 90),

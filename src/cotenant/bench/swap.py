@@ -166,11 +166,17 @@ def wait_until_pinned(bench: Bench, cap: int) -> float:
 
 
 def exchange(
-    client: ControlClient, out: list[Mover], back: list[Mover], parts: list[dict[str, Any]] | None = None
+    client: ControlClient,
+    out: list[Mover],
+    back: list[Mover],
+    parts: list[dict[str, Any]] | None = None,
+    *,
+    hand: bool = True,
 ) -> float:
     """Bytes per second, each way, of moves that run at the same time: all that a tenant holds counts. `parts` gets what
-    was said of each."""
-    moves = client.call("exchange", out=[m.name for m in out], **{"in": [m.name for m in back]})["moves"]
+    was said of each; `hand`: device memory may go from one to the other."""
+    names = {"out": [mover.name for mover in out], "in": [mover.name for mover in back]}
+    moves = client.call("exchange", hand=hand, **names)["moves"]
     if parts is not None:
         parts += moves
     for move, mover in zip(moves, [*out, *back], strict=True):

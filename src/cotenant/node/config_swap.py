@@ -21,6 +21,10 @@ def parse_swap(data: Mapping[str, Any]) -> dict[str, Any]:
         values["most_moving"] = parse_moving(data["most_moving"], "most_moving")
     if "swap_piece" in data:
         values["swap_piece_bytes"] = parse_piece(data["swap_piece"], "swap_piece")
+    if "swap_hand" in data:
+        if not isinstance(data["swap_hand"], bool):
+            raise InputError("write true or false", field="swap_hand")
+        values["swap_hand"] = data["swap_hand"]
     return values
 
 

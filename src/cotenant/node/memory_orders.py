@@ -78,22 +78,34 @@ class MemoryOrders:
             while any(self.agent.broker.holds(tenant, gpu.uuid) for gpu in tenant.gpus):
                 await asyncio.sleep(0.001)
 
+        ways = residency.handover([t.name for t in out], back[0]) if back and order.get("hand", True) else None
+
         async def timed(tenant: Tenant, way: str) -> dict[str, Any]:
             gpu = tenant.gpus[0].uuid
             occupant = residency.refresh(gpu).occupants[tenant.name]
             size = occupant.resident_bytes if way == "out" else occupant.missing_bytes
             count = residency.counts.setdefault(tenant.name, MoveCount())
-            before = count.parts_s()
+            before, handed = count.parts_s(), count.handed_bytes
             began = time.monotonic()
-            good = await residency.all_out(tenant, gpu) if way == "out" else await residency.all_in(tenant, gpu)
+            good = await (residency.all_out if way == "out" else residency.all_in)(tenant, gpu, ways)
             if not good:
                 raise WorkError(f"{tenant.name} could not be moved {way}")
             seconds = time.monotonic() - began
             parts = {part: now - before[part] for part, now in count.parts_s().items()}
-            return {"name": tenant.name, "way": way, "bytes": size, "seconds": seconds, **parts}
+            return {
+                "name": tenant.name,
+                "way": way,
+                "bytes": size,
+                "seconds": seconds,
+                "handed_bytes": count.handed_bytes - handed,
+            } | parts
 
         work = [timed(tenant, "out") for tenant in out] + [timed(tenant, "in") for tenant in back]
-        moves = await asyncio.gather(*work)
+        try:
+            moves = await asyncio.gather(*work)
+        finally:
+            if ways is not None:
+                ways.close()
         for tenant in back if order.get("release", True) else ():
             self.agent.broker.unsuspend(tenant)
         return {"moves": moves}

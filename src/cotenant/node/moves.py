@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,11 +48,13 @@ class MoveEnd:
     elapsed_ns: int = 0  # in the process, from order to end
     mapping_ns: int = 0  # of it, making and unmaking memory behind addresses
     copying_ns: int = 0  # of it, waiting for copies
+    handed_bytes: int = 0  # of moved_bytes: device memory that went to, or came from, another process
 
     @classmethod
     def told(cls, status: int, values: dict[str, Any]) -> MoveEnd:
         """From MOVE_DONE."""
-        return cls(status, values["bytes"], values["elapsed_ns"], values["mapping_ns"], values["copying_ns"])
+        names = ("elapsed_ns", "mapping_ns", "copying_ns", "handed_bytes")
+        return cls(status, values["bytes"], *(values[name] for name in names))
 
 
 @dataclass
@@ -65,6 +68,7 @@ class MoveCount:
     seconds: float = 0.0
     mapping_ns: int = 0  # of its processes' moves: making and unmaking memory behind addresses
     copying_ns: int = 0  # waiting for copies
+    handed_bytes: int = 0  # device memory that went to, or came from, another process
     elapsed_ns: int = 0  # all
 
     def add_out(self, end: MoveEnd) -> None:
@@ -100,6 +104,7 @@ class MoveCount:
     def _add(self, end: MoveEnd) -> None:
         self.mapping_ns += end.mapping_ns
         self.copying_ns += end.copying_ns
+        self.handed_bytes += end.handed_bytes
         self.elapsed_ns += end.elapsed_ns
 
 
@@ -119,12 +124,16 @@ class Orders:
         values: dict[str, int],
         expected_bytes: int,
         on_progress: Callable[[int], None],
+        hand: int = -1,
     ) -> MoveEnd:
-        """Send MOVE_OUT or MOVE_IN and wait for its end; `on_progress` gets the bytes moved so far."""
+        """Send MOVE_OUT or MOVE_IN and wait for its end; `on_progress` gets the bytes moved so far.
+
+        `hand`: its end of a Handover.
+        """
         number = next(self._numbers)
         future: asyncio.Future[MoveEnd] = asyncio.get_running_loop().create_future()
         self._open[number] = (session, future, on_progress)
-        session.send(wire.pack(kind, values, sequence=number, slot=slot))
+        session.send(wire.pack(kind, values, sequence=number, slot=slot), hand)
         try:
             return await asyncio.wait_for(future, self._answer_s() + expected_bytes / SLOWEST_BPS)
         except TimeoutError:
@@ -154,10 +163,42 @@ class Orders:
                     future.set_result(MoveEnd(None))
 
 
+class Handover:
+    """A way for device memory from the processes that leave a GPU to those that come.
+
+    A socket, whose ends go along with their orders. The driver would clear it in between, with an engine that the
+    copies need.
+    """
+
+    def __init__(self) -> None:
+        giver, taker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._giver, self._taker = giver, taker
+
+    @property
+    def giver(self) -> int:
+        """For MOVE_OUT."""
+        return self._giver.fileno()
+
+    @property
+    def taker(self) -> int:
+        """For MOVE_IN."""
+        return self._taker.fileno()
+
+    def all_taken(self) -> None:
+        """Nobody comes any more: what has not been taken, or is sent from now on, is free."""
+        self._taker.close()
+
+    def close(self) -> None:
+        """Both ends."""
+        self._giver.close()
+        self._taker.close()
+
+
 class Flow:
     """Room on the GPU that arrives while a switch goes on, for the processes that come in one after the other."""
 
-    def __init__(self, free_bytes: int) -> None:
+    def __init__(self, free_bytes: int, hand: Handover | None = None) -> None:
+        self.hand = hand
         self._room = max(0, free_bytes)
         self._used = 0  # by processes that are in
         self._now: tuple[Session, int] | None = None
@@ -182,8 +223,9 @@ class Flow:
     async def admit(self, orders: Orders, session: Session, slot: int, away: int) -> MoveEnd:
         """Bring a process in."""
         self._now = (session, slot)
+        hand = self.hand.taker if self.hand is not None else -1
         done = asyncio.ensure_future(
-            orders.give(session, slot, Type.MOVE_IN, {"bytes": self.allowed}, away, lambda moved: None)
+            orders.give(session, slot, Type.MOVE_IN, {"bytes": self.allowed}, away, lambda moved: None, hand)
         )
         if self._failed:
             self._tell()

@@ -17,6 +17,7 @@ from cotenant.node.control import Caller, Handler
 from cotenant.node.heirs import by_token
 from cotenant.node.holding import Holding
 from cotenant.node.memory_orders import MemoryOrders
+from cotenant.node.residency_row import residency_row
 from cotenant.node.tenants import Tenant, spec_from_dict
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Operations:
         }
         away = tenant.name in agent.residency.parked or tenant.name in agent.residency.counts
         if tenant.spec.oversubscribe != "none" or away:
-            row["residency"] = agent.residency.row(tenant, uuid)
+            row["residency"] = residency_row(agent.residency, tenant, uuid)
         machine = agent.broker.turns.gpus[uuid]
         account = machine.accounts.get(tenant.name)
         if account is not None:

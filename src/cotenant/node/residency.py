@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.node import wire
 from cotenant.node.backing import HostMemory, widest_gap
-from cotenant.node.moves import Flow, MoveCount, MoveEnd, MoveState, Orders, moved_well
+from cotenant.node.moves import Flow, Handover, MoveCount, MoveEnd, MoveState, Orders, moved_well
 from cotenant.node.room import CARD_OVERHEAD_BYTES, Room
-from cotenant.node.wire import Family, Status, Type
+from cotenant.node.wire import Family, MoveFlag, Status, Type
 from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Residency:
             return True
         if tenant.spec.oversubscribe not in MOVED_BY_PROCESS:
             return False
-        return any(state.away for _, _, state in self._states(tenant, gpu))
+        return any(state.away for _, _, state in self.states(tenant, gpu))
 
     def _be_patient(self, tenant: Tenant, gpu: str) -> None:
         """An idle holder keeps its turn for as long as it would cost to bring the next one in."""
@@ -123,7 +123,9 @@ class Residency:
     def backing(self, session: Session, sequence: int) -> None:
         """MOVE_BACKING: hand out the tenant's host memory."""
         fd, size = self.host.memfd(session.tenant.name)
-        terms = {"backing_bytes": size, "piece_bytes": self.agent.config.swap_piece_bytes}
+        config = self.agent.config
+        flags = MoveFlag.HAND if config.swap_hand else 0
+        terms = {"backing_bytes": size, "piece_bytes": config.swap_piece_bytes, "flags": flags}
         reply = wire.pack(Type.MOVE_BACKING_REPLY, terms, sequence=sequence)
         if fd < 0:
             session.send(reply)
@@ -164,7 +166,7 @@ class Residency:
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 
-    def _states(self, tenant: Tenant, gpu: str) -> list[tuple[Session, int, MoveState]]:
+    def states(self, tenant: Tenant, gpu: str) -> list[tuple[Session, int, MoveState]]:
         found = []
         for session in tenant.sessions:
             for slot, attached in session.slots.items():
@@ -189,7 +191,7 @@ class Residency:
                 continue
             movable = away = 0
             can_leave = False
-            for session, _, state in self._states(tenant, gpu) if mode in MOVED_BY_PROCESS else ():
+            for session, _, state in self.states(tenant, gpu) if mode in MOVED_BY_PROCESS else ():
                 held = ledger.held(session.number, gpu, Family.PLAIN)
                 movable += held
                 away += min(state.away, held)
@@ -234,7 +236,7 @@ class Residency:
     async def _carry_out(self, plan: Switch, tenant: Tenant, gpu: str) -> bool:
         """Victims out and the tenant in, at the same time. False: look again, there may be another way now."""
         residency = self.gpus[gpu]
-        flow = Flow(residency.free_bytes)
+        flow = Flow(residency.free_bytes, self.handover([v.tenant for v in plan.out], tenant))
         self.switching[gpu] = plan
         leaving = Counter(victim.tenant for victim in plan.out)
         self._leaving[gpu] += leaving
@@ -248,6 +250,8 @@ class Residency:
         finally:
             del self.switching[gpu]
             self._leaving[gpu] -= leaving
+            if flow.hand is not None:
+                flow.hand.close()
         seconds = time.monotonic() - began
         if gpu in self._short:
             self._short.discard(gpu)
@@ -264,14 +268,19 @@ class Residency:
             other = self.agent.registry.tenants.get(victim.tenant)
             if other is None:
                 flow.freed(victim.size)  # it has gone, and its memory with it
-            elif not await self.move_out(other, gpu, victim.size, flow.freed):
+            elif not await self.move_out(other, gpu, victim.size, flow.freed, flow.hand):
                 complete = False
                 break
         flow.end(complete)
         return complete
 
     async def move_out(
-        self, tenant: Tenant, gpu: str, size: int, freed: Callable[[int], None] = lambda size: None
+        self,
+        tenant: Tenant,
+        gpu: str,
+        size: int,
+        freed: Callable[[int], None] = lambda size: None,
+        hand: Handover | None = None,
     ) -> bool:
         """Move at least `size` bytes of a tenant off its GPU, process by process. It must not have a turn."""
         if tenant.spec.oversubscribe == "park":
@@ -281,21 +290,22 @@ class Residency:
                 freed(before)
             return fault is None
         left = size
-        for session, slot, state in self._states(tenant, gpu):
+        for session, slot, state in self.states(tenant, gpu):
             here = self.agent.ledger.held(session.number, gpu, Family.PLAIN) - state.away
             if left <= 0 or here <= 0 or state.fixed:
                 continue
-            taken = [(s.low, s.high) for _, _, s in self._states(tenant, gpu)]
+            taken = [(s.low, s.high) for _, _, s in self.states(tenant, gpu)]
             base, span = widest_gap(taken, state.backing)
             wanted = min(left, here)
-            end = await self._out_of(session, slot, {"bytes": wanted, "base": base, "span_bytes": span}, freed)
+            values = {"bytes": wanted, "base": base, "span_bytes": span}
+            end = await self._out_of(session, slot, values, freed, hand.giver if hand else -1)
             left -= here if end is None else end.moved_bytes
             if end is not None:
                 self._count(tenant.name).add_out(end)
         return left <= 0
 
     async def _out_of(
-        self, session: Session, slot: int, values: dict[str, int], freed: Callable[[int], None]
+        self, session: Session, slot: int, values: dict[str, int], freed: Callable[[int], None], hand: int
     ) -> MoveEnd | None:
         """What left a process; None: it has ended, so that all of it left."""
         told = 0
@@ -305,7 +315,7 @@ class Residency:
             freed(moved - told)
             told = moved
 
-        end = await self.orders.give(session, slot, Type.MOVE_OUT, values, values["bytes"], progress)
+        end = await self.orders.give(session, slot, Type.MOVE_OUT, values, values["bytes"], progress, hand)
         if end.status is None and session.closed:
             freed(values["bytes"] - told)
             return None
@@ -322,7 +332,7 @@ class Residency:
                 self._short.add(gpu)
             return fault is None
         complete = True
-        for session, slot, state in self._states(tenant, gpu):
+        for session, slot, state in self.states(tenant, gpu):
             if not state.away:
                 continue
             end = await flow.admit(self.orders, session, slot, state.away)
@@ -330,6 +340,8 @@ class Residency:
                 self._short.add(gpu)
             self._count(tenant.name).add_in(end)
             complete = complete and (moved_well(end) or session.closed)
+        if flow.hand is not None:
+            flow.hand.all_taken()
         return complete
 
     async def evacuate(self, tenant: Tenant, gpu: str) -> bool:
@@ -343,16 +355,22 @@ class Residency:
                 self._leaving[gpu] -= Counter([tenant.name])
                 self._count(tenant.name).seconds += time.monotonic() - began
 
-    async def all_out(self, tenant: Tenant, gpu: str) -> bool:
+    async def all_out(self, tenant: Tenant, gpu: str, hand: Handover | None = None) -> bool:
         """The same beside other moves."""
         movable = self.refresh(gpu).occupants[tenant.name].resident_bytes
-        return not movable or await self.move_out(tenant, gpu, movable)
+        return not movable or await self.move_out(tenant, gpu, movable, hand=hand)
 
-    async def all_in(self, tenant: Tenant, gpu: str) -> bool:
+    async def all_in(self, tenant: Tenant, gpu: str, hand: Handover | None = None) -> bool:
         """Everything of a tenant back, into room that is there."""
-        flow = Flow(0)
+        flow = Flow(0, hand)
         flow.end(complete=True)
         return await self._all_in(tenant, gpu, flow)
+
+    def handover(self, leave: list[str], come: Tenant) -> Handover | None:
+        """A way for memory from tenants to another one, where that is wanted and all belong to the same user."""
+        tenants = [self.agent.registry.tenants.get(name) for name in leave]
+        swap = all(t is not None and t.spec.oversubscribe == "swap" and t.uid == come.uid for t in (*tenants, come))
+        return Handover() if tenants and swap and self.agent.config.swap_hand else None
 
     async def make_free(self, tenant: Tenant, gpu: str) -> str | None:
         """Room on a GPU for all that a tenant holds; a sentence when there is none."""
@@ -363,25 +381,6 @@ class Residency:
 
     def _count(self, name: str) -> MoveCount:
         return self.counts.setdefault(name, MoveCount())
-
-    def row(self, tenant: Tenant, gpu: str) -> dict[str, Any]:
-        """Residency and moves of a tenant on a GPU, for ps and top."""
-        occupant = self.refresh(gpu).occupants.get(tenant.name)
-        plan = self.switching.get(gpu)
-        moving = plan is not None and tenant.name in {plan.tenant, *(victim.tenant for victim in plan.out)}
-        count = self.counts.get(tenant.name, MoveCount())
-        return {
-            "movable_bytes": occupant.movable_bytes if occupant else 0,
-            "resident_bytes": occupant.resident_bytes if occupant else 0,
-            "pinned_bytes": max((state.pinned for _, _, state in self._states(tenant, gpu)), default=0),
-            "can_leave": bool(occupant and occupant.can_leave),
-            "moving": moving,
-            "moves_out": count.moves_out,
-            "moves_in": count.moves_in,
-            "moved_out_bytes": count.out_bytes,
-            "moved_in_bytes": count.in_bytes,
-            "moving_s": count.seconds,
-        }
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

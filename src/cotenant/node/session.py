@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -46,10 +47,17 @@ class Session:
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
-    def send(self, data: bytes) -> None:
-        """Send without waiting. Messages for a process that does not read are kept; at 256 of them it is dropped."""
+    def send(self, data: bytes, fd: int = -1) -> None:
+        """Send without waiting. Messages for a process that does not read are kept; at 256 of them it is dropped.
+
+        `fd` goes along where that can be now: the message must mean something without it.
+        """
         if self.closed:
             return
+        if fd >= 0 and not self._unsent:
+            with contextlib.suppress(OSError):
+                socket.send_fds(self.socket, [data], [fd])
+                return
         if self._unsent:
             self._keep(data)
             return

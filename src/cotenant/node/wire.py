@@ -95,6 +95,7 @@ class MoveFlag(enum.IntFlag):
     STOP = 2
     NOW = 4
     CONTEXT = 8
+    HAND = 16
 
 
 class FailMode(enum.IntEnum):
@@ -240,7 +241,8 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("piece_bytes", "Q"),
         ("mapping_ns", "Q"),
         ("copying_ns", "Q"),
-        ("reserved", "112x"),
+        ("handed_bytes", "Q"),
+        ("reserved", "104x"),
     ),
 }
 

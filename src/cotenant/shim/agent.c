@@ -94,7 +94,7 @@ static void handle(const struct cotenant_message *message, int *passed_fd) /* wi
     case COTENANT_MOVE_IN:
     case COTENANT_MOVE_ALLOW:
         if (gpu)
-            cot_swap_message(gpu, message);
+            cot_swap_message(gpu, message, passed_fd);
         break;
     case COTENANT_PAGE_UPDATE:
         fail_mode = page->fail_mode;

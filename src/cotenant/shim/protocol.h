@@ -120,6 +120,7 @@ enum cotenant_move_flags {
     COTENANT_MOVE_STOP = 2,  /* ALLOW: no more will be allowed, end the move with what is there */
     COTENANT_MOVE_NOW = 4,   /* ROOM: it cannot come with the next turn, whoever runs has to make way */
     COTENANT_MOVE_CONTEXT = 8, /* ROOM: the driver had no room for a context, whose size is not known */
+    COTENANT_MOVE_HAND = 16, /* BACKING_REPLY: pieces are to be of memory that other processes can have */
 };
 
 enum cotenant_status {
@@ -298,7 +299,8 @@ struct cotenant_move { /* MOVE_*; sizes in bytes */
     uint64_t piece_bytes;     /* BACKING_REPLY: largest unit that moves, a multiple of 2 MiB */
     uint64_t mapping_ns;      /* DONE: of elapsed_ns, spent making and unmaking memory behind addresses */
     uint64_t copying_ns;      /* DONE: of elapsed_ns, spent waiting for copies */
-    uint8_t reserved[112];
+    uint64_t handed_bytes;    /* DONE: of bytes, memory on the GPU that went to, or came from, another process */
+    uint8_t reserved[104];
 };
 
 struct cotenant_copies { /* COPY_REPLY; the request is a bare header with the GPU's slot */

@@ -24,6 +24,7 @@ static uint32_t mode;
 static uint8_t *backing;
 static uint64_t backing_bytes;
 static uint64_t piece_bytes = SWAP_PIECE;
+static bool hands_over;
 static bool fixed, looked_at_libraries, threads_started;
 static struct swap_gpu swap_gpus[COTENANT_MAX_GPUS];
 static struct swap_order order;
@@ -45,6 +46,11 @@ uint8_t *cot_swap_backing(uint64_t *bytes)
 uint64_t cot_swap_piece(void)
 {
     return piece_bytes;
+}
+
+bool cot_swap_hands_over(void)
+{
+    return hands_over;
 }
 
 /* What the agent said about this tenant.  A process that comes back to a new agent keeps the host memory it has: its
@@ -104,8 +110,9 @@ static bool map_backing(const struct gpu *gpu)
     place_near(gpu, mapped, bytes);
     backing = mapped;
     backing_bytes = bytes;
-    if (piece >= SWAP_GRANULE && piece % SWAP_GRANULE == 0 && cot_swap_of(gpu)->here_bytes == 0)
-        piece_bytes = piece;
+    hands_over = reply.body.move.flags & COTENANT_MOVE_HAND;
+    if (piece >= SWAP_GRANULE && piece % SWAP_GRANULE == 0)
+        piece_bytes = piece; /* of regions from now on */
     return true;
 }
 
@@ -179,7 +186,8 @@ void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t
     struct cotenant_move move = {.bytes = moved_bytes, .resident_bytes = state->here_bytes, .away_bytes = state->away_bytes,
                                  .backing_bytes = cot_swap_usable_bytes(), .pinned_bytes = cot_swap_pinned_bytes(),
                                  .elapsed_ns = times->elapsed_ns, .mapping_ns = times->mapping_ns,
-                                 .copying_ns = times->copying_ns, .flags = fixed ? COTENANT_MOVE_FIXED : 0};
+                                 .copying_ns = times->copying_ns, .handed_bytes = times->handed_bytes,
+                                 .flags = fixed ? COTENANT_MOVE_FIXED : 0};
     if (type != COTENANT_MOVE_PROGRESS)
         cot_swap_backing_range(&move.backing_low, &move.backing_high);
     if (!gpu->stale)
@@ -246,7 +254,7 @@ static bool may_move(struct gpu *gpu, bool out)
     return closed && !cot_swap_of(gpu)->moving && order.type == 0 && threads_started && !(out && fixed);
 }
 
-void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message)
+void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message, int *passed_fd)
 {
     const struct cotenant_move *move = &message->body.move;
     uint16_t type = message->header.type;
@@ -258,7 +266,8 @@ void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message)
         cot_swap_report(gpu, COTENANT_MOVE_DONE, message->header.sequence, COTENANT_DENIED, 0, NULL);
     } else {
         order = (struct swap_order){.type = type, .sequence = message->header.sequence, .gpu = gpu, .bytes = move->bytes,
-                                    .base = move->base, .span_bytes = move->span_bytes};
+                                    .base = move->base, .span_bytes = move->span_bytes, .hand = cot_wire_high(*passed_fd)};
+        *passed_fd = -1;
         allowed_bytes = move->bytes;
         stopped = false;
         cot_swap_of(gpu)->moving = true;
@@ -283,7 +292,7 @@ static void order_own_return(void) /* with cot_lock */
 {
     for (uint32_t i = 0; i < cot_gpu_count() && order.type == 0; i++)
         if (swap_gpus[i].away_bytes > 0 && !swap_gpus[i].moving) {
-            order = (struct swap_order){.type = COTENANT_MOVE_IN, .gpu = cot_gpu_at(i)};
+            order = (struct swap_order){.type = COTENANT_MOVE_IN, .gpu = cot_gpu_at(i), .hand = -1};
             allowed_bytes = UINT64_MAX;
             stopped = false;
             swap_gpus[i].moving = true;
@@ -364,6 +373,8 @@ void cot_swap_reset_after_fork(void)
     static const pthread_cond_t fresh = PTHREAD_COND_INITIALIZER;
     memcpy(&order_changed, &fresh, sizeof fresh);
     memset(swap_gpus, 0, sizeof swap_gpus);
+    if (order.type && order.hand >= 0)
+        close(order.hand); /* or what is sent there would stay taken as long as the child lives */
     order.type = 0;
     threads_started = fixed = looked_at_libraries = agent_is_lost = false;
     mode = COTENANT_OVERSUBSCRIBE_NONE;

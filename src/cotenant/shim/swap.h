@@ -5,6 +5,7 @@
  * swap_region.c   an allocation's life: addresses, pieces of memory behind them, small ones packed into one piece
  * swap_move.c     the mover thread: contents out and in
  * swap_copy.c     copies between a piece and its place in host memory; pinning of that memory
+ * swap_hand.c     device memory that goes from one process to the next
  * wrap_swap.c     driver functions that a moved allocation would break
  *
  * A piece is HERE (memory behind the address), AWAY (contents in host memory) or EMPTY (never had any: allocated while
@@ -17,6 +18,8 @@
 
 #define SWAP_GRANULE (UINT64_C(2) << 20)
 #define SWAP_PIECE (UINT64_C(256) << 20) /* largest unit that moves, where the agent says nothing else */
+#define SWAP_SHARED_LEAST (UINT64_C(16) << 20) /* of smaller pieces there is little to clear */
+#define SWAP_SHARED_AS_DESCRIPTOR 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
 #define SWAP_PIN_STEP (UINT64_C(256) << 20) /* host memory is registered in spans of this length; copies end at them */
 
 enum piece_state { PIECE_EMPTY, PIECE_HERE, PIECE_AWAY };
@@ -53,6 +56,7 @@ struct swap_order {
     uint64_t sequence;
     struct gpu *gpu;
     uint64_t bytes, base, span_bytes;
+    int hand;             /* socket for memory that goes to or comes from another process, or -1; the mover closes it */
 };
 
 /* How a move went, for the agent. */
@@ -60,15 +64,18 @@ struct swap_times {
     uint64_t elapsed_ns; /* waits for allowance left out */
     uint64_t mapping_ns; /* of it, making and unmaking memory behind addresses */
     uint64_t copying_ns; /* of it, waiting for copies */
+    uint64_t handed_bytes; /* of what has moved: device memory that went to, or came from, another process */
 };
 
 /* ---- swap.c ---- */
 HIDDEN uint32_t cot_swap_mode(void);            /* cotenant_oversubscribe; NONE after a fall back */
 HIDDEN struct swap_gpu *cot_swap_of(const struct gpu *gpu);
 HIDDEN uint8_t *cot_swap_backing(uint64_t *bytes); /* the mapped host memory */
-HIDDEN uint64_t cot_swap_piece(void);           /* bytes of a whole piece */
+HIDDEN uint64_t cot_swap_piece(void);           /* bytes of a whole piece of a new region */
+HIDDEN bool cot_swap_hands_over(void);          /* is its memory to be such that other processes can have it? */
 HIDDEN void cot_swap_take_terms(const struct cotenant_hello_reply *terms);
-HIDDEN void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message); /* with cot_lock */
+/* With cot_lock; takes passed_fd where it is of use (then it is -1). */
+HIDDEN void cot_swap_message(struct gpu *gpu, const struct cotenant_message *message, int *passed_fd);
 HIDDEN bool cot_swap_is_away(const struct gpu *gpu); /* with cot_lock: a launch now would find no memory */
 HIDDEN void cot_swap_report(struct gpu *gpu, uint16_t type, uint64_t sequence, uint32_t status, uint64_t moved_bytes,
                             const struct swap_times *times);
@@ -115,11 +122,28 @@ HIDDEN CUresult cot_swap_allocate(struct gpu *gpu, CUdeviceptr *out, uint64_t by
 HIDDEN bool cot_swap_free(CUdeviceptr address, CUresult *result); /* false: not one of ours */
 HIDDEN void cot_swap_forget_context(struct gpu *gpu, CUcontext context);
 HIDDEN uint64_t cot_swap_piece_bytes(const struct region *region, uint32_t index);
+HIDDEN CUdeviceptr cot_swap_piece_address(const struct region *region, uint32_t index);
+HIDDEN CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t handle); /* takes the handle */
 HIDDEN CUresult cot_swap_map_piece(struct region *region, uint32_t index);
 HIDDEN CUresult cot_swap_unmap_piece(struct region *region, uint32_t index);
 
 /* ---- swap_move.c ---- */
 HIDDEN void *cot_swap_mover(void *unused);
+
+/* ---- swap_hand.c ---- */
+#define SWAP_KEPT 32
+struct swap_hand {
+    int socket; /* -1: nobody to hand over to or take from */
+    uint32_t count;
+    struct {
+        int memory; /* a descriptor of it */
+        uint64_t bytes;
+    } kept[SWAP_KEPT];
+};
+HIDDEN int cot_hand_open(CUdeviceptr address);
+HIDDEN bool cot_hand_send(int hand, int memory, uint64_t bytes);
+HIDDEN bool cot_hand_take(struct swap_hand *hand, uint64_t bytes, uint64_t *handle);
+HIDDEN bool cot_hand_free(struct swap_hand *hand);
 
 /* ---- swap_copy.c ---- */
 struct lane; /* one stream with its events */

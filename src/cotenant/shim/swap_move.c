@@ -28,7 +28,8 @@ struct move {
     uint64_t told_bytes;      /* of it, to the agent */
     uint64_t started_bytes;
     uint64_t waited_ns;       /* for allowance */
-    uint64_t mapping_ns, copying_ns;
+    uint64_t mapping_ns, copying_ns, handed_bytes;
+    struct swap_hand hand;
     CUresult result;
 };
 
@@ -48,6 +49,20 @@ static void change(struct flight *flight, enum piece_state to)
     pthread_mutex_unlock(&cot_lock);
 }
 
+/* Takes the memory from behind a piece; another process may be there to have it. */
+static CUresult vacate(struct move *move, const struct flight *flight)
+{
+    uint64_t bytes = cot_swap_piece_bytes(flight->region, flight->index);
+    bool shared = move->hand.socket >= 0 && bytes >= SWAP_SHARED_LEAST;
+    int memory = shared ? cot_hand_open(cot_swap_piece_address(flight->region, flight->index)) : -1;
+    CUresult result = cot_swap_unmap_piece(flight->region, flight->index);
+    if (memory >= 0 && result != CUDA_SUCCESS)
+        close(memory);
+    else if (memory >= 0 && cot_hand_send(move->hand.socket, memory, bytes))
+        move->handed_bytes += bytes;
+    return result;
+}
+
 /* Ends the oldest copy. */
 static void land(struct move *move)
 {
@@ -59,7 +74,7 @@ static void land(struct move *move)
     uint64_t copied = cot_now_ns();
     move->copying_ns += copied - began;
     if (out && result == CUDA_SUCCESS && !flight->region->managed) {
-        result = cot_swap_unmap_piece(flight->region, flight->index);
+        result = vacate(move, flight);
         move->mapping_ns += cot_now_ns() - copied;
     }
     if (result != CUDA_SUCCESS) {
@@ -92,8 +107,7 @@ static CUresult start_copy(struct move *move, struct region *region, uint32_t in
     if (region->managed)
         result = cot_swap_prefetch(move->lane, region->address, bytes, out ? -1 : region->gpu->device, ticket);
     else
-        result = cot_swap_copy(move->lane, region->address + (uint64_t)index * region->piece_bytes, region->piece[index].backing,
-                               bytes, ticket);
+        result = cot_swap_copy(move->lane, cot_swap_piece_address(region, index), region->piece[index].backing, bytes, ticket);
     if (result != CUDA_SUCCESS)
         return result;
     move->flights[ticket] = (struct flight){region, index};
@@ -140,13 +154,28 @@ static uint32_t move_out(struct move *move)
 
 /* ---- in ---- */
 
+/* What another process has left, where contents will cover all of it, or new memory. */
+static CUresult supply(struct move *move, struct region *region, uint32_t index)
+{
+    uint64_t handle, bytes = cot_swap_piece_bytes(region, index);
+    bool covered = region->piece[index].state == PIECE_AWAY && bytes >= SWAP_SHARED_LEAST;
+    if (covered && cot_hand_take(&move->hand, bytes, &handle) && cot_swap_place_piece(region, index, handle) == CUDA_SUCCESS) {
+        move->handed_bytes += bytes;
+        return CUDA_SUCCESS;
+    }
+    CUresult result = cot_swap_map_piece(region, index);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_hand_free(&move->hand)) /* what lies there is what is lacking */
+        result = cot_swap_map_piece(region, index);
+    return result;
+}
+
 /* Memory behind a piece again.  It may take a moment until what another process gave back can be had. */
 static CUresult settle(struct move *move, struct region *region, uint32_t index)
 {
     uint64_t began = cot_now_ns();
     for (;;) {
         uint64_t before = cot_now_ns();
-        CUresult result = cot_swap_map_piece(region, index);
+        CUresult result = supply(move, region, index);
         move->mapping_ns += cot_now_ns() - before;
         if (result != CUDA_ERROR_OUT_OF_MEMORY || cot_now_ns() - began > FULL_PATIENCE_NS || cot_exiting())
             return result;
@@ -227,7 +256,7 @@ void *cot_swap_mover(void *unused)
     struct swap_order order;
     pthread_setname_np(pthread_self(), "cotenant-move");
     while (cot_swap_next_order(&order)) {
-        struct move move = {.order = &order};
+        struct move move = {.order = &order, .hand.socket = order.hand};
         uint64_t began = cot_now_ns();
         bool out = order.type == COTENANT_MOVE_OUT;
         uint32_t status = COTENANT_INTERNAL;
@@ -239,7 +268,11 @@ void *cot_swap_mover(void *unused)
                     move.result);
         if (status != COTENANT_OK && order.sequence == 0)
             usleep(200000); /* on its own account: try again later */
-        struct swap_times times = {cot_now_ns() - began - move.waited_ns, move.mapping_ns, move.copying_ns};
+        cot_hand_free(&move.hand);
+        if (order.hand >= 0)
+            close(order.hand);
+        struct swap_times times = {cot_now_ns() - began - move.waited_ns, move.mapping_ns, move.copying_ns,
+                                    move.handed_bytes};
         cot_swap_order_done(&order, status, move.moved_bytes, &times);
     }
     return NULL;

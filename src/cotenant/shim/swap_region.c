@@ -42,19 +42,18 @@ uint64_t cot_swap_piece_bytes(const struct region *region, uint32_t index)
     return region->bytes - begin < region->piece_bytes ? region->bytes - begin : region->piece_bytes;
 }
 
-/* Puts memory behind a piece.  The handle is dropped at once: the mapping keeps the memory. */
-CUresult cot_swap_map_piece(struct region *region, uint32_t index)
+CUdeviceptr cot_swap_piece_address(const struct region *region, uint32_t index)
 {
-    CUdeviceptr address = region->address + (uint64_t)index * region->piece_bytes;
-    uint64_t bytes = cot_swap_piece_bytes(region, index), handle;
-    struct cu_location here = {CU_LOCATION_DEVICE, region->gpu->device};
-    struct cu_allocation_prop prop = {.type = CU_ALLOCATION_PINNED, .location = here};
-    struct access access = {here, CU_ACCESS_READ_WRITE};
-    CUresult result = ((CUresult(*)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t))REAL(cuMemCreate))(
-        &handle, bytes, &prop, 0);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = ((CUresult(*)(CUdeviceptr, size_t, size_t, uint64_t, uint64_t))REAL(cuMemMap))(address, bytes, 0, handle, 0);
+    return region->address + (uint64_t)index * region->piece_bytes;
+}
+
+/* Puts memory behind a piece.  The handle is dropped at once: the mapping keeps the memory. */
+CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t handle)
+{
+    CUdeviceptr address = cot_swap_piece_address(region, index);
+    uint64_t bytes = cot_swap_piece_bytes(region, index);
+    struct access access = {{CU_LOCATION_DEVICE, region->gpu->device}, CU_ACCESS_READ_WRITE};
+    CUresult result = ((CUresult(*)(CUdeviceptr, size_t, size_t, uint64_t, uint64_t))REAL(cuMemMap))(address, bytes, 0, handle, 0);
     ((CUresult(*)(uint64_t))REAL(cuMemRelease))(handle);
     if (result != CUDA_SUCCESS)
         return result;
@@ -64,9 +63,29 @@ CUresult cot_swap_map_piece(struct region *region, uint32_t index)
     return result;
 }
 
+/* The same with new memory, which may go to another process one day (swap_hand.c). */
+CUresult cot_swap_map_piece(struct region *region, uint32_t index)
+{
+    static _Atomic bool cannot_share;
+    uint64_t bytes = cot_swap_piece_bytes(region, index), handle;
+    bool shared = cot_swap_hands_over() && bytes >= SWAP_SHARED_LEAST && !atomic_load(&cannot_share);
+    struct cu_allocation_prop prop = {.type = CU_ALLOCATION_PINNED,
+                                      .handle_types = shared ? SWAP_SHARED_AS_DESCRIPTOR : 0,
+                                      .location = {CU_LOCATION_DEVICE, region->gpu->device}};
+    CUresult (*create)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t) =
+        (CUresult(*)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t))REAL(cuMemCreate);
+    CUresult result = create(&handle, bytes, &prop, 0);
+    if (shared && result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY) { /* not here: as before, then */
+        atomic_store(&cannot_share, true);
+        prop.handle_types = 0;
+        result = create(&handle, bytes, &prop, 0);
+    }
+    return result == CUDA_SUCCESS ? cot_swap_place_piece(region, index, handle) : result;
+}
+
 CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
 {
-    return ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(region->address + (uint64_t)index * region->piece_bytes,
+    return ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(cot_swap_piece_address(region, index),
                                                                 cot_swap_piece_bytes(region, index));
 }
 

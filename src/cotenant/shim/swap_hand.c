@@ -1,0 +1,112 @@
+/* Device memory that goes, as it is, from a process that leaves the GPU to one that comes.
+ *
+ * The driver clears what is given back to it with a copy engine before anybody can have it again, and the copies of the
+ * process that comes need that engine at the same time.  A piece needs no clearing where each byte of it is written over
+ * by contents that return: it goes to the other process as a descriptor, over a socket that both got with their orders.
+ * What nobody has taken from it when it is closed is free. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "swap.h"
+
+#define AS_DESCRIPTOR SWAP_SHARED_AS_DESCRIPTOR
+
+DECLARE_REAL(cuMemRetainAllocationHandle);
+DECLARE_REAL(cuMemExportToShareableHandle);
+DECLARE_REAL(cuMemImportFromShareableHandle);
+DECLARE_REAL(cuMemRelease);
+
+union control {
+    struct cmsghdr aligned;
+    char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+/* A descriptor of the memory behind an address, or -1. */
+int cot_hand_open(CUdeviceptr address)
+{
+    uint64_t handle;
+    int fd = -1;
+    if (((CUresult(*)(uint64_t *, CUdeviceptr))REAL(cuMemRetainAllocationHandle))(&handle, address) != CUDA_SUCCESS)
+        return -1;
+    if (((CUresult(*)(int *, uint64_t, int, uint64_t))REAL(cuMemExportToShareableHandle))(&fd, handle, AS_DESCRIPTOR, 0) !=
+        CUDA_SUCCESS)
+        fd = -1;
+    ((CUresult(*)(uint64_t))REAL(cuMemRelease))(handle);
+    return fd;
+}
+
+/* Closes `memory`: when it could not be sent, it is free. */
+bool cot_hand_send(int hand, int memory, uint64_t bytes)
+{
+    union control control = {0};
+    struct iovec part = {.iov_base = &bytes, .iov_len = sizeof bytes};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof memory);
+    memcpy(CMSG_DATA(c), &memory, sizeof memory);
+    bool sent = sendmsg(hand, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof bytes;
+    close(memory);
+    return sent;
+}
+
+static int receive(int hand, uint64_t *bytes) /* -1: nothing is there */
+{
+    union control control;
+    struct iovec part = {.iov_base = bytes, .iov_len = sizeof *bytes};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    int memory = -1;
+    if (recvmsg(hand, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != (ssize_t)sizeof *bytes)
+        return -1;
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof memory))
+        memcpy(&memory, CMSG_DATA(c), sizeof memory);
+    return memory;
+}
+
+static void free_oldest(struct swap_hand *hand)
+{
+    close(hand->kept[0].memory);
+    memmove(&hand->kept[0], &hand->kept[1], --hand->count * sizeof hand->kept[0]);
+}
+
+static bool import(int memory, uint64_t *handle)
+{
+    return ((CUresult(*)(uint64_t *, void *, int))REAL(cuMemImportFromShareableHandle))(handle, (void *)(intptr_t)memory,
+                                                                                      AS_DESCRIPTOR) == CUDA_SUCCESS;
+}
+
+/* A handle of memory of just that size which somebody has left.  Other sizes are kept for a while. */
+bool cot_hand_take(struct swap_hand *hand, uint64_t bytes, uint64_t *handle)
+{
+    uint64_t size;
+    for (int memory; hand->socket >= 0 && (memory = receive(hand->socket, &size)) >= 0;) {
+        if (hand->count == SWAP_KEPT)
+            free_oldest(hand);
+        hand->kept[hand->count].memory = memory;
+        hand->kept[hand->count++].bytes = size;
+    }
+    for (uint32_t i = 0; i < hand->count; i++)
+        if (hand->kept[i].bytes == bytes) {
+            bool good = import(hand->kept[i].memory, handle);
+            close(hand->kept[i].memory);
+            memmove(&hand->kept[i], &hand->kept[i + 1], (--hand->count - i) * sizeof hand->kept[0]);
+            return good;
+        }
+    return false;
+}
+
+/* Everything that is kept is free; true if there was something. */
+bool cot_hand_free(struct swap_hand *hand)
+{
+    uint64_t size;
+    bool any = hand->count > 0;
+    while (hand->count)
+        free_oldest(hand);
+    for (int memory; hand->socket >= 0 && (memory = receive(hand->socket, &size)) >= 0; any = true)
+        close(memory);
+    return any;
+}
