@@ -65,10 +65,10 @@ def floor_reaction(found: Found) -> None:
         for kind in ("mm2048", "mm4096", "add64"):
             rig.scheme("tidal")
             be.ask(f"load {kind}", 60)
-            be.tell("times 4")
+            be.tell("times 3")
             time.sleep(0.3)
             raised, lowered = [], []
-            for _ in range(150):
+            for _ in range(100):
                 time.sleep(random.uniform(0.006, 0.012))
                 raised.append(time.monotonic_ns())
                 floor.raise_()
@@ -234,13 +234,13 @@ def two_ls(found: Found) -> None:
             be.ask(f"load {kind}", 60)
             rig.scheme("tidal")
             seen: dict[bool, list[list[float]]] = {False: [[], []], True: [[], []]}
-            for seed in range(3):
+            for seed in range(5):
                 for beside in (False, True):
                     if beside:
-                        be.tell("run 1.5")
+                        be.tell("run 2.5")
                         time.sleep(0.15)
                     for index, program in enumerate(pair):
-                        program.tell(f"run 1.0 60 {seed * 10 + index} {int(beside)} 0")
+                        program.tell(f"run 2.0 60 {seed * 10 + index} {int(beside)} 0")
                     for index, program in enumerate(pair):
                         seen[beside][index] += program.answer(60)["latency_ms"]
                     if beside:
@@ -257,7 +257,7 @@ def two_ls(found: Found) -> None:
 
 def inputs_copied(found: Found) -> None:
     """Every request brings its input from pinned host memory."""
-    measure(GPU, plan(["mm2048", "add256"], "tidal", rounds=3, block_s=1.0, copy=True), found)
+    measure(GPU, plan(["mm2048", "add256"], "tidal", rounds=4, block_s=2.0, copy=True), found)
 
 
 def without_mps(found: Found) -> None:
@@ -339,14 +339,14 @@ def held(floor: Any) -> Iterator[None]:
 
 
 STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
-    "floor_reaction": (floor_reaction, 40),
+    "floor_reaction": (floor_reaction, 35),
     "be_bound": (be_bound, 75),
     "host_bound": (host_bound, 70),
     "schemes": (schemes, 230),
     "loads": (loads, 130),
-    "two_ls": (two_ls, 40),
-    "inputs_copied": (inputs_copied, 40),
-    "without_mps": (without_mps, 65),
+    "two_ls": (two_ls, 75),
+    "inputs_copied": (inputs_copied, 75),
+    "without_mps": (without_mps, 75),
     "faults": (faults, 90),
     "bandwidth_curve": (bandwidth_curve, 50),
     "tidal": (tidal, 330),
