@@ -12,6 +12,7 @@ graph     replay of a captured graph of 60 kernels
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -252,8 +253,9 @@ def orders() -> Iterator[tuple[float, bool]]:
 def keep_to(core: int) -> None:
     """The threads that launch keep to one core: this one, and the one that PyTorch runs the backward pass in."""
     for task in Path("/proc/self/task").iterdir():
-        if int(task.name) == threading.get_native_id() or (task / "comm").read_text().startswith("pt_autograd"):
-            os.sched_setaffinity(int(task.name), {core})
+        with contextlib.suppress(OSError):  # a thread may end meanwhile
+            if int(task.name) == threading.get_native_id() or (task / "comm").read_text().startswith("pt_autograd"):
+                os.sched_setaffinity(int(task.name), {core})
 
 
 def main(arguments: list[str]) -> int:
