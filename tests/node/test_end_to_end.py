@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -22,7 +21,6 @@ from cotenant.bench.shares import measure
 from cotenant.model.errors import WorkError
 from cotenant.node.client import ControlClient
 from cotenant.node.config import TenantSpec
-from cotenant.node.page import PageLayout
 
 CLIENT = Path(__file__).resolve().parent.parent / "shim" / "client.c"
 
@@ -125,31 +123,6 @@ def ready(node: Node, name: str, **share: float) -> Workload:
     workload = node.tenant("busy", TenantSpec(name, **share))
     workload.wait_ready()
     return workload
-
-
-def fences(node: Node) -> int:
-    """Fences that the one process of a node has recorded so far, as it says on its page."""
-    assert node._agent is not None
-    for number in Path(f"/proc/{node._agent.pid}/fd").iterdir():
-        if "cotenant-page" in os.readlink(number):
-            return PageLayout.from_buffer_copy(number.read_bytes()[: ctypes.sizeof(PageLayout)]).slots[0].fences
-    raise AssertionError("the agent has no page")
-
-
-@pytest.mark.parametrize(("alone_after", "most", "least"), [("0s", 0.3, 0.0), ("1000s", 1.5, 0.7)])
-def test_a_lone_tenant_is_fenced_seldom(
-    start_node: Callable[..., Node], alone_after: str, most: float, least: float
-) -> None:
-    """Graphs of 1.2 ms: one fence for each in a turn with a deadline, one for about seven (8 ms) in a turn without."""
-    node = start_node(alone_after=alone_after)
-    tenant = node.tenant("graph", TenantSpec("a"))
-    tenant.wait_ready()
-    tenant.block(0.3)  # what a replay takes is known, and the first deadline has passed
-    before = fences(node)
-    tenant.begin(0.6)
-    replays = tenant.result()["count"]
-    time.sleep(0.3)  # published five times a second
-    assert least * replays <= fences(node) - before <= most * replays
 
 
 def test_run_returns_the_exit_code_and_keeps_the_timeout(node: Node) -> None:
