@@ -26,7 +26,7 @@ from cotenant.policy.colocation import (
     settings_for,
     went,
 )
-from cotenant.policy.colocation.gate import RuleKind, ahead_ns
+from cotenant.policy.colocation.gate import REST_NS, RuleKind, rested_at_ns
 
 US = 1_000
 NONE, UNKNOWN, MEMORY, COMPUTE = WorkClass.NONE, WorkClass.UNKNOWN, WorkClass.MEMORY, WorkClass.COMPUTE
@@ -171,7 +171,7 @@ class Play:
         self._pass(self.now + host)
         while not may_go(self.rule, self.state, NONE, length, self.now):
             marks = [end for end, _ in self.pieces[:1]] + [self.state.busy_until_ns - self.rule.lead_ns]
-            marks.append(self.state.paced_until_ns - ahead_ns(self.rule, length))
+            marks.append(rested_at_ns(self.state))
             self._pass(min(mark for mark in marks if mark > self.now))
         went(self.rule, self.state, NONE, length, self.now)
         self.state.unfinished += 1
@@ -216,17 +216,39 @@ def test_a_duty_leaves_that_part_of_the_time_idle_and_lets_nothing_grow(length_u
     for _ in range(1000):
         play.launch(length_us * US, host_us * US)
         assert allowed_ns(play.rule, play.state) == 100 * US
-    assert play.busy / play.took == pytest.approx(0.8, abs=0.01)
+        assert play.state.owed_ns < REST_NS + length_us * US // 4
+    assert play.busy / (play.took + play.state.owed_ns) == pytest.approx(0.8, abs=0.01)
 
 
-def test_a_paced_program_does_not_make_up_for_time_in_which_it_had_nothing_to_do() -> None:
+def test_a_paced_program_owes_idle_time_and_pays_it_at_once() -> None:
     rule, state = settings_for("tidal", duty=0.5).rule(), GateState()
     assert may_go(rule, state, NONE, 200 * US, 1000 * US)
     went(rule, state, NONE, 200 * US, 1000 * US)
     state.unfinished = 1
     ended(state, 200 * US, 1200 * US)
-    assert not may_go(rule, state, NONE, 200 * US, 1389 * US)  # its 400 us end at 1400: lead_ns before
-    assert may_go(rule, state, NONE, 200 * US, 1390 * US)
+    assert may_go(rule, state, NONE, 400 * US, 1200 * US)  # owes 200 us, less than a rest
+    went(rule, state, NONE, 400 * US, 1200 * US)
+    state.unfinished = 1
+    ended(state, 400 * US, 1600 * US)
+    assert state.owed_ns == 600 * US
+    assert not may_go(rule, state, NONE, 200 * US, 2199 * US)
+    assert may_go(rule, state, NONE, 200 * US, 2200 * US)
+
+
+def test_idle_time_of_the_programs_own_pays_and_the_time_of_ls_work_does_not() -> None:
+    rule, state = settings_for("tidal", duty=0.8).rule(), GateState()
+    assert may_go(rule, state, NONE, 1600 * US, 1000 * US)
+    went(rule, state, NONE, 1600 * US, 1000 * US)
+    ended(state, 1600 * US, 2600 * US)
+    state.unfinished = 0
+    assert may_go(rule, state, NONE, 100 * US, 2900 * US)  # owes 400 us; 300 have passed idle
+    went(rule, state, NONE, 100 * US, 2900 * US)
+    assert state.owed_ns == 125 * US
+    ended(state, 100 * US, 3000 * US)
+    assert not may_go(rule, state, UNKNOWN, 100 * US, 3000 * US)
+    assert may_go(rule, state, NONE, 100 * US, 9000 * US)
+    went(rule, state, NONE, 100 * US, 9000 * US)
+    assert state.owed_ns == 150 * US
 
 
 def test_the_bound_shrinks_again() -> None:
@@ -286,7 +308,7 @@ class CState(ctypes.Structure):
         ("open_at_ns", ctypes.c_int64),
         ("stretch_permille", ctypes.c_int64),
         ("starved", ctypes.c_bool),
-        ("paced_until_ns", ctypes.c_int64),
+        ("owed_ns", ctypes.c_int64),
     ]
 
 

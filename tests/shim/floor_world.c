@@ -86,7 +86,7 @@ static struct stream world_stream;
 
 struct settings {
     uint32_t scheme, stretch_permille;
-    int64_t interval_ns, lead_ns, check_ns, launch_ns, event_ns, yield_ns;
+    int64_t interval_ns, lead_ns, check_ns, launch_ns, event_ns, yield_ns, duty_permille;
 };
 struct launch {
     int64_t kind, length_ns, host_ns; /* host_ns: of the program, before the launch */
@@ -112,7 +112,8 @@ void world_start(const struct settings *s)
     cot_real_cuEventElapsedTime = event_elapsed;
     page = (struct cotenant_floor){.scheme = s->scheme, .tenants = 1, .present = 1, .interval_ns = (uint64_t)s->interval_ns,
                                    .lead_ns = (uint64_t)s->lead_ns, .hold_limit_ns = 500000000,
-                                   .stretch_permille = s->stretch_permille, .check_ns = (uint64_t)s->check_ns};
+                                   .stretch_permille = s->stretch_permille, .check_ns = (uint64_t)s->check_ns,
+                                   .duty_permille = (uint32_t)s->duty_permille};
     memset(cot_costs, 0, sizeof cot_costs);
     memset(&world_floor, 0, sizeof world_floor);
     pthread_mutex_init(&world_floor.lock, NULL);

@@ -26,7 +26,8 @@ Kernel = tuple[int, int, int]  # kind, length, time that the program's host take
 
 class Settings(ctypes.Structure):
     _fields_ = [("scheme", ctypes.c_uint32), ("stretch_permille", ctypes.c_uint32)] + [
-        (name, ctypes.c_int64) for name in ("interval_ns", "lead_ns", "check_ns", "launch_ns", "event_ns", "yield_ns")
+        (name, ctypes.c_int64)
+        for name in ("interval_ns", "lead_ns", "check_ns", "launch_ns", "event_ns", "yield_ns", "duty_permille")
     ]
 
 
@@ -215,3 +216,12 @@ def test_a_program_that_its_host_holds_back_may_run_ahead(world: Start) -> None:
 def test_a_program_that_keeps_the_gpu_busy_may_not(world: Start) -> None:
     fixed, grown = warm(world(stretch_permille=1000), SHORT), warm(world(), SHORT)
     assert grown.longest_in_flight_ns < fixed.longest_in_flight_ns + 30 * US
+
+
+@pytest.mark.parametrize(("kernels", "kind"), [(SHORT, 1), (MIDDLE, 2)])
+def test_gaps_that_a_duty_asks_for_do_not_count_as_work(world: Start, kernels: list[Kernel], kind: int) -> None:
+    here = world(duty_permille=800)
+    seen = warm(here, kernels)
+    assert seen.work == pytest.approx(0.8, abs=0.02)
+    assert here.library.world_cost(kind) == pytest.approx(kernels[0][1], rel=0.05)
+    assert seen.launched_while_up == 0

@@ -38,6 +38,12 @@ def quantile(values: Sequence[float], part: float) -> float:
     return ordered[round(part * (len(ordered) - 1))]
 
 
+@pytest.mark.parametrize("length_us", [26, 190, 1600])
+def test_a_duty_leaves_the_rest_of_the_time_idle(length_us: int) -> None:
+    work = job([], [kernel(length_us * US)], [], 100 * MS)
+    assert run(work, "tidal", duty=0.8).be_work_ns / work.end_ns == pytest.approx(0.8, abs=0.02)
+
+
 # -- what kernels do to each other -------------------------------------------------------------------------------------
 
 

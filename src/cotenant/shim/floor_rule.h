@@ -34,12 +34,13 @@ struct floor_state {
     int64_t open_at_ns;      /* counted until then; 0: LS work was active */
     int64_t stretch_permille; /* of interval_ns, that may be in flight; 0 as 1000 */
     bool starved;            /* the GPU ran dry in the last window */
-    int64_t paced_until_ns;  /* when the work that went has used up its time, idle time included */
+    int64_t owed_ns;         /* tidal with a duty: idle time that the work that went still owes */
 };
 
 #define FLOOR_WINDOW_NS INT64_C(10000000)
 #define FLOOR_LONGEST_NS INT64_C(1000000000) /* so that products of two times fit */
 #define FLOOR_GAP_NS INT64_C(1000000)
+#define FLOOR_REST_NS INT64_C(500000) /* idle time is owed up to here, then paid at once: kernels in a row can be timed */
 
 static inline int64_t floor_least(int64_t a, int64_t b)
 {
@@ -86,6 +87,7 @@ static inline void floor_look_back(const struct floor_rule *rule, struct floor_s
     int64_t left_ns = floor_least(floor_most(0, s->busy_until_ns - s->open_at_ns), FLOOR_LONGEST_NS);
     int64_t busy_ns = floor_least(passed_ns, left_ns);
     s->open_at_ns = now_ns;
+    s->owed_ns = floor_most(0, s->owed_ns - (passed_ns - busy_ns));
     if (passed_ns - busy_ns > FLOOR_GAP_NS || floor_paced(rule))
         return;
     s->open_ns += passed_ns;
@@ -124,7 +126,7 @@ static inline bool floor_tidal(const struct floor_rule *rule, struct floor_state
     }
     if (s->open_at_ns == 0)
         s->open_at_ns = now_ns;
-    if (floor_paced(rule) && s->paced_until_ns - now_ns > floor_most(rule->lead_ns, rule->interval_ns - next_ns))
+    if (floor_paced(rule) && s->owed_ns >= FLOOR_REST_NS && now_ns - floor_most(s->busy_until_ns, s->open_at_ns) < s->owed_ns)
         return false;
     if (s->outstanding_ns == 0 || s->outstanding_ns + next_ns <= floor_allowed(rule, s))
         return true;
@@ -154,7 +156,7 @@ static inline void floor_went(const struct floor_rule *rule, struct floor_state 
     if (rule->scheme == COTENANT_SCHEME_TIDAL && !ls_class)
         floor_look_back(rule, s, now_ns);
     if (floor_paced(rule))
-        s->paced_until_ns = floor_most(s->paced_until_ns, now_ns) + next_ns * 1000 / rule->duty_permille;
+        s->owed_ns += next_ns * (1000 - rule->duty_permille) / rule->duty_permille;
     if (s->busy_until_ns < now_ns)
         s->busy_until_ns = now_ns;
     s->busy_until_ns += next_ns;

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotenant.policy.colocation import ColocationSettings, GateState, Scheme, WorkClass, ended, may_go, went
-from cotenant.policy.colocation.gate import Rule, RuleKind, ahead_ns
+from cotenant.policy.colocation.gate import REST_NS, Rule, RuleKind, rested_at_ns
 from cotenant.profile.contention import Contention, rates, read_table
 from cotenant.profile.kernels import KernelWork
 
@@ -260,7 +260,7 @@ class ColocationEngine:
             return
         at = float(self.state.busy_until_ns - self.rule.lead_ns)
         if self.rule.paced:
-            at = max(at, float(self.state.paced_until_ns - ahead_ns(self.rule, work.duration_ns)))
+            at = max(at, float(rested_at_ns(self.state)) if self.state.owed_ns >= REST_NS else at)
         if active:
             missing = min(work.duration_ns, self.rule.interval_ns) - self.state.credit_ns
             if not self.rule.beside_permille or self.state.outstanding_ns:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 WINDOW_NS = 10_000_000  # of time without LS work, after which tidal's bound is looked at again
 GAP_NS = 1_000_000
+REST_NS = 500_000  # idle time is owed up to here, then paid at once: kernels in a row can be timed
 LONGEST_NS = 1_000_000_000  # so that products of two times fit into 64 bits in C
 
 
@@ -70,7 +71,7 @@ class GateState:
     open_at_ns: int = 0
     stretch_permille: int = 0
     starved: bool = False
-    paced_until_ns: int = 0
+    owed_ns: int = 0
 
 
 def may_go(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: int) -> bool:
@@ -111,16 +112,16 @@ def _tidal(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns
         return rule.beside_permille > 0 and state.outstanding_ns == 0 and enough
     if state.open_at_ns == 0:
         state.open_at_ns = now_ns
-    if rule.paced and state.paced_until_ns - now_ns > ahead_ns(rule, next_ns):
+    if rule.paced and state.owed_ns >= REST_NS and now_ns < rested_at_ns(state):
         return False
     if state.outstanding_ns == 0 or state.outstanding_ns + next_ns <= allowed_ns(rule, state):
         return True
     return state.unfinished <= 1 and state.busy_until_ns - now_ns <= rule.lead_ns
 
 
-def ahead_ns(rule: Rule, next_ns: int) -> int:
-    """How long before its time a launch of a paced program may go, so that the GPU does not wait for its host, too."""
-    return max(rule.lead_ns, rule.interval_ns - next_ns)
+def rested_at_ns(state: GateState) -> int:
+    """When a paced program that stops now has been idle for what it owes."""
+    return max(state.busy_until_ns, state.open_at_ns) + state.owed_ns
 
 
 def allowed_ns(rule: Rule, state: GateState) -> int:
@@ -154,6 +155,7 @@ def _look_back(rule: Rule, state: GateState, now_ns: int) -> None:
     left_ns = min(max(0, state.busy_until_ns - state.open_at_ns), LONGEST_NS)
     busy_ns = min(passed_ns, left_ns)
     state.open_at_ns = now_ns
+    state.owed_ns = max(0, state.owed_ns - (passed_ns - busy_ns))
     if passed_ns - busy_ns > GAP_NS or rule.paced:
         return
     state.open_ns += passed_ns
@@ -168,7 +170,7 @@ def went(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: 
     if rule.kind is RuleKind.TIDAL and not active:
         _look_back(rule, state, now_ns)
     if rule.paced:
-        state.paced_until_ns = max(state.paced_until_ns, now_ns) + next_ns * 1000 // rule.duty_permille
+        state.owed_ns += next_ns * (1000 - rule.duty_permille) // rule.duty_permille
     state.busy_until_ns = max(state.busy_until_ns, now_ns) + next_ns
     state.outstanding_ns += next_ns
     if rule.kind is RuleKind.ORION:
