@@ -225,3 +225,9 @@ def test_gaps_that_a_duty_asks_for_do_not_count_as_work(world: Start, kernels: l
     assert seen.work == pytest.approx(0.8, abs=0.02)
     assert here.library.world_cost(kind) == pytest.approx(kernels[0][1], rel=0.05)
     assert seen.launched_while_up == 0
+
+
+@pytest.mark.parametrize("length_us", [250, 400, 700, 1600])
+def test_a_program_with_a_fast_host_keeps_the_gpu_busy_with_kernels_of_any_length(world: Start, length_us: int) -> None:
+    """While two are in flight it must not sleep through the end of the first: the second is timed from there."""
+    assert warm(world(), [(3, length_us * US, 3 * US)], rate_rps=0).work > 0.98

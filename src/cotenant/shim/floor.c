@@ -159,6 +159,14 @@ static bool may_go(struct floor *floor, struct work work, int64_t next_ns, struc
     return floor_may_go(&leave->rule, &floor->state, leave->ls_class, next_ns, leave->now_ns);
 }
 
+/* When the oldest piece in flight should end: what is behind it begins then, and is timed from there. */
+static int64_t oldest_ends_ns(struct floor *floor)
+{
+    if (floor->oldest == floor->newest)
+        return floor->state.busy_until_ns;
+    return floor->state.busy_until_ns - (floor->state.outstanding_ns - cot_piece(floor, floor->oldest)->predicted_ns);
+}
+
 static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct work work, int64_t next_ns)
 {
     struct leave leave;
@@ -181,7 +189,7 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
         if (cot_piece(floor, floor->newest)->count > 0)
             cot_piece_close(floor, check_ns(floor));
         bool shut = leave.ls_class && !leave.rule.beside_permille;
-        int64_t left_ns = leave.ls_class ? 0 : floor->state.busy_until_ns - leave.now_ns;
+        int64_t left_ns = leave.ls_class ? 0 : oldest_ends_ns(floor) - leave.now_ns;
         pause_a_little(floor, shut, leave.now_ns - began, left_ns, leave.now_ns);
     }
     if (began)
