@@ -89,6 +89,33 @@ print(target.raw.decode())
     assert run(tenants, script) == "contents"
 
 
+def test_captured_copies_carry_what_is_there_when_the_graph_runs(tenants: Tenants) -> None:
+    script = """
+memory, graph, exec_ = c_uint64(), c_void_p(), c_void_p()
+cu("cuMemAlloc_v2", byref(memory), c_size_t(8))
+cu("cuMemsetD8_v2", memory, ctypes.c_ubyte(1), c_size_t(8))
+source, target = pinned(8, 2), pinned(8)
+cu("cuStreamBeginCapture_v2", stream, 0)
+cu("cuMemcpyHtoDAsync_v2", memory, source, c_size_t(4), stream)
+cu("cuMemsetD8Async", memory, ctypes.c_ubyte(7), c_size_t(1), stream)
+cu("cuMemcpyDtoHAsync_v2", target, memory, c_size_t(8), stream)
+cu("cuStreamEndCapture", stream, byref(graph))
+cu("cuGraphInstantiateWithFlags", byref(exec_), graph, c_uint64(0))
+print(*target.raw)
+source.raw = bytes([3]) * 8
+wait(stream, 0, 1)
+cu("cuGraphLaunch", exec_, stream)
+cu("cuGraphExecDestroy", exec_); cu("cuGraphDestroy", graph)
+time.sleep(0.02)
+print(*target.raw)
+words[0] = 1
+cu("cuStreamSynchronize", stream)
+print(*target.raw)
+"""
+    nothing = "0 0 0 0 0 0 0 0"
+    assert run(tenants, script).split("\n") == [nothing, nothing, "7 3 3 3 1 1 1 1"]
+
+
 def test_memory_of_a_pool_and_mapped_memory_are_the_devices(tenants: Tenants) -> None:
     """Copies from them to pinned memory are queued: they wait in the stream, not in the call."""
     script = """

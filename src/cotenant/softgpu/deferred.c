@@ -34,6 +34,8 @@ void soft_make_contents(const struct soft_op *op)
     else if (op->to && op->element_bytes)
         for (uint64_t at = 0; at < op->bytes; at += op->element_bytes)
             memcpy((char *)op->to + at, &op->element, op->element_bytes);
+    for (uint32_t i = 0; i < op->part_count; i++)
+        soft_make_contents(&op->parts[i]);
 }
 
 static void work(struct soft_stream *stream, const struct soft_op *op, uint64_t now)

@@ -147,6 +147,8 @@ struct soft_op {
     uint32_t element;
     size_t element_bytes;
     uint64_t bytes;
+    const struct soft_op *parts; /* of a graph: what its nodes copy and fill */
+    uint32_t part_count;
     struct soft_op *next;
 };
 
@@ -163,6 +165,7 @@ struct soft_node {
     uint32_t sms; /* as of struct soft_unit */
     uint64_t allocates;
     bool frees;
+    struct soft_op contents; /* what it copies or fills */
 };
 
 struct soft_graph {
@@ -177,6 +180,7 @@ struct soft_exec {
     uint64_t length_ns;
     uint64_t allocates; /* memory nodes: reserved at the first launch */
     bool reserved;
+    struct soft_op contents; /* of all its nodes */
 };
 
 extern pthread_mutex_t soft_lock; /* all objects of this process */

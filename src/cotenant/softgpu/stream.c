@@ -248,7 +248,7 @@ CUresult soft_enqueue_filling(struct soft_stream *stream, struct soft_unit unit,
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture != CU_CAPTURE_NONE)
         return stream->capture == CU_CAPTURE_ACTIVE
-                   ? soft_add_node(stream, (struct soft_node){.length_ns = unit.length_ns, .sms = unit.sms})
+                   ? soft_add_node(stream, (struct soft_node){.length_ns = unit.length_ns, .sms = unit.sms, .contents = contents})
                    : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     CUresult result = may_work(stream);
     if (result != CUDA_SUCCESS)

@@ -253,11 +253,15 @@ EXPORT CUresult cuGraphInstantiateWithFlags(struct soft_exec **out, struct soft_
     struct soft_exec *exec = calloc(1, sizeof *exec);
     exec->kind = SOFT_EXEC;
     exec->kernels = graph->count;
+    struct soft_op *parts = calloc(graph->count + 1, sizeof *parts); /* kept: launches of it may still be held when it goes */
+    exec->contents.parts = parts;
     for (uint32_t i = 0; i < graph->count; i++) {
         uint32_t sms = graph->nodes[i].sms ? graph->nodes[i].sms : SOFT_SM_COUNT;
         exec->sms = sms > exec->sms ? sms : exec->sms;
         exec->length_ns += graph->nodes[i].length_ns;
         exec->allocates += graph->nodes[i].allocates;
+        if (graph->nodes[i].contents.to || graph->nodes[i].contents.part_count)
+            parts[exec->contents.part_count++] = graph->nodes[i].contents;
     }
     *out = exec;
     return CUDA_SUCCESS;
@@ -284,7 +288,7 @@ static CUresult launch_graph(struct soft_exec *exec, struct soft_stream *stream)
         exec->reserved = true;
     }
     struct soft_unit unit = {.length_ns = exec->length_ns, .kernels = exec->kernels, .sms = exec->sms, .work = 1};
-    return soft_enqueue(stream, unit, false);
+    return soft_enqueue_filling(stream, unit, exec->contents, false);
 }
 
 EXPORT CUresult cuGraphLaunch(struct soft_exec *exec, CUstream stream)
