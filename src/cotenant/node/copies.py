@@ -53,11 +53,21 @@ class Copies:
     def leave(self, tenant: Tenant) -> None:
         """A tenant has gone."""
         for gpu in tenant.gpus:
-            self._tenants.get(gpu.uuid, {}).pop(tenant.name, None)
-            queue = self._queues.get(gpu.uuid, {}).pop(tenant.name, None)
-            if queue is not None:
-                self._pages[gpu.uuid].describe(queue, 0.0, Rank.NORMAL)
-            self._refresh(gpu.uuid)
+            self._leave_at(tenant, gpu.uuid)
+
+    def _leave_at(self, tenant: Tenant, gpu: str) -> None:
+        self._tenants.get(gpu, {}).pop(tenant.name, None)
+        queue = self._queues.get(gpu, {}).pop(tenant.name, None)
+        if queue is not None:
+            self._pages[gpu].describe(queue, 0.0, Rank.NORMAL)
+        self._refresh(gpu)
+
+    def move(self, tenant: Tenant, gpu: str) -> None:
+        """A tenant has left a GPU for another one of those that it has now; its processes will ask there."""
+        for session in tenant.sessions:
+            self._drop_at(session, gpu)
+        self._leave_at(tenant, gpu)
+        self.join(tenant)
 
     def configure(self, settings: CopySettings) -> None:
         """New settings; they hold from the next copy on."""
@@ -134,11 +144,14 @@ class Copies:
 
     def drop(self, session: Session) -> None:
         """A process has gone; it is no longer among its tenant's sessions."""
-        for key in [key for key in self._participants if key[0] is session]:
-            number, gpu = self._participants.pop(key), key[1]
-            queue = self._queues.get(gpu, {}).get(session.tenant.name)
-            if queue is not None:
-                self._pages[gpu].drop(queue, number, last=not session.tenant.sessions)
+        for _, gpu in [key for key in self._participants if key[0] is session]:
+            self._drop_at(session, gpu, last=not session.tenant.sessions)
+
+    def _drop_at(self, session: Session, gpu: str, *, last: bool = True) -> None:
+        number = self._participants.pop((session, gpu), None)
+        queue = self._queues.get(gpu, {}).get(session.tenant.name)
+        if number is not None and queue is not None:
+            self._pages[gpu].drop(queue, number, last=last)
 
     def row(self, tenant: Tenant, gpu: str) -> dict[str, Any] | None:
         """For ps and top: weight, rank and counters of a tenant's queue; None without turns."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cotenant.node import gpus
+from cotenant.node import gpus, wire
+from cotenant.node.wire import Type
 
 if TYPE_CHECKING:
     from cotenant.node.agent import Agent
@@ -27,4 +28,7 @@ def relocate(agent: Agent, tenant: Tenant, target: str) -> None:
             if attached == home.uuid:
                 session.slots[slot] = target
                 session.page.slots[slot].uuid[:] = gpus.uuid_bytes(target)
+    agent.server.copies.move(tenant, home.uuid)
+    for session in tenant.sessions:
+        session.send(wire.pack(Type.PAGE_UPDATE))  # they join the floor and the link of that GPU
     agent.open_accounts(tenant)

@@ -32,7 +32,7 @@ static bool ever_connected, fork_handler_set;
 static struct cotenant_page *page; /* of the newest connection; older ones stay mapped */
 static uint32_t fail_mode = COTENANT_FAIL_CLOSED;
 static uint32_t reconnect_ms = 200;
-static bool helper_stopped;
+static bool helper_stopped, page_changed;
 static pid_t owner_pid;
 
 bool cot_exiting(void)
@@ -98,6 +98,7 @@ static void handle(const struct cotenant_message *message, int *passed_fd) /* wi
         break;
     case COTENANT_PAGE_UPDATE:
         fail_mode = page->fail_mode;
+        page_changed = true;
         pthread_cond_broadcast(&cot_changed);
         break;
     default:
@@ -137,6 +138,9 @@ static void receive_all(void)
         if (passed_fd >= 0)
             close(passed_fd);
         passed_fd = -1;
+        if (page_changed)
+            cot_gpus_follow(); /* before a turn that comes after it */
+        page_changed = false;
     }
 }
 

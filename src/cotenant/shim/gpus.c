@@ -31,7 +31,9 @@ uint32_t cot_gpu_count(void)
 static int attach(struct gpu *gpu)
 {
     struct cotenant_gpu_attach attach = {.ordinal = (uint32_t)gpu->device};
-    CUresult result = ((CUresult(*)(struct cu_uuid *, CUdevice))REAL(cuDeviceGetUuid_v2))(&gpu->uuid, gpu->device);
+    CUresult result = CUDA_SUCCESS; /* after a relocation it is what the agent said */
+    if (!gpu->relocations)
+        result = ((CUresult(*)(struct cu_uuid *, CUdevice))REAL(cuDeviceGetUuid_v2))(&gpu->uuid, gpu->device);
     if (result != CUDA_SUCCESS)
         result = ((CUresult(*)(struct cu_uuid *, CUdevice))REAL(cuDeviceGetUuid))(&gpu->uuid, gpu->device);
     if (result != CUDA_SUCCESS)
@@ -67,6 +69,21 @@ static int attach(struct gpu *gpu)
     cot_floor_join(gpu);
     cot_holder_join(gpu);
     return 0;
+}
+
+/* The agent has written other GPUs into the page: this process has come back on them, and what it joined on those before is no
+ * longer its business. */
+void cot_gpus_follow(void)
+{
+    for (uint32_t i = 0; i < cot_gpu_count(); i++) {
+        struct gpu *gpu = &gpus[i];
+        if (!gpu->attached || gpu->stale || memcmp(gpu->uuid.bytes, gpu->page_slot->uuid, sizeof gpu->uuid.bytes) == 0)
+            continue;
+        memcpy(gpu->uuid.bytes, gpu->page_slot->uuid, sizeof gpu->uuid.bytes);
+        atomic_fetch_add(&gpu->relocations, 1);
+        cot_floor_join(gpu);
+        cot_holder_join(gpu);
+    }
 }
 
 /* The record of a device; with attach, NULL when the agent does not give it to this tenant. */

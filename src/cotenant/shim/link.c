@@ -20,6 +20,7 @@ DECLARE_REAL(cuStreamSynchronize);
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct attached {
     uint64_t connection; /* that asked for the page */
+    uint32_t relocations; /* of the GPU, when it was asked for */
     struct copy_link link;
 } attached[COTENANT_MAX_GPUS];
 
@@ -43,6 +44,12 @@ static struct cotenant_copy_page *map_page(int fd, const struct cotenant_copies 
 static void attach(struct gpu *gpu, struct attached *mine, uint64_t connection)
 {
     pthread_mutex_lock(&attach_lock);
+    uint32_t relocations = gpu->relocations;
+    if (mine->relocations != relocations) { /* the page of another GPU */
+        __atomic_store_n(&mine->link.page, NULL, __ATOMIC_RELEASE);
+        mine->connection = 0;
+        __atomic_store_n(&mine->relocations, relocations, __ATOMIC_RELEASE);
+    }
     if (mine->connection != connection) {
         struct cotenant_message reply;
         int fd = -1;
@@ -74,7 +81,8 @@ static bool link_of(struct gpu *gpu, struct copy_link *link)
     struct cotenant_page *page = cot_agent_page();
     /* while the GPU is not attached to an agent that came back, its slot is one of the old page */
     bool current = page && gpu->page_slot == &page->slots[gpu->slot];
-    if (UNLIKELY(current && __atomic_load_n(&mine->connection, __ATOMIC_ACQUIRE) != page->connection_id) &&
+    bool moved = __atomic_load_n(&mine->relocations, __ATOMIC_ACQUIRE) != gpu->relocations;
+    if (UNLIKELY(moved || (current && __atomic_load_n(&mine->connection, __ATOMIC_ACQUIRE) != page->connection_id)) &&
         cot_agent_is_connected())
         attach(gpu, mine, page->connection_id);
     struct cotenant_copy_page *copies = __atomic_load_n(&mine->link.page, __ATOMIC_ACQUIRE);

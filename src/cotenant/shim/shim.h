@@ -91,6 +91,7 @@ struct gpu {
     _Atomic bool stale;                       /* the agent was lost: not yet attached to the one that came back */
     _Atomic bool denied;
     struct cu_uuid uuid;
+    _Atomic uint32_t relocations;     /* how often it has become another GPU: what was joined is the one before's */
     uint64_t total_bytes;
     _Atomic uint64_t turn_epoch;              /* of the turn that is open or being closed */
     uint64_t released_epoch;          /* the last one given back: a late message may still name it */
@@ -247,6 +248,7 @@ HIDDEN bool cot_gpu_room_for_context(CUdevice device); /* the driver had none: i
 HIDDEN void cot_gpu_context_made(CUdevice device, CUcontext context);
 HIDDEN void cot_gpu_context_gone(CUdevice device, CUcontext context);
 HIDDEN void cot_gpus_after_reconnect(void);
+HIDDEN void cot_gpus_follow(void); /* after PAGE_UPDATE, on the helper */
 HIDDEN uint64_t cot_total_launches(void);
 HIDDEN uint32_t cot_total_contexts(void);
 
