@@ -41,7 +41,7 @@ def test_the_order_is_the_cards(virtual: dict[str, Any], load: str, figure: str)
     assert not wrong, {scheme: (card[scheme], round(here[scheme], 3)) for scheme in card}
 
 
-def test_the_winner_of_the_issue_is_the_same(virtual: dict[str, Any]) -> None:
+def test_the_winner_is_the_same(virtual: dict[str, Any]) -> None:
     """Only a gate keeps LS within a quarter of alone beside short kernels; of the gates tidal leaves BE most."""
     for load in ("mm4096", "add256"):
         for rows in (CARD["rows"][load], {scheme: virtual[scheme][load] for scheme in virtual}):
