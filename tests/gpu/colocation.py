@@ -180,7 +180,7 @@ def schemes(found: Found) -> None:
 
 def tidal(found: Found) -> None:
     """The scheme tidal alone: what the promise is about, beside short kernels with requests enough for its 99 %."""
-    for name, kinds, count in (("short", SHORT, 8), ("long", LONG, 4)):
+    for name, kinds, count in (("short", SHORT, 8), ("long", LONG, 3)):
         found[name] = {}
         measure(GPU, plan(kinds, "tidal", rounds=count, block_s=2.0), found[name])
 
@@ -349,7 +349,7 @@ STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
     "without_mps": (without_mps, 75),
     "faults": (faults, 90),
     "bandwidth_curve": (bandwidth_curve, 50),
-    "tidal": (tidal, 330),
+    "tidal": (tidal, 350),
     "green": (green, 40),
     "l2_window": (l2_window, 80),
     "kernels": (kernels, 110),
