@@ -332,11 +332,15 @@ def test_an_agent_that_restarts_finds_what_is_away(node: Callable[..., Node]) ->
     here.call("park", name="b")
     here.call("park", name="c")
     time.sleep(0.3)  # the state file is written
+    counts = ("moves_out", "moved_out_bytes", "moving_s")
+    before = [here.where("b")[name] for name in counts]
+    assert before[:2] == [1, 96 * MIB]
     here.agent.kill()
     here.agent.wait()
     here.start()
     wait_for(lambda: len(here.tenant("a")["pids"]) == 1 and len(here.tenant("b")["pids"]) == 1, 10, "their return")
     assert {row["name"] for row in here.call("parked")["parked"]} == {"b", "c"}
+    assert [here.where("b")[name] for name in counts] == before, "what it has moved is still counted"
     assert swapped.ask("check()") == "intact"
     parked.tell("check()")
     whole.tell("check()")

@@ -323,7 +323,8 @@ class Agent:
             self._save_timer.cancel()
             self._save_timer = None
         try:
-            state.save(self.folder / "state.json", self.registry.tenants.values(), self.parking.rows())
+            tenants, counts = self.registry.tenants.values(), self.residency.counts
+            state.save(self.folder / "state.json", tenants, self.parking.rows(), counts)
             self._saved_fault = ""
         except OSError as error:
             if not self._saved_fault:

@@ -260,6 +260,7 @@ class Residency:
             self._last_move_ns[gpu] += int(seconds * 1e9)
             residency.rates.observe(plan.out_bytes, plan.in_bytes, seconds)
             self._count(tenant.name).seconds += seconds
+        self.agent.save()  # an agent that comes back counts on
         return went and came
 
     async def _all_out(self, plan: Switch, gpu: str, flow: Flow) -> bool:

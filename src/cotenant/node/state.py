@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cotenant.model.errors import InputError
 from cotenant.node.config import TenantSpec
 from cotenant.node.holders import Holder
+from cotenant.node.moves import MoveCount
 from cotenant.node.processes import ProcessKey, alive
 from cotenant.node.tenants import Tenant, spec_from_dict, spec_to_dict
 
@@ -27,6 +29,7 @@ class SavedTenant:
         self.holder = Holder(*map(str, holder)) if holder else None
         root = data.get("root")
         self.root = ProcessKey(int(root[0]), int(root[1])) if root else None
+        self.moves = MoveCount(**data.get("moves") or {})
         self.processes = [ProcessKey(int(pid), int(ticks)) for pid, ticks in data.get("processes", ())]
 
     @property
@@ -40,8 +43,14 @@ class SavedTenant:
         return self.root is not None and alive(self.root)
 
 
-def save(path: Path, tenants: Iterable[Tenant], parked: Iterable[dict[str, Any]] = ()) -> None:
+def save(
+    path: Path,
+    tenants: Iterable[Tenant],
+    parked: Iterable[dict[str, Any]] = (),
+    moves: Mapping[str, MoveCount] | None = None,
+) -> None:
     """Write the state file (readable by its owner only: it holds tokens). OSError when it cannot be written."""
+    counted = moves or {}
     rows = [
         {
             "spec": spec_to_dict(tenant.spec) | {"gpus": [g.uuid for g in tenant.gpus]},
@@ -51,6 +60,7 @@ def save(path: Path, tenants: Iterable[Tenant], parked: Iterable[dict[str, Any]]
             "timeout_s": tenant.timeout_s,
             "declared": tenant.declared,
             "holder": list(tenant.holder) if tenant.holder else None,
+            "moves": asdict(counted[tenant.name]) if tenant.name in counted else None,
             "processes": [*map(list, {session.process for session in tenant.sessions} | tenant.heirs)],
         }
         for tenant in tenants

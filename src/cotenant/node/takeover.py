@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node import holding, state
+from cotenant.node.moves import MoveCount
 
 if TYPE_CHECKING:
     from cotenant.node.agent import Agent
@@ -28,6 +29,8 @@ def take_over(agent: Agent) -> None:
             agent.log(f"tenant {saved.spec.name} of the last agent is not taken over: {error}")
             continue
         tenant.timeout_s = saved.timeout_s
+        if saved.moves != MoveCount():
+            agent.residency.counts[tenant.name] = saved.moves
         if saved.holder is not None:
             holding.keep(agent, tenant, saved.holder)
         if saved.root_alive and saved.root is not None:
