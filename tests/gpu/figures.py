@@ -222,15 +222,15 @@ def overheads(kind: str, processes: int, pairs: int) -> dict[str, Any]:
 
 
 def endless_or_not(kind: str, processes: int, rounds: int) -> dict[str, Any]:
-    """What a turn without an end is worth: tenants of two agents, one of which always gives deadlines, and a native
-    program, all three interleaved."""
+    """What a turn without an end is worth: tenants of two agents, one of which always gives deadlines, and two native
+    programs, all four interleaved. The two native ones say what such a comparison finds where there is nothing."""
     agents = {"endless": {"alone_after": "0s"}, "finite": {"alone_after": "1000s"}}
     with contextlib.ExitStack() as stack:
         core = stack.enter_context(overhead.core_of_its_own())
         benches = {name: stack.enter_context(Bench(GPUS, settings)) for name, settings in agents.items()}
         sets = [
             [
-                benches["endless"].native(kind, core=core),
+                *(benches["endless"].native(kind, core=core) for _ in range(2)),
                 *(bench.tenant(kind, TenantSpec(f"{kind}{n}"), core=core) for bench in benches.values()),
             ]
             for n in range(processes)
@@ -239,10 +239,15 @@ def endless_or_not(kind: str, processes: int, rounds: int) -> dict[str, Any]:
             workload.wait_ready()
         found = []
         for sides in sets:
-            for workload in sides[1:]:
+            for workload in sides[2:]:
                 workload.block(overhead.LEAD_IN_S)
             found.append(overhead.interleaved(sides, rounds, block_s=0.05))
-    pairs = {"endless_over_native": (0, 1), "finite_over_native": (0, 2), "endless_over_finite": (2, 1)}
+    pairs = {
+        "native_over_native": (0, 1),
+        "endless_over_native": (0, 2),
+        "finite_over_native": (0, 3),
+        "endless_over_finite": (3, 2),
+    }
     rows = {name: overhead.summary_of_processes([[f[a], f[b]] for f in found]) for name, (a, b) in pairs.items()}
     return {
         name: {key: row[key] for key in ("ratio", "ratio_ci95", "ratio_trimmed", "ratio_trimmed_ci95", "by_process")}
@@ -305,6 +310,7 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "overhead_graph": lambda: overheads("graph", 7, 30),
     "endless_graph": lambda: endless_or_not("graph", 6, 20),
     "endless_training": lambda: endless_or_not("training", 6, 30),
+    "endless_launch": lambda: endless_or_not("launch", 6, 30),
     "wake": wake,
 }
 
