@@ -46,15 +46,12 @@ CHUNKED: dict[str, dict[str, Any]] = {
     "chunk 16 MiB": design(2, 16, alone=2),
 }
 ALONE = ("default", "no larger pieces alone", "alone 32 MiB")  # what differs for one alone
-ONE_BY_ONE: dict[str, dict[str, Any]] = {
-    name: CHUNKED[name] for name in ("default", "lead 40 us", "chunk 4 MiB", "chunk 16 MiB")
-}
+ONE_BY_ONE: dict[str, dict[str, Any]] = {name: CHUNKED[name] for name in ("default", "3 in flight", "chunk 4 MiB")}
 BESIDE: dict[str, dict[str, Any]] = {
     "default": design(),
     "1 in flight": design(in_flight=1),
     "lead 20 us": design(lead_us=1000 if SOFT else 20),
     "chunk 4 MiB": design(0.5, 4, alone=0.5),
-    "chunk 16 MiB": design(2, 16, alone=2),
 }
 
 
@@ -112,7 +109,7 @@ def rounds_of(
     table: Callable[[int], dict[str, Any]],
     keep: Keep,
 ) -> dict[str, Any]:
-    """Measure every design in every round, for about that long; `table` makes the result, kept after each round.
+    """Measure every design in every round, for about that long; `table` makes the result, kept after each design.
 
     A design whose settings the agent does not take is left out from then on.
     """
@@ -129,10 +126,10 @@ def rounds_of(
                 refused[name] = failure(error)
                 continue
             measure(name)
+            found = table(count) | ({"refused": refused} if refused else {})
+            keep(found)
         count += 1
-        found = table(count) | ({"refused": refused} if refused else {})
-        keep(found)
-    return found
+    return found | {"rounds": count}
 
 
 def sharing(
@@ -280,7 +277,7 @@ def designs_one_by_one(keep: Keep) -> dict[str, Any]:
     """Programs that make one copy after the other: of eight chunks and of two."""
 
     def case(size: int) -> Callable[[Keep], dict[str, Any]]:
-        return lambda part: sharing("h2d", ONE_BY_ONE, 22.0, "sync", size, part)
+        return lambda part: sharing("h2d", ONE_BY_ONE, 14.0, "sync", size, part)
 
     return each({f"{size >> 20} MiB": case(size) for size in (COPY, COPY // 4)}, keep, 50.0)
 
@@ -289,7 +286,7 @@ def designs_beside(keep: Keep) -> dict[str, Any]:
     """A latency-sensitive tenant's copies in either direction."""
 
     def case(direction: str) -> Callable[[Keep], dict[str, Any]]:
-        return lambda part: beside(direction, BESIDE, 25.0, part)
+        return lambda part: beside(direction, BESIDE, 22.0, part)
 
     return each({direction: case(direction) for direction in ("h2d", "d2h")}, keep, 50.0)
 
