@@ -40,6 +40,15 @@ def test_wrong_options_are_one_sentence(arguments: list[str], field: str) -> Non
     assert done.out == ""
 
 
+@pytest.mark.parametrize("words", [("pcie", "--weights", "1,x"), ("pcie", "--weights", "0"), ("shares", "--limits", "x")])
+def test_the_light_entry_point_says_the_same_in_one_sentence(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "cotenant.bench", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert words[1] in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_profiled_program_is_given_time() -> None:
     done = cotenant("profile", "kernels", "--gpus", "soft", "--timeout", "0", "--", "true")
     assert done.code == 2

@@ -6,13 +6,16 @@ import argparse
 import json
 import sys
 
-from cotenant.bench import colocation, overhead, pcie, shares, swap
+from cotenant.bench import colocation, copying, overhead, pcie, shares, swap
 from cotenant.bench.workload import KINDS
 from cotenant.model.errors import InputError, WorkError
 
 
-def _fractions(text: str) -> list[float]:
-    return [float(part) / 100.0 for part in text.split(",")]
+def _fractions(text: str, field: str) -> list[float]:
+    try:
+        return [float(part) / 100.0 for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{text!r} is not a list of percentages such as 30,70", field=field) from None
 
 
 def _run(given: argparse.Namespace) -> dict[str, object]:
@@ -22,7 +25,8 @@ def _run(given: argparse.Namespace) -> dict[str, object]:
             gpus=given.gpus, workloads=kinds, pairs=given.pairs, block_s=given.block_s, processes=given.processes
         )
     if given.what == "pcie":
-        return pcie.measure([float(part) for part in given.weights.split(",")], gpus=given.gpus, seconds=given.seconds)
+        weights = pcie.parse_weights(given.weights)
+        return pcie.measure(weights, gpus=given.gpus, seconds=given.seconds, direction=given.direction)
     if given.what == "swap":
         return swap.measure(given.size, given.moves, gpus=given.gpus, park=not given.no_park)
     if given.what == "colocation":
@@ -35,8 +39,8 @@ def _run(given: argparse.Namespace) -> dict[str, object]:
         )
         rows: dict[str, object] = colocation.measure(given.gpus, plan)["schemes"]
         return rows
-    requests = _fractions(given.requests)
-    limits = _fractions(given.limits) if given.limits else [1.0] * len(requests)
+    requests = _fractions(given.requests, "--requests")
+    limits = _fractions(given.limits, "--limits") if given.limits else [1.0] * len(requests)
     return shares.measure(
         requests,
         limits,
@@ -62,6 +66,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, help="pairs of processes per workload")
     parser.add_argument("--workloads", default=",".join(KINDS))
     parser.add_argument("--weights", default="1,3", help="of copies")
+    parser.add_argument("--direction", choices=copying.DIRECTIONS, default="h2d", help="of copies")
     parser.add_argument("--size", type=int, default=1 << 30, help="bytes")
     parser.add_argument("--moves", type=int, default=20)
     parser.add_argument("--no-park", action="store_true")

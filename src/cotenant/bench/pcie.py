@@ -14,6 +14,7 @@ from typing import Any
 
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.shares import COUNT, between
+from cotenant.model.errors import InputError
 from cotenant.node.config import TenantSpec, check_spec
 
 WARM_S = 0.3
@@ -31,6 +32,17 @@ def specs_for(weights: Sequence[float], mechanism: str) -> list[TenantSpec]:
         check_spec(TenantSpec(f"copy{index}", copy_weight=weight, mechanism=mechanism))
         for index, weight in enumerate(weights)
     ]
+
+
+def parse_weights(text: str) -> list[float]:
+    """Weights of the tenants, one of each, from "1,3". InputError for anything else."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{text!r} is not a list of weights such as 1,3", field="--weights") from None
+    if not 1 <= len(found) <= 16 or not all(0.001 <= weight <= 1000.0 for weight in found):
+        raise InputError("give 1 to 16 weights between 0.001 and 1000", field="--weights")
+    return found
 
 
 def percentile(values: Sequence[float], part: float) -> float:

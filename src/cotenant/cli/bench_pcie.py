@@ -29,11 +29,11 @@ def pcie(
     if curve:
         _curve(gpus, as_json)
         return
-    from cotenant.bench.pcie import measure
+    from cotenant.bench.pcie import measure, parse_weights
     from cotenant.node.config_copies import with_options
     from cotenant.policy.colocation.copies import CopySettings
 
-    checked = _weights(weights)
+    checked = parse_weights(weights)
     _one_of(direction, ("h2d", "d2h"), "--direction")
     _one_of(memory, ("pinned", "pageable"), "--memory")
     _one_of(mode, ("async", "sync"), "--mode")
@@ -79,18 +79,6 @@ def _curve(gpus: str, as_json: bool) -> None:
     for row in found["curve"]:
         size = f"{row['chunk_bytes'] >> 10} KiB"
         print(f"  {row['direction']}  {size:>10}  {row['plain_gb_per_s']:7.1f}  {row['paced_gb_per_s']:7.1f}")
-
-
-def _weights(text: str) -> list[float]:
-    from cotenant.model.errors import InputError
-
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"{text!r} is not a list of weights such as 1,3", field="--weights") from None
-    if not 1 <= len(found) <= 16 or not all(0.001 <= weight <= 1000.0 for weight in found):
-        raise InputError("give 1 to 16 weights between 0.001 and 1000", field="--weights")
-    return found
 
 
 def _one_of(value: str, allowed: tuple[str, ...], field: str) -> None:
