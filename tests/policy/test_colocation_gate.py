@@ -222,33 +222,33 @@ def test_a_duty_leaves_that_part_of_the_time_idle_and_lets_nothing_grow(length_u
 
 def test_a_paced_program_owes_idle_time_and_pays_it_at_once() -> None:
     rule, state = settings_for("tidal", duty=0.5).rule(), GateState()
-    assert may_go(rule, state, NONE, 200 * US, 1000 * US)
-    went(rule, state, NONE, 200 * US, 1000 * US)
+    assert may_go(rule, state, NONE, 100 * US, 1000 * US)
+    went(rule, state, NONE, 100 * US, 1000 * US)
     state.unfinished = 1
-    ended(state, 200 * US, 1200 * US)
-    assert may_go(rule, state, NONE, 400 * US, 1200 * US)  # owes 200 us, less than a rest
-    went(rule, state, NONE, 400 * US, 1200 * US)
+    ended(state, 100 * US, 1100 * US)
+    assert may_go(rule, state, NONE, 400 * US, 1100 * US)  # owes 100 us, less than a rest
+    went(rule, state, NONE, 400 * US, 1100 * US)
     state.unfinished = 1
-    ended(state, 400 * US, 1600 * US)
-    assert state.owed_ns == 600 * US
-    assert not may_go(rule, state, NONE, 200 * US, 2199 * US)
-    assert may_go(rule, state, NONE, 200 * US, 2200 * US)
+    ended(state, 400 * US, 1500 * US)
+    assert state.owed_ns == 500 * US
+    assert not may_go(rule, state, NONE, 200 * US, 1999 * US)
+    assert may_go(rule, state, NONE, 200 * US, 2000 * US)
 
 
 def test_idle_time_of_the_programs_own_pays_and_the_time_of_ls_work_does_not() -> None:
     rule, state = settings_for("tidal", duty=0.8).rule(), GateState()
-    assert may_go(rule, state, NONE, 1600 * US, 1000 * US)
-    went(rule, state, NONE, 1600 * US, 1000 * US)
-    ended(state, 1600 * US, 2600 * US)
+    assert may_go(rule, state, NONE, 700 * US, 1000 * US)
+    went(rule, state, NONE, 700 * US, 1000 * US)
+    ended(state, 700 * US, 1700 * US)
     state.unfinished = 0
-    assert may_go(rule, state, NONE, 100 * US, 2900 * US)  # owes 400 us; 300 have passed idle
-    went(rule, state, NONE, 100 * US, 2900 * US)
-    assert state.owed_ns == 125 * US
-    ended(state, 100 * US, 3000 * US)
-    assert not may_go(rule, state, UNKNOWN, 100 * US, 3000 * US)
+    assert may_go(rule, state, NONE, 100 * US, 1800 * US)  # owes 175 us; 100 have passed idle
+    went(rule, state, NONE, 100 * US, 1800 * US)
+    assert state.owed_ns == 100 * US
+    ended(state, 100 * US, 1900 * US)
+    assert not may_go(rule, state, UNKNOWN, 100 * US, 1900 * US)
     assert may_go(rule, state, NONE, 100 * US, 9000 * US)
     went(rule, state, NONE, 100 * US, 9000 * US)
-    assert state.owed_ns == 150 * US
+    assert state.owed_ns == 125 * US
 
 
 def test_the_bound_shrinks_again() -> None:

@@ -174,8 +174,8 @@ def test_events_are_few_where_lengths_are_known(world: Start) -> None:
     checked, clocked = warm(world(check_ns=0), SHORT), warm(world(), SHORT)
     assert checked.events_per_ms > 15
     assert checked.work < 0.95
-    assert clocked.events_per_ms < 4
-    assert clocked.work > 0.985
+    assert clocked.events_per_ms < 7  # one in 156 us, three pieces of two kernels
+    assert clocked.work > 0.98
 
 
 @pytest.mark.parametrize(("kernels", "length"), [(SHORT, 26 * US), (MIDDLE, 195 * US)])

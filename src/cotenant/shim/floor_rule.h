@@ -40,7 +40,7 @@ struct floor_state {
 #define FLOOR_WINDOW_NS INT64_C(10000000)
 #define FLOOR_LONGEST_NS INT64_C(1000000000) /* so that products of two times fit */
 #define FLOOR_GAP_NS INT64_C(1000000)
-#define FLOOR_REST_NS INT64_C(500000) /* idle time is owed up to here, then paid at once: kernels in a row can be timed */
+#define FLOOR_REST_NS INT64_C(200000) /* idle time is owed up to here, then paid at once: kernels in a row can be timed */
 
 static inline int64_t floor_least(int64_t a, int64_t b)
 {

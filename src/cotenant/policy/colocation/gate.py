@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 WINDOW_NS = 10_000_000  # of time without LS work, after which tidal's bound is looked at again
 GAP_NS = 1_000_000
-REST_NS = 500_000  # idle time is owed up to here, then paid at once: kernels in a row can be timed
+REST_NS = 200_000  # idle time is owed up to here, then paid at once: kernels in a row can be timed
 LONGEST_NS = 1_000_000_000  # so that products of two times fit into 64 bits in C
 
 

@@ -71,7 +71,7 @@ class ColocationSettings:
     hold_limit_ns: int = 500_000_000
     sm_threshold: int = 0
     stretch: float = 4.0
-    check_ns: int = 400_000
+    check_ns: int = 150_000
     duty: float = 1.0
 
     def __post_init__(self) -> None:
