@@ -40,7 +40,10 @@ def test_wrong_options_are_one_sentence(arguments: list[str], field: str) -> Non
     assert done.out == ""
 
 
-@pytest.mark.parametrize("words", [("pcie", "--weights", "1,x"), ("pcie", "--weights", "0"), ("shares", "--limits", "x")])
+@pytest.mark.parametrize(
+    "words",
+    [("pcie", "--weights", "1,x"), ("pcie", "--weights", "0"), ("shares", "--limits", "?")],
+)
 def test_the_light_entry_point_says_the_same_in_one_sentence(words: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "cotenant.bench", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -97,10 +97,8 @@ def test_copies_carry_the_same_and_keep_their_order() -> None:
     """By stream and by thread, pinned and pageable, linear and by rows; captures are left alone."""
     with quick_link(), Bench("soft", settings()) as bench:
         native = call_checks(bench, None)
-        native["graphs"].pop("content")  # the software GPU's graphs carry no contents
         assert all_good(native), native
         paced = call_checks(bench, spec("stream", 1.0))
-        assert paced["graphs"].pop("content") is False
         assert all_good(paced), paced
         wait_for(lambda: not any(r["name"] == "stream" for r in bench.tenants()), 2.0, "it has ended")
     with quick_link(), Bench("soft", settings(paced="thread")) as bench:
