@@ -12,7 +12,7 @@ from cotenant.model.units import parse_fraction, parse_seconds
 from cotenant.node import kernel_table
 from cotenant.policy.colocation import ColocationSettings, settings_for
 
-_KEYS = ("scheme", "interval", "lead", "beside", "hold_limit", "sm_threshold", "stretch", "check", "duty")
+_KEYS = ("scheme", "interval", "lead", "beside", "hold_limit", "sm_threshold", "stretch", "check", "duty", "clock")
 _CLASSES = ("unknown", "memory", "compute")
 
 
@@ -31,7 +31,7 @@ def parse_colocation(data: Any) -> ColocationSettings:
     for key in ("interval", "lead", "hold_limit", "check"):
         if key in data:
             changes[f"{key}_ns"] = round(parse_seconds(data[key], f"colocation.{key}") * 1e9)
-    for key in ("beside", "duty"):
+    for key in ("beside", "duty", "clock"):
         if key in data:
             changes[key] = parse_fraction(data[key], f"colocation.{key}")
     if "sm_threshold" in data:

@@ -13,20 +13,22 @@ from typing import Any
 
 from cotenant.model.errors import InputError
 from cotenant.node import floor_page, kernel_table
+from cotenant.node.card_clock import CardClock, card_clock
 from cotenant.node.floor_page import BEST_EFFORT, LATENCY_SENSITIVE, FloorPage
 from cotenant.node.gpus import uuid_text
 from cotenant.node.listener import Listener
 from cotenant.node.processes import Peer, peer_of
 from cotenant.node.tenants import Tenant
 from cotenant.node.wire import MESSAGE_BYTES
-from cotenant.policy.colocation import ColocationSettings, WorkClass, scheme_named, settings_for
+from cotenant.policy.colocation import ColocationSettings, WorkClass, next_duty, scheme_named, settings_for
 from cotenant.policy.colocation.gate import RuleKind
 
 MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
 MEND_S = 1.0
+CLOCK_S = 0.05
 GRACE_S = 5.0  # for LS processes of an agent before this one to come back, meanwhile BE keeps its bounds
-PARTS = ("beside", "stretch", "duty")  # settings that need not be whole numbers
+PARTS = ("beside", "stretch", "duty", "clock")  # settings that need not be whole numbers
 WORK_CLASSES = {
     "unknown": WorkClass.UNKNOWN,
     "memory": WorkClass.MEMORY,
@@ -56,6 +58,7 @@ class Floors:
         tenant_of: Callable[[int], Tenant | None],
         log: Callable[[str], None],
         in_container: Callable[[int], bool] = lambda pid: False,
+        clock_of: Callable[[str], CardClock | None] = card_clock,
     ) -> None:
         self.path = path
         self._in_container = in_container
@@ -67,6 +70,10 @@ class Floors:
         self._listener: Listener | None = None
         self._grace = True
         self._mending: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._clock_of = clock_of
+        self._clocks: dict[str, CardClock | None] = {}
+        self._duty = dict.fromkeys(self.pages, 1.0)
         for page in self.pages.values():
             page.layout.present = 1
         self.configure(settings)
@@ -76,6 +83,10 @@ class Floors:
         self.settings = settings
         for page in self.pages.values():
             page.write(settings)
+        self._duty = dict.fromkeys(self.pages, settings.first_duty)
+        if self._looking is not None:
+            self._looking.cancel()
+            self._look_at_clocks()
 
     def lend(self, settings: ColocationSettings) -> Callable[[], None]:
         """Put other settings into force for a while. Returns what puts back those before, unless others came since."""
@@ -106,6 +117,32 @@ class Floors:
         self._listener = Listener(self.path, mode, self._take, self._log)
         asyncio.get_running_loop().call_later(GRACE_S, self._grace_over)
         self._mending = asyncio.get_running_loop().call_later(MEND_S, self._mend)
+        self._look_at_clocks()
+
+    def _look_at_clocks(self) -> None:
+        """Where BE may be beside LS: hold it to what the card's clock allows."""
+        asked = self.settings.clock > 0 and scheme_named(self.settings.scheme).rule is RuleKind.TIDAL
+        self._looking = asyncio.get_running_loop().call_later(CLOCK_S if asked else MEND_S, self._look_at_clocks)
+        for gpu, page in self.pages.items() if asked else ():
+            if page.layout.tenants and page.layout.present:
+                self._look_at_clock(gpu, page)
+
+    def _look_at_clock(self, gpu: str, page: FloorPage) -> None:
+        if gpu not in self._clocks:
+            self._clocks[gpu] = self._clock_of(gpu)
+            if self._clocks[gpu] is None:
+                self._log(f"the clock of {gpu} cannot be read: best-effort work is not held to what it allows")
+        card = self._clocks[gpu]
+        if card is None:
+            return
+        try:
+            clock = card.part()
+        except OSError as error:
+            self._log(f"the clock of {gpu} cannot be read any more: {error}")
+            self._clocks[gpu], clock = None, 1.0
+            self._duty[gpu] = 1.0
+        self._duty[gpu] = next_duty(self._duty[gpu], clock, self.settings.clock, self.settings.duty)
+        page.layout.duty_permille = round(self._duty[gpu] * 1000)
 
     def _mend(self) -> None:
         self._mending = asyncio.get_running_loop().call_later(MEND_S, self._mend)
@@ -222,6 +259,7 @@ class Floors:
             "stretch": self.settings.stretch,
             "check_us": self.settings.check_ns / 1e3,
             "duty": self.settings.duty,
+            "clock": self.settings.clock,
             "gpus": {gpu: self._gpu(gpu) for gpu in self.pages},
         }
 
@@ -231,6 +269,7 @@ class Floors:
         return {
             "best_effort_processes": layout.tenants,
             "bounded": layout.present > 0,
+            "duty": layout.duty_permille / 1000,
             "holders": [
                 {"pid": layout.pid[i], "up": bool(layout.raised[i]), "raises": layout.raises[i]} for i in holders
             ],
@@ -241,6 +280,8 @@ class Floors:
         self._grace = True
         if self._mending is not None:
             self._mending.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         if self._listener is not None:
             self._listener.close()
         for member in list(self._members):
@@ -260,7 +301,17 @@ def _send_table(to: socket.socket, table: bytes) -> None:
 
 def changed(settings: ColocationSettings, order: dict[str, Any]) -> ColocationSettings:
     """Settings after an order of the control socket. A new scheme brings its own times. InputError."""
-    allowed = ("interval_ns", "lead_ns", "beside", "hold_limit_ns", "sm_threshold", "stretch", "check_ns", "duty")
+    allowed = (
+        "interval_ns",
+        "lead_ns",
+        "beside",
+        "hold_limit_ns",
+        "sm_threshold",
+        "stretch",
+        "check_ns",
+        "duty",
+        "clock",
+    )
     changes = {key: order[key] for key in allowed if order.get(key) is not None}
     for key, value in changes.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or (key not in PARTS and value != int(value)):

@@ -111,7 +111,7 @@ class FloorPage:
         layout.sm_threshold = settings.sm_threshold
         layout.stretch_permille = round(settings.stretch * 1000)
         layout.check_ns = settings.check_ns
-        layout.duty_permille = round(settings.duty * 1000)
+        layout.duty_permille = round(settings.first_duty * 1000)
         layout.scheme = int(scheme_named(settings.scheme).rule)
 
     def up(self, now_ns: int) -> set[int]:

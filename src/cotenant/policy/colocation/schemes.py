@@ -62,6 +62,7 @@ class ColocationSettings:
     `stretch`: how far tidal's interval may grow for a program that leaves the GPU dry (1: not at all). `check_ns`: BE
     work between two events, by the clock meanwhile (tidal; 0: each piece has an event). `duty`: part of the time that
     tidal lets BE keep the GPU busy while LS is idle; on a card at its power limit the rest keeps the clock up for LS.
+    `clock`: only as long as the card's SM clock is below that part of its highest (0: always, and where none is read).
     """
 
     scheme: str = "tidal"
@@ -73,6 +74,7 @@ class ColocationSettings:
     stretch: float = 4.0
     check_ns: int = 150_000
     duty: float = 1.0
+    clock: float = 0.0
 
     def __post_init__(self) -> None:
         scheme_named(self.scheme)
@@ -92,6 +94,13 @@ class ColocationSettings:
             raise InputError("best-effort work between two events is 0 s to 1 s", field="check")
         if not 0.1 <= self.duty <= 1.0:
             raise InputError("best-effort work may keep the GPU busy for 10 % to 100 % of the time", field="duty")
+        if not 0.0 <= self.clock <= 1.0:
+            raise InputError("the clock to keep is 0 % to 100 % of the card's highest", field="clock")
+
+    @property
+    def first_duty(self) -> float:
+        """The duty in force while nothing is known of the card's clock."""
+        return 1.0 if self.clock else self.duty
 
     def rule(self, work_class: WorkClass = WorkClass.UNKNOWN, work_sms: int = 0, tenants: int = 1) -> Rule:
         """The rule of one of `tenants` BE processes whose kernels are of that class and fill that many SMs."""
@@ -104,7 +113,7 @@ class ColocationSettings:
             work_class,
             work_sms,
             round(self.stretch * 1000),
-            round(self.duty * 1000),
+            round(self.first_duty * 1000),
         )
 
 
