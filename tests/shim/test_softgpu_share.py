@@ -75,6 +75,19 @@ def test_on_a_part_of_the_sms_a_full_kernel_takes_longer_and_a_small_one_does_no
     assert library.ask(NOW + 10_000, 1000, 1, 33, COMPUTE) == NOW + 11_000
 
 
+def test_a_memory_bound_kernel_reaches_its_speed_with_a_third_of_the_sms(share: Callable[[float], ctypes.CDLL]) -> None:
+    """The card's figure: 1.34 times as long on a quarter as on three quarters."""
+    assert share(75).ask(0, 100_000, 1, 0, MEMORY) == NOW + 100_000
+    assert share(25).ask(0, 100_000, 1, 0, MEMORY) == NOW + 134_000
+
+
+def test_two_memory_bound_kernels_share_the_bandwidth_by_their_sms(share: Callable[[float], ctypes.CDLL]) -> None:
+    """On three quarters, beside one on the rest: three quarters of the bandwidth where 0.95 were asked for."""
+    library = share(75)
+    library.put(1, NOW + 10_000_000, 1_400_000, 250, MEMORY)
+    assert library.ask(0, 100_000, 1, 0, MEMORY) - NOW == pytest.approx(100_000 * 0.95 / 0.75, abs=2)
+
+
 def test_each_kernel_waits_for_one_of_a_neighbour_that_fills_the_gpu(share: Callable[[float], ctypes.CDLL]) -> None:
     library = share(100)
     library.put(1, NOW + 5000, 1600, 1000, COMPUTE)

@@ -24,7 +24,7 @@ from cotenant.node.launcher import Launch, register
 
 WIDE, NARROW = 0.75, 0.25  # parts of the SMs; the memory mover has NARROW beside WIDE
 NEEDS_MEMORY, NEEDS_SMS = 1.2, 2.0
-HOG = "add256"
+HOG, SOFT_HOG = "add256", "add2048"  # the software GPU sees what is queued when a kernel is: that has to be much
 VARIABLE = "COTENANT_KERNELS"
 
 
@@ -172,7 +172,7 @@ def measure(
             narrow, _ = run_once(rig, command, NARROW, timeout_s, 2, given)
             progress(f"on {WIDE:.0%} beside memory traffic on the rest")
             hog = rig.be_native("mover", sms=NARROW).wait_ready()
-            hog.ask(f"load {HOG}", 60)
+            hog.ask(f"load {SOFT_HOG if gpus == 'soft' else HOG}", 60)
             hog.tell(f"run {timeout_s + 60}")
             beside, _ = run_once(rig, command, WIDE, timeout_s, 3, given)
             hog.process.kill()

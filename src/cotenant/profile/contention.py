@@ -26,6 +26,7 @@ class Contention:
     demand: tuple[float, ...]
     density: tuple[float, ...]
     fill: tuple[float, ...]  # most of the SMs that a kernel of a class keeps busy
+    reach: tuple[float, ...]  # with that part of them it is as fast as with all
     sliced: float
     slice_ns: int
     launch_ns: int
@@ -45,6 +46,7 @@ def read_table() -> Contention:
         (0.0, *(values[f"SOFT_DEMAND_{kind}_PERMILLE"] / 1000 for kind in kinds)),
         (0.0, *(values[f"SOFT_DENSITY_{kind}_PERMILLE"] / 1000 for kind in kinds)),
         (1.0, 1.0, values["SOFT_FILL_MEMORY_PERMILLE"] / 1000, 1.0),
+        (1.0, 1.0, values["SOFT_REACH_MEMORY_PERMILLE"] / 1000, 1.0),
         values["SOFT_SLICED_PERMILLE"] / 1000,
         values["SOFT_TIME_SLICE_NS"],
         values["SOFT_LAUNCH_NS"],
@@ -67,7 +69,8 @@ def grants(needs: Sequence[float]) -> list[float]:
 def rates(table: Contention, needs: Sequence[float], classes: Sequence[int]) -> list[float]:
     """Speed of each kernel against itself alone, oldest first."""
     held = grants(needs)
-    speeds = [got / need if need else 0.0 for got, need in zip(held, needs, strict=True)]
+    used = [min(need, table.reach[c]) for need, c in zip(needs, classes, strict=True)]
+    speeds = [min(1.0, got / part) if part else 0.0 for got, part in zip(held, used, strict=True)]
     asks = [table.demand[c] * speed for c, speed in zip(classes, speeds, strict=True)]
     weights = [table.density[c] * got for c, got in zip(classes, held, strict=True)]
     given = _fair(asks, weights)

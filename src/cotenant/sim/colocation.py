@@ -140,7 +140,7 @@ class ColocationEngine:
         fill = min(self.table.fill[work.work_class], work.sms / self.job.sm_count)
         need = min(fill, self._caps[owner])
         # with fewer SMs than it would fill, a kernel takes as much longer
-        takes_ns = work.duration_ns * fill / need + event_ns
+        takes_ns = work.duration_ns * max(1.0, min(fill, self.table.reach[work.work_class]) / need) + event_ns
         self._queues[owner].append(_Running(owner, work, need, takes_ns, work.duration_ns / takes_ns))
         self._dispatch()
 

@@ -89,7 +89,9 @@ uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_n
     double most = unit.work == 2 ? SOFT_FILL_MEMORY_PERMILLE / 1000.0 : 1;
     fill = fill > most ? most : fill;
     double sms = fill < part ? fill : part;
-    double own_ns = (double)unit.length_ns * fill / sms; /* on fewer SMs than it would fill */
+    double most_used = unit.work == 2 && fill > SOFT_REACH_MEMORY_PERMILLE / 1000.0 ? SOFT_REACH_MEMORY_PERMILLE / 1000.0 : fill;
+    double used = sms < most_used ? sms : most_used;
+    double own_ns = (double)unit.length_ns * most_used / used; /* on fewer SMs than it needs */
     uint32_t pieces = unit.kernels ? unit.kernels : 1;
     struct other others[MOST_OTHERS], beside[MOST_OTHERS];
     uint32_t count = find_others(number, self, begin, others), together = 0;
@@ -109,7 +111,7 @@ uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_n
     if (together > 0) {
         double got = 1 - held < sms ? 1 - held : sms;
         got = got < LEAST_SMS ? LEAST_SMS : got;
-        double part_of_speed = got < sms ? got / sms : 1;
+        double part_of_speed = got < used ? got / used : 1;
         double speed = part_of_speed * speed_beside(got, unit.work, demand[unit.work] * part_of_speed, beside, together);
         double slowed_ns = own_ns / speed < overlap_ns ? own_ns / speed : overlap_ns;
         own_ns = slowed_ns + (own_ns - slowed_ns * speed);
