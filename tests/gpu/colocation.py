@@ -298,7 +298,7 @@ def bandwidth_curve(found: Found) -> None:
                 be.ask("load add64", 60)
                 alone = quantile(ls_block(ls, mine, 7, raises=False)["service_ms"], 0.5)
                 for beside in (0.05, 0.1, 0.2, 0.4, 1.0):
-                    rig.scheme("tidal", beside=beside)
+                    rig.scheme_for_one("tidal", beside=beside)
                     be.tell(f"run {mine.block_s + 0.3}")
                     time.sleep(0.15)
                     seen = ls_block(ls, mine, 7, raises=False)
@@ -346,7 +346,7 @@ STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
     "be_bound": (be_bound, 75),
     "host_bound": (host_bound, 70),
     "schemes": (schemes, 230),
-    "loads": (loads, 130),
+    "loads": (loads, 140),
     "two_ls": (two_ls, 75),
     "inputs_copied": (inputs_copied, 75),
     "without_mps": (without_mps, 75),
