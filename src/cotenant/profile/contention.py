@@ -1,7 +1,8 @@
 """What kernels of different processes do to each other on one GPU: the software GPU's table, and the model behind it.
 
 The model, which softgpu/share.c follows too. SMs: a kernel takes what older ones leave (a running kernel is not stopped
-and has no priority), and runs as much slower as it got less. Memory bandwidth: shared in proportion to the accesses
+and has no priority), and runs as much slower as it got less than it needs: all that it fills, or if it is bound by
+memory a third. Memory bandwidth: shared in proportion to the accesses
 under way, SMs held times a density per class; nobody gets more than it asks for, and the rest goes to the others.
 """
 
