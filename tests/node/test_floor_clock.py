@@ -121,8 +121,9 @@ def test_the_next_duty_is_within_its_ends_and_on_the_right_side(
 def test_settings_are_read_and_refused() -> None:
     found = parse_colocation({"scheme": "tidal", "duty": "80%", "clock": "93%"})
     assert (found.duty, found.clock) == (0.8, 0.93)
-    with pytest.raises(InputError):
-        ColocationSettings(clock=1.5)
+    for bad in ({"clock": 1.5, "duty": 0.5}, {"clock": 0.9}):
+        with pytest.raises(InputError):
+            ColocationSettings(**bad)
 
 
 def test_a_gpu_that_is_none_has_no_clock() -> None:

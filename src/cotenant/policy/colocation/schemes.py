@@ -96,6 +96,8 @@ class ColocationSettings:
             raise InputError("best-effort work may keep the GPU busy for 10 % to 100 % of the time", field="duty")
         if not 0.0 <= self.clock <= 1.0:
             raise InputError("the clock to keep is 0 % to 100 % of the card's highest", field="clock")
+        if self.clock and self.duty == 1.0:
+            raise InputError("a clock to keep needs a duty below 100 %, down to which it may go", field="clock")
 
     @property
     def first_duty(self) -> float:
