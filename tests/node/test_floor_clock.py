@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotenant.bench.colocation_rig import Rig
 from cotenant.model.errors import InputError
 from cotenant.node.card_clock import CardClock, card_clock
+from cotenant.node.client import ControlClient
 from cotenant.node.config_colocation import parse_colocation
 from cotenant.node.floor import CLOCK_S, Floors
+from cotenant.node.floor_client import join_floor
 from cotenant.policy.colocation import ColocationSettings, next_duty
+from cotenant.shim.build import compiler
 
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 
@@ -128,3 +134,42 @@ def test_settings_are_read_and_refused() -> None:
 
 def test_a_gpu_that_is_none_has_no_clock() -> None:
     assert card_clock("GPU-none") is None
+
+
+NVML = """
+#include <string.h>
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { *device = (void *)uuid; return 0; }
+int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *mhz) { *mhz = 2000; return 0; }
+int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz) { *mhz = 1700; return 0; }
+"""
+
+
+def standing(rig: Rig) -> dict[str, Any]:
+    with ControlClient(rig.bench.folder) as client:
+        return dict(client.call("colocation"))
+
+
+def test_an_agent_holds_best_effort_work_where_its_card_says_that_the_clock_is_low(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card whose clock stays at 0.85 of its highest, below 0.95: BE comes down to its least duty, and up without."""
+    (tmp_path / "nvml.c").write_text(NVML)
+    subprocess.run(
+        [compiler(), "-shared", "-fPIC", "-o", str(tmp_path / "libnvidia-ml.so.1"), str(tmp_path / "nvml.c")],
+        check=True,
+    )
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    with Rig("soft", together=False) as rig:
+        floor = join_floor(rig.bench.folder, rig.uuid)
+        be = rig.be().wait_ready()
+        be.ask("load mm4096", 60)
+        counts = {}
+        for name, changes in (("held", {"duty": 0.5, "clock": 0.95}), ("free", {})):
+            rig.scheme("tidal", **changes)
+            be.ask("run 0.6", 60)
+            duty = standing(rig)["gpus"][rig.uuid]["duty"]
+            assert duty == (0.5 if changes else 1.0)
+            counts[name] = be.ask("run 0.5", 60)["count"]
+        floor.close()
+    assert counts["held"] < 0.75 * counts["free"]
