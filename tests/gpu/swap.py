@@ -55,7 +55,7 @@ def hand_over() -> dict[str, Any]:
     """Both ways at once by the shim, with and without memory that goes from one tenant to the other, in turns."""
     ways: dict[str, dict[str, Any]] = {str(hand): {"gbps": [], "parts": []} for hand in (True, False)}
     size, cap = (256 * GIB, 288 * GIB) if SOFT else (16 * GIB, 18 * GIB)  # a move is to have many pieces
-    settings = {"swap_memory": 3 * cap, "swap_hand": True} | ({"swap_piece": 16 << 20} if SOFT else {})
+    settings = {"swap_memory": 3 * cap} | ({"swap_piece": 16 << 20} if SOFT else {})
     with Bench(GPU, settings) as bench:
         one, two = (swap.Mover(bench, name, size, cap, number) for number, name in enumerate(("one", "two")))
         pin_s = swap.wait_until_pinned(bench, cap)

@@ -248,7 +248,8 @@ print(type_of(ctypes.addressof(plain))[0], raw("cuMemHostUnregister", plain))
 
 
 def test_memory_goes_from_process_to_process_by_a_descriptor(tenants: Tenants) -> None:
-    """As the driver has it: only memory made for that, its contents with it, and it lives as long as anybody has it."""
+    """As the driver has it: only memory made for that, its contents with it; it lives as long as anybody has it, and
+    who got it cannot export it again (measured: driver 580, H200)."""
     script = """
 import os, socket
 prop, access = (ctypes.c_uint8 * 32)(), (ctypes.c_int * 3)(1, 0, 3)
@@ -273,4 +274,4 @@ cu("cuMemcpyDtoH_v2", data, behind(taken), c_size_t(4))
 print(data.raw.decode(), raw("cuMemExportToShareableHandle", byref(fd), taken, 1, zero))
 print(raw("cuMemImportFromShareableHandle", byref(taken), c_void_p(999), 1))
 """
-    assert run(tenants, script).split("\n") == ["1", "0", "0 0", "0 None", "abcd 0", "1"]
+    assert run(tenants, script).split("\n") == ["1", "0", "0 0", "0 None", "abcd 1", "1"]

@@ -76,7 +76,7 @@ class AgentConfig:
     gpu_memory_bytes: int | None = None  # of each GPU, what tenants share; None: all of it
     most_moving: float = 0.05  # of the time, at most so much goes to moving
     swap_piece_bytes: int = 256 << 20  # largest unit that moves
-    swap_hand: bool = False  # device memory goes from who leaves to who comes, without being cleared
+    swap_hand: bool = True  # device memory goes from who leaves to who comes, without being cleared
 
 
 def check_name(name: object, **where: Any) -> str:

@@ -28,4 +28,5 @@ def residency_row(residency: Residency, tenant: Tenant, gpu: str) -> dict[str, A
         "moved_out_bytes": count.out_bytes,
         "moved_in_bytes": count.in_bytes,
         "moving_s": count.seconds,
+        "handed_over_bytes": count.handed_bytes,
     }

@@ -27,6 +27,7 @@ enum piece_state { PIECE_EMPTY, PIECE_HERE, PIECE_AWAY };
 struct region_piece {
     enum piece_state state;
     uint64_t backing; /* where its contents are or go, in the host memory */
+    int memory;       /* descriptor of memory that came from another process, which can be sent on but not exported; 0: none */
 };
 
 struct region {
@@ -142,7 +143,9 @@ struct swap_hand {
 };
 HIDDEN int cot_hand_open(CUdeviceptr address);
 HIDDEN bool cot_hand_send(int hand, int memory, uint64_t bytes);
-HIDDEN bool cot_hand_take(struct swap_hand *hand, uint64_t bytes, uint64_t *handle);
+HIDDEN int cot_hand_take(struct swap_hand *hand, uint64_t bytes, uint64_t *handle);
+HIDDEN void cot_hand_keep(struct region_piece *piece, int memory);
+HIDDEN int cot_hand_part_with(struct region_piece *piece);
 HIDDEN bool cot_hand_free(struct swap_hand *hand);
 
 /* ---- swap_copy.c ---- */

@@ -13,6 +13,10 @@
 
 #define AS_DESCRIPTOR SWAP_SHARED_AS_DESCRIPTOR
 
+#define MOST_DESCRIPTORS 256 /* of the 1024 that a process usually may have */
+
+static _Atomic int descriptors;
+
 DECLARE_REAL(cuMemRetainAllocationHandle);
 DECLARE_REAL(cuMemExportToShareableHandle);
 DECLARE_REAL(cuMemImportFromShareableHandle);
@@ -79,8 +83,8 @@ static bool import(int memory, uint64_t *handle)
                                                                                       AS_DESCRIPTOR) == CUDA_SUCCESS;
 }
 
-/* A handle of memory of just that size which somebody has left.  Other sizes are kept for a while. */
-bool cot_hand_take(struct swap_hand *hand, uint64_t bytes, uint64_t *handle)
+/* Memory of just that size which somebody has left: its descriptor and a handle of it, or -1.  Other sizes are kept for a while. */
+int cot_hand_take(struct swap_hand *hand, uint64_t bytes, uint64_t *handle)
 {
     uint64_t size;
     for (int memory; hand->socket >= 0 && (memory = receive(hand->socket, &size)) >= 0;) {
@@ -91,12 +95,35 @@ bool cot_hand_take(struct swap_hand *hand, uint64_t bytes, uint64_t *handle)
     }
     for (uint32_t i = 0; i < hand->count; i++)
         if (hand->kept[i].bytes == bytes) {
-            bool good = import(hand->kept[i].memory, handle);
-            close(hand->kept[i].memory);
+            int memory = hand->kept[i].memory;
             memmove(&hand->kept[i], &hand->kept[i + 1], (--hand->count - i) * sizeof hand->kept[0]);
-            return good;
+            if (import(memory, handle))
+                return memory;
+            close(memory);
         }
-    return false;
+    return -1;
+}
+
+/* With a piece that has memory of another process, as long as there are descriptors to spare. */
+void cot_hand_keep(struct region_piece *piece, int memory)
+{
+    if (atomic_fetch_add(&descriptors, 1) < MOST_DESCRIPTORS)
+        piece->memory = cot_wire_high(memory);
+    else {
+        atomic_fetch_sub(&descriptors, 1);
+        close(memory);
+    }
+}
+
+/* -1: it had none.  The memory lives as long as anybody has a descriptor of it. */
+int cot_hand_part_with(struct region_piece *piece)
+{
+    int memory = piece->memory;
+    piece->memory = 0;
+    if (memory <= 0)
+        return -1;
+    atomic_fetch_sub(&descriptors, 1);
+    return memory;
 }
 
 /* Everything that is kept is free; true if there was something. */

@@ -1,6 +1,7 @@
 /* The list of movable allocations: by address, by GPU, and what of it is where. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "swap.h"
 
@@ -161,6 +162,13 @@ void cot_swap_list_reset(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     memcpy(&cot_swap_lock, &fresh, sizeof fresh);
+    for (uint32_t b = 0; b < BUCKETS; b++) /* or the child would keep memory that its parent gives back */
+        for (struct region *region = buckets[b]; region; region = region->next)
+            for (uint32_t i = 0; i < region->pieces; i++) {
+                int memory = cot_hand_part_with(&region->piece[i]);
+                if (memory >= 0)
+                    close(memory);
+            }
     memset(buckets, 0, sizeof buckets); /* the parent's: the child has no context */
     memset(cot_slabs, 0, sizeof cot_slabs);
     region_count = 0;

@@ -53,8 +53,10 @@ static void change(struct flight *flight, enum piece_state to)
 static CUresult vacate(struct move *move, const struct flight *flight)
 {
     uint64_t bytes = cot_swap_piece_bytes(flight->region, flight->index);
-    bool shared = move->hand.socket >= 0 && bytes >= SWAP_SHARED_LEAST;
-    int memory = shared ? cot_hand_open(cot_swap_piece_address(flight->region, flight->index)) : -1;
+    int memory = -1;
+    if (move->hand.socket >= 0 && bytes >= SWAP_SHARED_LEAST &&
+        (memory = cot_hand_part_with(piece_of(flight))) < 0)
+        memory = cot_hand_open(cot_swap_piece_address(flight->region, flight->index));
     CUresult result = cot_swap_unmap_piece(flight->region, flight->index);
     if (memory >= 0 && result != CUDA_SUCCESS)
         close(memory);
@@ -159,10 +161,14 @@ static CUresult supply(struct move *move, struct region *region, uint32_t index)
 {
     uint64_t handle, bytes = cot_swap_piece_bytes(region, index);
     bool covered = region->piece[index].state == PIECE_AWAY && bytes >= SWAP_SHARED_LEAST;
-    if (covered && cot_hand_take(&move->hand, bytes, &handle) && cot_swap_place_piece(region, index, handle) == CUDA_SUCCESS) {
+    int memory = covered ? cot_hand_take(&move->hand, bytes, &handle) : -1;
+    if (memory >= 0 && cot_swap_place_piece(region, index, handle) == CUDA_SUCCESS) {
+        cot_hand_keep(&region->piece[index], memory);
         move->handed_bytes += bytes;
         return CUDA_SUCCESS;
     }
+    if (memory >= 0)
+        close(memory);
     CUresult result = cot_swap_map_piece(region, index);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_hand_free(&move->hand)) /* what lies there is what is lacking */
         result = cot_swap_map_piece(region, index);

@@ -4,6 +4,7 @@
  * takes no more than it did.  All of a slab moves together. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "swap.h"
 
@@ -85,6 +86,9 @@ CUresult cot_swap_map_piece(struct region *region, uint32_t index)
 
 CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
 {
+    int memory = cot_hand_part_with(&region->piece[index]);
+    if (memory >= 0)
+        close(memory);
     return ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(cot_swap_piece_address(region, index),
                                                                 cot_swap_piece_bytes(region, index));
 }

@@ -110,8 +110,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(struct soft_handle **out, void *g
         soft_give_memory(context->device, (uint64_t)facts.st_size);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    (*out)->shared = true;
-    return CUDA_SUCCESS;
+    return CUDA_SUCCESS; /* which cannot be exported again, as on a card: driver 580 says INVALID_VALUE */
 }
 
 static void drop_if_dead(struct soft_handle *handle)
