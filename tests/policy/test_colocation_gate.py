@@ -201,6 +201,15 @@ def test_a_program_that_its_host_holds_back_runs_ahead_as_far_as_ls_waits_no_lon
     assert grown.area / grown.took < 100 * US, "what LS finds in flight, on average over time"
 
 
+@pytest.mark.parametrize("stretch", [2.0, 4.0, 8.0])
+def test_ls_finds_at_most_a_quarter_of_what_the_bound_may_grow_to(stretch: float) -> None:
+    play = Play(settings_for("tidal", stretch=stretch).rule())
+    for _ in range(60):
+        for length, host in bursts(60, 30):
+            play.launch(length, host)
+    assert play.area / play.took < 100 * US * stretch / 4
+
+
 def test_gaps_in_which_a_program_has_nothing_to_do_do_not_count() -> None:
     play = Play(settings_for("tidal").rule())
     for _ in range(300):

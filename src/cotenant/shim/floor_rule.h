@@ -39,6 +39,7 @@ struct floor_state {
 
 #define FLOOR_WINDOW_NS INT64_C(10000000)
 #define FLOOR_LONGEST_NS INT64_C(1000000000) /* so that products of two times fit */
+#define FLOOR_STRETCH 4000 /* permille: with it LS finds up to interval_ns on average */
 #define FLOOR_GAP_NS INT64_C(1000000)
 #define FLOOR_REST_NS INT64_C(200000) /* idle time is owed up to here, then paid at once: kernels in a row can be timed */
 
@@ -66,15 +67,16 @@ static inline bool floor_paced(const struct floor_rule *rule)
 
 /* A program that its host holds back launches ahead of its GPU when it can, and leaves it dry when the bound does not let it.
  * LS work waits for what is in flight when it comes: on average for the mean over time.  So for work that leaves the GPU dry the
- * bound grows as long as that mean is below interval_ns, and shrinks again when the GPU is kept busy. */
+ * bound grows as long as that mean is below a quarter of what it may grow to, and shrinks again when the GPU is kept busy. */
 static inline void floor_adapt(const struct floor_rule *rule, struct floor_state *s)
 {
     int64_t mean_ns = s->area_ns2 / s->open_ns;
+    int64_t most_ns = rule->interval_ns * rule->stretch_permille / FLOOR_STRETCH;
     int64_t now_permille = floor_most(s->stretch_permille, 1000);
     s->starved = s->dry_ns * 32 > s->open_ns;
-    if (s->starved && mean_ns * 4 < rule->interval_ns * 3)
+    if (s->starved && mean_ns * 4 < most_ns * 3)
         s->stretch_permille = floor_least(now_permille * 5 / 4, floor_most(rule->stretch_permille, 1000));
-    else if (!s->starved || mean_ns > rule->interval_ns)
+    else if (!s->starved || mean_ns > most_ns)
         s->stretch_permille = floor_most(now_permille * 4 / 5, 1000);
     s->open_ns = s->dry_ns = s->area_ns2 = 0;
 }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 WINDOW_NS = 10_000_000  # of time without LS work, after which tidal's bound is looked at again
 GAP_NS = 1_000_000
+STRETCH = 4000  # permille: with it LS finds up to the interval on average
 REST_NS = 200_000  # idle time is owed up to here, then paid at once: kernels in a row can be timed
 LONGEST_NS = 1_000_000_000  # so that products of two times fit into 64 bits in C
 
@@ -134,15 +135,16 @@ def _adapt(rule: Rule, state: GateState) -> None:
 
     A program that its host holds back launches ahead of its GPU when it can, and leaves it dry when the bound does not
     let it. LS work waits for what is in flight when it comes: on average for the mean over time. So for work that
-    leaves the GPU dry the bound grows as long as that mean is below the interval, and shrinks again when the GPU is
-    kept busy.
+    leaves the GPU dry the bound grows as long as that mean is below a quarter of what it may grow to, and shrinks again
+    when the GPU is kept busy.
     """
     mean_ns = state.area_ns2 // state.open_ns
+    most_ns = rule.interval_ns * rule.stretch_permille // STRETCH
     state.starved = state.dry_ns * 32 > state.open_ns
     now_permille = max(1000, state.stretch_permille)
-    if state.starved and mean_ns * 4 < rule.interval_ns * 3:
+    if state.starved and mean_ns * 4 < most_ns * 3:
         state.stretch_permille = min(now_permille * 5 // 4, max(1000, rule.stretch_permille))
-    elif not state.starved or mean_ns > rule.interval_ns:
+    elif not state.starved or mean_ns > most_ns:
         state.stretch_permille = max(1000, now_permille * 4 // 5)
     state.open_ns = state.dry_ns = state.area_ns2 = 0
 
