@@ -110,3 +110,12 @@ def test_the_answer_s_keys() -> None:
     # of the software link's 150 MB/s; a native block may be disturbed on a busy machine, and with it the quotient
     assert 0.3 * 150e6 < found["total_over_link"] * found["native_bytes_per_s"] < 1.1 * 150e6
     assert found["ls_copy_wait_chunks"] >= 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_pageable_copies_share_by_weight_too() -> None:
+    words = ("--weights", "1,3", "--memory", "pageable", "--mode", "sync", "--no-ls", "--seconds", "1.2")
+    found = json.loads(cotenant("bench", "pcie", *words, "--json").out)
+    assert found["shares"] == pytest.approx([0.25, 0.75], abs=0.08)
+    assert found["ls_copy_wait_chunks"] is None

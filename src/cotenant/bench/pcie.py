@@ -23,7 +23,10 @@ LS_PERIOD_MS = 2.0
 SOFT_LS_PERIOD_MS = 40.0
 # the software GPU copies with this machine's own memory: a slow link makes the scheduling the measured part, not memcpy
 SOFT_LINK_MBPS = 150
-SOFT_CHUNK = 1 << 20
+SOFT_CHUNK, SOFT_COPY = 1 << 20, 8 << 20
+# a thread moves pageable memory at a quarter of that, and a chunk must be over before its queue counts as gone
+SOFT_PAGEABLE_CHUNK, SOFT_PAGEABLE_COPY = 256 << 10, 2 << 20
+COPY = 64 << 20
 
 
 def specs_for(weights: Sequence[float], mechanism: str) -> list[TenantSpec]:
@@ -114,7 +117,9 @@ def measure(
     before and after in the same run; `ls_copy_wait_chunks` is the 99th percentile of an LS copy's latency beside a
     saturating best-effort tenant, less its median alone, in times that one chunk needs on the link.
     """
-    size = size or (8 << 20 if gpus == "soft" else 64 << 20)
+    if gpus == "soft" and memory == "pageable":
+        size, chunk_bytes = size or SOFT_PAGEABLE_COPY, chunk_bytes or SOFT_PAGEABLE_CHUNK
+    size = size or (SOFT_COPY if gpus == "soft" else COPY)
     # everybody at once: a tenant under `time` copies only in its turns, which is another question
     mechanism = mechanism or "mps"
     program = ["cotenant.bench.copying", direction, memory, mode, str(size)]

@@ -17,7 +17,9 @@ def pcie(
     direction: Annotated[str, typer.Option(metavar="h2d|d2h")] = "h2d",
     memory: Annotated[str, typer.Option(metavar="pinned|pageable", help="Kind of host memory.")] = "pinned",
     mode: Annotated[str, typer.Option(metavar="async|sync", help="Queued on a stream, or one by one.")] = "async",
-    size: Annotated[Text, typer.Option(metavar="SIZE", help="Of one copy (64MiB; software GPU 8MiB).")] = None,
+    size: Annotated[
+        Text, typer.Option(metavar="SIZE", help="Of one copy (64MiB; software GPU 8MiB, pageable 2MiB).")
+    ] = None,
     copy_chunk: Annotated[Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into.")] = None,
     copy_period: Annotated[Text, typer.Option(metavar="SIZE", help="What a round of all tenants moves.")] = None,
     paced: Annotated[str, typer.Option(metavar="stream|thread", help="Who waits for a turn.")] = "stream",
