@@ -74,26 +74,32 @@ def test_no_gpu_no_probe() -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_a_benchmark_that_is_killed_leaves_no_agent() -> None:
+def test_a_benchmark_that_is_killed_leaves_nothing() -> None:
+    """Not its agent, and no tenant either, which may be waiting for an agent to come back."""
     script = """
 import time
 from cotenant.bench.harness import Bench
+from cotenant.node.config import TenantSpec
 with Bench("soft", {}) as bench:
-    print(bench._agent.pid, bench.folder, flush=True)
+    tenant = bench.tenant("busy", TenantSpec("one"))
+    tenant.wait_ready()
+    tenant.begin(60)
+    print(bench._agent.pid, tenant.process.pid, bench.folder, flush=True)
     time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    pid, folder = process.stdout.readline().split()
-    assert Path(f"/proc/{pid}").exists()
+    *pids, folder = process.stdout.readline().split()
+    there = [Path(f"/proc/{pid}") for pid in pids]
+    assert [path.exists() for path in there] == [True, True]
     process.kill()
     process.communicate()
     try:
         for _ in range(200):
-            if not Path(f"/proc/{pid}").exists():
+            if not any(path.exists() for path in there):
                 break
             time.sleep(0.05)
-        assert not Path(f"/proc/{pid}").exists()
+        assert [path.exists() for path in there] == [False, False]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
