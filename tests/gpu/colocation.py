@@ -214,12 +214,9 @@ def rounds(ls: Program, be: Program, native: Program, mine: Plan, count: int) ->
     series = Series()
     for seed in range(count):
         alone = ls_block(ls, mine, seed, raises=False)
-        series.alone_rate.append(native_block(native, 0.3))
+        native_rate = native_block(native, 0.3)
         seen, rate = pair_block(ls, be, mine, seed)
-        series.alone_ms += alone["latency_ms"]
-        series.alone_active.append(alone["active_s"] / mine.block_s)
-        series.beside_ms += seen["latency_ms"]
-        series.beside_rate.append(rate)
+        series.add(alone, native_rate, seen, rate, mine.block_s)
     return summary(series)
 
 

@@ -33,12 +33,9 @@ def beside(ls: Program, be: Program, native: Program, raises: bool, rounds: int)
     series = Series()
     for seed in range(rounds):
         alone = ls_block(ls, mine, seed, raises=raises)
+        native_rate = native_block(native, 0.3)
         seen, rate = pair_block(ls, be, mine, seed)
-        series.alone_ms += alone["latency_ms"]
-        series.alone_active.append(alone["active_s"] / mine.block_s)
-        series.alone_rate.append(native_block(native, 0.3))
-        series.beside_ms += seen["latency_ms"]
-        series.beside_rate.append(rate)
+        series.add(alone, native_rate, seen, rate, mine.block_s)
     row = summary(series)
     return {key: row[key] for key in FEW}
 

@@ -22,6 +22,7 @@ from cotenant.profile.contention import read_table
 LEAD_S = 0.15  # BE runs before the first arrival and after the last
 RESAMPLES = 200
 SLO_QUANTILE = 0.995
+LATE_MS = 0.5  # a request that began so much later than it could: its host paused
 FILLS_SMS = 1024  # of mmN, addN and copyN: their grids have several waves on any GPU
 
 
@@ -75,6 +76,23 @@ class Series:
     alone_rate: list[float] = field(default_factory=list)  # BE units per second
     beside_rate: list[float] = field(default_factory=list)
     kernel_ms: float = 0.0
+    calm: list[tuple[int, int]] = field(default_factory=list)  # requests of blocks in which the host never paused
+    late: list[int] = field(default_factory=lambda: [0, 0])  # requests that it was late with, alone and beside
+
+    def add(
+        self, alone: dict[str, Any], native_rate: float, beside: dict[str, Any], rate: float, block_s: float
+    ) -> None:
+        """A block alone and one beside, of the same arrivals, and the rates of BE."""
+        begin = len(self.alone_ms)
+        self.alone_ms += alone["latency_ms"]
+        self.beside_ms += beside["latency_ms"]
+        self.alone_active.append(alone["active_s"] / block_s)
+        self.alone_rate.append(native_rate)
+        self.beside_rate.append(rate)
+        late = [sum(ms > LATE_MS for ms in side["late_ms"]) for side in (alone, beside)]
+        self.late = [count + more for count, more in zip(self.late, late, strict=True)]
+        if not any(late):
+            self.calm.append((begin, len(self.alone_ms)))
 
 
 def quantile(values: Sequence[float], part: float) -> float:
@@ -111,6 +129,9 @@ def summary(series: Series) -> dict[str, Any]:
     be_over_alone = median(series.beside_rate) / median(series.alone_rate)
     in_time, in_time_ci95 = attainment(series.beside_ms, slo_ms)
     be_ratios = sorted(b / a for a, b in zip(series.alone_rate, series.beside_rate, strict=True))
+    calm = [
+        [ms for begin, end in series.calm for ms in side[begin:end]] for side in (series.alone_ms, series.beside_ms)
+    ]
     return {
         "ls_p50_ms": quantile(series.beside_ms, 0.5),
         "ls_p99_ms": p99,
@@ -129,6 +150,9 @@ def summary(series: Series) -> dict[str, Any]:
         "slo_attainment_ci95": in_time_ci95,
         "be_kernel_ms": series.kernel_ms,
         "requests": len(series.beside_ms),
+        "late_requests": series.late,
+        "calm_requests": len(calm[1]),
+        "ls_p99_over_alone_calm": quantile(calm[1], 0.99) / quantile(calm[0], 0.99) if calm[1] else None,
     }
 
 
@@ -265,12 +289,7 @@ def _round(
         changes = {"sm_threshold": read_table().sm_count} if scheme.rule is RuleKind.ORION else {}
         rig.scheme_for_one(scheme.name, **(changes | plan.changes))
         found, rate = pair_block(cast.ls[scheme.name], cast.be[(scheme.name, fills)], plan, seed)
-        mine = series[scheme.name]
-        mine.alone_ms += alone["latency_ms"]
-        mine.alone_active.append(alone["active_s"] / plan.block_s)
-        mine.alone_rate.append(native_rate)
-        mine.beside_ms += found["latency_ms"]
-        mine.beside_rate.append(rate)
+        series[scheme.name].add(alone, native_rate, found, rate, plan.block_s)
 
 
 def native_block(native: Program, seconds: float) -> float:

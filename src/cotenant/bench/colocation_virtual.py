@@ -80,6 +80,7 @@ def measure(
                 [1.0],
                 [found.be_work_ns / end_ns],
                 sum(k.duration_ns for k in job.be) / len(job.be) / 1e6,
+                [(0, len(arrivals))],  # no host that pauses
             )
             row = rows[scheme.name][name] = summary(series)
             progress(said(scheme.name, name, row))
