@@ -6,6 +6,7 @@
  * What nobody has taken from it when it is closed is free. */
 #define _GNU_SOURCE
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,7 +14,8 @@
 
 #define AS_DESCRIPTOR SWAP_SHARED_AS_DESCRIPTOR
 
-#define MOST_DESCRIPTORS 256 /* of the 1024 that a process usually may have */
+#define PROGRAMS_OWN 700 /* descriptors that the program may need itself; ours stand above (cot_wire_high) */
+#define MOST_DESCRIPTORS 16384
 
 static _Atomic int descriptors;
 
@@ -100,14 +102,24 @@ int cot_hand_take(struct swap_hand *hand, uint64_t bytes, uint64_t *handle)
             if (import(memory, handle))
                 return memory;
             close(memory);
+            i--;
         }
     return -1;
+}
+
+/* How many descriptors may be kept: a limit of 1024, which is usual, spares 324. */
+static int most_descriptors(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur <= PROGRAMS_OWN)
+        return 0;
+    return limit.rlim_cur - PROGRAMS_OWN < MOST_DESCRIPTORS ? (int)(limit.rlim_cur - PROGRAMS_OWN) : MOST_DESCRIPTORS;
 }
 
 /* With a piece that has memory of another process, as long as there are descriptors to spare. */
 void cot_hand_keep(struct region_piece *piece, int memory)
 {
-    if (atomic_fetch_add(&descriptors, 1) < MOST_DESCRIPTORS)
+    if (atomic_fetch_add(&descriptors, 1) < most_descriptors())
         piece->memory = cot_wire_high(memory);
     else {
         atomic_fetch_sub(&descriptors, 1);
