@@ -78,7 +78,8 @@ class MemoryOrders:
             while any(self.agent.broker.holds(tenant, gpu.uuid) for gpu in tenant.gpus):
                 await asyncio.sleep(0.001)
 
-        ways = residency.handover([t.name for t in out], back[0]) if back and order.get("hand", True) else None
+        one_user = len({tenant.uid for tenant in back}) == 1
+        ways = residency.handover([t.name for t in out], back[0]) if one_user and order.get("hand", True) else None
 
         async def timed(tenant: Tenant, way: str) -> dict[str, Any]:
             gpu = tenant.gpus[0].uuid
