@@ -17,6 +17,7 @@ from agent_harness import wait_for
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 
 from cotenant.model.errors import WorkError
+from cotenant.node.holders import Holder
 from cotenant.node.moves import Handover
 from cotenant.node.residency import Residency
 
@@ -147,7 +148,9 @@ def test_one_of_them_killed_in_the_middle(node: Callable[..., Node], killed: str
 
 def registry_of(**users: int) -> SimpleNamespace:
     spec = SimpleNamespace(oversubscribe="swap")
-    tenants = {name: SimpleNamespace(name=name, uid=uid, spec=spec) for name, uid in users.items()}
+    tenants = {
+        name: SimpleNamespace(name=name, uid=uid, spec=spec, holder=None, sessions=[]) for name, uid in users.items()
+    }
     agent = SimpleNamespace(registry=SimpleNamespace(tenants=tenants), config=SimpleNamespace(swap_hand=True))
     return SimpleNamespace(agent=agent)
 
@@ -175,4 +178,48 @@ def test_the_end_of_those_who_come_closes_the_way() -> None:
     with pytest.raises(BrokenPipeError):
         giver.send(b"x")
     giver.close()
+    way.close()
+
+
+def test_memory_never_goes_from_one_namespace_to_another() -> None:
+    """The agent holds all pods' tenants itself, and in most pods programs are root: neither says whose they are."""
+    residency = registry_of(**{"team/x/main": 0, "team/y/main": 0, "other/x/main": 0, "plain": 0})
+    tenants = residency.agent.registry.tenants
+    for name, tenant in tenants.items():
+        if name != "plain":
+            tenant.holder = Holder("pod", f"uid-of-{name}", "main")
+        tenant.sessions = [SimpleNamespace(peer=SimpleNamespace(uid=0))]
+
+    def between(leave: str, come: str) -> Handover | None:
+        return Residency.handover(residency, [leave], tenants[come])  # type: ignore[arg-type]
+
+    assert between("other/x/main", "team/x/main") is between("team/x/main", "other/x/main") is None
+    assert between("plain", "team/x/main") is between("team/x/main", "plain") is None
+    way = between("team/y/main", "team/x/main")
+    assert isinstance(way, Handover)
+    way.close()
+    tenants["team/y/main"].sessions[0].peer.uid = 1000
+    assert between("team/y/main", "team/x/main") is None
+
+
+@pytest.mark.parametrize("end", [Handover.all_taken, Handover.close])
+def test_a_process_that_is_stopped_keeps_nothing_that_lies_there(end: Callable[[Handover], None]) -> None:
+    """It has its end of the socket, or will find it: what was sent is free although nobody closes that."""
+    way = Handover()
+    giver, stopped = (socket.socket(fileno=os.dup(fd)) for fd in (way.giver, way.taker))
+    reader, memory = os.pipe()  # whose reader learns that no descriptor is left
+    for _ in range(3):
+        socket.send_fds(giver, [bytes(8)], [memory])
+    os.close(memory)
+    os.set_blocking(reader, False)
+    with pytest.raises(BlockingIOError):
+        os.read(reader, 1)
+    end(way)
+    assert os.read(reader, 1) == b""
+    with pytest.raises(BrokenPipeError):
+        giver.send(b"x")
+    assert stopped.recv(8) == b""
+    for one in (giver, stopped):
+        one.close()
+    os.close(reader)
     way.close()

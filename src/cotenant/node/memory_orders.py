@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node.control import Caller, Handler
-from cotenant.node.moves import MoveCount
+from cotenant.node.moves import MoveCount, owner
 
 if TYPE_CHECKING:
     from cotenant.node.agent import Agent
@@ -78,7 +78,7 @@ class MemoryOrders:
             while any(self.agent.broker.holds(tenant, gpu.uuid) for gpu in tenant.gpus):
                 await asyncio.sleep(0.001)
 
-        one_user = len({tenant.uid for tenant in back}) == 1
+        one_user = len({owner(tenant) for tenant in back}) == 1
         ways = residency.handover([t.name for t in out], back[0]) if one_user and order.get("hand", True) else None
 
         async def timed(tenant: Tenant, way: str) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from cotenant.node.wire import MoveFlag, Status, Type
 
 if TYPE_CHECKING:
     from cotenant.node.session import Session
+    from cotenant.node.tenants import Tenant
 
 EVERYTHING = 1 << 62
 SLOWEST_BPS = 0.2e9  # a move slower than this has stopped
@@ -185,13 +188,37 @@ class Handover:
         return self._taker.fileno()
 
     def all_taken(self) -> None:
-        """Nobody comes any more: what has not been taken, or is sent from now on, is free."""
+        """Nobody comes any more: what has not been taken, or is sent from now on, is free.
+
+        Also where the process that was to take it has its end still open, because it is stopped: then our closing
+        alone would free nothing.
+        """
+        if self._taker.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):
+            self._taker.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            while (left := socket.recv_fds(self._taker, 64, 4, socket.MSG_DONTWAIT))[0]:
+                for memory in left[1]:
+                    os.close(memory)
         self._taker.close()
 
     def close(self) -> None:
         """Both ends."""
         self._giver.close()
-        self._taker.close()
+        self.all_taken()
+
+
+def owner(tenant: Tenant) -> tuple[object, ...]:
+    """Whose bytes a tenant's are: memory goes on only to tenants of the same owner.
+
+    A pod is held by the node's agent for whoever made it, and most pods run as root: there it is the namespace, which
+    its name begins with, and the users that its processes are outside.
+    """
+    if tenant.holder is None or tenant.holder.kind != "pod":
+        return (tenant.uid,)
+    users = {session.peer.uid for session in tenant.sessions}
+    return ("pod", tenant.name.partition("/")[0], *sorted(users))
 
 
 class Flow:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.node import wire
 from cotenant.node.backing import HostMemory, widest_gap
-from cotenant.node.moves import Flow, Handover, MoveCount, MoveEnd, MoveState, Orders, moved_well
+from cotenant.node.moves import Flow, Handover, MoveCount, MoveEnd, MoveState, Orders, moved_well, owner
 from cotenant.node.room import CARD_OVERHEAD_BYTES, Room
 from cotenant.node.wire import Family, MoveFlag, Status, Type
 from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
@@ -368,9 +368,9 @@ class Residency:
         return await self._all_in(tenant, gpu, flow)
 
     def handover(self, leave: list[str], come: Tenant) -> Handover | None:
-        """A way for memory from tenants to another one, where that is wanted and all belong to the same user."""
-        tenants = [self.agent.registry.tenants.get(name) for name in leave]
-        swap = all(t is not None and t.spec.oversubscribe == "swap" and t.uid == come.uid for t in (*tenants, come))
+        """A way for memory from tenants to another one, where that is wanted and all are of one owner."""
+        own, tenants = owner(come), [self.agent.registry.tenants.get(name) for name in leave]
+        swap = all(t is not None and t.spec.oversubscribe == "swap" and owner(t) == own for t in (*tenants, come))
         return Handover() if tenants and swap and self.agent.config.swap_hand else None
 
     async def make_free(self, tenant: Tenant, gpu: str) -> str | None:
