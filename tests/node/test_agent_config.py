@@ -72,6 +72,13 @@ def test_yaml(tmp_path: Path) -> None:
         ("tenants: [{name: a, user: -5}]", "there is no user"),
         ("gpus: []", "list of GPU UUIDs"),
         ("gpus: soft\ntenants:\n- name: a\n  request: 120%", "agent.yaml, line 4, field tenants[0].request: '120%'"),
+        ("quota: [1]", "[1] is not a quantity"),
+        ("most_moving: {a: 1}", "is not a quantity"),
+        ("alone_after:", "None is not a quantity"),
+        ("copies: {period: [1]}", "is not a quantity"),
+        ("discipline: [fair]", "unknown discipline"),
+        (f"window: 1{'0' * 400}", "the number is too large"),
+        ("tenants: [{name: a, priority: .inf}]", "not a tenant"),
         ("quota: 5ms\nfail: open\nquota: 6ms", "agent.yaml, line 3, field quota: quota is already given on line 1"),
     ],
 )

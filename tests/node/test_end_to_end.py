@@ -373,9 +373,11 @@ def test_the_config_file_is_taken_live_and_a_wrong_one_is_not(start_node: Callab
     os.replace(node.folder / "new", config)
     wait_for(lambda: node.row("team")["limit"] == 0.8, 3.0, "a file replaced by rename is taken")
     assert node.row("late")["request"] == 0.1
+    config.write_text(json.dumps(data | {"quota": [1]}))
+    wait_for(lambda: "[1] is not a quantity" in node.call("status")["config_fault"], 3.0)
     data["tenants"][0]["request"] = "95%"
     config.write_text(json.dumps(data))
-    wait_for(lambda: node.call("status")["config_fault"], 3.0)
+    wait_for(lambda: "its own limit" in node.call("status")["config_fault"], 3.0, "a wrong file does not end the watch")
     assert node.row("team")["request"] == 0.3
     data["tenants"] = data["tenants"][1:]
     data["tenants"][0]["request"] = "20%"

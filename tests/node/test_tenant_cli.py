@@ -82,6 +82,13 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
         (("run", "--name", "b", "--gpus", "3", "--", "true"), "3 GPUs asked for, this agent has 1"),
         (("run", "--name", "b", "--mechanism", "mps", "--", "true"), "shared by time (team/a)"),
         (("run", "--name", "b", "--timeout", "soon", "--", "true"), "is not a quantity"),
+        (
+            ("run", "--name", "b", "--mechanism", "foo", "--", "true"),
+            "unknown mechanism 'foo'; known: whole, time, mps",
+        ),
+        (("run", "--name", "nobody", "--join", "--", "true"), "there is no tenant 'nobody'; there are: team/a"),
+        (("run", "--join", "--", "true"), "say with --name"),
+        (("run", "--name", "team/a", "--join", "--limit", "50%", "--", "true"), "shares the tenant's budget"),
     ],
 )
 def test_mistakes_are_one_sentence(busy_agent: AgentProcess, arguments: tuple[str, ...], words: str) -> None:

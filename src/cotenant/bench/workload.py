@@ -2,7 +2,8 @@
 
 Protocol: prints `ready NAME` once the GPU is set up; then each line `run SECONDS` on standard input runs one block and
 prints one JSON object {"count", "busy_ns", "begin_ns", "end_ns", "marks": [[ns, count, busy_ns], ...]}. busy_ns is GPU
-time, of `busy` only. `steps SECONDS` adds "steps_ns", how long each step took. End of input ends the program.
+time, of `busy` only. `steps SECONDS` adds "steps_ns", how long each step took. End of input ends the program. On a
+terminal "marks" are left out.
 
 busy      GPU-bound: long kernels, six in flight (torch: bf16 products of 8192^3)
 training  a step of copies, kernels and a wait, with some host time (torch: a small convolutional network)
@@ -276,6 +277,8 @@ def main(arguments: list[str]) -> int:
     for seconds, timed in orders():
         steps_ns: list[int] = []
         block = run_block(step, finish, seconds, steps_ns if timed else None)
+        if sys.stdout.isatty():  # a person reads: marks are hundreds
+            del block["marks"]
         print(json.dumps(block | ({"steps_ns": steps_ns} if timed else {})), flush=True)
     return 0
 

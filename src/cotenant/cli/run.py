@@ -94,6 +94,10 @@ def run(
     )
     if name:
         check_name(name, field="--name")
+    if join and not name:
+        raise InputError("say with --name which tenant to run inside", field="--join")
+    if join and (request or limit or memory):
+        raise InputError("it shares the tenant's budget: leave out --request, --limit and --memory", field="--join")
     check_spec(spec)  # its sentences name what is wrong
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None
     if empty_cache not in ("off", "turn", "iteration"):

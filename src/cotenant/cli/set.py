@@ -26,7 +26,7 @@ def set_share(
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """Change what a tenant was promised. Says from when on it holds."""
-    from cotenant.model.units import parse_bytes, parse_fraction
+    from cotenant.model.units import format_bytes, parse_bytes, parse_fraction
     from cotenant.node.agent import default_folder
     from cotenant.node.client import ControlClient
 
@@ -43,7 +43,7 @@ def set_share(
     if as_json:
         print(json.dumps(answer))
         return
-    memory_text = "no cap" if answer["memory_bytes"] is None else f"{answer['memory_bytes'] / 2**30:g} GiB"
+    memory_text = "no cap" if answer["memory_bytes"] is None else format_bytes(answer["memory_bytes"])
     print(
         f"{name}: request {answer['request']:.0%}, limit {answer['limit']:.0%}, memory {memory_text};"
         f" holds {answer['holds']}"

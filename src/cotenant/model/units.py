@@ -22,10 +22,13 @@ _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-
 
 
 def _split(text: str | float, field: str | None, example: str) -> tuple[float, str]:
-    if isinstance(text, bool):
-        raise InputError(f"{text!r} is not a quantity; write it like {example}", field=field)
+    if isinstance(text, bool) or not isinstance(text, int | float | str):  # a file may hold anything here
+        raise InputError(f"{str(text)[:80]} is not a quantity; write it like {example}", field=field)
     if isinstance(text, int | float):
-        number, unit = float(text), ""
+        try:
+            number, unit = float(text), ""
+        except OverflowError:
+            raise InputError(f"the number is too large; write it like {example}", field=field) from None
     else:
         match = _NUMBER.match(text)
         if not match:

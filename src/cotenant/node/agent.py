@@ -337,7 +337,11 @@ class Agent:
         while True:
             await asyncio.sleep(WATCH_S)
             if watch.changed():
-                reconfigure.reload(self)
+                try:
+                    reconfigure.reload(self)
+                except Exception as error:  # a fault of ours must not end the watch: the next version would go unseen
+                    self.config_fault = f"{path}: cannot be taken: {error!r}"
+                    self.log(f"the new configuration is not taken: {error!r}")
 
     # -- events ----------------------------------------------------------------------------------------------------
 

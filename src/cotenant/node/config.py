@@ -254,7 +254,7 @@ def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
     if not isinstance(gpus, list | tuple) or not gpus or not all(isinstance(g, str) for g in gpus):
         raise InputError("write soft, all, or a list of GPU UUIDs", file=path, field="gpus")
     name = data.get("discipline", "request-limit")
-    if name not in {d.name for d in DISCIPLINES}:
+    if name not in [d.name for d in DISCIPLINES]:
         known = ", ".join(d.name for d in DISCIPLINES)
         raise InputError(f"unknown discipline {name!r}; known: {known}", file=path, field="discipline")
     tenants = _parse_tenants(data.get("tenants") or [], path)
@@ -321,7 +321,7 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
         return check_spec(spec)
     except InputError as error:
         raise InputError(error.message, file=path, field=f"{where}.{error.field}" if error.field else where) from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"not a tenant: {error}", file=path, field=where) from None
 
 

@@ -41,8 +41,8 @@ def parse_colocation(data: Any) -> ColocationSettings:
         changes["sm_threshold"] = threshold
     if "stretch" in data:
         stretch = data["stretch"]
-        if isinstance(stretch, bool) or not isinstance(stretch, int | float):
-            raise InputError(f"{stretch!r} is not a number of times", field="colocation.stretch")
+        if isinstance(stretch, bool) or not isinstance(stretch, int | float) or stretch > 1e9:
+            raise InputError(f"{str(stretch)[:40]} is not a number of times", field="colocation.stretch")
         changes["stretch"] = float(stretch)
     return settings_for(str(data.get("scheme", "tidal")), **changes)
 

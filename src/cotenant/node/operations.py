@@ -211,6 +211,8 @@ class Operations:
                     f"a tenant named {spec.name} is running; choose another name, or --join to share its budget",
                     field="--name",
                 )
+            if order.get("join"):  # a name with a slip in it would otherwise be a tenant without bounds
+                self._find({"name": spec.name})
             if not caller.trusted:
                 raise InputError(f"user {caller.peer.uid} may only start tenants declared in the agent's configuration")
             timeout_s = None if order.get("timeout_s") is None else _seconds(order, "timeout_s", 0.0)

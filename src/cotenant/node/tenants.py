@@ -130,6 +130,8 @@ class Registry:
     def preparing(self, spec: TenantSpec) -> tuple[Mechanism, tuple[Gpu, ...]] | None:
         """What would be prepared for such a tenant, and where; None when it cannot be admitted (`admit` says why)."""
         mechanism = self.mechanisms.get(spec.mechanism)
+        if mechanism is None:
+            return None
         try:
             check_spec(spec)
             gpus = self._place(spec)
@@ -137,7 +139,7 @@ class Registry:
                 self._fits(spec, gpu)
         except InputError:
             return None
-        return None if mechanism is None else (mechanism, gpus)
+        return mechanism, gpus
 
     def resize(self, tenant: Tenant, spec: TenantSpec) -> str:
         """Change a tenant's promise; says from when on it holds. InputError when it does not fit."""
