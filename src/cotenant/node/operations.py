@@ -158,7 +158,7 @@ class Operations:
                 "waiting": account.waiting,
                 "turns": account.turns + (1 if turn_ns else 0),
                 "waited_s": (account.waited_ns + (now_ns - account.requested_ns if account.waiting else 0)) / 1e9,
-                "held_s": (account.held_ns + turn_ns) / 1e9,
+                "held_s": account.held_so_far_ns(now_ns) / 1e9,
                 "overrun_s": account.overrun_ns / 1e9,
             }
         return row

@@ -132,7 +132,7 @@ class Account:
     ticket: int = 0
     burst_ns: int = 0
     quota_ns: int = 0
-    served: float = 0.0  # time held over weight: the credit of weighted round robin
+    served: float = 0.0  # time held while others waited, over weight: the credit of weighted round robin
     idle_since_ns: int | None = None
     turn_start_ns: int | None = None  # set while it holds the GPU
     contended_ns: int | None = None  # since when others wait for the turn under way
@@ -151,6 +151,14 @@ class Account:
         if self.turn_start_ns is None:
             return 0
         return now_ns - max(self.turn_start_ns, now_ns - self.window.window_ns)
+
+    def contended_so_far_ns(self, now_ns: int) -> int:
+        """Of the turn under way, the time that was taken from others."""
+        return 0 if self.contended_ns is None else max(0, now_ns - self.contended_ns)
+
+    def held_so_far_ns(self, now_ns: int) -> int:
+        """Time held in all, the turn under way included."""
+        return self.held_ns + (now_ns - self.turn_start_ns if self.turn_start_ns is not None else 0)
 
     def used_ns(self, now_ns: int, rate: float) -> float:
         """Time that counts when tenants are ranked: held while others waited, and `rate` of the rest of the window.

@@ -74,7 +74,7 @@ def _rank_arrival(account: Account, now_ns: int) -> tuple[float, float]:
 
 
 def _rank_credit(account: Account, now_ns: int) -> tuple[float, float]:
-    return (account.served + account.turn_ns(now_ns) / account.weight, float(account.requested_ns))
+    return (account.served + account.contended_so_far_ns(now_ns) / account.weight, float(account.requested_ns))
 
 
 def _rank_priority(account: Account, now_ns: int) -> tuple[float, float]:
@@ -129,7 +129,8 @@ DISCIPLINES: tuple[Discipline, ...] = (
     ),
     Discipline(
         "weighted-round-robin",
-        "Turns by credit: time held divided by weight, least first (gpulet's pull rule, in time instead of batches).",
+        "Turns by credit: time held while others waited, divided by weight, least first (gpulet's pull rule, in time"
+        " instead of batches).",
         _rank_credit,
         _quota_base,
     ),

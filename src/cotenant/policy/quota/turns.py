@@ -72,8 +72,7 @@ class GpuTurns:
 
     def leave(self, name: str, now_ns: int) -> list[Instruction]:
         """Remove a tenant, whatever it was doing (it left, or it died): its turn ends here."""
-        account = self.accounts.pop(name, None)
-        out: list[Instruction] = []
+        account, out = self.accounts.pop(name, None), list[Instruction]()
         if account is None:
             return out
         account.waiting = False
@@ -206,7 +205,8 @@ class GpuTurns:
         turn = self.turn
         if turn is not None:
             if turn.revoked_ns is not None:
-                if self._ready or self.claim is not None:
+                waiting = (a for _, ticket, a in self._ready if ticket == a.ticket)
+                if self.claim is not None or any(a.name not in self.overrun for a in waiting):
                     times.append(turn.revoked_ns + self.settings.stuck_ns)
             elif turn.paused_ns is not None or turn.endless:
                 pass
@@ -216,7 +216,7 @@ class GpuTurns:
                 times.append(turn.deadline_ns - turn.margin_ns)
         while self._blocked and self._blocked[0][1] != self._blocked[0][2].ticket:
             heapq.heappop(self._blocked)
-        if self._blocked and (turn is None or turn.revoked_ns is None):
+        if self._blocked:
             times.append(self._blocked[0][0])
         return min(times) if times else None
 
@@ -325,13 +325,14 @@ class GpuTurns:
         account = turn.account
         held_ns = end_ns - turn.start_ns
         contended_ns = end_ns if account.contended_ns is None else min(account.contended_ns, end_ns)
+        # what it had alone counts for nothing: or whoever comes after minutes would have all of that first
+        account.served += (end_ns - contended_ns) / account.weight
         account.window.add(turn.start_ns, contended_ns, FREE)
         account.window.add(contended_ns, end_ns, HELD)
         account.turn_start_ns = account.contended_ns = None
         account.turns += 1
         account.held_ns += held_ns
         account.overrun_ns += max(0, end_ns - turn.deadline_ns)
-        account.served += held_ns / account.weight
         if not account.waiting and account.idle_since_ns is None:
             self._idle(account, end_ns)
         return Ended(self.gpu, account.name, turn.epoch, turn.start_ns, end_ns, turn.quota_ns, turn.waited_ns, reason)
