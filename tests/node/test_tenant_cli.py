@@ -118,6 +118,8 @@ def test_wrong_agent_settings(tmp_path: Path) -> None:
 def test_bench_mistakes() -> None:
     assert "2 requests but 1 limits" in cotenant("bench", "shares", "--requests", "30,70", "--limits", "50", code=2)
     assert "unknown workload 'x'" in cotenant("bench", "overhead", "--workloads", "x", code=2)
+    assert "a block is 1 ms to" in cotenant("bench", "overhead", "--block", "0", code=2)
+    assert "a kernel takes 1 us to" in cotenant("bench", "shares", "--kernel", "0", code=2)
 
 
 def test_the_node_runs_on_the_standard_library_alone() -> None:

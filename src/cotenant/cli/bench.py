@@ -58,13 +58,16 @@ def shares(
         raise InputError(f"{len(asked)} requests but {len(capped)} limits", field="--limits")
     if not 1.0 <= seconds <= 3600.0:
         raise InputError("measure between 1 and 3600 seconds", field="--seconds")
+    kernel_s = parse_seconds(kernel, "--kernel")
+    if not 1e-6 <= kernel_s <= 1.0:
+        raise InputError("a kernel takes 1 us to 1 s here", field="--kernel")
     result = measure(
         asked,
         capped,
         seconds,
         gpus=gpus,
         quota_ms=parse_seconds(quota, "--quota") * 1e3,
-        kernel_ms=parse_seconds(kernel, "--kernel") * 1e3,
+        kernel_ms=kernel_s * 1e3,
         discipline=discipline,
         work_in_flight_ms=parse_seconds(work_in_flight, "--work-in-flight") * 1e3 if work_in_flight else None,
     )
@@ -126,6 +129,9 @@ def overhead(
             raise InputError(f"unknown workload {kind!r}; known: {', '.join(KINDS)}", field="--workloads")
     if pairs < 6:
         raise InputError("at least 6 pairs are needed for an interval", field="--pairs")
+    block_s = parse_seconds(block, "--block")
+    if not 0.001 <= block_s <= 3600.0:
+        raise InputError("a block is 1 ms to an hour", field="--block")
 
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -134,7 +140,7 @@ def overhead(
         gpus=gpus,
         workloads=kinds,
         pairs=pairs,
-        block_s=parse_seconds(block, "--block"),
+        block_s=block_s,
         processes=processes,
         progress=progress,
     )
