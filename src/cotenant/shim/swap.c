@@ -375,6 +375,7 @@ void cot_swap_reset_after_fork(void)
     memset(swap_gpus, 0, sizeof swap_gpus);
     if (order.type && order.hand >= 0)
         close(order.hand); /* or what is sent there would stay taken as long as the child lives */
+    cot_hand_reset_after_fork();
     order.type = 0;
     threads_started = fixed = looked_at_libraries = agent_is_lost = false;
     mode = COTENANT_OVERSUBSCRIBE_NONE;

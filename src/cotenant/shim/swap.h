@@ -135,18 +135,22 @@ HIDDEN void *cot_swap_mover(void *unused);
 #define SWAP_KEPT 32
 struct swap_hand {
     int socket; /* -1: nobody to hand over to or take from */
+    _Atomic int memory; /* a descriptor that the mover has in its hands; 0: none */
     uint32_t count;
     struct {
         int memory; /* a descriptor of it */
         uint64_t bytes;
     } kept[SWAP_KEPT];
 };
+extern HIDDEN struct swap_hand cot_hand; /* of the move under way */
 HIDDEN int cot_hand_open(CUdeviceptr address);
-HIDDEN bool cot_hand_send(int hand, int memory, uint64_t bytes);
-HIDDEN int cot_hand_take(struct swap_hand *hand, uint64_t bytes, uint64_t *handle);
+HIDDEN void cot_hand_let_go(int memory); /* it is free */
+HIDDEN bool cot_hand_send(int memory, uint64_t bytes);
+HIDDEN int cot_hand_take(uint64_t bytes, uint64_t *handle);
 HIDDEN void cot_hand_keep(struct region_piece *piece, int memory);
 HIDDEN int cot_hand_part_with(struct region_piece *piece);
-HIDDEN bool cot_hand_free(struct swap_hand *hand);
+HIDDEN bool cot_hand_free(void);
+HIDDEN void cot_hand_reset_after_fork(void);
 
 /* ---- swap_copy.c ---- */
 struct lane; /* one stream with its events */

@@ -5,6 +5,7 @@
  * by contents that return: it goes to the other process as a descriptor, over a socket that both got with their orders.
  * What nobody has taken from it when it is closed is free. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -17,6 +18,7 @@
 #define PROGRAMS_OWN 700 /* descriptors that the program may need itself; ours stand above (cot_wire_high) */
 #define MOST_DESCRIPTORS 16384
 
+struct swap_hand cot_hand = {.socket = -1};
 static _Atomic int descriptors;
 
 DECLARE_REAL(cuMemRetainAllocationHandle);
@@ -40,11 +42,13 @@ int cot_hand_open(CUdeviceptr address)
         CUDA_SUCCESS)
         fd = -1;
     ((CUresult(*)(uint64_t))REAL(cuMemRelease))(handle);
+    if (fd >= 0)
+        fcntl(fd, F_SETFD, FD_CLOEXEC); /* or a program that is started now would keep the memory taken */
     return fd;
 }
 
 /* Closes `memory`: when it could not be sent, it is free. */
-bool cot_hand_send(int hand, int memory, uint64_t bytes)
+bool cot_hand_send(int memory, uint64_t bytes)
 {
     union control control = {0};
     struct iovec part = {.iov_base = &bytes, .iov_len = sizeof bytes};
@@ -54,18 +58,19 @@ bool cot_hand_send(int hand, int memory, uint64_t bytes)
     c->cmsg_type = SCM_RIGHTS;
     c->cmsg_len = CMSG_LEN(sizeof memory);
     memcpy(CMSG_DATA(c), &memory, sizeof memory);
-    bool sent = sendmsg(hand, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof bytes;
+    bool sent = sendmsg(cot_hand.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof bytes;
+    cot_hand.memory = 0;
     close(memory);
     return sent;
 }
 
-static int receive(int hand, uint64_t *bytes) /* -1: nothing is there */
+static int receive(uint64_t *bytes) /* -1: nothing is there */
 {
     union control control;
     struct iovec part = {.iov_base = bytes, .iov_len = sizeof *bytes};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     int memory = -1;
-    if (recvmsg(hand, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != (ssize_t)sizeof *bytes)
+    if (cot_hand.socket < 0 || recvmsg(cot_hand.socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != (ssize_t)sizeof *bytes)
         return -1;
     struct cmsghdr *c = CMSG_FIRSTHDR(&message);
     if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof memory))
@@ -73,10 +78,17 @@ static int receive(int hand, uint64_t *bytes) /* -1: nothing is there */
     return memory;
 }
 
-static void free_oldest(struct swap_hand *hand)
+static int take_kept(uint32_t index) /* into the mover's hands */
 {
-    close(hand->kept[0].memory);
-    memmove(&hand->kept[0], &hand->kept[1], --hand->count * sizeof hand->kept[0]);
+    int memory = cot_hand.memory = cot_hand.kept[index].memory;
+    memmove(&cot_hand.kept[index], &cot_hand.kept[index + 1], (--cot_hand.count - index) * sizeof cot_hand.kept[0]);
+    return memory;
+}
+
+void cot_hand_let_go(int memory)
+{
+    cot_hand.memory = 0;
+    close(memory);
 }
 
 static bool import(int memory, uint64_t *handle)
@@ -86,24 +98,25 @@ static bool import(int memory, uint64_t *handle)
 }
 
 /* Memory of just that size which somebody has left: its descriptor and a handle of it, or -1.  Other sizes are kept for a while. */
-int cot_hand_take(struct swap_hand *hand, uint64_t bytes, uint64_t *handle)
+int cot_hand_take(uint64_t bytes, uint64_t *handle)
 {
     uint64_t size;
-    for (int memory; hand->socket >= 0 && (memory = receive(hand->socket, &size)) >= 0;) {
-        if (hand->count == SWAP_KEPT)
-            free_oldest(hand);
-        hand->kept[hand->count].memory = memory;
-        hand->kept[hand->count++].bytes = size;
+    for (int memory; (memory = receive(&size)) >= 0;) {
+        if (cot_hand.count == SWAP_KEPT)
+            cot_hand_let_go(take_kept(0));
+        cot_hand.kept[cot_hand.count].memory = memory;
+        cot_hand.kept[cot_hand.count++].bytes = size;
     }
-    for (uint32_t i = 0; i < hand->count; i++)
-        if (hand->kept[i].bytes == bytes) {
-            int memory = hand->kept[i].memory;
-            memmove(&hand->kept[i], &hand->kept[i + 1], (--hand->count - i) * sizeof hand->kept[0]);
-            if (import(memory, handle))
-                return memory;
-            close(memory);
-            i--;
+    for (uint32_t i = 0; i < cot_hand.count;) {
+        if (cot_hand.kept[i].bytes != bytes) {
+            i++;
+            continue;
         }
+        int memory = take_kept(i);
+        if (import(memory, handle))
+            return memory;
+        cot_hand_let_go(memory);
+    }
     return -1;
 }
 
@@ -119,11 +132,12 @@ static int most_descriptors(void)
 /* With a piece that has memory of another process, as long as there are descriptors to spare. */
 void cot_hand_keep(struct region_piece *piece, int memory)
 {
-    if (atomic_fetch_add(&descriptors, 1) < most_descriptors())
+    if (atomic_fetch_add(&descriptors, 1) < most_descriptors()) {
         piece->memory = cot_wire_high(memory);
-    else {
+        cot_hand.memory = 0;
+    } else {
         atomic_fetch_sub(&descriptors, 1);
-        close(memory);
+        cot_hand_let_go(memory);
     }
 }
 
@@ -131,21 +145,32 @@ void cot_hand_keep(struct region_piece *piece, int memory)
 int cot_hand_part_with(struct region_piece *piece)
 {
     int memory = piece->memory;
-    piece->memory = 0;
     if (memory <= 0)
         return -1;
+    piece->memory = 0;
     atomic_fetch_sub(&descriptors, 1);
     return memory;
 }
 
 /* Everything that is kept is free; true if there was something. */
-bool cot_hand_free(struct swap_hand *hand)
+bool cot_hand_free(void)
 {
     uint64_t size;
-    bool any = hand->count > 0;
-    while (hand->count)
-        free_oldest(hand);
-    for (int memory; hand->socket >= 0 && (memory = receive(hand->socket, &size)) >= 0; any = true)
+    bool any = cot_hand.count > 0;
+    while (cot_hand.count)
+        cot_hand_let_go(take_kept(0));
+    for (int memory; (memory = receive(&size)) >= 0; any = true)
         close(memory);
     return any;
+}
+
+/* A child would keep the memory taken as long as it lives. */
+void cot_hand_reset_after_fork(void)
+{
+    if (cot_hand.memory > 0)
+        close(cot_hand.memory);
+    while (cot_hand.count)
+        close(cot_hand.kept[--cot_hand.count].memory);
+    cot_hand.memory = 0;
+    cot_hand.socket = -1;
 }

@@ -29,7 +29,6 @@ struct move {
     uint64_t started_bytes;
     uint64_t waited_ns;       /* for allowance */
     uint64_t mapping_ns, copying_ns, handed_bytes;
-    struct swap_hand hand;
     CUresult result;
 };
 
@@ -54,13 +53,16 @@ static CUresult vacate(struct move *move, const struct flight *flight)
 {
     uint64_t bytes = cot_swap_piece_bytes(flight->region, flight->index);
     int memory = -1;
-    if (move->hand.socket >= 0 && bytes >= SWAP_SHARED_LEAST &&
-        (memory = cot_hand_part_with(piece_of(flight))) < 0)
-        memory = cot_hand_open(cot_swap_piece_address(flight->region, flight->index));
+    if (cot_hand.socket >= 0 && bytes >= SWAP_SHARED_LEAST) {
+        memory = cot_hand_part_with(piece_of(flight));
+        if (memory < 0)
+            memory = cot_hand_open(cot_swap_piece_address(flight->region, flight->index));
+        cot_hand.memory = memory;
+    }
     CUresult result = cot_swap_unmap_piece(flight->region, flight->index);
     if (memory >= 0 && result != CUDA_SUCCESS)
-        close(memory);
-    else if (memory >= 0 && cot_hand_send(move->hand.socket, memory, bytes))
+        cot_hand_let_go(memory);
+    else if (memory >= 0 && cot_hand_send(memory, bytes))
         move->handed_bytes += bytes;
     return result;
 }
@@ -161,16 +163,16 @@ static CUresult supply(struct move *move, struct region *region, uint32_t index)
 {
     uint64_t handle, bytes = cot_swap_piece_bytes(region, index);
     bool covered = region->piece[index].state == PIECE_AWAY && bytes >= SWAP_SHARED_LEAST;
-    int memory = covered ? cot_hand_take(&move->hand, bytes, &handle) : -1;
+    int memory = covered ? cot_hand_take(bytes, &handle) : -1;
     if (memory >= 0 && cot_swap_place_piece(region, index, handle) == CUDA_SUCCESS) {
         cot_hand_keep(&region->piece[index], memory);
         move->handed_bytes += bytes;
         return CUDA_SUCCESS;
     }
     if (memory >= 0)
-        close(memory);
+        cot_hand_let_go(memory);
     CUresult result = cot_swap_map_piece(region, index);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_hand_free(&move->hand)) /* what lies there is what is lacking */
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_hand_free()) /* what lies there is what is lacking */
         result = cot_swap_map_piece(region, index);
     return result;
 }
@@ -262,7 +264,8 @@ void *cot_swap_mover(void *unused)
     struct swap_order order;
     pthread_setname_np(pthread_self(), "cotenant-move");
     while (cot_swap_next_order(&order)) {
-        struct move move = {.order = &order, .hand.socket = order.hand};
+        struct move move = {.order = &order};
+        cot_hand.socket = order.hand;
         uint64_t began = cot_now_ns();
         bool out = order.type == COTENANT_MOVE_OUT;
         uint32_t status = COTENANT_INTERNAL;
@@ -274,7 +277,8 @@ void *cot_swap_mover(void *unused)
                     move.result);
         if (status != COTENANT_OK && order.sequence == 0)
             usleep(200000); /* on its own account: try again later */
-        cot_hand_free(&move.hand);
+        cot_hand_free();
+        cot_hand.socket = -1;
         if (order.hand >= 0)
             close(order.hand);
         struct swap_times times = {cot_now_ns() - began - move.waited_ns, move.mapping_ns, move.copying_ns,
