@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cotenant.shim
-from cotenant.policy.colocation import GateState, Rule, WorkClass, ended, may_go, went
+from cotenant.policy.colocation import APART, GateState, Rule, WorkClass, ended, may_go, share_ns, went
 from cotenant.policy.colocation.gate import RuleKind
 
 US = 1_000
@@ -52,6 +52,7 @@ int may_go(struct floor_rule *r, struct floor_state *s, uint32_t c, int64_t n, i
 { return floor_may_go(r, s, c, n, t); }
 void went(struct floor_rule *r, struct floor_state *s, uint32_t c, int64_t n, int64_t t)
 { floor_went(r, s, c, n, t); }
+int64_t share(uint64_t i, uint64_t p) { return floor_share(i, p); }
 void ended(struct floor_state *s, int64_t p, int64_t t) { floor_ended(s, p, t); }
 """
 
@@ -71,6 +72,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = ctypes.CDLL(str(folder / "rule.so"))
     library.may_go.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64, ctypes.c_int64]
     library.went.argtypes = library.may_go.argtypes
+    library.share.argtypes, library.share.restype = [ctypes.c_uint64, ctypes.c_uint64], ctypes.c_int64
     library.ended.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     return library
 
@@ -125,3 +127,8 @@ def test_c_and_python_decide_alike(
             pieces.append(length)
         for field, _ in CState._fields_:
             assert getattr(state, field) == getattr(c_state, field), field
+
+
+@given(st.integers(1_000, 10**9), st.one_of(st.integers(0, 5000), st.just(APART)))
+def test_c_and_python_divide_alike(compiled: ctypes.CDLL, interval: int, parts: int) -> None:
+    assert compiled.share(interval, parts) == share_ns(interval, parts)

@@ -82,6 +82,7 @@ static CUresult event_elapsed(float *ms, CUevent from, CUevent to)
 static struct floor world_floor;
 static struct gpu world_gpu;
 static struct cotenant_floor page;
+static struct cotenant_slot slot;
 static struct stream world_stream;
 
 struct settings {
@@ -119,6 +120,8 @@ void world_start(const struct settings *s)
     pthread_mutex_init(&world_floor.lock, NULL);
     world_floor.page = &page;
     world_gpu.floor = &world_floor;
+    world_gpu.page_slot = &slot;
+    slot = (struct cotenant_slot){0};
     this_thread = (struct thread){.gpu = &world_gpu, .stream = &world_stream, .context = (CUcontext)1};
     world_stream.handle = (CUstream)2;
     cot_thread = &this_thread;
@@ -128,6 +131,16 @@ void world_start(const struct settings *s)
     gpu_free_at = created = recorded = 0;
     now = 1000000;
 }
+
+/* The agent's decision, and that it is gone. */
+void world_divide(uint32_t tenants, uint64_t parts, bool lost)
+{
+    page.tenants = tenants;
+    slot.floor_parts = parts;
+    world_gpu.stale = lost;
+}
+
+int64_t world_asked_ns(void) { return now - (int64_t)slot.floor_ns; }
 
 int64_t world_cost(int64_t kind) { return cot_costs[kind].ns; }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import cotenant.shim
-from cotenant.policy.colocation import settings_for
+from cotenant.policy.colocation import APART, settings_for
 
 US, MS = 1_000, 1_000_000
 LS_NS = 1_050_000  # of a request
@@ -74,6 +74,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     flags = ["-O2", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{shim}"]
     subprocess.run([compiler, *flags, "-o", str(out), str(source), "-lpthread"], check=True)
     library = ctypes.CDLL(str(out))
+    library.world_divide.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_bool]
+    library.world_asked_ns.restype = ctypes.c_int64
     library.world_cost.argtypes, library.world_cost.restype = [ctypes.c_int64], ctypes.c_int64
     return library
 
@@ -231,3 +233,37 @@ def test_gaps_that_a_duty_asks_for_do_not_count_as_work(world: Start, kernels: l
 def test_a_program_with_a_fast_host_keeps_the_gpu_busy_with_kernels_of_any_length(world: Start, length_us: int) -> None:
     """While two are in flight it must not sleep through the end of the first: the second is timed from there."""
     assert warm(world(), [(3, length_us * US, 3 * US)], rate_rps=0).work > 0.98
+
+
+@pytest.mark.parametrize(
+    ("tenants", "parts", "lost", "bound_us"),
+    [
+        (3, 0, False, 33),  # an agent that does not say who works
+        (3, 1, False, 100),  # the others are idle
+        (3, 2, False, 50),
+        (3, 2, True, 33),  # nobody looks any more
+    ],
+)
+def test_the_bound_is_divided_as_the_agent_says(
+    world: Start, tenants: int, parts: int, lost: bool, bound_us: int
+) -> None:
+    kernels: list[Kernel] = [(5, 8 * US, 1 * US)]
+    here = world(stretch_permille=1000)
+    here.run(kernels, 0.05, rate_rps=0)
+    here.library.world_divide(tenants, parts, lost)
+    here.run(kernels, 0.01, rate_rps=0)
+    seen = here.run(kernels, 0.1, rate_rps=0)
+    assert seen.longest_in_flight_ns == pytest.approx(bound_us * US, abs=17 * US)
+    assert here.library.world_asked_ns() < 20 * US
+
+
+def test_one_that_is_not_counted_has_little_more_than_a_launch_in_flight(world: Start) -> None:
+    """The lead lets a kernel be queued before the end of the one in front: that is all that it adds to the sum."""
+    for length in (8 * US, 40 * US):
+        kernels: list[Kernel] = [(5, length, 1 * US)]
+        here = world()
+        here.run(kernels, 0.05, rate_rps=0)
+        here.library.world_divide(2, APART, False)
+        here.run(kernels, 0.01, rate_rps=0)
+        seen = here.run(kernels, 0.1, rate_rps=0)
+        assert seen.longest_in_flight_ns < 1.1 * length + settings_for("tidal").lead_ns + 8 * US

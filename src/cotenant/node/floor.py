@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from cotenant.model.errors import InputError
 from cotenant.node import floor_page, kernel_table
 from cotenant.node.card_clock import CardClock, card_clock
 from cotenant.node.floor_page import BEST_EFFORT, LATENCY_SENSITIVE, FloorPage
+from cotenant.node.floor_shares import Shares, slot_of
 from cotenant.node.gpus import uuid_text
 from cotenant.node.listener import Listener
 from cotenant.node.processes import Peer, peer_of
 from cotenant.node.tenants import Tenant
 from cotenant.node.wire import MESSAGE_BYTES
-from cotenant.policy.colocation import ColocationSettings, WorkClass, next_duty, scheme_named, settings_for
+from cotenant.policy.colocation import APART, ColocationSettings, WorkClass, next_duty, scheme_named, settings_for
 from cotenant.policy.colocation.gate import RuleKind
 
 MAX_MEMBERS = 4096
@@ -64,6 +66,7 @@ class Floors:
         self._in_container = in_container
         self.settings = settings
         self.pages = {uuid: FloorPage() for uuid in gpus}
+        self.shares = {uuid: Shares() for uuid in self.pages}
         self._tenant_of = tenant_of
         self._log = log
         self._members: set[Member] = set()
@@ -201,6 +204,9 @@ class Floors:
             page.layout.raises[member.holder] = 0
         member.gpu, member.role = gpu, role
         self._count(gpu)
+        if role == BEST_EFFORT and tenant is not None:
+            find = partial(slot_of, tenant, member.peer.pid, gpu)
+            self.shares[gpu].join(member, find, self.settings)
         spec = tenant.spec if tenant is not None else None
         work_class = WORK_CLASSES[spec.work_class] if spec else WorkClass.UNKNOWN
         sms, interval_ns = (spec.work_sms, spec.in_flight_ns) if spec else (0, 0)
@@ -245,6 +251,7 @@ class Floors:
         if member.holder is not None:
             page.layout.raised[member.holder] = 0
             page.layout.pid[member.holder] = 0
+        self.shares[member.gpu].leave(member)
         self._count(member.gpu)
 
     def status(self) -> dict[str, Any]:
@@ -268,6 +275,7 @@ class Floors:
         holders = sorted(m.holder for m in self._members if m.gpu == gpu and m.holder is not None)
         return {
             "best_effort_processes": layout.tenants,
+            "best_effort_counted": sum(parts != APART for parts in self.shares[gpu].parts.values()),
             "bounded": layout.present > 0,
             "duty": layout.duty_permille / 1000,
             "holders": [
@@ -284,9 +292,13 @@ class Floors:
             self._looking.cancel()
         if self._listener is not None:
             self._listener.close()
+        for shares in self.shares.values():
+            shares.close()
+        tenants = {gpu: page.layout.tenants for gpu, page in self.pages.items()}
         for member in list(self._members):
             self._drop(member)
-        for page in self.pages.values():
+        for gpu, page in self.pages.items():
+            page.layout.tenants = tenants[gpu]  # those that have been there go on dividing
             page.close()
 
 

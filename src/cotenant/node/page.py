@@ -22,7 +22,8 @@ _SLOT_FIELDS: list[tuple[str, type]] = [
     ("uuid", ctypes.c_uint8 * 16),
     ("reserved_1", ctypes.c_uint64),
     ("memory_kept_bytes", ctypes.c_uint64),
-    ("reserved_agent", ctypes.c_uint8 * 32),
+    ("floor_parts", ctypes.c_uint64),
+    ("reserved_agent", ctypes.c_uint8 * 24),
     ("epoch_seen", ctypes.c_uint64),
     ("calls_in_flight", ctypes.c_uint64),
     ("launches", ctypes.c_uint64),
@@ -34,7 +35,8 @@ _SLOT_FIELDS: list[tuple[str, type]] = [
     ("waited_ns", ctypes.c_uint64),
     ("turns", ctypes.c_uint64),
     ("contexts", ctypes.c_uint64),
-    ("reserved_shim", ctypes.c_uint8 * 40),
+    ("floor_ns", ctypes.c_uint64),
+    ("reserved_shim", ctypes.c_uint8 * 32),
 ]
 # written by the shim: what `snapshot` copies
 _COUNTERS = (
@@ -63,6 +65,8 @@ class Slot(ctypes.Structure):
     memory_kept_bytes: int
     memory_used_bytes: int
     flags: int
+    floor_parts: int
+    floor_ns: int
     launches: int
     waited_ns: int
 

@@ -83,17 +83,17 @@ static uint32_t active_class(const struct cotenant_floor *page, uint32_t work_cl
     return found;
 }
 
-static struct floor_rule current_rule(const struct floor *floor, struct work work)
+static struct floor_rule current_rule(const struct floor *floor, const struct gpu *gpu, struct work work)
 {
     const struct cotenant_floor *page = floor->page;
-    uint32_t tenants = page->tenants ? page->tenants : 1;
+    uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* nobody looks who works when the agent is gone */
     uint64_t interval_ns = floor->interval_ns ? floor->interval_ns : page->interval_ns;
     return (struct floor_rule){.scheme = page->scheme,
                                .beside_permille = page->beside_permille,
                                .sm_threshold = page->sm_threshold,
                                .work_class = work.work_class,
                                .work_sms = work.sms,
-                               .interval_ns = (int64_t)(interval_ns / tenants),
+                               .interval_ns = floor_share(interval_ns, parts ? parts : page->tenants),
                                .lead_ns = (int64_t)page->lead_ns,
                                .stretch_permille = floor->interval_ns ? 1000 : page->stretch_permille,
                                .duty_permille = page->duty_permille};
@@ -151,10 +151,11 @@ struct leave {
     int64_t now_ns;
 };
 
-static bool may_go(struct floor *floor, struct work work, int64_t next_ns, struct leave *leave)
+static bool may_go(struct floor *floor, struct gpu *gpu, struct work work, int64_t next_ns, struct leave *leave)
 {
     leave->now_ns = (int64_t)cot_now_ns();
-    leave->rule = current_rule(floor, work);
+    gpu->page_slot->floor_ns = (uint64_t)leave->now_ns; /* the agent sees that this process works */
+    leave->rule = current_rule(floor, gpu, work);
     leave->ls_class = active_class(floor->page, work.work_class, leave->now_ns);
     return floor_may_go(&leave->rule, &floor->state, leave->ls_class, next_ns, leave->now_ns);
 }
@@ -172,9 +173,9 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
     struct leave leave;
     int64_t began = 0, progress = 0;
     uint32_t oldest = floor->oldest;
-    while (!may_go(floor, work, next_ns, &leave)) { /* by what is known; asking the driver costs more */
+    while (!may_go(floor, gpu, work, next_ns, &leave)) { /* by what is known; asking the driver costs more */
         cot_pieces_resolve(floor, leave.now_ns);
-        if (may_go(floor, work, next_ns, &leave) || cot_exiting())
+        if (may_go(floor, gpu, work, next_ns, &leave) || cot_exiting())
             break;
         if (!began)
             began = progress = leave.now_ns;
@@ -212,7 +213,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     if (floor->context != t->context)
         cot_pieces_forget(floor, t->context);
     struct piece *open = cot_piece(floor, floor->newest);
-    struct floor_rule rule = current_rule(floor, work);
+    struct floor_rule rule = current_rule(floor, t->gpu, work);
     int64_t enough_ns = floor_allowed(&rule, &floor->state) / 2; /* an event costs a program that is slow to launch more */
     if (open->count > 0 && (open->predicted_ns >= (enough_ns > LEAST_PIECE_NS ? enough_ns : LEAST_PIECE_NS) ||
                             open->count >= PIECE_LOG || floor->stream != t->stream || floor->handle != t->stream->handle)) {

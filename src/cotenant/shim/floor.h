@@ -63,7 +63,7 @@ struct cotenant_floor { /* 4096 bytes */
     uint32_t page_bytes;
     uint32_t holders;         /* COTENANT_FLOOR_HOLDERS */
     uint32_t scheme;          /* cotenant_floor_scheme */
-    uint32_t tenants;         /* BE processes here: they divide interval_ns */
+    uint32_t tenants;         /* BE processes here: they divide interval_ns, unless their slots say how (floor_parts) */
     uint64_t interval_ns;     /* predicted BE work that may be in flight, all BE processes together */
     uint64_t lead_ns;         /* a kernel may be queued this long before the one in front of it ends */
     uint64_t hold_limit_ns;   /* a holder that has not raised again for so long is not believed any more */

@@ -53,6 +53,12 @@ static inline int64_t floor_most(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
+/* What a process may have in flight that has one of `parts` parts of interval_ns (policy/colocation/division.py). */
+static inline int64_t floor_share(uint64_t interval_ns, uint64_t parts)
+{
+    return floor_most((int64_t)(interval_ns / (parts ? parts : 1)), 1);
+}
+
 /* tidal: what may be in flight now. */
 static inline int64_t floor_allowed(const struct floor_rule *rule, const struct floor_state *s)
 {

@@ -346,7 +346,8 @@ struct cotenant_slot { /* 256 bytes */
     uint8_t uuid[16];
     uint64_t reserved_1;
     uint64_t memory_kept_bytes;    /* of what the card has free, kept for others */
-    uint8_t reserved_agent[32];
+    uint64_t floor_parts;          /* into how many the bound of floor.h is divided for this process; 0: as its page says */
+    uint8_t reserved_agent[24];
     /* written by the shim */
     uint64_t epoch_seen;           /* epoch that the gate obeys; 0: closed */
     uint64_t calls_in_flight;      /* host threads inside a gated driver call */
@@ -359,7 +360,8 @@ struct cotenant_slot { /* 256 bytes */
     uint64_t waited_ns;            /* time that threads spent waiting for a turn, since start */
     uint64_t turns;                /* grants used */
     uint64_t contexts;             /* alive now */
-    uint8_t reserved_shim[40];
+    uint64_t floor_ns;             /* best-effort: when it last asked the floor for a launch */
+    uint8_t reserved_shim[32];
 };
 
 struct cotenant_page {

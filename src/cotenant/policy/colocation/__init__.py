@@ -2,10 +2,14 @@
 
 from cotenant.policy.colocation.budget import CurvePoint, choose_budget
 from cotenant.policy.colocation.clock import next_duty
+from cotenant.policy.colocation.division import APART, LOOK_NS, QUIET_NS, next_parts, share_ns
 from cotenant.policy.colocation.gate import GateState, Rule, WorkClass, allowed_ns, ended, may_go, went
 from cotenant.policy.colocation.schemes import SCHEMES, ColocationSettings, Scheme, scheme_named, settings_for
 
 __all__ = [
+    "APART",
+    "LOOK_NS",
+    "QUIET_NS",
     "SCHEMES",
     "ColocationSettings",
     "CurvePoint",
@@ -18,7 +22,9 @@ __all__ = [
     "ended",
     "may_go",
     "next_duty",
+    "next_parts",
     "scheme_named",
     "settings_for",
+    "share_ns",
     "went",
 ]

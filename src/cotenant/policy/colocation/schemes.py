@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cotenant.model.errors import InputError
+from cotenant.policy.colocation.division import share_ns
 from cotenant.policy.colocation.gate import Rule, RuleKind, WorkClass
 
 
@@ -105,10 +106,11 @@ class ColocationSettings:
         return 1.0 if self.clock else self.duty
 
     def rule(self, work_class: WorkClass = WorkClass.UNKNOWN, work_sms: int = 0, tenants: int = 1) -> Rule:
-        """The rule of one of `tenants` BE processes whose kernels are of that class and fill that many SMs."""
+        """The rule of a BE process that has one of `tenants` parts of the interval (division.next_parts), and whose
+        kernels are of that class and fill that many SMs."""
         return Rule(
             scheme_named(self.scheme).rule,
-            self.interval_ns // max(1, tenants),
+            share_ns(self.interval_ns, tenants),
             self.lead_ns,
             round(self.beside * 1000),
             self.sm_threshold,
