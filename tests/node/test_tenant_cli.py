@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import AgentProcess, declare, gpu_uuid
+from agent_harness import AgentProcess, declare, gpu_uuid, wait_for
 from fake_shim import FakeShim, register
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -60,6 +60,20 @@ def test_ps_top_set_stop(busy_agent: AgentProcess) -> None:
         changed = json.loads(cotenant("set", "team/a", "--limit", "80%", "--json", *where))
         assert (changed["limit"], changed["holds"]) == (0.8, "at once")
         assert "limit 70%" in cotenant("set", "team/a", "--limit", "70%", *where)
+
+
+def test_a_run_is_not_told_what_was_wrong_with_the_one_before(busy_agent: AgentProcess) -> None:
+    with busy_agent.client() as launcher:
+        shim = FakeShim(busy_agent.folder, register(launcher, "team/a", limit=None)["token"])
+        shim.attach(gpu_uuid(0))
+        shim.reserve(3 << 30)
+        assert "out of memory" in launcher.call("warnings", name="team/a")["warnings"][0]
+        register(launcher, "team/a", limit=None)
+        assert launcher.call("warnings", name="team/a")["warnings"], "that run goes on"
+        shim.close()
+        wait_for(lambda: not busy_agent.tenant("team/a")["pids"])
+        register(launcher, "team/a", limit=None)
+        assert launcher.call("warnings", name="team/a")["warnings"] == []
 
 
 def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:

@@ -37,6 +37,16 @@ def answer(*names: str) -> dict[str, Any]:
     return {"agent": agent, "tenants": tenants}
 
 
+def test_who_takes_no_turns_is_not_called_idle() -> None:
+    look = answer("turns", "at-once")
+    look["tenants"][0]["gpus"] = [look["tenants"][0]["gpus"][0] | {"holding": False}]
+    look["tenants"][1]["gpus"] = [look["tenants"][1]["gpus"][0] | {"holding": False, "got": None}]
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(screen(look, sort="", width=200))
+    state = {row.split()[0]: row.split()[2] for row in console.export_text().splitlines() if "4711" in row}
+    assert state == {"turns": "idle", "at-once": "running"}
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 def test_names_of_tenants_and_figures_stay_whole(width: int) -> None:
     names = ("serving/recommendation-a", "serving/recommendation-b")

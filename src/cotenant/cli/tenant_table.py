@@ -51,7 +51,8 @@ def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
         return Text("▶ runs", style="bold green")
     if share["waiting"]:
         return Text("◦ waits", style="yellow")
-    return Text(tenant["state"] if tenant["state"] != "running" else "idle", style="dim")
+    at_once = share["got"] is None  # without turns nobody knows whether it is using the GPU now
+    return Text("idle" if tenant["state"] == "running" and not at_once else tenant["state"], style="dim")
 
 
 def _memory(share: dict[str, Any]) -> Text:

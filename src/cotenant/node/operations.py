@@ -202,6 +202,8 @@ class Operations:
                 )
             self._check_user(caller, existing)
             tenant = existing
+            if not tenant.sessions and tenant.root is None:
+                tenant.warnings.clear()  # they are of the run before
         elif existing is not None and order.get("join"):
             self._check_user(caller, existing)
             tenant = existing
