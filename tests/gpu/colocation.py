@@ -295,7 +295,7 @@ def bandwidth_curve(found: Found) -> None:
                 be.ask("load add64", 60)
                 alone = quantile(ls_block(ls, mine, 7, raises=False)["service_ms"], 0.5)
                 for beside in (0.05, 0.1, 0.2, 0.4, 1.0):
-                    rig.scheme_for_one("tidal", beside=beside)
+                    rig.scheme("tidal", beside=beside)
                     be.tell(f"run {mine.block_s + 0.3}")
                     time.sleep(0.15)
                     seen = ls_block(ls, mine, 7, raises=False)

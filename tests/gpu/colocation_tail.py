@@ -189,7 +189,7 @@ class Stand:
 
     def run(self, name: str, seed: int) -> tuple[dict[str, Any], float, dict[str, float]]:
         """One block of a candidate."""
-        self.rig.scheme_for_one("tidal", **CANDIDATES.get(name, {}))
+        self.rig.scheme("tidal", **CANDIDATES.get(name, {}))
         return block(self.ls, seed, True, self.zeros if name.endswith(ZEROS) else self.be)
 
     def alone(self) -> tuple[float, dict[str, Any]]:

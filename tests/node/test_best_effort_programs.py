@@ -166,7 +166,6 @@ def test_several_programs_divide_what_may_be_in_flight(rig: Rig) -> None:
         program.tell("run 0.5")
     counts = [program.answer()["count"] for program in programs]
     assert min(counts) > 0.4 * max(counts)
-    assert rig.scheme_for_one("tidal")["interval_us"] == 300  # a third of it is the 100 us of the scheme
     for program in programs:
         program.close()
 

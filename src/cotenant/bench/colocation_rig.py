@@ -20,7 +20,6 @@ from cotenant.model.errors import WorkError
 from cotenant.node.client import ControlClient
 from cotenant.node.config import TenantSpec
 from cotenant.node.launcher import Launch, program_environment, register
-from cotenant.policy.colocation import scheme_named
 
 START_S = 120.0
 SLACK_S = 30.0  # over the length of a block
@@ -213,15 +212,6 @@ class Rig:
         """Put a scheme into force on the GPU."""
         with ControlClient(self.bench.folder) as client:
             return client.call("colocation", scheme=name, **changes)
-
-    def scheme_for_one(self, name: str, **changes: Any) -> dict[str, Any]:
-        """The same for one BE program at a time: those that only wait for their turn divide the time in flight, too."""
-        found = self.scheme(name, **changes)
-        idle = int(found["gpus"][self.uuid]["best_effort_processes"]) - 1
-        if idle < 1:
-            return found
-        interval_ns = changes.get("interval_ns", scheme_named(name).interval_ns) * (idle + 1)
-        return self.scheme(name, **(changes | {"interval_ns": interval_ns}))
 
     def tenants(self) -> dict[str, dict[str, Any]]:
         """What the agent knows of its tenants, by name."""
