@@ -233,6 +233,8 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
         floor->open_solo = t->solo = true;
     }
     floor_went(&leave.rule, &floor->state, leave.ls_class, cost->ns, leave.now_ns);
+    if (open->count == 0)
+        open->began_ns = leave.now_ns;
     open->log[open->count++] = cost;
     open->predicted_ns += cost->ns;
     pthread_mutex_unlock(&floor->lock);

@@ -7,6 +7,7 @@
 #define WRONG 0.1            /* a chain that is so far off makes the next pieces be checked */
 #define NOISE 0.05           /* what is closer is moved towards, not to */
 #define NOISE_GAIN 0.25
+#define DRIFT 1e-4           /* of the GPU's clock against the host's, at most */
 
 DECLARE_REAL(cuEventCreate);
 DECLARE_REAL(cuEventRecord);
@@ -69,13 +70,28 @@ static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
     }
 }
 
+/* When all that is left should end, if what was in front of it ended at ended_ns: a piece begins with its first launch or then. */
+static int64_t rest_ends_ns(struct floor *floor, int64_t ended_ns)
+{
+    for (uint32_t at = floor->oldest; at != floor->newest + 1; at++) {
+        const struct piece *piece = cot_piece(floor, at);
+        if (piece->predicted_ns > 0)
+            ended_ns = floor_most(ended_ns, piece->began_ns) + piece->predicted_ns;
+    }
+    return ended_ns;
+}
+
+/* An event is noticed some time after it came: its own time tells how long. */
 static void ended(struct floor *floor, struct piece *piece, int64_t now_ns)
 {
-    if (piece->end == PIECE_BY_CLOCK) /* it ended when it should have, not when this was noticed */
-        now_ns = floor->state.busy_until_ns - (floor->state.outstanding_ns - piece->predicted_ns);
-    floor_ended(&floor->state, piece->predicted_ns, now_ns);
+    int64_t thought_ns = floor->state.busy_until_ns - (floor->state.outstanding_ns - piece->predicted_ns);
+    int64_t busy_ns = floor->state.busy_until_ns;
+    int64_t ended_ns = piece->end == PIECE_BY_CLOCK ? thought_ns : floor_least(now_ns, floor->origin_ns);
+    floor_ended(&floor->state, piece->predicted_ns, ended_ns);
     floor->oldest++;
     floor->stalled = false;
+    if (floor->state.outstanding_ns > 0 && piece->end != PIECE_BY_CLOCK)
+        floor->state.busy_until_ns = floor_most(rest_ends_ns(floor, ended_ns), busy_ns - floor_most(0, thought_ns - ended_ns));
 }
 
 /* Whether the oldest piece has ended. */
@@ -83,18 +99,26 @@ static bool has_ended(struct floor *floor, struct piece *piece, bool may_query, 
 {
     if (piece->end != PIECE_BY_EVENT || !may_query) {
         bool over = floor->state.busy_until_ns - (floor->state.outstanding_ns - piece->predicted_ns) <= now_ns;
-        if (over && piece->end != PIECE_BY_CLOCK)
+        if (over && piece->end != PIECE_BY_CLOCK) {
             floor->have_origin = false;
+            floor->origin_ns = now_ns;
+        }
         return over;
     }
     CUresult state = ((CUresult(*)(CUevent))REAL(cuEventQuery))(piece->event);
-    if (state == CUDA_ERROR_NOT_READY)
+    if (state == CUDA_ERROR_NOT_READY) {
+        floor->not_ready_ns = now_ns;
         return false;
+    }
     float elapsed_ms = 0;
+    int64_t came_ns = now_ns;
     if (state == CUDA_SUCCESS && floor->have_origin && piece->count > 0 &&
         ((CUresult(*)(float *, CUevent, CUevent))REAL(cuEventElapsedTime))(
-            &elapsed_ms, cot_piece(floor, floor->origin)->event, piece->event) == CUDA_SUCCESS && elapsed_ms > 0)
+            &elapsed_ms, cot_piece(floor, floor->origin)->event, piece->event) == CUDA_SUCCESS && elapsed_ms > 0) {
         learn(floor, floor->oldest, (double)elapsed_ms * 1e6);
+        came_ns = floor_least(now_ns, floor->origin_ns + (int64_t)((double)elapsed_ms * 1e6 * (1 + DRIFT)));
+    }
+    floor->origin_ns = floor_most(came_ns, floor->not_ready_ns);
     floor->have_origin = state == CUDA_SUCCESS;
     floor->origin = floor->oldest;
     return true;

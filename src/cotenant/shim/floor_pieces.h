@@ -19,6 +19,7 @@ struct piece {
     enum piece_end end;
     bool exact;                       /* no idle time between the piece before and this one, as far as is known */
     int64_t predicted_ns;
+    int64_t began_ns;                 /* its first launch */
     uint32_t count;
     struct cost *log[PIECE_LOG];
 };
@@ -35,6 +36,8 @@ struct floor {
     uint32_t oldest, newest;          /* [oldest, newest) are closed, newest is open */
     bool have_origin;                 /* piece `origin` ended with an event that was seen: a time to measure from */
     uint32_t origin;
+    int64_t origin_ns;                /* when its event came, by the host's clock, as far as is known: not later */
+    int64_t not_ready_ns;             /* an event was asked for and had not come */
     int64_t unchecked_ns;             /* closed by the clock since the last event */
     uint32_t unchecked;               /* in so many pieces */
     uint32_t doubt;                   /* so many of the next pieces end with an event, whatever check_ns says */
