@@ -78,8 +78,9 @@ class MemoryOrders:
             while any(self.agent.broker.holds(tenant, gpu.uuid) for gpu in tenant.gpus):
                 await asyncio.sleep(0.001)
 
-        one_user = len({owner(tenant) for tenant in back}) == 1
-        ways = residency.handover([t.name for t in out], back[0]) if one_user and order.get("hand", True) else None
+        alike = len({(owner(t), t.gpus[0].uuid) for t in (*out, *back)}) == 1  # and none has memory of another GPU
+        wanted = back and alike and order.get("hand", True)
+        ways = residency.handover([t.name for t in out], back[0]) if wanted else None
 
         async def timed(tenant: Tenant, way: str) -> dict[str, Any]:
             gpu = tenant.gpus[0].uuid
