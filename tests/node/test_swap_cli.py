@@ -44,6 +44,8 @@ def test_a_tenant_is_parked_before_it_comes_to_its_gpu(agent: AgentProcess, call
         code, out, _ = call("park", "early", "--dir", str(agent.folder), "--json")
         assert (code, json.loads(out)["freed_bytes"]) == (0, 0)
         assert agent.tenant("early")["state"] == "parked"
+        code, _, err = call("run", "--name", "early", "--join", "--dir", str(agent.folder), "--", "true")
+        assert (code, "early is parked: its GPU work waits for `cotenant resume early`" in err) == (0, True)
         assert call("resume", "early", "--dir", str(agent.folder))[0] == 0
 
 

@@ -232,6 +232,7 @@ class Operations:
             "token": tenant.token,
             "socket": str(agent.server.path),
             "soft": soft,
+            "parked": tenant.name in agent.parking.parked,
             "gpus": [gpu.as_dict() for gpu in tenant.gpus],
             "environment": environment,
         }
