@@ -5,12 +5,16 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
+#include <stdint.h>
 #include <time.h>
 
 #define sched_yield world_yield
 #define nanosleep world_sleep
 static int world_yield(void);
 static int world_sleep(const struct timespec *time, struct timespec *left);
+
+#define FLOOR_TICKS world_ticks
+static uint64_t world_ticks(void);
 
 #include "floor.c"
 #include "floor_pieces.c"
@@ -25,6 +29,7 @@ static struct thread this_thread;
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
 void *cot_real_cuEventCreate, *cot_real_cuEventRecord, *cot_real_cuEventQuery, *cot_real_cuEventElapsedTime;
 
+bool cot_profiling;
 bool cot_exiting(void) { return false; }
 struct work cot_work_now(struct work stated) { return stated; }
 struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply)
@@ -45,6 +50,7 @@ uint64_t cot_now_ns(void)
     look_at_ls();
     return (uint64_t)now;
 }
+static uint64_t world_ticks(void) { return (uint64_t)now * 3; }
 static int world_yield(void) { now += yield_cost_ns; return 0; }
 static int world_sleep(const struct timespec *time, struct timespec *left)
 {
@@ -179,7 +185,9 @@ void world_run(const struct launch *launches, int64_t count, const struct burst 
         if (!cost->ns)
             *cost = (struct cost){(uintptr_t)launches[i].kind, COST_UNKNOWN_NS};
         now += launches[i].host_ns;
-        cot_floor_enter(&this_thread, cost);
+        look_at_ls();
+        if (!cot_floor_goes_on(&this_thread, cost))
+            cot_floor_enter(&this_thread, cost);
         look_at_ls();
         result->launched_while_up += burst_up;
         int64_t start = now + launch_latency_ns;

@@ -73,6 +73,8 @@ void cot_interval_begin(struct thread *t)
     t->log = t->calls->log_next = noted ? at(ring, ring->newest)->log : &t->calls->unnoted;
     t->calls->log_step = noted;
     t->calls->budget_ns = t->budget_begin_ns = alone && !ring->doubt ? INTERVAL_ALONE_NS : INTERVAL_NS;
+    if (t->gpu->floor)
+        t->calls->budget_ns = t->budget_begin_ns = -1; /* every launch asks the floor */
     ring->began_ns = cot_now_ns();
 }
 

@@ -58,27 +58,67 @@ void cot_floor_join(struct gpu *gpu)
     __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);
 }
 
+/* ---- the clock ---- */
+
+#ifndef FLOOR_TICKS
+#define FLOOR_TICKS() __builtin_ia32_rdtsc()
+#endif
+#define SAME_MOMENT_TICKS 5000 /* the thread may have been put aside between two looks */
+#define LONGEST_TICKS (UINT64_C(1) << 22)
+
+/* The time, and what the processor's counter says then. */
+static int64_t look_at_clock(struct floor *floor)
+{
+    struct floor_ticks *ticks = &floor->ticks;
+    uint64_t before = FLOOR_TICKS();
+    int64_t now_ns = (int64_t)cot_now_ns();
+    uint64_t at = FLOOR_TICKS();
+    if (at - before > SAME_MOMENT_TICKS)
+        return now_ns;
+    int64_t passed_ns = now_ns - ticks->first_ns;
+    if (passed_ns > 2000000) {
+        ticks->ns_per_2_20 = passed_ns < 1000000000 && at > ticks->first ? (uint64_t)(passed_ns << 20) / (at - ticks->first) : 0;
+        ticks->first = at;
+        ticks->first_ns = now_ns;
+    }
+    ticks->last = at;
+    ticks->last_ns = now_ns;
+    return now_ns;
+}
+
+/* The same for a third of the price, by the counter, as long as the last look is not far. */
+static int64_t glance_at_clock(struct floor *floor)
+{
+    const struct floor_ticks *ticks = &floor->ticks;
+    uint64_t passed = FLOOR_TICKS() - ticks->last;
+    if (passed > LONGEST_TICKS || ticks->ns_per_2_20 == 0)
+        return look_at_clock(floor);
+    return ticks->last_ns + (int64_t)(passed * ticks->ns_per_2_20 >> 20);
+}
+
 /* ---- the floor ---- */
+
+static bool floor_any_raised(const struct cotenant_floor *page)
+{
+    uint64_t any = 0;
+    for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS / 8; i++)
+        any |= __atomic_load_n((const uint64_t *)page->raised + i, __ATOMIC_RELAXED);
+    return any != 0;
+}
 
 /* The class of an LS holder that is active and believed; 0 if there is none.  Of several, the one that BE work of work_class would
  * disturb. */
 static uint32_t active_class(const struct cotenant_floor *page, uint32_t work_class, int64_t now_ns)
 {
     uint32_t found = 0;
-    uint64_t words[COTENANT_FLOOR_HOLDERS / 8];
-    uint64_t any = 0;
-    for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS / 8; i++) {
-        words[i] = __atomic_load_n((const uint64_t *)page->raised + i, __ATOMIC_RELAXED);
-        any |= words[i];
-    }
-    if (!any)
+    if (!floor_any_raised(page))
         return 0;
-    const uint8_t *raised = (const uint8_t *)words;
     int64_t limit_ns = (int64_t)page->hold_limit_ns;
     for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++) {
         int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[i], __ATOMIC_RELAXED);
-        if (raised[i] && age_ns < limit_ns && age_ns > -limit_ns) /* a sign of life from the future is none */
-            found = !found || raised[i] == work_class ? raised[i] : found;
+        uint8_t raised = __atomic_load_n(&page->raised[i], __ATOMIC_RELAXED);
+        if (raised && age_ns < limit_ns && age_ns > -limit_ns) /* a sign of life from the future is none */
+            found = !found || raised == work_class ? raised : found;
     }
     return found;
 }
@@ -153,7 +193,7 @@ struct leave {
 
 static bool may_go(struct floor *floor, struct gpu *gpu, struct work work, int64_t next_ns, struct leave *leave)
 {
-    leave->now_ns = (int64_t)cot_now_ns();
+    leave->now_ns = look_at_clock(floor);
     gpu->page_slot->floor_ns = (uint64_t)leave->now_ns; /* the agent sees that this process works */
     leave->rule = current_rule(floor, gpu, work);
     leave->ls_class = active_class(floor->page, work.work_class, leave->now_ns);
@@ -198,6 +238,56 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
     return leave;
 }
 
+/* Whether the open piece has all the work that it is to have.  An event costs a program that is slow to launch more. */
+static bool has_enough(const struct piece *open, int64_t allowed_ns)
+{
+    return open->predicted_ns >= floor_most(allowed_ns / 2, LEAST_PIECE_NS) || open->count >= PIECE_LOG;
+}
+
+/* The usual launch: no LS work, the bound is not near, the open piece goes on.  It is counted without asking the driver or the
+ * system anything.  False: cot_floor_enter decides. */
+bool cot_floor_goes_on(struct thread *t, struct cost *cost)
+{
+    struct gpu *gpu = t->gpu;
+    struct floor *floor = gpu->floor;
+    if (floor->page->scheme != COTENANT_SCHEME_TIDAL || floor_any_raised(floor->page) || pthread_mutex_trylock(&floor->lock) != 0)
+        return false;
+    bool goes = false;
+    struct piece *open = cot_piece(floor, floor->newest);
+    struct floor_rule rule = current_rule(floor, gpu, floor->stated);
+    int64_t allowed_ns = floor_allowed(&rule, &floor->state);
+    if (floor->thread == t && floor->context == t->context && floor->stream == t->stream && floor->handle == t->stream->handle &&
+        open->count > 0 && !floor->open_solo && floor->state.open_at_ns != 0 && !has_enough(open, allowed_ns) &&
+        !floor_paced(&rule) && floor->state.outstanding_ns + cost->ns <= allowed_ns) {
+        int64_t now_ns = glance_at_clock(floor);
+        gpu->page_slot->floor_ns = (uint64_t)now_ns;
+        floor_went(&rule, &floor->state, 0, cost->ns, now_ns);
+        open->log[open->count++] = cost;
+        open->predicted_ns += cost->ns;
+        cot_count(&gpu->predicted_busy_ns, cost->ns);
+        goes = true;
+    }
+    pthread_mutex_unlock(&floor->lock);
+    return goes;
+}
+
+/* The same for the gate: a launch that goes is counted as started. */
+bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream)
+{
+    struct calls *calls = t->calls;
+    struct cost *cost = cot_cost(key);
+    const struct cotenant_floor *page = t->gpu->floor->page;
+    if (cost->key != key || t->stream->handle != stream || atomic_load_explicit(&calls->handle, memory_order_relaxed) != stream ||
+        atomic_load_explicit(&cot_captures, memory_order_relaxed) > 0 || cot_profiling)
+        return false;
+    cot_count(&calls->started, 1); /* cot_calls_close orders this count and the look at open */
+    if (atomic_load_explicit(&calls->open, memory_order_relaxed) &&
+        (page->scheme == COTENANT_SCHEME_FREE || page->present == 0 || cot_floor_goes_on(t, cost)))
+        return true;
+    cot_count(&calls->started, -1);
+    return false;
+}
+
 /* Waits until this launch of a best-effort process may go, and counts it. */
 void cot_floor_enter(struct thread *t, struct cost *cost)
 {
@@ -214,9 +304,8 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
         cot_pieces_forget(floor, t->context);
     struct piece *open = cot_piece(floor, floor->newest);
     struct floor_rule rule = current_rule(floor, t->gpu, work);
-    int64_t enough_ns = floor_allowed(&rule, &floor->state) / 2; /* an event costs a program that is slow to launch more */
-    if (open->count > 0 && (open->predicted_ns >= (enough_ns > LEAST_PIECE_NS ? enough_ns : LEAST_PIECE_NS) ||
-                            open->count >= PIECE_LOG || floor->stream != t->stream || floor->handle != t->stream->handle)) {
+    if (open->count > 0 && (has_enough(open, floor_allowed(&rule, &floor->state)) || floor->stream != t->stream ||
+                            floor->handle != t->stream->handle)) {
         cot_pieces_resolve(floor, (int64_t)cot_now_ns());
         cot_piece_close(floor, check_ns(floor));
     }
@@ -237,8 +326,8 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
         open->began_ns = leave.now_ns;
     open->log[open->count++] = cost;
     open->predicted_ns += cost->ns;
+    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* under the lock of all who count there */
     pthread_mutex_unlock(&floor->lock);
-    atomic_fetch_add_explicit(&t->gpu->predicted_busy_ns, (uint64_t)cost->ns, memory_order_relaxed);
 }
 
 /* After the launch of a new kernel, graph or copy: to its end, not to the program's next launch.  What a program that is slower

@@ -24,6 +24,13 @@ struct piece {
     struct cost *log[PIECE_LOG];
 };
 
+/* The processor's counter against the clock. */
+struct floor_ticks {
+    uint64_t first, last;             /* looks at both: some ms apart, and the last one */
+    int64_t first_ns, last_ns;
+    uint64_t ns_per_2_20;             /* so many ns take 2^20 ticks; 0: not known */
+};
+
 struct floor {
     const struct cotenant_floor *page;
     pthread_mutex_t lock;
@@ -50,6 +57,7 @@ struct floor {
     struct stream *stream;            /* of the open piece */
     CUstream handle;
     struct thread *thread;
+    struct floor_ticks ticks;
 };
 
 static inline struct piece *cot_piece(struct floor *floor, uint32_t index)

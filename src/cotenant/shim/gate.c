@@ -260,6 +260,8 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
         cot_holder_raise(gpu->holder);
     if (gpu->floor || gpu->holder || cot_profiling) {
         t->calls->budget_ns = -1; /* every launch comes here */
+        if (gpu->floor && !atomic_load_explicit(&t->calls->open, memory_order_relaxed))
+            cot_calls_open(t->calls); /* for cot_floor_try */
         return GATE_GO;
     }
     struct calls *calls = t->calls;
@@ -280,6 +282,8 @@ static enum gate_answer pass_gate(uintptr_t key, CUstream stream)
 enum gate_answer cot_gate_slow(uintptr_t key, CUstream stream)
 {
     int cancel;
+    if (cot_thread->gpu->floor && cot_floor_try(cot_thread, key, stream))
+        return GATE_GO;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     enum gate_answer answer = pass_gate(key, stream);
     pthread_setcancelstate(cancel, NULL);

@@ -281,6 +281,8 @@ HIDDEN void cot_work_after_fork(void);
 
 /* ---- floor.c ---- */
 HIDDEN void cot_floor_join(struct gpu *gpu);
+HIDDEN bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream);
+HIDDEN bool cot_floor_goes_on(struct thread *t, struct cost *cost);
 HIDDEN void cot_floor_enter(struct thread *t, struct cost *cost);
 HIDDEN void cot_floor_after_fork(struct gpu *gpu);
 
