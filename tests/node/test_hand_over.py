@@ -228,9 +228,11 @@ def test_a_process_that_is_stopped_keeps_nothing_that_lies_there(end: Callable[[
 def test_memory_never_goes_from_one_gpu_to_another(node: Callable[..., Node]) -> None:
     """Two that change places on two GPUs: what leaves the one is no memory of the other."""
     here = node(1024 * MIB, count=2, swap_hand=True, swap_piece=16 * MIB)
-    first, second = (row["uuid"] for row in here.call("list")["gpus"])
-    a, b = here.program("a", gpus=(first,)), here.program("b", gpus=(second,))
-    assert a.ask("take(64, 32)") == b.ask("take(64, 32)") == "0"
+    first, second = (gpu["uuid"] for gpu in here.call("status")["gpus"])
+    a = here.program("a", gpus=(first,))
+    here.environment["CUDA_VISIBLE_DEVICES"] = second
+    b = here.program("b", gpus=(second,))
+    assert a.ask("take(256, 32)") == b.ask("take(256, 32)") == "0"
     here.call("exchange", out=["b"])
     here.call("exchange", out=["a"], **{"in": ["b"]})
     here.call("exchange", **{"in": ["a"]})
