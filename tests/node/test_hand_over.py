@@ -166,6 +166,10 @@ def test_memory_never_goes_from_one_user_to_another() -> None:
     way = between(["a"], "b")
     assert isinstance(way, Handover)
     way.close()
+    for name, user in (("a", 1001), ("b", 1000)):  # `a` was another user's, whose process still runs
+        tenants[name].sessions = [SimpleNamespace(peer=SimpleNamespace(uid=user))]
+    assert between(["a"], "b") is between(["b"], "a") is None
+    tenants["a"].sessions = tenants["b"].sessions
     residency.agent.config.swap_hand = False
     assert between(["a"], "b") is None
 

@@ -212,13 +212,13 @@ class Handover:
 def owner(tenant: Tenant) -> tuple[object, ...]:
     """Whose bytes a tenant's are: memory goes on only to tenants of the same owner.
 
-    A pod is held by the node's agent for whoever made it, and most pods run as root: there it is the namespace, which
-    its name begins with, and the users that its processes are outside.
+    The users that it and its processes belong to: a file may have given it to another user while processes of the one
+    before still run. A pod is held by the node's agent for whoever made it, and most pods run as root: there it is also
+    the namespace, which the name begins with.
     """
-    if tenant.holder is None or tenant.holder.kind != "pod":
-        return (tenant.uid,)
-    users = {session.peer.uid for session in tenant.sessions}
-    return ("pod", tenant.name.partition("/")[0], *sorted(users))
+    in_pod = tenant.holder is not None and tenant.holder.kind == "pod"
+    namespace = tenant.name.partition("/")[0] if in_pod else ""
+    return (namespace, tenant.uid, *sorted({session.peer.uid for session in tenant.sessions}))
 
 
 class Flow:
