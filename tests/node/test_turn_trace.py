@@ -32,6 +32,18 @@ def test_every_turn_is_one_line(tmp_path: Path) -> None:
     assert second["epoch"] == 2
 
 
+def test_a_file_that_ends_within_a_line_is_gone_on_with_on_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    for there in ('{"gpu":"GPU-', '{"gpu":"GPU-1"}\n'):
+        path.write_text(there)
+        trace = TurnTrace(path)
+        trace.turn(turn(1))
+        trace.close()
+        first, *rest = path.read_text().splitlines()
+        assert first == there.strip()
+        assert [next(iter(json.loads(line))) for line in rest] == ["cotenant_turns", "gpu"]
+
+
 def test_a_full_disk_is_said_once_and_counted() -> None:
     full = Path("/dev/full")
     if not full.exists():

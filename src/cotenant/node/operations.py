@@ -170,9 +170,9 @@ class Operations:
             return "starting"
         if tenant.sessions:
             return "running"
-        if tenant.root:
-            return "no GPU yet"
-        return "held" if tenant.holder else "declared"
+        if tenant.holder and not tenant.root:
+            return "held"
+        return "declared" if tenant.declared and not tenant.root else "no GPU yet"  # also what a program left behind
 
     async def warnings(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """What was noticed about a tenant, also when it has just ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -12,6 +13,16 @@ from cotenant.model.errors import InputError
 from cotenant.policy.quota import Ended
 
 RETRY_S = 5.0
+
+
+def _gap(path: Path) -> bytes:
+    """What ends the last line of a file that is there already: a crash of the machine may have cut it short."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return b""
+    with contextlib.suppress(OSError), path.open("rb") as file:  # it may be ours to write and not to read
+        file.seek(-1, os.SEEK_END)
+        return b"" if file.read(1) == b"\n" else b"\n"
+    return b""
 
 
 class TurnTrace:
@@ -29,7 +40,8 @@ class TurnTrace:
             raise InputError(f"the trace cannot be written: {error.strerror}", file=path) from None
         offset_ns = time.time_ns() - time.monotonic_ns()
         head = {"cotenant_turns": 1, "clock": "CLOCK_MONOTONIC", "unix_minus_clock_ns": offset_ns}
-        self._head = json.dumps(head).encode() + b"\n"  # until it is written: without it the times mean nothing
+        # kept until it is written: without it the times mean nothing
+        self._head = _gap(path) + json.dumps(head).encode() + b"\n"
 
     def turn(self, ended: Ended) -> None:
         """Note one turn."""
