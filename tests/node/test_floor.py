@@ -8,6 +8,7 @@ import os
 import random
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,36 @@ def test_holders_are_told_apart_and_a_place_is_given_again(agent: AgentProcess) 
     assert len(agent.call("colocation")["gpus"][uuid]["holders"]) == 2
     second.close()
     third.close()
+
+
+def test_work_that_is_on_its_way_raises_the_floor_for_who_will_do_it(agent: AgentProcess) -> None:
+    uuid = uuid_of(agent)
+    sender = join_floor(agent.folder, uuid)
+    code = "import sys; from pathlib import Path; from cotenant.node.floor_client import join_floor\n"
+    code += (
+        "floor = join_floor(Path(sys.argv[1]), sys.argv[2]); print(flush=True); sys.stdin.readline(); floor.lower()\n"
+    )
+    code += "print(flush=True); sys.stdin.readline()"
+    command = [sys.executable, "-c", code, str(agent.folder), uuid]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        assert not sender.raise_for(os.getppid()), "nobody on the floor"
+        for how in ("work", "dies"):
+            assert sender.raise_for(worker.pid, WorkClass.MEMORY)
+            assert list(sender._mapping.raised)[:3] == [0, WorkClass.MEMORY, 0]
+            assert sender.others_up()
+            if how == "work":
+                worker.stdin.write("\n")
+                worker.stdin.flush()
+                worker.stdout.readline()
+                assert not sender.others_up(), "who has done the work lowers"
+        assert [h["raises"] for h in agent.call("colocation")["gpus"][uuid]["holders"]] == [0, 0]
+        worker.kill()
+    wait_for(lambda: not sender.others_up(), 1.0, "what the dead would have done is lowered")
+    assert not sender.raise_for(worker.pid)
+    sender.close()
 
 
 def test_the_page_is_full_after_64_holders(agent: AgentProcess) -> None:

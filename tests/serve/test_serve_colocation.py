@@ -95,6 +95,33 @@ def test_the_floor_shows_the_class_of_the_service_whose_batch_runs(bench: Bench,
     watch.close()
 
 
+def test_the_floor_is_up_when_a_batch_is_sent_and_down_when_it_is_answered(bench: Bench, tmp_path: Path) -> None:
+    """Not for best-effort services, and nobody stays on the floor for workers that have gone."""
+    entries = [
+        {"name": "a", "slo_ms": 5000, "work_class": "compute"},
+        {"name": "b", "slo_ms": 60_000, "class": "best-effort"},
+    ]
+    services = deployment(entries, tmp_path)
+    watch = join_floor(bench.folder, uuid_of(bench))
+    sent: list[tuple[str, set[int]]] = []
+    before = Colocation.coming
+
+    def coming(made: Colocation, spec: WorkerSpec, service: str) -> None:
+        before(made, spec, service)
+        sent.append((service, set(bytes(watch._mapping.raised))))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Colocation, "coming", coming)
+        with running(services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder) as server:
+            for service in ("a", "a", "b", "a"):
+                assert infer(server.http_url, service)[0] == 200
+                wait_until(lambda: not watch.others_up(), 0.4)
+    # a worker joins the floor while its first batch is on its way
+    assert sent[1:] == [("a", {0, WorkClass.COMPUTE}), ("b", {0}), ("a", {0, WorkClass.COMPUTE})]
+    wait_until(lambda: sum(pid > 0 for pid in watch._mapping.layout.pid) == 1)
+    watch.close()
+
+
 def test_workers_that_only_take_time_are_tenants_too(bench: Bench, tmp_path: Path) -> None:
     """Class, memory and weight of a service hold at the agent, and the start says where."""
     entries = [
@@ -308,16 +335,14 @@ def test_a_holder_finds_the_agents_successor(tmp_path: Path) -> None:
         agent.wait()
         floor.raise_()  # the page goes on working
         bench._agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=bench.environment)
-        wait_until(lambda: (bench.folder / "floor.sock").exists() and _holders(bench), 20.0)
-        with ControlClient(bench.folder) as client:
-            holders = client.call("colocation")["gpus"][uuid_of(bench)]["holders"]
-        assert [h["up"] for h in holders] == [True]
+        wait_until(lambda: (bench.folder / "floor.sock").exists() and bool(_up(bench)), 20.0)
+        wait_until(lambda: _up(bench) == [True], 1.0)  # it joins first, and raises then
         floor.close()
 
 
-def _holders(bench: Bench) -> bool:
+def _up(bench: Bench) -> list[bool]:
     try:
         with ControlClient(bench.folder) as client:
-            return bool(client.call("colocation")["gpus"][uuid_of(bench)]["holders"])
+            return [h["up"] for h in client.call("colocation")["gpus"][uuid_of(bench)]["holders"]]
     except WorkError:
-        return False
+        return []

@@ -105,6 +105,7 @@ class Floor:
         self._path, self._uuid = path, uuid
         self._class = 0
         self._closed = False
+        self._index_of: dict[int, int] = {}
         self._mapping = _connect(path, uuid)
         self._watcher = threading.Thread(target=self._watch, name="floor", daemon=True)
         self._watcher.start()
@@ -116,6 +117,24 @@ class Floor:
         mapping.raised_ns[mapping.holder] = time.monotonic_ns()
         mapping.raised[mapping.holder] = work_class
         mapping.raises[mapping.holder] += 1
+
+    def raise_for(self, pid: int, work_class: int = WorkClass.UNKNOWN) -> bool:
+        """Work is on its way to another LS process of this GPU, which lowers when it is done: BE work in flight can end
+        meanwhile. Not counted among its raises. False: that process is not on the floor, or the agent, outside of this
+        one's container, knows processes by other numbers."""
+        mapping = self._mapping
+        layout = mapping.layout
+        if layout.pid[mapping.holder] != os.getpid():
+            return False
+        index = self._index_of.get(pid, 0)
+        if layout.pid[index] != pid:
+            index = next((i for i, there in enumerate(layout.pid) if there == pid), -1)
+            if index < 0:
+                return False
+            self._index_of[pid] = index
+        layout.raised_ns[index] = time.monotonic_ns()
+        layout.raised[index] = work_class
+        return True
 
     def lower(self) -> None:
         """See Holder. One store."""

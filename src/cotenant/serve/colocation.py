@@ -25,7 +25,7 @@ from cotenant.serve.workers import WorkerSpec
 
 if TYPE_CHECKING:
     from cotenant.node.client import ControlClient
-    from cotenant.node.floor_client import Holder
+    from cotenant.node.floor_client import Floor, Holder
 
 VARIABLE = "COTENANT_WORKER_FLOOR"
 LOOK_S = 0.00005
@@ -70,6 +70,8 @@ class Colocation:
         self._claims, self._say = claims, say
         self._clients: dict[str, ControlClient] = {}
         self._names: dict[str, str] = {}
+        self._sensitive: dict[str, tuple[str, int]] = {}  # of LS workers: the GPU and the pid
+        self._floors: dict[str, Floor] = {}
         self._keeper = ControlClient(folder)  # while it is open the scheme is in force
         self.beside = float(self._keeper.call("colocation", scheme=scheme, while_connected=True)["beside"])
         self.gpus: list[dict[str, Any]] = self._keeper.call("status")["gpus"]
@@ -81,7 +83,7 @@ class Colocation:
 
     def environment(self, spec: WorkerSpec) -> dict[str, str]:
         """What a worker's process gets. The tenant lives until `released`."""
-        uuid = str(self.gpus[spec.gpu % len(self.gpus)]["uuid"])
+        uuid = self._gpu(spec)
         best_effort = all(not model.latency_sensitive for model in spec.models)
         if not best_effort and not all(model.latency_sensitive for model in spec.models):
             names = " and ".join(model.service for model in spec.models if not model.latency_sensitive)
@@ -138,15 +140,44 @@ class Colocation:
         client = self._clients.get(spec.name)
         if client is not None:
             client.call("started", name=self._names[spec.name], pid=pid)
+        if any(model.latency_sensitive for model in spec.models):
+            gpu = self._gpu(spec)
+            self._sensitive[spec.name] = gpu, pid
+            self._join(gpu)
+
+    def _join(self, gpu: str) -> None:
+        from cotenant.node.floor_client import join_floor
+
+        with contextlib.suppress(WorkError):  # without it workers raise the floor themselves, a little later
+            if gpu not in self._floors:
+                self._floors[gpu] = join_floor(self.folder, gpu)
+
+    def coming(self, spec: WorkerSpec, service: str) -> None:
+        """A batch goes to a worker. It takes tens of microseconds to get there: the floor is up from now on, so that
+        best-effort work in flight ends meanwhile. The worker raises it again, and lowers it."""
+        gpu, pid = self._sensitive.get(spec.name, ("", 0))
+        if gpu in self._floors and _sensitive(spec, service):
+            name = self._claims.get(service, Claim()).work_class
+            self._floors[gpu].raise_for(pid, WorkClass[name.upper()])
+
+    def _gpu(self, spec: WorkerSpec) -> str:
+        return str(self.gpus[spec.gpu % len(self.gpus)]["uuid"])
 
     def released(self, spec: WorkerSpec) -> None:
         """A worker has ended."""
         client = self._clients.pop(spec.name, None)
         if client is not None:
             client.close()
+        gpu, _ = self._sensitive.pop(spec.name, ("", 0))
+        if gpu in self._floors and all(gpu != other for other, _ in self._sensitive.values()):
+            self._floors.pop(gpu).close()  # nobody latency-sensitive is left there
 
     def close(self) -> None:
         """All have ended."""
+        for floor in self._floors.values():
+            floor.close()
+        self._floors.clear()
+        self._sensitive.clear()
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -168,6 +199,10 @@ class Colocation:
                     self._keeper = fresh
                     stale.close()
                     self._say(f"co-location: another agent in {self.folder}, told {self.scheme.name} again")
+
+
+def _sensitive(spec: WorkerSpec, service: str) -> bool:
+    return any(model.latency_sensitive for model in spec.models if model.service == service)
 
 
 class Turnstile:

@@ -39,6 +39,7 @@ class LocalWorker:
         self.spec, self.cores = spec, cores
         self.pid: int | None = None
         self.on_start: Callable[[int], None] = lambda pid: None
+        self.on_submit: Callable[[str], None] = lambda service: None
         self._listener, self._environment, self._limit_s = listener, environment, load_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -124,6 +125,7 @@ class LocalWorker:
         job.submitted_s = time.monotonic()
         what = ("run", job.number, job.service, count, stacked, layout, at, job.submitted_s, job.expected_ms)
         message = marshal.dumps(what)
+        self.on_submit(job.service)
         with contextlib.suppress(OSError):  # it is gone: the reader finds that out
             self._channel.send(message)
 
@@ -310,6 +312,7 @@ class LocalWorkers:
         worker = LocalWorker(spec, listener, cores, environment, self.load_limit_s)
         if self._colocation is not None:
             worker.on_start = partial(self._colocation.started, spec)
+            worker.on_submit = partial(self._colocation.coming, spec)
         for ended in [w for w in self._made if w.ended]:
             self._made.remove(ended)
             if self._devices is not None:
