@@ -102,6 +102,7 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
         ),
         (("run", "--name", "nobody", "--join", "--", "true"), "there is no tenant 'nobody'; there are: team/a"),
         (("run", "--join", "--", "true"), "say with --name"),
+        (("run", "--timeout", "0", "--", "true"), "does nothing"),
         (("run", "--name", "team/a", "--join", "--limit", "50%", "--", "true"), "shares the tenant's budget"),
     ],
 )
