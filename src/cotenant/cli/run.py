@@ -101,7 +101,7 @@ def run(
     check_spec(spec)  # its sentences name what is wrong
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None
     if timeout_s == 0:
-        raise InputError("a program that may run for no time does nothing: leave it out for no limit", field="--timeout")
+        raise InputError("no time to run does nothing: leave it out for no limit", field="--timeout")
     if empty_cache not in ("off", "turn", "iteration"):
         raise InputError(f"{empty_cache!r} is not turn, iteration or off", field="--empty-cache")
     launched = Launch(
