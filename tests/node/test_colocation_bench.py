@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
+from typing import Any, cast
+
 import pytest
 
-from cotenant.bench.colocation import Plan, Series, measure, parse_ls, parse_schemes, summary
+from cotenant.bench.be_loads import Load
+from cotenant.bench.colocation import Plan, Series, measure, native_block, parse_ls, parse_schemes, summary
+from cotenant.bench.colocation_rig import Program, Rig
+
+BE_LOADS = ["cotenant.bench.be_loads", "driver"]
 
 
 def test_blocks_in_which_the_host_paused_are_told_apart() -> None:
@@ -38,3 +46,38 @@ def test_the_software_gpu_ranks_schemes_as_a_card_does() -> None:
         assert row["requests"] > 60
         assert 0.19 < row["be_kernel_ms"] < 0.3
         assert 0.05 < row["ls_active"] < 0.4
+
+
+def test_best_effort_programs_launch_from_one_core_and_nothing_else_does() -> None:
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one core")
+    with Rig("soft", together=True, pinned=True) as rig:
+        programs = {
+            "ls": rig.ls(),
+            "tenant": rig.be(),
+            "native": rig.be_native(),
+            "plain": rig.plain("plain", BE_LOADS),
+        }
+        for program in programs.values():
+            program.wait_ready()
+        for name in ("tenant", "native", "plain"):
+            programs[name].ask("load train-transformer", 60)
+        cores = {name: os.sched_getaffinity(program.process.pid) for name, program in programs.items()}
+        (core,) = cores["tenant"]
+        assert cores["native"] == cores["plain"] == {core}
+        assert core not in cores["ls"]
+        assert core not in os.sched_getaffinity(0)
+    assert os.sched_getaffinity(0) == before
+
+
+def test_long_units_that_end_with_the_block_do_not_count_as_done_in_it() -> None:
+    """A step of 25 ms that its host holds back, its GPU idle: 40 a second. Three are counted late all along, and
+    together at the end: over 0.3 s that was 50 a second, and best-effort work beside a service lacked as much."""
+
+    class Host:
+        def ask(self, line: str, _: float) -> dict[str, Any]:
+            load = Load(lambda: time.sleep(0.025), lambda _: None, lambda _: None, 1)
+            return load.run(float(line.removeprefix("run ")))
+
+    assert native_block(cast(Program, Host()), 0.3) == pytest.approx(40, rel=0.06)

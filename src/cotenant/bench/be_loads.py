@@ -2,7 +2,8 @@
 
 Protocol: prints `ready NAME`; then each line `load KIND` sets a load up and prints {"kind", "unit_ms"}; `run SECONDS`
 runs it and prints one JSON object {"count", "begin_ns", "end_ns", "marks": [[ns, count], ...]}; `times SECONDS` prints
-{"times_ns": [...]}, when each launch returned. End of input ends the program.
+{"times_ns": [...]}, when each launch returned. End of input ends the program. COTENANT_BENCH_CORE: where the threads
+that launch run once a load is set up.
 
 mmN: bf16 products of NxN; mmzN: of zeros, the same kernels for much less power.  addN: out = in + 1 over N MiB.
 copyN: copies of N MiB on the device.  train-resnet50 and train-transformer: training steps.  On the software GPU
@@ -19,6 +20,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from cotenant.bench.workload import LAUNCH_CORE, keep_to
 
 KIND = re.compile(r"^(?:(mm|mmz|add|copy)([1-9]\d{0,4})|train-resnet50|train-transformer)$")
 UNIT_S = 0.001  # launches of one unit, together
@@ -161,12 +164,16 @@ def main(arguments: list[str]) -> int:
         name = cuda.name
     print(f"ready {name}", flush=True)
     load: Load | None = None
+    core, everywhere = os.environ.get(LAUNCH_CORE), os.sched_getaffinity(0)
     for line in sys.stdin:
         words = line.split()
         if words[0] == "load" and KIND.match(words[1]):
+            os.sched_setaffinity(0, everywhere)
             load = None  # its memory is free before the next one asks for some
             load = torch_load(words[1]) if cuda is None else driver_load(words[1], cuda)
             one_ms = calibrated(load, words[1].startswith("train-"))
+            if core:
+                keep_to(int(core))
             print(json.dumps({"kind": words[1], "unit_ms": one_ms}), flush=True)
         elif words[0] == "times" and load is not None:
             print(json.dumps(launch_times(load, float(words[1]))), flush=True)

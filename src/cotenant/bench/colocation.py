@@ -201,7 +201,7 @@ def measure(gpus: str, plan: Plan, result: dict[str, Any] | None = None) -> dict
         schemes = [scheme for scheme in plan.schemes if scheme.together is together]
         if not schemes:
             continue
-        with Rig(gpus, together=together) as rig:
+        with Rig(gpus, together=together, pinned=True) as rig:
             _measure_group(rig, plan, schemes, result)
     return result
 
@@ -293,9 +293,11 @@ def _round(
 
 
 def native_block(native: Program, seconds: float) -> float:
-    """Rate of BE alone. As beside LS it runs for LEAD_S first: a card at its power limit is faster at the beginning."""
-    block = native.ask(f"run {seconds + LEAD_S}", seconds + 60)
-    return rate_between(block, block["begin_ns"] + round(LEAD_S * 1e9), block["end_ns"])
+    """Rate of BE alone. As beside LS it runs for LEAD_S first, because a card at its power limit is faster at the
+    beginning, and LEAD_S longer: units are counted some time after they began, and at its end all at once."""
+    block = native.ask(f"run {seconds + 2 * LEAD_S}", seconds + 60)
+    begin_ns = block["begin_ns"] + round(LEAD_S * 1e9)
+    return rate_between(block, begin_ns, begin_ns + round(seconds * 1e9))
 
 
 def ls_block(ls: Program, plan: Plan, seed: int, *, raises: bool) -> dict[str, Any]:

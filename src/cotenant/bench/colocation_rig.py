@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from cotenant.bench.harness import Bench, with_source
+from cotenant.bench.overhead import core_of_its_own
+from cotenant.bench.workload import LAUNCH_CORE
 from cotenant.model.errors import WorkError
 from cotenant.node.client import ControlClient
 from cotenant.node.config import TenantSpec
@@ -105,10 +107,15 @@ class Program:
 
 
 class Rig:
-    """Context manager: agent, LS clients, BE programs. `together`: they run at once (MPS), else in slices of time."""
+    """Context manager: agent, LS clients, BE programs. `together`: they run at once (MPS), else in slices of time.
+    `pinned`: BE programs, with the shim and without, launch from one core, and everything else keeps off it: for those
+    that run in turn, because which core a program lands on decides more than the shim."""
 
-    def __init__(self, gpus: str, *, together: bool, settings: Mapping[str, Any] | None = None) -> None:
-        self.together = together
+    def __init__(
+        self, gpus: str, *, together: bool, pinned: bool = False, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self.together, self.pinned = together, pinned
+        self.core: dict[str, str] = {}
         self.bench = Bench(gpus, settings or {})
         self.mechanism = "mps" if together else "time"
         self._programs: list[Program] = []
@@ -116,9 +123,13 @@ class Rig:
         self._stack = ExitStack()
 
     def __enter__(self) -> Rig:
-        self._stack.enter_context(self.bench)
-        with ControlClient(self.bench.folder) as client:
-            gpu = client.call("status")["gpus"][0]
+        with ExitStack() as entered:
+            if self.pinned:
+                self.core = {LAUNCH_CORE: str(entered.enter_context(core_of_its_own()))}
+            entered.enter_context(self.bench)
+            with ControlClient(self.bench.folder) as client:
+                gpu = client.call("status")["gpus"][0]
+            self._stack = entered.pop_all()
         self.uuid, self.name = str(gpu["uuid"]), str(gpu["name"])
         return self
 
@@ -144,7 +155,7 @@ class Rig:
             environment |= _soft_library()
         if self.together and not self.bench.soft:
             environment["CUDA_VISIBLE_DEVICES"] = "0"  # the MPS server shows one device
-        program = Program(spec.name, arguments, environment)
+        program = Program(spec.name, arguments, environment | self.core)
         self._programs.append(program)
         client.call("started", name=spec.name, pid=program.process.pid)
         return program
@@ -165,8 +176,12 @@ class Rig:
     def _native(self, name: str, arguments: list[str], sms: float) -> Program:
         if self.together:
             return self._tenant(TenantSpec(name, limit=sms, mechanism=self.mechanism), arguments, shim=False)
+        return self.plain(name, arguments)
+
+    def plain(self, name: str, arguments: list[str]) -> Program:
+        """Any module as a program that the agent knows nothing of, and no client of MPS."""
         more = _soft_library() if self.bench.soft else {"CUDA_VISIBLE_DEVICES": self.uuid}
-        program = Program(name, arguments, self.bench.environment | more)
+        program = Program(name, arguments, self.bench.environment | more | self.core)
         self._programs.append(program)
         return program
 
