@@ -24,11 +24,12 @@ from cotenant.node.client import ControlClient
 from cotenant.node.config import TenantSpec, check_spec, load
 from cotenant.node.config_colocation import known_kernels
 from cotenant.node.floor_client import join_floor
-from cotenant.node.kernel_table import ENTRY, KernelRow, compiled, entries_of, hashed, most_class, read_profile
+from cotenant.node.kernel_table import ENTRY, compiled, entries_of, hashed, most_class
 from cotenant.node.launcher import Launch, register
 from cotenant.node.tenants import spec_from_dict, spec_to_dict
 from cotenant.policy.colocation import WorkClass
 from cotenant.profile.contention import read_table
+from cotenant.profile.kernels import KernelRow, read_kernel_rows
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 UNKNOWN, MEMORY, COMPUTE = (int(kind) for kind in (WorkClass.UNKNOWN, WorkClass.MEMORY, WorkClass.COMPUTE))
@@ -83,7 +84,7 @@ def test_wrong_profiles_are_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     good = {"name": "k", "duration_ns": 5, "sms": 1, "work_class": "memory", "grid": [1, 1, 1], "block": [1, 1, 1]}
     path.write_text(json.dumps({"kernels": [good]}))
-    assert read_profile(path) == [KernelRow("k", (1,) * 6, 5, 1, MEMORY)]
+    assert read_kernel_rows(path) == [KernelRow("k", (1,) * 6, 5, 1, MEMORY)]
     for bad in (
         {"sms": 0},
         {"grid": [1]},
@@ -94,11 +95,11 @@ def test_wrong_profiles_are_one_sentence(tmp_path: Path) -> None:
     ):
         path.write_text(json.dumps({"kernels": [good | bad]}))
         with pytest.raises(InputError, match="kernel 1 "):
-            read_profile(path)
+            read_kernel_rows(path)
     for text in ("", "[]", '{"kernels": []}', '{"kernels": 3}'):
         path.write_text(text)
         with pytest.raises(InputError):
-            read_profile(path)
+            read_kernel_rows(path)
 
 
 def test_tables_that_are_none_are_refused() -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from cotenant.bench.kernel_profile import Timed, classify, measure, parse_times, same_kind
 from cotenant.model.errors import WorkError
-from cotenant.node.kernel_table import read_profile
-from cotenant.profile.kernels import COMPUTE, KernelWork, read_kernels
+from cotenant.profile.kernels import COMPUTE, KernelWork, read_kernel_rows, read_kernels
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROGRAM = f"""
@@ -46,7 +45,8 @@ def test_every_kernel_is_timed_and_told_by_name(tmp_path: Path) -> None:
     assert next(iter(rows)) == "timed_memory"  # most of the time first
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(found))
-    known = {row.name: (row.shape, row.work_class) for row in read_profile(path)}  # as `run --kernel-profile` takes it
+    # as `run --kernel-profile` takes it
+    known = {row.name: (row.shape, row.work_class) for row in read_kernel_rows(path)}
     assert known["timed_compute"] == ((132, 1, 1, 1, 1, 1), COMPUTE)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from colocation_events import EVENTS, US
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from cotenant.policy.colocation import (
 )
 from cotenant.policy.colocation.gate import REST_NS, RuleKind, rested_at_ns
 
-US = 1_000
 NONE, UNKNOWN, MEMORY, COMPUTE = WorkClass.NONE, WorkClass.UNKNOWN, WorkClass.MEMORY, WorkClass.COMPUTE
 
 
@@ -282,17 +282,6 @@ def test_whatever_the_program_does_the_bound_stays_between_its_ends(
             longest = max((piece for _, piece in play.pieces), default=0)
             # one kernel may be longer than the bound, and one may be queued just before it ends
             assert sum(piece for _, piece in play.pieces) <= 100 * US * stretch + 2 * longest
-
-
-EVENTS = st.lists(
-    st.tuples(
-        st.integers(0, 3),  # class of the LS work
-        st.one_of(st.integers(1, 2_000 * US), st.integers(1, 60_000_000 * US)),  # length of the launch
-        st.one_of(st.integers(0, 500 * US), st.integers(0, 60_000_000 * US)),  # time that passes before it
-        st.booleans(),  # whether the oldest piece has ended by then
-    ),
-    max_size=60,
-)
 
 
 @settings(max_examples=200, deadline=None)

@@ -8,14 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from colocation_events import EVENTS, US
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cotenant.shim
 from cotenant.policy.colocation import APART, GateState, Rule, WorkClass, ended, may_go, share_ns, went
 from cotenant.policy.colocation.gate import RuleKind
-
-US = 1_000
 
 
 class CRule(ctypes.Structure):
@@ -78,15 +77,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 LAUNCHES = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 200)), min_size=60, max_size=60)  # class, SMs of each
-EVENTS = st.lists(
-    st.tuples(
-        st.integers(0, 3),  # class of the LS work
-        st.one_of(st.integers(1, 2_000 * US), st.integers(1, 60_000_000 * US)),  # length of the launch
-        st.one_of(st.integers(0, 500 * US), st.integers(0, 60_000_000 * US)),  # time that passes before it
-        st.booleans(),  # whether the oldest piece has ended by then
-    ),
-    max_size=60,
-)
 
 
 @settings(max_examples=300, deadline=None)

@@ -14,10 +14,11 @@ from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.overhead import median
 from cotenant.metrics.attainment import attainment
 from cotenant.model.errors import InputError
-from cotenant.node.kernel_table import KernelRow, compiled
+from cotenant.node.kernel_table import compiled
 from cotenant.policy.colocation import SCHEMES, Scheme, WorkClass, scheme_named
 from cotenant.policy.colocation.gate import RuleKind
 from cotenant.profile.contention import read_table
+from cotenant.profile.kernels import KernelRow
 
 LEAD_S = 0.15  # BE runs before the first arrival and after the last
 RESAMPLES = 200

@@ -149,7 +149,8 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
     from cotenant.bench.colocation import Plan, measure, parse_be, parse_ls, parse_schemes
     from cotenant.model.errors import InputError
     from cotenant.model.units import parse_seconds
-    from cotenant.node.kernel_table import compiled, most_class, read_profile
+    from cotenant.node.kernel_table import compiled, most_class
+    from cotenant.profile.kernels import read_kernel_rows
 
     block_s = parse_seconds(shape.block, "--block")
     if not 0.1 <= block_s <= 600:
@@ -169,8 +170,8 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
         block_s=block_s,
         copy=shape.copy_inputs,
         changes=shape.changes,
-        ls_class=most_class(read_profile(Path(shape.ls_profile))) if shape.ls_profile else "unknown",
-        be_kernels=compiled(read_profile(Path(shape.be_profile))) if shape.be_profile else "",
+        ls_class=most_class(read_kernel_rows(Path(shape.ls_profile))) if shape.ls_profile else "unknown",
+        be_kernels=compiled(read_kernel_rows(Path(shape.be_profile))) if shape.be_profile else "",
         progress=_progress,
     )
     found = measure(gpus, plan)

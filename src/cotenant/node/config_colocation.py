@@ -11,6 +11,7 @@ from cotenant.model.errors import InputError
 from cotenant.model.units import parse_fraction, parse_seconds
 from cotenant.node import kernel_table
 from cotenant.policy.colocation import ColocationSettings, settings_for
+from cotenant.profile.kernels import read_kernel_rows
 
 _KEYS = ("scheme", "interval", "lead", "beside", "hold_limit", "sm_threshold", "stretch", "check", "duty", "clock")
 _CLASSES = ("unknown", "memory", "compute")
@@ -58,7 +59,7 @@ def known_kernels(
     if not isinstance(profile, str) or not profile:
         raise InputError(f"{profile!r} is not the name of a file", field=field)
     try:
-        rows = kernel_table.read_profile(folder / profile)
+        rows = read_kernel_rows(folder / profile)
     except InputError as error:
         raise InputError(f"{profile}: {error.message}", field=field) from None
     if work_class is None:

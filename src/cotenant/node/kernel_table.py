@@ -10,16 +10,12 @@ from __future__ import annotations
 import base64
 import binascii
 import fcntl
-import json
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from cotenant.model.errors import InputError
-from cotenant.profile.kernels import CLASS_NAMES, UNKNOWN
+from cotenant.profile.kernels import CLASS_NAMES, UNKNOWN, KernelRow
 
 MOST = 2048  # entries, so that a description fits an order of the control socket
 ENTRY = struct.Struct("=QIHBx")  # struct cotenant_kernel
@@ -28,58 +24,12 @@ _LONGEST_NS, _MOST_SMS = (1 << 32) - 1, (1 << 16) - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
-@dataclass(frozen=True)
-class KernelRow:
-    """One kind of launch. `shape`: grid and block, six numbers; none: of any. `sms`, `duration_ns` 0: not known."""
-
-    name: str
-    shape: tuple[int, ...] = ()
-    duration_ns: int = 0
-    sms: int = 0
-    work_class: int = UNKNOWN
-    count: int = 1
-
-    @property
-    def total_ns(self) -> int:
-        """Time that all its launches took."""
-        return self.duration_ns * self.count
-
-
 def hashed(data: bytes) -> int:
     """FNV-1a, 64 bits."""
     value = 14695981039346656037
     for byte in data:
         value = (value ^ byte) * 1099511628211 & 0xFFFFFFFFFFFFFFFF
     return value
-
-
-def read_profile(path: Path) -> list[KernelRow]:
-    """The rows of a profile that `cotenant profile kernels` wrote. InputError."""
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    except (ValueError, KeyError, TypeError):
-        raise InputError("not what `cotenant profile kernels --out` writes", file=path) from None
-    if not isinstance(rows, list) or not rows:
-        raise InputError("the profile has no kernels", file=path)
-    return [_row(row, number, path) for number, row in enumerate(rows, 1)]
-
-
-def _row(row: Any, number: int, path: Path) -> KernelRow:
-    try:
-        shape = tuple(int(n) for n in (*row.get("grid", ()), *row.get("block", ())))
-        found = KernelRow(
-            str(row["name"]), shape, int(row["duration_ns"]), int(row["sms"]), CLASS_NAMES.index(row["work_class"]),
-            int(row.get("count", 1)),
-        )  # fmt: skip
-    except (AttributeError, ValueError, KeyError, TypeError, OverflowError):
-        wanted = f"name, duration_ns, sms and work_class ({', '.join(CLASS_NAMES[1:])})"
-        raise InputError(f"kernel {number} needs {wanted}", file=path) from None
-    fits = len(shape) in (0, 6) and all(0 < n < 1 << 32 for n in shape)
-    if not fits or not found.work_class or min(found.duration_ns, found.sms, found.count) <= 0:
-        raise InputError(f"kernel {number} has a number that no kernel has", file=path)
-    return found
 
 
 def most_class(rows: Iterable[KernelRow]) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from cotenant.model.errors import InputError
 
@@ -24,6 +25,23 @@ class KernelWork:
     duration_ns: int
     sms: int
     work_class: int
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kind of launch. `shape`: grid and block, six numbers; none: of any. `sms`, `duration_ns` 0: not known."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    duration_ns: int = 0
+    sms: int = 0
+    work_class: int = UNKNOWN
+    count: int = 1
+
+    @property
+    def total_ns(self) -> int:
+        """Time that all its launches took."""
+        return self.duration_ns * self.count
 
 
 def read_orion(path: Path) -> list[KernelWork]:
@@ -61,28 +79,42 @@ def write_kernels(path: Path, kernels: Sequence[KernelWork], about: dict[str, ob
         file.write(json.dumps(about | {"kernels": rows}, indent=1))
 
 
-def read_kernels(path: Path) -> list[KernelWork]:
-    """A profile of kernels in either form."""
-    if path.suffix != ".json":
-        return read_orion(path)
+def read_kernel_rows(path: Path) -> list[KernelRow]:
+    """The rows of a profile that `cotenant profile kernels` wrote. InputError."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except (ValueError, KeyError, TypeError):
-        raise InputError('not a profile of kernels: {"kernels": [...]} is one', file=path) from None
-    kernels, counts = [], []
-    for number, r in enumerate(rows if isinstance(rows, list) else [], 1):
-        try:
-            work_class = CLASS_NAMES.index(r["work_class"])
-            kernels.append(KernelWork(str(r["name"]), int(r["duration_ns"]), int(r["sms"]), work_class))
-            counts.append(int(r.get("count", 1)))
-        except (ValueError, KeyError, TypeError):
-            wanted = f"name, duration_ns, sms and work_class ({', '.join(CLASS_NAMES[1:])})"
-            raise InputError(f"kernel {number} needs {wanted}", file=path) from None
-    if not kernels or any(k.duration_ns <= 0 or k.sms <= 0 for k in kernels):
-        raise InputError("a profile needs kernels with SMs and durations over 0", file=path)
-    return _cycle(kernels, counts)
+        raise InputError("not what `cotenant profile kernels --out` writes", file=path) from None
+    if not isinstance(rows, list) or not rows:
+        raise InputError("the profile has no kernels", file=path)
+    return [_row(row, number, path) for number, row in enumerate(rows, 1)]
+
+
+def _row(row: Any, number: int, path: Path) -> KernelRow:
+    try:
+        shape = tuple(int(n) for n in (*row.get("grid", ()), *row.get("block", ())))
+        found = KernelRow(
+            str(row["name"]), shape, int(row["duration_ns"]), int(row["sms"]), CLASS_NAMES.index(row["work_class"]),
+            int(row.get("count", 1)),
+        )  # fmt: skip
+    except (AttributeError, ValueError, KeyError, TypeError, OverflowError):
+        wanted = f"name, duration_ns, sms and work_class ({', '.join(CLASS_NAMES[1:])})"
+        raise InputError(f"kernel {number} needs {wanted}", file=path) from None
+    fits = len(shape) in (0, 6) and all(0 < n < 1 << 32 for n in shape)
+    if not fits or not found.work_class or min(found.duration_ns, found.sms, found.count) <= 0:
+        raise InputError(f"kernel {number} has a number that no kernel has", file=path)
+    return found
+
+
+def read_kernels(path: Path) -> list[KernelWork]:
+    """A profile of kernels in either form, as one cycle of the program. InputError."""
+    if path.suffix != ".json":
+        return read_orion(path)
+    rows = read_kernel_rows(path)
+    kernels = [KernelWork(row.name, row.duration_ns, row.sms, row.work_class) for row in rows]
+    return _cycle(kernels, [row.count for row in rows])
 
 
 def _cycle(kernels: Sequence[KernelWork], counts: Sequence[int]) -> list[KernelWork]:
