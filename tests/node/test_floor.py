@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import random
@@ -190,10 +191,26 @@ def test_a_scheme_is_set_and_brings_its_own_times(agent: AgentProcess) -> None:
     assert agent.call("colocation")["scheme"] == "tidal"
     assert agent.call("colocation", scheme="orion")["interval_us"] == 160.0
     assert agent.call("colocation", scheme="tidal", interval_ns=50_000)["interval_us"] == 50.0
-    for wrong in ({"scheme": "best"}, {"interval_ns": 1}, {"interval_ns": "x"}, {"beside": 2.0}):
+    for wrong in (
+        {"scheme": "best"},
+        {"interval_ns": 1},
+        {"interval_ns": "x"},
+        {"beside": 2.0},
+        {"interval_ns": math.inf},
+        {"hold_limit_ns": math.nan},
+        {"sm_threshold": 1.5},
+        {"intervall_ns": 60_000},
+    ):
         with pytest.raises(InputError):
             agent.call("colocation", **wrong)
     assert agent.call("colocation")["interval_us"] == 50.0
+
+
+def test_whole_numbers_may_be_written_as_others_are(agent: AgentProcess) -> None:
+    """What the page cannot hold must not stay in the settings: it would keep all later ones out."""
+    found = agent.call("colocation", interval_ns=2e5, sm_threshold=3.0)
+    assert (found["interval_us"], found["sm_threshold"]) == (200.0, 3)
+    assert agent.call("colocation", scheme="orion")["scheme"] == "orion"
 
 
 def test_settings_are_read_from_the_configuration(tmp_path: Path) -> None:

@@ -43,6 +43,16 @@ class Card(CardClock):
         return self.now
 
 
+class Low(CardClock):
+    """A card whose clock stays low, whatever is done."""
+
+    def __init__(self) -> None:
+        pass
+
+    def part(self) -> float:
+        return 0.5
+
+
 def looked(
     settings: ColocationSettings, looks: int, power: float = 1.0, breaks_at: int = -1
 ) -> tuple[list[float], list[str]]:
@@ -77,6 +87,20 @@ def test_the_duty_settles_where_the_clock_is_what_is_asked_for() -> None:
     assert seen[round(0.5 / CLOCK_S)] == pytest.approx(settled, abs=0.05)
     assert seen[-1] == pytest.approx(settled, abs=0.01)
     assert said == []
+
+
+def test_what_is_written_again_each_second_is_the_duty_of_now() -> None:
+    async def run() -> float:
+        settings = ColocationSettings(duty=0.5, clock=0.95)
+        floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, print, clock_of=lambda gpu: Low())
+        for _ in range(20):
+            floors._look_at_clock(GPU, floors.pages[GPU])
+        floors._mend()
+        duty = floors.pages[GPU].layout.duty_permille / 1000
+        floors.close()
+        return duty
+
+    assert asyncio.run(run()) == 0.5
 
 
 def test_looks_that_differ_do_not_move_what_it_settles_at() -> None:

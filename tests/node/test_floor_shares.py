@@ -40,7 +40,7 @@ def looked(count: int, works: list[set[int]], blind: bool = False) -> list[list[
     async def run() -> None:
         shares = Shares(lambda: now[0])
         for i, slot in enumerate(slots):
-            shares.join(i, lambda slot=slot, i=i: None if blind and i == 0 else slot, ColocationSettings())
+            shares.join(i, lambda slot=slot, i=i: None if blind and i == 0 else slot)
         seen.append([slot.floor_parts for slot in slots])
         for busy in works:
             now[0] += QUIET_NS
@@ -67,6 +67,24 @@ def test_slots_say_who_divides() -> None:
         [APART, APART, 3],
         [3, 3, 3],
     ]
+
+
+def test_looks_come_as_often_as_the_settings_of_now_say() -> None:
+    """Work in flight of one look has ended by the next one; settings may have changed since somebody joined."""
+
+    async def run() -> list[float]:
+        now, seen = asyncio.get_running_loop(), []
+        shares = Shares()
+        shares.join(1, lambda: None)
+        shares.join(2, lambda: None)
+        shares.configure(ColocationSettings(interval_ns=50_000_000, stretch=4.0))
+        await asyncio.sleep(0.03)  # the look of before is over
+        assert shares._timer is not None
+        seen.append(shares._timer.when() - now.time())
+        shares.close()
+        return seen
+
+    assert 0.15 < asyncio.run(run())[0] <= 0.2
 
 
 def test_where_one_cannot_be_looked_at_all_divide() -> None:

@@ -84,8 +84,9 @@ class Floors:
     def configure(self, settings: ColocationSettings) -> None:
         """Put other settings into force, at once and for all."""
         self.settings = settings
-        for page in self.pages.values():
-            page.write(settings)
+        for gpu, page in self.pages.items():
+            page.write(settings, settings.first_duty)
+            self.shares[gpu].configure(settings)
         self._duty = dict.fromkeys(self.pages, settings.first_duty)
         if self._looking is not None:
             self._looking.cancel()
@@ -151,7 +152,7 @@ class Floors:
         self._mending = asyncio.get_running_loop().call_later(MEND_S, self._mend)
         for gpu, page in self.pages.items():
             holders = {m.holder: m.peer.pid for m in self._members if m.gpu == gpu and m.holder is not None}
-            if page.mend(self.settings, holders):
+            if page.mend(self.settings, self._duty[gpu], holders):
                 self._log(f"the floor page of {gpu} was written over by a process that may raise it, and is mended")
             self._count(gpu)
 
@@ -206,7 +207,7 @@ class Floors:
         self._count(gpu)
         if role == BEST_EFFORT and tenant is not None:
             find = partial(slot_of, tenant, member.peer.pid, gpu)
-            self.shares[gpu].join(member, find, self.settings)
+            self.shares[gpu].join(member, find)
         spec = tenant.spec if tenant is not None else None
         work_class = WORK_CLASSES[spec.work_class] if spec else WorkClass.UNKNOWN
         sms, interval_ns = (spec.work_sms, spec.in_flight_ns) if spec else (0, 0)
@@ -324,10 +325,16 @@ def changed(settings: ColocationSettings, order: dict[str, Any]) -> ColocationSe
         "duty",
         "clock",
     )
+    for key in order:
+        if key not in allowed and key != "scheme":
+            raise InputError(f"unknown setting {key[:40]!r}; known: scheme, {', '.join(allowed)}", field="colocation")
     changes = {key: order[key] for key in allowed if order.get(key) is not None}
     for key, value in changes.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or (key not in PARTS and value != int(value)):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or (key not in PARTS and not isinstance(value, int) and not value.is_integer()):
             raise InputError(f"{key} is {str(value)[:40]!r}, which is not a number of its kind", field=key)
+        if key not in PARTS:
+            changes[key] = int(value)  # JSON may have written it 200000.0; the page takes whole numbers
     if order.get("scheme") is None:
         return replace(settings, **changes)
     kept = {key: getattr(settings, key) for key in ("beside", "hold_limit_ns", "sm_threshold")}

@@ -78,6 +78,11 @@ class _Mapping:
         self.layout = layout
         self.raised, self.raised_ns, self.raises = layout.raised, layout.raised_ns, layout.raises
 
+    def raise_(self, work_class: int) -> None:
+        self.raised_ns[self.holder] = time.monotonic_ns()
+        self.raised[self.holder] = work_class
+        self.raises[self.holder] += 1
+
 
 def _connect(path: Path, uuid: str) -> _Mapping:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -113,10 +118,7 @@ class Floor:
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
         """See Holder. Two stores, the time first."""
         self._class = work_class
-        mapping = self._mapping
-        mapping.raised_ns[mapping.holder] = time.monotonic_ns()
-        mapping.raised[mapping.holder] = work_class
-        mapping.raises[mapping.holder] += 1
+        self._mapping.raise_(work_class)
 
     def raise_for(self, pid: int, work_class: int = WorkClass.UNKNOWN) -> bool:
         """Work is on its way to another LS process of this GPU, which lowers when it is done: BE work in flight can end
@@ -180,12 +182,17 @@ class Floor:
                 with contextlib.suppress(WorkError):
                     fresh, stale = _connect(self._path, self._uuid), self._mapping
                     stale.connection.close()
-                    self._mapping = fresh
-                    if self._class:
-                        self.raise_(self._class)
-                        if not self._class:  # lowered meanwhile
-                            self.lower()
+                    self._moved_to(fresh)
                     break
+
+    def _moved_to(self, fresh: _Mapping) -> None:
+        """From now on on this page. Not by raise_, which would forget that somebody lowers just now."""
+        self._mapping = fresh
+        work_class = self._class
+        if work_class:
+            fresh.raise_(work_class)
+            if not self._class:
+                self.lower()
 
 
 def join_floor(folder: Path, uuid: str) -> Floor:

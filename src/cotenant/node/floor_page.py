@@ -99,8 +99,8 @@ class FloorPage:
         self._map = mmap.mmap(self.fd, FLOOR_BYTES)
         self.layout = FloorLayout.from_buffer(self._map)
 
-    def write(self, settings: ColocationSettings) -> None:
-        """Put settings into force; BE processes see them at their next launch."""
+    def write(self, settings: ColocationSettings, duty: float) -> None:
+        """Put settings into force, with the duty of now; BE processes see them at their next launch."""
         layout = self.layout
         layout.magic, layout.version = FLOOR_MAGIC, FLOOR_VERSION
         layout.page_bytes, layout.holders = FLOOR_BYTES, HOLDERS
@@ -111,7 +111,7 @@ class FloorPage:
         layout.sm_threshold = settings.sm_threshold
         layout.stretch_permille = round(settings.stretch * 1000)
         layout.check_ns = settings.check_ns
-        layout.duty_permille = round(settings.first_duty * 1000)
+        layout.duty_permille = round(duty * 1000)
         layout.scheme = int(scheme_named(settings.scheme).rule)
 
     def up(self, now_ns: int) -> set[int]:
@@ -120,7 +120,7 @@ class FloorPage:
         limit_ns = layout.hold_limit_ns
         return {i for i in range(HOLDERS) if layout.raised[i] and abs(now_ns - layout.raised_ns[i]) < limit_ns}
 
-    def mend(self, settings: ColocationSettings, holders: dict[int, int]) -> bool:
+    def mend(self, settings: ColocationSettings, duty: float, holders: dict[int, int]) -> bool:
         """Write again what is the agent's, and clear what belongs to nobody. `holders`: index -> pid of those that are
         there. Whether something was wrong: LS processes can write, and one that does so by mistake must not last."""
         layout = self.layout
@@ -129,7 +129,7 @@ class FloorPage:
             FLOOR_VERSION,
             settings.hold_limit_ns,
         )
-        self.write(settings)
+        self.write(settings, duty)
         for index in range(HOLDERS):
             pid = holders.get(index, 0)
             if layout.pid[index] != pid or (not pid and layout.raised[index]):

@@ -30,14 +30,19 @@ class Shares:
         self.parts: dict[Hashable, int] = {}
         self._finds: dict[Hashable, Callable[[], Slot | None]] = {}
         self._clock_ns = clock_ns
+        self._settings = ColocationSettings()
         self._timer: asyncio.TimerHandle | None = None
 
-    def join(self, member: Hashable, find: Callable[[], Slot | None], settings: ColocationSettings) -> None:
+    def configure(self, settings: ColocationSettings) -> None:
+        """Settings from now on: a look that is due under those before comes as they said."""
+        self._settings = settings
+
+    def join(self, member: Hashable, find: Callable[[], Slot | None]) -> None:
         """A process has come: alone it has the whole bound, beside others one launch at a time until the next look."""
         self.parts[member] = APART if self.parts else 1
         self._finds[member] = find
         self._tell()
-        self.watch(settings)
+        self.watch()
 
     def leave(self, member: Hashable) -> None:
         """It has gone."""
@@ -61,17 +66,17 @@ class Shares:
             if slot is not None:
                 slot.floor_parts = self.parts[member]
 
-    def watch(self, settings: ColocationSettings) -> None:
+    def watch(self) -> None:
         """Look every LOOK_NS, or as often as what is in flight has ended, while there is something to divide."""
         if self._timer is not None:
             return
-        period_ns = max(LOOK_NS, round(settings.interval_ns * settings.stretch))
+        period_ns = max(LOOK_NS, round(self._settings.interval_ns * self._settings.stretch))
 
         def due() -> None:
             self._timer = None
             self.look()
             if len(self.parts) > 1 or set(self.parts.values()) - {1}:
-                self.watch(settings)
+                self.watch()
 
         self._timer = asyncio.get_running_loop().call_later(period_ns / 1e9, due)
 
