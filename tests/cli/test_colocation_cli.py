@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from cotenant.bench.be_loads import soft_kernel
 from cotenant.bench.colocation import parse_be, parse_ls, quantile, rate_between
 from cotenant.bench.harness import Bench
 from cotenant.cli.bench import app
@@ -154,3 +155,12 @@ def test_order_statistics_and_rates() -> None:
     assert rate_between(block, 10**9, 3 * 10**9) == 10  # 15 in the first, 5 in the second
     assert parse_ls("resnet50:4:100").batch == 4
     assert parse_be("mm4096,train-transformer") == ["mm4096", "train-transformer"]
+    assert parse_be("train-resnet50:96") == ["train-resnet50:96"]
+    for wrong in ("train-resnet50:0", "train-resnet50:", "mm4096:2"):
+        with pytest.raises(InputError, match="unknown best-effort load"):
+            parse_be(wrong)
+
+
+def test_a_larger_batch_has_longer_kernels_on_the_software_gpu() -> None:
+    assert soft_kernel("train-resnet50") == soft_kernel("train-resnet50:32")
+    assert soft_kernel("train-resnet50:96")[0] == 3 * soft_kernel("train-resnet50")[0]

@@ -1,12 +1,13 @@
-"""Where the time of best-effort training goes that its host holds back: one step, each suspect by itself."""
+"""Best-effort training beside a service: what it keeps of the time that the service leaves, and where the rest goes."""
 
 from __future__ import annotations
 
+import os
+import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,101 +15,118 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
 from colocation_faults import GPU, TOGETHER
 
-from cotenant.bench.colocation import Plan, ls_block, native_block, pair_block, parse_ls, parse_schemes
+from cotenant.bench.colocation import (
+    Plan,
+    ls_block,
+    native_block,
+    p99_interval,
+    pair_block,
+    parse_ls,
+    parse_schemes,
+    quantile,
+)
 from cotenant.bench.colocation_rig import Program, Rig
-from cotenant.node.config import TenantSpec
 
 Found = dict[str, Any]
-KINDS = ("train-resnet50", "train-transformer")
-PARTS = ("no MPS", "MPS", "tenant", "no gate", "gate", "gate 400 us", "free MPS", "free gate")
-ROUNDS = 4
-ALONE_S = 0.4  # of which native_block does not count the first 0.15 s
-BESIDE_S = 0.8
+# with these batches the GPU holds training back, without them its host does (and its pace varies by a fifth by itself)
+FULL, BOUND = ("train-resnet50:96", "train-transformer:48"), ("train-resnet50", "train-transformer")
+ROUNDS_FULL = int(os.environ.get("TRAINING_ROUNDS", 8))
+ALONE_S, BESIDE_S = 0.4, 0.8
+NATIVE, SHIM, GATE, LEFT, AHEAD = "native", "no gate", "gate", "beside", "beside, stretch 8"
 
 
-def cast(rig: Rig) -> dict[str, Program]:
-    """The same program in each way; the last two launch from whichever cores they land on."""
-    arguments = ["cotenant.bench.be_loads", rig.bench.backend]
-    made = {
-        "no MPS": rig.plain("plain", arguments),
-        "MPS": rig.be_native("mps"),
-        "tenant": rig.tenant(TenantSpec("tenant", mechanism=rig.mechanism), arguments),
-        "gate": rig.be("be", below=True),
-    }
-    with unpinned(rig):
-        made |= {"free MPS": rig.be_native("free-mps"), "free gate": rig.be("free-be", below=True)}
-    return made
+class Rounds:
+    """Blocks of one load in turn: LS alone, BE alone in three ways, BE beside LS; rates in steps per second."""
+
+    def __init__(self, rig: Rig, ls: Program, native: Program, be: Program, ways: Sequence[str]) -> None:
+        self.rig, self.ls, self.native, self.be = rig, ls, native, be
+        self.plan = Plan(parse_ls("resnet50:4:100"), [], parse_schemes("tidal"), block_s=BESIDE_S)
+        self.rates: dict[str, list[float]] = {way: [] for way in ways}
+        self.left: list[float] = []  # part of the time in which LS alone is idle
+        self.waited: list[float] = []  # part of the time beside LS that BE spent at the gate
+        self.alone_ms: list[list[float]] = []
+        self.beside_ms: dict[str, list[list[float]]] = {way: [] for way in ways if way in (LEFT, AHEAD)}
+
+    def run(self, number: int) -> None:
+        """One round; another way begins each time."""
+        alone = ls_block(self.ls, self.plan, number, raises=False)
+        self.left.append(1 - alone["active_s"] / BESIDE_S)
+        self.alone_ms.append(alone["latency_ms"])
+        ways = list(self.rates)
+        turn = number % len(ways)
+        for way in (*ways[turn:], *ways[:turn]):
+            self.rig.scheme("mps-plus" if way == SHIM else "tidal", **({"stretch": 8.0} if way == AHEAD else {}))
+            if way in self.beside_ms:
+                self.rates[way].append(self._beside(way, number))
+            else:
+                self.rates[way].append(native_block(self.native if way == NATIVE else self.be, ALONE_S))
+
+    def _beside(self, way: str, number: int) -> float:
+        before, began = self._waited_s(), time.monotonic()
+        found, rate = pair_block(self.ls, self.be, self.plan, number)
+        self.beside_ms[way].append(found["latency_ms"])
+        if way == LEFT:
+            self.waited.append((self._waited_s() - before) / (time.monotonic() - began))
+        return rate
+
+    def _waited_s(self) -> float:
+        return float(self.rig.tenants()["be"].get("gate_wait_s", 0.0))
+
+    def report(self) -> dict[str, Any]:
+        """Ratios of means over rounds with 95 %, p99 of LS, and every block's rate."""
+        pairs = [(SHIM, NATIVE), (GATE, SHIM), *((way, of) for way in self.beside_ms for of in (NATIVE, SHIM))]
+        row: dict[str, Any] = {f"{way} over {of}": self._over(way, of) for way, of in pairs}
+        alone = [ms for block in self.alone_ms for ms in block]
+        for way, blocks in self.beside_ms.items():
+            beside = [ms for block in blocks for ms in block]
+            row[f"LS {way}"] = {
+                "p50": quantile(beside, 0.5) / quantile(alone, 0.5),
+                "p99": quantile(beside, 0.99) / quantile(alone, 0.99),
+                "p99_ci95": p99_interval(alone, beside),
+                "requests": len(beside),
+            }
+        row |= {"left": statistics.mean(self.left), "waited": statistics.median(self.waited)}
+        return row | {"rates": {way: [round(rate, 3) for rate in rates] for way, rates in self.rates.items()}}
+
+    def _over(self, way: str, of: str) -> dict[str, Any]:
+        """Mean rate over mean rate, beside LS of the time that it leaves; the interval by drawing rounds."""
+        left = self.left if way in self.beside_ms else [1.0] * len(self.left)
+        rows = list(zip(self.rates[way], self.rates[of], left, strict=True))
+
+        def ratio(drawn: Sequence[tuple[float, float, float]]) -> float:
+            mine, other, idle = (sum(column) for column in zip(*drawn, strict=True))
+            of_left: float = mine / other / idle * len(drawn)
+            return of_left
+
+        draw = random.Random(0)
+        drawn = sorted(ratio(draw.choices(rows, k=len(rows))) for _ in range(1000))
+        return {"ratio": round(ratio(rows), 4), "ci95": [round(quantile(drawn, q), 4) for q in (0.025, 0.975)]}
 
 
-@contextmanager
-def unpinned(rig: Rig) -> Iterator[None]:
-    """What is started meanwhile launches from any core but that one."""
-    core, rig.core = rig.core, {}
-    try:
-        yield
-    finally:
-        rig.core = core
+def training(found: Found) -> None:
+    """Training programs as best-effort work, those that fill the GPU and those that their host holds back.
 
-
-def part(rig: Rig, made: dict[str, Program], name: str) -> float:
-    """Units per second of one block alone; the floor is down all the time."""
-    program = "gate" if name in ("no gate", "gate 400 us") else name
-    rig.scheme("mps-plus" if name == "no gate" else "tidal", **({"interval_ns": 400_000} if "400" in name else {}))
-    return native_block(made[program], ALONE_S - 0.15)
-
-
-def waited_s(rig: Rig) -> float:
-    return float(rig.tenants()["be"].get("gate_wait_s", 0.0))
-
-
-def be_parts(found: Found) -> None:
-    """Rates over `MPS` of the same round, medians and ranges.
-
-    no MPS: what the native side is worth when it is no client of MPS.  tenant: the shim.  no gate: a best-effort launch
-    without its rule.  gate: the same with the rule, which never holds it back but by the bound (gate 400 us: less so).
-    free: the same on unpinned cores, and so how much of the spread is theirs.  beside: with LS, against the time that
-    it leaves; what `gate` has and this lacks is lost when the floor falls.  wait: part of the time at the gate.
+    no gate over native: the shim, and what two processes differ by.  gate over no gate: the bound, in one process.
+    beside over no gate: of what LS leaves, in one process, free of the host's differences between two.
     """
     with Rig(GPU, together=TOGETHER, pinned=True) as rig:
-        ls, made = rig.ls(), cast(rig)
-        for program in (ls, *made.values()):
+        ls, native, be = rig.ls(), rig.be_native("native"), rig.be(below=True)
+        for program in (ls, native, be):
             program.wait_ready()
         rig.join(ls)
-        for kind in KINDS:
-            rig.scheme("mps-plus")
-            for program in made.values():  # one by one: each times the algorithms that it may use
-                program.ask(f"load {kind}", 60)
-            found[kind] = one_kind(rig, ls, made)
+        for kinds, ways, count in (
+            (FULL, (NATIVE, SHIM, GATE, LEFT), ROUNDS_FULL),
+            (BOUND, (NATIVE, SHIM, GATE, LEFT, AHEAD), ROUNDS_FULL * 2),
+        ):
+            for kind in kinds:
+                rig.scheme("mps-plus")
+                # one by one: each times the algorithms that it may use
+                found[kind] = {"step_ms": [program.ask(f"load {kind}", 60)["unit_ms"] for program in (native, be)]}
+                rounds = Rounds(rig, ls, native, be, ways)
+                for number in range(count):
+                    rounds.run(number)
+                    found[kind] |= rounds.report()
+                print(kind, {k: v for k, v in found[kind].items() if k != "rates"}, flush=True)
 
 
-def one_kind(rig: Rig, ls: Program, made: dict[str, Program]) -> dict[str, Any]:
-    """Rounds of all parts, another one first each time."""
-    plan = Plan(parse_ls("resnet50:4:100"), [], parse_schemes("tidal"), block_s=BESIDE_S)
-    over: dict[str, list[float]] = {name: [] for name in (*PARTS, "beside", "beside stretch 8", "wait", "wait beside")}
-    native: list[float] = []
-    for number in range(ROUNDS):
-        turn = number % len(PARTS)
-        rates, waits = {}, {}
-        for name in (*PARTS[turn:], *PARTS[:turn]):
-            before, began = waited_s(rig), time.monotonic()
-            rates[name] = part(rig, made, name)
-            waits[name] = (waited_s(rig) - before) / (time.monotonic() - began)
-        native.append(rates["MPS"])
-        for name in PARTS:
-            over[name].append(rates[name] / rates["MPS"])
-        over["wait"].append(waits["gate"])
-        alone = ls_block(ls, plan, number, raises=False)
-        for name, stretch in (("beside", 4.0), ("beside stretch 8", 8.0)):
-            rig.scheme("tidal", stretch=stretch)
-            before, began = waited_s(rig), time.monotonic()
-            _, rate = pair_block(ls, made["gate"], plan, number)
-            over[name].append(rate / rates["MPS"] / (1 - alone["active_s"] / BESIDE_S))
-            if name == "beside":
-                over["wait beside"].append((waited_s(rig) - before) / (time.monotonic() - began))
-    return {
-        name: {"median": statistics.median(values), "range": [min(values), max(values)]}
-        for name, values in (over | {"MPS, units a second": native}).items()
-    }
-
-
-HOST_STEPS: dict[str, tuple[Callable[[Found], None], int]] = {"be_parts": (be_parts, 150)}
+HOST_STEPS: dict[str, tuple[Callable[[Found], None], int]] = {"training": (training, 280)}

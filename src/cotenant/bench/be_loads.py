@@ -6,8 +6,9 @@ runs it and prints one JSON object {"count", "begin_ns", "end_ns", "marks": [[ns
 that launch run once a load is set up.
 
 mmN: bf16 products of NxN; mmzN: of zeros, the same kernels for much less power.  addN: out = in + 1 over N MiB.
-copyN: copies of N MiB on the device.  train-resnet50 and train-transformer: training steps.  On the software GPU
-kernels only take the time that such kernels took on an H100.
+copyN: copies of N MiB on the device.  train-resnet50[:BATCH] and train-transformer[:BATCH]: training steps; with a
+small batch (32 images, 16 sequences without BATCH) their host holds them back, with three times as much the GPU does.
+On the software GPU kernels only take the time that such kernels took on an H100.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 from cotenant.bench.workload import LAUNCH_CORE, keep_to
 
-KIND = re.compile(r"^(?:(mm|mmz|add|copy)([1-9]\d{0,4})|train-resnet50|train-transformer)$")
+KIND = re.compile(r"^(?:(mm|mmz|add|copy)([1-9]\d{0,4})|(train-resnet50|train-transformer)(?::([1-9]\d{0,3}))?)$")
 UNIT_S = 0.001  # launches of one unit, together
 DEPTH = 4  # units in flight
 MARK_NS = 10_000_000
@@ -32,6 +33,7 @@ MARK_NS = 10_000_000
 # 3.0 TB/s read and written), for the software GPU: (ns, part of the SMs, what it needs most).
 TRAINING_KERNELS_NS = {"train-resnet50": (700, 18_000), "train-transformer": (260, 55_000)}
 HOST_GAP_NS = {"train-resnet50": 26_000, "train-transformer": 14_000}
+TRAINING_BATCH = {"train-resnet50": 32, "train-transformer": 16}
 
 
 def soft_kernel(kind: str) -> tuple[int, str]:
@@ -42,7 +44,15 @@ def soft_kernel(kind: str) -> tuple[int, str]:
         return max(6_000, round(2 * int(found[2]) ** 3 / 690e3)), "compute"
     if found[1] in ("add", "copy"):
         return max(4_000, round(2 * (int(found[2]) << 20) / 3000)), "memory"
-    return TRAINING_KERNELS_NS[kind][1], "mixed"
+    return round(TRAINING_KERNELS_NS[found[3]][1] * training_batch(kind) / TRAINING_BATCH[found[3]]), "mixed"
+
+
+def training_batch(kind: str) -> int:
+    """Images or sequences of one step."""
+    found = KIND.match(kind)
+    assert found is not None
+    assert found[3] is not None
+    return int(found[4] or TRAINING_BATCH[found[3]])
 
 
 class Load:
@@ -125,7 +135,7 @@ def torch_load(kind: str) -> Load:
         y = torch.empty_like(x)
         launch = partial(torch.add, x, 1.0, out=y) if found[1] == "add" else partial(y.copy_, x)
     else:
-        launch = training_step(torch, kind)
+        launch = training_step(torch, found[3], training_batch(kind))
     return Load(launch, lambda i: events[i].record(), lambda i: events[i].synchronize(), 1)
 
 
@@ -133,10 +143,12 @@ def driver_load(kind: str, cuda: Any) -> Load:
     """A load on the bare driver API, with kernels of known length."""
     length_ns, work = soft_kernel(kind)
     events = [cuda.event() for _ in range(DEPTH)]
-    if not kind.startswith("train-"):
+    found = KIND.match(kind)
+    assert found is not None
+    if found[3] is None:
         launch = partial(cuda.launch, length_ns, work=work)
         return Load(launch, lambda i: cuda.record(events[i]), lambda i: cuda.wait(events[i]), 1)
-    kernels, gap_ns = TRAINING_KERNELS_NS[kind][0], HOST_GAP_NS[kind]
+    kernels, gap_ns = TRAINING_KERNELS_NS[found[3]][0], HOST_GAP_NS[found[3]]
 
     def step() -> None:
         for index in range(kernels):

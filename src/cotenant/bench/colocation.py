@@ -56,7 +56,8 @@ def parse_be(text: str) -> list[str]:
     for kind in kinds:
         if not KIND.match(kind):
             raise InputError(
-                f"unknown best-effort load {kind!r}; write mmN, mmzN, addN, copyN, train-resnet50 or train-transformer",
+                f"unknown best-effort load {kind!r}; write mmN, mmzN, addN, copyN, "
+                "train-resnet50[:BATCH] or train-transformer[:BATCH]",
                 field="--be",
             )
     return kinds

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cotenant.bench.be_loads import KIND, TRAINING_KERNELS_NS, soft_kernel
+from cotenant.bench.be_loads import KIND, soft_kernel
 from cotenant.bench.colocation import Series, said, summary
 from cotenant.bench.ls_client import SOFT_KERNELS_NS, SOFT_SMS, poisson_arrivals
 from cotenant.model.errors import InputError
@@ -43,7 +43,7 @@ def be_work(text: str, sm_count: int) -> list[KernelWork]:
     if not KIND.match(text):
         raise InputError(f"unknown best-effort load {text!r}; write mmN, addN, copyN or profile:FILE", field="--be")
     length_ns, work = soft_kernel(text)
-    if text in TRAINING_KERNELS_NS:
+    if text.startswith("train-"):
         return [KernelWork(text, length_ns, sm_count, CLASSES[kind]) for kind in ("compute", "memory")]
     return [KernelWork(text, length_ns, 8 * sm_count, CLASSES[work])]
 

@@ -47,17 +47,18 @@ def transformer(torch: Any, *, width: int = 768, layers: int = 6, heads: int = 1
     return nn.Sequential(nn.Embedding(words, width), encoder, nn.Linear(width, words))
 
 
-def training_step(torch: Any, kind: str) -> Any:
-    """A function that does one training step of `train-resnet50` or `train-transformer` on the GPU, bf16 autocast."""
+def training_step(torch: Any, kind: str, batch: int) -> Any:
+    """A function that does one training step of `train-resnet50` or `train-transformer` on the GPU, bf16 autocast.
+    `batch`: images of 224x224, or sequences of 256 tokens."""
     torch.backends.cudnn.benchmark = True
     if kind == "train-resnet50":
         net = resnet50(torch).cuda().to(memory_format=torch.channels_last)
-        inputs = torch.randn(32, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
-        targets = torch.randint(0, 1000, (32,), device="cuda")
+        inputs = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
+        targets = torch.randint(0, 1000, (batch,), device="cuda")
     else:
         net = transformer(torch).cuda()
-        inputs = torch.randint(0, 8192, (16, 256), device="cuda")
-        targets = torch.randint(0, 8192, (16 * 256,), device="cuda")
+        inputs = torch.randint(0, 8192, (batch, 256), device="cuda")
+        targets = torch.randint(0, 8192, (batch * 256,), device="cuda")
     optimiser = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 
     def step() -> None:

@@ -15,7 +15,10 @@ def colocation(
     ] = "resnet50:4:100",
     be: Annotated[
         str,
-        typer.Option(metavar="LIST", help="mmN, mmzN, addN, copyN, train-resnet50, train-transformer, profile:FILE."),
+        typer.Option(
+            metavar="LIST",
+            help="mmN, mmzN, addN, copyN, train-resnet50[:BATCH], train-transformer[:BATCH], profile:FILE.",
+        ),
     ] = "mm4096,mm2048,add256,mm8192,copy2048,train-resnet50",
     schemes: Annotated[str, typer.Option(metavar="all|LIST", help="temporal,orion,mps-plus,static,tidal")] = "all",
     gpus: Annotated[
