@@ -18,6 +18,7 @@ from cotenant.model.errors import InputError
 from cotenant.profile.kernels import CLASS_NAMES, UNKNOWN, KernelRow
 
 MOST = 2048  # entries, so that a description fits an order of the control socket
+NAME_BYTES = 511  # COTENANT_KERNEL_NAME: what counts of a name
 ENTRY = struct.Struct("=QIHBx")  # struct cotenant_kernel
 _SHAPE = struct.Struct("=6I")
 _LONGEST_NS, _MOST_SMS = (1 << 32) - 1, (1 << 16) - 1
@@ -43,13 +44,14 @@ def most_class(rows: Iterable[KernelRow]) -> str:
 def compiled(rows: Sequence[KernelRow]) -> str:
     """The table as text. Of more kernels than it can hold those stay that take most of the time."""
     weighed: dict[int, tuple[int, KernelRow]] = {}
-    by_name: dict[str, list[KernelRow]] = {}
+    by_name: dict[bytes, list[KernelRow]] = {}
     for row in sorted(rows, key=lambda row: -row.total_ns):
-        by_name.setdefault(row.name, []).append(row)
+        name = row.name.encode()[:NAME_BYTES]
+        by_name.setdefault(name, []).append(row)
         if row.shape:
-            weighed.setdefault(hashed(row.name.encode() + _SHAPE.pack(*row.shape)), (row.total_ns, row))
+            weighed.setdefault(hashed(name + _SHAPE.pack(*row.shape)), (row.total_ns, row))
     for name, same in by_name.items():
-        weighed[hashed(name.encode())] = (sum(row.total_ns for row in same), _agreed(same))
+        weighed[hashed(name)] = (sum(row.total_ns for row in same), _agreed(same))
     kept = sorted(weighed, key=lambda key: -weighed[key][0])[:MOST]
     packed = []
     for key in sorted(kept):

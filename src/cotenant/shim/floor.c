@@ -130,7 +130,7 @@ static struct floor_rule current_rule(const struct floor *floor, const struct gp
     uint64_t interval_ns = floor->interval_ns ? floor->interval_ns : page->interval_ns;
     return (struct floor_rule){.scheme = page->scheme,
                                .beside_permille = page->beside_permille,
-                               .sm_threshold = page->sm_threshold,
+                               .sm_threshold = page->sm_threshold ? page->sm_threshold : gpu->sm_count,
                                .work_class = work.work_class,
                                .work_sms = work.sms,
                                .interval_ns = floor_share(interval_ns, parts ? parts : page->tenants),

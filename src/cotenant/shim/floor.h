@@ -47,7 +47,9 @@ struct cotenant_floor_reply { /* header.slot: index of the holder (LS) */
     uint8_t reserved[204];
 };
 
-/* One row of the table, ordered by key: FNV-1a of the kernel's name, then grid and block, or of the name alone. */
+/* One row of the table, ordered by key: FNV-1a of the kernel's name, then grid and block, or of the name alone.  Names count up to
+ * COTENANT_KERNEL_NAME bytes, which is what a profile keeps of them: templates have longer ones. */
+#define COTENANT_KERNEL_NAME 511u
 struct cotenant_kernel {
     uint64_t key;
     uint32_t duration_ns;    /* 0: not known */
@@ -68,7 +70,7 @@ struct cotenant_floor { /* 4096 bytes */
     uint64_t lead_ns;         /* a kernel may be queued this long before the one in front of it ends */
     uint64_t hold_limit_ns;   /* a holder that has not raised again for so long is not believed any more */
     uint32_t beside_permille; /* part of the time that BE may work beside LS */
-    uint32_t sm_threshold;    /* orion: SMs that BE may fill beside LS; 0: any number */
+    uint32_t sm_threshold;    /* orion: SMs that BE may fill beside LS; 0: those that the GPU has */
     uint32_t stretch_permille; /* interval_ns may grow so far for a process that leaves the GPU dry */
     uint32_t present;         /* LS processes that have joined; 0: nobody is there to be protected */
     uint64_t check_ns;        /* work between two events; 0: every piece has one */

@@ -45,7 +45,7 @@ static int attach(struct gpu *gpu)
     ((CUresult(*)(char *, int, CUdevice))REAL(cuDeviceGetName))((char *)attach.name, sizeof attach.name - 1, gpu->device);
     memcpy(attach.uuid, gpu->uuid.bytes, sizeof attach.uuid);
     attach.total_bytes = gpu->total_bytes = total;
-    attach.sm_count = (uint32_t)sms;
+    attach.sm_count = gpu->sm_count = (uint32_t)sms;
     struct cotenant_message reply;
     if (cot_agent_call(COTENANT_GPU_ATTACH, COTENANT_NO_SLOT, &attach, sizeof attach, &reply) != 0)
         return -1;

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "floor.h"
 #include "shim.h"
 
 #define KINDS 4096 /* power of two */
@@ -17,7 +18,7 @@
 
 struct kind {
     struct kernel_shape shape;
-    char name[512];
+    char name[COTENANT_KERNEL_NAME + 1];
     uint32_t sms;          /* that the grid fills, given how many of its blocks one SM holds; 0: not known */
     uint64_t count;
     double total_ns, least_ns;
@@ -75,10 +76,7 @@ static void describe(struct kind *kind)
 
 static struct kind *kind_of(const struct kernel_shape *shape)
 {
-    const uint8_t *bytes = (const uint8_t *)shape;
-    uint64_t hash = UINT64_C(1469598103934665603);
-    for (size_t i = 0; i < sizeof *shape; i++)
-        hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
+    uint64_t hash = cot_hash(HASH_BASIS, shape, sizeof *shape);
     for (uint32_t i = 0; i < 64; i++) {
         struct kind *kind = &kinds[(hash + i) & (KINDS - 1)];
         if (kind->name[0] && memcmp(&kind->shape, shape, sizeof *shape) == 0)

@@ -93,6 +93,7 @@ struct gpu {
     struct cu_uuid uuid;
     _Atomic uint32_t relocations;     /* how often it has become another GPU: what was joined is the one before's */
     uint64_t total_bytes;
+    uint32_t sm_count;
     _Atomic uint64_t turn_epoch;              /* of the turn that is open or being closed */
     uint64_t released_epoch;          /* the last one given back: a late message may still name it */
     _Atomic uint64_t deadline_ns;
@@ -267,6 +268,14 @@ HIDDEN struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstrea
 HIDDEN void cot_kernels_after(struct pair *pair, CUstream stream);
 
 HIDDEN const char *cot_kernel_name(CUfunction function); /* NULL: the driver does not say */
+
+#define HASH_BASIS UINT64_C(14695981039346656037) /* FNV-1a, 64 bits */
+static inline uint64_t cot_hash(uint64_t hash, const void *data, size_t length)
+{
+    for (const uint8_t *at = data, *end = at + length; at < end; at++)
+        hash = (hash ^ *at) * UINT64_C(1099511628211);
+    return hash;
+}
 
 /* ---- work.c ---- */
 struct work {

@@ -45,13 +45,6 @@ void cot_work_table(int fd, uint32_t count)
     pthread_mutex_unlock(&lock);
 }
 
-static uint64_t hash_on(uint64_t hash, const void *data, size_t length)
-{
-    for (const uint8_t *at = data, *end = at + length; at < end; at++)
-        hash = (hash ^ *at) * UINT64_C(1099511628211);
-    return hash;
-}
-
 static const struct cotenant_kernel *find(uint64_t key)
 {
     uint32_t low = 0, high = table.count;
@@ -72,8 +65,8 @@ static struct work look_up(const struct kernel_shape *shape)
     const char *name = cot_kernel_name(shape->function);
     if (!name)
         return work;
-    uint64_t by_name = hash_on(UINT64_C(14695981039346656037), name, strlen(name));
-    uint64_t by_shape = hash_on(hash_on(by_name, shape->grid, sizeof shape->grid), shape->block, sizeof shape->block);
+    uint64_t by_name = cot_hash(HASH_BASIS, name, strnlen(name, COTENANT_KERNEL_NAME));
+    uint64_t by_shape = cot_hash(cot_hash(by_name, shape->grid, sizeof shape->grid), shape->block, sizeof shape->block);
     const struct cotenant_kernel *found = find(by_shape);
     if (!found)
         found = find(by_name);
@@ -90,7 +83,7 @@ struct work cot_work_now(struct work stated)
         return stated;
     struct kernel_shape shape = *launching;
     shape.shared_bytes = 0;
-    struct seen *at = &seen[hash_on(UINT64_C(14695981039346656037), &shape, sizeof shape) & (SEEN - 1)];
+    struct seen *at = &seen[cot_hash(HASH_BASIS, &shape, sizeof shape) & (SEEN - 1)];
     pthread_mutex_lock(&lock);
     if (memcmp(&at->shape, &shape, sizeof shape) != 0)
         *at = (struct seen){.shape = shape, .work = look_up(&shape)};

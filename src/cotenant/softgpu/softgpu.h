@@ -154,7 +154,7 @@ struct soft_op {
 
 struct soft_function {
     enum soft_kind kind;
-    char name[64];
+    char name[640];
     uint64_t length_ns;
     uint32_t sms, work; /* see struct soft_unit */
     bool from_parameter;

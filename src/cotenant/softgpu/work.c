@@ -28,7 +28,7 @@ static bool parse_kernel(const char *line, struct soft_function *function)
 {
     char length[32], work[16] = "";
     unsigned sms = 0;
-    if (sscanf(line, "%63s %31s %u %15s", function->name, length, &sms, work) < 2)
+    if (sscanf(line, "%639s %31s %u %15s", function->name, length, &sms, work) < 2)
         return false;
     function->sms = sms;
     function->work = strcmp(work, "memory") == 0 ? 2 : strcmp(work, "compute") == 0 ? 3 : 1;

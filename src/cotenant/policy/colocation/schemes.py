@@ -58,12 +58,13 @@ class ColocationSettings:
     """How a GPU's floor is kept. Times in nanoseconds.
 
     `interval_ns`: BE work in flight (orion: DUR_THRESHOLD). `lead_ns`: how long before the end of one BE kernel the
-    next may be queued. `beside`: part of the time BE may work beside LS, from a measured budget. `hold_limit_ns`: an LS
-    process that neither raises again nor lowers for so long is no longer believed. `sm_threshold`: orion's, 0 for all.
-    `stretch`: how far tidal's interval may grow for a program that leaves the GPU dry (1: not at all). `check_ns`: BE
-    work between two events, by the clock meanwhile (tidal; 0: each piece has an event). `duty`: part of the time that
-    tidal lets BE keep the GPU busy while LS is idle; on a card at its power limit the rest keeps the clock up for LS.
-    `clock`: only as long as the card's SM clock is below that part of its highest (0: always, and where none is read).
+    next may be queued. `beside`: part of the time BE may work beside LS, from a measured budget. `hold_limit_ns`:
+    an LS process that neither raises again nor lowers for so long is no longer believed. `sm_threshold`: orion's,
+    0: all of the GPU. `stretch`: how far tidal's interval may grow for a program that leaves the GPU dry (1: not at
+    all). `check_ns`: BE work between two events, by the clock meanwhile (tidal; 0: each piece has an event).
+    `duty`: part of the time that tidal lets BE keep the GPU busy while LS is idle; on a card at its power limit the
+    rest keeps the clock up for LS. `clock`: only as long as the card's SM clock is below that part of its highest
+    (0: always, and where none is read).
     """
 
     scheme: str = "tidal"
@@ -88,7 +89,7 @@ class ColocationSettings:
         if not 1_000_000 <= self.hold_limit_ns <= 60_000_000_000:
             raise InputError("a holder is believed for 1 ms to 60 s", field="hold_limit")
         if not 0 <= self.sm_threshold <= 1024:
-            raise InputError("the SM threshold is 0 (all) to 1024", field="sm_threshold")
+            raise InputError("the SM threshold is 0 (as many as the GPU has) to 1024", field="sm_threshold")
         if not 1.0 <= self.stretch <= 100.0:
             raise InputError("the time in flight may grow 1 to 100 times", field="stretch")
         if not 0 <= self.check_ns <= 1_000_000_000:
