@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 from colocation_faults import GPU, TOGETHER, failure, faults
 from colocation_held import HELD_STEPS
 from colocation_host import HOST_STEPS
+from colocation_orion import ORION_STEPS
 from colocation_parts import green, kernels, l2_window
 from colocation_tail import TAIL_STEPS, spread
 
@@ -358,6 +359,7 @@ STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
     **TAIL_STEPS,
     **HELD_STEPS,
     **HOST_STEPS,
+    **ORION_STEPS,
 }
 
 
