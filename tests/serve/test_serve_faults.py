@@ -79,6 +79,21 @@ def test_one_input_that_kills_takes_no_other_request_with_it(tmp_path: Path) -> 
         assert server.status()["worker_deaths"] == 2
 
 
+def test_a_worker_that_has_lost_its_device_ends_and_one_is_started_afresh(tmp_path: Path) -> None:
+    """As when the MPS server died: the process could only fail whatever came next, so it must not stay."""
+    model = drill(tmp_path, "a", latency_ms={"1": 20.0, "8": 30.0}, faults={"on_value": {"666": "lost"}})
+    services = deployment([{"name": "a", "model": model, **LONG}], tmp_path)
+    with running(services, plan=plan({"a": 8})) as server, ThreadPoolExecutor(4) as pool:
+        first = pids(server)
+        values = [1.0, 666.0, 2.0, 3.0]
+        answers = [pool.submit(infer, server.http_url, "a", (v, 0.0)) for v in values]
+        for value, answer in zip(values, answers, strict=True):
+            assert answer.result()[0] == (500 if value == 666.0 else 200)
+        assert server.status()["worker_deaths"] == 2  # with its batch, and once more alone
+        assert infer(server.http_url, "a", (4.0, 0.0))[0] == 200
+        assert not set(first) & set(pids(server))
+
+
 def test_an_input_that_fails_says_so_and_its_batch_goes_on(tmp_path: Path) -> None:
     model = drill(
         tmp_path, "a", latency_ms={"1": 20.0, "8": 30.0}, faults={"on_value": {"7": "error", "8": "memory"}}

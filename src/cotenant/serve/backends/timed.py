@@ -4,7 +4,9 @@ OUTPUT is INPUT plus a number that belongs to the model (`offset`), so an answer
 file timed.json of a version may name other inputs and outputs, and faults for drills:
 
     {"inputs": [{"name": "INPUT", "datatype": "FP32", "shape": [4]}], "latency_ms": {"1": 2.0, "8": 5.0},
-     "faults": {"on_load": "crash|hang|memory|error", "on_value": {"666": "crash|hang|memory|error"}}}
+     "faults": {"on_load": "crash|hang|memory|error", "on_value": {"666": "crash|hang|memory|error|lost"}}}
+
+lost: that batch fails, and whatever the process runs after it, as on a device whose MPS server died.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class TimedModel:
         self.info = ModelInfo(inputs, (TensorSpec(output, first.datatype, first.shape),), True, "timed")
         self._ms = _times(spec)
         self._offset = np.array(offset(spec.model))
+        self._lost = False
         faults = config.get("faults", {})
         self._on_value = {float(k): v for k, v in faults.get("on_value", {}).items()}
         _fault(faults.get("on_load"))
@@ -53,7 +56,11 @@ class TimedModel:
         data = inputs[0]
         if self._on_value and data.size:
             for value in data.reshape(count, -1)[:, 0].tolist():
-                _fault(self._on_value.get(float(value)))
+                kind = self._on_value.get(float(value))
+                self._lost = self._lost or kind == "lost"
+                _fault(kind)
+        if self._lost:
+            raise RuntimeError("the device is lost, as the drill asked for")
         if data.dtype not in NAMES or data.dtype.kind == "b":
             return [data]
         return [(data + self._offset).astype(data.dtype)]
@@ -73,8 +80,8 @@ class TimedModel:
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """See Backend: there is no device to lose."""
-        return False
+        """See Backend: only a drill loses it."""
+        return self._lost
 
     def close(self) -> None:
         """See Backend."""
