@@ -6,8 +6,7 @@ and each line `run SECONDS RATE SEED FLOOR COPY [STAGES]` serves Poisson arrival
 scheduled arrival; late is what passes before a request begins with none in front of it: a host that paused.
 FLOOR 1: raise it while a request is served; COPY 1: each request brings its input from pinned host memory. STAGES 1:
 the network runs in two graphs with events around them, and "stages_ms" has for each request [submit, first, rest]: the
-host's launches, the first kernels, which wait for what was in flight, and the others. `word FILE` is another floor: the
-first 32 bits of a file, 1 while a request is served.
+host's launches, the first kernels, which wait for what was in flight, and the others.
 
 ResNet-50 in fp16 as one CUDA graph; on the software GPU a graph of 60 kernels that take 1.12 ms together.
 """
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import os
 import random
 import sys
@@ -43,22 +41,6 @@ def poisson_arrivals(seconds: float, rate_rps: float, seed: int) -> list[float]:
         times.append(at)
         at += draw.expovariate(rate_rps)
     return times
-
-
-class WordFloor(NullFloor):
-    """A word of a file that others look at; for experiments."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("r+b") as file:
-            self._word = ctypes.c_uint32.from_buffer(mmap.mmap(file.fileno(), 4096))
-
-    def raise_(self, work_class: int = 0) -> None:
-        """1."""
-        self._word.value = 1
-
-    def lower(self) -> None:
-        """0."""
-        self._word.value = 0
 
 
 @dataclass
@@ -211,9 +193,6 @@ def main(arguments: list[str]) -> int:
         if words[0] == "floor":
             floor = join_floor(Path(words[1]), words[2])
             shown = WorkClass[words[3].upper()] if words[3:] else WorkClass.UNKNOWN
-            print("{}", flush=True)
-        elif words[0] == "word":
-            floor = WordFloor(Path(words[1]))
             print("{}", flush=True)
         elif words[0] == "run":
             seconds, rate, seed, raises, copy = float(words[1]), float(words[2]), int(words[3]), words[4], words[5]
