@@ -144,6 +144,19 @@ def test_workers_that_only_take_time_are_tenants_too(bench: Bench, tmp_path: Pat
     wait_until(lambda: not bench.tenants())
 
 
+def test_who_holds_best_effort_work_off_is_told_of_a_worker_without_a_device_too(bench: Bench) -> None:
+    floor = join_floor(bench.folder, uuid_of(bench))  # this process is the worker, which never talks to the GPU
+    with ControlClient(bench.folder) as client:
+        mine = TenantSpec("mine", mechanism="mps", latency_sensitive=True)
+        register(client, Launch(bench.folder, mine, ["mine"]))
+        client.call("started", name="mine", pid=os.getpid())
+        assert bench.tenants()[0]["gpus"][0]["floor"] == ""
+        with floor.held():
+            assert bench.tenants()[0]["gpus"][0]["floor"] == "holds"
+        assert bench.tenants()[0]["gpus"][0]["floor"] == ""
+    floor.close()
+
+
 def test_a_worker_on_a_gpu_is_under_the_shim_and_held_off(bench: Bench, tmp_path: Path) -> None:
     """What a best-effort worker gets as environment makes any program a tenant that the floor holds off."""
     model = ModelSpec("night batch", "m", "onnx", None, "1", 8, latency_sensitive=False)

@@ -141,7 +141,7 @@ class Operations:
             "waited_s": 0.0,
             "held_s": 0.0,
             "overrun_s": 0.0,
-            "floor": agent.floors.standing(uuid, work_kind(tenant.spec), {s.peer.pid for s in tenant.sessions}),
+            "floor": agent.floors.standing(uuid, work_kind(tenant.spec), self._pids(tenant)),
         }
         away = tenant.name in agent.residency.parked or tenant.name in agent.residency.counts
         if tenant.spec.oversubscribe != "none" or away:
@@ -162,6 +162,11 @@ class Operations:
                 "overrun_s": account.overrun_ns / 1e9,
             }
         return row
+
+    @staticmethod
+    def _pids(tenant: Tenant) -> set[int]:
+        """Its processes on the GPU, and the one it was started with: a worker that only takes time has no session."""
+        return {s.peer.pid for s in tenant.sessions} | ({tenant.root.pid} if tenant.root else set())
 
     def _state(self, tenant: Tenant) -> str:
         if tenant.name in self.agent.parking.parked:
