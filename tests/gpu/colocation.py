@@ -13,10 +13,9 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +42,10 @@ from cotenant.bench.colocation import (
     rate_between,
     summary,
 )
+from cotenant.bench.colocation_budget import Budget
+from cotenant.bench.colocation_budget import measure as budget_of
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.node.floor_client import join_floor
-from cotenant.policy.colocation import CurvePoint, choose_budget
 
 LS = "resnet50:4:100"
 SHORT = ["mm4096", "mm2048", "add256", "train-resnet50", "train-transformer"]
@@ -280,64 +280,7 @@ def without_mps(found: Found) -> None:
 
 def bandwidth_curve(found: Found) -> None:
     """LS beside a memory-bound BE that may work a part of the time beside it, by SMs of BE; and the budget from it."""
-    rows: list[dict[str, Any]] = []
-    found["rows"] = rows
-    points: list[CurvePoint] = []
-    with Rig(GPU, together=TOGETHER) as rig:
-        ls = rig.ls()
-        tenants = {part: rig.be(f"be-{part}", sms=part, below=True) for part in (0.1, 0.25, 1.0)}
-        for program in (ls, *tenants.values()):
-            program.wait_ready()
-        floor = join_floor(rig.bench.folder, rig.uuid)
-        mine = plan([], "tidal", block_s=0.6)
-        mine.ls = LsLoad("resnet50", 4, 300.0)
-        with held(floor):
-            for part, be in tenants.items():
-                rig.scheme("mps-plus")
-                be.ask("load add64", 60)
-                alone = quantile(ls_block(ls, mine, 7, raises=False)["service_ms"], 0.5)
-                for beside in (0.05, 0.1, 0.2, 0.4, 1.0):
-                    rig.scheme("tidal", beside=beside)
-                    be.tell(f"run {mine.block_s + 0.3}")
-                    time.sleep(0.15)
-                    seen = ls_block(ls, mine, 7, raises=False)
-                    block = be.answer(60)
-                    rate = rate_between(block, seen["begin_ns"], min(seen["end_ns"], block["end_ns"]))
-                    slow = quantile(seen["service_ms"], 0.5) / alone
-                    gb_per_s = rate * 2 * 64 * MIB / 1e9
-                    rows.append(
-                        {
-                            "be_sms": part,
-                            "beside": beside,
-                            "ls_service_over_alone": slow,
-                            "ls_p99_service_over_alone": quantile(seen["service_ms"], 0.99) / alone,
-                            "be_gb_per_s": gb_per_s,
-                        }
-                    )
-                    points.append(CurvePoint(beside, slow, gb_per_s, round(part * 132)))
-        floor.close()
-    budget = choose_budget(points, 1.05)
-    found["budget_for_5_percent"] = budget.__dict__
-
-
-@contextmanager
-def held(floor: Any) -> Iterator[None]:
-    """The floor is up all the time, with signs of life."""
-    stop = threading.Event()
-
-    def keep() -> None:
-        while not stop.is_set():
-            floor.raise_()
-            time.sleep(0.05)
-
-    thread = threading.Thread(target=keep)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        floor.lower()
+    budget_of(GPU, Budget(parse_ls("resnet50:4:300")), found)
 
 
 STEPS: dict[str, tuple[Callable[[Found], None], int]] = {

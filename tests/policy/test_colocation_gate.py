@@ -134,8 +134,8 @@ def test_the_budget_is_interpolated_to_what_ls_tolerates() -> None:
 
 
 def test_the_budget_takes_the_sms_that_move_most_bytes() -> None:
-    curve = [CurvePoint(0.2, 1.04, 100.0, 16), CurvePoint(0.1, 1.04, 250.0, 132)]
-    assert choose_budget(curve, 1.05) == CurvePoint(0.1, 1.04, 250.0, 132)
+    curve = [CurvePoint(0.2, 1.04, 100.0, 0.12), CurvePoint(0.1, 1.04, 250.0, 1.0)]
+    assert choose_budget(curve, 1.05) == CurvePoint(0.1, 1.04, 250.0, 1.0)
 
 
 # -- a bound that grows ------------------------------------------------------------------------------------------------

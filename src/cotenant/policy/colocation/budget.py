@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """LS took `slowdown` times its own latency while BE ran `beside` of the time, at `gb_per_s` on so many `sms`."""
+    """LS took `slowdown` times its own time while BE ran `beside` of the time on `be_sms` of the SMs, at `gb_per_s`."""
 
     beside: float
     slowdown: float
     gb_per_s: float = 0.0
-    sms: int = 0
+    be_sms: float = 0.0
 
 
 def choose_budget(curve: Sequence[CurvePoint], tolerated: float) -> CurvePoint:
@@ -24,9 +24,9 @@ def choose_budget(curve: Sequence[CurvePoint], tolerated: float) -> CurvePoint:
     that holds: no BE work beside LS.
     """
     best = CurvePoint(0.0, 1.0)
-    for sms in sorted({point.sms for point in curve}):
-        points = sorted((point for point in curve if point.sms == sms), key=lambda point: point.beside)
-        last = CurvePoint(0.0, 1.0, 0.0, sms)
+    for be_sms in sorted({point.be_sms for point in curve}):
+        points = sorted((point for point in curve if point.be_sms == be_sms), key=lambda point: point.beside)
+        last = CurvePoint(0.0, 1.0, 0.0, be_sms)
         for point in points:
             if point.slowdown > tolerated:
                 if point.slowdown > last.slowdown:
@@ -44,5 +44,5 @@ def _between(low: CurvePoint, high: CurvePoint, part: float) -> CurvePoint:
         return a + (b - a) * part
 
     return CurvePoint(
-        mix(low.beside, high.beside), mix(low.slowdown, high.slowdown), mix(low.gb_per_s, high.gb_per_s), low.sms
+        mix(low.beside, high.beside), mix(low.slowdown, high.slowdown), mix(low.gb_per_s, high.gb_per_s), low.be_sms
     )

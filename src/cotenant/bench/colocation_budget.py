@@ -1,0 +1,126 @@
+"""`cotenant bench budget`: how much best-effort work a latency-sensitive service tolerates beside it.
+
+The floor is up all the time, so best-effort (BE) work runs by tidal's `beside` alone: one launch at a time, for a part
+of the time, on a part of the SMs. The curve of the service's slowdown over that is what choose_budget takes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cotenant.bench.be_loads import KIND
+from cotenant.bench.colocation import LEAD_S, LsLoad, Plan, ls_block, parse_schemes, quantile, rate_between
+from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.model.errors import InputError
+from cotenant.node.floor_client import Floor, join_floor
+from cotenant.policy.colocation import CurvePoint, choose_budget
+
+SEED = 7  # of the arrivals, the same in every block
+ALIVE_S = 0.05
+PARTS = (0.1, 0.25, 1.0)
+BESIDE = (0.05, 0.1, 0.2, 0.4, 1.0)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What is measured: BE `load` (addN or copyN) on each of `parts` of the SMs, for each part `beside` of the time."""
+
+    ls: LsLoad
+    load: str = "add64"
+    parts: Sequence[float] = PARTS
+    beside: Sequence[float] = BESIDE
+    tolerated: float = 1.05
+    block_s: float = 0.6
+
+
+def bytes_moved(load: str) -> int:
+    """Bytes that one unit of addN or copyN reads and writes. InputError for a load that is bound by something else."""
+    found = KIND.match(load)
+    if found is None or found[1] not in ("add", "copy"):
+        raise InputError(f"{load!r} is not bound by memory: write addN or copyN", field="--be")
+    return 2 * int(found[2]) << 20
+
+
+def measure(
+    gpus: str, wanted: Budget, found: dict[str, Any] | None = None, progress: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Rows {be_sms, beside, ls_service_over_alone, ls_p99_service_over_alone, be_gb_per_s}, and the `budget` from them:
+    the most BE bandwidth that keeps the median of the service within `tolerated` times that alone. `found` is filled as
+    rows come."""
+    found = {} if found is None else found
+    rows: list[dict[str, Any]] = []
+    found |= {"ls": asdict(wanted.ls), "be": wanted.load, "tolerated": wanted.tolerated, "rows": rows}
+    unit_bytes = bytes_moved(wanted.load)
+    with Rig(gpus, together=True) as rig:
+        ls = rig.ls(batch=wanted.ls.batch)
+        tenants = {part: rig.be(f"be-{part}", sms=part, below=True) for part in wanted.parts}
+        for program in (ls, *tenants.values()):
+            program.wait_ready()
+        found["gpu"] = ls.gpu
+        floor = join_floor(rig.bench.folder, rig.uuid)
+        with held_up(floor):
+            for part, be in tenants.items():
+                for row in _curve(rig, wanted, ls, be, part, unit_bytes):
+                    rows.append(row)
+                    progress(said(row))
+        floor.close()
+    points = [CurvePoint(r["beside"], r["ls_service_over_alone"], r["be_gb_per_s"], r["be_sms"]) for r in rows]
+    found["budget"] = asdict(choose_budget(points, wanted.tolerated))
+    return found
+
+
+def _curve(
+    rig: Rig, wanted: Budget, ls: Program, be: Program, part: float, unit_bytes: int
+) -> Iterator[dict[str, Any]]:
+    """One part of the SMs: alone, then beside BE for more and more of the time."""
+    plan = Plan(wanted.ls, [], parse_schemes("tidal"), block_s=wanted.block_s)
+    rig.scheme("mps-plus")  # no gate while the load is set up
+    be.ask(f"load {wanted.load}", 60)
+    alone_ms = quantile(ls_block(ls, plan, SEED, raises=False)["service_ms"], 0.5)
+    for beside in wanted.beside:
+        rig.scheme("tidal", beside=beside)
+        be.tell(f"run {wanted.block_s + 2 * LEAD_S}")
+        time.sleep(LEAD_S)
+        seen = ls_block(ls, plan, SEED, raises=False)
+        block = be.answer(60)
+        rate = rate_between(block, seen["begin_ns"], min(seen["end_ns"], block["end_ns"]))
+        yield {
+            "be_sms": part,
+            "beside": beside,
+            "ls_service_over_alone": quantile(seen["service_ms"], 0.5) / alone_ms,
+            "ls_p99_service_over_alone": quantile(seen["service_ms"], 0.99) / alone_ms,
+            "be_gb_per_s": rate * unit_bytes / 1e9,
+        }
+
+
+def said(row: dict[str, Any]) -> str:
+    """One line of progress."""
+    return (
+        f"BE on {row['be_sms']:.0%} of the SMs for {row['beside']:.0%} of the time: LS "
+        f"{row['ls_service_over_alone']:.2f}x, BE {row['be_gb_per_s']:.0f} GB/s"
+    )
+
+
+@contextmanager
+def held_up(floor: Floor) -> Iterator[None]:
+    """The floor is up all the time, with signs of life."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(ALIVE_S):
+            floor.raise_()
+
+    floor.raise_()
+    keeping = threading.Thread(target=keep)
+    keeping.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeping.join()
+        floor.lower()
