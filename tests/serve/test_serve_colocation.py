@@ -290,6 +290,21 @@ def test_one_scheme_of_the_list_and_an_agent_are_needed(bench: Bench, tmp_path: 
         pass
 
 
+def test_what_a_scheme_does_to_mechanism_and_sms_is_said(bench: Bench, tmp_path: Path) -> None:
+    """`temporal` has workers take turns whatever the file's mechanism is, `static` cuts what was planned."""
+    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path)
+    said: list[str] = []
+    with ControlClient(bench.folder) as client:
+        train = TenantSpec("train", mechanism="mps", best_effort=True)
+        register(client, Launch(bench.folder, train, ["train"]))
+        refused = running(services, plan=plan({"a": 1}), colocation="temporal", agent=bench.folder)
+        with pytest.raises(InputError, match=r"temporal runs its workers under .* time: .*\(train\)"), refused:
+            pass
+    with running(services, plan=plan({"a": 1}), colocation="static", agent=bench.folder, say=said.append):
+        assert [row["limit"] for row in bench.tenants()] == [0.25 * 0.5]  # a quarter of the half that was planned
+    assert any("a latency-sensitive gpulet has 25%, a best-effort one 75%" in line for line in said)
+
+
 def test_a_turnstile_tells_the_classes_of_a_mixed_worker_apart(bench: Bench) -> None:
     ours = join_floor(bench.folder, uuid_of(bench))
     other = join_floor(bench.folder, uuid_of(bench))

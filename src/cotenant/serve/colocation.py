@@ -77,6 +77,11 @@ class Colocation:
         self.gpus: list[dict[str, Any]] = self._keeper.call("status")["gpus"]
         on = ", ".join(f"GPU {number} ({gpu['name']})" for number, gpu in enumerate(self.gpus))
         say(f"co-location: {scheme} on {on} of the agent in {folder}")
+        if min(self.scheme.ls_sms, self.scheme.be_sms) < 1.0:
+            say(
+                f"{scheme}: of the SMs that the plan gives it, a latency-sensitive gpulet has {self.scheme.ls_sms:.0%},"
+                f" a best-effort one {self.scheme.be_sms:.0%}; the plan's capacities are those of the whole"
+            )
         self._over = threading.Event()
         self._keeping = threading.Thread(target=self._keep, name="colocation", daemon=True)
         self._keeping.start()
@@ -133,7 +138,13 @@ class Colocation:
         )
         client = ControlClient(self.folder)  # while it is open the tenant lives
         self._clients[spec.name], self._names[spec.name] = client, tenant.name
-        return register(client, Launch(self.folder, tenant, [spec.name]))
+        try:
+            return register(client, Launch(self.folder, tenant, [spec.name]))
+        except InputError as error:
+            if error.field != "--mechanism":
+                raise
+            told = f"{self.scheme.name} runs its workers under the mechanism {tenant.mechanism}: {error.message}"
+            raise InputError(told, field="colocation") from None
 
     def started(self, spec: WorkerSpec, pid: int) -> None:
         """A worker's process is there."""
