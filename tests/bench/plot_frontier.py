@@ -15,11 +15,12 @@ from typing import Any
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 440, 70, 46, 130, 50
 COLOURS = {"temporal": "#7a7a7a", "orion": "#b8860b", "mps-plus": "#c0392b", "static": "#8e44ad", "tidal": "#1f77b4"}
 MOST_WORK = 1.4
+FIGURE = "ls_p99_over_alone"
 FONT = 'font-family="sans-serif" font-size="12"'
 
 
 def place(work: float, ratio: float, top_ratio: float) -> tuple[float, float]:
-    """Coordinates of a point: BE work to the right, LS p50 over alone (logarithm) upwards."""
+    """Coordinates of a point: BE work to the right, LS p99 over alone (logarithm) upwards."""
     x = LEFT + (WIDTH - LEFT - RIGHT) * min(work, MOST_WORK) / MOST_WORK
     y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(max(ratio, 0.9) / 0.9) / math.log(top_ratio / 0.9)
     return x, y
@@ -27,11 +28,11 @@ def place(work: float, ratio: float, top_ratio: float) -> tuple[float, float]:
 
 def draw(rows: dict[str, dict[str, dict[str, Any]]]) -> str:
     """The whole picture."""
-    top = 1.3 * max(row["ls_p50_over_alone"] for loads in rows.values() for row in loads.values())
+    top = 1.3 * max(row[FIGURE] for loads in rows.values() for row in loads.values())
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {FONT}>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="24" font-size="14">LS median over alone against BE work: right and down is better</text>',
+        f'<text x="{LEFT}" y="24" font-size="14">LS p99 over alone against BE work: right and down is better</text>',
     ]
     for ratio in (1, 2, 5, 10, 50, 100, 300):
         if ratio < top:
@@ -48,17 +49,22 @@ def draw(rows: dict[str, dict[str, dict[str, Any]]]) -> str:
     parts.append(
         f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}" stroke="#999" stroke-dasharray="4"/>'
     )
+    letters = dict(zip(dict.fromkeys(load for loads in rows.values() for load in loads), "abcdefghijkl", strict=False))
+    for index, (load, letter) in enumerate(letters.items()):
+        at = TOP + 30 + 18 * (len(rows) + index)
+        parts.append(f'<text x="{WIDTH - RIGHT + 16}" y="{at}">{letter} {html.escape(load)}</text>')
     for index, (scheme, loads) in enumerate(rows.items()):
         colour = COLOURS.get(scheme, "black")
         at = TOP + 10 + 18 * index
         parts.append(f'<circle cx="{WIDTH - RIGHT + 20}" cy="{at - 4}" r="5" fill="{colour}"/>')
         parts.append(f'<text x="{WIDTH - RIGHT + 32}" y="{at}">{html.escape(scheme)}</text>')
         for load, row in loads.items():
-            x, y = place(row["be_over_left"], row["ls_p50_over_alone"], top)
-            title = f"{scheme} beside {load}: {row['ls_p50_over_alone']:.2f}x, {row['be_over_left']:.0%}"
+            x, y = place(row["be_over_left"], row[FIGURE], top)
+            title = f"{scheme} beside {load}: {row[FIGURE]:.2f}x, {row['be_over_left']:.0%}"
             parts.append(
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}" fill-opacity="0.8">'
                 f"<title>{html.escape(title)}</title></circle>"
+                f'<text x="{x + 7:.1f}" y="{y + 4:.1f}" font-size="10">{letters[load]}</text>'
             )
     return "\n".join([*parts, "</svg>\n"])
 
