@@ -21,7 +21,7 @@ from cotenant.node.client import ControlClient
 from cotenant.node.config_colocation import parse_colocation
 from cotenant.node.floor import CLOCK_S, Floors
 from cotenant.node.floor_client import join_floor
-from cotenant.policy.colocation import ColocationSettings, next_duty
+from cotenant.policy.colocation import ColocationSettings, next_duty, settings_for
 from cotenant.shim.build import compiler
 
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
@@ -101,6 +101,33 @@ def test_what_is_written_again_each_second_is_the_duty_of_now() -> None:
         return duty
 
     assert asyncio.run(run()) == 0.5
+
+
+@pytest.mark.parametrize("first_goes_first", [True, False])
+def test_whatever_order_servers_go_in_the_agents_own_scheme_is_back(first_goes_first: bool) -> None:
+    async def run() -> list[str]:
+        floors = Floors(Path("nowhere"), [GPU], settings_for("tidal"), lambda pid: None, lambda text: None)
+        ends = [floors.lend(settings_for(name)) for name in ("static", "orion")]
+        seen = [floors.settings.scheme]
+        for end in ends if first_goes_first else ends[::-1]:
+            end()
+            seen.append(floors.settings.scheme)
+        floors.close()
+        return seen
+
+    assert asyncio.run(run()) == ["orion", "orion" if first_goes_first else "static", "tidal"]
+
+
+def test_what_is_set_for_good_outlives_who_had_others_before() -> None:
+    async def run() -> str:
+        floors = Floors(Path("nowhere"), [GPU], settings_for("tidal"), lambda pid: None, lambda text: None)
+        end = floors.lend(settings_for("static"))
+        floors.configure(settings_for("temporal"))
+        end()
+        floors.close()
+        return floors.settings.scheme
+
+    assert asyncio.run(run()) == "temporal"
 
 
 def test_looks_that_differ_do_not_move_what_it_settles_at() -> None:

@@ -65,6 +65,8 @@ class Floors:
         self.path = path
         self._in_container = in_container
         self.settings = settings
+        self._own = settings  # in force where nothing is lent
+        self._loans: list[ColocationSettings] = []
         self.pages = {uuid: FloorPage() for uuid in gpus}
         self.shares = {uuid: Shares() for uuid in self.pages}
         self._tenant_of = tenant_of
@@ -82,7 +84,12 @@ class Floors:
         self.configure(settings)
 
     def configure(self, settings: ColocationSettings) -> None:
-        """Put other settings into force, at once and for all."""
+        """Put other settings into force, at once and for all; what was lent is over."""
+        self._own = settings
+        self._loans.clear()
+        self._put(settings)
+
+    def _put(self, settings: ColocationSettings) -> None:
         self.settings = settings
         for gpu, page in self.pages.items():
             page.write(settings, settings.first_duty)
@@ -93,14 +100,17 @@ class Floors:
             self._look_at_clocks()
 
     def lend(self, settings: ColocationSettings) -> Callable[[], None]:
-        """Put other settings into force for a while. Returns what puts back those before, unless others came since."""
-        before = self.settings
-        self.configure(settings)
+        """Put other settings into force for a while. Returns what ends that: then those of the last other loan are in
+        force, or the agent's own."""
+        self._loans.append(settings)
+        self._put(settings)
 
         def back() -> None:
+            self._loans = [loan for loan in self._loans if loan is not settings]
             if self.settings is settings:
-                self._log(f"co-location is {before.scheme} again: who asked for {settings.scheme} has gone")
-                self.configure(before)
+                next_ = self._loans[-1] if self._loans else self._own
+                self._log(f"co-location is {next_.scheme} again: who asked for {settings.scheme} has gone")
+                self._put(next_)
 
         return back
 
