@@ -11,10 +11,10 @@ from cotenant.model.errors import InputError
 from cotenant.model.units import parse_fraction, parse_seconds
 from cotenant.node import kernel_table
 from cotenant.policy.colocation import ColocationSettings, settings_for
-from cotenant.profile.kernels import read_kernel_rows
+from cotenant.profile.kernels import CLASS_NAMES, read_kernel_rows
 
 _KEYS = ("scheme", "interval", "lead", "beside", "hold_limit", "sm_threshold", "stretch", "check", "duty", "clock")
-_CLASSES = ("unknown", "memory", "compute")
+_CLASSES = CLASS_NAMES[1:]
 
 
 def parse_colocation(data: Any) -> ColocationSettings:
