@@ -288,8 +288,7 @@ def _round(
     native_rate = native_block(cast.native, plan.block_s / 2)
     turn = number % len(schemes)
     for scheme in (*schemes[turn:], *schemes[:turn]):
-        changes = {"sm_threshold": read_table().sm_count} if scheme.rule is RuleKind.ORION else {}
-        rig.scheme(scheme.name, **(changes | plan.changes))
+        rig.scheme(scheme.name, **plan.changes)
         found, rate = pair_block(cast.ls[scheme.name], cast.be[(scheme.name, fills)], plan, seed)
         series[scheme.name].add(alone, native_rate, found, rate, plan.block_s)
 
