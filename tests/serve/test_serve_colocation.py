@@ -239,6 +239,17 @@ def test_what_a_shared_process_cannot_keep_is_said(bench: Bench, tmp_path: Path)
     assert any("no memory is reserved for a: b, in the same process, states none" in line for line in said)
 
 
+@pytest.mark.parametrize(("mechanism", "between_batches"), [("green", True), ("mps", False)])
+def test_what_green_contexts_cannot_keep_is_said(bench: Bench, mechanism: str, between_batches: bool) -> None:
+    """A best-effort worker there changes its SMs itself, and the shim does not hold it up."""
+    said: list[str] = []
+    made = Colocation("tidal", bench.folder, {}, timed=True, say=said.append)
+    model = ModelSpec("b", "b", "timed", None, "1", 4, latency_sensitive=False)
+    made.environment(WorkerSpec("0/50%/0#1", 0, "X", "50%", 0.5, mechanism, (model,)))
+    made.close()
+    assert any("b on green contexts: held off between batches only" in line for line in said) == between_batches
+
+
 @pytest.mark.parametrize("scheme", ["tidal", None])
 def test_plans_of_a_server_keep_classes_apart(bench: Bench, tmp_path: Path, scheme: str | None) -> None:
     """The first plan and the next, where the same services share a worker if no scheme is in force."""

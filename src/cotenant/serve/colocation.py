@@ -95,6 +95,9 @@ class Colocation:
             self._say(f"{names} shares a process with a latency-sensitive service: held off between batches only")
         # workers on green contexts change their SMs between batches; others are gated by the shim, kernel by kernel
         elastic = spec.mechanism == "green"
+        if elastic and best_effort:
+            names = " and ".join(model.service for model in spec.models)
+            self._say(f"{names} on green contexts: held off between batches only, under mechanism mps kernel by kernel")
         told = {
             "folder": str(self.folder),
             "gpu": uuid,
