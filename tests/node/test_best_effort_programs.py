@@ -203,3 +203,37 @@ print(json.dumps({"mode": mode.value}))
 def test_a_program_s_threads_keep_their_own_mode_of_capture(rig: Rig) -> None:
     """The shim looks at streams on a latency-sensitive program's threads too, and leaves them at 0 (global)."""
     assert run(rig, "mode", MODE, latency_sensitive=True) == {"mode": 0}
+
+
+CONTEXTS = """
+first, second, made = ctypes.c_void_p(), ctypes.c_void_p(), []
+lib.cuCtxGetCurrent(ctypes.byref(first))
+cuda.call("cuCtxCreate_v2", ctypes.byref(second), 0, ctypes.c_int(0))
+length = ctypes.c_uint64(1_500_000)
+params = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(length), ctypes.c_void_p))
+for context in (first, second):
+    cuda.call("cuCtxSetCurrent", context)
+    module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+    cuda.call("cuModuleLoadData", ctypes.byref(module), b"cotenant-soft-module\\ntimed param\\n\\0")
+    cuda.call("cuModuleGetFunction", ctypes.byref(kernel), module, b"timed")
+    made.append((context, kernel, cuda.stream()))
+began = time.monotonic()
+for _ in range(50):
+    for context, kernel, stream in made:
+        cuda.call("cuCtxSetCurrent", context)
+        cuda.call("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, params, None)
+launched_s = time.monotonic() - began
+cuda.call("cuCtxDestroy_v2", second)  # current, with work in flight
+cuda.call("cuCtxSetCurrent", first)
+for _ in range(10):
+    cuda.launch(200_000)
+cuda.synchronise()
+print(json.dumps({"launched_s": launched_s}))
+"""
+
+
+def test_a_program_of_two_contexts_has_no_more_in_flight_than_others(rig: Rig) -> None:
+    """100 kernels of 1.5 ms, from one context and the other in turn: the last one goes when most have ended."""
+    floor = join_floor(rig.bench.folder, rig.uuid)
+    assert run(rig, "contexts", CONTEXTS)["launched_s"] > 0.14
+    floor.close()

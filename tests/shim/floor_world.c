@@ -28,6 +28,7 @@ struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
 static struct thread this_thread;
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
 void *cot_real_cuEventCreate, *cot_real_cuEventRecord, *cot_real_cuEventQuery, *cot_real_cuEventElapsedTime;
+void *cot_real_cuEventDestroy_v2, *cot_real_cuCtxPushCurrent_v2, *cot_real_cuCtxPopCurrent_v2; /* of more contexts than one */
 
 bool cot_profiling;
 bool cot_exiting(void) { return false; }

@@ -24,6 +24,7 @@
 #define SLEEP_OVER_NS 200000          /* a wait that is so much longer than sleeps run late is slept, but for the last part */
 #define WAKE_EARLY_NS 60000
 #define LONGEST_SLEEP_NS 10000000
+#define GONE_TRIES 1000
 #define STALL_NS INT64_C(100000000)   /* nothing ends: it may wait for a later launch */
 
 /* ---- joining ---- */
@@ -301,7 +302,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     if (work.duration_ns)
         cost->ns = work.duration_ns; /* Orion goes by the profile */
     if (floor->context != t->context)
-        cot_pieces_forget(floor, t->context);
+        cot_pieces_switch(floor, t->context);
     struct piece *open = cot_piece(floor, floor->newest);
     struct floor_rule rule = current_rule(floor, t->gpu, work);
     if (open->count > 0 && (has_enough(open, floor_allowed(&rule, &floor->state)) || floor->stream != t->stream ||
@@ -342,6 +343,20 @@ void cot_floor_launched(struct thread *t)
     if (floor->open_solo && floor->thread == t && cot_piece(floor, floor->newest)->count == 1)
         cot_piece_close(floor, 0);
     pthread_mutex_unlock(&floor->lock);
+}
+
+/* A thread that waits for the floor has the lock meanwhile: it is not waited for long, for the program may be about to end. */
+void cot_floor_context_gone(struct gpu *gpu, CUcontext context)
+{
+    struct floor *floor = gpu->floor;
+    for (int tries = 0; floor && tries < GONE_TRIES; tries++) {
+        if (pthread_mutex_trylock(&floor->lock) == 0) {
+            cot_pieces_forget(floor, context);
+            pthread_mutex_unlock(&floor->lock);
+            return;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    }
 }
 
 /* A child has neither the lock's owner nor the connection. */

@@ -9,7 +9,10 @@
 #define NOISE_GAIN 0.25
 #define DRIFT 1e-4           /* of the GPU's clock against the host's, at most */
 
+DECLARE_REAL(cuCtxPushCurrent_v2);
+DECLARE_REAL(cuCtxPopCurrent_v2);
 DECLARE_REAL(cuEventCreate);
+DECLARE_REAL(cuEventDestroy_v2);
 DECLARE_REAL(cuEventRecord);
 DECLARE_REAL(cuEventQuery);
 DECLARE_REAL(cuEventElapsedTime);
@@ -18,15 +21,30 @@ DECLARE_REAL(cuEventElapsedTime);
 static uint32_t scaled_in[(1 << COST_BITS) + COST_BESIDE];
 static uint32_t chain_number;
 
-void cot_pieces_forget(struct floor *floor, CUcontext context)
+/* Another context of the process launches: what the one before it has in flight is in front of it. */
+void cot_pieces_switch(struct floor *floor, CUcontext context)
 {
-    for (uint32_t i = 0; i < PIECES; i++)
-        floor->pieces[i] = (struct piece){0}; /* events of a context die with it */
+    if (cot_piece(floor, floor->newest)->count > 0)
+        cot_piece_close(floor, 0);
+    floor->doubt = DOUBT;
+    floor->context = context;
+}
+
+/* A context is gone, and its events with it.  What others have in flight is forgotten, too: that happens seldom. */
+void cot_pieces_forget(struct floor *floor, CUcontext gone)
+{
+    pthread_mutex_lock(&cot_capture_lock);
+    for (uint32_t i = 0; i < PIECES; i++) {
+        if (floor->pieces[i].event && floor->pieces[i].context != gone)
+            ((CUresult(*)(CUevent))REAL(cuEventDestroy_v2))(floor->pieces[i].event);
+        floor->pieces[i] = (struct piece){0};
+    }
+    pthread_mutex_unlock(&cot_capture_lock);
     floor->oldest = floor->newest = floor->unchecked = 0;
     floor->unchecked_ns = 0;
     floor->doubt = DOUBT;
     floor->have_origin = floor->open_solo = floor->stalled = false;
-    floor->context = context;
+    floor->context = NULL;
     floor->state = (struct floor_state){0};
 }
 
@@ -140,14 +158,31 @@ void cot_pieces_resolve(struct floor *floor, int64_t now_ns)
     pthread_mutex_unlock(&cot_capture_lock);
 }
 
+/* With cot_capture_lock, in floor->context.  An event is of one context, the places in the ring are of all. */
+static bool record_here(struct floor *floor, struct piece *piece)
+{
+    if (piece->event && piece->context != floor->context) {
+        ((CUresult(*)(CUevent))REAL(cuEventDestroy_v2))(piece->event);
+        piece->event = NULL;
+    }
+    piece->context = floor->context;
+    return (piece->event ||
+            ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&piece->event, 0) == CUDA_SUCCESS) &&
+           ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(piece->event, floor->handle) == CUDA_SUCCESS;
+}
+
 static bool record(struct floor *floor, struct piece *piece)
 {
     pthread_mutex_lock(&cot_capture_lock);
     bool done = atomic_load(&cot_captures) == 0 && floor->stream->handle == floor->handle &&
-                (floor->handle != (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE || floor->thread == cot_thread) &&
-                (piece->event ||
-                 ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&piece->event, 0) == CUDA_SUCCESS) &&
-                ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(piece->event, floor->handle) == CUDA_SUCCESS;
+                (floor->handle != (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE || floor->thread == cot_thread);
+    if (done && floor->context == cot_thread->context)
+        done = record_here(floor, piece);
+    else if (done && (done = ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(floor->context) == CUDA_SUCCESS)) {
+        CUcontext popped;
+        done = record_here(floor, piece);
+        ((CUresult(*)(CUcontext *))REAL(cuCtxPopCurrent_v2))(&popped);
+    }
     pthread_mutex_unlock(&cot_capture_lock);
     return done;
 }

@@ -16,6 +16,7 @@ enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 /* it 
 
 struct piece {
     CUevent event;
+    CUcontext context;                /* of the event, which dies with it */
     enum piece_end end;
     bool exact;                       /* no idle time between the piece before and this one, as far as is known */
     int64_t predicted_ns;
@@ -65,7 +66,8 @@ static inline struct piece *cot_piece(struct floor *floor, uint32_t index)
     return &floor->pieces[index % PIECES];
 }
 
-HIDDEN void cot_pieces_forget(struct floor *floor, CUcontext context);
+HIDDEN void cot_pieces_switch(struct floor *floor, CUcontext context);
+HIDDEN void cot_pieces_forget(struct floor *floor, CUcontext gone);
 HIDDEN void cot_pieces_resolve(struct floor *floor, int64_t now_ns);
 HIDDEN void cot_piece_close(struct floor *floor, int64_t check_ns);
 HIDDEN bool cot_pieces_full(const struct floor *floor);

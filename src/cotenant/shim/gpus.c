@@ -165,6 +165,7 @@ void cot_gpu_context_gone(CUdevice device, CUcontext context)
     if (context) {
         cot_streams_context_gone(context);
         cot_swap_forget_context(gpu, context);
+        cot_floor_context_gone(gpu, context);
     }
     pthread_mutex_lock(&cot_lock);
     if (context && gpu->contexts > 0) /* NULL: one was announced and did not come to be */

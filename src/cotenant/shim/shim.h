@@ -293,6 +293,7 @@ HIDDEN void cot_floor_join(struct gpu *gpu);
 HIDDEN bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream);
 HIDDEN bool cot_floor_goes_on(struct thread *t, struct cost *cost);
 HIDDEN void cot_floor_enter(struct thread *t, struct cost *cost);
+HIDDEN void cot_floor_context_gone(struct gpu *gpu, CUcontext context);
 HIDDEN void cot_floor_after_fork(struct gpu *gpu);
 
 /* ---- floor_join.c ---- */
