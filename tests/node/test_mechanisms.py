@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from cotenant.node.config import TenantSpec
 from cotenant.node.gpus import Gpu
 from cotenant.node.mechanisms import MECHANISMS, make_mechanisms
 from cotenant.node.mechanisms.mps import Mps
-from cotenant.node.tenants import Registry
+from cotenant.node.tenants import Registry, Tenant
 from cotenant.node.wire import SlotFlag
 
 REAL = Gpu("GPU-11111111-2222-3333-4444-555555555555", "H100", 80 << 30, 0)
@@ -167,6 +168,30 @@ def test_capabilities_are_honest(tmp_path: Path) -> None:
     assert "killed inside a kernel" in told["mps"].isolation
     assert "cannot be stopped" in told["time"].isolation
     assert Mps(tmp_path).resize(TenantSpec("a"), (REAL,)).startswith("memory at once")
+
+
+@pytest.mark.parametrize(
+    ("kind", "below", "priority"),
+    [
+        ({"best_effort": True}, True, "1"),
+        ({"best_effort": True}, False, "0"),
+        ({"best_effort": True, "priority": 1}, True, "0"),
+        ({"best_effort": True, "priority": -1}, False, "1"),
+        ({"latency_sensitive": True}, True, "0"),
+        ({}, True, "0"),
+    ],
+)
+def test_a_scheme_puts_best_effort_clients_of_mps_below_others(
+    tmp_path: Path, mps: Mps, kind: dict[str, Any], below: bool, priority: str
+) -> None:
+    registry = Registry([REAL], make_mechanisms(tmp_path) | {"mps": mps})
+    tenant = registry.admit(TenantSpec("a", mechanism="mps", **kind), 0)
+    assert tenant.environment(below=below)["CUDA_MPS_CLIENT_PRIORITY"] == priority
+    assert "CUDA_MPS_CLIENT_PRIORITY" not in registry_of_time(tmp_path).environment(below=True)
+
+
+def registry_of_time(folder: Path) -> Tenant:
+    return Registry([REAL], make_mechanisms(folder)).admit(TenantSpec("t", best_effort=True), 0)
 
 
 def test_mechanisms_do_not_mix_on_one_gpu(tmp_path: Path, mps: Mps) -> None:

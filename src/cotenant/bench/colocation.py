@@ -243,6 +243,7 @@ def _cast(rig: Rig, plan: Plan, schemes: Sequence[Scheme]) -> _Cast:
             asks = scheme.rule is RuleKind.ORION
             key = (scheme.be_sms, scheme.be_below, fills if asks else None)
             if key not in be_by_kind:
+                rig.scheme(scheme.name)  # it says with which priority best-effort programs start
                 name = f"be-{scheme.name}{'-wide' if asks and fills else ''}"
                 known = {"kernels": plan.be_kernels} if plan.be_kernels else known_work(rig.bench.soft, fills)
                 told: dict[str, Any] = known if asks else {}

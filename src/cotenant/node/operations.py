@@ -19,6 +19,7 @@ from cotenant.node.holding import Holding
 from cotenant.node.memory_orders import MemoryOrders
 from cotenant.node.residency_row import residency_row
 from cotenant.node.tenants import Tenant, spec_from_dict
+from cotenant.policy.colocation import scheme_named
 
 if TYPE_CHECKING:
     from cotenant.node.agent import Agent
@@ -228,7 +229,7 @@ class Operations:
             tenant.timeout_s = timeout_s
             caller.registered.append(tenant.name)
         agent.save()
-        environment = dict(tenant.enforcement.environment)
+        environment = tenant.environment(below=scheme_named(agent.floors.settings.scheme).be_below)
         soft = any(gpu.soft for gpu in tenant.gpus)
         if soft or tenant.spec.mechanism != "mps":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in tenant.gpus)

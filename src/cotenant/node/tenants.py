@@ -14,6 +14,7 @@ from cotenant.node.config import TenantSpec, check_spec
 from cotenant.node.gpus import Gpu
 from cotenant.node.holders import Holder
 from cotenant.node.mechanisms import Enforcement, Mechanism
+from cotenant.node.mechanisms.mps import CLIENT_PRIORITY
 from cotenant.node.processes import ProcessKey
 from cotenant.policy.quota import Share
 
@@ -50,6 +51,14 @@ class Tenant:
     def name(self) -> str:
         """The tenant's name."""
         return self.spec.name
+
+    def environment(self, *, below: bool) -> dict[str, str]:
+        """What a program that starts now gets. `below`: the scheme of co-location puts best-effort work below others, if
+        its priority does not say otherwise."""
+        found = dict(self.enforcement.environment)
+        if below and self.spec.best_effort and self.spec.priority == 0 and CLIENT_PRIORITY in found:
+            found[CLIENT_PRIORITY] = "1"
+        return found
 
     def share(self) -> Share:
         """Its promise in the broker's words."""

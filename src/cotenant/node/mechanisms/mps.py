@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cotenant.node.gpus import Gpu
 
 PATIENCE_S = 20
+CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # 0 normal, 1 below: a hint to the server, without preemption
 
 
 @dataclass
@@ -88,8 +89,7 @@ class Mps(Mechanism):
             "CUDA_MPS_PIPE_DIRECTORY": str(daemon.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(daemon.log),
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}",
-            # 0 normal, 1 below normal: a hint to the server, without preemption
-            "CUDA_MPS_CLIENT_PRIORITY": "0" if spec.priority >= 0 else "1",
+            CLIENT_PRIORITY: "0" if spec.priority >= 0 else "1",
         }
         if spec.memory_bytes is not None:
             environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, spec.memory_bytes >> 20)}M"
