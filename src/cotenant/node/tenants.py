@@ -53,8 +53,8 @@ class Tenant:
         return self.spec.name
 
     def environment(self, *, below: bool) -> dict[str, str]:
-        """What a program that starts now gets. `below`: the scheme of co-location puts best-effort work below others, if
-        its priority does not say otherwise."""
+        """What a program that starts now gets. `below`: the scheme of co-location puts best-effort work below others,
+        unless its priority says otherwise."""
         found = dict(self.enforcement.environment)
         if below and self.spec.best_effort and self.spec.priority == 0 and CLIENT_PRIORITY in found:
             found[CLIENT_PRIORITY] = "1"
