@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_harness import wait_for
+
+from cotenant.bench.colocation_rig import Rig
+from cotenant.node import floor_page
+from cotenant.node.config import TenantSpec
+from cotenant.node.floor_client import join_floor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "gpu"))
 
@@ -25,6 +32,36 @@ def test_ls_is_killed_while_it_holds_the_floor() -> None:
     found = steps.ls_killed()
     assert found["launches_while_held"] == 0
     assert found["be_goes_on_after_ms"] < WITHIN_MS
+
+
+@pytest.mark.parametrize("kind", ["best_effort", "latency_sensitive"])
+def test_who_could_not_join_the_floor_at_first_is_on_it_a_little_later(kind: str) -> None:
+    """The agent was too busy to answer: the program says so, works meanwhile, and tries again."""
+    with Rig("soft", together=False) as rig:
+        there, away = rig.bench.folder / floor_page.SOCKET, rig.bench.folder / "away"
+        there.rename(away)
+        spec = TenantSpec("late", mechanism="time", **{kind: True})  # type: ignore[arg-type]
+        program = rig.tenant(spec, ["cotenant.bench.be_loads", "driver"]).wait_ready()
+        program.ask("load mm2048", 60)
+        assert [w for w in rig.tenants()["late"]["warnings"] if "could not be joined" in str(w)]
+        away.rename(there)
+
+        def on_it() -> int:
+            floor = rig.scheme("tidal")["gpus"][rig.uuid]
+            return int(floor["best_effort_processes"]) + len(floor["holders"])
+
+        wait_for(lambda: on_it() == 1, 5.0, "it has joined")
+        if kind == "latency_sensitive":
+            return
+        rig.scheme("tidal", hold_limit_ns=5_000_000_000)
+        floor = join_floor(rig.bench.folder, rig.uuid)
+        floor.raise_()
+        program.tell("times 0.3")
+        time.sleep(0.3)
+        down = time.monotonic_ns()
+        floor.lower()
+        assert len([at for at in program.answer()["times_ns"] if at < down]) < 3
+        floor.close()
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@
 #include "shim.h"
 
 #define ANSWER_PATIENCE_S 2
+#define FIRST_PATIENCE_NS UINT64_C(1000000000) /* before it is tried again, twice as long each time */
+#define MOST_PATIENCE_NS UINT64_C(30000000000)
 
 static int open_socket(void)
 {
@@ -80,18 +82,31 @@ static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct
     return page;
 }
 
+/* An agent may have been too busy to answer.  Who is not on the floor is not protected, or held to nothing: it is tried again. */
+static void not_joined(struct gpu *gpu)
+{
+    if (gpu->floor_patience_ns == 0) {
+        gpu->floor_patience_ns = FIRST_PATIENCE_NS;
+        cot_agent_warn(COTENANT_WARN_NO_FLOOR, "the agent's %s could not be joined: this program and those of the other class "
+                       "on its GPU do not see each other yet", COTENANT_FLOOR_SOCKET);
+    } else if (gpu->floor_patience_ns < MOST_PATIENCE_NS)
+        gpu->floor_patience_ns *= 2;
+    gpu->floor_again_ns = cot_now_ns() + gpu->floor_patience_ns;
+}
+
 /* The page of a GPU's floor for this process; *fd is the connection, which tells the agent of its end.  NULL: there is none, and
  * that is said. */
 struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply)
 {
     *fd = open_socket();
     struct cotenant_floor *page = *fd >= 0 ? ask(gpu, role, *fd, reply) : NULL;
-    if (page)
+    if (page) {
+        gpu->floor_again_ns = gpu->floor_patience_ns = 0;
         return page;
+    }
     if (*fd >= 0)
         close(*fd);
     *fd = -1;
-    cot_agent_warn(COTENANT_WARN_NO_FLOOR, "the agent's %s could not be joined: this program and those of the other class "
-                   "on its GPU do not see each other", COTENANT_FLOOR_SOCKET);
+    not_joined(gpu);
     return NULL;
 }

@@ -86,6 +86,30 @@ void cot_gpus_follow(void)
     }
 }
 
+static _Atomic bool joining;
+
+static void *join_again(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&attach_lock);
+    for (uint32_t i = 0; i < cot_gpu_count(); i++)
+        if (gpus[i].attached && !gpus[i].stale && gpus[i].floor_again_ns) {
+            cot_floor_join(&gpus[i]);
+            cot_holder_join(&gpus[i]);
+            cot_calls_close(&gpus[i]); /* launches that have begun an interval leave the hot path */
+        }
+    pthread_mutex_unlock(&attach_lock);
+    joining = false;
+    return NULL;
+}
+
+/* The answer may take seconds, which the helper has not. */
+void cot_gpus_join_again(void)
+{
+    if (!atomic_exchange(&joining, true) && !cot_start_thread(join_again, NULL))
+        joining = false;
+}
+
 /* The record of a device; with attach, NULL when the agent does not give it to this tenant. */
 struct gpu *cot_gpu_of_device(CUdevice device, bool want_attached)
 {
@@ -265,6 +289,7 @@ void cot_gate_reset_after_fork(void)
         cot_holder_after_fork(&gpus[i]);
     }
     cot_work_after_fork();
+    joining = false;
     atomic_store(&gpu_count, 0);
     memset(gpus, 0, sizeof gpus);
     cot_calls_reset_after_fork();

@@ -91,6 +91,8 @@ struct gpu {
     _Atomic bool stale;                       /* the agent was lost: not yet attached to the one that came back */
     _Atomic bool denied;
     struct cu_uuid uuid;
+    _Atomic uint64_t floor_again_ns;  /* its floor could not be joined: try again then; 0: it was, or it has none */
+    uint64_t floor_patience_ns;       /* between two tries */
     _Atomic uint32_t relocations;     /* how often it has become another GPU: what was joined is the one before's */
     uint64_t total_bytes;
     uint32_t sm_count;
@@ -250,6 +252,7 @@ HIDDEN void cot_gpu_context_made(CUdevice device, CUcontext context);
 HIDDEN void cot_gpu_context_gone(CUdevice device, CUcontext context);
 HIDDEN void cot_gpus_after_reconnect(void);
 HIDDEN void cot_gpus_follow(void); /* after PAGE_UPDATE, on the helper */
+HIDDEN void cot_gpus_join_again(void); /* floors that could not be joined, on a thread of its own */
 HIDDEN uint64_t cot_total_launches(void);
 HIDDEN uint32_t cot_total_contexts(void);
 

@@ -12,6 +12,7 @@
 #define LOOK_AGAIN_NS UINT64_C(1000000000) /* of a turn in which nothing happens */
 #define FAR_NS UINT64_C(2000000000) /* nothing is due: look all the same, the program may have closed our files */
 #define NO_LAUNCH_CHECK_NS UINT64_C(1000000000)
+#define FLOOR_CHECK_NS UINT64_C(500000000)
 
 static uint64_t last_check_ns;
 static bool warned_no_launch;
@@ -196,6 +197,12 @@ uint64_t cot_gates_advance(uint64_t now)
                 check_no_launch(gpu);
             if (mine > NO_LAUNCH_CHECK_NS)
                 mine = NO_LAUNCH_CHECK_NS;
+        }
+        if (gpu->floor_again_ns && !gpu->stale) {
+            if (gpu->floor_again_ns <= now)
+                cot_gpus_join_again();
+            if (mine > FLOOR_CHECK_NS)
+                mine = FLOOR_CHECK_NS;
         }
         if (next > mine)
             next = mine;
