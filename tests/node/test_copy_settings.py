@@ -123,6 +123,18 @@ def test_ranks() -> None:
     copies.close()
 
 
+def test_a_queue_is_what_its_tenant_is_also_where_nobody_takes_turns_any_more() -> None:
+    """The page's row differed from what is true: a process was said to have overwritten it."""
+    copies, changing = Copies(CopySettings()), tenant("a", latency_sensitive=True)
+    copies.join(changing)
+    changing.spec = TenantSpec("a", best_effort=True)
+    copies.join(changing)
+    assert not copies.is_on("G")
+    assert copies.row(changing, "G") is not None
+    assert copies.put_right() == []
+    copies.close()
+
+
 def test_more_tenants_than_queues_and_queues_used_again() -> None:
     copies = Copies(CopySettings(always=True))
     tenants = [tenant(f"t{n}") for n in range(QUEUES + 1)]

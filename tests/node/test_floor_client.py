@@ -1,8 +1,12 @@
-"""An LS worker's side of the floor while the agent changes under it."""
+"""Who is on the floor while the agent, or what it is told, changes under it."""
 
 from __future__ import annotations
 
-from agent_harness import AgentProcess
+from collections.abc import Callable
+from pathlib import Path
+
+from agent_harness import AgentProcess, declare, wait_for
+from fake_shim import FakeShim
 
 from cotenant.node import floor_page
 from cotenant.node.floor_client import Floor
@@ -33,3 +37,18 @@ def test_who_lowers_while_another_agent_is_found_stays_down(agent: AgentProcess)
     floor._moved_to(floor._mapping)
     assert floor._mapping.raised[0] == 0
     floor.close()
+
+
+def test_a_class_that_changes_under_a_running_program_is_said(
+    start_agent: Callable[..., AgentProcess], tmp_path: Path
+) -> None:
+    """Its processes have joined the floor as what they were: a table that calls them something else would be wrong."""
+    text = "gpus: soft\ntenants: [{name: t, %s: true, mechanism: mps}]\n"
+    agent = start_agent(config=declare(tmp_path, text % "best_effort"))
+    answer = agent.call("register", tenant={"name": "t"})
+    shim = FakeShim(agent.folder, answer["token"])
+    declare(tmp_path, text % "latency_sensitive")
+    wait_for(lambda: agent.tenant("t")["class"] == "latency-sensitive", 5.0)
+    (said,) = agent.tenant("t")["warnings"]
+    assert said == "it is latency-sensitive from its next start on: what runs now stays best-effort"
+    shim.close()

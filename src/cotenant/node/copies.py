@@ -104,7 +104,7 @@ class Copies:
         """Queues for those who want turns now, and the flag in the pages of all their processes."""
         on = self.is_on(gpu)
         for tenant in self._tenants.get(gpu, {}).values():
-            if on:
+            if on or tenant.name in self._queues.get(gpu, {}):  # who has one keeps it, as what the tenant is now
                 self._give_queue(gpu, tenant)
             for session in tenant.sessions:
                 for slot, attached in session.slots.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cotenant.model.errors import InputError, WorkError
 from cotenant.node import wire
 from cotenant.node.config import AgentConfig, TenantSpec, config_path
+from cotenant.node.operations import work_kind
 
 if TYPE_CHECKING:
     from cotenant.node.agent import Agent
@@ -25,7 +26,11 @@ def admit_declared(agent: Agent, specs: tuple[TenantSpec, ...]) -> None:
                 existing.declared = True
                 existing.uid = _owner(spec)
                 if existing.spec != spec:
+                    before = work_kind(existing.spec)
                     agent.change_tenant(existing, dataclasses.replace(spec, gpus=existing.spec.gpus))
+                    if existing.sessions and work_kind(spec) != before:
+                        # a process asks once, when it comes to a GPU, how it stands to the floor
+                        existing.warn(f"it is {work_kind(spec)} from its next start on: what runs now stays {before}")
         except InputError as error:
             source = config_path(agent.options.source) if agent.options.source else None
             raise InputError(error.message, file=source, field=f"tenant {spec.name}") from None
