@@ -60,6 +60,9 @@ def test_ps_top_set_stop(busy_agent: AgentProcess) -> None:
         changed = json.loads(cotenant("set", "team/a", "--limit", "80%", "--json", *where))
         assert (changed["limit"], changed["holds"]) == (0.8, "at once")
         assert "limit 70%" in cotenant("set", "team/a", "--limit", "70%", *where)
+        assert "2.0 GiB, priority 2, copy weight 2.5; holds at once" in cotenant(
+            "set", "team/a", "--copy-weight", "2.5", "--priority", "2", "--memory", "2GiB", *where
+        )
 
 
 def test_a_run_is_not_told_what_was_wrong_with_the_one_before(busy_agent: AgentProcess) -> None:

@@ -44,7 +44,9 @@ def set_share(
         print(json.dumps(answer))
         return
     memory_text = "no cap" if answer["memory_bytes"] is None else format_bytes(answer["memory_bytes"])
+    also = (("priority", priority), ("weight", weight), ("copy weight", copy_weight))
+    more = "".join(f", {words} {answer[words.replace(' ', '_')]:g}" for words, given in also if given is not None)
     print(
-        f"{name}: request {answer['request']:.0%}, limit {answer['limit']:.0%}, memory {memory_text};"
+        f"{name}: request {answer['request']:.0%}, limit {answer['limit']:.0%}, memory {memory_text}{more};"
         f" holds {answer['holds']}"
     )
