@@ -32,7 +32,7 @@ Found = dict[str, Any]
 FULL, BOUND = ("train-resnet50:96", "train-transformer:48"), ("train-resnet50", "train-transformer")
 ROUNDS_FULL = int(os.environ.get("TRAINING_ROUNDS", 8))
 ALONE_S, BESIDE_S = 0.4, 0.8
-NATIVE, SHIM, GATE, LEFT, AHEAD = "native", "no gate", "gate", "beside", "beside, stretch 8"
+NATIVE, SHIM, GATE, LEFT, BOUNDED = "native", "no gate", "gate", "beside", "beside, not ahead"
 
 
 class Rounds:
@@ -45,7 +45,7 @@ class Rounds:
         self.left: list[float] = []  # part of the time in which LS alone is idle
         self.waited: list[float] = []  # part of the time beside LS that BE spent at the gate
         self.alone_ms: list[list[float]] = []
-        self.beside_ms: dict[str, list[list[float]]] = {way: [] for way in ways if way in (LEFT, AHEAD)}
+        self.beside_ms: dict[str, list[list[float]]] = {way: [] for way in ways if way in (LEFT, BOUNDED)}
 
     def run(self, number: int) -> None:
         """One round; another way begins each time."""
@@ -55,7 +55,7 @@ class Rounds:
         ways = list(self.rates)
         turn = number % len(ways)
         for way in (*ways[turn:], *ways[:turn]):
-            self.rig.scheme("mps-plus" if way == SHIM else "tidal", **({"stretch": 8.0} if way == AHEAD else {}))
+            self.rig.scheme("mps-plus" if way == SHIM else "tidal", **({"ahead_ns": 0} if way == BOUNDED else {}))
             if way in self.beside_ms:
                 self.rates[way].append(self._beside(way, number))
             else:
@@ -107,7 +107,8 @@ def training(found: Found) -> None:
     """Training programs as best-effort work, those that fill the GPU and those that their host holds back.
 
     no gate over native: the shim, and what two processes differ by.  gate over no gate: the bound, in one process.
-    beside over no gate: of what LS leaves, in one process, free of the host's differences between two.
+    beside over no gate: of what LS leaves, in one process, free of the host's differences between two.  not ahead:
+    nothing is launched before its time (ahead 0).
     """
     with Rig(GPU, together=TOGETHER, pinned=True) as rig:
         ls, native, be = rig.ls(), rig.be_native("native"), rig.be(below=True)
@@ -115,8 +116,8 @@ def training(found: Found) -> None:
             program.wait_ready()
         rig.join(ls)
         for kinds, ways, count in (
-            (FULL, (NATIVE, SHIM, GATE, LEFT), ROUNDS_FULL),
-            (BOUND, (NATIVE, SHIM, GATE, LEFT, AHEAD), ROUNDS_FULL * 2),
+            (FULL, (NATIVE, SHIM, GATE, LEFT, BOUNDED), ROUNDS_FULL),
+            (BOUND, (NATIVE, SHIM, GATE, LEFT, BOUNDED), ROUNDS_FULL * 5 // 4),
         ):
             for kind in kinds:
                 rig.scheme("mps-plus")

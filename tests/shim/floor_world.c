@@ -1,11 +1,13 @@
-/* The shim's own gate of best-effort launches (floor.c, floor_pieces.c) in virtual time, before a GPU of one stream.
+/* The shim's own gate of best-effort launches (floor.c, floor_pieces.c, floor_ahead.c) in virtual time, before a GPU of one stream.
  *
  * Every look at the clock takes LOOK_NS, so waiting makes time pass.  A kernel starts launch_ns after its launch or when what is in
- * front of it ends; an event takes event_ns of the GPU. */
+ * front of it ends; an event takes
+ * event_ns of the GPU, a wait for the floor WAIT_NS (measured: 1.9 to 2.2 us). */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 
 #define sched_yield world_yield
@@ -18,8 +20,12 @@ static uint64_t world_ticks(void);
 
 #include "floor.c"
 #include "floor_pieces.c"
+#undef NAP_NS
+#undef STALL_NS
+#include "floor_ahead.c"
 
 #define LOOK_NS 100
+#define WAIT_NS 2200
 #define EVENTS 4096
 
 _Atomic uint32_t cot_captures;
@@ -28,16 +34,12 @@ struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
 static struct thread this_thread;
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
 void *cot_real_cuEventCreate, *cot_real_cuEventRecord, *cot_real_cuEventQuery, *cot_real_cuEventElapsedTime;
+void *cot_real_cuMemHostRegister_v2, *cot_real_cuMemHostGetDevicePointer_v2, *cot_real_cuStreamBatchMemOp_v2;
 void *cot_real_cuEventDestroy_v2, *cot_real_cuCtxPushCurrent_v2, *cot_real_cuCtxPopCurrent_v2; /* of more contexts than one */
 
 bool cot_profiling;
 bool cot_exiting(void) { return false; }
 struct work cot_work_now(struct work stated) { return stated; }
-struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply)
-{
-    (void)gpu, (void)role, (void)fd, (void)reply;
-    return NULL;
-}
 
 static int64_t now = 1000000, gpu_free_at, launch_latency_ns, event_cost_ns, yield_cost_ns;
 static int64_t done_at[EVENTS];
@@ -88,13 +90,34 @@ static CUresult event_elapsed(float *ms, CUevent from, CUevent to)
 
 static struct floor world_floor;
 static struct gpu world_gpu;
+uint32_t cot_gpu_count(void) { return 1; }
+struct gpu *cot_gpu_at(uint32_t number) { (void)number; return &world_gpu; }
 static struct cotenant_floor page;
+static int64_t part_began; /* on the GPU: what is behind the last wait */
+static CUresult host_pointer(CUdeviceptr *address, void *host, unsigned flags)
+{
+    (void)flags;
+    *address = (CUdeviceptr)(uintptr_t)host;
+    return CUDA_SUCCESS;
+}
+static int64_t floor_down_at(int64_t at);
+static CUresult batch(CUstream stream, unsigned count, const struct word_operation *operations, unsigned flags)
+{
+    (void)stream, (void)flags;
+    if (count != 1 || operations->kind != WORD_WAIT || operations->flags != WORD_EQUAL || operations->value != 0 ||
+        operations->address != (uintptr_t)page.raised)
+        return CUDA_ERROR_INVALID_VALUE;
+    now += 1500;
+    gpu_free_at = floor_down_at((gpu_free_at > now ? gpu_free_at : now) + WAIT_NS);
+    part_began = gpu_free_at;
+    return CUDA_SUCCESS;
+}
 static struct cotenant_slot slot;
 static struct stream world_stream;
 
 struct settings {
     uint32_t scheme, stretch_permille;
-    int64_t interval_ns, lead_ns, check_ns, launch_ns, event_ns, yield_ns, duty_permille;
+    int64_t interval_ns, lead_ns, check_ns, launch_ns, event_ns, yield_ns, duty_permille, ahead_us;
 };
 struct launch {
     int64_t kind, length_ns, host_ns; /* host_ns: of the program, before the launch */
@@ -118,24 +141,26 @@ void world_start(const struct settings *s)
     cot_real_cuEventRecord = event_record;
     cot_real_cuEventQuery = event_query;
     cot_real_cuEventElapsedTime = event_elapsed;
+    cot_real_cuMemHostGetDevicePointer_v2 = host_pointer;
+    cot_real_cuStreamBatchMemOp_v2 = batch;
     page = (struct cotenant_floor){.scheme = s->scheme, .tenants = 1, .present = 1, .interval_ns = (uint64_t)s->interval_ns,
                                    .lead_ns = (uint64_t)s->lead_ns, .hold_limit_ns = 500000000,
                                    .stretch_permille = s->stretch_permille, .check_ns = (uint64_t)s->check_ns,
-                                   .duty_permille = (uint32_t)s->duty_permille};
+                                   .duty_permille = (uint32_t)s->duty_permille, .ahead_us = (uint32_t)s->ahead_us};
     memset(cot_costs, 0, sizeof cot_costs);
     memset(&world_floor, 0, sizeof world_floor);
     pthread_mutex_init(&world_floor.lock, NULL);
-    world_floor.page = &page;
+    world_floor.page = world_floor.ahead.shared = &page;
     world_gpu.floor = &world_floor;
     world_gpu.page_slot = &slot;
-    slot = (struct cotenant_slot){0};
+    slot = (struct cotenant_slot){.flags = COTENANT_SLOT_UNGATED};
     this_thread = (struct thread){.gpu = &world_gpu, .stream = &world_stream, .context = (CUcontext)1};
     world_stream.handle = (CUstream)2;
     cot_thread = &this_thread;
     launch_latency_ns = s->launch_ns;
     event_cost_ns = s->event_ns;
     yield_cost_ns = s->yield_ns;
-    gpu_free_at = created = recorded = 0;
+    gpu_free_at = part_began = created = recorded = 0;
     now = 1000000;
 }
 
@@ -147,7 +172,8 @@ void world_divide(uint32_t tenants, uint64_t parts, bool lost)
     world_gpu.stale = lost;
 }
 
-int64_t world_asked_ns(void) { return now - (int64_t)slot.floor_ns; }
+static int64_t asked_ns; /* ago, at the end of a run */
+int64_t world_asked_ns(void) { return asked_ns; }
 
 int64_t world_cost(int64_t kind) { return cot_costs[kind].ns; }
 
@@ -156,11 +182,34 @@ static const struct burst *bursts;
 static int64_t burst_count, burst_at, burst_up, began;
 static struct result *run;
 
+static int64_t floor_down_at(int64_t at)
+{
+    for (int64_t i = burst_at; i < burst_count && began + bursts[i].up_ns <= at; i++)
+        if (at < began + bursts[i].down_ns)
+            at = began + bursts[i].down_ns;
+    return at;
+}
+
+/* Kernels as the GPU runs them: the last ones. */
+#define RUNS 65536
+static struct { int64_t start, end, part, launched; } runs[RUNS];
+static int64_t run_count;
+
+/* What LS work that comes up at that time has to wait for: to the end of the part that is under way. */
+static int64_t in_the_way_until(int64_t up)
+{
+    int64_t until = up;
+    for (int64_t i = run_count - 1; i >= 0 && i > run_count - RUNS && runs[i % RUNS].end > up; i--)
+        if (runs[i % RUNS].part <= up && runs[i % RUNS].end > until)
+            until = runs[i % RUNS].end;
+    return until;
+}
+
 static void look_at_ls(void)
 {
     while (burst_at < burst_count && now - began >= bursts[burst_at].up_ns) {
         if (!burst_up) {
-            int64_t up = began + bursts[burst_at].up_ns, wait = gpu_free_at - up;
+            int64_t up = began + bursts[burst_at].up_ns, wait = in_the_way_until(up) - up;
             burst_up = 1;
             page.raised_ns[0] = (uint64_t)up;
             page.raised[0] = COTENANT_WORK_UNKNOWN;
@@ -178,7 +227,7 @@ static void look_at_ls(void)
 
 void world_run(const struct launch *launches, int64_t count, const struct burst *ls, int64_t ls_count, struct result *result)
 {
-    bursts = ls, burst_count = ls_count, burst_at = burst_up = 0, began = now, run = result;
+    bursts = ls, burst_count = ls_count, burst_at = burst_up = run_count = 0, began = now, run = result;
     *result = (struct result){0};
     uint64_t before = recorded;
     for (int64_t i = 0; i < count; i++) {
@@ -190,15 +239,24 @@ void world_run(const struct launch *launches, int64_t count, const struct burst 
         if (!cot_floor_goes_on(&this_thread, cost))
             cot_floor_enter(&this_thread, cost);
         look_at_ls();
-        result->launched_while_up += burst_up;
         int64_t start = now + launch_latency_ns;
         start = gpu_free_at > start ? gpu_free_at : start;
         gpu_free_at = start + launches[i].length_ns;
+        bool held = world_floor.ahead.on;
+        int64_t part = held ? part_began : start;
+        runs[run_count++ % RUNS] = (typeof(runs[0])){start, gpu_free_at, part, now};
+        result->launched_while_up += burst_up && (!held || part <= began + bursts[burst_at].up_ns);
         result->busy_ns += launches[i].length_ns;
-        if (gpu_free_at - now > result->longest_in_flight_ns)
-            result->longest_in_flight_ns = gpu_free_at - now;
+        int64_t in_flight = gpu_free_at - (held && part > now ? part : now);
+        if (in_flight > result->longest_in_flight_ns)
+            result->longest_in_flight_ns = in_flight;
         if (this_thread.solo)
             cot_floor_launched(&this_thread);
+    }
+    asked_ns = now - (int64_t)slot.floor_ns;
+    while (now < gpu_free_at) { /* LS work comes until all is done */
+        now += 10000;
+        look_at_ls();
     }
     result->took_ns = (gpu_free_at > now ? gpu_free_at : now) - began;
     result->events = recorded - before;

@@ -25,9 +25,13 @@ Kernel = tuple[int, int, int]  # kind, length, time that the program's host take
 
 
 class Settings(ctypes.Structure):
-    _fields_ = [("scheme", ctypes.c_uint32), ("stretch_permille", ctypes.c_uint32)] + [
-        (name, ctypes.c_int64)
-        for name in ("interval_ns", "lead_ns", "check_ns", "launch_ns", "event_ns", "yield_ns", "duty_permille")
+    _fields_ = [
+        *((name, ctypes.c_uint32) for name in ("scheme", "stretch_permille")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("interval_ns", "lead_ns", "check_ns", "launch_ns", "event_ns", "yield_ns")
+        ),
+        *((name, ctypes.c_int64) for name in ("duty_permille", "ahead_us")),
     ]
 
 

@@ -13,7 +13,9 @@ from cotenant.node import kernel_table
 from cotenant.policy.colocation import ColocationSettings, settings_for
 from cotenant.profile.kernels import CLASS_NAMES, read_kernel_rows
 
-_KEYS = ("scheme", "interval", "lead", "beside", "hold_limit", "sm_threshold", "stretch", "check", "duty", "clock")
+_TIMES = ("interval", "lead", "ahead", "hold_limit", "check")
+_PARTS = ("beside", "duty", "clock")
+_KEYS = ("scheme", *_TIMES, *_PARTS, "sm_threshold", "stretch")
 _CLASSES = CLASS_NAMES[1:]
 
 
@@ -29,10 +31,10 @@ def parse_colocation(data: Any) -> ColocationSettings:
             hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(_KEYS)}"
             raise InputError(f"unknown setting {key!r}{hint}", field="colocation")
     changes: dict[str, Any] = {}
-    for key in ("interval", "lead", "hold_limit", "check"):
+    for key in _TIMES:
         if key in data:
             changes[f"{key}_ns"] = round(parse_seconds(data[key], f"colocation.{key}") * 1e9)
-    for key in ("beside", "duty", "clock"):
+    for key in _PARTS:
         if key in data:
             changes[key] = parse_fraction(data[key], f"colocation.{key}")
     if "sm_threshold" in data:

@@ -199,7 +199,7 @@ class Floors:
         asked = floor_page.parse_join(data)
         if asked is None:
             return False
-        gpu, role, wants_kernels = uuid_text(asked[0]), asked[1], asked[2]
+        gpu, role = uuid_text(asked.uuid), asked.role
         page = self.pages.get(gpu)
         tenant = self._tenant_of(member.peer.pid)
         if page is None or not self._allowed(member, role, tenant):
@@ -221,10 +221,10 @@ class Floors:
         spec = tenant.spec if tenant is not None else None
         work_class = WORK_CLASSES[spec.work_class] if spec else WorkClass.UNKNOWN
         sms, interval_ns = (spec.work_sms, spec.in_flight_ns) if spec else (0, 0)
-        table = kernel_table.entries_of(spec.kernels) if spec and wants_kernels else b""
+        table = kernel_table.entries_of(spec.kernels) if spec and asked.wants_kernels else b""
         count = len(table) // kernel_table.ENTRY.size
         reply = floor_page.pack_page(member.holder or 0, work_class, sms, interval_ns, count)
-        fd = page.fd if role == LATENCY_SENSITIVE else page.read_fd
+        fd = page.fd if role == LATENCY_SENSITIVE or asked.wants_words else page.read_fd
         try:
             socket.send_fds(member.socket, [reply], [fd])
             if count:
@@ -276,6 +276,7 @@ class Floors:
             "sm_threshold": self.settings.sm_threshold,
             "stretch": self.settings.stretch,
             "check_us": self.settings.check_ns / 1e3,
+            "ahead_ms": self.settings.ahead_ns / 1e6,
             "duty": self.settings.duty,
             "clock": self.settings.clock,
             "gpus": {gpu: self._gpu(gpu) for gpu in self.pages},
@@ -332,6 +333,7 @@ def changed(settings: ColocationSettings, order: dict[str, Any]) -> ColocationSe
         "sm_threshold",
         "stretch",
         "check_ns",
+        "ahead_ns",
         "duty",
         "clock",
     )

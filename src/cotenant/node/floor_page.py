@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import struct
+from dataclasses import dataclass
 
 from cotenant.node.wire import HEADER, MAGIC, MESSAGE_BYTES, VERSION
 from cotenant.policy.colocation import ColocationSettings, scheme_named
@@ -19,7 +20,7 @@ HOLDERS = 64
 JOIN, PAGE, KERNELS = 112, 113, 114
 LATENCY_SENSITIVE, BEST_EFFORT = 1, 2
 
-_JOIN = struct.Struct("=16s64xII136x")
+_JOIN = struct.Struct("=16s64xIII132x")
 _REPLY = struct.Struct("=IIQI204x")
 
 
@@ -42,7 +43,8 @@ class FloorLayout(ctypes.Structure):
         ("present", ctypes.c_uint32),
         ("check_ns", ctypes.c_uint64),
         ("duty_permille", ctypes.c_uint32),
-        ("reserved_agent", ctypes.c_uint8 * 180),
+        ("ahead_us", ctypes.c_uint32),
+        ("reserved_agent", ctypes.c_uint8 * 176),
         ("raised", ctypes.c_uint8 * HOLDERS),
         ("reserved_raised", ctypes.c_uint8 * 192),
         ("raised_ns", ctypes.c_uint64 * HOLDERS),
@@ -52,21 +54,32 @@ class FloorLayout(ctypes.Structure):
     ]
 
 
+@dataclass(frozen=True)
+class Joining:
+    """What a FLOOR_JOIN asks: the GPU's UUID, the role; whether the kernels' table may follow, and whether best-effort
+    work wants the page writable, because its streams wait for it."""
+
+    uuid: bytes
+    role: int
+    wants_kernels: bool
+    wants_words: bool
+
+
 def pack_join(uuid: bytes, role: int) -> bytes:
     """FLOOR_JOIN."""
     head = HEADER.pack(MAGIC, VERSION, JOIN, 1, 0, 0xFFFFFFFF, 0)
-    return head + _JOIN.pack(uuid, role, 0)
+    return head + _JOIN.pack(uuid, role, 0, 0)
 
 
-def parse_join(data: bytes) -> tuple[bytes, int, bool] | None:
-    """(GPU's UUID, role, whether it wants to know of kernels) of a FLOOR_JOIN; None for anything else."""
+def parse_join(data: bytes) -> Joining | None:
+    """A FLOOR_JOIN; None for anything else."""
     if len(data) != MESSAGE_BYTES:
         return None
     magic, version, kind, *_ = HEADER.unpack_from(data)
     if (magic, version, kind) != (MAGIC, VERSION, JOIN):
         return None
-    uuid, role, wants = _JOIN.unpack_from(data, HEADER.size)
-    return uuid, role, wants == 1
+    uuid, role, kernels, words = _JOIN.unpack_from(data, HEADER.size)
+    return Joining(uuid, role, kernels == 1, words == 1)
 
 
 def pack_page(holder: int, work_class: int, work_sms: int, interval_ns: int, kernels: int = 0) -> bytes:
@@ -112,6 +125,7 @@ class FloorPage:
         layout.stretch_permille = round(settings.stretch * 1000)
         layout.check_ns = settings.check_ns
         layout.duty_permille = round(duty * 1000)
+        layout.ahead_us = settings.ahead_ns // 1000
         layout.scheme = int(scheme_named(settings.scheme).rule)
 
     def up(self, now_ns: int) -> set[int]:

@@ -7,10 +7,7 @@
  * cot_lock, and cot_capture_lock only inside it. */
 #define _GNU_SOURCE
 #include <sched.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "floor_pieces.h"
 
@@ -26,38 +23,6 @@
 #define LONGEST_SLEEP_NS 10000000
 #define GONE_TRIES 1000
 #define STALL_NS INT64_C(100000000)   /* nothing ends: it may wait for a later launch */
-
-/* ---- joining ---- */
-
-/* After the GPU was attached, to a first agent or to one that came back. */
-void cot_floor_join(struct gpu *gpu)
-{
-    if (!(gpu->page_slot->flags & COTENANT_SLOT_BEST_EFFORT))
-        return;
-    struct cotenant_message message;
-    struct cotenant_floor_reply reply;
-    int fd;
-    const struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_BEST_EFFORT, &fd, &message);
-    if (!page)
-        return;
-    memcpy(&reply, message.body.bytes, sizeof reply);
-    struct floor *floor = gpu->floor;
-    if (!floor) {
-        if (!(floor = calloc(1, sizeof *floor))) {
-            close(fd);
-            return;
-        }
-        pthread_mutex_init(&floor->lock, NULL);
-        floor->fd = -1;
-    }
-    if (floor->fd >= 0)
-        close(floor->fd);
-    floor->fd = fd; /* stays open: its end tells the agent that this process is gone */
-    floor->stated = (struct work){.work_class = reply.work_class, .sms = reply.work_sms};
-    floor->interval_ns = reply.interval_ns;
-    __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE); /* an older page stays mapped */
-    __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);
-}
 
 /* ---- the clock ---- */
 
@@ -122,6 +87,11 @@ static uint32_t active_class(const struct cotenant_floor *page, uint32_t work_cl
             found = !found || raised == work_class ? raised : found;
     }
     return found;
+}
+
+bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns)
+{
+    return active_class(page, COTENANT_WORK_UNKNOWN, now_ns) != 0;
 }
 
 static struct floor_rule current_rule(const struct floor *floor, const struct gpu *gpu, struct work work)
@@ -251,18 +221,26 @@ bool cot_floor_goes_on(struct thread *t, struct cost *cost)
 {
     struct gpu *gpu = t->gpu;
     struct floor *floor = gpu->floor;
-    if (floor->page->scheme != COTENANT_SCHEME_TIDAL || floor_any_raised(floor->page) || pthread_mutex_trylock(&floor->lock) != 0)
+    bool ahead = floor->ahead.on, up = floor_any_raised(floor->page);
+    if (floor->page->scheme != COTENANT_SCHEME_TIDAL || (up && !(ahead && floor->ahead.behind)) ||
+        pthread_mutex_trylock(&floor->lock) != 0)
         return false;
+    floor->ahead.behind = up;
     bool goes = false;
     struct piece *open = cot_piece(floor, floor->newest);
     struct floor_rule rule = current_rule(floor, gpu, floor->stated);
     int64_t allowed_ns = floor_allowed(&rule, &floor->state);
-    if (floor->thread == t && floor->context == t->context && floor->stream == t->stream && floor->handle == t->stream->handle &&
-        open->count > 0 && !floor->open_solo && floor->state.open_at_ns != 0 && !has_enough(open, allowed_ns) &&
-        !floor_paced(&rule) && floor->state.outstanding_ns + cost->ns <= allowed_ns) {
+    bool same = floor->thread == t && floor->context == t->context && floor->stream == t->stream &&
+                floor->handle == t->stream->handle && open->count > 0 && !floor->open_solo && ahead == floor->ahead.on;
+    if (same && (ahead ? cot_ahead_may(floor, gpu, &rule) && cot_ahead_goes_on(floor, &rule, open, cost->ns)
+                       : floor->state.open_at_ns != 0 && !has_enough(open, allowed_ns) && !floor_paced(&rule) &&
+                             floor->state.outstanding_ns + cost->ns <= allowed_ns)) {
         int64_t now_ns = glance_at_clock(floor);
         gpu->page_slot->floor_ns = (uint64_t)now_ns;
-        floor_went(&rule, &floor->state, 0, cost->ns, now_ns);
+        if (ahead)
+            cot_ahead_count(floor, cost->ns, now_ns);
+        else
+            floor_went(&rule, &floor->state, 0, cost->ns, now_ns);
         open->log[open->count++] = cost;
         open->predicted_ns += cost->ns;
         cot_count(&gpu->predicted_busy_ns, cost->ns);
@@ -289,6 +267,51 @@ bool cot_floor_try(struct thread *t, uintptr_t key, CUstream stream)
     return false;
 }
 
+static void count_launch(struct floor *floor, struct thread *t, struct cost *cost, int64_t now_ns)
+{
+    struct piece *open = cot_piece(floor, floor->newest);
+    if (open->count == 0)
+        open->began_ns = now_ns;
+    open->log[open->count++] = cost;
+    open->predicted_ns += cost->ns;
+    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* under the lock of all who count there */
+}
+
+/* Launches now what the device holds until the floor is down.  False: it cannot be held, and the host has to wait. */
+static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost, const struct floor_rule *rule)
+{
+    if (cost->ns == COST_UNKNOWN_NS || atomic_load(&cot_captures) > 0 || !cot_ahead_may(floor, t->gpu, rule)) {
+        floor->ahead.on = false; /* a new kernel is timed by itself */
+        return false;
+    }
+    struct piece *open = cot_piece(floor, floor->newest);
+    bool fresh = !floor->ahead.on || floor->stream != t->stream || floor->handle != t->stream->handle || floor->thread != t;
+    if (open->count > 0 && (fresh || !cot_ahead_goes_on(floor, rule, open, 0))) {
+        cot_pieces_resolve(floor, (int64_t)cot_now_ns());
+        cot_piece_close(floor, 0);
+    }
+    cot_ahead_wait(floor, t->gpu, cost->ns);
+    open = cot_piece(floor, floor->newest);
+    if (open->count >= PIECE_LOG)
+        open->count = 0; /* stalled for long */
+    bool up = floor_any_raised(floor->page); /* the part that has begun goes on beside LS, no more may follow in it */
+    fresh = fresh || (up && !floor->ahead.behind);
+    floor->ahead.behind = up;
+    if ((fresh || floor->ahead.since_ns + cost->ns > rule->interval_ns) && !cot_ahead_hold(floor, t)) {
+        floor->ahead.on = false;
+        return false;
+    }
+    floor->ahead.on = open->held = true;
+    floor->stream = t->stream;
+    floor->handle = t->stream->handle;
+    floor->thread = t;
+    int64_t now_ns = look_at_clock(floor);
+    t->gpu->page_slot->floor_ns = (uint64_t)now_ns;
+    cot_ahead_count(floor, cost->ns, now_ns);
+    count_launch(floor, t, cost, now_ns);
+    return true;
+}
+
 /* Waits until this launch of a best-effort process may go, and counts it. */
 void cot_floor_enter(struct thread *t, struct cost *cost)
 {
@@ -303,8 +326,12 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
         cost->ns = work.duration_ns; /* Orion goes by the profile */
     if (floor->context != t->context)
         cot_pieces_switch(floor, t->context);
-    struct piece *open = cot_piece(floor, floor->newest);
     struct floor_rule rule = current_rule(floor, t->gpu, work);
+    if (enter_ahead(floor, t, cost, &rule)) {
+        pthread_mutex_unlock(&floor->lock);
+        return;
+    }
+    struct piece *open = cot_piece(floor, floor->newest);
     if (open->count > 0 && (has_enough(open, floor_allowed(&rule, &floor->state)) || floor->stream != t->stream ||
                             floor->handle != t->stream->handle)) {
         cot_pieces_resolve(floor, (int64_t)cot_now_ns());
@@ -323,11 +350,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
         floor->open_solo = t->solo = true;
     }
     floor_went(&leave.rule, &floor->state, leave.ls_class, cost->ns, leave.now_ns);
-    if (open->count == 0)
-        open->began_ns = leave.now_ns;
-    open->log[open->count++] = cost;
-    open->predicted_ns += cost->ns;
-    cot_count(&t->gpu->predicted_busy_ns, cost->ns); /* under the lock of all who count there */
+    count_launch(floor, t, cost, leave.now_ns);
     pthread_mutex_unlock(&floor->lock);
 }
 
@@ -357,12 +380,4 @@ void cot_floor_context_gone(struct gpu *gpu, CUcontext context)
         }
         nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
     }
-}
-
-/* A child has neither the lock's owner nor the connection. */
-void cot_floor_after_fork(struct gpu *gpu)
-{
-    if (gpu->floor && gpu->floor->fd >= 0)
-        close(gpu->floor->fd);
-    gpu->floor = NULL;
 }

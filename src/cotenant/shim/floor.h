@@ -4,7 +4,8 @@
  *
  * The agent listens at COTENANT_FLOOR_SOCKET beside its other socket: AF_UNIX, SOCK_SEQPACKET, messages of protocol.h's
  * size and header.  A process sends FLOOR_JOIN and gets FLOOR_PAGE with the page of that GPU as a memfd (by SCM_RIGHTS),
- * writable for LS and read-only for BE.  It keeps the connection: when it closes, whatever the process held is lowered,
+ * writable for LS, and for BE whose streams are to wait for the floor on the device (wants_words): a driver pins only pages that
+ * its process may write, and such a process lowers what nobody will.  Read-only for any other BE.  It keeps the connection: when it closes, whatever the process held is lowered,
  * so that an LS process that is killed does not leave BE waiting. */
 #ifndef COTENANT_FLOOR_H
 #define COTENANT_FLOOR_H
@@ -36,7 +37,8 @@ struct cotenant_floor_join {
     uint8_t reserved_token[64]; /* who joins is told by the socket */
     uint32_t role;
     uint32_t wants_kernels;  /* 1: FLOOR_KERNELS may follow */
-    uint8_t reserved[136];
+    uint32_t wants_words;    /* 1: its streams wait for `raised` */
+    uint8_t reserved[132];
 };
 
 struct cotenant_floor_reply { /* header.slot: index of the holder (LS) */
@@ -75,7 +77,8 @@ struct cotenant_floor { /* 4096 bytes */
     uint32_t present;         /* LS processes that have joined; 0: nobody is there to be protected */
     uint64_t check_ns;        /* work between two events; 0: every piece has one */
     uint32_t duty_permille;   /* part of the time that BE may keep the GPU busy while no LS work is active; 0: all */
-    uint8_t reserved_agent[180];
+    uint32_t ahead_us;        /* predicted work that a BE process may launch before its time, held on the device; 0: none */
+    uint8_t reserved_agent[176];
     /* written by LS processes, each its own index, raised_ns before raised */
     uint8_t raised[COTENANT_FLOOR_HOLDERS]; /* cotenant_work_class, 0: down; one cache line, read by every BE launch */
     uint8_t reserved_raised[192];

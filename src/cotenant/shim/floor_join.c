@@ -7,8 +7,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "floor.h"
-#include "shim.h"
+#include "floor_pieces.h"
 
 #define ANSWER_PATIENCE_S 2
 #define FIRST_PATIENCE_NS UINT64_C(1000000000) /* before it is tried again, twice as long each time */
@@ -63,9 +62,10 @@ static void take_kernels(int fd, const struct cotenant_message *reply)
         close(table_fd);
 }
 
-static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct cotenant_message *message)
+static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct cotenant_message *message,
+                                  struct cotenant_floor **shared)
 {
-    struct cotenant_floor_join join = {.role = role, .wants_kernels = 1};
+    struct cotenant_floor_join join = {.role = role, .wants_kernels = 1, .wants_words = shared != NULL};
     memcpy(join.uuid, gpu->uuid.bytes, sizeof join.uuid);
     cot_wire_fill(message, COTENANT_FLOOR_JOIN, COTENANT_NO_SLOT, &join, sizeof join);
     int page_fd = -1;
@@ -76,6 +76,8 @@ static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct
         return NULL;
     }
     struct cotenant_floor *page = map_floor(page_fd, role);
+    if (page && shared)
+        *shared = map_floor(page_fd, COTENANT_FLOOR_LATENCY_SENSITIVE);
     close(page_fd);
     if (page)
         take_kernels(fd, message);
@@ -95,11 +97,12 @@ static void not_joined(struct gpu *gpu)
 }
 
 /* The page of a GPU's floor for this process; *fd is the connection, which tells the agent of its end.  NULL: there is none, and
- * that is said. */
-struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply)
+ * that is said.  For BE it is there to be read; *shared is the same page to be written, NULL if the agent does not give that. */
+struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply,
+                                      struct cotenant_floor **shared)
 {
     *fd = open_socket();
-    struct cotenant_floor *page = *fd >= 0 ? ask(gpu, role, *fd, reply) : NULL;
+    struct cotenant_floor *page = *fd >= 0 ? ask(gpu, role, *fd, reply, shared) : NULL;
     if (page) {
         gpu->floor_again_ns = gpu->floor_patience_ns = 0;
         return page;
@@ -109,4 +112,44 @@ struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, s
     *fd = -1;
     not_joined(gpu);
     return NULL;
+}
+
+/* After the GPU was attached, to a first agent or to one that came back. */
+void cot_floor_join(struct gpu *gpu)
+{
+    if (!(gpu->page_slot->flags & COTENANT_SLOT_BEST_EFFORT))
+        return;
+    struct cotenant_message message;
+    struct cotenant_floor_reply reply;
+    int fd;
+    struct cotenant_floor *shared = NULL;
+    const struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_BEST_EFFORT, &fd, &message, &shared);
+    if (!page)
+        return;
+    memcpy(&reply, message.body.bytes, sizeof reply);
+    struct floor *floor = gpu->floor;
+    if (!floor) {
+        if (!(floor = calloc(1, sizeof *floor))) {
+            close(fd);
+            return;
+        }
+        pthread_mutex_init(&floor->lock, NULL);
+        floor->fd = -1;
+    }
+    if (floor->fd >= 0)
+        close(floor->fd);
+    floor->fd = fd; /* stays open: its end tells the agent that this process is gone */
+    floor->stated = (struct work){.work_class = reply.work_class, .sms = reply.work_sms};
+    floor->interval_ns = reply.interval_ns;
+    __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE); /* an older page stays mapped */
+    cot_ahead_move(floor, shared);
+    __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);
+}
+
+/* A child has neither the lock's owner nor the connection. */
+void cot_floor_after_fork(struct gpu *gpu)
+{
+    if (gpu->floor && gpu->floor->fd >= 0)
+        close(gpu->floor->fd);
+    gpu->floor = NULL;
 }

@@ -7,6 +7,7 @@
 #define WRONG 0.1            /* a chain that is so far off makes the next pieces be checked */
 #define NOISE 0.05           /* what is closer is moved towards, not to */
 #define NOISE_GAIN 0.25
+#define SURELY_SLOW 16       /* chains in a row: LS work does not fall into each of so many */
 #define DRIFT 1e-4           /* of the GPU's clock against the host's, at most */
 
 DECLARE_REAL(cuCtxPushCurrent_v2);
@@ -43,7 +44,9 @@ void cot_pieces_forget(struct floor *floor, CUcontext gone)
     floor->oldest = floor->newest = floor->unchecked = 0;
     floor->unchecked_ns = 0;
     floor->doubt = DOUBT;
-    floor->have_origin = floor->open_solo = floor->stalled = false;
+    floor->have_origin = floor->open_solo = floor->stalled = floor->ahead.on = false;
+    floor->slow = 0;
+    floor->ahead.context = NULL;
     floor->context = NULL;
     floor->state = (struct floor_state){0};
 }
@@ -53,19 +56,35 @@ bool cot_pieces_full(const struct floor *floor)
     return floor->newest - floor->oldest >= PIECES - 2 - CHAIN; /* the pieces behind the oldest, back to the origin, are kept */
 }
 
+/* A chain that may have been held took longer than is known: the work, or LS work in between?  Not all of many are held. */
+static bool is_slow(struct floor *floor, double *ratio)
+{
+    floor->least_slow = floor->slow == 0 || *ratio < floor->least_slow ? *ratio : floor->least_slow;
+    if (++floor->slow < SURELY_SLOW)
+        return false;
+    *ratio = floor->least_slow;
+    floor->slow = 0;
+    return true;
+}
+
 /* From the event of piece `origin` to that of piece `last` it took elapsed_ns. */
 static void learn(struct floor *floor, uint32_t last, double elapsed_ns)
 {
     int64_t thought_ns = 0;
-    bool exact = true;
+    bool exact = true, held = false;
     for (uint32_t at = floor->origin + 1; at != last + 1; at++) {
         struct piece *piece = cot_piece(floor, at);
         exact = exact && piece->exact;
+        held = held || piece->held;
         for (uint32_t i = 0; i < piece->count; i++)
             thought_ns += piece->log[i]->ns; /* by what is thought now: an older chain may have corrected the same */
     }
     double ratio = thought_ns > 0 ? elapsed_ns / (double)thought_ns : 1;
     bool idle = !exact && ratio >= 1; /* it may hold idle time: only an upper bound */
+    if (exact && held && ratio > 1 + WRONG)
+        idle = !is_slow(floor, &ratio);
+    else if (exact && held)
+        floor->slow = 0;
     if (!idle && (ratio < 1 - WRONG || ratio > 1 + WRONG))
         floor->doubt = DOUBT;
     else if (floor->doubt > 0)
@@ -209,4 +228,5 @@ void cot_piece_close(struct floor *floor, int64_t check_ns)
     floor->state.unfinished++;
     cot_piece(floor, floor->newest)->count = 0;
     cot_piece(floor, floor->newest)->predicted_ns = 0;
+    cot_piece(floor, floor->newest)->held = false;
 }

@@ -9,7 +9,7 @@
 #include "floor_rule.h"
 #include "shim.h"
 
-#define PIECES 32 /* power of two */
+#define PIECES 128 /* power of two */
 #define PIECE_LOG 64
 
 enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 /* it could have no event: nothing is learned across it */ };
@@ -19,6 +19,7 @@ struct piece {
     CUcontext context;                /* of the event, which dies with it */
     enum piece_end end;
     bool exact;                       /* no idle time between the piece before and this one, as far as is known */
+    bool held;                        /* its stream may have waited for the floor */
     int64_t predicted_ns;
     int64_t began_ns;                 /* its first launch */
     uint32_t count;
@@ -32,8 +33,20 @@ struct floor_ticks {
     uint64_t ns_per_2_20;             /* so many ns take 2^20 ticks; 0: not known */
 };
 
+/* Launches that are held on the device (floor_ahead.c). */
+struct floor_ahead {
+    struct cotenant_floor *shared;    /* the page, writable; NULL: not to be had */
+    CUcontext context;                /* in which `words` is where the device sees who holds the floor */
+    CUdeviceptr words;
+    int64_t since_ns;                 /* predicted work since the last wait of the stream at hand */
+    bool on;                          /* what is launched now is held there */
+    bool behind;                      /* LS work is active, and what is launched now waits for its end */
+    bool refused;                     /* by this driver */
+};
+
 struct floor {
     const struct cotenant_floor *page;
+    struct floor_ahead ahead;
     pthread_mutex_t lock;
     int fd;
     struct work stated;               /* of its kernels, by the tenant */
@@ -48,6 +61,8 @@ struct floor {
     int64_t not_ready_ns;             /* an event was asked for and had not come */
     int64_t unchecked_ns;             /* closed by the clock since the last event */
     uint32_t unchecked;               /* in so many pieces */
+    uint32_t slow;                    /* chains in a row that were slower than is known, or held; */
+    double least_slow;                /* the least of them, over what is known */
     uint32_t doubt;                   /* so many of the next pieces end with an event, whatever check_ns says */
     bool open_solo;                   /* the open piece is one new kernel, and the event before it was recorded for it */
     int64_t late_ns;                  /* how late sleeps end */
@@ -71,5 +86,15 @@ HIDDEN void cot_pieces_forget(struct floor *floor, CUcontext gone);
 HIDDEN void cot_pieces_resolve(struct floor *floor, int64_t now_ns);
 HIDDEN void cot_piece_close(struct floor *floor, int64_t check_ns);
 HIDDEN bool cot_pieces_full(const struct floor *floor);
+
+HIDDEN bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns);
+
+/* ---- floor_ahead.c ---- */
+HIDDEN bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struct floor_rule *rule);
+HIDDEN bool cot_ahead_goes_on(const struct floor *floor, const struct floor_rule *rule, const struct piece *open, int64_t ns);
+HIDDEN bool cot_ahead_hold(struct floor *floor, struct thread *t);
+HIDDEN void cot_ahead_count(struct floor *floor, int64_t ns, int64_t now_ns);
+HIDDEN void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns);
+HIDDEN void cot_ahead_move(struct floor *floor, struct cotenant_floor *shared);
 
 #endif

@@ -112,7 +112,7 @@ void cot_holder_join(struct gpu *gpu)
     struct cotenant_message reply;
     struct cotenant_floor_reply terms;
     int fd;
-    struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_LATENCY_SENSITIVE, &fd, &reply);
+    struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_LATENCY_SENSITIVE, &fd, &reply, NULL);
     if (!page)
         return;
     if (reply.header.slot >= COTENANT_FLOOR_HOLDERS) {

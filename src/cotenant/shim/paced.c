@@ -4,12 +4,12 @@
 #include <time.h>
 
 #include "copies.h"
+#include "words.h"
 
 #define SPIN_NS 500000         /* how long a thread that waits looks without a pause: a nap takes 60 us, as much as a piece */
 #define NAP_NS 10000
 #define WAKE_NS 200000         /* before a long piece should end, it looks again */
 #define ASK_STREAM_NS 2000000  /* a thread that waits asks now and then whether its context lives */
-#define HOST_REGISTER_PORTABLE_DEVICEMAP 3
 
 DECLARE_REAL(cuMemHostRegister_v2);
 DECLARE_REAL(cuMemHostGetDevicePointer_v2);
@@ -51,17 +51,6 @@ static struct copy_record *take_record(void) /* with lock */
     return NULL;
 }
 
-/* One or two operations on words of memory in a stream, as the driver wants them. */
-struct word_operation {
-    uint32_t kind, unused_0;
-    CUdeviceptr address;
-    uint64_t value;
-    uint32_t flags, unused_1;
-    CUdeviceptr alias;
-    uint64_t unused_2;
-};
-enum { WAIT_UNTIL = 1, WRITE = 2 }; /* waits until the word is the value or later, cyclically */
-
 static CUresult words_in_stream(CUstream stream, struct word_operation *operations, unsigned count)
 {
     return ((CUresult(*)(CUstream, unsigned, void *, unsigned))REAL(cuStreamBatchMemOp_v2))(stream, count, operations, 0);
@@ -69,7 +58,7 @@ static CUresult words_in_stream(CUstream stream, struct word_operation *operatio
 
 static CUresult write_word(CUstream stream, CUdeviceptr address, uint32_t value)
 {
-    return words_in_stream(stream, &(struct word_operation){.kind = WRITE, .address = address, .value = value}, 1);
+    return words_in_stream(stream, &(struct word_operation){.kind = WORD_WRITE, .address = address, .value = value}, 1);
 }
 
 static CUresult ask_stream(CUstream stream)
@@ -183,9 +172,9 @@ static CUresult enqueue(struct copy_record *record, uint64_t serial, const struc
         struct word_operation operations[2];
         unsigned count = 0;
         if (i > 0 || !begun)
-            operations[count++] = (struct word_operation){.kind = WRITE, .address = ready, .value = record->base + i + 1};
+            operations[count++] = (struct word_operation){.kind = WORD_WRITE, .address = ready, .value = record->base + i + 1};
         if (!record->free_run && __atomic_load_n(&record->granted, __ATOMIC_ACQUIRE) <= i)
-            operations[count++] = (struct word_operation){.kind = WAIT_UNTIL, .address = go, .value = record->base + i + 1};
+            operations[count++] = (struct word_operation){.kind = WORD_WAIT, .address = go, .value = record->base + i + 1};
         if (count)
             result = words_in_stream(copy->stream, operations, count);
         if (result == CUDA_SUCCESS)

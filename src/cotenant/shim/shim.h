@@ -301,7 +301,11 @@ HIDDEN void cot_floor_after_fork(struct gpu *gpu);
 
 /* ---- floor_join.c ---- */
 struct cotenant_floor;
-HIDDEN struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply);
+HIDDEN struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply,
+                                             struct cotenant_floor **shared);
+
+/* ---- floor_ahead.c ---- */
+HIDDEN uint64_t cot_ahead_watch(uint64_t now_ns);
 
 /* ---- holder.c ---- */
 struct holder;

@@ -40,11 +40,14 @@ void soft_make_contents(const struct soft_op *op)
 
 static void work(struct soft_stream *stream, const struct soft_op *op, uint64_t now)
 {
-    uint64_t begin = op->over_link || stream->tail_ns > now ? stream->tail_ns : now; /* engines take spans in the past */
+    /* When its stream came to it, however late the thread that looks: engines take spans in the past. */
+    uint64_t begin = op->over_link || stream->tail_ns > op->queued_ns ? stream->tail_ns : op->queued_ns;
+    struct soft_unit unit = op->unit;
+    unit.overdue = begin < now;
     if (begin + MOST_LATE_NS < now)
         begin = now - MOST_LATE_NS;
     stream->tail_ns = op->over_link ? soft_reserve_link(stream->context->device, op->direction, begin, op->bytes)
-                                    : soft_reserve(stream->context->device, begin, op->unit);
+                                    : soft_reserve(stream->context->device, begin, unit);
     soft_make_contents(op);
 }
 
@@ -71,7 +74,7 @@ static bool carry_out(struct soft_stream *stream, struct soft_op *op, uint64_t n
         break;
     case SOFT_OP_RECORD:
         if (op->event->generation == op->generation)
-            op->event->when_ns = tail > now ? tail : now;
+            op->event->when_ns = tail > op->queued_ns ? tail : op->queued_ns;
         return true;
     case SOFT_OP_WAIT_EVENT:
         if (op->event->generation != op->generation)
@@ -132,15 +135,17 @@ static void append(struct soft_stream *stream, struct soft_op op) /* with ops_lo
     struct soft_op *kept = malloc(sizeof *kept);
     *kept = op;
     kept->next = NULL;
-    struct soft_op **last = &stream->first_op;
-    while (*last)
-        last = &(*last)->next;
-    *last = kept;
-    if (stream->first_op != kept)
+    kept->queued_ns = soft_now_ns();
+    bool first = !stream->first_op;
+    if (first)
+        stream->first_op = kept;
+    else
+        stream->last_op->next = kept;
+    stream->last_op = kept;
+    if (!first)
         return;
-    uint64_t now = soft_now_ns();
-    if (stream->tail_ns < now)
-        stream->tail_ns = now;
+    if (stream->tail_ns < kept->queued_ns)
+        stream->tail_ns = kept->queued_ns;
     stream->next_held = held;
     held = stream;
     pthread_t thread;

@@ -82,7 +82,7 @@ static double speed_beside(double sms, uint32_t work, double asked, const struct
 /* The end of a unit that begins at not_before_ns or later, on the time line of this process. */
 uint64_t soft_share(int number, struct soft_process *self, uint64_t not_before_ns, struct soft_unit unit)
 {
-    uint64_t now = soft_now_ns(), begin = not_before_ns > now ? not_before_ns : now;
+    uint64_t now = soft_now_ns(), begin = not_before_ns > now || unit.overdue ? not_before_ns : now;
     uint64_t own_tail = atomic_load(&self->tail_ns[number]); /* its streams take turns */
     begin = own_tail > begin ? own_tail : begin;
     double fill = (unit.sms ? unit.sms : SOFT_SM_COUNT) / (double)SOFT_SM_COUNT, part = part_of_sms();

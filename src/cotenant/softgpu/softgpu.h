@@ -75,6 +75,7 @@ struct soft_unit {
     uint32_t kernels; /* 0: one */
     uint32_t sms;     /* that each would fill; 0: all */
     uint32_t work;    /* 1 unknown, 2 memory, 3 compute: what it needs most */
+    bool overdue;     /* begins when it was due, which is past: it was held, and who looks was late */
 };
 uint64_t soft_reserve(int device, uint64_t not_before_ns, struct soft_unit unit); /* end of the span */
 bool soft_runs_together(void);
@@ -117,7 +118,7 @@ struct soft_stream {
     uint64_t capture_thread;
     struct soft_graph *capture_graph;
     struct soft_stream *next;
-    struct soft_op *first_op; /* what waits behind a wait for a word, see deferred.c */
+    struct soft_op *first_op, *last_op; /* what waits behind a wait for a word, see deferred.c */
     struct soft_stream *next_held;
 };
 
@@ -149,6 +150,7 @@ struct soft_op {
     uint64_t bytes;
     const struct soft_op *parts; /* of a graph: what its nodes copy and fill */
     uint32_t part_count;
+    uint64_t queued_ns;   /* when the program asked for it */
     struct soft_op *next;
 };
 

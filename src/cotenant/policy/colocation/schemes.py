@@ -62,6 +62,8 @@ class ColocationSettings:
     an LS process that neither raises again nor lowers for so long is no longer believed. `sm_threshold`: orion's,
     0: all of the GPU. `stretch`: how far tidal's interval may grow for a program that leaves the GPU dry (1: not at
     all). `check_ns`: BE work between two events, by the clock meanwhile (tidal; 0: each piece has an event).
+    `ahead_ns`: BE work that a program may launch before its time (tidal; 0: none): it is held on the device, by waits
+    of its streams before each `interval_ns` of it, so that LS finds no more than that.
     `duty`: part of the time that tidal lets BE keep the GPU busy while LS is idle; on a card at its power limit the
     rest keeps the clock up for LS. `clock`: only as long as the card's SM clock is below that part of its highest
     (0: always, and where none is read).
@@ -75,6 +77,7 @@ class ColocationSettings:
     sm_threshold: int = 0
     stretch: float = 4.0
     check_ns: int = 150_000
+    ahead_ns: int = 20_000_000
     duty: float = 1.0
     clock: float = 0.0
 
@@ -94,6 +97,8 @@ class ColocationSettings:
             raise InputError("the time in flight may grow 1 to 100 times", field="stretch")
         if not 0 <= self.check_ns <= 1_000_000_000:
             raise InputError("best-effort work between two events is 0 s to 1 s", field="check")
+        if not 0 <= self.ahead_ns <= 1_000_000_000:
+            raise InputError("best-effort work launched before its time is 0 s to 1 s", field="ahead")
         if not 0.1 <= self.duty <= 1.0:
             raise InputError("best-effort work may keep the GPU busy for 10 % to 100 % of the time", field="duty")
         if not 0.0 <= self.clock <= 1.0:

@@ -1,0 +1,20 @@
+/* Operations of streams on words of memory, as cuStreamBatchMemOp_v2 takes them. */
+#ifndef COTENANT_WORDS_H
+#define COTENANT_WORDS_H
+
+#include <stdint.h>
+
+struct word_operation {
+    uint32_t kind, unused_0;
+    uint64_t address;
+    uint64_t value;
+    uint32_t flags, unused_1;
+    uint64_t alias;
+    uint64_t unused_2;
+};
+enum { WORD_WAIT = 1, WORD_WRITE = 2 };
+enum { WORD_REACHED = 0, WORD_EQUAL = 1 }; /* a wait's flags: until the word is the value or later, cyclically; or the value */
+
+#define HOST_REGISTER_PORTABLE_DEVICEMAP 3
+
+#endif
