@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cotenant.metrics.live import AGENT
+from cotenant.node.floor_client import join_floor
 
 TENANTS = [
     {"name": "notebooks", "request": 0.2, "limit": 0.5, "memory": "2GiB"},
@@ -53,6 +54,49 @@ def test_a_change_is_in_the_feed_within_a_second(live_agent: Callable[..., Any])
             if took_s[-1] < 1.0:
                 break
     assert min(took_s) < 1.0
+
+
+def test_who_is_held_off_by_latency_sensitive_work_is_told(live_agent: Callable[..., Any]) -> None:
+    """Its class, that it is held off now, and how long its launches have waited, which under mps are no turns."""
+    train_spec = {"name": "train", "best_effort": True, "mechanism": "mps"}
+    on_the_host = {"scheme": "tidal", "ahead": "0s"}  # what waits on the device has no wait of its launches
+    agent = live_agent(tenants=[train_spec], colocation=on_the_host)
+
+    def share() -> dict[str, Any]:
+        (row,) = json.loads(agent.get("/state.json"))["shares"]
+        return dict(row)
+
+    def until(condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < end, share()
+            time.sleep(0.02)
+
+    floor = join_floor(agent.folder, json.loads(agent.get("/state.json"))["gpus"][0]["key"])
+    run = [sys.executable, "-m", "cotenant.cli.main", "run", "--name", "train", "--"]
+    train = subprocess.Popen(
+        [*run, sys.executable, "-m", "cotenant.bench.workload", "busy"], env=agent.environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert train.stdin is not None
+        assert train.stdout is not None
+        assert train.stdout.readline().startswith("ready")
+        assert (share()["class"], share()["floor"]) == ("best-effort", None)
+        train.stdin.write("run 0.5\n")
+        train.stdin.flush()
+        began = time.monotonic()
+        while time.monotonic() < began + 0.3:
+            floor.raise_()  # a sign of life
+            assert share()["floor"] == "held off"
+        floor.lower()
+        assert train.stdout.readline().startswith('{"count"')
+        until(lambda: share()["floor"] is None and share()["waited_s"] >= 0.2)
+        (line,) = (e for e in agent.get("/metrics").splitlines() if e.startswith("cotenant_tenant_launch_wait"))
+        assert 0.2 <= float(line.split()[-1]) < 2.0
+    finally:
+        train.communicate(timeout=20)
+        floor.close()
 
 
 def test_two_agents_on_one_dashboard(live_agent: Callable[..., Any]) -> None:

@@ -173,6 +173,23 @@ def test_ten_tenants_have_ten_colours_and_keep_them(browser: Any, stage: Stage) 
     assert len(set(after.values())) == 9
 
 
+def test_best_effort_work_that_is_held_off_is_told_from_what_runs(browser: Any, stage: Stage) -> None:
+    *head, train, web, plain = tenant_rows(3)
+    train[2].update({"class": "best-effort", "floor": "held off", "waited_s": 12.5})
+    web[2].update({"class": "latency-sensitive", "floor": "holds"})
+    stage.rows = [*head, train, web, plain]
+    browser.get(stage.server.url)
+    until(lambda: text(browser, "#shares tbody").count("\n") >= 2)
+    lines = browser.find_elements("css selector", "#shares tbody tr")
+    told = {line.text.split()[0]: line.text for line in lines}
+    assert "best-effort" in told["t0"]
+    assert "held off" in told["t0"]
+    assert "latency-sensitive" in told["t1"]
+    assert "holds off" in told["t1"]
+    assert "running" in told["t2"]
+    assert not complaints(browser)
+
+
 def test_find_sort_and_theme_by_keyboard(browser: Any, stage: Stage) -> None:
     from selenium.webdriver.common.keys import Keys
 

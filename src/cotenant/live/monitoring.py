@@ -63,6 +63,7 @@ def rows() -> list[tuple[str, list[Panel]]]:
                     "Time beyond the end of turns", "percentunit", ((rate(n.TENANT_OVERRUN, "tenant"), "{{tenant}}"),)
                 ),
                 Panel("Launches", "ops", ((rate(n.TENANT_LAUNCHES, "tenant"), "{{tenant}}"),)),
+                Panel("Launches wait", "percentunit", ((rate(n.TENANT_LAUNCH_WAIT, "tenant"), "{{tenant}}"),)),
             ],
         ),
         ("Services", monitoring_server.panels()),

@@ -63,6 +63,10 @@ TENANT_TURNS = Metric("cotenant_tenant_turns_total", "counter", "Its turns.", ("
 TENANT_LAUNCHES = Metric(
     "cotenant_tenant_launches_total", "counter", "Its launches of kernels and graphs.", ("tenant",)
 )
+TENANT_LAUNCH_WAIT = Metric(
+    "cotenant_tenant_launch_wait_seconds_total", "counter",
+    "Time that its launches waited, for turns or for latency-sensitive work to end.", ("tenant",),
+)  # fmt: skip
 TENANT_WARNINGS = Metric("cotenant_tenant_warnings_total", "counter", "Warnings about it.", ("tenant",))
 
 AGENT: tuple[Metric, ...] = (
@@ -90,6 +94,7 @@ AGENT: tuple[Metric, ...] = (
     TENANT_OVERRUN,
     TENANT_TURNS,
     TENANT_LAUNCHES,
+    TENANT_LAUNCH_WAIT,
     TENANT_WARNINGS,
 )
 SERVER_RECEIVED = Metric("cotenant_server_received_total", "counter", "Requests that have arrived.", ("service",))

@@ -121,7 +121,9 @@ def _share(row: dict[str, Any], share: dict[str, Any]) -> dict[str, Any]:
         "residency": _residency(share.get("residency")),
         "holding": share["holding"],
         "waiting": share["waiting"],
-        "waited_s": round(share["waited_s"], 1),
+        "class": None if row["class"] == "normal" else row["class"],
+        "floor": share["floor"] or None,
+        "waited_s": round(share["waited_s"] or row["gate_wait_s"], 1),
         "turns": share["turns"],
         "note": row["holder"]["name"] if isinstance(row.get("holder"), dict) and "name" in row["holder"] else None,
     }
@@ -168,6 +170,7 @@ def _tenant(out: Exposition, row: dict[str, Any]) -> None:
     out.add(names.TENANT_LIMIT, row["limit"], tenant=name)
     out.add(names.TENANT_HOST, row["host_pinned_bytes"], tenant=name)
     out.add(names.TENANT_LAUNCHES, row["launches"], tenant=name)
+    out.add(names.TENANT_LAUNCH_WAIT, row["gate_wait_s"], tenant=name)
     out.add(names.TENANT_WARNINGS, row["warning_count"], tenant=name)
     caps = {share["memory_limit_bytes"] for share in row["gpus"] if share["memory_limit_bytes"] is not None}
     for cap in caps:

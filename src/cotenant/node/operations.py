@@ -118,7 +118,7 @@ class Operations:
             "launches": tenant.launches_gone + sum(c["launches"] for c in counters),
             "graph_launches": sum(c["graph_launches"] for c in counters),
             "copies": sum(c["copies"] for c in counters),
-            "gate_wait_s": sum(c["waited_ns"] for c in counters) / 1e9,
+            "gate_wait_s": (tenant.waited_gone_ns + sum(c["waited_ns"] for c in counters)) / 1e9,
             "predicted_busy_s": sum(c["predicted_busy_ns"] for c in counters) / 1e9,
             "host_pinned_bytes": self.agent.host_used(tenant),
             "warnings": list(tenant.warnings),

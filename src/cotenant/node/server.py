@@ -206,6 +206,7 @@ class ShimServer:
             tenant = session.tenant
             tenant.sessions.remove(session)
             tenant.launches_gone += sum(session.page.slots[slot].launches for slot in session.slots)
+            tenant.waited_gone_ns += sum(session.page.slots[slot].waited_ns for slot in session.slots)
             self.broker.drop(session)
             self.copies.drop(session)
             self.residency.gone(session)

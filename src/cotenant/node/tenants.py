@@ -46,6 +46,7 @@ class Tenant:
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     warning_count: int = 0
     launches_gone: int = 0  # counted by processes that have ended
+    waited_gone_ns: int = 0
 
     @property
     def name(self) -> str:

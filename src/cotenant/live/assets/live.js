@@ -152,12 +152,13 @@ const pill = (text, kind) => make("span", { className: `pill ${kind ?? ""}` }, t
 
 function stateOf(row) {
   if (row.residency && row.residency !== "resident") return [row.residency, "wait"];
+  if (row.floor) return row.floor === "holds" ? ["holds off", "go"] : [row.floor, "wait"];
   if (row.holding) return ["on the GPU", "go"];
   if (row.waiting) return ["waiting", "wait"];
   return [row.state ?? "", { running: "go", serving: "go", parked: "wait", starting: "wait", failed: "bad" }[row.state]];
 }
 const SHARES = [
-  { key: "tenant", name: "who", text: true, show: (row) => [make("i", { className: "dot", style: { "--c": row.color ?? colorOf(row.tenant) } }), ` ${row.tenant}`, small(row.note)] },
+  { key: "tenant", name: "who", text: true, show: (row) => [make("i", { className: "dot", style: { "--c": row.color ?? colorOf(row.tenant) } }), ` ${row.tenant}`, small(row.note), small(row.class)] },
   { key: "gpu", name: "GPU", value: (row) => gpuName(row.gpu), show: (row) => gpuName(row.gpu) },
   { key: "state", name: "state", value: (row) => stateOf(row)[0], show: (row) => pill(...stateOf(row)) },
   { key: "granted", name: "granted", show: (row) => percent(row.granted) },
