@@ -164,7 +164,9 @@ class Colocation:
 
         with contextlib.suppress(WorkError):  # without it workers raise the floor themselves, a little later
             if gpu not in self._floors:
-                self._floors[gpu] = join_floor(self.folder, gpu)
+                floor = join_floor(self.folder, gpu)
+                if self._floors.setdefault(gpu, floor) is not floor:  # workers are started beside each other
+                    floor.close()
 
     def coming(self, spec: WorkerSpec, service: str) -> None:
         """A batch goes to a worker. It takes tens of microseconds to get there: the floor is up from now on, so that

@@ -18,10 +18,11 @@ from cotenant.serve.pool import Let, Loaded, Pool
 from cotenant.serve.repository import Found, find
 from cotenant.serve.stats import Stats
 from cotenant.serve.tensors import ModelInfo
-from cotenant.serve.workers import LoadError, ModelSpec, Worker, WorkerFactory, WorkerSpec
+from cotenant.serve.workers import LoadError, ModelSpec, UnavailableError, Worker, WorkerFactory, WorkerSpec
 
 RESTARTS = 3  # attempts in a row before a service counts as failed
 BACKOFF_S = (0.0, 0.5, 2.0)
+UNAVAILABLE_S = 0.5
 DRAIN_S = 60.0
 
 
@@ -121,6 +122,9 @@ class Crew:
             results = await asyncio.gather(*(self._start(new) for new in fresh), return_exceptions=True)
             if self.closing or any(isinstance(result, BaseException) for result in results):
                 await asyncio.gather(*(new.worker.stop(1.0) for new in fresh))
+                for result in results:
+                    if isinstance(result, UnavailableError | InputError):
+                        raise result
                 failed = self._blamed(fresh, results)
                 for name, why in failed.items():
                     self._failed(name, why)
@@ -259,8 +263,9 @@ class Crew:
         self._run(self._restart(let))
 
     async def _restart(self, let: Let) -> None:
-        for attempt in range(RESTARTS):
-            await asyncio.sleep(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
+        attempt, pause_s, said = 0, BACKOFF_S[0], ""
+        while attempt < RESTARTS:
+            await asyncio.sleep(pause_s)
             usable = self.factory.gpus()
             if let.index < 0 or self.closing:
                 return
@@ -271,16 +276,25 @@ class Crew:
             self._keys[worker] = self._key(let.spec)
             try:
                 infos = await worker.start()
+            except (UnavailableError, InputError) as error:  # for as long as it takes: the models are not to blame
+                self._keys.pop(worker, None)
+                if not said:
+                    self.say(f"{let.spec.name} waits for its worker: {error}")
+                pause_s, said = UNAVAILABLE_S, str(error)
+                continue
             except LoadError as error:
                 self._keys.pop(worker, None)
                 await worker.stop(1.0)
                 last = error
+                attempt += 1
+                pause_s = BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
                 continue
             if let.index < 0 or self.closing or self._keys[worker] != self._key(let.spec):
                 # the plan went on without it, or the seats have changed meanwhile
                 self._keys.pop(worker, None)
                 await worker.stop(1.0)
                 if let.index >= 0 and not self.closing:
+                    pause_s = BACKOFF_S[0]
                     continue
                 return
             self.stats.models_loaded += len(infos)

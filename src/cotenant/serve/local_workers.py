@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cotenant.model.errors import InputError, WorkError
 from cotenant.serve.arena import Arena, aligned
 from cotenant.serve.tensors import DTYPES, ModelInfo, Tensor
 from cotenant.serve.worker_main import MOST_MESSAGE
-from cotenant.serve.workers import Job, LoadError, Result, Worker, WorkerListener, WorkerSpec
+from cotenant.serve.workers import Job, LoadError, Result, UnavailableError, Worker, WorkerListener, WorkerSpec
 
 if TYPE_CHECKING:
     from cotenant.serve.colocation import Colocation
@@ -38,7 +39,8 @@ class LocalWorker:
     ) -> None:  # fmt: skip
         self.spec, self.cores = spec, cores
         self.pid: int | None = None
-        self.on_start: Callable[[int], None] = lambda pid: None
+        self.prepare: Callable[[], Mapping[str, str]] | None = None  # more of its environment; may take long
+        self.on_start: Callable[[int], None] | None = None  # may take long, too
         self.on_submit: Callable[[str], None] = lambda service: None
         self._listener, self._environment, self._limit_s = listener, environment, load_limit_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,6 +63,12 @@ class LocalWorker:
     async def start(self) -> dict[str, ModelInfo]:
         """See Worker."""
         loop = asyncio.get_running_loop()
+        if self.prepare is not None:
+            try:
+                self._environment = {**self._environment, **await _elsewhere(self.prepare)}
+            except (UnavailableError, InputError):
+                self._gone.set()
+                raise
         self._ready = loop.create_future()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_MESSAGE)
@@ -77,12 +85,20 @@ class LocalWorker:
                 pass_fds=numbers, env=os.environ | self._environment, stdin=subprocess.DEVNULL, stdout=prints,
             )  # fmt: skip
         self.pid = self._process.pid
-        self.on_start(self.pid)
         ours.setblocking(False)
         loop.add_reader(ours.fileno(), self._readable)
-        ours.send(pickle.dumps((self.spec, self.cores)))
         try:
+            if self.on_start is not None:
+                await _elsewhere(self.on_start, self.pid)
+            with contextlib.suppress(OSError):  # it is gone: the reader finds that out
+                ours.send(pickle.dumps((self.spec, self.cores)))
             return await asyncio.wait_for(self._ready, self._limit_s)
+        except (UnavailableError, InputError):
+            self._stopping = True
+            self._ready.cancel()
+            self.kill()
+            await self._gone.wait()
+            raise
         except TimeoutError:
             self._stopping = True
             self.kill()
@@ -238,6 +254,15 @@ class LocalWorker:
             self._process.send_signal(signal.SIGKILL)
 
 
+async def _elsewhere(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Ask the agent on a thread: one that hangs must not keep the gateway from answering. UnavailableError, and
+    InputError as it comes."""
+    try:
+        return await asyncio.to_thread(call, *arguments)
+    except (WorkError, OSError) as error:
+        raise UnavailableError(str(error)) from None
+
+
 def _same_shapes(units: Sequence[Sequence[Tensor]]) -> bool:
     shapes = [t.shape for t in units[0]]
     return all(t.shape == shape for unit in units for t, shape in zip(unit, shapes, strict=True))
@@ -307,10 +332,11 @@ class LocalWorkers:
         """See WorkerFactory."""
         cores = self._cores_for(spec) if spec.mechanism == "cores" else ()
         environment = {"OMP_NUM_THREADS": str(max(1, len(cores)))}
-        if self._devices is not None:
+        if self._devices is not None and self._colocation is None:
             environment.update(self._devices.environment(spec))
         worker = LocalWorker(spec, listener, cores, environment, self.load_limit_s)
         if self._colocation is not None:
+            worker.prepare = partial(self._colocation.environment, spec)
             worker.on_start = partial(self._colocation.started, spec)
             worker.on_submit = partial(self._colocation.coming, spec)
         for ended in [w for w in self._made if w.ended]:

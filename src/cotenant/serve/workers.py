@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from cotenant.model.errors import WorkError
 from cotenant.serve.tensors import ModelInfo, Tensor
 
 
@@ -69,6 +70,10 @@ class LoadError(Exception):
     def __init__(self, service: str, why: str) -> None:
         super().__init__(why)
         self.service, self.why = service, why
+
+
+class UnavailableError(WorkError):
+    """A worker cannot be made now, perhaps later, and no model is to blame: who gives out GPUs does not answer."""
 
 
 class WorkerListener(Protocol):
