@@ -98,6 +98,23 @@ def test_few_requests_are_said_to_be_rough(result: dict[str, dict[str, dict[str,
     assert low <= result["tidal"]["mm4096"]["slo_attainment"] <= high
 
 
+def test_a_p99_that_the_host_made_is_named(result: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Late requests decide a p99 from 1 % of them on, on either side; the worst come first."""
+
+    def said(*late: tuple[int, int], calm: float | None = None) -> str:
+        more = {"requests": 300, "ls_p99_over_alone_calm": calm}
+        row: dict[str, Any] = result["tidal"]["mm4096"] | more
+        return " ".join(
+            notes({f"s{n}": {"mm4096": row | {"late_requests": list(pair)}} for n, pair in enumerate(late)})
+        )
+
+    assert "host" not in said((0, 0), (2, 2))
+    assert "s0 beside mm4096 (3 of 300)." in said((0, 3))
+    assert "s0 beside mm4096 (4 of 300, 1.25 without the blocks that had some)." in said((4, 1), calm=1.25)
+    assert "s4 beside mm4096 (8 of 300); s1" in (many := said((0, 3), (0, 7), (0, 6), (0, 5), (0, 8)))
+    assert many.endswith("; and 1 more.")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

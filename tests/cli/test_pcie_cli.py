@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from command import cotenant
 
+from cotenant.cli.bench_pcie import _tell
+
 
 @pytest.mark.parametrize(
     ("arguments", "field"),
@@ -125,3 +127,11 @@ def test_pageable_copies_share_by_weight_too() -> None:
     found = json.loads(cotenant("bench", "pcie", *words, "--json").out)
     assert found["shares"] == pytest.approx([0.25, 0.75], abs=0.08)
     assert found["ls_copy_wait_chunks"] is None
+
+
+def test_a_p99_of_few_copies_is_called_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"gpu": "g", "direction": "h2d", "memory": "pinned", "native_bytes_per_s": 1e8, "weights": [1.0]}
+    told |= {"shares": [1.0], "total_over_link": 1.0, "chunk_us": 1000.0, "ls_copy_wait_chunks": 1.5}
+    for copies, words in ((52, "the longest of 52 copies"), (753, "p99")):
+        _tell(told | {"ls_copy_wait_chunks_median": 0.5, "ls_beside_us": {"copies": copies}})
+        assert f"waits 1.50 chunks of 1000 us ({words}; median 0.50)" in capsys.readouterr().out

@@ -23,6 +23,8 @@ PROMISE_P99, PROMISE_BE = 1.05, 0.95
 COLOURS = {"temporal": "#7a7a7a", "orion": "#b8860b", "mps-plus": "#c0392b", "static": "#8e44ad", "tidal": "#1f77b4"}
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hexagon", "bowtie")
 ROUGH_REQUESTS = 500
+LATE_PART = 0.01  # so many late requests are what p99 is
+MOST_LATE = 4  # are named
 STYLE = (
     "body{font:15px/1.45 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse}th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #ddd}"
@@ -101,7 +103,30 @@ def notes(rows: Rows) -> list[str]:
         rough = f" A p99 of {least} requests is rough." if least < ROUGH_REQUESTS else ""
         more = f" {need:,} tell 99 % in time from 99.5 %." if least < need else ""
         said.append(f"{least:,} requests a line, at least.{rough}{more}")
-    return said
+    return said + _paused(rows)
+
+
+def _paused(rows: Rows) -> list[str]:
+    """Which p99 is the host's: it began 1 % of the requests or more later than it could, alone or beside."""
+    found = []
+    for scheme, loads in rows.items():
+        for load, row in loads.items():
+            late, requests = max(row.get("late_requests") or [0]), int(row.get("requests") or 0)
+            if late and late >= LATE_PART * requests:
+                calm = row.get("ls_p99_over_alone_calm")
+                without = "" if calm is None else f", {calm:.2f} without the blocks that had some"
+                words = f"{scheme} beside {short_names(list(loads))[load]} ({late} of {requests:,}{without})"
+                found.append((late / requests, words))
+    if not found:
+        return []
+    worst = [words for _, words in sorted(found, key=lambda pair: -pair[0])]
+    more = f"; and {len(worst) - MOST_LATE} more" if len(worst) > MOST_LATE else ""
+    return [
+        "The host paused: it began 1 % of the requests or more later than it could, so that p99 is the host's of "
+        + "; ".join(worst[:MOST_LATE])
+        + more
+        + "."
+    ]
 
 
 def figures(rows: Rows) -> list[Any]:
