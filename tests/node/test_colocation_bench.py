@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from typing import Any, cast
 
@@ -11,6 +13,7 @@ import pytest
 from cotenant.bench.be_loads import Load
 from cotenant.bench.colocation import Plan, Series, measure, native_block, parse_ls, parse_schemes, summary
 from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.model.errors import WorkError
 
 BE_LOADS = ["cotenant.bench.be_loads", "driver"]
 
@@ -30,6 +33,31 @@ def test_blocks_in_which_the_host_paused_are_told_apart() -> None:
     assert row["ls_p99_over_alone_calm"] == pytest.approx((1.1 + 0.98 * 1.1) / (1.0 + 0.98 * 1.0))
     assert row["ls_p99_over_alone"] > 2
     assert row["be_over_left"] == pytest.approx(80 / 100 / 0.9)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["be_loads"], 1, "no CUDA driver"),
+        (["workload", "busy"], 1, "no CUDA driver"),
+        (["ls_client"], 2, "two arguments are needed"),
+        (["ls_client", "driver", "four"], 2, "two arguments are needed"),
+        (["ls_client", "driver", "4"], 1, "no CUDA driver"),
+    ],
+)
+def test_a_program_that_cannot_begin_says_why_in_a_sentence(words: list[str], code: int, says: str) -> None:
+    nowhere = {**os.environ, "COTENANT_BENCH_LIBRARY": "/nowhere/libcuda.so.1", "LD_PRELOAD": ""}
+    command = [sys.executable, "-m", f"cotenant.bench.{words[0]}", *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=nowhere, input="")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)
+    assert says in done.stderr
+
+
+def test_a_load_that_nobody_knows_is_refused() -> None:
+    with Rig("soft", together=True) as rig:
+        be = rig.be_native().wait_ready()
+        with pytest.raises(WorkError, match="no load is called 'mm40x6'"):
+            be.ask("load mm40x6")
 
 
 @pytest.mark.slow

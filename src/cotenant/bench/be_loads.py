@@ -22,7 +22,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cotenant.bench.workload import LAUNCH_CORE, keep_to
+from cotenant.bench.workload import LAUNCH_CORE, in_a_sentence, keep_to
+from cotenant.model.errors import InputError
 
 KIND = re.compile(r"^(?:(mm|mmz|add|copy)([1-9]\d{0,4})|(train-resnet50|train-transformer)(?::([1-9]\d{0,3}))?)$")
 UNIT_S = 0.001  # launches of one unit, together
@@ -179,7 +180,9 @@ def main(arguments: list[str]) -> int:
     core, everywhere = os.environ.get(LAUNCH_CORE), os.sched_getaffinity(0)
     for line in sys.stdin:
         words = line.split()
-        if words[0] == "load" and KIND.match(words[1]):
+        if words[:1] == ["load"] and not KIND.match(" ".join(words[1:])):
+            raise InputError(f"no load is called {' '.join(words[1:])!r}: see --be of cotenant bench colocation")
+        if words[:1] == ["load"]:
             os.sched_setaffinity(0, everywhere)
             load = None  # its memory is free before the next one asks for some
             load = torch_load(words[1]) if cuda is None else driver_load(words[1], cuda)
@@ -187,12 +190,12 @@ def main(arguments: list[str]) -> int:
             if core:
                 keep_to(int(core))
             print(json.dumps({"kind": words[1], "unit_ms": one_ms}), flush=True)
-        elif words[0] == "times" and load is not None:
+        elif words[:1] == ["times"] and load is not None:
             print(json.dumps(launch_times(load, float(words[1]))), flush=True)
-        elif words[0] == "run" and load is not None:
+        elif words[:1] == ["run"] and load is not None:
             print(json.dumps(load.run(float(words[1]))), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(in_a_sentence(main))

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cotenant.bench.workload import in_a_sentence
+from cotenant.model.errors import InputError
 from cotenant.node.floor_client import Holder, NullFloor, join_floor
 from cotenant.policy.colocation import WorkClass
 
@@ -180,6 +182,8 @@ def driver_service(batch: int) -> Service:
 
 def main(arguments: list[str]) -> int:
     """Set up, say so, serve what is asked on standard input."""
+    if len(arguments) != 2 or not arguments[1].isdecimal() or not 1 <= int(arguments[1]) <= 1024:
+        raise InputError("two arguments are needed, such as driver 4: driver or torch, and the batch")
     backend, batch = arguments[0], int(arguments[1])
     service = torch_service(batch) if backend == "torch" else driver_service(batch)
     for _ in range(20):
@@ -205,4 +209,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(in_a_sentence(main))

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cotenant.model.errors import InputError, WorkError
+
 KINDS = ("busy", "training", "launch", "graph")
 LAUNCH_CORE = "COTENANT_BENCH_CORE"  # where the launching thread runs, once all is set up
 MARK_NS = 20_000_000
@@ -283,5 +285,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def in_a_sentence(program: Callable[[list[str]], int]) -> int:
+    """Runs a program of the benchmarks. What ends it too early is one sentence: 2: wrong input, 1: failed work."""
+    if "--help" in sys.argv[1:]:
+        print(sys.modules["__main__"].__doc__)
+        return 0
+    try:
+        return program(sys.argv[1:])
+    except (InputError, WorkError, ModuleNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(in_a_sentence(main))
