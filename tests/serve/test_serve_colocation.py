@@ -20,7 +20,7 @@ from cotenant.node.config import TenantSpec
 from cotenant.node.floor_client import Floor, join_floor
 from cotenant.node.launcher import Launch, register
 from cotenant.policy.colocation import WorkClass
-from cotenant.serve.colocation import Claim, Colocation, Turnstile
+from cotenant.serve.colocation import SIGN_S, Claim, Colocation, Turnstile
 from cotenant.serve.server import running
 from cotenant.serve.workers import ModelSpec, WorkerSpec
 
@@ -328,6 +328,19 @@ def test_a_turnstile_tells_the_classes_of_a_mixed_worker_apart(bench: Bench) -> 
     assert not other.others_up()
     ours.close()
     other.close()
+
+
+def test_a_long_batch_is_protected_to_its_end(bench: Bench) -> None:
+    """Longer than a holder is believed that does not raise again (0.5 s)."""
+    ours, other = (join_floor(bench.folder, uuid_of(bench)) for _ in range(2))
+    gate = Turnstile(ours, frozenset(), gated=False)
+    gate.enter("ls")
+    for _ in range(40):
+        assert other.others_up()
+        time.sleep(0.03)
+    gate.leave("ls")
+    time.sleep(2 * SIGN_S)
+    assert not other.others_up()
 
 
 def test_a_worker_on_green_contexts_shrinks_while_ls_works_and_grows_again(bench: Bench) -> None:

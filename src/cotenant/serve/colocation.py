@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "COTENANT_WORKER_FLOOR"
 LOOK_S = 0.00005
+SIGN_S = 0.1  # between signs of life while a batch runs: a fifth of the usual hold_limit
 KEEP_S = 1.0
 NUMBERS = itertools.count(1)  # of this process: a tenant of its last server may still be there when the next one starts
 
@@ -244,11 +245,16 @@ class Turnstile:
         self._floor, self._best_effort, self._gated = floor, best_effort, gated
         self._beside, self._whole, self._resize = beside, whole, resize
         self._now = whole
+        self._runs: WorkClass | None = None  # LS work, by its class
+        self._lock = threading.Lock()
+        threading.Thread(target=self._show_signs, name="signs", daemon=True).start()
 
     def enter(self, service: str) -> None:
         """A batch begins. LS: the floor is up from here."""
         if service not in self._best_effort:
-            self._floor.raise_(self._classes.get(service, WorkClass.UNKNOWN))
+            with self._lock:
+                self._runs = self._classes.get(service, WorkClass.UNKNOWN)
+                self._floor.raise_(self._runs)
             return
         if self._beside > 0:
             self._step(self._beside if self._floor.others_up() else self._whole)
@@ -264,7 +270,18 @@ class Turnstile:
     def leave(self, service: str) -> None:
         """The batch is answered."""
         if service not in self._best_effort:
-            self._floor.lower()
+            with self._lock:
+                self._runs = None
+                self._floor.lower()
+
+    def _show_signs(self) -> None:
+        """A batch may take longer than a holder is believed that is not heard of. One that hangs is ended by the
+        gateway, and a process that is stopped shows nothing."""
+        while True:
+            time.sleep(SIGN_S)
+            with self._lock:
+                if self._runs is not None:
+                    self._floor.raise_(self._runs)
 
 
 def turnstile(models: Sequence[Any], resize: Callable[[float], None]) -> Turnstile | None:
