@@ -234,6 +234,25 @@ def test_a_hung_worker_is_killed_once_and_its_request_tried_again(monkeypatch: p
     asyncio.run(main())
 
 
+def test_a_best_effort_batch_may_be_held_off_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker waits where latency-sensitive work holds the floor: it was killed after two SLOs, twice, and the
+    request failed."""
+
+    async def main() -> None:
+        desk = Desk()
+        now = [0.0]
+        monkeypatch.setattr(desk.pool, "now_ms", lambda: now[0])
+        desk.offer("c")
+        first = next(w for w in desk.workers if w.job is not None)
+        while now[0] < 61_000.0:
+            assert first.alive is (now[0] <= 60_000.0)
+            now[0] += 10.0
+            desk.pool.tick()
+        assert not first.alive
+
+    asyncio.run(main())
+
+
 def test_a_worker_that_dies_before_it_is_attached_is_lost() -> None:
     async def main() -> None:
         desk = Desk()

@@ -23,6 +23,7 @@ from cotenant.serve.workers import Job, Result, Worker
 
 TICK_S = 0.02
 HUNG_FACTOR, HUNG_SLOS, HUNG_LEAST_MS = 10.0, 2.0, 1000.0
+HUNG_BEST_EFFORT_MS = 60_000.0  # a batch that is held off by latency-sensitive work does not hang
 MOST_SPARE = 0.1  # part of a deadline
 OVERRUN_UP, OVERRUN_DOWN = 0.25, 0.02  # how fast what batches took too long is learned, and forgotten
 
@@ -159,8 +160,9 @@ class Pool:
         self._numbers += 1
         job = Job(self._numbers, service, [unit.tensors for unit in units], expected_ms)
         let.job, let.running, let.started_ms = job, units, now
-        slo = self.service[service].slo_ms
-        let.hung_ms = now + max(HUNG_FACTOR * expected_ms, HUNG_SLOS * slo, HUNG_LEAST_MS)
+        known = self.service[service]
+        least_ms = HUNG_LEAST_MS if known.latency_sensitive else HUNG_BEST_EFFORT_MS
+        let.hung_ms = now + max(HUNG_FACTOR * expected_ms, HUNG_SLOS * known.slo_ms, least_ms)
         let.free.clear()
         assert let.worker is not None
         let.worker.submit(job)
