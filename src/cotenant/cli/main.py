@@ -32,7 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "park": ("cotenant.cli.park", "Free the GPU of a running program, for later."),
     "resume": ("cotenant.cli.resume", "Bring a parked program back, on the same or another GPU."),
     "preempt": ("cotenant.cli.preempt", "Park tenants until a GPU has room for something else."),
-    "bench": ("cotenant.cli.bench", "Comparisons against a baseline of the same run: shares, overhead."),
+    "bench": ("cotenant.cli.bench", "Comparisons against a baseline of the same run: shares, copies, schemes."),
     "kube": ("cotenant.cli.kube", "Kubernetes: webhook, device plugin, manifests, Helm chart."),
     "slurm": ("cotenant.cli.slurm", "Slurm: prolog and epilog that give a job its share."),
     "probe": ("cotenant.cli.probe", "What a GPU shows of itself without a driver patch: memory channels."),
