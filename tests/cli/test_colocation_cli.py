@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cotenant.bench.be_loads import soft_kernel
-from cotenant.bench.colocation import parse_be, parse_ls, quantile, rate_between
+from cotenant.bench.colocation import parse_be, parse_ls, parse_schemes, quantile, rate_between
 from cotenant.bench.harness import Bench
 from cotenant.cli.bench import app
 from cotenant.cli.profile import app as profile_app
@@ -137,6 +137,12 @@ def test_a_p99_that_the_host_made_is_named(result: dict[str, dict[str, dict[str,
 def test_what_is_wrong_is_refused_before_any_work(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, ["colocation", "--gpus", "virtual", *arguments])
     assert isinstance(done.exception, InputError)
+
+
+def test_schemes_are_named_once_and_what_is_wrong_is_theirs() -> None:
+    assert [scheme.name for scheme in parse_schemes("tidal,orion,tidal")] == ["tidal", "orion"]
+    with pytest.raises(InputError, match="field --schemes: unknown co-location scheme 'best'"):
+        parse_schemes("tidal,best")
 
 
 def test_a_gpu_that_is_not_here_is_wrong_input() -> None:

@@ -64,8 +64,13 @@ def parse_be(text: str) -> list[str]:
 
 
 def parse_schemes(text: str) -> list[Scheme]:
-    """Schemes from `all` or a comma list."""
-    return list(SCHEMES) if text == "all" else [scheme_named(name) for name in text.split(",")]
+    """Schemes from `all` or a comma list; each once. InputError for anything else."""
+    if text == "all":
+        return list(SCHEMES)
+    try:
+        return [scheme_named(name) for name in dict.fromkeys(text.split(","))]
+    except InputError as error:
+        raise InputError(error.message, field="--schemes") from None
 
 
 @dataclass
