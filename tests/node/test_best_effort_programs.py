@@ -233,7 +233,7 @@ print(json.dumps({"launched_s": launched_s}))
 
 
 def test_a_program_of_two_contexts_has_no_more_in_flight_than_others(rig: Rig) -> None:
-    """100 kernels of 1.5 ms, from one context and the other in turn: the last one goes when most have ended."""
+    """100 kernels of 1.5 ms, from one context and the other in turn: the last goes when all but 20 ms have ended."""
     floor = join_floor(rig.bench.folder, rig.uuid)
-    assert run(rig, "contexts", CONTEXTS)["launched_s"] > 0.14
+    assert run(rig, "contexts", CONTEXTS)["launched_s"] > 0.12
     floor.close()

@@ -41,6 +41,7 @@ def test_the_page_is_laid_out_as_the_header_says(tmp_path: Path) -> None:
     facts = {f"floor.{name}": getattr(FloorLayout, name).offset for name in fields}
     facts |= {"floor_join.role": 80, "floor_reply.work_sms": 4, "floor_reply.interval_ns": 8}
     facts |= {"floor_join.wants_kernels": 84, "floor_reply.kernels": 16}
+    facts |= {"floor_join.wants_words": 88, "floor_reply.words": 20, "floor_words.raised": 0}
     facts |= {"kernel.key": 0, "kernel.duration_ns": 8, "kernel.sms": 12, "kernel.work_class": 14}
     numbers = {
         "COTENANT_FLOOR_BYTES": floor_page.FLOOR_BYTES,
@@ -50,6 +51,7 @@ def test_the_page_is_laid_out_as_the_header_says(tmp_path: Path) -> None:
         "COTENANT_FLOOR_JOIN": floor_page.JOIN,
         "COTENANT_FLOOR_PAGE": floor_page.PAGE,
         "COTENANT_FLOOR_KERNELS": floor_page.KERNELS,
+        "COTENANT_FLOOR_WORDS": floor_page.WORDS,
         "COTENANT_FLOOR_LATENCY_SENSITIVE": floor_page.LATENCY_SENSITIVE,
         "COTENANT_FLOOR_BEST_EFFORT": floor_page.BEST_EFFORT,
         **{f"COTENANT_SCHEME_{kind.name}": int(kind) for kind in RuleKind},

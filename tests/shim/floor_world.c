@@ -39,6 +39,7 @@ void *cot_real_cuEventDestroy_v2, *cot_real_cuCtxPushCurrent_v2, *cot_real_cuCtx
 
 bool cot_profiling;
 bool cot_exiting(void) { return false; }
+void cot_agent_wake_helper(void) {}
 struct work cot_work_now(struct work stated) { return stated; }
 
 static int64_t now = 1000000, gpu_free_at, launch_latency_ns, event_cost_ns, yield_cost_ns;
@@ -93,6 +94,7 @@ static struct gpu world_gpu;
 uint32_t cot_gpu_count(void) { return 1; }
 struct gpu *cot_gpu_at(uint32_t number) { (void)number; return &world_gpu; }
 static struct cotenant_floor page;
+static struct cotenant_floor_words words_page;
 static int64_t part_began; /* on the GPU: what is behind the last wait */
 static CUresult host_pointer(CUdeviceptr *address, void *host, unsigned flags)
 {
@@ -105,7 +107,7 @@ static CUresult batch(CUstream stream, unsigned count, const struct word_operati
 {
     (void)stream, (void)flags;
     if (count != 1 || operations->kind != WORD_WAIT || operations->flags != WORD_EQUAL || operations->value != 0 ||
-        operations->address != (uintptr_t)page.raised)
+        operations->address != (uintptr_t)words_page.raised)
         return CUDA_ERROR_INVALID_VALUE;
     now += 1500;
     gpu_free_at = floor_down_at((gpu_free_at > now ? gpu_free_at : now) + WAIT_NS);
@@ -143,14 +145,15 @@ void world_start(const struct settings *s)
     cot_real_cuEventElapsedTime = event_elapsed;
     cot_real_cuMemHostGetDevicePointer_v2 = host_pointer;
     cot_real_cuStreamBatchMemOp_v2 = batch;
-    page = (struct cotenant_floor){.scheme = s->scheme, .tenants = 1, .present = 1, .interval_ns = (uint64_t)s->interval_ns,
+    page = (struct cotenant_floor){.scheme = s->scheme, .tenants = 1, .present = 1, .present_words = 1, .interval_ns = (uint64_t)s->interval_ns,
                                    .lead_ns = (uint64_t)s->lead_ns, .hold_limit_ns = 500000000,
                                    .stretch_permille = s->stretch_permille, .check_ns = (uint64_t)s->check_ns,
                                    .duty_permille = (uint32_t)s->duty_permille, .ahead_us = (uint32_t)s->ahead_us};
     memset(cot_costs, 0, sizeof cot_costs);
     memset(&world_floor, 0, sizeof world_floor);
     pthread_mutex_init(&world_floor.lock, NULL);
-    world_floor.page = world_floor.ahead.shared = &page;
+    world_floor.page = &page;
+    world_floor.ahead.shown = &words_page;
     world_gpu.floor = &world_floor;
     world_gpu.page_slot = &slot;
     slot = (struct cotenant_slot){.flags = COTENANT_SLOT_UNGATED};

@@ -42,9 +42,13 @@ def budget(
 
         discover([gpus])  # so that a wrong one is said before anything starts
     wanted = Budget(
-        parse_ls(ls), be, _parts(sms, "--sms"), _parts(beside, "--beside"), 1 + parse_fraction(tolerated, "--tolerated"),
+        parse_ls(ls),
+        be,
+        _parts(sms, "--sms"),
+        _parts(beside, "--beside"),
+        1 + parse_fraction(tolerated, "--tolerated"),
         block_s,
-    )  # fmt: skip
+    )
     found = measure(gpus, wanted, progress=lambda text: print(text, file=sys.stderr, flush=True))
     print(json.dumps(found) if as_json else _in_words(found))
 

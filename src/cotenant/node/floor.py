@@ -47,6 +47,7 @@ class Member:
     gpu: str = ""
     role: int = 0
     holder: int | None = None
+    words: bool = False  # it has the second page
 
 
 class Floors:
@@ -213,7 +214,7 @@ class Floors:
                 return False
             page.layout.pid[member.holder] = member.peer.pid
             page.layout.raises[member.holder] = 0
-        member.gpu, member.role = gpu, role
+        member.gpu, member.role, member.words = gpu, role, asked.wants_words
         self._count(gpu)
         if role == BEST_EFFORT and tenant is not None:
             find = partial(slot_of, tenant, member.peer.pid, gpu)
@@ -223,12 +224,14 @@ class Floors:
         sms, interval_ns = (spec.work_sms, spec.in_flight_ns) if spec else (0, 0)
         table = kernel_table.entries_of(spec.kernels) if spec and asked.wants_kernels else b""
         count = len(table) // kernel_table.ENTRY.size
-        reply = floor_page.pack_page(member.holder or 0, work_class, sms, interval_ns, count)
-        fd = page.fd if role == LATENCY_SENSITIVE or asked.wants_words else page.read_fd
+        reply = floor_page.pack_page(member.holder or 0, work_class, sms, interval_ns, count, words=asked.wants_words)
+        fd = page.fd if role == LATENCY_SENSITIVE else page.read_fd
         try:
             socket.send_fds(member.socket, [reply], [fd])
             if count:
                 _send_table(member.socket, table)
+            if asked.wants_words:
+                socket.send_fds(member.socket, [floor_page.pack_words()], [page.words_fd])
         except OSError:
             return False
         return True
@@ -248,6 +251,7 @@ class Floors:
         layout = self.pages[gpu].layout
         layout.tenants = roles.count(BEST_EFFORT)
         layout.present = max(roles.count(LATENCY_SENSITIVE), int(self._grace))
+        layout.present_words = sum(m.words for m in self._members if m.gpu == gpu and m.role == LATENCY_SENSITIVE)
 
     def _drop(self, member: Member) -> None:
         """A process has gone: what it held is lowered."""
@@ -260,8 +264,7 @@ class Floors:
             return
         page = self.pages[member.gpu]
         if member.holder is not None:
-            page.layout.raised[member.holder] = 0
-            page.layout.pid[member.holder] = 0
+            page.lower(member.holder)
         self.shares[member.gpu].leave(member)
         self._count(member.gpu)
 

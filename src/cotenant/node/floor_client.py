@@ -20,7 +20,7 @@ from typing import Protocol
 
 from cotenant.model.errors import WorkError
 from cotenant.node import floor_page
-from cotenant.node.floor_page import FLOOR_BYTES, FLOOR_MAGIC, LATENCY_SENSITIVE, FloorLayout
+from cotenant.node.floor_page import FLOOR_BYTES, FLOOR_MAGIC, LATENCY_SENSITIVE, FloorLayout, Words
 from cotenant.node.gpus import uuid_bytes
 from cotenant.node.wire import MESSAGE_BYTES
 from cotenant.policy.colocation import WorkClass
@@ -65,23 +65,34 @@ class NullFloor:
 class _Mapping:
     """One agent's page, mapped for writing."""
 
-    def __init__(self, connection: socket.socket, fd: int, holder: int) -> None:
+    def __init__(self, connection: socket.socket, fds: list[int], holder: int) -> None:
         self.connection = connection
         try:
-            self.memory = mmap.mmap(fd, FLOOR_BYTES)
+            self.memory, words = mmap.mmap(fds[0], FLOOR_BYTES), [mmap.mmap(fd, FLOOR_BYTES) for fd in fds[1:]]
         finally:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)
         layout = FloorLayout.from_buffer(self.memory)
         if layout.magic != FLOOR_MAGIC:
             raise WorkError("the agent's floor page is not one")
         self.holder = holder
         self.layout = layout
         self.raised, self.raised_ns, self.raises = layout.raised, layout.raised_ns, layout.raises
+        # an agent without a second page: what is written there is for nobody
+        self.words = Words.from_buffer(words[0]) if words else Words()
 
     def raise_(self, work_class: int) -> None:
-        self.raised_ns[self.holder] = time.monotonic_ns()
-        self.raised[self.holder] = work_class
+        self.show(self.holder, work_class)
         self.raises[self.holder] += 1
+
+    def show(self, holder: int, work_class: int) -> None:
+        """That one is active: the time, the class, and then the word that streams wait for."""
+        self.raised_ns[holder] = time.monotonic_ns()
+        self.raised[holder] = work_class
+        self.words[holder] = 1
+
+    def lower(self) -> None:
+        self.words[self.holder] = self.raised[self.holder] = 0
 
 
 def _connect(path: Path, uuid: str) -> _Mapping:
@@ -89,8 +100,11 @@ def _connect(path: Path, uuid: str) -> _Mapping:
     connection.settimeout(PATIENCE_S)
     try:
         connection.connect(str(path))
-        connection.send(floor_page.pack_join(uuid_bytes(uuid), LATENCY_SENSITIVE))
+        connection.send(floor_page.pack_join(uuid_bytes(uuid), LATENCY_SENSITIVE, words=True))
         reply, fds, *_ = socket.recv_fds(connection, MESSAGE_BYTES + 1, 1)
+        if floor_page.holder_of(reply) is not None and floor_page.words_follow(reply):
+            second, more, *_ = socket.recv_fds(connection, MESSAGE_BYTES + 1, 1)
+            fds += more if floor_page.is_words(second) else []
     except OSError as error:
         connection.close()
         raise WorkError(f"no floor at {path}: {error.strerror or error}") from None
@@ -99,7 +113,7 @@ def _connect(path: Path, uuid: str) -> _Mapping:
         connection.close()
         raise WorkError(f"the agent at {path} did not let this process onto the floor of {uuid}")
     connection.settimeout(None)
-    return _Mapping(connection, fds[0], holder)
+    return _Mapping(connection, fds, holder)
 
 
 class Floor:
@@ -116,7 +130,7 @@ class Floor:
         self._watcher.start()
 
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
-        """See Holder. Two stores, the time first."""
+        """See Holder. Three stores, the time first."""
         self._class = work_class
         self._mapping.raise_(work_class)
 
@@ -134,15 +148,13 @@ class Floor:
             if index < 0:
                 return False
             self._index_of[pid] = index
-        layout.raised_ns[index] = time.monotonic_ns()
-        layout.raised[index] = work_class
+        mapping.show(index, work_class)
         return True
 
     def lower(self) -> None:
-        """See Holder. One store."""
+        """See Holder. Two stores."""
         self._class = 0
-        mapping = self._mapping
-        mapping.raised[mapping.holder] = 0
+        self._mapping.lower()
 
     def others_up(self) -> bool:
         """See Holder. A holder without a sign of life for hold_limit is not believed."""

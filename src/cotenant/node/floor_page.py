@@ -17,11 +17,11 @@ FLOOR_BYTES = 4096
 FLOOR_MAGIC = 0x464C4F52
 FLOOR_VERSION = 1
 HOLDERS = 64
-JOIN, PAGE, KERNELS = 112, 113, 114
+JOIN, PAGE, KERNELS, WORDS = 112, 113, 114, 115
 LATENCY_SENSITIVE, BEST_EFFORT = 1, 2
 
 _JOIN = struct.Struct("=16s64xIII132x")
-_REPLY = struct.Struct("=IIQI204x")
+_REPLY = struct.Struct("=IIQII200x")
 
 
 class FloorLayout(ctypes.Structure):
@@ -44,7 +44,8 @@ class FloorLayout(ctypes.Structure):
         ("check_ns", ctypes.c_uint64),
         ("duty_permille", ctypes.c_uint32),
         ("ahead_us", ctypes.c_uint32),
-        ("reserved_agent", ctypes.c_uint8 * 176),
+        ("present_words", ctypes.c_uint32),
+        ("reserved_agent", ctypes.c_uint8 * 172),
         ("raised", ctypes.c_uint8 * HOLDERS),
         ("reserved_raised", ctypes.c_uint8 * 192),
         ("raised_ns", ctypes.c_uint64 * HOLDERS),
@@ -54,10 +55,12 @@ class FloorLayout(ctypes.Structure):
     ]
 
 
+Words = ctypes.c_uint8 * HOLDERS  # struct cotenant_floor_words: who is up, as streams see it
+
+
 @dataclass(frozen=True)
 class Joining:
-    """What a FLOOR_JOIN asks: the GPU's UUID, the role; whether the kernels' table may follow, and whether best-effort
-    work wants the page writable, because its streams wait for it."""
+    """What a FLOOR_JOIN asks: the GPU's UUID, the role; whether the kernels' table and the second page may follow."""
 
     uuid: bytes
     role: int
@@ -65,10 +68,10 @@ class Joining:
     wants_words: bool
 
 
-def pack_join(uuid: bytes, role: int) -> bytes:
+def pack_join(uuid: bytes, role: int, *, words: bool = False) -> bytes:
     """FLOOR_JOIN."""
     head = HEADER.pack(MAGIC, VERSION, JOIN, 1, 0, 0xFFFFFFFF, 0)
-    return head + _JOIN.pack(uuid, role, 0, 0)
+    return head + _JOIN.pack(uuid, role, 0, int(words))
 
 
 def parse_join(data: bytes) -> Joining | None:
@@ -82,15 +85,33 @@ def parse_join(data: bytes) -> Joining | None:
     return Joining(uuid, role, kernels == 1, words == 1)
 
 
-def pack_page(holder: int, work_class: int, work_sms: int, interval_ns: int, kernels: int = 0) -> bytes:
-    """FLOOR_PAGE; the page itself travels beside it. `kernels`: entries of the table that follows."""
+def pack_page(
+    holder: int, work_class: int, work_sms: int, interval_ns: int, kernels: int = 0, *, words: bool = False
+) -> bytes:
+    """FLOOR_PAGE; the page itself travels beside it. `kernels`: entries of the table that follows; `words`: the second
+    page follows, too."""
     head = HEADER.pack(MAGIC, VERSION, PAGE, 1, 0, holder, 0)
-    return head + _REPLY.pack(work_class, work_sms, interval_ns, kernels)
+    return head + _REPLY.pack(work_class, work_sms, interval_ns, kernels, int(words))
 
 
 def pack_kernels() -> bytes:
     """FLOOR_KERNELS; the table travels beside it."""
     return HEADER.pack(MAGIC, VERSION, KERNELS, 1, 0, 0, 0) + bytes(_REPLY.size)
+
+
+def pack_words() -> bytes:
+    """FLOOR_WORDS; the second page travels beside it."""
+    return HEADER.pack(MAGIC, VERSION, WORDS, 1, 0, 0, 0) + bytes(_REPLY.size)
+
+
+def words_follow(reply: bytes) -> bool:
+    """Whether a FLOOR_PAGE says that FLOOR_WORDS follows."""
+    return bool(_REPLY.unpack_from(reply, HEADER.size)[4] == 1)
+
+
+def is_words(message: bytes) -> bool:
+    """Whether that is a FLOOR_WORDS."""
+    return len(message) == MESSAGE_BYTES and HEADER.unpack_from(message)[:3] == (MAGIC, VERSION, WORDS)
 
 
 def holder_of(reply: bytes) -> int | None:
@@ -101,16 +122,25 @@ def holder_of(reply: bytes) -> int | None:
     return slot if (magic, version, kind, status) == (MAGIC, VERSION, PAGE, 0) else None
 
 
+def _sealed(name: str) -> int:
+    """A memfd of a page, whose size nobody changes."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, FLOOR_BYTES)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
 class FloorPage:
-    """The agent's page of one GPU: a sealed memfd, handed out writable and read-only."""
+    """The agent's pages of one GPU: the first is handed out writable and read-only, the second, which streams wait for,
+    writable."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("cotenant-floor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, FLOOR_BYTES)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self.fd, self.words_fd = _sealed("cotenant-floor"), _sealed("cotenant-floor-words")
         self.read_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
         self._map = mmap.mmap(self.fd, FLOOR_BYTES)
         self.layout = FloorLayout.from_buffer(self._map)
+        self._words_map = mmap.mmap(self.words_fd, FLOOR_BYTES)
+        self.words = Words.from_buffer(self._words_map)
 
     def write(self, settings: ColocationSettings, duty: float) -> None:
         """Put settings into force, with the duty of now; BE processes see them at their next launch."""
@@ -127,6 +157,10 @@ class FloorPage:
         layout.duty_permille = round(duty * 1000)
         layout.ahead_us = settings.ahead_ns // 1000
         layout.scheme = int(scheme_named(settings.scheme).rule)
+
+    def lower(self, holder: int) -> None:
+        """That holder has gone."""
+        self.words[holder] = self.layout.raised[holder] = self.layout.pid[holder] = 0
 
     def up(self, now_ns: int) -> set[int]:
         """Holders that are up and believed."""
@@ -149,10 +183,10 @@ class FloorPage:
             if layout.pid[index] != pid or (not pid and layout.raised[index]):
                 layout.pid[index], right = pid, False
                 if not pid:
-                    layout.raised[index] = 0
+                    self.lower(index)
         return not right
 
     def close(self) -> None:
         """Drop the descriptors; processes keep their mappings."""
-        os.close(self.fd)
-        os.close(self.read_fd)
+        for fd in (self.fd, self.read_fd, self.words_fd):
+            os.close(fd)

@@ -215,6 +215,20 @@ static bool has_enough(const struct piece *open, int64_t allowed_ns)
     return open->predicted_ns >= floor_most(allowed_ns / 2, LEAST_PIECE_NS) || open->count >= PIECE_LOG;
 }
 
+/* Whether the launch keeps the bound by what is known; then it is counted in the rule's state. */
+static bool is_in_bound(struct floor *floor, struct gpu *gpu, const struct piece *open, int64_t ns)
+{
+    struct floor_rule rule = current_rule(floor, gpu, floor->stated);
+    int64_t allowed_ns = floor_allowed(&rule, &floor->state);
+    if (floor->state.open_at_ns == 0 || has_enough(open, allowed_ns) || floor_paced(&rule) ||
+        floor->state.outstanding_ns + ns > allowed_ns)
+        return false;
+    int64_t now_ns = glance_at_clock(floor);
+    gpu->page_slot->floor_ns = (uint64_t)now_ns; /* the agent sees that this process works */
+    floor_went(&rule, &floor->state, 0, ns, now_ns);
+    return true;
+}
+
 /* The usual launch: no LS work, the bound is not near, the open piece goes on.  It is counted without asking the driver or the
  * system anything.  False: cot_floor_enter decides. */
 bool cot_floor_goes_on(struct thread *t, struct cost *cost)
@@ -226,25 +240,16 @@ bool cot_floor_goes_on(struct thread *t, struct cost *cost)
         pthread_mutex_trylock(&floor->lock) != 0)
         return false;
     floor->ahead.behind = up;
-    bool goes = false;
     struct piece *open = cot_piece(floor, floor->newest);
-    struct floor_rule rule = current_rule(floor, gpu, floor->stated);
-    int64_t allowed_ns = floor_allowed(&rule, &floor->state);
-    bool same = floor->thread == t && floor->context == t->context && floor->stream == t->stream &&
-                floor->handle == t->stream->handle && open->count > 0 && !floor->open_solo && ahead == floor->ahead.on;
-    if (same && (ahead ? cot_ahead_may(floor, gpu, &rule) && cot_ahead_goes_on(floor, &rule, open, cost->ns)
-                       : floor->state.open_at_ns != 0 && !has_enough(open, allowed_ns) && !floor_paced(&rule) &&
-                             floor->state.outstanding_ns + cost->ns <= allowed_ns)) {
-        int64_t now_ns = glance_at_clock(floor);
-        gpu->page_slot->floor_ns = (uint64_t)now_ns;
+    bool goes = floor->thread == t && floor->context == t->context && floor->stream == t->stream &&
+                floor->handle == t->stream->handle && open->count > 0 && !floor->open_solo && ahead == floor->ahead.on &&
+                (ahead ? cot_ahead_goes_on(floor, open, cost->ns) : is_in_bound(floor, gpu, open, cost->ns));
+    if (goes) {
         if (ahead)
-            cot_ahead_count(floor, cost->ns, now_ns);
-        else
-            floor_went(&rule, &floor->state, 0, cost->ns, now_ns);
+            cot_ahead_count(floor, cost->ns, glance_at_clock(floor));
         open->log[open->count++] = cost;
         open->predicted_ns += cost->ns;
         cot_count(&gpu->predicted_busy_ns, cost->ns);
-        goes = true;
     }
     pthread_mutex_unlock(&floor->lock);
     return goes;
@@ -286,7 +291,7 @@ static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost
     }
     struct piece *open = cot_piece(floor, floor->newest);
     bool fresh = !floor->ahead.on || floor->stream != t->stream || floor->handle != t->stream->handle || floor->thread != t;
-    if (open->count > 0 && (fresh || !cot_ahead_goes_on(floor, rule, open, 0))) {
+    if (open->count > 0 && (fresh || cot_ahead_is_full(open))) {
         cot_pieces_resolve(floor, (int64_t)cot_now_ns());
         cot_piece_close(floor, 0);
     }
@@ -297,7 +302,7 @@ static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost
     bool up = floor_any_raised(floor->page); /* the part that has begun goes on beside LS, no more may follow in it */
     fresh = fresh || (up && !floor->ahead.behind);
     floor->ahead.behind = up;
-    if ((fresh || floor->ahead.since_ns + cost->ns > rule->interval_ns) && !cot_ahead_hold(floor, t)) {
+    if ((fresh || floor->ahead.since_ns + cost->ns > floor->ahead.part_ns) && !cot_ahead_hold(floor, t, rule)) {
         floor->ahead.on = false;
         return false;
     }

@@ -4,8 +4,9 @@
  *
  * The agent listens at COTENANT_FLOOR_SOCKET beside its other socket: AF_UNIX, SOCK_SEQPACKET, messages of protocol.h's
  * size and header.  A process sends FLOOR_JOIN and gets FLOOR_PAGE with the page of that GPU as a memfd (by SCM_RIGHTS),
- * writable for LS, and for BE whose streams are to wait for the floor on the device (wants_words): a driver pins only pages that
- * its process may write, and such a process lowers what nobody will.  Read-only for any other BE.  It keeps the connection: when it closes, whatever the process held is lowered,
+ * writable for LS and read-only for BE.  A second page (wants_words) says again who is active, for the streams of BE processes that
+ * wait for it on the device: writable for both, since a driver pins only what its process may write and a stream asks no clock, so
+ * that BE processes lower there whom the first page does not show (any more).  It keeps the connection: when it closes, whatever the process held is lowered,
  * so that an LS process that is killed does not leave BE waiting. */
 #ifndef COTENANT_FLOOR_H
 #define COTENANT_FLOOR_H
@@ -18,7 +19,8 @@
 #define COTENANT_FLOOR_VERSION 1u
 #define COTENANT_FLOOR_HOLDERS 64u
 
-enum cotenant_floor_message { COTENANT_FLOOR_JOIN = 112, COTENANT_FLOOR_PAGE = 113, COTENANT_FLOOR_KERNELS = 114 };
+enum cotenant_floor_message { COTENANT_FLOOR_JOIN = 112, COTENANT_FLOOR_PAGE = 113, COTENANT_FLOOR_KERNELS = 114,
+                              COTENANT_FLOOR_WORDS = 115 };
 enum cotenant_floor_role { COTENANT_FLOOR_LATENCY_SENSITIVE = 1, COTENANT_FLOOR_BEST_EFFORT = 2 };
 
 /* What work needs most.  A raised byte holds the class of the LS work that is active; 0 there: down. */
@@ -37,7 +39,7 @@ struct cotenant_floor_join {
     uint8_t reserved_token[64]; /* who joins is told by the socket */
     uint32_t role;
     uint32_t wants_kernels;  /* 1: FLOOR_KERNELS may follow */
-    uint32_t wants_words;    /* 1: its streams wait for `raised` */
+    uint32_t wants_words;    /* 1: FLOOR_WORDS may follow */
     uint8_t reserved[132];
 };
 
@@ -46,7 +48,8 @@ struct cotenant_floor_reply { /* header.slot: index of the holder (LS) */
     uint32_t work_sms;       /* SMs that they fill, which may be more than there are; 0: not known */
     uint64_t interval_ns;    /* what this tenant may have in flight, instead of the page's; 0: the page's */
     uint32_t kernels;        /* entries of a table, not 0: FLOOR_KERNELS follows and brings it as a memfd */
-    uint8_t reserved[204];
+    uint32_t words;          /* 1: FLOOR_WORDS follows, last, and brings the second page as a memfd */
+    uint8_t reserved[200];
 };
 
 /* One row of the table, ordered by key: FNV-1a of the kernel's name, then grid and block, or of the name alone.  Names count up to
@@ -78,7 +81,8 @@ struct cotenant_floor { /* 4096 bytes */
     uint64_t check_ns;        /* work between two events; 0: every piece has one */
     uint32_t duty_permille;   /* part of the time that BE may keep the GPU busy while no LS work is active; 0: all */
     uint32_t ahead_us;        /* predicted work that a BE process may launch before its time, held on the device; 0: none */
-    uint8_t reserved_agent[176];
+    uint32_t present_words;   /* of those present, how many write the second page: if fewer, streams must not rely on it */
+    uint8_t reserved_agent[172];
     /* written by LS processes, each its own index, raised_ns before raised */
     uint8_t raised[COTENANT_FLOOR_HOLDERS]; /* cotenant_work_class, 0: down; one cache line, read by every BE launch */
     uint8_t reserved_raised[192];
@@ -87,6 +91,12 @@ struct cotenant_floor { /* 4096 bytes */
     /* written by the agent, for people */
     uint32_t pid[COTENANT_FLOOR_HOLDERS];
     uint8_t reserved[2304];
+};
+
+/* The second page: as `raised`, written after it by who raises and before it by who lowers. */
+struct cotenant_floor_words { /* 4096 bytes */
+    uint8_t raised[COTENANT_FLOOR_HOLDERS];
+    uint8_t reserved[COTENANT_FLOOR_BYTES - COTENANT_FLOOR_HOLDERS];
 };
 
 typedef char cotenant_check_floor[sizeof(struct cotenant_floor) == COTENANT_FLOOR_BYTES ? 1 : -1];

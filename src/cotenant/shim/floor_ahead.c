@@ -5,19 +5,19 @@
  * (docs/benchmarks/colocation.md).  So here it runs ahead, and its stream waits, before each interval_ns of work, until nobody
  * holds the floor: what LS work finds in flight is the rest of such a part, whatever is queued behind.
  *
- * A stream waits for `raised` itself, so nothing of ours is needed to stop it or to let it go on.  Who holds the floor and is not
- * believed any more (hold_limit_ns) is lowered by the waiting process, since a stream asks no clock: cot_ahead_watch. */
+ * A stream waits for the words that LS processes write (struct cotenant_floor_words), so nothing of ours is needed to stop it or to
+ * let it go on.  It asks no clock: who holds the floor and is not believed any more is lowered there by cot_ahead_watch. */
 #define _GNU_SOURCE
 #include <time.h>
 
 #include "floor_pieces.h"
 #include "words.h"
 
-#define PIECE_NS 500000      /* between two events, by which the host knows how far ahead it is */
 #define NAP_NS 200000
 #define STALL_NS UINT64_C(100000000)
 #define WATCH_NS UINT64_C(100000000)
 #define HOLDERS_A_WORD 4
+#define LATELY_NS 10000000
 
 DECLARE_REAL(cuMemHostRegister_v2);
 DECLARE_REAL(cuMemHostGetDevicePointer_v2);
@@ -27,24 +27,27 @@ DECLARE_REAL(cuStreamBatchMemOp_v2);
 bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struct floor_rule *rule)
 {
     return floor->page->ahead_us > 0 && rule->scheme == COTENANT_SCHEME_TIDAL && rule->beside_permille == 0 && !floor_paced(rule) &&
-           floor->ahead.shared && !floor->ahead.refused && !gpu->stale && gpu->page_slot->flags & COTENANT_SLOT_UNGATED;
+           floor->ahead.shown && floor->page->present_words == floor->page->present &&
+           !floor->ahead.refused && !gpu->stale && gpu->page_slot->flags & COTENANT_SLOT_UNGATED;
 }
 
-/* Whether a launch of the open piece needs nothing but to be counted. */
-bool cot_ahead_goes_on(const struct floor *floor, const struct floor_rule *rule, const struct piece *open, int64_t ns)
+/* Work is launched on that stream now.  What is past its wait on each of several streams runs to its end, so those that were used
+ * lately divide what may be. */
+static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t interval_ns, int64_t now_ns)
 {
-    return ns != COST_UNKNOWN_NS && open->predicted_ns < PIECE_NS && open->count < PIECE_LOG &&
-           floor->ahead.since_ns + ns <= rule->interval_ns &&
-           floor->state.outstanding_ns + ns <= (int64_t)floor->page->ahead_us * 1000;
-}
-
-void cot_ahead_count(struct floor *floor, int64_t ns, int64_t now_ns)
-{
-    struct floor_state *state = &floor->state;
-    state->busy_until_ns = floor_most(state->busy_until_ns, now_ns) + ns;
-    state->outstanding_ns += ns;
-    state->open_at_ns = 0; /* how dry the GPU is says nothing of a program that runs ahead */
-    floor->ahead.since_ns += ns;
+    uint32_t place = 0, active = 0;
+    for (uint32_t i = 0; i < AHEAD_STREAMS; i++)
+        if (ahead->streams[i].handle == handle && ahead->streams[i].at_ns) {
+            place = i;
+            break;
+        } else if (ahead->streams[i].at_ns < ahead->streams[place].at_ns)
+            place = i;
+    ahead->streams[place].handle = handle;
+    ahead->streams[place].at_ns = now_ns;
+    for (uint32_t i = 0; i < AHEAD_STREAMS; i++)
+        active += ahead->streams[i].at_ns && now_ns - ahead->streams[i].at_ns < LATELY_NS;
+    ahead->part_ns = interval_ns / active;
+    ahead->since_ns = 0;
 }
 
 /* ---- the words ---- */
@@ -54,7 +57,7 @@ static CUdeviceptr words(struct floor *floor, CUcontext context) /* with cot_cap
     struct floor_ahead *ahead = &floor->ahead;
     if (ahead->context == context)
         return ahead->words;
-    void *page = (void *)ahead->shared;
+    void *page = ahead->shown;
     CUdeviceptr address = 0;
     CUresult (*where)(CUdeviceptr *, void *, unsigned) = (CUresult(*)(CUdeviceptr *, void *, unsigned))REAL(cuMemHostGetDevicePointer_v2);
     if (where(&address, page, 0) != CUDA_SUCCESS &&
@@ -63,21 +66,22 @@ static CUdeviceptr words(struct floor *floor, CUcontext context) /* with cot_cap
          where(&address, page, 0) != CUDA_SUCCESS))
         return 0;
     ahead->context = context;
-    return ahead->words = address + offsetof(struct cotenant_floor, raised);
+    cot_agent_wake_helper(); /* to watch from now on */
+    return ahead->words = address;
 }
 
-/* As many as have holders: one that joins later than this is waited for from the next part on. */
+/* As many as have holders, and the next who joins: who does gets the first index that is free. */
 static uint32_t words_in_use(const struct cotenant_floor *page)
 {
-    uint32_t last = 0;
+    uint32_t count = 1;
     for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++)
         if (__atomic_load_n(&page->pid[i], __ATOMIC_RELAXED) || __atomic_load_n(&page->raised[i], __ATOMIC_RELAXED))
-            last = i;
-    return last / HOLDERS_A_WORD + 1;
+            count = i + 2;
+    return floor_least(count + HOLDERS_A_WORD - 1, COTENANT_FLOOR_HOLDERS) / HOLDERS_A_WORD;
 }
 
 /* What the thread launches next waits until nobody holds the floor.  False: it cannot, now or ever. */
-bool cot_ahead_hold(struct floor *floor, struct thread *t)
+bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_rule *rule)
 {
     struct word_operation operations[COTENANT_FLOOR_HOLDERS / HOLDERS_A_WORD];
     bool done = false;
@@ -92,7 +96,7 @@ bool cot_ahead_hold(struct floor *floor, struct thread *t)
         floor->ahead.refused = !done;
     }
     pthread_mutex_unlock(&cot_capture_lock);
-    floor->ahead.since_ns = 0;
+    use_stream(&floor->ahead, t->stream->handle, rule->interval_ns, (int64_t)cot_now_ns());
     return done;
 }
 
@@ -126,40 +130,50 @@ void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
 
 /* ---- holders that are not believed ---- */
 
-static void lower(struct cotenant_floor *page, uint32_t holder)
+static bool is_shown(const struct cotenant_floor_words *shown, uint32_t holder)
 {
-    __atomic_store_n(&page->raised[holder], 0, __ATOMIC_RELEASE);
+    return __atomic_load_n(&shown->raised[holder], __ATOMIC_ACQUIRE) != 0; /* LS writes the first page before it */
 }
 
-/* Lowers them.  Called now and then by the helper thread; returns how long it may wait, UINT64_MAX if nothing is held. */
+static bool is_believed(const struct cotenant_floor *page, uint32_t holder, int64_t now_ns)
+{
+    uint8_t raised = __atomic_load_n(&page->raised[holder], __ATOMIC_ACQUIRE); /* and its time before that */
+    int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[holder], __ATOMIC_RELAXED);
+    int64_t limit_ns = (int64_t)page->hold_limit_ns;
+    return raised && age_ns < limit_ns && age_ns > -limit_ns;
+}
+
+static void lower(struct cotenant_floor_words *shown, uint32_t holder)
+{
+    __atomic_store_n(&shown->raised[holder], 0, __ATOMIC_RELEASE);
+}
+
+/* Lowers them on the second page.  Called now and then by the helper thread; returns how long it may wait, UINT64_MAX if nothing is
+ * held. */
 uint64_t cot_ahead_watch(uint64_t now_ns)
 {
     uint64_t next = UINT64_MAX;
     for (uint32_t g = 0; g < cot_gpu_count(); g++) {
         struct gpu *gpu = cot_gpu_at(g);
         struct floor *floor = __atomic_load_n(&gpu->floor, __ATOMIC_ACQUIRE);
-        struct cotenant_floor *page = floor ? __atomic_load_n(&floor->ahead.shared, __ATOMIC_ACQUIRE) : NULL;
-        if (!page || !floor->ahead.context)
+        struct cotenant_floor_words *shown = floor ? __atomic_load_n(&floor->ahead.shown, __ATOMIC_ACQUIRE) : NULL;
+        if (!shown || !floor->ahead.context)
             continue;
         next = WATCH_NS;
-        for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++) {
-            uint8_t raised = __atomic_load_n(&page->raised[i], __ATOMIC_ACQUIRE); /* LS stores its time before it */
-            int64_t age_ns = (int64_t)now_ns - (int64_t)__atomic_load_n(&page->raised_ns[i], __ATOMIC_RELAXED);
-            int64_t limit_ns = (int64_t)page->hold_limit_ns;
-            if (raised && (age_ns > limit_ns || age_ns < -limit_ns))
-                lower(page, i);
-        }
+        for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++)
+            if (is_shown(shown, i) && !is_believed(floor->page, i, (int64_t)now_ns))
+                lower(shown, i);
     }
     return next;
 }
 
-/* Another page is in force: the one before tells streams that wait for it nothing any more. */
-void cot_ahead_move(struct floor *floor, struct cotenant_floor *shared)
+/* Other pages are in force: those before tell streams that wait for them nothing any more. */
+void cot_ahead_move(struct floor *floor, struct cotenant_floor_words *shown)
 {
-    struct cotenant_floor *before = floor->ahead.shared;
+    struct cotenant_floor_words *before = floor->ahead.shown;
     for (uint32_t i = 0; before && i < COTENANT_FLOOR_HOLDERS; i++)
         lower(before, i);
     floor->ahead.context = NULL;
     floor->ahead.refused = floor->ahead.on = false;
-    __atomic_store_n(&floor->ahead.shared, shared, __ATOMIC_RELEASE);
+    __atomic_store_n(&floor->ahead.shown, shown, __ATOMIC_RELEASE);
 }

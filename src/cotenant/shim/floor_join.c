@@ -62,10 +62,26 @@ static void take_kernels(int fd, const struct cotenant_message *reply)
         close(table_fd);
 }
 
-static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct cotenant_message *message,
-                                  struct cotenant_floor **shared)
+/* The second page, if the agent says that it follows. */
+static struct cotenant_floor_words *take_words(int fd, const struct cotenant_message *reply)
 {
-    struct cotenant_floor_join join = {.role = role, .wants_kernels = 1, .wants_words = shared != NULL};
+    struct cotenant_floor_reply terms;
+    struct cotenant_message message;
+    int words_fd = -1;
+    memcpy(&terms, reply->body.bytes, sizeof terms);
+    if (terms.words != 1 || cot_wire_receive(fd, &message, &words_fd) != 1 || words_fd < 0)
+        return NULL;
+    void *words = MAP_FAILED;
+    if (message.header.type == COTENANT_FLOOR_WORDS)
+        words = mmap(NULL, COTENANT_FLOOR_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, words_fd, 0);
+    close(words_fd);
+    return words == MAP_FAILED ? NULL : words;
+}
+
+static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct cotenant_message *message,
+                                  struct cotenant_floor_words **shown)
+{
+    struct cotenant_floor_join join = {.role = role, .wants_kernels = 1, .wants_words = 1};
     memcpy(join.uuid, gpu->uuid.bytes, sizeof join.uuid);
     cot_wire_fill(message, COTENANT_FLOOR_JOIN, COTENANT_NO_SLOT, &join, sizeof join);
     int page_fd = -1;
@@ -76,11 +92,11 @@ static struct cotenant_floor *ask(struct gpu *gpu, uint32_t role, int fd, struct
         return NULL;
     }
     struct cotenant_floor *page = map_floor(page_fd, role);
-    if (page && shared)
-        *shared = map_floor(page_fd, COTENANT_FLOOR_LATENCY_SENSITIVE);
     close(page_fd);
-    if (page)
+    if (page) {
         take_kernels(fd, message);
+        *shown = take_words(fd, message);
+    }
     return page;
 }
 
@@ -97,12 +113,13 @@ static void not_joined(struct gpu *gpu)
 }
 
 /* The page of a GPU's floor for this process; *fd is the connection, which tells the agent of its end.  NULL: there is none, and
- * that is said.  For BE it is there to be read; *shared is the same page to be written, NULL if the agent does not give that. */
+ * that is said.  *shown is the second page, NULL if the agent has none. */
 struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply,
-                                      struct cotenant_floor **shared)
+                                      struct cotenant_floor_words **shown)
 {
     *fd = open_socket();
-    struct cotenant_floor *page = *fd >= 0 ? ask(gpu, role, *fd, reply, shared) : NULL;
+    *shown = NULL;
+    struct cotenant_floor *page = *fd >= 0 ? ask(gpu, role, *fd, reply, shown) : NULL;
     if (page) {
         gpu->floor_again_ns = gpu->floor_patience_ns = 0;
         return page;
@@ -122,8 +139,8 @@ void cot_floor_join(struct gpu *gpu)
     struct cotenant_message message;
     struct cotenant_floor_reply reply;
     int fd;
-    struct cotenant_floor *shared = NULL;
-    const struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_BEST_EFFORT, &fd, &message, &shared);
+    struct cotenant_floor_words *shown;
+    const struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_BEST_EFFORT, &fd, &message, &shown);
     if (!page)
         return;
     memcpy(&reply, message.body.bytes, sizeof reply);
@@ -142,7 +159,7 @@ void cot_floor_join(struct gpu *gpu)
     floor->stated = (struct work){.work_class = reply.work_class, .sms = reply.work_sms};
     floor->interval_ns = reply.interval_ns;
     __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE); /* an older page stays mapped */
-    cot_ahead_move(floor, shared);
+    cot_ahead_move(floor, shown);
     __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);
 }
 

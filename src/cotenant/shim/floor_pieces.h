@@ -11,6 +11,7 @@
 
 #define PIECES 128 /* power of two */
 #define PIECE_LOG 64
+#define AHEAD_STREAMS 4
 
 enum piece_end { PIECE_BY_CLOCK = 0, PIECE_BY_EVENT = 1, PIECE_UNSEEN = 2 /* it could have no event: nothing is learned across it */ };
 
@@ -35,10 +36,12 @@ struct floor_ticks {
 
 /* Launches that are held on the device (floor_ahead.c). */
 struct floor_ahead {
-    struct cotenant_floor *shared;    /* the page, writable; NULL: not to be had */
+    struct cotenant_floor_words *shown; /* the second page; NULL: not to be had */
     CUcontext context;                /* in which `words` is where the device sees who holds the floor */
     CUdeviceptr words;
-    int64_t since_ns;                 /* predicted work since the last wait of the stream at hand */
+    struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* that work was launched on lately */
+    int64_t part_ns;                  /* work between two waits of a stream */
+    int64_t since_ns;                 /* predicted, since the last one of the stream at hand */
     bool on;                          /* what is launched now is held there */
     bool behind;                      /* LS work is active, and what is launched now waits for its end */
     bool refused;                     /* by this driver */
@@ -90,11 +93,33 @@ HIDDEN bool cot_pieces_full(const struct floor *floor);
 HIDDEN bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns);
 
 /* ---- floor_ahead.c ---- */
+#define AHEAD_PIECE_NS 500000 /* between two events, by which the host knows how far ahead it is */
+
+/* Whether the open piece takes no more launches. */
+static inline bool cot_ahead_is_full(const struct piece *open)
+{
+    return open->predicted_ns >= AHEAD_PIECE_NS || open->count >= PIECE_LOG;
+}
+
+/* Whether a launch of the open piece needs nothing but to be counted.  Settings that change meanwhile count from the next part on. */
+static inline bool cot_ahead_goes_on(const struct floor *floor, const struct piece *open, int64_t ns)
+{
+    return ns != COST_UNKNOWN_NS && !cot_ahead_is_full(open) && floor->ahead.since_ns + ns <= floor->ahead.part_ns &&
+           floor->state.outstanding_ns + ns <= (int64_t)floor->page->ahead_us * 1000;
+}
+
+static inline void cot_ahead_count(struct floor *floor, int64_t ns, int64_t now_ns)
+{
+    struct floor_state *state = &floor->state;
+    state->busy_until_ns = floor_most(state->busy_until_ns, now_ns) + ns;
+    state->outstanding_ns += ns;
+    state->open_at_ns = 0; /* how dry the GPU is says nothing of a program that runs ahead */
+    floor->ahead.since_ns += ns;
+}
+
 HIDDEN bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struct floor_rule *rule);
-HIDDEN bool cot_ahead_goes_on(const struct floor *floor, const struct floor_rule *rule, const struct piece *open, int64_t ns);
-HIDDEN bool cot_ahead_hold(struct floor *floor, struct thread *t);
-HIDDEN void cot_ahead_count(struct floor *floor, int64_t ns, int64_t now_ns);
+HIDDEN bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_rule *rule);
 HIDDEN void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns);
-HIDDEN void cot_ahead_move(struct floor *floor, struct cotenant_floor *shared);
+HIDDEN void cot_ahead_move(struct floor *floor, struct cotenant_floor_words *shown);
 
 #endif

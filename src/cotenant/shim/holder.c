@@ -20,6 +20,7 @@
 
 struct holder {
     struct cotenant_floor *page;
+    struct cotenant_floor_words *words; /* NULL: an agent without */
     uint32_t index;
     int fd;
     struct work stated; /* of its work, by the tenant */
@@ -37,6 +38,13 @@ static uint8_t class_now(const struct holder *holder)
     return (uint8_t)work.work_class;
 }
 
+/* To the streams that wait on the device. */
+static void show(struct holder *holder, uint8_t up)
+{
+    if (holder->words)
+        __atomic_store_n(&holder->words->raised[holder->index], up, __ATOMIC_SEQ_CST);
+}
+
 bool cot_holding; /* some GPU's floor is held or may be: look after each wait */
 
 void cot_holder_raise(struct holder *holder)
@@ -47,6 +55,7 @@ void cot_holder_raise(struct holder *holder)
     if (!holder->up)
         __atomic_store_n(&page->raises[holder->index], page->raises[holder->index] + 1, __ATOMIC_RELAXED);
     __atomic_store_n(&page->raised[holder->index], class_now(holder), __ATOMIC_SEQ_CST);
+    show(holder, 1);
     holder->up = true;
     holder->raises++;
     pthread_mutex_unlock(&holder->lock);
@@ -65,10 +74,13 @@ static void settle(struct holder *holder)
     bool over = holder->gpu->waiting == 0 && counts.started == counts.finished && cot_streams_drained(holder->gpu);
     pthread_mutex_lock(&holder->lock);
     if (over && raises == holder->raises) {
+        show(holder, 0);
         __atomic_store_n(&holder->page->raised[holder->index], 0, __ATOMIC_RELEASE);
         holder->up = false;
-    } else
-        __atomic_store_n(&holder->page->raised_ns[holder->index], cot_now_ns(), __ATOMIC_RELAXED);
+    } else {
+        __atomic_store_n(&holder->page->raised_ns[holder->index], cot_now_ns(), __ATOMIC_RELEASE);
+        show(holder, 1); /* again, if it was not believed any more */
+    }
     pthread_mutex_unlock(&holder->lock);
 }
 
@@ -112,7 +124,8 @@ void cot_holder_join(struct gpu *gpu)
     struct cotenant_message reply;
     struct cotenant_floor_reply terms;
     int fd;
-    struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_LATENCY_SENSITIVE, &fd, &reply, NULL);
+    struct cotenant_floor_words *words;
+    struct cotenant_floor *page = cot_floor_page(gpu, COTENANT_FLOOR_LATENCY_SENSITIVE, &fd, &reply, &words);
     if (!page)
         return;
     if (reply.header.slot >= COTENANT_FLOOR_HOLDERS) {
@@ -135,6 +148,7 @@ void cot_holder_join(struct gpu *gpu)
         close(holder->fd);
     holder->fd = fd;
     holder->page = page; /* an older page stays mapped */
+    holder->words = words;
     holder->index = reply.header.slot;
     memcpy(&terms, reply.body.bytes, sizeof terms);
     holder->stated.work_class = terms.work_class ? terms.work_class : COTENANT_WORK_UNKNOWN; /* 0 would be down */

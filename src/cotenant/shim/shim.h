@@ -301,8 +301,9 @@ HIDDEN void cot_floor_after_fork(struct gpu *gpu);
 
 /* ---- floor_join.c ---- */
 struct cotenant_floor;
+struct cotenant_floor_words;
 HIDDEN struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply,
-                                             struct cotenant_floor **shared);
+                                             struct cotenant_floor_words **shown);
 
 /* ---- floor_ahead.c ---- */
 HIDDEN uint64_t cot_ahead_watch(uint64_t now_ns);
