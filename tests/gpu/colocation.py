@@ -45,10 +45,10 @@ from cotenant.bench.colocation import (
 from cotenant.bench.colocation_budget import Budget
 from cotenant.bench.colocation_budget import measure as budget_of
 from cotenant.bench.colocation_rig import Program, Rig
-from cotenant.node.floor_client import join_floor
+from cotenant.node.floor_client import Floor, join_floor
 
 LS = "resnet50:4:100"
-SHORT = ["mm4096", "mm2048", "add256", "train-resnet50", "train-transformer"]
+SHORT = ["mm4096", "mm2048", "add256", "train-resnet50:96", "train-transformer:48"]
 LONG = ["mm8192", "copy2048"]
 MIB = 1 << 20
 REQUESTS = int(os.environ.get("LOAD_REQUESTS", 1600))  # to tell 99 % in time from 99.5 %
@@ -60,45 +60,48 @@ def plan(kinds: list[str], schemes: str, **more: Any) -> Plan:
 
 
 def floor_reaction(found: Found) -> None:
-    """From the store that raises the floor to the last BE launch that still went; and back."""
+    """From the store that raises the floor to the last BE launch that still went, where the host holds it back, or to
+    the last kernel that was seen to end, where the device does; and from the store that lowers it to the next one."""
     with Rig(GPU, together=TOGETHER) as rig:
         be = rig.be(below=True).wait_ready()
         floor = join_floor(rig.bench.folder, rig.uuid)
         for kind in ("mm2048", "mm4096", "add64"):
-            rig.scheme("tidal")
-            be.ask(f"load {kind}", 60)
-            be.tell("times 3")
-            time.sleep(0.3)
-            raised, lowered = [], []
-            for _ in range(100):
-                time.sleep(random.uniform(0.006, 0.012))
-                raised.append(time.monotonic_ns())
-                floor.raise_()
-                time.sleep(0.003)
-                lowered.append(time.monotonic_ns())
-                floor.lower()
-            times = be.answer(60)["times_ns"]
-            react, back = [], []
-            for up, down in zip(raised, lowered, strict=True):
-                went = [at for at in times if up <= at < down]
-                react.append((max(went) - up) / 1e3 if went else 0.0)
-                after = next((at for at in times if at >= down), None)
-                if after is not None:
-                    back.append((after - down) / 1e3)
-            cost = []
-            for _ in range(2000):
-                began = time.perf_counter_ns()
-                floor.raise_()
-                floor.lower()
-                cost.append((time.perf_counter_ns() - began) / 1e3)
-            found[kind] = {
-                "reaction_us": spread(react),
-                "resume_us": spread(back),
-                "raise_and_lower_us": spread(cost),
-                "launches": len(times),
-                "tenant": rig.tenants()["be"]["warnings"],
-            }
+            rig.scheme("mps-plus")
+            one_ms = be.ask(f"load {kind}", 60)["unit_ms"]
+            for way, order, changes in (("host", "times", {"ahead_ns": 0}), ("device", "ends", {})):
+                rig.scheme("tidal", **changes)
+                found[f"{kind}, {way}"] = reaction(floor, be, order) | {"kernel_us": one_ms * 1e3}
+        cost = []
+        for _ in range(2000):
+            began = time.perf_counter_ns()
+            floor.raise_()
+            floor.lower()
+            cost.append((time.perf_counter_ns() - began) / 1e3)
+        found |= {"raise_and_lower_us": spread(cost), "warnings": rig.tenants()["be"]["warnings"]}
         floor.close()
+
+
+def reaction(floor: Floor, be: Program, order: str) -> dict[str, Any]:
+    """Up for 3 ms a hundred times while BE says when its launches returned or its kernels ended."""
+    be.tell(f"{order} 3")
+    time.sleep(0.3)
+    raised, lowered = [], []
+    for _ in range(100):
+        time.sleep(random.uniform(0.006, 0.012))
+        raised.append(time.monotonic_ns())
+        floor.raise_()
+        time.sleep(0.003)
+        lowered.append(time.monotonic_ns())
+        floor.lower()
+    times = be.answer(60)["times_ns"]
+    react, back = [], []
+    for up, down in zip(raised, lowered, strict=True):
+        went = [at for at in times if up <= at < down]
+        react.append((max(went) - up) / 1e3 if went else 0.0)
+        after = next((at for at in times if at >= down), None)
+        if after is not None:
+            back.append((after - down) / 1e3)
+    return {"reaction_us": spread(react), "resume_us": spread(back), "count": len(times)}
 
 
 def be_bound(found: Found) -> None:
@@ -181,8 +184,8 @@ def schemes(found: Found) -> None:
 
 
 def tidal(found: Found) -> None:
-    """The scheme tidal alone, with requests enough for its 99 %; beside the other loads: tidal_tail and stretch."""
-    measure(GPU, plan(["add256", "mm2048"], "tidal", rounds=8, block_s=2.0), found)
+    """The scheme tidal alone, with requests enough for its 99 %; beside training: step `training`."""
+    measure(GPU, plan(["mm4096", "mm2048", "add256"], "tidal", rounds=8, block_s=2.0), found)
 
 
 def tidal_long(found: Found) -> None:
@@ -284,7 +287,7 @@ def bandwidth_curve(found: Found) -> None:
 
 
 STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
-    "floor_reaction": (floor_reaction, 35),
+    "floor_reaction": (floor_reaction, 60),
     "be_bound": (be_bound, 75),
     "host_bound": (host_bound, 70),
     "schemes": (schemes, 230),
@@ -294,7 +297,7 @@ STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
     "without_mps": (without_mps, 75),
     "faults": (faults, 90),
     "bandwidth_curve": (bandwidth_curve, 50),
-    "tidal": (tidal, 130),
+    "tidal": (tidal, 190),
     "tidal_long": (tidal_long, 80),
     "green": (green, 40),
     "l2_window": (l2_window, 80),

@@ -2,8 +2,8 @@
 
 Protocol: prints `ready NAME`; then each line `load KIND` sets a load up and prints {"kind", "unit_ms"}; `run SECONDS`
 runs it and prints one JSON object {"count", "begin_ns", "end_ns", "marks": [[ns, count], ...]}; `times SECONDS` prints
-{"times_ns": [...]}, when each launch returned. End of input ends the program. COTENANT_BENCH_CORE: where the threads
-that launch run once a load is set up.
+{"times_ns": [...]}, when each launch returned, `ends SECONDS` when each was seen to have ended. End of input ends the
+program. COTENANT_BENCH_CORE: where the threads that launch run once a load is set up.
 
 mmN: bf16 products of NxN; mmzN: of zeros, the same kernels for much less power.  addN: out = in + 1 over N MiB.
 copyN: copies of N MiB on the device.  train-resnet50[:BATCH] and train-transformer[:BATCH]: training steps; with a
@@ -106,6 +106,23 @@ def launch_times(load: Load, seconds: float) -> dict[str, Any]:
     return {"times_ns": times_ns}
 
 
+def end_times(load: Load, seconds: float) -> dict[str, Any]:
+    """Launch for that long, DEPTH in flight; when each was seen to have ended."""
+    ends_ns: list[int] = []
+    started, until_ns = 0, time.monotonic_ns() + round(seconds * 1e9)
+    while time.monotonic_ns() < until_ns:
+        if started - len(ends_ns) >= DEPTH:
+            load.wait(len(ends_ns) % DEPTH)
+            ends_ns.append(time.monotonic_ns())
+        load.launch()
+        load.mark(started % DEPTH)
+        started += 1
+    while len(ends_ns) < started:
+        load.wait(len(ends_ns) % DEPTH)
+        ends_ns.append(time.monotonic_ns())
+    return {"times_ns": ends_ns}
+
+
 def calibrated(load: Load, single: bool) -> float:
     """Set how many launches make a unit; returns the length of one, ms."""
     for _ in range(3):
@@ -192,6 +209,8 @@ def main(arguments: list[str]) -> int:
             print(json.dumps({"kind": words[1], "unit_ms": one_ms}), flush=True)
         elif words[:1] == ["times"] and load is not None:
             print(json.dumps(launch_times(load, float(words[1]))), flush=True)
+        elif words[:1] == ["ends"] and load is not None:
+            print(json.dumps(end_times(load, float(words[1]))), flush=True)
         elif words[:1] == ["run"] and load is not None:
             print(json.dumps(load.run(float(words[1]))), flush=True)
     return 0
