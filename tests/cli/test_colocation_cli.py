@@ -98,6 +98,12 @@ def test_few_requests_are_said_to_be_rough(result: dict[str, dict[str, dict[str,
     assert low <= result["tidal"]["mm4096"]["slo_attainment"] <= high
 
 
+def test_more_than_ls_leaves_is_explained(result: dict[str, dict[str, dict[str, float]]]) -> None:
+    row = result["tidal"]["mm4096"]
+    assert "Over 100 %" in " ".join(notes({"mps-plus": {"mm4096": row | {"be_over_left": 1.12}}}))
+    assert "Over 100 %" not in " ".join(notes({"tidal": {"mm4096": row | {"be_over_left": 1.01}}}))
+
+
 def test_a_p99_that_the_host_made_is_named(result: dict[str, dict[str, dict[str, float]]]) -> None:
     """Late requests decide a p99 from 1 % of them on, on either side; the worst come first."""
 

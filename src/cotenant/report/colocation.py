@@ -23,6 +23,7 @@ PROMISE_P99, PROMISE_BE = 1.05, 0.95
 COLOURS = {"temporal": "#7a7a7a", "orion": "#b8860b", "mps-plus": "#c0392b", "static": "#8e44ad", "tidal": "#1f77b4"}
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hexagon", "bowtie")
 ROUGH_REQUESTS = 500
+OVER = 1.02  # of what LS leaves: more than a measurement's error
 LATE_PART = 0.01  # so many late requests are what p99 is
 MOST_LATE = 4  # are named
 STYLE = (
@@ -103,6 +104,8 @@ def notes(rows: Rows) -> list[str]:
         rough = f" A p99 of {least} requests is rough." if least < ROUGH_REQUESTS else ""
         more = f" {need:,} tell 99 % in time from 99.5 %." if least < need else ""
         said.append(f"{least:,} requests a line, at least.{rough}{more}")
+    if any(row["be_over_left"] > OVER for row in every):
+        said.append("Over 100 % of what LS leaves: BE ran beside LS, too, or at a clock that LS left it.")
     return said + _paused(rows)
 
 
