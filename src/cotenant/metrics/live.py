@@ -65,7 +65,7 @@ TENANT_LAUNCHES = Metric(
 )
 TENANT_LAUNCH_WAIT = Metric(
     "cotenant_tenant_launch_wait_seconds_total", "counter",
-    "Time that its launches waited, for turns or for latency-sensitive work to end.", ("tenant",),
+    "Time that its launches waited in the host, for turns or for latency-sensitive work to end.", ("tenant",),
 )  # fmt: skip
 TENANT_WARNINGS = Metric("cotenant_tenant_warnings_total", "counter", "Warnings about it.", ("tenant",))
 
