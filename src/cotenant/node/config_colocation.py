@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cotenant.profile.kernels import CLASS_NAMES, read_kernel_rows
 _TIMES = ("interval", "lead", "ahead", "hold_limit", "check")
 _PARTS = ("beside", "duty", "clock")
 _KEYS = ("scheme", *_TIMES, *_PARTS, "sm_threshold", "stretch")
+_KEPT = ("beside", "hold_limit_ns", "sm_threshold")  # by a new scheme
 _CLASSES = CLASS_NAMES[1:]
 
 
@@ -48,6 +50,27 @@ def parse_colocation(data: Any) -> ColocationSettings:
             raise InputError(f"{str(stretch)[:40]} is not a number of times", field="colocation.stretch")
         changes["stretch"] = float(stretch)
     return settings_for(str(data.get("scheme", "tidal")), **changes)
+
+
+def changed(settings: ColocationSettings, order: Mapping[str, Any]) -> ColocationSettings:
+    """Settings after an order of the control socket: fields of ColocationSettings. A new scheme brings its own times.
+    InputError."""
+    known = tuple(field.name for field in fields(ColocationSettings) if field.name != "scheme")
+    for key in order:
+        if key not in known and key != "scheme":
+            raise InputError(f"unknown setting {key[:40]!r}; known: scheme, {', '.join(known)}", field="colocation")
+    changes = {key: order[key] for key in known if order.get(key) is not None}
+    for key, value in changes.items():
+        whole = key not in (*_PARTS, "stretch")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or (whole and not isinstance(value, int) and not value.is_integer()):
+            raise InputError(f"{key} is {str(value)[:40]!r}, which is not a number of its kind", field=key)
+        if whole:
+            changes[key] = int(value)  # JSON may have written it 200000.0; the page takes whole numbers
+    if order.get("scheme") is None:
+        return replace(settings, **changes)
+    kept = {key: getattr(settings, key) for key in _KEPT}
+    return settings_for(str(order["scheme"]), **(kept | changes))
 
 
 def known_kernels(

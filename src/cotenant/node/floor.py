@@ -7,12 +7,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cotenant.model.errors import InputError
 from cotenant.node import floor_page, kernel_table
 from cotenant.node.card_clock import CardClock, card_clock
 from cotenant.node.floor_page import BEST_EFFORT, LATENCY_SENSITIVE, FloorPage
@@ -22,7 +21,7 @@ from cotenant.node.listener import Listener
 from cotenant.node.processes import Peer, peer_of
 from cotenant.node.tenants import Tenant
 from cotenant.node.wire import MESSAGE_BYTES
-from cotenant.policy.colocation import APART, ColocationSettings, WorkClass, next_duty, scheme_named, settings_for
+from cotenant.policy.colocation import APART, ColocationSettings, WorkClass, next_duty, scheme_named
 from cotenant.policy.colocation.gate import RuleKind
 
 MAX_MEMBERS = 4096
@@ -30,7 +29,6 @@ JOIN_WITHIN_S = 5.0
 MEND_S = 1.0
 CLOCK_S = 0.05
 GRACE_S = 5.0  # for LS processes of an agent before this one to come back, meanwhile BE keeps its bounds
-PARTS = ("beside", "stretch", "duty", "clock")  # settings that need not be whole numbers
 WORK_CLASSES = {
     "unknown": WorkClass.UNKNOWN,
     "memory": WorkClass.MEMORY,
@@ -324,33 +322,3 @@ def _send_table(to: socket.socket, table: bytes) -> None:
         socket.send_fds(to, [floor_page.pack_kernels()], [fd])
     finally:
         os.close(fd)
-
-
-def changed(settings: ColocationSettings, order: dict[str, Any]) -> ColocationSettings:
-    """Settings after an order of the control socket. A new scheme brings its own times. InputError."""
-    allowed = (
-        "interval_ns",
-        "lead_ns",
-        "beside",
-        "hold_limit_ns",
-        "sm_threshold",
-        "stretch",
-        "check_ns",
-        "ahead_ns",
-        "duty",
-        "clock",
-    )
-    for key in order:
-        if key not in allowed and key != "scheme":
-            raise InputError(f"unknown setting {key[:40]!r}; known: scheme, {', '.join(allowed)}", field="colocation")
-    changes = {key: order[key] for key in allowed if order.get(key) is not None}
-    for key, value in changes.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or (key not in PARTS and not isinstance(value, int) and not value.is_integer()):
-            raise InputError(f"{key} is {str(value)[:40]!r}, which is not a number of its kind", field=key)
-        if key not in PARTS:
-            changes[key] = int(value)  # JSON may have written it 200000.0; the page takes whole numbers
-    if order.get("scheme") is None:
-        return replace(settings, **changes)
-    kept = {key: getattr(settings, key) for key in ("beside", "hold_limit_ns", "sm_threshold")}
-    return settings_for(str(order["scheme"]), **(kept | changes))

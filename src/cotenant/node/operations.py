@@ -11,8 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cotenant.model.errors import InputError, WorkError
-from cotenant.node import floor, processes
+from cotenant.node import processes
 from cotenant.node.config import TenantSpec
+from cotenant.node.config_colocation import changed
 from cotenant.node.control import Caller, Handler
 from cotenant.node.heirs import by_token
 from cotenant.node.holding import Holding
@@ -293,7 +294,7 @@ class Operations:
         if changes and not caller.trusted:
             raise InputError(f"user {caller.peer.uid} may not change the agent's co-location scheme")
         if changes:
-            wanted = floor.changed(floors.settings, changes)
+            wanted = changed(floors.settings, changes)
             if lent:
                 caller.undo.append(floors.lend(wanted))
             else:
