@@ -9,7 +9,7 @@ from agent_harness import AgentProcess, declare, wait_for
 from fake_shim import FakeShim
 
 from cotenant.node import floor_page
-from cotenant.node.floor_client import Floor
+from cotenant.node.floor_client import Floor, join_floor
 from cotenant.policy.colocation.gate import WorkClass
 
 
@@ -52,3 +52,18 @@ def test_a_class_that_changes_under_a_running_program_is_said(
     (said,) = agent.tenant("t")["warnings"]
     assert said == "it is latency-sensitive from its next start on: what runs now stays best-effort"
     shim.close()
+
+
+def test_who_is_not_believed_any_more_is_not_said_to_be_up(agent: AgentProcess) -> None:
+    floor = join_floor(agent.folder, str(agent.call("status")["gpus"][0]["uuid"]))
+
+    def up() -> bool:
+        ((holder,),) = ([h["up"] for h in gpu["holders"]] for gpu in agent.call("colocation")["gpus"].values())
+        return bool(holder)
+
+    floor.raise_()
+    assert up()
+    wait_for(lambda: not up(), 2.0, "it has not raised again for half a second, and best-effort work goes on")
+    floor.raise_()
+    assert up()
+    floor.close()

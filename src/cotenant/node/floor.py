@@ -286,14 +286,13 @@ class Floors:
     def _gpu(self, gpu: str) -> dict[str, Any]:
         layout = self.pages[gpu].layout
         holders = sorted(m.holder for m in self._members if m.gpu == gpu and m.holder is not None)
+        up = self.pages[gpu].up(time.monotonic_ns())  # as best-effort work sees it: nobody who is not believed
         return {
             "best_effort_processes": layout.tenants,
             "best_effort_counted": sum(parts != APART for parts in self.shares[gpu].parts.values()),
             "bounded": layout.present > 0,
             "duty": layout.duty_permille / 1000,
-            "holders": [
-                {"pid": layout.pid[i], "up": bool(layout.raised[i]), "raises": layout.raises[i]} for i in holders
-            ],
+            "holders": [{"pid": layout.pid[i], "up": i in up, "raises": layout.raises[i]} for i in holders],
         }
 
     def close(self) -> None:
