@@ -98,6 +98,13 @@ def test_few_requests_are_said_to_be_rough(result: dict[str, dict[str, dict[str,
     assert low <= result["tidal"]["mm4096"]["slo_attainment"] <= high
 
 
+def test_ranges_of_the_service_alone_go_upwards(result: dict[str, dict[str, dict[str, float]]]) -> None:
+    row = result["tidal"]["mm4096"]
+    slow, fast = {"ls_alone_p50_ms": 1.3, "ls_alone_p99_ms": 2.5}, {"ls_alone_p50_ms": 1.2, "ls_alone_p99_ms": 4.5}
+    said = " ".join(notes({"tidal": {"mm4096": row | slow, "add256": row | fast}}))
+    assert "LS alone: p50 1.20 to 1.30 ms, p99 2.50 to 4.50 ms." in said
+
+
 def test_more_than_ls_leaves_is_explained(result: dict[str, dict[str, dict[str, float]]]) -> None:
     row = result["tidal"]["mm4096"]
     assert "Over 100 %" in " ".join(notes({"mps-plus": {"mm4096": row | {"be_over_left": 1.12}}}))

@@ -94,8 +94,9 @@ def notes(rows: Rows) -> list[str]:
     ]
     alone = [(row["ls_alone_p50_ms"], row["ls_alone_p99_ms"]) for row in every if "ls_alone_p99_ms" in row]
     if alone:
-        low, high = min(alone), max(alone)
-        said.append(f"LS alone: p50 {low[0]:.2f} to {high[0]:.2f} ms, p99 {low[1]:.2f} to {high[1]:.2f} ms.")
+        p50, p99 = zip(*alone, strict=True)
+        ranges = f"p50 {min(p50):.2f} to {max(p50):.2f} ms, p99 {min(p99):.2f} to {max(p99):.2f} ms"
+        said.append(f"LS alone: {ranges}.")
     counts = [int(row["requests"]) for row in every if "requests" in row]
     if counts:
         from cotenant.metrics.attainment import requests_to_tell
