@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from cotenant.bench.be_loads import Load
-from cotenant.bench.colocation import Plan, Series, measure, native_block, parse_ls, parse_schemes, summary
+from cotenant.bench.colocation import Plan, Series, expected_s, measure, native_block, parse_ls, parse_schemes, summary
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.model.errors import WorkError
 
@@ -33,6 +34,14 @@ def test_blocks_in_which_the_host_paused_are_told_apart() -> None:
     assert row["ls_p99_over_alone_calm"] == pytest.approx((1.1 + 0.98 * 1.1) / (1.0 + 0.98 * 1.0))
     assert row["ls_p99_over_alone"] > 2
     assert row["be_over_left"] == pytest.approx(80 / 100 / 0.9)
+
+
+def test_how_long_it_takes_is_said_beforehand() -> None:
+    """Three rounds of 1 s beside seven loads under all schemes took 229 s; of 2 s beside one, under one, 19.5 s."""
+    loads = ["mm4096"] * 7
+    plan = Plan(parse_ls("resnet50:4:100"), loads, parse_schemes("all"), rounds=3, block_s=1.0)
+    assert expected_s(plan) == pytest.approx(229, rel=0.1)
+    assert expected_s(replace(plan, kinds=loads[:1], schemes=parse_schemes("tidal"), block_s=2.0)) < 20
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.overhead import median
 from cotenant.metrics.attainment import attainment
 from cotenant.model.errors import InputError
+from cotenant.model.units import format_seconds
 from cotenant.node.kernel_table import compiled
 from cotenant.policy.colocation import SCHEMES, Scheme, WorkClass, scheme_named
 from cotenant.policy.colocation.gate import RuleKind
@@ -21,6 +22,7 @@ from cotenant.profile.contention import read_table
 from cotenant.profile.kernels import KernelRow
 
 LEAD_S = 0.15  # BE runs before the first arrival and after the last
+BETWEEN_S = 0.33  # what a block takes beyond its length
 RESAMPLES = 200
 SLO_QUANTILE = 0.995
 LATE_MS = 0.5  # a request that began so much later than it could: its host paused
@@ -197,6 +199,15 @@ class Plan:
     progress: Callable[[str], None] = lambda text: None
 
 
+def expected_s(plan: Plan) -> float:
+    """About how long it takes: LS alone, BE alone for half a block, and a block of each scheme, for each kind of rig."""
+    rounds = 0.0
+    for together in (True, False):
+        schemes = sum(scheme.together is together for scheme in plan.schemes)
+        rounds += ((schemes + 1.5) * plan.block_s + (schemes + 2) * BETWEEN_S) if schemes else 0.0
+    return plan.rounds * len(plan.kinds) * rounds
+
+
 def measure(gpus: str, plan: Plan, result: dict[str, Any] | None = None) -> dict[str, Any]:
     """Run every scheme beside every BE load. Schemes whose processes run together share one agent and its programs.
 
@@ -204,6 +215,9 @@ def measure(gpus: str, plan: Plan, result: dict[str, Any] | None = None) -> dict
     """
     result = {} if result is None else result
     result["schemes"] = {scheme.name: {} for scheme in plan.schemes}
+    plan.progress(
+        f"{plan.rounds} rounds beside each of {len(plan.kinds)} loads: about {format_seconds(expected_s(plan))}"
+    )
     for together in (True, False):
         schemes = [scheme for scheme in plan.schemes if scheme.together is together]
         if not schemes:
