@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -109,6 +110,10 @@ def test_wrong_profiles_are_one_sentence(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(InputError):
             read_kernel_rows(path)
+    os.mkfifo(tmp_path / "pipe")
+    for endless in (tmp_path / "pipe", Path("/dev/zero")):  # an agent that reads its file again would wait for ever
+        with pytest.raises(InputError, match="not a file"):
+            read_kernel_rows(endless)
 
 
 def test_tables_that_are_none_are_refused() -> None:

@@ -81,6 +81,8 @@ def write_kernels(path: Path, kernels: Sequence[KernelWork], about: dict[str, ob
 
 def read_kernel_rows(path: Path) -> list[KernelRow]:
     """The rows of a profile that `cotenant profile kernels` wrote. InputError."""
+    if path.exists() and not path.is_file():
+        raise InputError("not a file", file=path)  # a pipe or a device may have no end
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
     except OSError as error:
