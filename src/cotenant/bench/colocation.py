@@ -14,7 +14,6 @@ from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.overhead import median
 from cotenant.metrics.attainment import attainment
 from cotenant.model.errors import InputError
-from cotenant.model.units import format_seconds
 from cotenant.node.kernel_table import compiled
 from cotenant.policy.colocation import SCHEMES, Scheme, WorkClass, scheme_named
 from cotenant.policy.colocation.gate import RuleKind
@@ -200,7 +199,7 @@ class Plan:
 
 
 def expected_s(plan: Plan) -> float:
-    """About how long it takes: LS alone, BE alone for half a block, and a block of each scheme, for each kind of rig."""
+    """About how long it takes: LS alone, BE alone for half a block, a block of each scheme, in each kind of rig."""
     rounds = 0.0
     for together in (True, False):
         schemes = sum(scheme.together is together for scheme in plan.schemes)
@@ -215,9 +214,7 @@ def measure(gpus: str, plan: Plan, result: dict[str, Any] | None = None) -> dict
     """
     result = {} if result is None else result
     result["schemes"] = {scheme.name: {} for scheme in plan.schemes}
-    plan.progress(
-        f"{plan.rounds} rounds beside each of {len(plan.kinds)} loads: about {format_seconds(expected_s(plan))}"
-    )
+    plan.progress(f"about {expected_s(plan) / 60:.1f} min: {plan.rounds} rounds beside {', '.join(plan.kinds)}")
     for together in (True, False):
         schemes = [scheme for scheme in plan.schemes if scheme.together is together]
         if not schemes:
