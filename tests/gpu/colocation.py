@@ -25,7 +25,7 @@ from colocation_faults import GPU, TOGETHER, failure, faults
 from colocation_held import HELD_STEPS
 from colocation_host import HOST_STEPS
 from colocation_orion import ORION_STEPS
-from colocation_parts import green, kernels, l2_window
+from colocation_parts import green, kernels, l2_window, pages
 from colocation_tail import TAIL_STEPS, spread
 
 from cotenant.bench.colocation import (
@@ -301,6 +301,7 @@ STEPS: dict[str, tuple[Callable[[Found], None], int]] = {
     "tidal_long": (tidal_long, 80),
     "green": (green, 40),
     "l2_window": (l2_window, 80),
+    "pages": (pages, 30),
     "kernels": (kernels, 110),
     **TAIL_STEPS,
     **HELD_STEPS,

@@ -193,5 +193,36 @@ def l2_helper() -> dict[str, Any]:
     return found
 
 
+def pages(found: Found) -> None:
+    """Whether the driver pins a page of another process that this one may only read."""
+    found |= helper("pages")
+
+
+def pages_helper() -> dict[str, Any]:
+    import mmap
+
+    import torch
+
+    torch.zeros(1, device="cuda")
+    cuda = ctypes.CDLL("libcuda.so.1")
+    supported = ctypes.c_int(-1)
+    cuda.cuDeviceGetAttribute(ctypes.byref(supported), 113, 0)  # CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
+    fd = os.memfd_create("page")
+    os.ftruncate(fd, 4096)
+    read_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+    codes = {}
+    for name, of, access, flags in (
+        ("writable", fd, mmap.PROT_READ | mmap.PROT_WRITE, 3),
+        ("read only", read_fd, mmap.PROT_READ, 3),
+        ("read only, said so", read_fd, mmap.PROT_READ, 3 | 8),
+    ):
+        at = libc.mmap(None, 4096, access, mmap.MAP_SHARED, of, 0)
+        codes[name] = cuda.cuMemHostRegister_v2(ctypes.c_void_p(at), ctypes.c_size_t(4096), flags)
+    return {"attribute": supported.value, "codes": codes}
+
+
 if __name__ == "__main__":
-    print(json.dumps({"green": green_helper, "l2": l2_helper}[sys.argv[1]]()))
+    print(json.dumps({"green": green_helper, "l2": l2_helper, "pages": pages_helper}[sys.argv[1]]()))

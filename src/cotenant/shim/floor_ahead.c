@@ -145,7 +145,7 @@ static bool is_believed(const struct cotenant_floor *page, uint32_t holder, int6
 
 static void lower(struct cotenant_floor_words *shown, uint32_t holder)
 {
-    __atomic_store_n(&shown->raised[holder], 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&shown->raised[holder], 0, __ATOMIC_SEQ_CST);
 }
 
 /* Lowers them on the second page.  Called now and then by the helper thread; returns how long it may wait, UINT64_MAX if nothing is
@@ -161,8 +161,11 @@ uint64_t cot_ahead_watch(uint64_t now_ns)
             continue;
         next = WATCH_NS;
         for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++)
-            if (is_shown(shown, i) && !is_believed(floor->page, i, (int64_t)now_ns))
+            if (is_shown(shown, i) && !is_believed(floor->page, i, (int64_t)now_ns)) {
                 lower(shown, i);
+                if (is_believed(floor->page, i, (int64_t)cot_now_ns())) /* it was raised meanwhile */
+                    __atomic_store_n(&shown->raised[i], 1, __ATOMIC_SEQ_CST);
+            }
     }
     return next;
 }
