@@ -319,8 +319,10 @@ def _too_long(*_: object) -> None:
 
 
 def main() -> None:
-    out = Path(sys.argv[1])
     chosen = sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
+    if len(sys.argv) < 2 or not set(chosen) <= set(STEPS):
+        sys.exit(f"usage: {sys.argv[0]} OUT.json [STEP,STEP...]; steps: {', '.join(STEPS)}")
+    out = Path(sys.argv[1])
     found: dict[str, Any] = {}
     with suppress(OSError):
         query = ["nvidia-smi", f"--id={GPU}", "--query-gpu=name,driver_version", "--format=csv,noheader"]

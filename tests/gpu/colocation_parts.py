@@ -212,7 +212,8 @@ def pages_helper() -> dict[str, Any]:
     read_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+    number = ctypes.c_int
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, number, number, number, ctypes.c_long]
     codes = {}
     for name, of, access, flags in (
         ("writable", fd, mmap.PROT_READ | mmap.PROT_WRITE, 3),
