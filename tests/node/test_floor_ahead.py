@@ -14,6 +14,7 @@ import pytest
 from agent_harness import wait_for
 
 from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.bench.harness import with_source
 from cotenant.node import floor_page
 from cotenant.node.floor_client import _Mapping, join_floor
 from cotenant.node.gpus import uuid_bytes
@@ -151,6 +152,34 @@ def test_the_service_holds_it_again_where_it_was_not_believed_for_a_while(rig: t
     down = time.monotonic_ns()
     floor.lower()
     assert done_by(be.answer(), down) == 0
+    floor.close()
+
+
+def test_who_raises_the_page_of_an_agent_that_was_started_again_holds_nobody_for_ever(rig: tuple[Rig, Program]) -> None:
+    """A service may come to the new page after those who wait, and leave the old one as it was: up."""
+    started, be = rig
+    started.scheme("tidal", hold_limit_ns=5_000 * MS)
+    floor = join_floor(started.bench.folder, started.uuid)
+    be.ask("run 0.1")
+    old = floor._mapping
+    floor.raise_()
+    be.tell("run 0.5")
+    time.sleep(0.1)
+    agent = started.bench._agent
+    assert agent is not None
+    agent.kill()
+    agent.wait()
+    started.bench._agent = subprocess.Popen(
+        agent.args, stderr=started.bench.log, stdout=started.bench.log, env=with_source(started.bench.environment)
+    )
+    wait_for(lambda: floor._mapping is not old, 20.0, "the service has moved")
+    floor.lower()
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        old.show(old.holder, WorkClass.UNKNOWN)
+    began = time.monotonic()
+    assert be.answer()["count"] > 0
+    assert time.monotonic() - began < 3
     floor.close()
 
 

@@ -39,7 +39,12 @@ void *cot_real_cuEventDestroy_v2, *cot_real_cuCtxPushCurrent_v2, *cot_real_cuCtx
 
 bool cot_profiling;
 bool cot_exiting(void) { return false; }
-void cot_agent_wake_helper(void) {}
+bool cot_start_thread(void *(*body)(void *), void *argument)
+{
+    (void)body;
+    (void)argument;
+    return true;
+}
 struct work cot_work_now(struct work stated) { return stated; }
 
 static int64_t now = 1000000, gpu_free_at, launch_latency_ns, event_cost_ns, yield_cost_ns;

@@ -196,9 +196,7 @@ static void *helper(void *unused)
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* turns end on time; 50 us is the default */
     while (!exiting) {
         uint64_t now = cot_now_ns();
-        uint64_t next = cot_gates_advance(now), watch = cot_ahead_watch(now);
-        if (next > watch)
-            next = watch;
+        uint64_t next = cot_gates_advance(now);
         bool lost = agent_fd < 0;
         if (lost && next > reconnect_ms * UINT64_C(1000000))
             next = reconnect_ms * UINT64_C(1000000);

@@ -6,16 +6,18 @@
  * holds the floor: what LS work finds in flight is the rest of such a part, whatever is queued behind.
  *
  * A stream waits for the words that LS processes write (struct cotenant_floor_words), so nothing of ours is needed to stop it or to
- * let it go on.  It asks no clock: who holds the floor and is not believed any more is lowered there by cot_ahead_watch. */
+ * let it go on.  It asks no clock: who holds the floor and is not believed any more is lowered there by a thread that takes no lock
+ * and asks no driver, for those may wait for a stream; and goes on while the program's exit handlers do. */
 #define _GNU_SOURCE
 #include <time.h>
+#include <unistd.h>
 
 #include "floor_pieces.h"
 #include "words.h"
 
 #define NAP_NS 200000
 #define STALL_NS UINT64_C(100000000)
-#define WATCH_NS UINT64_C(100000000)
+#define WATCH_NS 100000000
 #define HOLDERS_A_WORD 4
 #define LATELY_NS 10000000
 
@@ -50,6 +52,66 @@ static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t inter
     ahead->since_ns = 0;
 }
 
+/* ---- holders that are not believed ---- */
+
+static bool is_shown(const struct cotenant_floor_words *shown, uint32_t holder)
+{
+    return __atomic_load_n(&shown->raised[holder], __ATOMIC_ACQUIRE) != 0; /* LS writes the first page before it */
+}
+
+static bool is_believed(const struct cotenant_floor *page, uint32_t holder, int64_t now_ns)
+{
+    uint8_t raised = __atomic_load_n(&page->raised[holder], __ATOMIC_ACQUIRE); /* and its time before that */
+    int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[holder], __ATOMIC_RELAXED);
+    int64_t limit_ns = (int64_t)page->hold_limit_ns;
+    return raised && age_ns < limit_ns && age_ns > -limit_ns;
+}
+
+static void lower(struct cotenant_floor_words *shown, uint32_t holder)
+{
+    __atomic_store_n(&shown->raised[holder], 0, __ATOMIC_SEQ_CST);
+}
+
+static void lower_all(struct cotenant_floor_words *shown)
+{
+    for (uint32_t i = 0; shown && i < COTENANT_FLOOR_HOLDERS; i++)
+        lower(shown, i);
+}
+
+static void lower_silent(const struct cotenant_floor *page, struct cotenant_floor_words *shown)
+{
+    for (uint32_t i = 0; shown && i < COTENANT_FLOOR_HOLDERS; i++)
+        if (is_shown(shown, i) && !is_believed(page, i, (int64_t)cot_now_ns())) {
+            lower(shown, i);
+            if (is_believed(page, i, (int64_t)cot_now_ns())) /* it was raised meanwhile */
+                __atomic_store_n(&shown->raised[i], 1, __ATOMIC_SEQ_CST);
+        }
+}
+
+static void *watch(void *unused)
+{
+    (void)unused;
+    pthread_setname_np(pthread_self(), "cotenant-ahead");
+    for (;;) {
+        for (uint32_t g = 0; g < cot_gpu_count(); g++) {
+            struct floor *floor = __atomic_load_n(&cot_gpu_at(g)->floor, __ATOMIC_ACQUIRE);
+            if (!floor)
+                continue;
+            lower_all(__atomic_load_n(&floor->ahead.before, __ATOMIC_ACQUIRE)); /* LS may have raised there after it moved */
+            lower_silent(floor->page, __atomic_load_n(&floor->ahead.shown, __ATOMIC_ACQUIRE));
+        }
+        nanosleep(&(struct timespec){.tv_nsec = WATCH_NS}, NULL);
+    }
+    return NULL;
+}
+
+static void start_watch(void) /* with cot_capture_lock */
+{
+    static pid_t runs_in;
+    if (runs_in != getpid() && cot_start_thread(watch, NULL))
+        runs_in = getpid();
+}
+
 /* ---- the words ---- */
 
 static CUdeviceptr words(struct floor *floor, CUcontext context) /* with cot_capture_lock, while nothing is captured */
@@ -66,7 +128,7 @@ static CUdeviceptr words(struct floor *floor, CUcontext context) /* with cot_cap
          where(&address, page, 0) != CUDA_SUCCESS))
         return 0;
     ahead->context = context;
-    cot_agent_wake_helper(); /* to watch from now on */
+    start_watch();
     return ahead->words = address;
 }
 
@@ -128,54 +190,11 @@ void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
         atomic_fetch_add(&gpu->waited_ns, now - began);
 }
 
-/* ---- holders that are not believed ---- */
-
-static bool is_shown(const struct cotenant_floor_words *shown, uint32_t holder)
-{
-    return __atomic_load_n(&shown->raised[holder], __ATOMIC_ACQUIRE) != 0; /* LS writes the first page before it */
-}
-
-static bool is_believed(const struct cotenant_floor *page, uint32_t holder, int64_t now_ns)
-{
-    uint8_t raised = __atomic_load_n(&page->raised[holder], __ATOMIC_ACQUIRE); /* and its time before that */
-    int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[holder], __ATOMIC_RELAXED);
-    int64_t limit_ns = (int64_t)page->hold_limit_ns;
-    return raised && age_ns < limit_ns && age_ns > -limit_ns;
-}
-
-static void lower(struct cotenant_floor_words *shown, uint32_t holder)
-{
-    __atomic_store_n(&shown->raised[holder], 0, __ATOMIC_SEQ_CST);
-}
-
-/* Lowers them on the second page.  Called now and then by the helper thread; returns how long it may wait, UINT64_MAX if nothing is
- * held. */
-uint64_t cot_ahead_watch(uint64_t now_ns)
-{
-    uint64_t next = UINT64_MAX;
-    for (uint32_t g = 0; g < cot_gpu_count(); g++) {
-        struct gpu *gpu = cot_gpu_at(g);
-        struct floor *floor = __atomic_load_n(&gpu->floor, __ATOMIC_ACQUIRE);
-        struct cotenant_floor_words *shown = floor ? __atomic_load_n(&floor->ahead.shown, __ATOMIC_ACQUIRE) : NULL;
-        if (!shown || !floor->ahead.context)
-            continue;
-        next = WATCH_NS;
-        for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++)
-            if (is_shown(shown, i) && !is_believed(floor->page, i, (int64_t)now_ns)) {
-                lower(shown, i);
-                if (is_believed(floor->page, i, (int64_t)cot_now_ns())) /* it was raised meanwhile */
-                    __atomic_store_n(&shown->raised[i], 1, __ATOMIC_SEQ_CST);
-            }
-    }
-    return next;
-}
-
 /* Other pages are in force: those before tell streams that wait for them nothing any more. */
 void cot_ahead_move(struct floor *floor, struct cotenant_floor_words *shown)
 {
-    struct cotenant_floor_words *before = floor->ahead.shown;
-    for (uint32_t i = 0; before && i < COTENANT_FLOOR_HOLDERS; i++)
-        lower(before, i);
+    lower_all(floor->ahead.shown);
+    __atomic_store_n(&floor->ahead.before, floor->ahead.shown, __ATOMIC_RELEASE);
     floor->ahead.context = NULL;
     floor->ahead.refused = floor->ahead.on = false;
     __atomic_store_n(&floor->ahead.shown, shown, __ATOMIC_RELEASE);

@@ -37,6 +37,7 @@ struct floor_ticks {
 /* Launches that are held on the device (floor_ahead.c). */
 struct floor_ahead {
     struct cotenant_floor_words *shown; /* the second page; NULL: not to be had */
+    struct cotenant_floor_words *before; /* that of the agent before, which streams may wait for still */
     CUcontext context;                /* in which `words` is where the device sees who holds the floor */
     CUdeviceptr words;
     struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* that work was launched on lately */

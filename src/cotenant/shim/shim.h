@@ -305,9 +305,6 @@ struct cotenant_floor_words;
 HIDDEN struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply,
                                              struct cotenant_floor_words **shown);
 
-/* ---- floor_ahead.c ---- */
-HIDDEN uint64_t cot_ahead_watch(uint64_t now_ns);
-
 /* ---- holder.c ---- */
 struct holder;
 extern HIDDEN bool cot_holding;
