@@ -108,6 +108,9 @@ static CUresult host_pointer(CUdeviceptr *address, void *host, unsigned flags)
     return CUDA_SUCCESS;
 }
 static int64_t floor_down_at(int64_t at);
+static int64_t waits, stream_number = 1;
+int64_t world_waits(void) { return waits; }
+void world_streams(int64_t number) { stream_number = number, waits = 0; } /* that launches take in turn */
 static CUresult batch(CUstream stream, unsigned count, const struct word_operation *operations, unsigned flags)
 {
     (void)stream, (void)flags;
@@ -115,6 +118,7 @@ static CUresult batch(CUstream stream, unsigned count, const struct word_operati
         operations->address != (uintptr_t)words_page.raised)
         return CUDA_ERROR_INVALID_VALUE;
     now += 1500;
+    waits++;
     gpu_free_at = floor_down_at((gpu_free_at > now ? gpu_free_at : now) + WAIT_NS);
     part_began = gpu_free_at;
     return CUDA_SUCCESS;
@@ -165,6 +169,7 @@ void world_start(const struct settings *s)
     this_thread = (struct thread){.gpu = &world_gpu, .stream = &world_stream, .context = (CUcontext)1};
     world_stream.handle = (CUstream)2;
     cot_thread = &this_thread;
+    stream_number = 1;
     launch_latency_ns = s->launch_ns;
     event_cost_ns = s->event_ns;
     yield_cost_ns = s->yield_ns;
@@ -244,6 +249,7 @@ void world_run(const struct launch *launches, int64_t count, const struct burst 
             *cost = (struct cost){(uintptr_t)launches[i].kind, COST_UNKNOWN_NS};
         now += launches[i].host_ns;
         look_at_ls();
+        world_stream.handle = (CUstream)(uintptr_t)(2 + i % stream_number);
         if (!cot_floor_goes_on(&this_thread, cost))
             cot_floor_enter(&this_thread, cost);
         look_at_ls();

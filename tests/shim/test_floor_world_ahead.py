@@ -81,3 +81,16 @@ def test_it_runs_ahead_no_further_than_it_may(world: Start) -> None:  # noqa: F8
     seen = here.run(SHORT, 0.3, rate_rps=3)
     assert seen.work > 0.9
     assert LS_NS < 5 * MS
+
+
+def test_the_host_bounds_what_is_on_many_streams(world: Start) -> None:  # noqa: F811
+    """A kernel of each may be past its wait: of ten streams LS work would find ten kernels at once."""
+    here = world(**AHEAD)
+    here.run(MIDDLE, 0.05, rate_rps=0)
+    waits = {}
+    for streams in (3, 10):
+        here.library.world_streams(streams)
+        here.run(MIDDLE, 0.1, rate_rps=0)
+        waits[streams] = here.library.world_waits()
+    assert waits[3] > 400
+    assert waits[10] < 100

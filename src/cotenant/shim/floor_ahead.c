@@ -30,7 +30,7 @@ bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struc
 {
     return floor->page->ahead_us > 0 && rule->scheme == COTENANT_SCHEME_TIDAL && rule->beside_permille == 0 && !floor_paced(rule) &&
            floor->ahead.shown && floor->page->present_words == floor->page->present &&
-           !floor->ahead.refused && !gpu->stale && gpu->page_slot->flags & COTENANT_SLOT_UNGATED;
+           !floor->ahead.refused && (int64_t)cot_now_ns() >= floor->ahead.crowded_until_ns && !gpu->stale && gpu->page_slot->flags & COTENANT_SLOT_UNGATED;
 }
 
 /* Work is launched on that stream now.  What is past its wait on each of several streams runs to its end, so those that were used
@@ -44,6 +44,8 @@ static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t inter
             break;
         } else if (ahead->streams[i].at_ns < ahead->streams[place].at_ns)
             place = i;
+    if (ahead->streams[place].at_ns && ahead->streams[place].handle != handle && now_ns - ahead->streams[place].at_ns < LATELY_NS)
+        ahead->crowded_until_ns = now_ns + LATELY_NS; /* a kernel of each may be past its wait: the host bounds them all together */
     ahead->streams[place].handle = handle;
     ahead->streams[place].at_ns = now_ns;
     for (uint32_t i = 0; i < AHEAD_STREAMS; i++)
