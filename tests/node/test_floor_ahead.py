@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from agent_harness import wait_for
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.harness import with_source
 from cotenant.node import floor_page
+from cotenant.node.config import TenantSpec
 from cotenant.node.floor_client import _Mapping, join_floor
 from cotenant.node.gpus import uuid_bytes
 from cotenant.policy.colocation import WorkClass
@@ -29,6 +31,24 @@ floor = join_floor(Path(sys.argv[1]), sys.argv[2])
 floor.raise_()
 print("up", flush=True)
 time.sleep(60)
+"""
+
+LEAVER = """
+import ctypes
+import sys
+from cotenant.bench.driver import Driver
+cuda, libc = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(None)
+libc.__cxa_atexit.argtypes = [ctypes.c_void_p] * 3
+libc.__cxa_atexit(ctypes.cast(cuda.cuCtxSynchronize, ctypes.c_void_p), None, None)
+driver = Driver("libcuda.so.1")
+print("ready", driver.name, flush=True)
+for count in (300, 100):
+    for _ in range(count):
+        driver.launch(26_000)
+    if count == 300:
+        driver.synchronise()
+        print("{}", flush=True)
+        sys.stdin.readline()
 """
 
 
@@ -231,4 +251,26 @@ def test_a_program_ends_while_its_work_is_held(rig: tuple[Rig, Program]) -> None
     wait_for(
         lambda: started.scheme("tidal")["gpus"][started.uuid]["best_effort_processes"] == 0, 2.0, "the floor knows"
     )
+    floor.close()
+
+
+def test_a_program_whose_exit_handlers_wait_for_held_work_ends(
+    rig: tuple[Rig, Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler runs after the shim's, and the service hangs."""
+    started, be = rig
+    be.close()  # it would lower for it
+    (tmp_path / "leaver.py").write_text(LEAVER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    started.bench.environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    started.scheme("tidal", hold_limit_ns=300 * MS)
+    floor = join_floor(started.bench.folder, started.uuid)
+    spec = TenantSpec("leaver", mechanism="mps", best_effort=True)
+    leaver = started.tenant(spec, ["leaver"]).wait_ready()
+    leaver.answer()
+    floor.raise_()
+    began = time.monotonic()
+    leaver.tell("go")
+    assert leaver.process.wait(3) == 0
+    assert time.monotonic() - began > 0.2, "its work was held"
     floor.close()
