@@ -218,10 +218,12 @@ def test_whole_numbers_may_be_written_as_others_are(agent: AgentProcess) -> None
 def test_settings_are_read_from_the_configuration(tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
     path.write_text(
-        "colocation: {scheme: tidal, interval: 200us, beside: 5%, hold_limit: 1s, stretch: 2.5, check: 1ms}\n"
+        "colocation: {scheme: tidal, interval: 200us, beside: 5%, hold_limit: 1s, stretch: 2.5, check: 1ms, "
+        "ahead: 5ms, ahead_below: 30%}\n"
     )
     found = load(str(path)).colocation
     assert (found.interval_ns, found.beside, found.hold_limit_ns, found.lead_ns) == (200_000, 0.05, 10**9, 10_000)
+    assert (found.ahead_ns, found.ahead_below) == (5_000_000, 0.3)
     assert parse_colocation("static").scheme == "static"
     path.write_text("tenants: [{name: a, best_effort: true, in_flight: 400us}]\n")
     assert load(str(path)).tenants[0].in_flight_ns == 400_000

@@ -128,7 +128,7 @@ static struct stream world_stream;
 
 struct settings {
     uint32_t scheme, stretch_permille;
-    int64_t interval_ns, lead_ns, check_ns, launch_ns, event_ns, yield_ns, duty_permille, ahead_us;
+    int64_t interval_ns, lead_ns, check_ns, launch_ns, event_ns, yield_ns, duty_permille, ahead_us, ahead_below_permille;
 };
 struct launch {
     int64_t kind, length_ns, host_ns; /* host_ns: of the program, before the launch */
@@ -157,7 +157,8 @@ void world_start(const struct settings *s)
     page = (struct cotenant_floor){.scheme = s->scheme, .tenants = 1, .present = 1, .present_words = 1, .interval_ns = (uint64_t)s->interval_ns,
                                    .lead_ns = (uint64_t)s->lead_ns, .hold_limit_ns = 500000000,
                                    .stretch_permille = s->stretch_permille, .check_ns = (uint64_t)s->check_ns,
-                                   .duty_permille = (uint32_t)s->duty_permille, .ahead_us = (uint32_t)s->ahead_us};
+                                   .duty_permille = (uint32_t)s->duty_permille, .ahead_us = (uint32_t)s->ahead_us,
+                                   .ahead_below_permille = (uint32_t)s->ahead_below_permille};
     memset(cot_costs, 0, sizeof cot_costs);
     memset(&world_floor, 0, sizeof world_floor);
     pthread_mutex_init(&world_floor.lock, NULL);

@@ -31,7 +31,7 @@ class Settings(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("interval_ns", "lead_ns", "check_ns", "launch_ns", "event_ns", "yield_ns")
         ),
-        *((name, ctypes.c_int64) for name in ("duty_permille", "ahead_us")),
+        *((name, ctypes.c_int64) for name in ("duty_permille", "ahead_us", "ahead_below_permille")),
     ]
 
 

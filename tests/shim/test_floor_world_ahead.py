@@ -13,7 +13,8 @@ from test_floor_world import LONG, LS_NS, MIDDLE, MS, SHORT, US, Kernel, Start, 
 
 from cotenant.policy.colocation import settings_for
 
-AHEAD = {"ahead_us": 20_000}
+AHEAD = {"ahead_us": 20_000, "ahead_below_permille": 1000}  # whatever the program
+OWN = AHEAD | {"ahead_below_permille": round(settings_for("tidal").ahead_below * 1000)}
 INTERVAL_NS = settings_for("tidal").interval_ns
 
 
@@ -31,7 +32,9 @@ def test_parts_of_a_step_that_the_host_is_too_slow_for_cost_nothing(world: Start
     native = world(scheme=0).run(phases(), 0.3, rate_rps=0).work
     bounded = warm(world(), phases()).work / native
     seen = warm(world(**AHEAD), phases())
+    own = warm(world(**OWN), phases())
     assert bounded < 0.9
+    assert own.work / native > 0.95
     assert seen.work / native > 0.96
     assert seen.mean_wait_ns < 0.6 * INTERVAL_NS
     assert seen.longest_wait_ns < 2 * INTERVAL_NS  # what 8 us take is known to 4 us
@@ -68,15 +71,42 @@ def test_a_gpu_that_becomes_slower_or_faster_is_noticed(world: Start, rate_rps: 
         assert here.library.world_cost(1) == pytest.approx(length, rel=0.15)
 
 
+@pytest.mark.parametrize("kernels", [phases(), training()])
+def test_who_needs_it_goes_on_running_ahead(world: Start, kernels: list[Kernel]) -> None:  # noqa: F811
+    """Every two seconds the host has a window of 10 ms again, to see whether it still does."""
+    native = world(scheme=0).run(kernels, 1.0, rate_rps=0).work
+    here = world(**OWN)
+    here.run(kernels, 0.1, rate_rps=0)
+    for rate_rps in (0, 100, 650):
+        assert here.run(kernels, 4.5, rate_rps).work / native > 0.95, rate_rps
+    assert here.library.world_waits() > 10_000
+
+
+@pytest.mark.parametrize("kernels", [SHORT, MIDDLE, LONG])
+@pytest.mark.parametrize("rate_rps", [0, 100, 650])
+def test_who_keeps_the_gpu_busy_within_the_bound_does_not(
+    world: Start,  # noqa: F811
+    kernels: list[Kernel],
+    rate_rps: int,
+) -> None:
+    """Its launches wait most of the time, whatever LS does."""
+    here = world(**OWN)
+    here.run(kernels, 0.1, rate_rps=0)
+    before = here.library.world_waits()
+    here.run(kernels, 1.0, rate_rps)
+    assert here.library.world_waits() == before
+
+
 def test_a_host_bound_program_loses_nothing_to_ls_time(world: Start) -> None:  # noqa: F811
     """Its host goes on while LS works: what was launched meanwhile is there when the floor falls."""
     native = world(scheme=0).run(training(), 0.4, rate_rps=0).work
-    assert warm(world(**AHEAD), training()).work / native > 1.0
+    for settings in (AHEAD, OWN):
+        assert warm(world(**settings), training()).work / native > 1.0
 
 
 def test_it_runs_ahead_no_further_than_it_may(world: Start) -> None:  # noqa: F811
     """A burst of 100 ms: the host stops after 5 ms of work."""
-    here = world(ahead_us=5_000)
+    here = world(**AHEAD | {"ahead_us": 5_000})
     here.run(SHORT, 0.05, rate_rps=0)
     seen = here.run(SHORT, 0.3, rate_rps=3)
     assert seen.work > 0.9

@@ -15,7 +15,7 @@ from cotenant.policy.colocation import ColocationSettings, settings_for
 from cotenant.profile.kernels import CLASS_NAMES, read_kernel_rows
 
 _TIMES = ("interval", "lead", "ahead", "hold_limit", "check")
-_PARTS = ("beside", "duty", "clock")
+_PARTS = ("ahead_below", "beside", "duty", "clock")
 _KEYS = ("scheme", *_TIMES, *_PARTS, "sm_threshold", "stretch")
 _KEPT = ("beside", "hold_limit_ns", "sm_threshold")  # by a new scheme
 _CLASSES = CLASS_NAMES[1:]

@@ -278,6 +278,7 @@ class Floors:
             "stretch": self.settings.stretch,
             "check_us": self.settings.check_ns / 1e3,
             "ahead_ms": self.settings.ahead_ns / 1e6,
+            "ahead_below": self.settings.ahead_below,
             "duty": self.settings.duty,
             "clock": self.settings.clock,
             "gpus": {gpu: self._gpu(gpu) for gpu in self.pages},

@@ -45,7 +45,8 @@ class FloorLayout(ctypes.Structure):
         ("duty_permille", ctypes.c_uint32),
         ("ahead_us", ctypes.c_uint32),
         ("present_words", ctypes.c_uint32),
-        ("reserved_agent", ctypes.c_uint8 * 172),
+        ("ahead_below_permille", ctypes.c_uint32),
+        ("reserved_agent", ctypes.c_uint8 * 168),
         ("raised", ctypes.c_uint8 * HOLDERS),
         ("reserved_raised", ctypes.c_uint8 * 192),
         ("raised_ns", ctypes.c_uint64 * HOLDERS),
@@ -156,6 +157,7 @@ class FloorPage:
         layout.check_ns = settings.check_ns
         layout.duty_permille = round(duty * 1000)
         layout.ahead_us = settings.ahead_ns // 1000
+        layout.ahead_below_permille = round(settings.ahead_below * 1000)
         layout.scheme = int(scheme_named(settings.scheme).rule)
 
     def lower(self, holder: int) -> None:

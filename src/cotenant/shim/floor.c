@@ -183,6 +183,7 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
 {
     struct leave leave;
     int64_t began = 0, progress = 0;
+    bool up = false;
     uint32_t oldest = floor->oldest;
     while (!may_go(floor, gpu, work, next_ns, &leave)) { /* by what is known; asking the driver costs more */
         cot_pieces_resolve(floor, leave.now_ns);
@@ -201,11 +202,13 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
         if (cot_piece(floor, floor->newest)->count > 0)
             cot_piece_close(floor, check_ns(floor));
         bool shut = leave.ls_class && !leave.rule.beside_permille;
+        up = up || leave.ls_class;
         int64_t left_ns = leave.ls_class ? 0 : oldest_ends_ns(floor) - leave.now_ns;
         pause_a_little(floor, shut, leave.now_ns - began, left_ns, leave.now_ns);
     }
     if (began)
         atomic_fetch_add(&gpu->waited_ns, (uint64_t)(leave.now_ns - began));
+    cot_ahead_consider(floor, began ? leave.now_ns - began : 0, up, leave.now_ns);
     return leave;
 }
 
@@ -307,6 +310,7 @@ static bool enter_ahead(struct floor *floor, struct thread *t, struct cost *cost
         return false;
     }
     floor->ahead.on = open->held = true;
+    floor->ahead.window_at_ns = 0;
     floor->stream = t->stream;
     floor->handle = t->stream->handle;
     floor->thread = t;

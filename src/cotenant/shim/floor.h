@@ -82,7 +82,8 @@ struct cotenant_floor { /* 4096 bytes */
     uint32_t duty_permille;   /* part of the time that BE may keep the GPU busy while no LS work is active; 0: all */
     uint32_t ahead_us;        /* predicted work that a BE process may launch before its time, held on the device; 0: none */
     uint32_t present_words;   /* of those present, how many write the second page: if fewer, streams must not rely on it */
-    uint8_t reserved_agent[172];
+    uint32_t ahead_below_permille; /* ahead is for programs whose launches wait for less than that part of the time */
+    uint8_t reserved_agent[168];
     /* written by LS processes, each its own index, raised_ns before raised */
     uint8_t raised[COTENANT_FLOOR_HOLDERS]; /* cotenant_work_class, 0: down; one cache line, read by every BE launch */
     uint8_t reserved_raised[192];

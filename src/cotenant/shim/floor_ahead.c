@@ -20,6 +20,8 @@
 #define WATCH_NS 100000000
 #define HOLDERS_A_WORD 4
 #define LATELY_NS 10000000
+#define WINDOW_NS 10000000
+#define STAY_NS INT64_C(2000000000) /* then the host has another window */
 
 DECLARE_REAL(cuMemHostRegister_v2);
 DECLARE_REAL(cuMemHostGetDevicePointer_v2);
@@ -28,9 +30,35 @@ DECLARE_REAL(cuStreamBatchMemOp_v2);
 /* Whether launches may be held on the device.  Turns end when all that is launched has ended, so what takes turns is not. */
 bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struct floor_rule *rule)
 {
+    int64_t now_ns = (int64_t)cot_now_ns();
+    if (now_ns >= floor->ahead.until_ns && floor->page->ahead_below_permille < 1000)
+        return false;
     return floor->page->ahead_us > 0 && rule->scheme == COTENANT_SCHEME_TIDAL && rule->beside_permille == 0 && !floor_paced(rule) &&
            floor->ahead.shown && floor->page->present_words == floor->page->present &&
-           !floor->ahead.refused && (int64_t)cot_now_ns() >= floor->ahead.crowded_until_ns && !gpu->stale && gpu->page_slot->flags & COTENANT_SLOT_UNGATED;
+           !floor->ahead.refused && now_ns >= floor->ahead.crowded_until_ns && !gpu->stale &&
+           gpu->page_slot->flags & COTENANT_SLOT_UNGATED;
+}
+
+/* A launch went the host's way.  A program that waits there most of the time launches faster than its GPU works, and keeps it busy
+ * within the bound; LS finds less in flight then, since a stream looks at its words somewhat before it comes to the work behind
+ * them.  Any other may run ahead for a while.  Time in which LS work is active says nothing. */
+void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t now_ns)
+{
+    struct floor_ahead *ahead = &floor->ahead;
+    if (ahead->window_at_ns == 0) {
+        ahead->window_at_ns = now_ns;
+        ahead->waited_ns = 0;
+    } else if (up)
+        ahead->window_at_ns += waited_ns;
+    else
+        ahead->waited_ns += waited_ns;
+    int64_t passed_ns = floor_least(now_ns - ahead->window_at_ns, FLOOR_LONGEST_NS);
+    if (passed_ns < WINDOW_NS)
+        return;
+    uint32_t below = floor->page->ahead_below_permille;
+    if (below < 1000 && ahead->waited_ns * 1000 < passed_ns * below)
+        ahead->until_ns = now_ns + STAY_NS;
+    ahead->window_at_ns = 0;
 }
 
 /* Work is launched on that stream now.  What is past its wait on each of several streams runs to its end, so those that were used
@@ -160,7 +188,8 @@ bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_ru
         floor->ahead.refused = !done;
     }
     pthread_mutex_unlock(&cot_capture_lock);
-    use_stream(&floor->ahead, t->stream->handle, rule->interval_ns, (int64_t)cot_now_ns());
+    bool own = t->stream->handle == (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE; /* one handle, a stream for each thread */
+    use_stream(&floor->ahead, own ? (CUstream)t : t->stream->handle, rule->interval_ns, (int64_t)cot_now_ns());
     return done;
 }
 

@@ -44,6 +44,8 @@ struct floor_ahead {
     int64_t crowded_until_ns;         /* there are more streams than that */
     int64_t part_ns;                  /* work between two waits of a stream */
     int64_t since_ns;                 /* predicted, since the last one of the stream at hand */
+    int64_t window_at_ns, waited_ns;  /* of the host's way: since when, and how long launches waited; 0: from the next launch on */
+    int64_t until_ns;                 /* it may run ahead */
     bool on;                          /* what is launched now is held there */
     bool behind;                      /* LS work is active, and what is launched now waits for its end */
     bool refused;                     /* by this driver */
@@ -121,6 +123,7 @@ static inline void cot_ahead_count(struct floor *floor, int64_t ns, int64_t now_
 
 HIDDEN bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struct floor_rule *rule);
 HIDDEN bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_rule *rule);
+HIDDEN void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t now_ns);
 HIDDEN void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns);
 HIDDEN void cot_ahead_move(struct floor *floor, struct cotenant_floor_words *shown);
 

@@ -63,7 +63,8 @@ class ColocationSettings:
     0: all of the GPU. `stretch`: how far tidal's interval may grow for a program that leaves the GPU dry (1: not at
     all). `check_ns`: BE work between two events, by the clock meanwhile (tidal; 0: each piece has an event).
     `ahead_ns`: BE work that a program may launch before its time (tidal; 0: none): it is held on the device, by waits
-    of its streams before each `interval_ns` of it, so that LS finds no more than that.
+    of its streams before each `interval_ns` of it, so that LS finds no more than that. `ahead_below`: for programs
+    whose launches wait for less than that part of the time (1: for all).
     `duty`: part of the time that tidal lets BE keep the GPU busy while LS is idle; on a card at its power limit the
     rest keeps the clock up for LS. `clock`: only as long as the card's SM clock is below that part of its highest
     (0: always, and where none is read).
@@ -78,6 +79,7 @@ class ColocationSettings:
     stretch: float = 4.0
     check_ns: int = 150_000
     ahead_ns: int = 20_000_000
+    ahead_below: float = 0.45
     duty: float = 1.0
     clock: float = 0.0
 
@@ -99,6 +101,8 @@ class ColocationSettings:
             raise InputError("best-effort work between two events is 0 s to 1 s", field="check")
         if not 0 <= self.ahead_ns <= 1_000_000_000:
             raise InputError("best-effort work launched before its time is 0 s to 1 s", field="ahead")
+        if not 0.0 <= self.ahead_below <= 1.0:
+            raise InputError("the part of the time that launches wait is 0 % to 100 %", field="ahead_below")
         if not 0.1 <= self.duty <= 1.0:
             raise InputError("best-effort work may keep the GPU busy for 10 % to 100 % of the time", field="duty")
         if not 0.0 <= self.clock <= 1.0:
