@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 440, 70, 46, 130, 50
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 780, 440, 70, 46, 150, 50
 COLOURS = {"temporal": "#7a7a7a", "orion": "#b8860b", "mps-plus": "#c0392b", "static": "#8e44ad", "tidal": "#1f77b4"}
 MOST_WORK = 1.4
 FIGURE = "ls_p99_over_alone"
