@@ -149,14 +149,19 @@ static CUdeviceptr words(struct floor *floor, CUcontext context) /* with cot_cap
     struct floor_ahead *ahead = &floor->ahead;
     if (ahead->context == context)
         return ahead->words;
+    if (ahead->pinned_in && ahead->pinned_in != context) /* it would take the page from streams that wait for it when it goes */
+        return 0;
     void *page = ahead->shown;
     CUdeviceptr address = 0;
     CUresult (*where)(CUdeviceptr *, void *, unsigned) = (CUresult(*)(CUdeviceptr *, void *, unsigned))REAL(cuMemHostGetDevicePointer_v2);
-    if (where(&address, page, 0) != CUDA_SUCCESS &&
-        (((CUresult(*)(void *, size_t, unsigned))REAL(cuMemHostRegister_v2))(page, COTENANT_FLOOR_BYTES,
-                                                                            HOST_REGISTER_PORTABLE_DEVICEMAP) != CUDA_SUCCESS ||
-         where(&address, page, 0) != CUDA_SUCCESS))
-        return 0;
+    if (where(&address, page, 0) != CUDA_SUCCESS) {
+        if (((CUresult(*)(void *, size_t, unsigned))REAL(cuMemHostRegister_v2))(page, COTENANT_FLOOR_BYTES,
+                                                                               HOST_REGISTER_PORTABLE_DEVICEMAP) != CUDA_SUCCESS)
+            return 0;
+        ahead->pinned_in = context;
+        if (where(&address, page, 0) != CUDA_SUCCESS)
+            return 0;
+    }
     ahead->context = context;
     start_watch();
     return ahead->words = address;
@@ -226,7 +231,7 @@ void cot_ahead_move(struct floor *floor, struct cotenant_floor_words *shown)
 {
     lower_all(floor->ahead.shown);
     __atomic_store_n(&floor->ahead.before, floor->ahead.shown, __ATOMIC_RELEASE);
-    floor->ahead.context = NULL;
+    floor->ahead.context = floor->ahead.pinned_in = NULL;
     floor->ahead.refused = floor->ahead.on = false;
     __atomic_store_n(&floor->ahead.shown, shown, __ATOMIC_RELEASE);
 }

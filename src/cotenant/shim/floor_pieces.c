@@ -47,6 +47,8 @@ void cot_pieces_forget(struct floor *floor, CUcontext gone)
     floor->have_origin = floor->open_solo = floor->stalled = floor->ahead.on = false;
     floor->slow = 0;
     floor->ahead.context = NULL;
+    if (floor->ahead.pinned_in == gone)
+        floor->ahead.pinned_in = NULL;
     floor->context = NULL;
     floor->state = (struct floor_state){0};
 }

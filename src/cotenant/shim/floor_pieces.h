@@ -40,6 +40,7 @@ struct floor_ahead {
     struct cotenant_floor_words *before; /* that of the agent before, which streams may wait for still */
     CUcontext context;                /* in which `words` is where the device sees who holds the floor */
     CUdeviceptr words;
+    CUcontext pinned_in;              /* the page, for as long as that context lives */
     struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* that work was launched on lately */
     int64_t crowded_until_ns;         /* there are more streams than that */
     int64_t part_ns;                  /* work between two waits of a stream */
