@@ -238,6 +238,6 @@ def test_a_program_of_two_contexts_has_no_more_in_flight_than_others(rig: Rig, a
     first one's page is pinned for does not outlive it, so nothing of the second may wait for that on the device."""
     rig.scheme("tidal", hold_limit_ns=5_000_000_000, ahead_below=ahead_below)
     floor = join_floor(rig.bench.folder, rig.uuid)
-    assert run(rig, "contexts", CONTEXTS)["launched_s"] > 0.14
+    assert run(rig, f"contexts-{ahead_below}", CONTEXTS)["launched_s"] > 0.14
     floor.close()
     rig.scheme("tidal", hold_limit_ns=5_000_000_000)
