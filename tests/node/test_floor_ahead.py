@@ -18,7 +18,7 @@ from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.harness import with_source
 from cotenant.node import floor_page
 from cotenant.node.config import TenantSpec
-from cotenant.node.floor_client import _Mapping, join_floor
+from cotenant.node.floor_client import Floor, _Mapping, join_floor
 from cotenant.node.gpus import uuid_bytes
 from cotenant.policy.colocation import WorkClass
 
@@ -69,6 +69,16 @@ def done_by(block: dict[str, Any], at_ns: int) -> int:
     return max((count for at, count in block["marks"] if at < at_ns), default=0)
 
 
+def held(be: Program, floor: Floor, order: str, seconds: float) -> tuple[dict[str, Any], int]:
+    """What BE answers to an order that it gets while the floor is up, for so long, and when that fell."""
+    floor.raise_()
+    be.tell(order)
+    time.sleep(seconds)
+    down = time.monotonic_ns()
+    floor.lower()
+    return be.answer(), down
+
+
 def test_a_best_effort_process_may_write_the_second_page_alone(rig: tuple[Rig, Program]) -> None:
     _, be = rig
     maps = Path(f"/proc/{be.process.pid}/maps").read_text().splitlines()
@@ -81,20 +91,11 @@ def test_what_is_launched_while_the_floor_is_up_runs_when_it_falls(rig: tuple[Ri
     started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
-    floor.raise_()
-    be.tell("times 0.3")
-    time.sleep(0.25)
-    down = time.monotonic_ns()
-    floor.lower()
-    times = be.answer()["times_ns"]
+    answer, down = held(be, floor, "times 0.3", 0.25)
+    times = answer["times_ns"]
     ahead = len([at for at in times if at < down])
     assert 500 < ahead < 1000, "20 ms of 26 us each, and no more"
-    floor.raise_()
-    be.tell("run 0.3")
-    time.sleep(0.25)
-    down = time.monotonic_ns()
-    floor.lower()
-    block = be.answer()
+    block, down = held(be, floor, "run 0.3", 0.25)
     assert done_by(block, down) == 0
     assert block["count"] > 500
     floor.close()
@@ -106,12 +107,8 @@ def test_either_of_two_services_holds_it(rig: tuple[Rig, Program]) -> None:
     floors = [join_floor(started.bench.folder, started.uuid) for _ in range(6)]  # more than one word
     for number in (0, 5):
         be.ask("run 0.05")
-        floors[number].raise_()
-        be.tell("run 0.2")
-        time.sleep(0.15)
-        down = time.monotonic_ns()
-        floors[number].lower()
-        assert done_by(be.answer(), down) == 0, number
+        answer, down = held(be, floors[number], "run 0.2", 0.15)
+        assert done_by(answer, down) == 0, number
     for floor in floors:
         floor.close()
 
@@ -167,12 +164,8 @@ def test_the_service_holds_it_again_where_it_was_not_believed_for_a_while(rig: t
     floor.raise_()
     be.ask("run 0.2")
     started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS)
-    floor.raise_()  # a sign of life
-    be.tell("run 0.2")
-    time.sleep(0.15)
-    down = time.monotonic_ns()
-    floor.lower()
-    assert done_by(be.answer(), down) == 0
+    answer, down = held(be, floor, "run 0.2", 0.15)
+    assert done_by(answer, down) == 0
     floor.close()
 
 
@@ -231,12 +224,8 @@ def test_what_is_not_launched_before_its_time_is_bounded_by_the_host(rig: tuple[
     started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS, ahead_ns=0)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
-    floor.raise_()
-    be.tell("times 0.2")
-    time.sleep(0.15)
-    down = time.monotonic_ns()
-    floor.lower()
-    assert len([at for at in be.answer()["times_ns"] if at < down]) < 3
+    answer, down = held(be, floor, "times 0.2", 0.15)
+    assert len([at for at in answer["times_ns"] if at < down]) < 3
     floor.close()
 
 
@@ -250,12 +239,8 @@ def test_who_needs_it_runs_ahead_and_who_does_not_is_bounded_by_the_host(
     be.ask(f"load {load}", 60)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 2.3")  # what ran before had two seconds
-    floor.raise_()
-    be.tell("times 0.2")
-    time.sleep(0.15)
-    down = time.monotonic_ns()
-    floor.lower()
-    launched = len([at for at in be.answer()["times_ns"] if at < down])
+    answer, down = held(be, floor, "times 0.2", 0.15)
+    launched = len([at for at in answer["times_ns"] if at < down])
     assert launched == (1 if ahead else 0)
     floor.close()
 
