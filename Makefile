@@ -11,7 +11,7 @@ demo: $(STAMP)
 	@$(BIN)/cotenant demo --out demo-out
 
 test: $(STAMP)
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q -m "not slow"
@@ -24,12 +24,12 @@ test-extras: $(STAMP)
 	$(BIN)/pytest -q -m extras tests
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	$(BIN)/python -m pytest -q -s tests/bench
+	$(BIN)/python -m pytest -q -s --ignore=bench/gpu bench
 
 setup: $(STAMP)
 
@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing cotenant into $(VENV) (once; about two minutes)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@echo "compiling the simulator (once; about 20 s)"
-	@$(BIN)/python -c 'from cotenant.sim.sweep import compile_once; compile_once()'
+	@$(BIN)/python -c 'from cotenant.sim.jobs.sweep import compile_once; compile_once()'
 	@touch $(STAMP)
 
 clean:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cotenant.config import TrainingConfig
-from cotenant.policy.choice import JobPolicy
-from cotenant.profile.tables import load_profiles
-from cotenant.sim.engine import EngineOptions
-from cotenant.sim.training import engine_options, policy_of
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.profiles.training.tables import load_profiles
+from cotenant.sim.jobs.engine import EngineOptions
+from cotenant.sim.jobs.options import TrainingConfig
+from cotenant.sim.jobs.training import engine_options, policy_of
 
 
 def test_command_line_and_library_have_the_same_defaults() -> None:

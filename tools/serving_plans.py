@@ -1,4 +1,4 @@
-"""The plans that tests/gpu/serving.py serves live.
+"""The plans that bench/gpu/serving.py serves live.
 
     python tools/serving_plans.py PROFILE.json OUT.json [skewed|equal]
 
@@ -15,15 +15,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cotenant.model.serving import Gpulet, Seat, Service, ServingPlan
-from cotenant.policy.packing.planners import Packer
-from cotenant.policy.packing.specs import find_planner
-from cotenant.policy.packing.tables import Gpus
-from cotenant.profile.latency import ServingProfile
-from cotenant.profile.latency_files import profile_to_dict, read_profile
-from cotenant.sim.serving import Scenario, run
-from cotenant.sim.serving_verify import plan_verified
-from cotenant.traces.arrivals import Arrivals
+from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
+from cotenant.policy.serving.packing.planners import Packer
+from cotenant.policy.serving.packing.specs import find_planner
+from cotenant.policy.serving.packing.tables import Gpus
+from cotenant.profiles.serving.latency import ServingProfile
+from cotenant.profiles.serving.latency_files import profile_to_dict, read_profile
+from cotenant.sim.serving.engine import Scenario, run
+from cotenant.sim.serving.verify import plan_verified
+from cotenant.workloads.requests.arrivals import Arrivals
 
 SLO_MS = {
     "resnet50": 20.0, "vgg16": 25.0, "mobilenet_v2": 15.0, "densenet121": 30.0, "vit_b16": 25.0, "bert_base": 15.0,

@@ -1,4 +1,4 @@
-"""From what tests/gpu/serving.py measured (grid, pairs) to a serving profile.
+"""From what bench/gpu/serving.py measured (grid, pairs) to a serving profile.
 
     python tools/serving_profile.py RAW OUT NAME DATE
 
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cotenant.profile.interference_fit import Fit, Pair, fit_interference
-from cotenant.profile.latency_files import parse_profile
+from cotenant.profiles.serving.interference_fit import Fit, Pair, fit_interference
+from cotenant.profiles.serving.latency_files import parse_profile
 
 HALF = 0.5  # the part of the GPU that each of a pair had
 MARGIN, HAND_OVER_MS = 1.05, 0.15
@@ -64,7 +64,7 @@ def main(raw: str, out: str, name: str, date: str) -> None:
     total_mb = round(max(p["free_before"] for p in grid["partitions"].values()) / 1e6)
     profile = {
         "gpu": name,
-        "source": f"measured by tests/gpu/serving.py on one {name} under MPS, {date}: fp16, one CUDA graph per batch"
+        "source": f"measured by bench/gpu/serving.py on one {name} under MPS, {date}: fp16, one CUDA graph per batch"
         " size, input from pinned memory and output back included; torchvision-like models and transformers (128"
         f" tokens) of random weights. Interference fitted to {fit.pairs} measured slowdowns of pairs on halves: error"
         f" at most {fit.error_p90:.1%} for 90 % and {fit.error_p95:.1%} for 95 % of them. Overhead: hand-over to a"

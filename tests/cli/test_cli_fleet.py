@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from cotenant.agent.tenants.processes import is_zombie
 from cotenant.fleet.session import Fleet, FleetOptions
-from cotenant.node.processes import is_zombie
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -207,7 +207,7 @@ def test_strangers_at_the_port_do_not_lock_the_owner_out(fleet: Commands) -> Non
 
 
 def test_who_drips_his_token_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.fleet.server.TOKEN_S", 0.3)
+    monkeypatch.setattr("cotenant.fleet.controller.server.TOKEN_S", 0.3)
     options = FleetOptions(folder=tmp_path, nodes=1, executor="local", port=0)
     with Fleet(options) as fleet:
         assert fleet.door is not None

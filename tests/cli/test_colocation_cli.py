@@ -14,7 +14,7 @@ from cotenant.bench.colocation import parse_be, parse_ls, parse_schemes, quantil
 from cotenant.bench.harness import Bench
 from cotenant.cli.bench import app
 from cotenant.cli.profile import app as profile_app
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 from cotenant.policy.colocation import SCHEMES
 from cotenant.report.colocation import COLUMNS, build_page, figures, notes
 

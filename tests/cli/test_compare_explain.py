@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sample_records import random_record
 
-from cotenant.metrics.summary import summarise
+from cotenant.core.metrics.summary import summarise
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ def test_every_experiment_has_its_page_and_picture() -> None:
 
 @pytest.mark.parametrize("file", sorted((DOCS / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_can_be_read(file: Path) -> None:
-    from cotenant.sim.sweep_file import read_sweep
+    from cotenant.sim.jobs.sweep_file import read_sweep
 
     sweep = read_sweep(file)
     assert 20 <= len(sweep) <= 250

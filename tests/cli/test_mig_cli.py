@@ -11,7 +11,7 @@ import pytest
 from nvml_standin import Card, StandIn
 
 from cotenant.cli import mig as mig_cli
-from cotenant.node.nvml import Nvml
+from cotenant.devices.nvml import Nvml
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_a_benchmark_that_is_killed_leaves_nothing() -> None:
     script = """
 import time
 from cotenant.bench.harness import Bench
-from cotenant.node.config import TenantSpec
+from cotenant.agent.config.files import TenantSpec
 with Bench("soft", {}) as bench:
     tenant = bench.tenant("busy", TenantSpec("one"))
     tenant.wait_ready()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cotenant.cli.main import main
-from cotenant.policy.packing.check import problems
+from cotenant.policy.serving.packing.check import problems
 
 SERVICES = """
 gpus: {count: 4, model: RTX2080Ti}
@@ -156,7 +156,7 @@ def test_files_of_the_public_scheduler(run: Any, tmp_path: Path) -> None:
     rows = [r.split(",") for r in files["modellist"].read_text().splitlines()]
     assert {r[3] for r in rows} - {"reserved"} == {"googlenet", "resnet50", "bert"}
 
-    from cotenant.config_glet import read_modellist, read_problem
+    from cotenant.serving.config.gpulet_files import read_modellist, read_problem
 
     names = ("tasks.csv", "sim-config.json", "device-config.json")
     problem, planner = read_problem(*(tmp_path / n for n in names))
@@ -205,7 +205,7 @@ def test_fitting_interference(run: Any, tmp_path: Path) -> None:
     """Pairs made from known coefficients; the profile comes back with them."""
     import numpy as np
 
-    from cotenant.profile.latency_files import load_profile, profile_to_dict, read_profile
+    from cotenant.profiles.serving.latency_files import load_profile, profile_to_dict, read_profile
 
     profile = tmp_path / "p.json"
     profile.write_text(json.dumps(profile_to_dict(load_profile("RTX2080Ti"))))

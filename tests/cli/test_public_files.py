@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.config_glet import read_modellist, read_problem, read_tasks, write_modellist
-from cotenant.config_planning import Problem
-from cotenant.model.errors import InputError
-from cotenant.model.serving import ServingPlan
+from cotenant.core.errors import InputError
+from cotenant.core.serving import ServingPlan
+from cotenant.serving.config.gpulet_files import read_modellist, read_problem, read_tasks, write_modellist
+from cotenant.serving.config.planning import Problem
 
 CONFIG = {"GPUs": [{"Type": "2080ti", "Num": 2}], "Part": 1, "Interference": 1}
 

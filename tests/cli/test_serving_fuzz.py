@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from cotenant.config_planning import build_problem
-from cotenant.config_services import parse_services
-from cotenant.model.errors import InputError
-from cotenant.model.serving import Service, ServingPlan
-from cotenant.policy.dispatch import Dispatcher
-from cotenant.policy.packing.planners import Packer
-from cotenant.policy.packing.specs import PLANNERS
-from cotenant.policy.packing.tables import Gpus
-from cotenant.profile.latency_files import load_profile, parse_profile, profile_to_dict
+from cotenant.core.errors import InputError
+from cotenant.core.serving import Service, ServingPlan
+from cotenant.policy.serving.dispatch import Dispatcher
+from cotenant.policy.serving.packing.planners import Packer
+from cotenant.policy.serving.packing.specs import PLANNERS
+from cotenant.policy.serving.packing.tables import Gpus
+from cotenant.profiles.serving.latency_files import load_profile, parse_profile, profile_to_dict
+from cotenant.serving.config.planning import build_problem
+from cotenant.serving.config.services import parse_services
 
 VALUES: list[Any] = [
     None, 0, -1, 1e308, float("nan"), float("inf"), "", "x", "120%", "0%", [], {}, [1], {"a": 1}, True, 10**30, "nan",

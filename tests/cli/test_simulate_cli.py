@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from command import Result, cotenant, cotenant_process
 
-from cotenant.policy.allotment import ALLOTMENTS
-from cotenant.policy.ordering import ORDERINGS
-from cotenant.policy.placement import PLACEMENTS
+from cotenant.policy.jobs.allotment import ALLOTMENTS
+from cotenant.policy.jobs.ordering import ORDERINGS
+from cotenant.policy.jobs.placement import PLACEMENTS
 
 SPREAD = {"mean", "median", "p95", "p99", "p999"}
 # the exact form that other tools call

@@ -75,7 +75,7 @@ def test_inspect_counts_durations_of_iterations_by_the_profile(
 def test_convert_keeps_jobs_and_replays_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shared: Path
 ) -> None:
-    from cotenant.traces.registry import read_trace
+    from cotenant.workloads.jobs.registry import read_trace
 
     source = f"synergy:{shared / 'reference/synergy/multi_1000_4jph.csv'}"
     for name in ("t.csv", "t.parquet"):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from serve_setup import deployment, plan
 
-from cotenant.serve.backends.timed import offset
-from cotenant.serve.messages import classes
-from cotenant.serve.server import Running, running
+from cotenant.serving.backends.timed import offset
+from cotenant.serving.protocol.messages import classes
+from cotenant.serving.server import Running, running
 
 tritonclient = pytest.importorskip("tritonclient.utils")
 

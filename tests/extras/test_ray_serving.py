@@ -15,12 +15,12 @@ import yaml
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.extras, pytest.mark.slow]
 
-from cotenant.serve.load import LoadTest, run_here  # noqa: E402
-from cotenant.serve.load_loop import Loop  # noqa: E402
-from cotenant.serve.load_payload import parse_target  # noqa: E402
-from cotenant.serve.load_result import LoadResult  # noqa: E402
-from cotenant.serve.load_schedule import parse_service  # noqa: E402
-from cotenant.traces.arrivals import parse_arrivals  # noqa: E402
+from cotenant.loadgen.loop import Loop  # noqa: E402
+from cotenant.loadgen.payload import parse_target  # noqa: E402
+from cotenant.loadgen.result import LoadResult  # noqa: E402
+from cotenant.loadgen.run import LoadTest, run_here  # noqa: E402
+from cotenant.loadgen.schedule import parse_service  # noqa: E402
+from cotenant.workloads.requests.arrivals import parse_arrivals  # noqa: E402
 
 PERIOD_S = 4.0
 SERVICES: dict[str, Any] = {
@@ -70,8 +70,8 @@ def in_thread(
 
 
 def test_a_node_dies_and_its_services_move(cluster: Any) -> None:
-    from cotenant.serve.ray_workers import RayWorkers
-    from cotenant.serve.server import running
+    from cotenant.serving.server import running
+    from cotenant.serving.workers.on_ray import RayWorkers
 
     factory = RayWorkers(cluster.address, "mps", 4, timed=True)
     assert factory.gpus() == [0, 1, 2, 3]
@@ -122,8 +122,8 @@ def test_a_worker_killed_on_a_node_is_replaced(cluster: Any, tmp_path: Path) -> 
     import os
     import signal
 
-    from cotenant.serve.ray_workers import connect
-    from cotenant.serve.server import running
+    from cotenant.serving.server import running
+    from cotenant.serving.workers.on_ray import connect
 
     services = tmp_path / "services.yaml"
     services.write_text(yaml.safe_dump(SERVICES))

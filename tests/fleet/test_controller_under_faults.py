@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from fake_fleet import FakeExecutor, Killed, World
 
-from cotenant.fleet.controller import Controller, ControllerOptions
+from cotenant.core.errors import WorkError
+from cotenant.core.events import Kind
+from cotenant.fleet.controller.controller import Controller, ControllerOptions
+from cotenant.fleet.controller.log import log_to_stderr
+from cotenant.fleet.controller.planners import JobPlanner
+from cotenant.fleet.controller.profiles import ProfileBook
 from cotenant.fleet.jobs import JobSpec
-from cotenant.fleet.log import log_to_stderr
 from cotenant.fleet.nodes import pretend_nodes
-from cotenant.fleet.planners import JobPlanner
-from cotenant.fleet.profiles import ProfileBook
 from cotenant.fleet.store import StoreError
-from cotenant.model.errors import WorkError
-from cotenant.model.events import Kind
-from cotenant.policy.choice import JobPolicy
+from cotenant.policy.jobs.choice import JobPolicy
 
 NODES = pretend_nodes(2, 2, "A100-40GB", 40 << 30, 6.0, 125 * 10**9)
 PROFILES = ProfileBook()
@@ -360,7 +360,7 @@ def test_whatever_is_killed_no_job_is_lost_or_runs_twice(tmp_path: Path, seed: i
 
 
 def test_time_does_not_follow_the_date_and_outlives_the_controller(tmp_path: Path) -> None:
-    from cotenant.fleet.clock import FleetClock
+    from cotenant.fleet.controller.clock import FleetClock
     from cotenant.fleet.store import Store
 
     store, ticks = Store(tmp_path), [10**9]

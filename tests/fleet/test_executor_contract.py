@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from fleet_orders import PYTHON, Node
 
-from cotenant.fleet import attempt as pages
-from cotenant.fleet.executor import Executor
-from cotenant.fleet.local import LocalExecutor
+from cotenant.fleet.executors.base import Executor
+from cotenant.fleet.executors.local import LocalExecutor
+from cotenant.fleet.noderuntime import attempt as pages
 from cotenant.fleet.nodes import NodeGpu, NodeSpec, pretend_nodes
 
 EPOCHS = itertools.count(1)
@@ -31,7 +31,7 @@ def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         made: Executor = LocalExecutor(folder, NODES)
     else:
         pytest.importorskip("ray")
-        from cotenant.fleet.ray_executor import RayExecutor
+        from cotenant.fleet.executors.on_ray import RayExecutor
 
         made = RayExecutor(folder, NODES, None)
     yield made
@@ -246,7 +246,7 @@ def test_the_next_executor_finds_the_jobs_of_the_last(tmp_path: Path) -> None:
 
 
 def test_two_at_one_node_are_one_too_many(tmp_path: Path) -> None:
-    from cotenant.model.errors import WorkError
+    from cotenant.core.errors import WorkError
 
     node = _local(tmp_path)
     with pytest.raises(WorkError, match="another process runs this node's jobs"):
@@ -267,7 +267,7 @@ def test_a_job_over_its_memory_is_ended_and_that_is_said(tmp_path: Path) -> None
 
 
 def test_without_a_cgroup_the_runner_watches_memory_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cotenant.fleet import limits
+    from cotenant.fleet.noderuntime import limits
 
     held = bytearray(64 << 20)
     held[::4096] = b"x" * len(held[::4096])
@@ -302,7 +302,7 @@ def test_a_node_that_does_not_answer_is_none(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_keeps_the_lease_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cotenant.fleet import nodejobs
+    from cotenant.fleet.noderuntime import nodejobs
     from cotenant.training.contract import Lease, read_lease, write_lease
 
     write_lease(tmp_path, 0, Lease(cpus=3.0, memory_bytes=10**9, until_s=1.0))
@@ -331,6 +331,6 @@ def _runner_of(pid: int) -> int:
 
 
 def _alive(pid: int) -> bool:
-    from cotenant.node.processes import is_zombie
+    from cotenant.agent.tenants.processes import is_zombie
 
     return not is_zombie(pid)

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.core.errors import WorkError
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.session import Fleet, FleetOptions
-from cotenant.model.errors import WorkError
-from cotenant.node.client import ControlClient
-from cotenant.policy.choice import JobPolicy
+from cotenant.policy.jobs.choice import JobPolicy
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 JOB = str(Path(__file__).with_name("gpu_job.py"))
@@ -35,7 +35,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv(f"COTENANT_SOFTGPU_{name}", value)
     settings = {"quota": 0.05, "min_quota": 0.02, "max_quota": 0.05, "context_reserve": 1 << 28}
     (folder / "agent.json").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "cotenant.node", "--dir", str(folder), "--gpus", "soft"]
+    command = [sys.executable, "-m", "cotenant.agent", "--dir", str(folder), "--gpus", "soft"]
     with open(folder / "agent.log", "wb") as log:
         process = subprocess.Popen([*command, "--config", str(folder / "agent.json")], stdout=log, stderr=log)
     try:

@@ -1,4 +1,4 @@
-"""A trace run for real by pretend jobs against its simulation; full figures: tests/bench/test_fleet_bench.py."""
+"""A trace run for real by pretend jobs against its simulation; full figures: bench/test_fleet_bench.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotenant.fleet.planners import cluster_of
+from cotenant.core.errors import InputError
+from cotenant.core.record.reader import read_record
+from cotenant.core.work import Jobs, Trace
+from cotenant.fleet.controller.planners import cluster_of
 from cotenant.fleet.replay import Outcome, ReplayOptions, _options, measure_profiles, steadied, whole_iterations
 from cotenant.fleet.session import node_specs
-from cotenant.model.errors import InputError
-from cotenant.model.work import Jobs, Trace
-from cotenant.profile.tables import load_profiles
-from cotenant.record.reader import read_record
+from cotenant.profiles.training.tables import load_profiles
 
 
 @pytest.fixture
@@ -114,11 +114,11 @@ def test_what_a_start_cost_is_read_off_the_record() -> None:
     """Two jobs of ten seconds of work at leases of ten seconds. The first starts 0.2 s into its round and holds 10.5 s;
     the second starts 0.4 s into its round at half speed, is stopped after 9.6 s, starts again at 20.4 s and ends at
     31.8 s: 21 s held, 20 needed, 0.5 s per start. Median beyond work 0.5 s, median delay 0.4 s."""
+    from cotenant.core.events import Kind
+    from cotenant.core.record.record import jobs_table
+    from cotenant.core.record.schema import RunInfo
+    from cotenant.core.record.writer import RecordWriter
     from cotenant.fleet.replay import start_costs_s
-    from cotenant.model.events import Kind
-    from cotenant.record.record import jobs_table
-    from cotenant.record.schema import RunInfo
-    from cotenant.record.writer import RecordWriter
 
     jobs = Jobs.build(2, id=["a", "b"], arrival_s=[0.0, 0.0], gpus=[1.0, 1.0], duration_s=[10.0, 10.0])
     rows = [
@@ -139,11 +139,11 @@ def test_what_a_start_cost_is_read_off_the_record() -> None:
 def test_a_first_start_costs_time_and_no_work() -> None:
     """transformer takes 0.67 s per iteration at any cores: 30 of them 20.1 s, after 2.5 s of starting. Under srtf the
     shorter of two jobs goes first, whatever it takes to start."""
-    from cotenant.config import TrainingConfig
-    from cotenant.metrics.summary import Analysis
-    from cotenant.model.cluster import Cluster, NodeGroup
-    from cotenant.model.gpus import find_gpu
-    from cotenant.sim.training import simulate
+    from cotenant.core.cluster import Cluster, NodeGroup
+    from cotenant.core.gpus import find_gpu
+    from cotenant.core.metrics.summary import Analysis
+    from cotenant.sim.jobs.options import TrainingConfig
+    from cotenant.sim.jobs.training import simulate
 
     cluster = Cluster((NodeGroup(1, 1, find_gpu("A100-40GB"), 3, 62_500_000_000),), "one GPU")
     jobs = Jobs.build(

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.fleet.intake import admit
+from cotenant.core.errors import InputError, WorkError
+from cotenant.fleet.controller.intake import admit
+from cotenant.fleet.controller.planners import JobPlanner, View
+from cotenant.fleet.controller.profiles import ProfileBook
+from cotenant.fleet.controller.state import Job
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import pretend_nodes
-from cotenant.fleet.planners import JobPlanner, View
-from cotenant.fleet.profiles import ProfileBook
-from cotenant.fleet.state import Job
-from cotenant.model.errors import InputError, WorkError
-from cotenant.policy.choice import JobPolicy
+from cotenant.policy.jobs.choice import JobPolicy
 
 NODES = pretend_nodes(1, 2, "A100-40GB", 40 << 30, 6.0, 125 * 10**9)
 PROFILE = {"cpus_per_gpu": [1, 2, 4], "memory_gb_per_gpu": [10],

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from cotenant.core.errors import InputError
 from cotenant.fleet.jobs import JobSpec, job_from_values, read_job_file, spec_from_dict
-from cotenant.model.errors import InputError
 
 
 def test_a_job_file_is_read_with_units_and_its_own_folder(tmp_path: Path) -> None:

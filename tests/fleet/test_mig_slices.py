@@ -9,10 +9,10 @@ import pytest
 from miso_world import World
 from nvml_standin import Card, StandIn
 
-from cotenant.fleet.mig_slices import MigSlices, ensure_instance, parse_slice
-from cotenant.model.errors import InputError, WorkError
-from cotenant.model.mig import Placement
-from cotenant.node.nvml import Nvml
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.mig import Placement
+from cotenant.devices.nvml import Nvml
+from cotenant.fleet.noderuntime.mig_slices import MigSlices, ensure_instance, parse_slice
 
 UUID = Card().uuid
 CONTROL = """#!/bin/sh

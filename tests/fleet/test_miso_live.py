@@ -14,11 +14,11 @@ import soft_train
 
 import cotenant
 from cotenant.bench.harness import Bench
+from cotenant.core.events import Kind, Reason
+from cotenant.core.metrics.summary import Analysis
+from cotenant.fleet.controller.miso import MisoPlanner
 from cotenant.fleet.jobs import JobSpec
-from cotenant.fleet.miso import MisoPlanner
 from cotenant.fleet.session import Fleet, FleetOptions
-from cotenant.metrics.summary import Analysis
-from cotenant.model.events import Kind, Reason
 
 PROGRAM = str(Path(soft_train.__file__))
 

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from miso_world import World
 
+from cotenant.core.errors import InputError
+from cotenant.core.events import Reason
+from cotenant.core.mig import Placement, geometry
+from cotenant.fleet.controller.miso import MisoPlanner
+from cotenant.fleet.controller.miso_gpu import MisoGpu, Wish
+from cotenant.fleet.controller.state import Job
 from cotenant.fleet.jobs import JobSpec
-from cotenant.fleet.miso import MisoPlanner
-from cotenant.fleet.miso_gpu import MisoGpu, Wish
 from cotenant.fleet.nodes import NodeGpu, NodeSpec
-from cotenant.fleet.state import Job
-from cotenant.model.errors import InputError
-from cotenant.model.events import Reason
-from cotenant.model.mig import Placement, geometry
-from cotenant.profile.mps_columns import predictor_input
+from cotenant.profiles.mig.mps_columns import predictor_input
 
 A100 = geometry("A100-40GB", double_memory=False)
 
@@ -191,7 +191,7 @@ def test_no_gpu_is_ever_promised_twice(events: list[str], kinds: list[str]) -> N
 
 def test_the_slices_of_a_gpu_never_add_up_to_more_than_it() -> None:
     """Rounded parts of every legal layout of every size."""
-    from cotenant.model.mig import legal_layouts
+    from cotenant.core.mig import legal_layouts
 
     for gpu in ("A100-40GB", "H100-80GB", "H200", "A30"):
         geo = geometry(gpu)

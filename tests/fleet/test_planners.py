@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from cotenant.fleet.gpuchoice import GpuChooser
+from cotenant.core.errors import InputError
+from cotenant.core.events import Reason
+from cotenant.fleet.controller.gpuchoice import GpuChooser
+from cotenant.fleet.controller.planners import JobPlanner, View, cluster_of
+from cotenant.fleet.controller.profiles import ProfileBook
+from cotenant.fleet.controller.state import PARKED, UP, Assignment, Attempt, GpuShare, Job, Place, assignment_from_dict
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import MigInstance, NodeGpu, NodeSpec, node_from_dict, pretend_nodes
-from cotenant.fleet.planners import JobPlanner, View, cluster_of
-from cotenant.fleet.profiles import ProfileBook
-from cotenant.fleet.state import PARKED, UP, Assignment, Attempt, GpuShare, Job, Place, assignment_from_dict
-from cotenant.model.errors import InputError
-from cotenant.model.events import Reason
-from cotenant.policy.choice import JobPolicy
+from cotenant.policy.jobs.choice import JobPolicy
 
 GIB = 1 << 30
 NODES = pretend_nodes(2, 2, "A100-40GB", 40 * GIB, 6.0, 125 * 10**9)

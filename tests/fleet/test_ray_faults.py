@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from cotenant.agent.tenants.processes import descendants, key_of
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.session import Fleet, FleetOptions
-from cotenant.node.processes import descendants, key_of
 
 pytestmark = [pytest.mark.extras, pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -80,7 +80,7 @@ def test_jobs_outlive_their_actor_and_rays_head(tmp_path: Path) -> None:
 def test_a_lost_node_of_a_cluster_that_is_there(tmp_path: Path) -> None:
     """Two machines of one Ray cluster; one dies. Its job's lease ends, then the job runs on the other."""
     pytest.importorskip("ray")
-    from cotenant.fleet import ray_head
+    from cotenant.fleet.executors import ray_head
 
     cluster = tmp_path / "cluster"
     cluster.mkdir()
@@ -94,8 +94,8 @@ def test_a_lost_node_of_a_cluster_that_is_there(tmp_path: Path) -> None:
         )  # fmt: skip
     try:
         _until(lambda: "Ray runtime started" in (tmp_path / "second.log").read_text(), 60, "the second node")
+        from cotenant.fleet.executors.on_ray import RayExecutor
         from cotenant.fleet.nodes import pretend_nodes
-        from cotenant.fleet.ray_executor import RayExecutor
 
         executor = RayExecutor(
             tmp_path / "f", pretend_nodes(2, 2, "A100-40GB", 40 << 30, 6.0, 10**11), address, cluster

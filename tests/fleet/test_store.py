@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.fleet.book import Book
+from cotenant.core.errors import WorkError
+from cotenant.core.events import Kind
+from cotenant.fleet.controller.job_table import Book
+from cotenant.fleet.controller.recording import record_of
+from cotenant.fleet.controller.state import FINISHED, Assignment, Attempt, GpuShare, Place
 from cotenant.fleet.jobs import JobSpec
-from cotenant.fleet.recording import record_of
-from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
 from cotenant.fleet.store import FleetLock, Store, StoreError
-from cotenant.model.errors import WorkError
-from cotenant.model.events import Kind
 
 SPEC = JobSpec("job", ("true",), env={"A": "b"})
 HELD = Assignment((Place("node-0", (GpuShare("g"),), 3.0, 10**9),), 1, 1.5)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotenant.policy.colocation.copies import CopySettings, Link, Queue, Rank
+from cotenant.policy.copies import CopySettings, Link, Queue, Rank
 
 START_NS = 10**9
 LINK_BYTES_PER_NS = 55.0

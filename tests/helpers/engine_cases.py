@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from cotenant.model.cluster import Cluster, NodeGroup
-from cotenant.model.events import Kind
-from cotenant.model.gpus import CATALOG
-from cotenant.model.work import Jobs, Trace
-from cotenant.profile.tables import ModelProfile, Profiles, TwoSpeed, load_profiles
-from cotenant.record.record import Record
-from cotenant.sim.engine import EngineOptions
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.events import Kind
+from cotenant.core.gpus import CATALOG
+from cotenant.core.record.record import Record
+from cotenant.core.work import Jobs, Trace
+from cotenant.profiles.training.tables import ModelProfile, Profiles, TwoSpeed, load_profiles
+from cotenant.sim.jobs.engine import EngineOptions
 
 ORDERINGS = (
     "fifo", "sjf", "srtf", "srsf", "las", "las-queues", "gittins", "ftf", "ftf-public", "drf", "tetris",

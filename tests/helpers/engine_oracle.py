@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotenant.model.cluster import Cluster
-from cotenant.model.gpus import find_gpu
-from cotenant.model.work import Trace
-from cotenant.policy.choice import JobPolicy
-from cotenant.policy.ordering import gittins_table
-from cotenant.profile.tables import ModelProfile, Profiles
-from cotenant.sim.engine import EngineOptions
+from cotenant.core.cluster import Cluster
+from cotenant.core.gpus import find_gpu
+from cotenant.core.work import Trace
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.policy.jobs.ordering import gittins_table
+from cotenant.profiles.training.tables import ModelProfile, Profiles
+from cotenant.sim.jobs.engine import EngineOptions
 
 Level = str | tuple[int, int]  # proportional | ideal | down | a point (CPU milli, MB) per GPU
 

@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotenant.fleet import attempt as pages
-from cotenant.fleet.executor import Executor
+from cotenant.fleet.executors.base import Executor
+from cotenant.fleet.noderuntime import attempt as pages
 from cotenant.fleet.nodes import NodeSpec
 
 

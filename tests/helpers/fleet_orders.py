@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cotenant.fleet import attempt as pages
-from cotenant.fleet.executor import Executor
+from cotenant.fleet.executors.base import Executor
+from cotenant.fleet.noderuntime import attempt as pages
 
 PYTHON = sys.executable
 _names = itertools.count()

@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cotenant.node.client import ControlClient
+from cotenant.agent.ipc.client import ControlClient
 
 SCRIPT = """
 import asyncio, json, sys
 from pathlib import Path
-from cotenant.node.__main__ import serve
-from cotenant.node.agent import AgentOptions
-from cotenant.node.gpus import Gpu, uuid_text
-from cotenant.node.holders import place_in
+from cotenant.agent.__main__ import serve
+from cotenant.agent.daemon import AgentOptions
+from cotenant.devices.gpus import Gpu, uuid_text
+from cotenant.agent.owners.holders import place_in
 
 folder, count, memory = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 gpus = tuple(Gpu(uuid_text(bytes([i + 1]) * 16), "Test GPU", memory << 30, i, soft=True) for i in range(count))

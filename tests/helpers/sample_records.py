@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from cotenant.model.events import Kind, Reason
-from cotenant.model.work import Jobs
-from cotenant.record.record import Record, jobs_table
-from cotenant.record.schema import RunInfo
-from cotenant.record.writer import RecordWriter
+from cotenant.core.events import Kind, Reason
+from cotenant.core.record.record import Record, jobs_table
+from cotenant.core.record.schema import RunInfo
+from cotenant.core.record.writer import RecordWriter
+from cotenant.core.work import Jobs
 
 MODELS = ("res50", "alexnet", "transformer", "lstm", "m5")
 IDEAL_CPUS = {"res50": 4.0, "alexnet": 12.0, "transformer": 1.0, "lstm": 1.0, "m5": 6.0}

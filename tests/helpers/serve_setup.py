@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cotenant.model.serving import Gpulet, Seat, ServingPlan
+from cotenant.core.serving import Gpulet, Seat, ServingPlan
 
 # ms of a batch of 1 and of 8 on each partition of a made-up GPU
 PROFILE = {

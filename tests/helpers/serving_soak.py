@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import yaml
 
-from cotenant.serve.backends.timed import offset
-from cotenant.serve.experiment import ServerProcess
-from cotenant.serve.load import LoadTest, run_here
-from cotenant.serve.load_http import HttpTransport
-from cotenant.serve.load_payload import Payload, parse_target
-from cotenant.serve.load_result import LoadResult
-from cotenant.serve.load_schedule import LoadService
-from cotenant.serve.tensors import Tensor
-from cotenant.traces.arrivals import parse_arrivals
+from cotenant.loadgen.experiment import ServerProcess
+from cotenant.loadgen.http import HttpTransport
+from cotenant.loadgen.payload import Payload, parse_target
+from cotenant.loadgen.result import LoadResult
+from cotenant.loadgen.run import LoadTest, run_here
+from cotenant.loadgen.schedule import LoadService
+from cotenant.serving.backends.timed import offset
+from cotenant.serving.protocol.tensors import Tensor
+from cotenant.workloads.requests.arrivals import parse_arrivals
 
 STEADY = {"resnet50": (10.0, 40.0, 20.0), "googlenet": (30.0, 10.0), "bert": (20.0, 50.0, 5.0, 20.0)}
 RELOADED = "mobilenet_v2"

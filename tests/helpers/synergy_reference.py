@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from engine_cases import finish_times
 
-from cotenant.model.cluster import Cluster, NodeGroup
-from cotenant.model.gpus import CATALOG
-from cotenant.model.work import Floats, Trace
-from cotenant.policy.choice import JobPolicy
-from cotenant.profile.tables import load_profiles
-from cotenant.sim.engine import EngineOptions, run_training
-from cotenant.traces.registry import read_trace
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.gpus import CATALOG
+from cotenant.core.work import Floats, Trace
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.profiles.training.tables import load_profiles
+from cotenant.sim.jobs.engine import EngineOptions, run_training
+from cotenant.workloads.jobs.registry import read_trace
 
 PUBLIC = EngineOptions(speeds="two-speed", finish="lease-end")
 PROFILES = load_profiles()

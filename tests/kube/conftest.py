@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kube_node import Node
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "node"))  # the shim that speaks from Python
+sys.path.insert(0, str(Path(__file__).parent.parent / "agent"))  # the shim that speaks from Python
 
 
 @pytest.fixture

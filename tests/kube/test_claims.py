@@ -13,10 +13,10 @@ from held_agent import uuid_of
 from kube_node import Node, wait_for
 from pods import Pod, check_pod, patched, pod, share
 
+from cotenant.core.errors import InputError
 from cotenant.kube import dra
 from cotenant.kube.messages import DRA_PLUGINS, PLUGIN_REGISTRATION, caller, open_channel, registration
 from cotenant.kube.mutate import mutate
-from cotenant.model.errors import InputError
 
 SLICE = "/apis/resource.k8s.io/v1/resourceslices/node-a-gpu.cotenant.dev"
 

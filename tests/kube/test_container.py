@@ -21,11 +21,11 @@ import pytest
 from kube_node import wait_for
 from pods import patched, pod, share
 
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import names
 from cotenant.kube.install import install
 from cotenant.kube.mutate import mutate
-from cotenant.model.errors import InputError, WorkError
-from cotenant.node.client import ControlClient
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 ENTER = """
@@ -70,7 +70,7 @@ class Host:
         (self.folder / "agent").mkdir()
         self.log = open(self.folder / "log", "wb")  # noqa: SIM115
         self.agent = subprocess.Popen(
-            [sys.executable, "-m", "cotenant.node", *arguments], env=self.environment, stderr=self.log, stdout=self.log
+            [sys.executable, "-m", "cotenant.agent", *arguments], env=self.environment, stderr=self.log, stdout=self.log
         )
         wait_for(
             lambda: (self.folder / "agent" / "control.sock").exists() and (self.sockets / "agent.sock").exists(), 20

@@ -7,13 +7,13 @@ from pathlib import Path
 from api_standin import ApiServer
 from pods import pod, share
 
+from cotenant.agent.owners.holders import Place
 from cotenant.kube.api import KubeApi
 from cotenant.kube.binder import Binder
 from cotenant.kube.escapes import Escape, EscapeWatch
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.plugin import Desk
 from cotenant.kube.units import NodeGpu
-from cotenant.node.holders import Place
 
 PLACES = {
     10: Place("pod", "uid-a"),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.core.errors import InputError
 from cotenant.kube import names
 from cotenant.kube.install import put
-from cotenant.model.errors import InputError
 
 
 def libraries(folder: Path, text: str) -> dict[str, Path]:

@@ -13,13 +13,13 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from pods import check_object, pod, pods, versions
 
+from cotenant.core.errors import InputError
 from cotenant.kube import dra, names
 from cotenant.kube.chart import files
 from cotenant.kube.manifests import asks, install, objects
 from cotenant.kube.shares import shares_of
 from cotenant.kube.units import NodeGpu
 from cotenant.kube.values import VALUES, Values, flatten, read
-from cotenant.model.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 Thing = dict[str, Any]

@@ -111,7 +111,7 @@ class Answers(StandIn):
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Answers:
     """In place of the library."""
-    import cotenant.node.nvml as module
+    import cotenant.devices.nvml as module
 
     library = Answers(Card(), Card(uuid="GPU-bbbbbbbb-1111-2222-3333-444444444444"))
     original = module.Nvml
@@ -135,8 +135,8 @@ def test_faults_as_nvml_tells_them(nvml: Answers) -> None:
 
 
 def test_slices_as_nvml_lists_them(nvml: Answers) -> None:
-    from cotenant.node import mig
-    from cotenant.node.nvml import Nvml
+    from cotenant.devices import mig
+    from cotenant.devices.nvml import Nvml
 
     card: Card = nvml.cards[0]
     with Nvml() as session:

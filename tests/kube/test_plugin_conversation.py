@@ -16,8 +16,8 @@ from kube_node import Node, wait_for
 from kubelet_standin import AdmissionError
 from pods import pod, share
 
+from cotenant.agent.ipc.wire import Type
 from cotenant.kube.units import gpu_of
-from cotenant.node.wire import Type
 
 SHARE, MEMORY = "cotenant.dev/share", "cotenant.dev/memory"
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
+from cotenant.core.errors import InputError
 from cotenant.kube.quantity import parse_memory, parse_quantity, parse_share
-from cotenant.model.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from kube_node import wait_for
 from pods import decoded, pod, review, share
 from webhook_process import NAMES, Webhook, write_pair
 
+from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import bootstrap, certificates
 from cotenant.kube.api import KubeApi
 from cotenant.kube.review import MAX_BODY_BYTES
-from cotenant.model.errors import InputError, WorkError
 
 Start = Callable[..., Webhook]
 

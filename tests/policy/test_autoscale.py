@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.policy.autoscale import Autoscaler, Ewma, Trend
+from cotenant.policy.serving.autoscale import Autoscaler, Ewma, Trend
 
 
 def test_ewma_by_hand() -> None:

@@ -7,7 +7,7 @@ from colocation_events import EVENTS, US
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 from cotenant.policy.colocation import (
     ColocationSettings,
     CurvePoint,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cotenant.model.cluster import Cluster, NodeGroup
-from cotenant.model.errors import InputError
-from cotenant.model.gpus import find_gpu
-from cotenant.model.work import Jobs
-from cotenant.policy.arrays import DOWN, IDEAL, PROPORTIONAL
-from cotenant.policy.demand import build_workload, runnable_jobs
-from cotenant.profile.tables import load_profiles
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.errors import InputError
+from cotenant.core.gpus import find_gpu
+from cotenant.core.work import Jobs
+from cotenant.policy.jobs.arrays import DOWN, IDEAL, PROPORTIONAL
+from cotenant.policy.jobs.demand import build_workload, runnable_jobs
+from cotenant.profiles.training.tables import load_profiles
 
 A100 = find_gpu("A100-40GB")
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.model.errors import InputError
-from cotenant.model.serving import Gpulet, Seat, Service, ServingPlan
-from cotenant.policy.dispatch import Dispatcher, Drop, Start
-from cotenant.profile.latency import ModelProfile, Partition, ServingProfile
+from cotenant.core.errors import InputError
+from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
+from cotenant.policy.serving.dispatch import Dispatcher, Drop, Start
+from cotenant.profiles.serving.latency import ModelProfile, Partition, ServingProfile
 
 # a batch of b takes 10 + 2 b ms on half a GPU
 CURVE = tuple((b, 10.0 + 2.0 * b) for b in range(1, 9))

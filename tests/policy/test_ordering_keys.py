@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.policy.arrays import JOB
-from cotenant.policy.choice import JobPolicy
 from cotenant.policy.compiled import bare
-from cotenant.policy.ordering import ORDERINGS, gittins_table, key, sort_jobs
+from cotenant.policy.jobs.arrays import JOB
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.policy.jobs.ordering import ORDERINGS, gittins_table, key, sort_jobs
 
 
 @bare

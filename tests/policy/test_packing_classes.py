@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.config_planning import build_problem
-from cotenant.config_services import parse_services, with_scheme
-from cotenant.model.errors import InputError
-from cotenant.model.serving import Gpulet, Seat, Service, ServingPlan
-from cotenant.policy.packing.check import problems
-from cotenant.policy.packing.planners import Packer
-from cotenant.policy.packing.replan import replan
-from cotenant.policy.packing.specs import KEPT_APART, PLANNERS
-from cotenant.policy.packing.tables import Gpus
-from cotenant.profile.latency_files import load_profile
-from cotenant.serve.planner import Ask, Planner
-from cotenant.sim.serving_verify import plan_verified
-from cotenant.traces.scenarios import SLO_MS
+from cotenant.core.errors import InputError
+from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
+from cotenant.policy.serving.packing.check import problems
+from cotenant.policy.serving.packing.planners import Packer
+from cotenant.policy.serving.packing.replan import replan
+from cotenant.policy.serving.packing.specs import KEPT_APART, PLANNERS
+from cotenant.policy.serving.packing.tables import Gpus
+from cotenant.profiles.serving.latency_files import load_profile
+from cotenant.serving.config.planning import build_problem
+from cotenant.serving.config.services import parse_services, with_scheme
+from cotenant.serving.planning.planner import Ask, Planner
+from cotenant.sim.serving.verify import plan_verified
+from cotenant.workloads.requests.scenarios import SLO_MS
 
 PROFILE = load_profile("RTX2080Ti")
 MODELS = ("lenet1", "lenet2", "googlenet", "mnasnet1_0")

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.model.errors import InputError
-from cotenant.model.serving import Gpulet, Seat, Service, ServingPlan
-from cotenant.policy.packing.check import problems
-from cotenant.policy.packing.exact import rate_factor
-from cotenant.policy.packing.planners import Packer
-from cotenant.policy.packing.replan import disruption, fewest_gpus, moves, replan
-from cotenant.policy.packing.specs import PLANNERS, find_planner
-from cotenant.policy.packing.tables import Gpus
-from cotenant.profile.latency import Interference, ModelProfile, Partition, ServingProfile
-from cotenant.profile.latency_files import load_profile
-from cotenant.traces.scenarios import SLO_MS
+from cotenant.core.errors import InputError
+from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
+from cotenant.policy.serving.packing.check import problems
+from cotenant.policy.serving.packing.exact import rate_factor
+from cotenant.policy.serving.packing.planners import Packer
+from cotenant.policy.serving.packing.replan import disruption, fewest_gpus, moves, replan
+from cotenant.policy.serving.packing.specs import PLANNERS, find_planner
+from cotenant.policy.serving.packing.tables import Gpus
+from cotenant.profiles.serving.latency import Interference, ModelProfile, Partition, ServingProfile
+from cotenant.profiles.serving.latency_files import load_profile
+from cotenant.workloads.requests.scenarios import SLO_MS
 
 PROFILE = load_profile("RTX2080Ti")
 MIXES = (("vgg16", "googlenet", "lenet1"), ("resnet50", "bert"), ("ssd-mobilenetv1", "mnasnet1_0", "densenet161"))

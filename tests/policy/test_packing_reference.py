@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cotenant.cli.plan_sets import plan_set
-from cotenant.policy.packing.specs import PLANNERS
-from cotenant.traces.scenarios import generate, read_scenarios
+from cotenant.policy.serving.packing.specs import PLANNERS
+from cotenant.workloads.requests.scenarios import generate, read_scenarios
 
 # last step of the public planners with their shipped flags, in one row of successes from the first
 PUBLIC_STEPS = {"equal": 27, "scen1": 9, "scen2": 52, "scen3": 52, "scen4": 39, "scen5": 39}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cotenant.model.errors import InputError
-from cotenant.model.mig import Geometry, Placement, geometry, maximal_layouts, maximal_multisets
-from cotenant.policy.partition.optimizer import PartitionJob, best_partition, plan_jobs, speed_row
+from cotenant.core.errors import InputError
+from cotenant.core.mig import Geometry, Placement, geometry, maximal_layouts, maximal_multisets
+from cotenant.policy.mig.optimizer import PartitionJob, best_partition, plan_jobs, speed_row
 
 A100, H100, A30 = geometry("A100-40GB"), geometry("H100-80GB"), geometry("A30")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cotenant.model.events import Kind, Reason
-from cotenant.model.plan import Snapshot
-from cotenant.model.work import Jobs, Trace
-from cotenant.policy.choice import JobPolicy
-from cotenant.policy.jobs import plan_jobs
-from cotenant.profile.tables import load_profiles
-from cotenant.sim.engine import EngineOptions, run_training
-from cotenant.traces.cluster_files import parse_cluster
-from cotenant.traces.generate import Workload, generate
+from cotenant.core.events import Kind, Reason
+from cotenant.core.plan import Snapshot
+from cotenant.core.work import Jobs, Trace
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.policy.jobs.plan import plan_jobs
+from cotenant.profiles.training.tables import load_profiles
+from cotenant.sim.jobs.engine import EngineOptions, run_training
+from cotenant.workloads.clusters.forms import parse_cluster
+from cotenant.workloads.jobs.generate import Workload, generate
 
 PROFILES = load_profiles()
 CLUSTER = parse_cluster("4x8")

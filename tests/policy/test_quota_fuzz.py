@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.policy.quota import (
+from cotenant.policy.shares import (
     DISCIPLINES,
     ENDLESS_NS,
     MS_NS,

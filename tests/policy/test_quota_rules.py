@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.policy.quota import (
+from cotenant.policy.shares import (
     DISCIPLINES,
     ENDLESS_NS,
     MS_NS,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.policy.quota import SECOND_NS, QuotaSettings, Share
 from cotenant.policy.residency import GpuResidency, MoveRates, ResidencySettings, Victim
-from cotenant.sim.token import Load, saturated
-from cotenant.sim.token_moves import Card, MovingTokenEngine
+from cotenant.policy.shares import SECOND_NS, QuotaSettings, Share
+from cotenant.sim.shares.engine import Load, saturated
+from cotenant.sim.shares.moves import Card, MovingTokenEngine
 
 GIB = 1 << 30
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.model.cluster import Cluster, NodeGroup
-from cotenant.model.events import Kind
-from cotenant.model.gpus import find_gpu
-from cotenant.model.work import Jobs, Trace
-from cotenant.policy.choice import JobPolicy
-from cotenant.profile.tables import load_profiles
-from cotenant.sim.engine import EngineOptions, run_training
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.events import Kind
+from cotenant.core.gpus import find_gpu
+from cotenant.core.work import Jobs, Trace
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.profiles.training.tables import load_profiles
+from cotenant.sim.jobs.engine import EngineOptions, run_training
 
 SMALL = 120
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sample_records import cluster, hand_record, random_record
 
-from cotenant.model.errors import InputError
-from cotenant.model.events import Kind, Reason
-from cotenant.record.record import Record
+from cotenant.core.errors import InputError
+from cotenant.core.events import Kind, Reason
+from cotenant.core.record.record import Record
 from cotenant.report.explain import explain, notable_jobs
 
 JOBS: list[dict[str, Any]] = [

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_records import random_record
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 from cotenant.report.distributions import MOST_POINTS, cdf_points, ratio_to, rounded
 from cotenant.report.page import build_page, headline, opening, table_html, write_page
 from cotenant.report.runs import Run, arrange, run_of
@@ -196,7 +196,7 @@ def test_labels_are_unique_even_for_the_same_run_twice() -> None:
 def test_runs_where_nothing_finished() -> None:
     from sample_records import hand_record
 
-    from cotenant.model.events import Kind, Reason
+    from cotenant.core.events import Kind, Reason
 
     record = hand_record([{"id": "a", "arrival_s": 0.0, "gpus": 1.0}], [(0.0, 0, Kind.ARRIVE, Reason.NONE)])
     page = build_page([run_of(record)])

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_records import cluster, hand_record, random_record
 
-from cotenant.metrics.summary import Analysis
-from cotenant.model.errors import InputError
-from cotenant.model.events import Kind, Reason
+from cotenant.core.errors import InputError
+from cotenant.core.events import Kind, Reason
+from cotenant.core.metrics.summary import Analysis
 from cotenant.report.perfetto import Lanes, lane_name, write_perfetto
 
 JOBS = [

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 from sample_records import hand_record, random_record
 
-from cotenant.model.cluster import Cluster, NodeGroup
-from cotenant.model.events import Kind, Reason
-from cotenant.model.gpus import find_gpu
-from cotenant.record.record import cluster_info
-from cotenant.record.schema import RunInfo
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.events import Kind, Reason
+from cotenant.core.gpus import find_gpu
+from cotenant.core.record.record import cluster_info
+from cotenant.core.record.schema import RunInfo
 from cotenant.report.runs import Run, arrange, in_order, load_of, moves_note, run_of
 from cotenant.report.table import COLUMNS, best_rows, print_runs
 
@@ -128,7 +128,7 @@ def test_load_of(options: dict[str, Any], trace: dict[str, Any], load: float | N
 
 
 def test_summary_of_a_real_record_fills_the_table() -> None:
-    from cotenant.metrics.summary import summarise
+    from cotenant.core.metrics.summary import summarise
 
     console = Console(width=240, record=True, file=io.StringIO())
     print_runs([("a", summarise(random_record(1, jobs=10)))], console=console)

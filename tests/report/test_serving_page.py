@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from cotenant.model.serving import Application, Gpulet, Seat, Service, ServingPlan
-from cotenant.policy.packing.applications import stages
-from cotenant.profile.latency import ModelProfile, Partition, ServingProfile
+from cotenant.core.serving import Application, Gpulet, Seat, Service, ServingPlan
+from cotenant.policy.serving.packing.applications import stages
+from cotenant.profiles.serving.latency import ModelProfile, Partition, ServingProfile
 from cotenant.report.serving import build_page, in_time, page_data
-from cotenant.sim.serving import Scenario, ServingResult, run
-from cotenant.traces.arrivals import Arrivals
+from cotenant.sim.serving.engine import Scenario, ServingResult, run
+from cotenant.workloads.requests.arrivals import Arrivals
 
 PROFILE = ServingProfile("X", "x", 9, (Partition(1.0, "100%"),), {"m": ModelProfile("m", 1, {"100%": ((1, 10.0),)})})
 

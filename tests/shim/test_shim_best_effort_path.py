@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.gate.client import join_floor
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.tenants.launcher import Launch, register
 from cotenant.bench.colocation_rig import Rig
-from cotenant.node.client import ControlClient
-from cotenant.node.config import TenantSpec
-from cotenant.node.floor_client import join_floor
-from cotenant.node.launcher import Launch, register
 
 LIMIT = 600
 FEW, MANY = 2000, 6000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 from cotenant.shim import build as shim_build
 from cotenant.shim.elf import defined_symbols
 from cotenant.shim.stubs import stub_assembly

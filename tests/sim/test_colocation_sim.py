@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 from cotenant.policy.colocation import SCHEMES, scheme_named, settings_for
-from cotenant.profile.contention import grants, rates, read_table
-from cotenant.profile.kernels import COMPUTE, MEMORY, UNKNOWN, KernelWork, read_kernels, read_orion, write_kernels
+from cotenant.profiles.kernels.contention import grants, rates, read_table
+from cotenant.profiles.kernels.profile import (
+    COMPUTE,
+    MEMORY,
+    UNKNOWN,
+    KernelWork,
+    read_kernels,
+    read_orion,
+    write_kernels,
+)
 from cotenant.sim.colocation import ColocationEngine, ColocationResult, Job, alone
 
 US, MS = 1_000, 1_000_000

@@ -22,14 +22,14 @@ from engine_cases import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotenant.model.cluster import Cluster, NodeGroup
-from cotenant.model.errors import WorkError
-from cotenant.model.events import Kind
-from cotenant.model.gpus import CATALOG
-from cotenant.model.work import Jobs, Trace
-from cotenant.policy.choice import JobPolicy
-from cotenant.record.record import Record
-from cotenant.sim.engine import EngineOptions, run_training
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.errors import WorkError
+from cotenant.core.events import Kind
+from cotenant.core.gpus import CATALOG
+from cotenant.core.record.record import Record
+from cotenant.core.work import Jobs, Trace
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.sim.jobs.engine import EngineOptions, run_training
 
 FUZZ = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 RUNNING = (Kind.START, Kind.RESUME, Kind.MOVE, Kind.RESIZE)

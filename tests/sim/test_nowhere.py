@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cotenant.model.errors import WorkError
-from cotenant.model.work import Jobs, Trace
-from cotenant.policy.choice import JobPolicy
-from cotenant.profile.tables import load_profiles
-from cotenant.sim.engine import EngineOptions, run_training
-from cotenant.traces.cluster_files import parse_cluster
+from cotenant.core.errors import WorkError
+from cotenant.core.work import Jobs, Trace
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.profiles.training.tables import load_profiles
+from cotenant.sim.jobs.engine import EngineOptions, run_training
+from cotenant.workloads.clusters.forms import parse_cluster
 
 
 def _two_jobs_on_one_gpu() -> Trace:

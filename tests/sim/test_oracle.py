@@ -26,16 +26,16 @@ from engine_oracle import Job, Level, Oracle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotenant.model.cluster import Cluster, NodeGroup
-from cotenant.model.errors import WorkError
-from cotenant.model.gpus import CATALOG
-from cotenant.model.work import Jobs, Trace
-from cotenant.policy.arrays import DOWN, IDEAL, JOB, PROPORTIONAL
-from cotenant.policy.choice import JobPolicy
-from cotenant.policy.demand import build_workload
-from cotenant.policy.optimal import LevelChooser
-from cotenant.sim import engine
-from cotenant.sim.engine import EngineOptions, run_training
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.errors import WorkError
+from cotenant.core.gpus import CATALOG
+from cotenant.core.work import Jobs, Trace
+from cotenant.policy.jobs.arrays import DOWN, IDEAL, JOB, PROPORTIONAL
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.policy.jobs.demand import build_workload
+from cotenant.policy.jobs.optimal import LevelChooser
+from cotenant.sim.jobs import engine
+from cotenant.sim.jobs.engine import EngineOptions, run_training
 
 FUZZ = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cotenant.model.events import Kind
-from cotenant.model.mig import geometry, parse_layout
-from cotenant.policy.partition.decide import POLICIES, PartitionRules
-from cotenant.profile.mig_speeds import mps_speed, transfer_speeds
-from cotenant.sim.partition import PartitionEngine
-from cotenant.sim.partition_enforce import PartitionInput
+from cotenant.core.events import Kind
+from cotenant.core.mig import geometry, parse_layout
+from cotenant.policy.mig.decide import POLICIES, PartitionRules
+from cotenant.profiles.mig.speeds import mps_speed, transfer_speeds
+from cotenant.sim.mig.enforce import PartitionInput
+from cotenant.sim.mig.engine import PartitionEngine
 
 A100 = geometry("A100-40GB")
 SPEED = [1.0, 0.7, 0.6, 0.4, 0.2]

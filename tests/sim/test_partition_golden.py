@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cotenant.metrics.summary import summarise
-from cotenant.model.cluster import Cluster, NodeGroup
-from cotenant.model.gpus import find_gpu
-from cotenant.model.mig import geometry, parse_layout
-from cotenant.policy.partition.decide import PartitionRules
-from cotenant.sim.partition_run import best_static, run_partition
-from cotenant.traces.miso import read
-from cotenant.traces.options import TraceOptions
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.gpus import find_gpu
+from cotenant.core.metrics.summary import summarise
+from cotenant.core.mig import geometry, parse_layout
+from cotenant.policy.mig.decide import PartitionRules
+from cotenant.sim.mig.run import best_static, run_partition
+from cotenant.workloads.jobs.miso import read
+from cotenant.workloads.jobs.options import TraceOptions
 
 TRACES = {  # GPUs, jobs, mean gap in seconds
     (8, 100, 60): "trace_g8_j100_a60_s1",

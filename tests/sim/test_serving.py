@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.model.errors import InputError
-from cotenant.model.serving import APPLICATIONS, Application, Gpulet, Seat, Service, ServingPlan
-from cotenant.policy.dispatch import Dispatcher, Start
-from cotenant.policy.packing.applications import stages
-from cotenant.policy.packing.planners import Packer
-from cotenant.policy.packing.specs import PLANNERS
-from cotenant.policy.packing.tables import Gpus
-from cotenant.profile.latency import Interference, ModelProfile, Partition, ServingProfile
-from cotenant.profile.latency_files import load_profile
-from cotenant.sim.serving import Scenario, ServingResult, run
-from cotenant.sim.serving_verify import plan_verified
-from cotenant.traces.arrivals import Arrivals, parse_arrivals
-from cotenant.traces.scenarios import SLO_MS
+from cotenant.core.errors import InputError
+from cotenant.core.serving import APPLICATIONS, Application, Gpulet, Seat, Service, ServingPlan
+from cotenant.policy.serving.dispatch import Dispatcher, Start
+from cotenant.policy.serving.packing.applications import stages
+from cotenant.policy.serving.packing.planners import Packer
+from cotenant.policy.serving.packing.specs import PLANNERS
+from cotenant.policy.serving.packing.tables import Gpus
+from cotenant.profiles.serving.latency import Interference, ModelProfile, Partition, ServingProfile
+from cotenant.profiles.serving.latency_files import load_profile
+from cotenant.sim.serving.engine import Scenario, ServingResult, run
+from cotenant.sim.serving.verify import plan_verified
+from cotenant.workloads.requests.arrivals import Arrivals, parse_arrivals
+from cotenant.workloads.requests.scenarios import SLO_MS
 
 CURVE = tuple((b, 10.0 + 2.0 * b) for b in range(1, 9))
 WHOLE = (Partition(0.5, "50%"), Partition(1.0, "100%"))

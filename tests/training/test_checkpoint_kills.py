@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.model.errors import WorkError
+from cotenant.core.errors import WorkError
 from cotenant.training.checkpoint import CheckpointStore, FencedError
 
 # saves steps 1, 2, 3 and kills itself at the K-th call that touches the disk; prints how far it got

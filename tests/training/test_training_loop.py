@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cotenant
-from cotenant.model.errors import InputError, WorkError
+from cotenant.core.errors import InputError, WorkError
 from cotenant.training import contract
 from cotenant.training.contract import Lease, read_progress, write_lease
 from cotenant.training.loop import Loop

@@ -8,7 +8,7 @@ import sys
 
 from cotenant.bench import colocation, copying, overhead, pcie, shares, swap
 from cotenant.bench.workload import KINDS
-from cotenant.model.errors import InputError, WorkError
+from cotenant.core.errors import InputError, WorkError
 
 
 def _fractions(text: str, field: str) -> list[float]:

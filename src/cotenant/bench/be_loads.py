@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from cotenant.bench.workload import LAUNCH_CORE, in_a_sentence, keep_to
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 
 KIND = re.compile(r"^(?:(mm|mmz|add|copy)([1-9]\d{0,4})|(train-resnet50|train-transformer)(?::([1-9]\d{0,3}))?)$")
 UNIT_S = 0.001  # launches of one unit, together

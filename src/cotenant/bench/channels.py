@@ -24,7 +24,7 @@ from typing import Any
 
 from cotenant.bench.driver import Driver
 from cotenant.bench.kernels import Kernels, upload, words
-from cotenant.model.errors import WorkError
+from cotenant.core.errors import WorkError
 
 SOURCE = Path(__file__).with_name("channels.cu")
 PAGE = 2 << 20

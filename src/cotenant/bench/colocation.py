@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cotenant.agent.gate.kernel_table import compiled
 from cotenant.bench.be_loads import KIND
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.overhead import median
-from cotenant.metrics.attainment import attainment
-from cotenant.model.errors import InputError
-from cotenant.node.kernel_table import compiled
+from cotenant.core.errors import InputError
+from cotenant.core.metrics.attainment import attainment
 from cotenant.policy.colocation import SCHEMES, Scheme, WorkClass, scheme_named
 from cotenant.policy.colocation.gate import RuleKind
-from cotenant.profile.contention import read_table
-from cotenant.profile.kernels import KernelRow
+from cotenant.profiles.kernels.contention import read_table
+from cotenant.profiles.kernels.profile import KernelRow
 
 LEAD_S = 0.15  # BE runs before the first arrival and after the last
 BETWEEN_S = 0.33  # what a block takes beyond its length

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cotenant.agent.gate.client import Floor, join_floor
 from cotenant.bench.be_loads import KIND
 from cotenant.bench.colocation import LEAD_S, LsLoad, Plan, ls_block, parse_schemes, quantile, rate_between
 from cotenant.bench.colocation_rig import Program, Rig
-from cotenant.model.errors import InputError
-from cotenant.node.floor_client import Floor, join_floor
+from cotenant.core.errors import InputError
 from cotenant.policy.colocation import CurvePoint, choose_budget
 
 SEED = 7  # of the arrivals, the same in every block

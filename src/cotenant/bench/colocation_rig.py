@@ -15,13 +15,13 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.tenants.launcher import Launch, program_environment, register
 from cotenant.bench.harness import Bench, with_source
 from cotenant.bench.overhead import core_of_its_own
 from cotenant.bench.workload import LAUNCH_CORE
-from cotenant.model.errors import WorkError
-from cotenant.node.client import ControlClient
-from cotenant.node.config import TenantSpec
-from cotenant.node.launcher import Launch, program_environment, register
+from cotenant.core.errors import WorkError
 
 START_S = 120.0
 SLACK_S = 30.0  # over the length of a block

@@ -9,10 +9,10 @@ from typing import Any
 from cotenant.bench.be_loads import KIND, soft_kernel
 from cotenant.bench.colocation import Series, said, summary
 from cotenant.bench.ls_client import SOFT_KERNELS_NS, SOFT_SMS, poisson_arrivals
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 from cotenant.policy.colocation import Scheme, WorkClass, settings_for
-from cotenant.profile.contention import read_table
-from cotenant.profile.kernels import KernelWork, read_kernels
+from cotenant.profiles.kernels.contention import read_table
+from cotenant.profiles.kernels.profile import KernelWork, read_kernels
 from cotenant.sim.colocation import ColocationEngine, Job, alone
 
 ORION_SMS = 80  # Orion's profiles are of a V100

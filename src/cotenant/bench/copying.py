@@ -19,7 +19,7 @@ from typing import Any
 
 from cotenant.bench.driver import Driver
 from cotenant.bench.workload import orders, run_block
-from cotenant.model.errors import WorkError
+from cotenant.core.errors import WorkError
 
 DIRECTIONS = ("h2d", "d2h")
 DEPTH = 3

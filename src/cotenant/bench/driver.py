@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from cotenant.model.errors import WorkError
+from cotenant.core.errors import WorkError
 
 SOFT_IMAGE = b"""cotenant-soft-module
 timed param

@@ -21,7 +21,7 @@ from typing import Any
 
 from cotenant.bench.gateway_client import WARM_S
 from cotenant.bench.onnx_model import perceptron
-from cotenant.model.errors import WorkError
+from cotenant.core.errors import WorkError
 
 WIDTH, BATCH = 64, 16
 BOOT_LIMIT_S = 120.0
@@ -53,7 +53,7 @@ def grpc_message() -> bytes:
     """The same item as a ModelInferRequest."""
     import numpy as np
 
-    from cotenant.serve.messages import classes
+    from cotenant.serving.protocol.messages import classes
 
     x = np.random.default_rng(0).standard_normal(WIDTH, np.float32)
     message = classes()["ModelInferRequest"](model_name="m")

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.tenants.launcher import Launch, program_environment, register
 from cotenant.bench.workload import LAUNCH_CORE
-from cotenant.model.errors import InputError, WorkError
-from cotenant.node.client import ControlClient
-from cotenant.node.config import TenantSpec
-from cotenant.node.launcher import Launch, program_environment, register
+from cotenant.core.errors import InputError, WorkError
 
 START_WITHIN_S = 90.0
 PR_SET_PDEATHSIG = 1
@@ -116,7 +116,7 @@ class Bench:
             self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # it names real ones
         config = self.folder / "agent.json"
         config.write_text(json.dumps(self.settings))
-        command = [sys.executable, "-m", "cotenant.node", "--dir", str(self.folder), "--gpus", self.gpus]
+        command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self.folder), "--gpus", self.gpus]
         if self.trace is not None:
             command += ["--trace", str(self.trace)]
         self.log = open(self.folder / "agent.log", "wb")

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.tenants.launcher import Launch, register
 from cotenant.bench.colocation_rig import Rig
-from cotenant.model.errors import WorkError
-from cotenant.node.client import ControlClient
-from cotenant.node.config import TenantSpec
-from cotenant.node.launcher import Launch, register
+from cotenant.core.errors import WorkError
 
 WIDE, NARROW = 0.75, 0.25  # parts of the SMs; the memory mover has NARROW beside WIDE
 NEEDS_MEMORY, NEEDS_SMS = 1.2, 2.0

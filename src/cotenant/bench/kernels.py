@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cotenant.bench.driver import Driver
-from cotenant.model.errors import WorkError
+from cotenant.core.errors import WorkError
 
 _P = ctypes.c_void_p
 

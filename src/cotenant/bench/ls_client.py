@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cotenant.agent.gate.client import Holder, NullFloor, join_floor
 from cotenant.bench.workload import in_a_sentence
-from cotenant.model.errors import InputError
-from cotenant.node.floor_client import Holder, NullFloor, join_floor
+from cotenant.core.errors import InputError
 from cotenant.policy.colocation import WorkClass
 
 SPIN_S = 0.0004

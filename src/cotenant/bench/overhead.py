@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cotenant.agent.config.files import TenantSpec
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.workload import KINDS
-from cotenant.node.config import TenantSpec
 
 # One tenant of several works at a time, and is to be alone at once although the others have worked before it.
 ALONE = {"alone_after": "0s"}

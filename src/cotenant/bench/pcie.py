@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.shares import COUNT, between
-from cotenant.model.errors import InputError
-from cotenant.node.config import TenantSpec, check_spec
+from cotenant.core.errors import InputError
 
 WARM_S = 0.3
 LS_BYTES = 1 << 20
@@ -164,7 +164,7 @@ def measure(
 
 def chunk_default() -> int:
     """The agent's default chunk."""
-    from cotenant.policy.colocation.copies import CopySettings
+    from cotenant.policy.copies import CopySettings
 
     return CopySettings.chunk_bytes
 

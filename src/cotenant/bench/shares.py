@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.overhead import median
-from cotenant.node.config import TenantSpec, check_spec
 
 WARM_S = 1.0
 WINDOW_S = 10.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from cotenant.model.errors import WorkError
-from cotenant.serve.backends.green import Ladder
+from cotenant.core.errors import WorkError
+from cotenant.serving.backends.green import Ladder
 
 MOST_SMS = 1024
 BLOCKS, TURNS = 4096, 3

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from cotenant.agent.config.files import TenantSpec, check_spec
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.memory.backing import available_bytes
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.overhead import median
-from cotenant.model.errors import InputError, WorkError
-from cotenant.node.backing import available_bytes
-from cotenant.node.client import ControlClient
-from cotenant.node.config import TenantSpec, check_spec
+from cotenant.core.errors import InputError, WorkError
 
 CONTEXT_BYTES = 2 << 30  # of cap beside the contents: contexts, modules, work space
 SOFT_CONTEXT_BYTES = 32 << 20

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cotenant.model.errors import InputError, WorkError
+from cotenant.core.errors import InputError, WorkError
 
 KINDS = ("busy", "training", "launch", "graph")
 LAUNCH_CORE = "COTENANT_BENCH_CORE"  # where the launching thread runs, once all is set up

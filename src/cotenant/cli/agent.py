@@ -48,12 +48,12 @@ def agent(
     """Own this node's GPUs: hand out turns and memory to the tenants that `cotenant run` starts. Runs until stopped."""
     import asyncio
 
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_bytes
-    from cotenant.node.__main__ import serve
-    from cotenant.node.agent import AgentOptions, default_folder
-    from cotenant.node.config import FAIL_MODES
-    from cotenant.node.config_swap import parse_moving
+    from cotenant.agent.__main__ import serve
+    from cotenant.agent.config.files import FAIL_MODES
+    from cotenant.agent.config.swap import parse_moving
+    from cotenant.agent.daemon import AgentOptions, default_folder
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_bytes
 
     if fail is not None and fail not in FAIL_MODES:
         raise InputError(f"{fail!r} is not open or closed", field="--fail")
@@ -84,7 +84,7 @@ def agent(
 
 def read_token(path: Path | None, field: str) -> str | None:
     """The first line of that file; InputError with `field` where it cannot be used."""
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     if path is None:
         return None
@@ -101,17 +101,17 @@ def read_token(path: Path | None, field: str) -> str | None:
 
 def _copies(config: Text, period: Text, chunk: Text) -> Any:
     """CopySettings of the config file with the command line's sizes over them; None when none were given."""
-    from cotenant.node.config import AgentConfig, load
-    from cotenant.node.config_copies import with_options
+    from cotenant.agent.config.copies import with_options
+    from cotenant.agent.config.files import AgentConfig, load
 
     return with_options((load(config) if config else AgentConfig()).copies, period=period, chunk=chunk)
 
 
 def _quota(config: Text, discipline: Text, **times: Text) -> Any:
     """QuotaSettings of the config file with the command line's values over them; None when none were given."""
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_seconds
-    from cotenant.node.config import AgentConfig, load, quota_settings
+    from cotenant.agent.config.files import AgentConfig, load, quota_settings
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_seconds
 
     given = {
         f"{name}_ns": round(parse_seconds(value, f"--{name.replace('_', '-')}") * 1e9)

@@ -23,8 +23,8 @@ Gpus = Annotated[str, typer.Option(metavar="soft|all|UUID", help="The software G
 
 
 def _fractions(text: str, field: str) -> list[float]:
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_fraction
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_fraction
 
     values = []
     for part in text.split(","):
@@ -51,8 +51,8 @@ def shares(
 ) -> None:
     """Does each tenant get what it was granted? Own agent, own tenants, GPU-bound work, counted in work done."""
     from cotenant.bench.shares import measure
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_seconds
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_seconds
 
     asked = _fractions(requests, "--requests")
     capped = _fractions(limits, "--limits") if limits else [1.0] * len(asked)
@@ -97,7 +97,7 @@ def swap(
 
     from cotenant.bench.swap import measure
     from cotenant.bench.swap import text as in_words
-    from cotenant.model.units import parse_bytes
+    from cotenant.core.units import parse_bytes
 
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -122,8 +122,8 @@ def overhead(
 
     from cotenant.bench.overhead import measure
     from cotenant.bench.workload import KINDS
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_seconds
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_seconds
 
     kinds = tuple(workloads.split(",")) if workloads else KINDS
     for kind in kinds:

@@ -30,15 +30,15 @@ def budget(
 
     from cotenant.bench.colocation import parse_ls
     from cotenant.bench.colocation_budget import Budget, bytes_moved, measure
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_fraction, parse_seconds
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_fraction, parse_seconds
 
     block_s = parse_seconds(block, "--block")
     if not 0.1 <= block_s <= 600:
         raise InputError("a block lasts 0.1 s to 10 min", field="--block")
     bytes_moved(be)
     if gpus != "soft":
-        from cotenant.node.gpus import discover
+        from cotenant.devices.gpus import discover
 
         discover([gpus])  # so that a wrong one is said before anything starts
     wanted = Budget(
@@ -54,8 +54,8 @@ def budget(
 
 
 def _parts(text: str, field: str) -> list[float]:
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_fraction
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_fraction
 
     parts = sorted({parse_fraction(part.strip(), field) for part in text.split(",")})
     if not 0.01 <= parts[0] <= parts[-1] <= 1.0:

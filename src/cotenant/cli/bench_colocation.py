@@ -51,7 +51,7 @@ def colocation(
     Prints {scheme: {be: figures}}: LS percentiles against alone with a 95 % interval, requests in time, and BE work
     against what it does alone and against the time that LS leaves.
     """
-    from cotenant.record.files import check_writable
+    from cotenant.core.record.files import check_writable
 
     if html:
         check_writable(html)
@@ -116,7 +116,7 @@ def _progress(text: str) -> None:
 
 def _changes(interval: str, duty: str) -> dict[str, Any]:
     """Settings over the schemes' own."""
-    from cotenant.model.units import parse_fraction, parse_seconds
+    from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.policy.colocation import ColocationSettings
 
     changes: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def _changes(interval: str, duty: str) -> dict[str, Any]:
 def _virtual_seconds(ls: str, seconds: float, requests: int, foreign: list[str]) -> float:
     """Length of each run. InputError for options that only a measurement has."""
     from cotenant.bench.colocation_virtual import ls_work
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     if foreign:
         raise InputError("virtual time has it not: --seconds or --requests, and profile:FILE", field=foreign[0])
@@ -149,18 +149,18 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
     import math
     from pathlib import Path
 
+    from cotenant.agent.gate.kernel_table import compiled, most_class
     from cotenant.bench.colocation import Plan, measure, parse_be, parse_ls, parse_schemes
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_seconds
-    from cotenant.node.kernel_table import compiled, most_class
-    from cotenant.profile.kernels import read_kernel_rows
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_seconds
+    from cotenant.profiles.kernels.profile import read_kernel_rows
 
     block_s = parse_seconds(shape.block, "--block")
     if not 0.1 <= block_s <= 600:
         raise InputError("a block lasts 0.1 s to 10 min", field="--block")
     load = parse_ls(ls)
     if gpus != "soft":
-        from cotenant.node.gpus import discover
+        from cotenant.devices.gpus import discover
 
         discover([gpus])  # so that a wrong one is said before anything starts
     if shape.requests:
@@ -186,7 +186,7 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
 def _recorded(path: str) -> dict[str, Any]:
     from pathlib import Path
 
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
     from cotenant.report.colocation import COLUMNS
 
     try:

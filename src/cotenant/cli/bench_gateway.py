@@ -21,7 +21,7 @@ def gateway(
 
     from cotenant.bench.gateway import SYSTEMS, measure
     from cotenant.cli.serve import NEEDED, require
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     chosen = tuple(systems.split(",")) if systems else SYSTEMS
     unknown = [name for name in chosen if name not in SYSTEMS]

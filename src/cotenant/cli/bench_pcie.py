@@ -31,9 +31,9 @@ def pcie(
     if curve:
         _curve(gpus, as_json)
         return
+    from cotenant.agent.config.copies import with_options
     from cotenant.bench.pcie import measure, parse_weights
-    from cotenant.node.config_copies import with_options
-    from cotenant.policy.colocation.copies import CopySettings
+    from cotenant.policy.copies import CopySettings
 
     checked = parse_weights(weights)
     _one_of(direction, ("h2d", "d2h"), "--direction")
@@ -70,7 +70,7 @@ def _curve(gpus: str, as_json: bool) -> None:
 
         os.environ["COTENANT_BENCH_LIBRARY"] = str(build())
     else:
-        from cotenant.node.gpus import discover
+        from cotenant.devices.gpus import discover
 
         os.environ["CUDA_VISIBLE_DEVICES"] = discover([gpus])[0].uuid
     found = measure(total=(64 if gpus == "soft" else 512) << 20)
@@ -84,14 +84,14 @@ def _curve(gpus: str, as_json: bool) -> None:
 
 
 def _one_of(value: str, allowed: tuple[str, ...], field: str) -> None:
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     if value not in allowed:
         raise InputError(f"{value!r} is not {' or '.join(allowed)}", field=field)
 
 
 def _seconds(seconds: float) -> float:
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     if not 0.5 <= seconds <= 600.0:
         raise InputError("measure between 0.5 and 600 seconds", field="--seconds")
@@ -99,8 +99,8 @@ def _seconds(seconds: float) -> float:
 
 
 def _size(text: Text, gpus: str) -> int | None:
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_bytes
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_bytes
 
     if text is None:
         return None

@@ -18,8 +18,8 @@ def cancel(
     """Cancel jobs: those that wait at once, those that run after their grace. They do not come back."""
     import json
 
+    from cotenant.core.errors import InputError
     from cotenant.fleet.client import FleetClient, default_folder
-    from cotenant.model.errors import InputError
 
     with FleetClient(fleet or default_folder()) as client:
         answers = client.call("cancel", ids=ids)["jobs"]

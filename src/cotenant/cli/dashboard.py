@@ -9,7 +9,7 @@ import typer
 from cotenant.cli.token_file import TokenFile, shown_token
 
 if TYPE_CHECKING:
-    from cotenant.live.merge import Remote
+    from cotenant.observability.merge import Remote
 
 app = typer.Typer(add_completion=False)
 
@@ -23,8 +23,8 @@ def dashboard(
     """One page for several nodes: who has which piece of which GPU, what waits and why. Runs until stopped."""
     import asyncio
 
-    from cotenant.live.http import parse_address
-    from cotenant.live.merge import Remote
+    from cotenant.observability.http import parse_address
+    from cotenant.observability.merge import Remote
 
     shown = shown_token(token)
     remotes = [Remote(url, shown) for url in urls]
@@ -37,10 +37,10 @@ async def _serve(host: str, port: int, remotes: list[Remote]) -> None:
     import signal
     import sys
 
-    from cotenant.live.exposition import Exposition
-    from cotenant.live.feed import Feed
-    from cotenant.live.http import LiveServer
-    from cotenant.live.merge import Merged
+    from cotenant.observability.exposition import Exposition
+    from cotenant.observability.feed import Feed
+    from cotenant.observability.http import LiveServer
+    from cotenant.observability.merge import Merged
 
     async def no_metrics() -> str:
         return Exposition().text()  # each component exports its own

@@ -43,14 +43,14 @@ def demo(
     from cotenant.cli.demo_sharing import show_sharing
     from cotenant.cli.progress import say_compiling
     from cotenant.cli.simulate import check_outputs
-    from cotenant.config import TrainingConfig
-    from cotenant.profile.tables import load_profiles
+    from cotenant.profiles.training.tables import load_profiles
     from cotenant.report.page import write_page
     from cotenant.report.runs import arrange, run_of
     from cotenant.report.table import print_runs
-    from cotenant.sim.training import simulate
-    from cotenant.traces.cluster_files import parse_cluster
-    from cotenant.traces.generate import Workload, generate
+    from cotenant.sim.jobs.options import TrainingConfig
+    from cotenant.sim.jobs.training import simulate
+    from cotenant.workloads.clusters.forms import parse_cluster
+    from cotenant.workloads.jobs.generate import Workload, generate
 
     check_outputs(out, holds="report.html")
     profiles = load_profiles()

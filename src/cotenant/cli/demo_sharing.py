@@ -13,7 +13,7 @@ SECONDS = 2.5
 def show_sharing() -> None:
     """Two tenants ask for 30 % and 70 % of one GPU, as real processes under an agent of the demo's own."""
     from cotenant.bench.shares import measure
-    from cotenant.model.errors import InputError, WorkError
+    from cotenant.core.errors import InputError, WorkError
     from cotenant.shim.build import compiler
 
     typer.echo("\ntwo programs share one GPU (the software GPU: its kernels only take time):")

@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cotenant.serve.experiment import Outcome
+    from cotenant.loadgen.experiment import Outcome
 
 app = typer.Typer(add_completion=False)
 
@@ -38,8 +38,8 @@ def experiment(
     from pathlib import Path
 
     from cotenant.cli.load_view import live_table
-    from cotenant.model.errors import InputError
-    from cotenant.serve.experiment import load_services, read_experiment, run_experiment, shipped
+    from cotenant.core.errors import InputError
+    from cotenant.loadgen.experiment import load_services, read_experiment, run_experiment, shipped
 
     if listing:
         rows = shipped()
@@ -65,7 +65,7 @@ def experiment(
 def _write(outcome: Outcome, folder: Path) -> None:
     import json
 
-    from cotenant.record.files import atomic_file
+    from cotenant.core.record.files import atomic_file
     from cotenant.report.load import write_page
 
     with atomic_file(folder / "summary.json") as file:

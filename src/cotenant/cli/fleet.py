@@ -87,8 +87,8 @@ def down(
     import json
 
     from cotenant.cli.fleet_up import wait_for_end
+    from cotenant.core.units import counted, parse_seconds
     from cotenant.fleet.client import FleetClient, default_folder
-    from cotenant.model.units import counted, parse_seconds
 
     within_s = parse_seconds(within, "within")
     where = folder or default_folder()
@@ -133,9 +133,9 @@ def record(
     """Write what the fleet has done so far as a run's record, for explain, compare and reports."""
     import json
 
+    from cotenant.core.units import counted
     from cotenant.fleet.client import default_folder
-    from cotenant.fleet.recording import record_of
-    from cotenant.model.units import counted
+    from cotenant.fleet.controller.recording import record_of
 
     found = record_of(folder or default_folder(), out)
     if json_:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 
 if TYPE_CHECKING:
-    from cotenant.record.record import Record
+    from cotenant.core.record.record import Record
 
 
 def record_at(run: Path, job: str | None) -> tuple[Record, str | None]:
     """The record at `run` and the job to tell of. InputError where nothing of that name is found."""
-    from cotenant.record.reader import read_record
+    from cotenant.core.record.reader import read_record
 
     if not run.is_dir() and job is None and str(run) == run.name:
         from cotenant.fleet.client import default_folder
-        from cotenant.fleet.recording import is_fleet, record_of
+        from cotenant.fleet.controller.recording import is_fleet, record_of
 
         folder = default_folder()
         if is_fleet(folder):
@@ -27,7 +27,7 @@ def record_at(run: Path, job: str | None) -> tuple[Record, str | None]:
             if not run.exists():
                 raise InputError(f"{run} is neither a run's folder nor a job of the fleet in {folder}", field="RUN")
     if run.is_dir() and (run / "fleet.db").exists():
-        from cotenant.fleet.recording import record_of
+        from cotenant.fleet.controller.recording import record_of
 
         return record_of(run), job
     return read_record(run), job

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cotenant.cli.trace_options import takes_trace_options
-from cotenant.traces.options import TraceOptions
+from cotenant.workloads.jobs.options import TraceOptions
 
 if TYPE_CHECKING:
     from cotenant.fleet.replay import ReplayOptions
@@ -51,11 +51,11 @@ def replay(
     """Run a trace for real with jobs that take the time their profiles say, simulate it with the profiles measured from
     those jobs, and compare."""
     from cotenant.cli.progress import jobs_progress
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_bytes, parse_seconds
     from cotenant.fleet.replay import ReplayOptions, replay
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_bytes, parse_seconds
-    from cotenant.profile.tables import load_profiles
-    from cotenant.traces.select import load_trace
+    from cotenant.profiles.training.tables import load_profiles
+    from cotenant.workloads.jobs.select import load_trace
 
     if not 0 < time_scale <= 100:
         raise InputError(f"{time_scale:g} is not above 0 and at most 100", field="time-scale")
@@ -94,7 +94,7 @@ def replay(
 
 
 def _check_out(out: Path) -> None:
-    from cotenant.record.files import check_folder
+    from cotenant.core.record.files import check_folder
 
     for name in ("measured", "simulated"):
         check_folder(out / name, "run.json")

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cotenant.model.errors import InputError, WorkError
+from cotenant.core.errors import InputError, WorkError
 
 if TYPE_CHECKING:
-    from cotenant.fleet.planners import Planner
+    from cotenant.fleet.controller.planners import Planner
     from cotenant.fleet.session import FleetOptions
 
 LOG_FILE = "controller.log"
@@ -82,7 +82,7 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(answer))
         return
-    from cotenant.model.units import counted
+    from cotenant.core.units import counted
 
     gpus = sum(node["gpus"] for node in answer["nodes"])
     jobs = answer["jobs"]["queued"] + answer["jobs"]["running"]
@@ -97,12 +97,12 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
     """FleetOptions from what was typed; InputError names the option."""
     from cotenant.cli.agent import read_token
-    from cotenant.fleet.profiles import ProfileBook
+    from cotenant.core.units import parse_bytes, parse_seconds
+    from cotenant.fleet.controller.profiles import ProfileBook
     from cotenant.fleet.session import FleetOptions, node_specs
-    from cotenant.live.http import parse_address
-    from cotenant.model.units import parse_bytes, parse_seconds
-    from cotenant.policy.choice import JobPolicy
-    from cotenant.profile.tables import load_profiles
+    from cotenant.observability.http import parse_address
+    from cotenant.policy.jobs.choice import JobPolicy
+    from cotenant.profiles.training.tables import load_profiles
 
     executor = _executor(given)
     if given["http"] is not None:
@@ -156,7 +156,7 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
 
 def _partition_planner(name: str, options: FleetOptions) -> Planner:
     """The partition policy that was named, enforced as this fleet's GPUs can."""
-    from cotenant.fleet.miso import MisoPlanner
+    from cotenant.fleet.controller.miso import MisoPlanner
     from cotenant.fleet.session import node_specs
 
     if name != "miso":
@@ -183,7 +183,7 @@ def _executor(given: dict[str, Any]) -> str:
 
 def _here() -> tuple[str, int | None]:
     """This machine's GPUs, or one pretend node where it has none."""
-    from cotenant.node.gpus import discover
+    from cotenant.devices.gpus import discover
 
     try:
         discover(["all"])
@@ -225,7 +225,7 @@ def wait_for_end(pid: int, timeout_s: float) -> bool:
             return True
         except PermissionError:
             return False
-        from cotenant.node.processes import is_zombie
+        from cotenant.agent.tenants.processes import is_zombie
 
         if is_zombie(pid):
             return True

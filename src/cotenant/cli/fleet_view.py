@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cotenant.model.units import counted, format_memory, format_seconds
+from cotenant.core.units import counted, format_memory, format_seconds
 
 MOST_ROWS = 200
 

@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cotenant.serve.onemodel import OneModel
+    from cotenant.serving.workers.onemodel import OneModel
 
 app = typer.Typer(add_completion=False)
 MOST = 10_000_000
@@ -32,11 +32,11 @@ def infer(
     import asyncio
     import json
 
-    from cotenant.config_serving import BACKENDS
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_fraction, parse_seconds
-    from cotenant.serve.load_options import parse_shapes
-    from cotenant.serve.onemodel import OneModel, find_model, local_factory
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_fraction, parse_seconds
+    from cotenant.loadgen.options import parse_shapes
+    from cotenant.serving.config.server import BACKENDS
+    from cotenant.serving.workers.onemodel import OneModel, find_model, local_factory
 
     fraction, gap_s = parse_fraction(share, field="share"), parse_seconds(interval, field="interval")
     if fraction <= 0:

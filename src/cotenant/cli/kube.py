@@ -58,12 +58,12 @@ def webhook(
     """Serve the mutating webhook: pods that ask for a share get it. Runs until stopped."""
     import asyncio
 
+    from cotenant.core.errors import InputError
     from cotenant.kube import bootstrap
     from cotenant.kube.api import connect
     from cotenant.kube.mutate import Injection
     from cotenant.kube.review import WebhookSettings
     from cotenant.kube.webhook import LOOK_S, FilePair, Listening, LiveContext, Refresh, WebhookApp, serve
-    from cotenant.model.errors import InputError
 
     _one_of(fail, ("open", "closed"), "--fail")
     _one_of(mounts, ("webhook", "plugin"), "--mounts")
@@ -127,14 +127,14 @@ def plugin(
     """Offer this node's GPUs to the kubelet and bind pods to their tenants. Runs until stopped."""
     import dataclasses
 
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_seconds
     from cotenant.kube import dra
     from cotenant.kube.api import connect
     from cotenant.kube.claims import CDI_KIND, ClaimSettings
     from cotenant.kube.inventory import Inventory
     from cotenant.kube.nodeplugin import NodeSettings, run
     from cotenant.kube.plugin import Desk, Grant
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_seconds
 
     _one_of(mounts, ("webhook", "plugin"), "--mounts")
     _one_of(one_gpu, ("true", "false"), "--one-gpu")
@@ -168,7 +168,7 @@ def install(
 
 
 def _one_of(value: str, choices: tuple[str, ...], field: str) -> None:
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     if value not in choices:
         raise InputError(f"{value!r} is not {' or '.join(choices)}", field=field)

@@ -45,8 +45,8 @@ def chart(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; made anew.")],
 ) -> None:
     """Write the Helm chart."""
+    from cotenant.core.record.files import AtomicFolder
     from cotenant.kube.chart import files
-    from cotenant.record.files import AtomicFolder
 
     folder = AtomicFolder(out, "Chart.yaml")
     try:
@@ -95,10 +95,10 @@ def slice_(
     as_json: AsJson = False,
 ) -> None:
     """Print the ResourceSlice of this node's GPUs for dynamic resource allocation."""
+    from cotenant.agent.daemon import default_folder
+    from cotenant.agent.ipc.client import ControlClient
     from cotenant.kube.dra import resource_slice
     from cotenant.kube.inventory import check_whole, gpus_of
-    from cotenant.node.agent import default_folder
-    from cotenant.node.client import ControlClient
 
     given = [part for part in whole.split(",") if part]
     with ControlClient(agent_dir or default_folder()) as client:
@@ -127,7 +127,7 @@ def _show(things: list[dict[str, Any]], as_json: bool) -> None:
 @contextmanager
 def _of_file(path: Path) -> Iterator[None]:
     """What is wrong inside names the file that it came from."""
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     try:
         yield
@@ -137,8 +137,8 @@ def _of_file(path: Path) -> Iterator[None]:
 
 def _read_pod(path: Path) -> dict[str, Any]:
     """The one pod of a file. InputError says what else it holds."""
-    from cotenant.model.errors import InputError
-    from cotenant.model.yamlfile import parse_documents
+    from cotenant.core.errors import InputError
+    from cotenant.core.yamlfile import parse_documents
 
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
@@ -155,7 +155,7 @@ def _read_pod(path: Path) -> dict[str, Any]:
 
 
 def _version(text: str) -> tuple[int, int]:
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     parts = text.removeprefix("v").split(".")
     if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
@@ -166,7 +166,7 @@ def _version(text: str) -> tuple[int, int]:
 def _check_name(text: str, field: str) -> None:
     import re
 
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
         raise InputError(f"{text[:80]!r} is not a name of lower-case letters, digits and dashes", field=field)

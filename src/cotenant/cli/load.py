@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cotenant.serve.load import LoadTest
-    from cotenant.serve.load_result import LoadResult
-    from cotenant.serve.load_search import Found
+    from cotenant.loadgen.result import LoadResult
+    from cotenant.loadgen.run import LoadTest
+    from cotenant.loadgen.search import Found
 
 app = typer.Typer(add_completion=False)
 FILES, SEARCH, WIRE = "Files", "Search", "Requests"
@@ -81,12 +81,12 @@ def load(
     Requests leave when they are due, whatever the answers do, and latency counts from then; how late they left is
     reported."""
     from cotenant.cli.token_file import shown_token
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_fraction, parse_seconds
-    from cotenant.record.files import check_writable
-    from cotenant.serve.load import LoadTest
-    from cotenant.serve.load_options import parse_factor, parse_shapes, read_load_services
-    from cotenant.serve.load_payload import parse_target
+    from cotenant.core.errors import InputError
+    from cotenant.core.record.files import check_writable
+    from cotenant.core.units import parse_fraction, parse_seconds
+    from cotenant.loadgen.options import parse_factor, parse_shapes, read_load_services
+    from cotenant.loadgen.payload import parse_target
+    from cotenant.loadgen.run import LoadTest
 
     if form not in ("binary", "json"):
         raise InputError(f"{form!r} is not binary or json", field="format")
@@ -112,7 +112,7 @@ def load(
 
 def _run(test: LoadTest, what: str, quiet: bool = False) -> LoadResult:
     from cotenant.cli.load_view import live_table
-    from cotenant.serve.load import run_load
+    from cotenant.loadgen.run import run_load
 
     with live_table([s.name for s in test.services], test.duration_s, what, quiet) as tell:
         return run_load(test, tell)
@@ -122,7 +122,7 @@ def _report(result: LoadResult, csv: str | None, html: str | None, as_json: bool
     import sys
 
     from cotenant.cli.load_view import show
-    from cotenant.record.files import atomic_file
+    from cotenant.core.record.files import atomic_file
 
     if csv is not None:
         with atomic_file(csv) as file:
@@ -144,8 +144,8 @@ def _report(result: LoadResult, csv: str | None, html: str | None, as_json: bool
 def _search(test: LoadTest, target: float, tolerance: float, probe_s: float, quiet: bool) -> Found:
     import sys
 
-    from cotenant.model.errors import InputError
-    from cotenant.serve.load_search import Probe, find_max
+    from cotenant.core.errors import InputError
+    from cotenant.loadgen.search import Probe, find_max
 
     if all(s.slo_ms is None for s in test.services):
         raise InputError("no service has an SLO to keep; give --slo", field="slo")
@@ -166,7 +166,7 @@ def _search(test: LoadTest, target: float, tolerance: float, probe_s: float, qui
 
 
 def _report_search(found: Found, test: LoadTest, csv: str | None, html: str | None, as_json: bool) -> None:
-    from cotenant.model.errors import WorkError
+    from cotenant.core.errors import WorkError
 
     best = found.final or next((p.result for p in reversed(found.probes) if p.factor == found.factor), None)
     if best is None:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cotenant.model.units import format_ms
+from cotenant.core.units import format_ms
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cotenant.serve.load import Progress
-    from cotenant.serve.load_result import LoadResult
+    from cotenant.loadgen.result import LoadResult
+    from cotenant.loadgen.run import Progress
 
 HEADS = ("sent", "rps", "p50 ms", "p95 ms", "p99 ms", "SLO ms", "late", "dropped", "failed", "in time")
 DISPENSABLE = ("p50 ms", "sent", "p95 ms", "rps", "SLO ms", "late", "dropped", "failed")

@@ -112,7 +112,7 @@ def _root(
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 the work failed, 2 the input was wrong."""
-    from cotenant.model.errors import InputError, WorkError
+    from cotenant.core.errors import InputError, WorkError
 
     try:
         if sys.stdout is None:  # closed by the caller (>&-)

@@ -15,7 +15,7 @@ def list_metrics(as_json: Annotated[bool, typer.Option("--json", help="One JSON 
     import json
     from dataclasses import asdict
 
-    from cotenant.metrics.live import every
+    from cotenant.observability.metrics import every
 
     if as_json:
         print(json.dumps({"metrics": [asdict(metric) for metric in every()]}))
@@ -31,7 +31,7 @@ def grafana() -> None:
     """A Grafana dashboard as JSON, to import as a file."""
     import json
 
-    from cotenant.live.monitoring import dashboard
+    from cotenant.observability.monitoring import dashboard
 
     print(json.dumps(dashboard(), indent=2))
 
@@ -41,6 +41,6 @@ def alerts() -> None:
     """Alert rules for Prometheus, as a YAML rule file."""
     import yaml
 
-    from cotenant.live.monitoring import rules
+    from cotenant.observability.monitoring import rules
 
     print(yaml.safe_dump(rules(), sort_keys=False, width=120), end="")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cotenant.model.mig import Geometry
-    from cotenant.node.nvml import Nvml
+    from cotenant.core.mig import Geometry
+    from cotenant.devices.nvml import Nvml
 
 LEAST_SPEED, MOST_SPEED = 1e-6, 1e6  # of the whole GPU's; beyond them it is a slip of the pen
 
@@ -35,7 +35,7 @@ def _print_json(content: dict[str, Any]) -> None:
 
 
 def _nvml() -> Nvml:
-    from cotenant.node.nvml import Nvml
+    from cotenant.devices.nvml import Nvml
 
     return Nvml()
 
@@ -50,7 +50,7 @@ def layouts(
     as_json: Json = False,
 ) -> None:
     """The layouts that a GPU model allows: every placed one to which nothing can be added, and their multisets."""
-    from cotenant.model.mig import geometry, maximal_layouts, multiset, parse_layout, reachable
+    from cotenant.core.mig import geometry, maximal_layouts, multiset, parse_layout, reachable
 
     geo = geometry(gpu, double_memory=double_memory)
     found = reachable(geo, parse_layout(geo, running)) if running else maximal_layouts(geo)
@@ -96,8 +96,8 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
     """PartitionJobs of a JSON file; InputError with the field that is wrong."""
     from pathlib import Path
 
-    from cotenant.model.errors import InputError
-    from cotenant.policy.partition.optimizer import PartitionJob
+    from cotenant.core.errors import InputError
+    from cotenant.policy.mig.optimizer import PartitionJob
 
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -135,8 +135,8 @@ def _read_jobs(path: str, geo: Geometry) -> list[Any]:
 
 
 def _kind(geo: Geometry, name: str) -> str | None:
-    from cotenant.model.errors import InputError
-    from cotenant.model.mig import kind_of
+    from cotenant.core.errors import InputError
+    from cotenant.core.mig import kind_of
 
     try:
         return kind_of(geo, name)
@@ -146,7 +146,7 @@ def _kind(geo: Geometry, name: str) -> str | None:
 
 def _wrong_speed(speeds: dict[str, Any], geo: Geometry) -> str | None:
     """What is wrong with a job's speeds: an unknown slice, one slice under two names, a number that is no speed."""
-    from cotenant.model.mig import every_name
+    from cotenant.core.mig import every_name
 
     seen: dict[str, str] = {}
     for name, value in speeds.items():
@@ -172,9 +172,9 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """The best layout of one GPU for a set of jobs, and who gets which slice. Exact."""
-    from cotenant.model.errors import InputError
-    from cotenant.model.mig import geometry
-    from cotenant.policy.partition.optimizer import OBJECTIVES, decision_us, plan_jobs
+    from cotenant.core.errors import InputError
+    from cotenant.core.mig import geometry
+    from cotenant.policy.mig.optimizer import OBJECTIVES, decision_us, plan_jobs
 
     if objective not in OBJECTIVES:
         raise InputError(f"unknown objective {objective!r}; there are {', '.join(OBJECTIVES)}", field="objective")
@@ -211,7 +211,7 @@ def apply(
     as_json: Json = False,
 ) -> None:
     """Give a GPU of this machine a layout: only what differs is destroyed and created. Needs root."""
-    from cotenant.node.mig import apply as apply_layout
+    from cotenant.devices.mig import apply as apply_layout
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
@@ -224,7 +224,7 @@ def apply(
 @app.command()
 def reset(gpu: Here, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Destroy every MIG instance of a GPU; MIG stays on."""
-    from cotenant.node.mig import reset as reset_gpu
+    from cotenant.devices.mig import reset as reset_gpu
 
     with _nvml() as nvml:
         _show_steps(reset_gpu(nvml, gpu, dry_run=dry_run), as_json)
@@ -247,7 +247,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """The MIG instances of this machine with the UUIDs that CUDA_VISIBLE_DEVICES takes."""
-    from cotenant.node.mig import export as export_table
+    from cotenant.devices.mig import export as export_table
 
     with _nvml() as nvml:
         content = export_table(nvml, gpu)
@@ -274,7 +274,7 @@ def disable(gpu: Here, dry_run: DryRun = False, as_json: Json = False) -> None:
 
 
 def _mode(gpu: str, on: bool, dry_run: bool, as_json: bool) -> None:
-    from cotenant.node.mig import set_mode
+    from cotenant.devices.mig import set_mode
 
     with _nvml() as nvml:
         done = set_mode(nvml, gpu, on, dry_run=dry_run)

@@ -19,9 +19,9 @@ def park(
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """Free the GPU memory of a running program; `cotenant resume` brings it back where it was. It does not notice."""
-    from cotenant.model.units import format_bytes, parse_seconds
-    from cotenant.node.agent import default_folder
-    from cotenant.node.client import ControlClient
+    from cotenant.agent.daemon import default_folder
+    from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.units import format_bytes, parse_seconds
 
     timeout_s = parse_seconds(timeout, "--timeout")
     with ControlClient(folder or default_folder(), timeout_s=3600) as client:

@@ -74,7 +74,7 @@ class PartitionOptions:
 
     def rules(self, placement: str | None) -> dict[str, Any]:
         """Fields of PartitionRules beside policy and layout."""
-        from cotenant.model.units import parse_seconds
+        from cotenant.core.units import parse_seconds
 
         fields: dict[str, Any] = {
             "overheads": not self.no_overheads, "profile_sole": self.profile_sole, "mps_jobs": self.mps_jobs

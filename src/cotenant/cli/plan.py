@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cotenant.config_planning import Problem
-    from cotenant.model.serving import ServingPlan
+    from cotenant.core.serving import ServingPlan
+    from cotenant.serving.config.planning import Problem
 
 app = typer.Typer(add_completion=False)
 
@@ -81,10 +81,10 @@ def plan(
     """Say how to cut the GPUs into gpulets, which models go on each with which batch and duty cycle, and how much
     headroom every service has. `plan scenarios --like SET --out F` generates scenario sets; `plan fit-interference
     --pairs F` fits the interference model of a profile."""
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_fraction, parse_seconds
-    from cotenant.policy.packing.specs import DEFAULT_PLANNER, find_planner
-    from cotenant.record.files import check_writable
+    from cotenant.core.errors import InputError
+    from cotenant.core.record.files import check_writable
+    from cotenant.core.units import parse_fraction, parse_seconds
+    from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner
 
     limit_s = parse_seconds(time_limit, field="time-limit")
     if scenarios is not None and colocation is not None:
@@ -128,7 +128,7 @@ def plan(
     target = parse_fraction(attainment, field="attainment") if verify and tasks is None else None
     found = decide(problem, spec, factor, target, min_gpus, old, seed, limit_s)
     if write_modellist is not None:
-        from cotenant import config_glet
+        from cotenant.serving.config import gpulet_files as config_glet
 
         _write(write_modellist, config_glet.write_modellist(found["plan"]))
     _write_public(problem, spec.name, write_tasks, write_sim_config, write_device_config)
@@ -151,18 +151,18 @@ def _problem(
     services: str | None, tasks: str | None, sim_config: str | None, device_config: str | None, profile: str | None,
     gpus: int | None, changes: list[str], colocation: str | None,
 ) -> tuple[Problem, str]:  # fmt: skip
-    from cotenant.model.errors import InputError
-    from cotenant.policy.packing.specs import DEFAULT_PLANNER
+    from cotenant.core.errors import InputError
+    from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER
 
     if (services is None) == (tasks is None):
         raise InputError("give SERVICES.yaml, or --tasks glet:TASKS.csv with --sim-config, or --scenarios")
     if services is not None:
-        from cotenant.config_planning import build_problem, what_if
-        from cotenant.config_services import read_services, with_scheme
+        from cotenant.serving.config.planning import build_problem, what_if
+        from cotenant.serving.config.services import read_services, with_scheme
 
         deployment = with_scheme(read_services(services), colocation)
         return build_problem(what_if(deployment, changes), profile, gpus), DEFAULT_PLANNER
-    from cotenant.config_glet import read_problem
+    from cotenant.serving.config.gpulet_files import read_problem
 
     assert tasks is not None
     form, colon, path = tasks.partition(":")
@@ -185,9 +185,9 @@ def decide(
     import time
 
     from cotenant.cli.plan_notice import PACKING, say_compiling_serving
-    from cotenant.policy.packing.planners import Packer
-    from cotenant.policy.packing.replan import fewest_gpus, renamed
-    from cotenant.sim.serving_verify import plan_verified
+    from cotenant.policy.serving.packing.planners import Packer
+    from cotenant.policy.serving.packing.replan import fewest_gpus, renamed
+    from cotenant.sim.serving.verify import plan_verified
 
     services, gpus = problem.services, problem.gpus
     rates = [s.rate_rps * headroom for s in services]
@@ -217,8 +217,8 @@ def read_plan(path: str) -> ServingPlan:
     """A plan that this command wrote."""
     import json
 
-    from cotenant.model.errors import InputError
-    from cotenant.model.serving import ServingPlan
+    from cotenant.core.errors import InputError
+    from cotenant.core.serving import ServingPlan
 
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -230,7 +230,7 @@ def read_plan(path: str) -> ServingPlan:
 
 
 def _write(path: str, text: str) -> None:
-    from cotenant.record.files import atomic_file
+    from cotenant.core.record.files import atomic_file
 
     with atomic_file(path) as file:
         file.write(text)
@@ -239,7 +239,7 @@ def _write(path: str, text: str) -> None:
 def _write_public(problem: Problem, planner: str, tasks: str | None, sim: str | None, device: str | None) -> None:
     import json
 
-    from cotenant import config_glet
+    from cotenant.serving.config import gpulet_files as config_glet
 
     if tasks is not None:
         _write(tasks, config_glet.write_tasks(problem.services))

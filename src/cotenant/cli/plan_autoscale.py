@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from cotenant.cli.plan_notice import PACKING, say_compiling_serving
-from cotenant.config_planning import Problem
-from cotenant.model.errors import InputError
-from cotenant.model.units import counted, parse_seconds
-from cotenant.policy.autoscale import FORECASTS, Autoscaler
-from cotenant.policy.packing.replan import Sizer
-from cotenant.policy.packing.specs import Spec
+from cotenant.core.errors import InputError
+from cotenant.core.units import counted, parse_seconds
+from cotenant.policy.serving.autoscale import FORECASTS, Autoscaler
+from cotenant.policy.serving.packing.replan import Sizer
+from cotenant.policy.serving.packing.specs import Spec
+from cotenant.serving.config.planning import Problem
 
 LEAST_RATE = 0.01  # a service without requests is still planned for, so that it stays reachable
 

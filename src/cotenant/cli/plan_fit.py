@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from cotenant.model.errors import InputError
-from cotenant.model.units import counted
-from cotenant.profile.interference_fit import fit_interference, read_pairs
-from cotenant.profile.latency_files import profile_to_dict, read_profile
-from cotenant.record.files import atomic_file
+from cotenant.core.errors import InputError
+from cotenant.core.record.files import atomic_file
+from cotenant.core.units import counted
+from cotenant.profiles.serving.interference_fit import fit_interference, read_pairs
+from cotenant.profiles.serving.latency_files import profile_to_dict, read_profile
 
 
 def fit(pairs: str | None, profile: str | None, out: str | None, as_json: bool) -> None:

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.cli.plan_notice import PACKING, say_compiling_serving
-from cotenant.config_services import MAX_GPUS
-from cotenant.model.errors import InputError
-from cotenant.model.serving import Service
-from cotenant.policy.packing.planners import Packer
-from cotenant.policy.packing.specs import Spec
-from cotenant.policy.packing.tables import Gpus
-from cotenant.profile.latency_files import load_profile
-from cotenant.record.files import atomic_file, check_writable
-from cotenant.traces.scenarios import PLAN_COLUMNS, generate, plan_rows, read_scenarios, write_scenarios
+from cotenant.core.errors import InputError
+from cotenant.core.record.files import atomic_file, check_writable
+from cotenant.core.serving import Service
+from cotenant.policy.serving.packing.planners import Packer
+from cotenant.policy.serving.packing.specs import Spec
+from cotenant.policy.serving.packing.tables import Gpus
+from cotenant.profiles.serving.latency_files import load_profile
+from cotenant.serving.config.services import MAX_GPUS
+from cotenant.workloads.requests.scenarios import PLAN_COLUMNS, generate, plan_rows, read_scenarios, write_scenarios
 
 REFERENCE_GPU = "RTX2080Ti"
 REPORT_COLUMNS = ("scenario", "outcome", "bound", "gpus_used", "decision_ms", "note")

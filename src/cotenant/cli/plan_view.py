@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cotenant.config_planning import Problem
-from cotenant.model.serving import ServingPlan
-from cotenant.policy.packing.replan import disruption, moves
+from cotenant.core.serving import ServingPlan
+from cotenant.policy.serving.packing.replan import disruption, moves
+from cotenant.serving.config.planning import Problem
 
 
 def content(found: dict[str, Any], problem: Problem, old: ServingPlan | None) -> dict[str, Any]:

@@ -12,13 +12,13 @@ app = typer.Typer(add_completion=False)
 
 def policy_lists() -> dict[str, dict[str, str]]:
     """Kind of policy -> name -> what it does, from the lists that the code itself uses."""
-    from cotenant.policy.allotment import ALLOTMENTS
     from cotenant.policy.colocation import SCHEMES
-    from cotenant.policy.ordering import ORDERINGS
-    from cotenant.policy.packing.specs import PLANNERS
-    from cotenant.policy.partition.decide import POLICIES
-    from cotenant.policy.placement import PLACEMENTS
-    from cotenant.policy.quota import DISCIPLINES
+    from cotenant.policy.jobs.allotment import ALLOTMENTS
+    from cotenant.policy.jobs.ordering import ORDERINGS
+    from cotenant.policy.jobs.placement import PLACEMENTS
+    from cotenant.policy.mig.decide import POLICIES
+    from cotenant.policy.serving.packing.specs import PLANNERS
+    from cotenant.policy.shares import DISCIPLINES
 
     return {
         "ordering": {name: ordering.summary for name, ordering in ORDERINGS.items()},

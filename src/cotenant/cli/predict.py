@@ -24,8 +24,8 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Predict normalised latencies on 7g/4g/3g, and their error where the file has Y. Dummy columns are left out."""
-    from cotenant.model.mig import geometry
-    from cotenant.profile.mps_mig import MpsMigModel, read_measurements, write_predictions
+    from cotenant.core.mig import geometry
+    from cotenant.profiles.mig.mps_mig import MpsMigModel, read_measurements, write_predictions
 
     trained = MpsMigModel.load(model)
     mps, mig = read_measurements(input)

@@ -27,7 +27,7 @@ def channels(
     """Which lines of a 2 MiB page share a slice of the L2 cache, and with it a memory channel."""
     import os
 
-    from cotenant.model.errors import InputError, WorkError
+    from cotenant.core.errors import InputError, WorkError
 
     if gpu == "soft":
         raise InputError("a software GPU has no memory channels: name a real one", field="--gpu")
@@ -54,8 +54,8 @@ def channels(
 
 
 def _uuid(gpu: str) -> str:
-    from cotenant.model.errors import InputError
-    from cotenant.node.gpus import discover
+    from cotenant.core.errors import InputError
+    from cotenant.devices.gpus import discover
 
     try:
         return discover([gpu])[0].uuid
@@ -64,7 +64,7 @@ def _uuid(gpu: str) -> str:
 
 
 def _colouring(seconds: float) -> dict[str, Any]:
-    from cotenant.model.errors import WorkError
+    from cotenant.core.errors import WorkError
 
     try:
         from cotenant.bench import colouring

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cotenant.profile.job_runs import JobRuns
-    from cotenant.profile.optimistic import CpuPoint, DataSet
+    from cotenant.profiles.training.job_runs import JobRuns
+    from cotenant.profiles.training.optimistic import CpuPoint, DataSet
 
 Text = str | None
 
@@ -45,13 +45,13 @@ def job(
 
     The job must train through cotenant.loop, which times its steps and ends it.
     """
-    from cotenant.model.units import parse_seconds
-    from cotenant.profile.job_runs import JobRuns
-    from cotenant.profile.optimistic import profile_table, sweep
+    from cotenant.core.units import parse_seconds
+    from cotenant.profiles.training.job_runs import JobRuns
+    from cotenant.profiles.training.optimistic import profile_table, sweep
 
     least, most = _cores(cpus, gpus, pretend_cores)
     if out is not None:
-        from cotenant.record.files import check_writable
+        from cotenant.core.record.files import check_writable
 
         check_writable(Path(out))
     size = _size(dataset)
@@ -67,7 +67,7 @@ def job(
     content = profile_table(title, points, float(gpus), data, more=_measured(points, data, steps))
     text = json.dumps(content, indent=1)
     if out is not None:
-        from cotenant.record.files import atomic_file
+        from cotenant.core.record.files import atomic_file
 
         with atomic_file(Path(out)) as file:
             file.write(text + "\n")
@@ -75,8 +75,8 @@ def job(
 
 
 def _cores(text: Text, gpus: int, pretend: bool) -> tuple[int, int]:
-    from cotenant.model.errors import InputError
-    from cotenant.profile.job_runs import usable_cores
+    from cotenant.core.errors import InputError
+    from cotenant.profiles.training.job_runs import usable_cores
 
     here = len(usable_cores())
     if text is None:
@@ -99,9 +99,9 @@ def _cores(text: Text, gpus: int, pretend: bool) -> tuple[int, int]:
 
 def _size(dataset: Text) -> int:
     """Bytes of the data set, 0 where none is given."""
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_bytes
-    from cotenant.profile.read_speeds import dataset_bytes
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_bytes
+    from cotenant.profiles.training.read_speeds import dataset_bytes
 
     if dataset is None:
         return 0
@@ -115,7 +115,7 @@ def _size(dataset: Text) -> int:
 
 def _speed(text: str, field: str) -> float | None:
     """10^6 bytes per second as stated; None: to be measured."""
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     if text == "auto":
         return None
@@ -143,9 +143,9 @@ def _told(job_runs: JobRuns, cpus: int, *, quiet: bool) -> float:
 
 
 def _data_set(size: int, dataset: Text, speeds: list[float | None], job_runs: JobRuns) -> DataSet | None:
-    from cotenant.model.errors import InputError
-    from cotenant.profile.optimistic import DataSet
-    from cotenant.profile.read_speeds import memory_mbps, storage_mbps
+    from cotenant.core.errors import InputError
+    from cotenant.profiles.training.optimistic import DataSet
+    from cotenant.profiles.training.read_speeds import memory_mbps, storage_mbps
 
     resident = int(job_runs.raw.get("resident_bytes") or 0)
     if not size:

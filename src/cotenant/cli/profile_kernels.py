@@ -22,9 +22,9 @@ def kernels(
 ) -> None:
     """Time every kernel of an unmodified program by kernel, grid and block: duration, SMs, and what it needs most."""
     from cotenant.bench.kernel_profile import measure, path_of
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_seconds
-    from cotenant.record.files import atomic_file, check_writable
+    from cotenant.core.errors import InputError
+    from cotenant.core.record.files import atomic_file, check_writable
+    from cotenant.core.units import parse_seconds
 
     if path_of(command[0]) is None:
         raise InputError(f"{command[0]}: there is no such program", field="CMD")
@@ -34,7 +34,7 @@ def kernels(
     if out:
         check_writable(out)
     if gpus not in ("soft", "all"):
-        from cotenant.node.gpus import discover
+        from cotenant.devices.gpus import discover
 
         discover([gpus])  # so that a wrong one is said before anything starts
 

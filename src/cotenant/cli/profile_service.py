@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cotenant.serve.profiling import ProfileRun
+    from cotenant.serving.workers.profiling import ProfileRun
 
 
 def service(
@@ -41,9 +41,9 @@ def service(
     from pathlib import Path
 
     from cotenant.cli.progress import jobs_progress
-    from cotenant.profile.latency_files import parse_profile
-    from cotenant.record.files import atomic_file, check_writable
-    from cotenant.serve.profiling import Partial, assemble, measure
+    from cotenant.core.record.files import atomic_file, check_writable
+    from cotenant.profiles.serving.latency_files import parse_profile
+    from cotenant.serving.workers.profiling import Partial, assemble, measure
 
     check_writable(out)
     run = _run_of(model, mechanism, partitions, batches, seconds, against or [], shape or [], backend, gpu, margin)
@@ -70,12 +70,12 @@ def _run_of(
 ) -> ProfileRun:  # fmt: skip
     import math
 
-    from cotenant.config_serving import BACKENDS
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_fraction, parse_seconds
-    from cotenant.serve.load_options import parse_shapes
-    from cotenant.serve.onemodel import find_model
-    from cotenant.serve.profiling import ProfileRun, core_partitions
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_fraction, parse_seconds
+    from cotenant.loadgen.options import parse_shapes
+    from cotenant.serving.config.server import BACKENDS
+    from cotenant.serving.workers.onemodel import find_model
+    from cotenant.serving.workers.profiling import ProfileRun, core_partitions
 
     if mechanism not in ("cores", "mps", "green"):
         raise InputError(f"{mechanism!r} is not cores, mps or green", field="mechanism")
@@ -107,7 +107,7 @@ def _run_of(
 def _gpu_name() -> str:
     import os
 
-    from cotenant.node.gpus import discover
+    from cotenant.devices.gpus import discover
 
     return discover([os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]])[0].name
 
@@ -115,7 +115,7 @@ def _gpu_name() -> str:
 def _earlier(path: Path) -> dict[str, Any] | None:
     import json
 
-    from cotenant.profile.latency_files import profile_to_dict, read_profile
+    from cotenant.profiles.serving.latency_files import profile_to_dict, read_profile
 
     if not path.exists():
         return None

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cotenant.model.cluster import Cluster
-    from cotenant.model.work import Trace
+    from cotenant.core.cluster import Cluster
+    from cotenant.core.work import Trace
 
 Tick = Callable[[int, int], None]
 
@@ -50,7 +50,7 @@ def jobs_progress(what: str, total: int) -> Iterator[Tick]:
 
 def say_inputs(trace: Trace, cluster: Cluster, remarks: list[str]) -> None:
     """What was read, on standard error."""
-    from cotenant.model.units import counted
+    from cotenant.core.units import counted
 
     print(f"{counted(len(trace.jobs), 'job')} of {trace.source} on {cluster.describe()}", file=sys.stderr)
     for reason, rows in trace.left_out.items():

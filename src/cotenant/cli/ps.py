@@ -21,8 +21,8 @@ def ps(
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """List tenants: what each asked for, what it got, its memory, turns and warnings."""
-    from cotenant.node.agent import default_folder
-    from cotenant.node.client import ControlClient
+    from cotenant.agent.daemon import default_folder
+    from cotenant.agent.ipc.client import ControlClient
 
     with ControlClient(folder or default_folder()) as client:
         answer = client.call("mechanisms" if mechanisms else "list")

@@ -20,9 +20,9 @@ def resume(
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """Bring a parked program back. Without room it stays parked, and nothing is lost."""
-    from cotenant.model.units import parse_seconds
-    from cotenant.node.agent import default_folder
-    from cotenant.node.client import ControlClient
+    from cotenant.agent.daemon import default_folder
+    from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.units import parse_seconds
 
     timeout_s = parse_seconds(timeout, "--timeout")
     with ControlClient(folder or default_folder(), timeout_s=timeout_s + 3600) as client:

@@ -55,13 +55,13 @@ def run(
     """Run a CUDA program as a tenant of this node's agent: its share, its memory, its turns. Returns its exit code."""
     import os
 
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
-    from cotenant.node.agent import default_folder
-    from cotenant.node.config import TenantSpec, check_name, check_spec
-    from cotenant.node.config_colocation import check_work, known_kernels
-    from cotenant.node.launcher import Launch
-    from cotenant.node.launcher import run as launch
+    from cotenant.agent.config.colocation import check_work, known_kernels
+    from cotenant.agent.config.files import TenantSpec, check_name, check_spec
+    from cotenant.agent.daemon import default_folder
+    from cotenant.agent.tenants.launcher import Launch
+    from cotenant.agent.tenants.launcher import run as launch
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
 
     which = tuple(gpus.split(",")) if gpus and not _is_count(gpus) else ()
     in_flight_ns = round(parse_seconds(in_flight, "--in-flight") * 1e9) if in_flight else 0

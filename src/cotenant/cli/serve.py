@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cotenant.serve.server import Server
+    from cotenant.serving.server import Server
 
 app = typer.Typer(add_completion=False)
 
@@ -39,9 +39,9 @@ def serve(
     """Plan, start workers, answer requests by the Open Inference Protocol v2 until Ctrl-C or SIGTERM; plan again every
     period, move models without dropping a request, use more or fewer GPUs. Listens on loopback by default."""
     from cotenant.cli.plan import read_plan
-    from cotenant.model.errors import InputError
-    from cotenant.policy.packing.specs import DEFAULT_PLANNER, find_planner
-    from cotenant.record.files import check_writable
+    from cotenant.core.errors import InputError
+    from cotenant.core.record.files import check_writable
+    from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner
 
     require(NEEDED)
     for path in (log, gpus_log):
@@ -49,12 +49,12 @@ def serve(
             check_writable(str(path))
     name = find_planner(planner or DEFAULT_PLANNER).name
     fixed = None if plan is None else read_plan(plan)
-    from cotenant.serve.server import Options, build
+    from cotenant.serving.server import Options, build
 
     doors = _doors(services, http, grpc)
     if doors == (None, None):
         raise InputError("a server needs a door: --http or --grpc", field="http")
-    from cotenant.config_services import read_services, with_scheme
+    from cotenant.serving.config.services import read_services, with_scheme
 
     if address is not None and with_scheme(read_services(services), colocation).colocation is not None:
         raise InputError("co-location needs the workers on this machine, not on a Ray cluster", field="--colocation")
@@ -64,7 +64,7 @@ def serve(
         import importlib
 
         # the one module that imports ray
-        factory = importlib.import_module("cotenant.serve.ray_workers").connect(address, services, profile)
+        factory = importlib.import_module("cotenant.serving.workers.on_ray").connect(address, services, profile)
     server = build(services, options, profile=profile, gpus=gpus, factory=factory, say=_say)
     raise typer.Exit(_run(server, as_json))
 
@@ -73,7 +73,7 @@ def require(modules: tuple[str, ...]) -> None:
     """InputError unless what a server needs beside the base is installed."""
     import importlib.util
 
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     for module in modules:
         try:
@@ -86,8 +86,8 @@ def require(modules: tuple[str, ...]) -> None:
 
 def _doors(services: str, http: str | None, grpc: str | None) -> tuple[str | None, str | None]:
     """Addresses from the options, else the file's `listen`."""
-    from cotenant.config_services import read_services
-    from cotenant.config_serving import read_serving
+    from cotenant.serving.config.server import read_serving
+    from cotenant.serving.config.services import read_services
 
     listen = read_serving(read_services(services)).entry.listen
     given = (http if http is not None else listen.http, grpc if grpc is not None else listen.grpc)
@@ -106,7 +106,7 @@ def _run(server: Server, as_json: bool) -> int:
     import asyncio
     import signal
 
-    from cotenant.serve.server import new_loop
+    from cotenant.serving.server import new_loop
 
     loop = new_loop()
     asyncio.set_event_loop(loop)
@@ -153,7 +153,7 @@ def _ready(server: Server, as_json: bool) -> None:
     import json
     import os
 
-    from cotenant.model.units import format_ms
+    from cotenant.core.units import format_ms
 
     facts: dict[str, Any] = {
         "http": server.http_url or None, "grpc": server.grpc_address or None, "pid": os.getpid()

@@ -26,9 +26,9 @@ def set_share(
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """Change what a tenant was promised. Says from when on it holds."""
-    from cotenant.model.units import format_bytes, parse_bytes, parse_fraction
-    from cotenant.node.agent import default_folder
-    from cotenant.node.client import ControlClient
+    from cotenant.agent.daemon import default_folder
+    from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.units import format_bytes, parse_bytes, parse_fraction
 
     changes: dict[str, Any] = {
         "request": parse_fraction(request, "--request") if request else None,

@@ -10,15 +10,15 @@ import typer
 
 from cotenant.cli.partition_options import PartitionOptions, takes_partition_options
 from cotenant.cli.trace_options import ClusterOptions, takes_cluster_options, takes_trace_options
-from cotenant.traces.options import TraceOptions
+from cotenant.workloads.jobs.options import TraceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cotenant.config import TrainingConfig
-    from cotenant.record.record import Record
-    from cotenant.sim.engine import Outcome
-    from cotenant.sim.partition_run import PartitionOutcome
+    from cotenant.core.record.record import Record
+    from cotenant.sim.jobs.engine import Outcome
+    from cotenant.sim.jobs.options import TrainingConfig
+    from cotenant.sim.mig.run import PartitionOutcome
 
 app = typer.Typer(add_completion=False)
 POLICY = "Policy (see cotenant policies)"
@@ -86,8 +86,8 @@ def simulate(
 
     With SERVICES.yaml first: requests on a serving plan, see cotenant simulate SERVICES.yaml --help.
     """
-    from cotenant.config import training_config
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
+    from cotenant.sim.jobs.options import training_config
 
     if trace is None:
         raise InputError("give a trace, such as --trace philly:jobs.csv", field="trace")
@@ -123,7 +123,7 @@ def simulate(
 
 def check_outputs(out: Path | None, *files: Path | None, holds: str = "run.json") -> None:
     """Find out before the work that results can be written; `holds` is in a folder that may be replaced or added to."""
-    from cotenant.record.files import check_folder, check_writable
+    from cotenant.core.record.files import check_folder, check_writable
 
     for file in files:
         if file is not None:
@@ -143,9 +143,9 @@ def run(
     quiet: bool,
 ) -> tuple[Record, Outcome]:
     """Read, simulate, with progress on a terminal; remarks go to standard error."""
-    from cotenant.profile.tables import load_profiles
-    from cotenant.sim.training import policy_of
-    from cotenant.traces.select import load_trace
+    from cotenant.profiles.training.tables import load_profiles
+    from cotenant.sim.jobs.training import policy_of
+    from cotenant.workloads.jobs.select import load_trace
 
     profiles = load_profiles(config.profiles)
     policy_of(config, profiles)  # a wrong name is found before a long read
@@ -157,7 +157,7 @@ def run(
             f"the trace's times are taken to hold on {cluster.gpu_models[0]}; --trace-gpu MODEL says on which they do"
         )
     from cotenant.cli.progress import jobs_progress, say_compiling, say_inputs
-    from cotenant.sim.training import simulate as simulate_training
+    from cotenant.sim.jobs.training import simulate as simulate_training
 
     def say() -> None:
         if not quiet:
@@ -181,8 +181,8 @@ def finish_up(
     beside: Sequence[Record] = (),
 ) -> None:
     """Summaries and files of a finished run; records `beside` it are compared with it in the table and the page."""
-    from cotenant.metrics.summary import Analysis
-    from cotenant.model.units import counted
+    from cotenant.core.metrics.summary import Analysis
+    from cotenant.core.units import counted
 
     analysis = Analysis(record)
     summary = {**analysis.summary, "engine_s": outcome.engine_s, "seed": record.info.seed, **(extra or {})}
@@ -191,7 +191,7 @@ def finish_up(
     if jct_csv is not None:
         write_jct(record, analysis.jobs.jct_s, jct_csv)
     if html is not None:
-        from cotenant.profile.tables import load_profiles
+        from cotenant.profiles.training.tables import load_profiles
         from cotenant.report.page import write_page
         from cotenant.report.runs import arrange, run_of
 
@@ -223,7 +223,7 @@ def write_jct(record: Record, jct_s: Any, path: Path) -> None:
     """job,jct_s for every job in trace order; empty where the job did not finish."""
     import math
 
-    from cotenant.record.files import atomic_file
+    from cotenant.core.record.files import atomic_file
 
     ids = record.jobs["id"].to_list()
     with atomic_file(path) as file:

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 
 if TYPE_CHECKING:
     from cotenant.cli.partition_options import PartitionOptions
     from cotenant.cli.trace_options import ClusterOptions
-    from cotenant.record.record import Record
-    from cotenant.sim.partition_run import PartitionOutcome
-    from cotenant.traces.options import TraceOptions
+    from cotenant.core.record.record import Record
+    from cotenant.sim.mig.run import PartitionOutcome
+    from cotenant.workloads.jobs.options import TraceOptions
 
 Run = tuple["Record", "PartitionOutcome"]
 SHARED = ("placement", "default_profile")  # options of job policies that partition policies have too
@@ -35,9 +35,9 @@ def run_policy(
 ) -> Run:
     """Read and simulate. `job_options`: the options of job policies that were given; most make no sense here."""
     from cotenant.cli.progress import jobs_progress, say_inputs
-    from cotenant.policy.partition.decide import POLICIES
-    from cotenant.sim.partition_run import cluster_geometry, mig_jobs, named_rules, run_partition
-    from cotenant.traces.select import load_trace
+    from cotenant.policy.mig.decide import POLICIES
+    from cotenant.sim.mig.run import cluster_geometry, mig_jobs, named_rules, run_partition
+    from cotenant.workloads.jobs.select import load_trace
 
     policy = str(partition_options.policy)
     if policy not in POLICIES:
@@ -80,7 +80,7 @@ def run_others(
     job_options: dict[str, Any],
 ) -> list[Run]:
     """The policies that `--against` names on the same input, in memory; static takes its best layout."""
-    from cotenant.policy.partition.decide import POLICIES
+    from cotenant.policy.mig.decide import POLICIES
 
     text = partition_options.against or ""
     names = list(POLICIES) if text == "all" else [n.strip() for n in text.split(",") if n.strip()]
@@ -99,7 +99,7 @@ def run_others(
 
 def ratios(run: Run, others: Sequence[Run]) -> dict[str, dict[str, float]]:
     """Per other policy its mean JCT and what part of it this run's mean JCT is: below 1 this run is better."""
-    from cotenant.metrics.summary import summarise
+    from cotenant.core.metrics.summary import summarise
 
     if not others:
         return {}

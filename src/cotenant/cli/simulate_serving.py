@@ -10,10 +10,10 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cotenant.config_planning import Problem
-    from cotenant.config_services import Deployment
-    from cotenant.model.serving import ServingPlan
-    from cotenant.sim.serving import ServingResult
+    from cotenant.core.serving import ServingPlan
+    from cotenant.serving.config.planning import Problem
+    from cotenant.serving.config.services import Deployment
+    from cotenant.sim.serving.engine import ServingResult
 
 app = typer.Typer(add_completion=False)
 FILES = "Files"
@@ -62,11 +62,11 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Replay requests against a serving plan, with batching and drops: percentiles and SLO attainment per service."""
-    from cotenant.config_planning import build_problem
-    from cotenant.config_services import read_services, with_scheme
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_seconds
-    from cotenant.record.files import check_writable
+    from cotenant.core.errors import InputError
+    from cotenant.core.record.files import check_writable
+    from cotenant.core.units import parse_seconds
+    from cotenant.serving.config.planning import build_problem
+    from cotenant.serving.config.services import read_services, with_scheme
 
     if not 0.0 <= hold <= 1.0:
         raise InputError(f"{hold:g} is not between 0 and 1", field="hold")
@@ -100,7 +100,7 @@ def _plan(path: str | None, problem: Problem, planner: str | None, verify: bool,
 
     if path is not None:
         if path.endswith(".txt"):
-            from cotenant.config_glet import read_modellist
+            from cotenant.serving.config.gpulet_files import read_modellist
 
             return read_modellist(path, problem)
         return read_plan(path)
@@ -115,9 +115,9 @@ def run_scenario(
     changes: list[str], profile: str | None, interference: str, hold: float, as_recorded: bool,
 ) -> ServingResult:  # fmt: skip
     """Simulate what a services file says on a plan. `arrivals` is for services that name none of their own."""
-    from cotenant.config_planning import build_problem, what_if
-    from cotenant.sim.serving import Scenario, run
-    from cotenant.traces.arrivals import parse_arrivals
+    from cotenant.serving.config.planning import build_problem, what_if
+    from cotenant.sim.serving.engine import Scenario, run
+    from cotenant.workloads.requests.arrivals import parse_arrivals
 
     sent = build_problem(what_if(deployment, changes), profile, len(problem.gpus)) if changes else problem
     processes = {"": parse_arrivals(arrivals or "poisson")}
@@ -130,7 +130,7 @@ def run_scenario(
 
 
 def _write_tables(result: ServingResult, requests_csv: str | None, client_csv: str | None) -> None:
-    from cotenant.record.files import atomic_file
+    from cotenant.core.record.files import atomic_file
 
     for path, table in ((requests_csv, result.table), (client_csv, result.client_table)):
         if path is not None:

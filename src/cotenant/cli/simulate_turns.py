@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cotenant.node.config import AgentConfig, TenantSpec
-    from cotenant.sim.token import Load
-    from cotenant.sim.token_moves import Card
+    from cotenant.agent.config.files import AgentConfig, TenantSpec
+    from cotenant.sim.shares.engine import Load
+    from cotenant.sim.shares.moves import Card
 
 app = typer.Typer(add_completion=False)
 MARK = "--agent"
@@ -37,9 +37,9 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Say what each tenant of an agent's file would get of one GPU, by the broker and policy that the agent runs."""
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_seconds
-    from cotenant.node.config import load as read
+    from cotenant.agent.config.files import load as read
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_seconds
 
     seconds = parse_seconds(duration, "--duration")
     if not 0 < seconds <= 86_400:
@@ -60,9 +60,9 @@ def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: 
     kernels ran), `turns`, `longest_wait_s` (for a turn, come or not), `moves` and `moved_bytes` (both ways).
     `moving_share` is the part of the time that went to moves. Errors: InputError where a tenant does not fit the card.
     """
-    from cotenant.model.errors import InputError
-    from cotenant.sim.token import TokenEngine
-    from cotenant.sim.token_moves import MovingTokenEngine
+    from cotenant.core.errors import InputError
+    from cotenant.sim.shares.engine import TokenEngine
+    from cotenant.sim.shares.moves import MovingTokenEngine
 
     end_ns = int(seconds * 1e9)
     engine = TokenEngine(loads, config.quota) if card is None else MovingTokenEngine(loads, config.quota, card)
@@ -91,7 +91,7 @@ def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: 
 
 
 def _gated(config: AgentConfig, source: str) -> list[TenantSpec]:
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     if not config.tenants:
         raise InputError("the file names no tenants", file=source, field="tenants")
@@ -109,9 +109,9 @@ def _gated(config: AgentConfig, source: str) -> list[TenantSpec]:
 
 
 def _loads(specs: list[TenantSpec], given: list[str], config: AgentConfig) -> list[Load]:
-    from cotenant.model.errors import InputError
-    from cotenant.policy.quota import Share
-    from cotenant.sim.token import Load
+    from cotenant.core.errors import InputError
+    from cotenant.policy.shares import Share
+    from cotenant.sim.shares.engine import Load
 
     said: dict[str, dict[str, Any]] = {}
     for text in given:
@@ -138,8 +138,8 @@ def _loads(specs: list[TenantSpec], given: list[str], config: AgentConfig) -> li
 
 
 def _time_ns(text: str, load: str) -> int:
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_seconds
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_seconds
 
     if not text:
         raise InputError(f"{load!r} is not NAME=KERNEL[:BUSY/PAUSE], as train=2ms:30ms/70ms", field="--load")
@@ -151,10 +151,10 @@ def _time_ns(text: str, load: str) -> int:
 
 def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> Card | None:
     """Who may leave the card moves; what the others hold is no room for anybody."""
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import format_bytes, parse_bytes
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import format_bytes, parse_bytes
     from cotenant.policy.residency import ResidencySettings
-    from cotenant.sim.token_moves import Card
+    from cotenant.sim.shares.moves import Card
 
     if memory is None:
         return None
@@ -173,7 +173,7 @@ def _show(answer: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from cotenant.model.units import format_seconds
+    from cotenant.core.units import format_seconds
 
     moved = any(row["moves"] for row in answer["tenants"])
     table = Table()

@@ -20,8 +20,8 @@ def prolog(folder: Folder = None) -> None:
     """As Prolog= of slurm.conf: hold the job's share on this node's agent. Does nothing for jobs that ask for none."""
     import os
 
-    from cotenant.node.agent import default_folder
-    from cotenant.node.slurm import start
+    from cotenant.agent.daemon import default_folder
+    from cotenant.agent.owners.slurm import start
 
     said = start(os.environ, folder or default_folder())
     if said:
@@ -33,8 +33,8 @@ def task_prolog(folder: Folder = None) -> None:
     """As TaskProlog= of slurm.conf: print what the job's tasks are started with."""
     import os
 
-    from cotenant.node.agent import default_folder
-    from cotenant.node.slurm import task_lines
+    from cotenant.agent.daemon import default_folder
+    from cotenant.agent.owners.slurm import task_lines
 
     for line in task_lines(os.environ, folder or default_folder()):
         print(line)
@@ -45,7 +45,7 @@ def epilog(folder: Folder = None) -> None:
     """As Epilog= of slurm.conf: the job's share is free again. Does nothing for jobs without one."""
     import os
 
-    from cotenant.node.agent import default_folder
-    from cotenant.node.slurm import end
+    from cotenant.agent.daemon import default_folder
+    from cotenant.agent.owners.slurm import end
 
     end(os.environ, folder or default_folder())

@@ -19,10 +19,10 @@ def stop(
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """Stop a tenant: SIGTERM to its program and processes, SIGKILL to what is left after the grace time."""
-    from cotenant.model.errors import WorkError
-    from cotenant.model.units import parse_seconds
-    from cotenant.node.agent import default_folder
-    from cotenant.node.client import ControlClient
+    from cotenant.agent.daemon import default_folder
+    from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.errors import WorkError
+    from cotenant.core.units import parse_seconds
 
     grace_s = parse_seconds(grace, "--grace")
     with ControlClient(folder or default_folder(), timeout_s=grace_s + 30) as client:

@@ -40,9 +40,9 @@ def submit(
     """Submit a job: `cotenant submit job.yaml`, or `cotenant submit --gpus 1 -- python train.py`. Prints its id."""
     import json
 
+    from cotenant.core.errors import InputError
     from cotenant.fleet.client import FleetClient, default_folder
     from cotenant.fleet.jobs import job_from_values, read_job_file
-    from cotenant.model.errors import InputError
 
     words = list(what or ())
     options = {
@@ -72,7 +72,7 @@ def submit(
 
 
 def _environment(pairs: list[str] | None) -> dict[str, str] | None:
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     if not pairs:
         return None

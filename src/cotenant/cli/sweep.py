@@ -25,12 +25,12 @@ def sweep(
     """Run every combination of a sweep file on all cores; interrupted, the next call goes on where it stopped."""
     from cotenant.cli.progress import jobs_progress, say_compiling
     from cotenant.cli.simulate import check_outputs
-    from cotenant.profile.tables import load_profiles
-    from cotenant.record.reader import read_record
+    from cotenant.core.record.reader import read_record
+    from cotenant.profiles.training.tables import load_profiles
     from cotenant.report.page import write_page
     from cotenant.report.runs import arrange, moves_note, run_of
-    from cotenant.sim.sweep import run_sweep
-    from cotenant.sim.sweep_file import read_sweep
+    from cotenant.sim.jobs.sweep import run_sweep
+    from cotenant.sim.jobs.sweep_file import read_sweep
 
     plan = read_sweep(file, changes or ())
     page = html or out / "report.html"

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from cotenant.model.units import format_bytes, format_seconds
+from cotenant.core.units import format_bytes, format_seconds
 from cotenant.report.fitting import fit
 
 BAR = 16

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 
 TokenFile = Annotated[Path | None, typer.Option("--token", metavar="FILE", help="File with the bearer token to show.")]
 

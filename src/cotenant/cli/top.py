@@ -32,10 +32,10 @@ def top(
     token: TokenFile = None,
 ) -> None:
     """Show tenants live: share asked and got, memory, turns, waiting time. Keys: q, and n g m w a to sort."""
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_seconds
-    from cotenant.node.agent import default_folder
-    from cotenant.node.client import ControlClient
+    from cotenant.agent.daemon import default_folder
+    from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_seconds
 
     period_s = parse_seconds(every, "--every")
     if period_s < 0.05:
@@ -71,7 +71,7 @@ def screen(
     from rich.text import Text
 
     from cotenant.cli.tenant_table import CLASSES, tenant_table
-    from cotenant.model.units import format_bytes, format_seconds
+    from cotenant.core.units import format_bytes, format_seconds
 
     agent = answer["agent"]
     classes = any(tenant.get("class") in CLASSES for tenant in answer["tenants"])
@@ -119,8 +119,8 @@ def _live(folder: Path, period_s: float) -> None:
 
     from rich.live import Live
 
-    from cotenant.model.errors import WorkError
-    from cotenant.node.client import ControlClient
+    from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.errors import WorkError
 
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal) if os.isatty(terminal) else None

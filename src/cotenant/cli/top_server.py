@@ -27,7 +27,7 @@ def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool
         return
     from rich.live import Live
 
-    from cotenant.model.errors import WorkError
+    from cotenant.core.errors import WorkError
 
     before: dict[str, Any] | None = None
     lost = ""
@@ -42,7 +42,7 @@ def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool
 
 
 def _address(url: str, token: str | None) -> tuple[str, dict[str, str]]:
-    from cotenant.model.errors import InputError
+    from cotenant.core.errors import InputError
 
     base = (url if "//" in url else f"http://{url}").rstrip("/")
     if not base.startswith(("http://", "https://")):
@@ -55,7 +55,7 @@ def _ask(base: str, headers: dict[str, str]) -> dict[str, Any]:
     import urllib.error
     import urllib.request
 
-    from cotenant.model.errors import WorkError
+    from cotenant.core.errors import WorkError
 
     request = urllib.request.Request(base + "/cotenant/status", headers=headers)
     try:
@@ -76,7 +76,7 @@ def screen(status: dict[str, Any], base: str, before: dict[str, Any] | None = No
     from rich.table import Table
     from rich.text import Text
 
-    from cotenant.model.units import format_ms, format_seconds
+    from cotenant.core.units import format_ms, format_seconds
 
     head = Text.assemble(
         ("cotenant top", "bold"), f"   {base}, up {format_seconds(status['uptime_s'])}   {status['gpus_in_use']} of"

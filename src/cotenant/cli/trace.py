@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.cli.trace_options import ClusterOptions, takes_cluster_options, takes_trace_options
-from cotenant.traces.options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
+from cotenant.workloads.jobs.options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
 
 if TYPE_CHECKING:
-    from cotenant.model.work import Trace
+    from cotenant.core.work import Trace
 
 app = typer.Typer(no_args_is_help=True, help="Inspect, convert and generate traces.")
 
@@ -25,8 +25,8 @@ Text = str | None
 def _load(spec: str, options: TraceOptions) -> tuple[Trace, dict[str, float]]:
     """The trace and the iteration times of the shipped profiles. Models are given out only where the split is asked
     for: looking at a trace must not invent any."""
-    from cotenant.profile.tables import load_profiles
-    from cotenant.traces.select import load_trace
+    from cotenant.profiles.training.tables import load_profiles
+    from cotenant.workloads.jobs.select import load_trace
 
     profiles = load_profiles()
     classes = profiles.classes if options.split else None
@@ -42,7 +42,7 @@ def _print_json(content: dict[str, Any]) -> None:
 @takes_trace_options
 def inspect(spec: Spec, as_json: Json = False, *, trace_options: TraceOptions) -> None:
     """What a trace holds: rows kept and left out, span, GPU counts, durations, models, tenants."""
-    from cotenant.traces.summary import summarise
+    from cotenant.workloads.jobs.summary import summarise
 
     trace, iteration_s = _load(spec, trace_options)
     summary = summarise(trace, iteration_s)
@@ -58,7 +58,7 @@ def inspect(spec: Spec, as_json: Json = False, *, trace_options: TraceOptions) -
 @takes_trace_options
 def convert(spec: Spec, out: Out, as_json: Json = False, *, trace_options: TraceOptions) -> None:
     """Write any trace in the native format, after the filters and replacements asked for."""
-    from cotenant.traces.write import check_native_name, write_native
+    from cotenant.workloads.jobs.write import check_native_name, write_native
 
     check_native_name(out)
     found: list[Trace] = []
@@ -118,12 +118,12 @@ def generate(
     cluster_options: ClusterOptions,
 ) -> None:
     """Draw a synthetic trace from a seed and write it in the native format."""
-    from cotenant.model.errors import InputError
-    from cotenant.model.units import parse_fraction, parse_rate_per_s, parse_seconds
-    from cotenant.profile.tables import load_profiles
-    from cotenant.traces.generate import Generated, Workload
-    from cotenant.traces.generate import generate as draw
-    from cotenant.traces.write import check_native_name, write_native
+    from cotenant.core.errors import InputError
+    from cotenant.core.units import parse_fraction, parse_rate_per_s, parse_seconds
+    from cotenant.profiles.training.tables import load_profiles
+    from cotenant.workloads.jobs.generate import Generated, Workload
+    from cotenant.workloads.jobs.generate import generate as draw
+    from cotenant.workloads.jobs.write import check_native_name, write_native
 
     if out is not None:
         check_native_name(out)
@@ -160,7 +160,7 @@ def generate(
         return made[0].trace.jobs
 
     if out is None:
-        from cotenant.traces.write import native_frame
+        from cotenant.workloads.jobs.write import native_frame
 
         sys.stdout.write(native_frame(make()).write_csv())
         return

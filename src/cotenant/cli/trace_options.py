@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.model.errors import InputError
-from cotenant.model.units import parse_rate_per_s, parse_seconds
-from cotenant.traces.options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
+from cotenant.core.errors import InputError
+from cotenant.core.units import parse_rate_per_s, parse_seconds
+from cotenant.workloads.jobs.options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
 
 if TYPE_CHECKING:
-    from cotenant.model.cluster import Cluster
+    from cotenant.core.cluster import Cluster
 
 TRACE_PANEL = "Trace: what is kept, scaled and drawn anew"
 CLUSTER_PANEL = "Cluster"
@@ -124,7 +124,7 @@ class ClusterOptions:
 
     def parse(self, remarks: list[str] | None = None, *, default: str | None = None) -> Cluster:
         """The cluster; `default` serves where --cluster is absent. Sentences for the user go to `remarks`."""
-        from cotenant.traces.cluster_files import parse_cluster
+        from cotenant.workloads.clusters.forms import parse_cluster
 
         spec = self.cluster or default
         if spec is None:

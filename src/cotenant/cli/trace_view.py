@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cotenant.model.units import counted, format_seconds
+from cotenant.core.units import counted, format_seconds
 
 MOST = 12  # rows of a distribution before the rest is summed up
 

@@ -6,8 +6,8 @@ import os
 import socket
 from pathlib import Path
 
-from cotenant.model.errors import WorkError
-from cotenant.node.client import LineClient
+from cotenant.agent.ipc.client import LineClient
+from cotenant.core.errors import WorkError
 
 
 def default_folder() -> Path:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cotenant.model.errors import InputError
-from cotenant.model.units import parse_bytes, parse_fraction, parse_seconds
-from cotenant.node.config import parse_yaml, read_text
+from cotenant.agent.config.files import parse_yaml, read_text
+from cotenant.core.errors import InputError
+from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 SLICE = re.compile(r"^([1-7])g(\.\d+gb)?(\+me)?$")

@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.config import TrainingConfig
+from cotenant.core.cluster import Cluster
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.events import Kind
+from cotenant.core.metrics.summary import Analysis
+from cotenant.core.record.record import Record
+from cotenant.core.work import Floats, Jobs, Trace
+from cotenant.fleet.controller.planners import cluster_of
 from cotenant.fleet.jobs import JobSpec
-from cotenant.fleet.planners import cluster_of
 from cotenant.fleet.session import Fleet, FleetOptions, node_specs
-from cotenant.metrics.summary import Analysis
-from cotenant.model.cluster import Cluster
-from cotenant.model.errors import InputError, WorkError
-from cotenant.model.events import Kind
-from cotenant.model.work import Floats, Jobs, Trace
-from cotenant.policy.choice import JobPolicy
-from cotenant.policy.demand import build_workload
-from cotenant.profile.job_runs import JobRuns
-from cotenant.profile.optimistic import CpuPoint, sweep
-from cotenant.profile.tables import ModelProfile, Profiles, load_profiles
-from cotenant.record.record import Record
-from cotenant.sim.training import simulate
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.policy.jobs.demand import build_workload
+from cotenant.profiles.training.job_runs import JobRuns
+from cotenant.profiles.training.optimistic import CpuPoint, sweep
+from cotenant.profiles.training.tables import ModelProfile, Profiles, load_profiles
+from cotenant.sim.jobs.options import TrainingConfig
+from cotenant.sim.jobs.training import simulate
 from cotenant.training.timed import steps_per_iteration
 
 PATIENCE = 5.0  # a run that takes this many times as long as simulated has failed
@@ -298,7 +298,7 @@ def timed_command(
     """The pretend job of a model."""
     from importlib import resources
 
-    shipped = resources.files("cotenant.profile").joinpath("data/synergy.json")
+    shipped = resources.files("cotenant.profiles").joinpath("data/synergy.json")
     return (
         sys.executable, "-m", "cotenant.training.timed", "--profile", options.profile or str(shipped), "--model", model,
         "--iterations", f"{iterations:.0f}", "--time-scale", repr(options.time_scale),

@@ -11,25 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cotenant.fleet import answers
-from cotenant.fleet.controller import Controller, ControllerOptions
-from cotenant.fleet.executor import Executor
-from cotenant.fleet.inventory import agent_node, nodes_of_cluster, this_machine
+from cotenant.core.cluster import Cluster
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.gpus import find_gpu
+from cotenant.fleet.controller import answers
+from cotenant.fleet.controller.controller import Controller, ControllerOptions
+from cotenant.fleet.controller.planners import JobPlanner, Planner
+from cotenant.fleet.controller.profiles import ProfileBook
+from cotenant.fleet.controller.server import Door
+from cotenant.fleet.executors.base import Executor
 from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.noderuntime.inventory import agent_node, nodes_of_cluster, this_machine
 from cotenant.fleet.nodes import NodeSpec, pretend_nodes
-from cotenant.fleet.planners import JobPlanner, Planner
-from cotenant.fleet.profiles import ProfileBook
-from cotenant.fleet.server import Door
 from cotenant.fleet.store import FleetLock
-from cotenant.model.cluster import Cluster
-from cotenant.model.errors import InputError, WorkError
-from cotenant.model.gpus import find_gpu
-from cotenant.policy.choice import JobPolicy
-from cotenant.profile.tables import Profiles, load_profiles
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.profiles.training.tables import Profiles, load_profiles
 
 if TYPE_CHECKING:  # a machine of GPUs alone runs a fleet without it
-    from cotenant.fleet.live import LivePort
-    from cotenant.record.record import Record
+    from cotenant.core.record.record import Record
+    from cotenant.fleet.controller.live import LivePort
 
 PER_GPU_CPUS = 3.0
 PER_GPU_MEMORY = 62_500_000_000
@@ -94,11 +94,11 @@ def node_specs(options: FleetOptions) -> tuple[NodeSpec, ...]:
 def make_executor(options: FleetOptions) -> Executor:
     """The executor that the options name."""
     if options.executor == "local":
-        from cotenant.fleet.local import LocalExecutor
+        from cotenant.fleet.executors.local import LocalExecutor
 
         return LocalExecutor(options.folder, node_specs(options))
     if options.executor == "ray":
-        from cotenant.fleet.ray_executor import RayExecutor
+        from cotenant.fleet.executors.on_ray import RayExecutor
 
         nodes = None if options.gpu == "machines" else node_specs(options)
         return RayExecutor(options.folder, nodes, options.address)
@@ -169,7 +169,7 @@ class Fleet:
             raise WorkError(str(self._error))
         self.door = Door(self.controller, port=self.options.port)
         if self.options.http is not None:
-            from cotenant.fleet.live import LivePort
+            from cotenant.fleet.controller.live import LivePort
 
             try:
                 self.live = LivePort(self.controller, self.options.http, self.options.http_token)
@@ -264,6 +264,6 @@ class Fleet:
 
     def record(self, out: Path | None = None) -> Record:
         """What happened so far, as simulated runs are recorded."""
-        from cotenant.fleet.recording import record_of
+        from cotenant.fleet.controller.recording import record_of
 
         return record_of(self.options.folder, out, self.profiles)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import names
 from cotenant.kube.api import ApiError, KubeApi
 from cotenant.kube.binding import (
@@ -30,7 +31,6 @@ from cotenant.kube.events import PodEvents
 from cotenant.kube.messages import POD_RESOURCES, caller, devices_of, open_channel, pod_resources
 from cotenant.kube.plugin import Desk, said
 from cotenant.kube.shares import shares_of
-from cotenant.model.errors import InputError, WorkError
 
 LIST_EVERY_S = 5.0  # pods are listed at least so often: a process of a pod waits 8 s for the news of it
 MISSED_BEFORE_GONE = 10  # rounds without the pod, when the API server cannot say whether it has ended

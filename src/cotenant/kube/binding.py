@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cotenant.core.errors import InputError
 from cotenant.kube import names
 from cotenant.kube.mutate import preload
 from cotenant.kube.shares import ContainerShare, containers_of, owner_of, percent, shares_of
 from cotenant.kube.units import gpu_of
-from cotenant.model.errors import InputError
 
 MOST_NAME = 63  # of a tenant
 Devices = Mapping[str, Mapping[str, list[str]]]  # container -> resource -> ids

@@ -6,10 +6,10 @@ import base64
 import binascii
 from dataclasses import dataclass
 
+from cotenant.core.errors import WorkError
 from cotenant.kube import certificates
 from cotenant.kube.api import ApiError, KubeApi
 from cotenant.kube.certificates import Certificates
-from cotenant.model.errors import WorkError
 
 MOST_TRIES = 20
 RENEW_S = 60.0  # how often the Secret and the configuration are looked at

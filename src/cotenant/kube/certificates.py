@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 RENEW_BEFORE_DAYS = 30

@@ -15,12 +15,12 @@ from typing import Any
 
 import grpc
 
+from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import dra, names
 from cotenant.kube.api import KubeApi
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.messages import DRA_PLUGINS, PLUGIN_REGISTRATION, handler, registration
 from cotenant.kube.shares import shares_of
-from cotenant.model.errors import InputError, WorkError
 
 CDI_KIND = "nvidia.com/gpu"
 SOCKET = "plugin.sock"

@@ -11,11 +11,11 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from cotenant.core.errors import InputError
 from cotenant.kube import names
 from cotenant.kube.quantity import parse_quantity
 from cotenant.kube.shares import ContainerShare, Pod, percent, shares_of
 from cotenant.kube.units import NodeGpu
-from cotenant.model.errors import InputError
 
 Thing = dict[str, Any]
 DRIVER = f"gpu.{names.DOMAIN}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from cotenant.model.errors import WorkError
-from cotenant.node.holders import Place, place_of
+from cotenant.agent.owners.holders import Place, place_of
+from cotenant.core.errors import WorkError
 
 GpuProcesses = Mapping[str, Iterable[int]]  # GPU's UUID -> process numbers on the host
 
@@ -44,7 +44,7 @@ def nvml_processes(uuids: Iterable[str]) -> GpuProcesses:
     """Who uses these GPUs, as NVML says; nobody without NVML."""
     wanted = set(uuids)
     try:
-        from cotenant.node.nvml import Nvml
+        from cotenant.devices.nvml import Nvml
 
         with Nvml() as nvml:
             return {device.uuid: list(nvml.processes(device)) for device in nvml.devices() if device.uuid in wanted}

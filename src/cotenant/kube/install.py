@@ -7,8 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
+from cotenant.core.errors import InputError
 from cotenant.kube import names
-from cotenant.model.errors import InputError
 
 
 def install(target: Path) -> Path:

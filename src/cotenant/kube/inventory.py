@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import names
 from cotenant.kube.units import MigSlice, NodeGpu, devices
-from cotenant.model.errors import InputError, WorkError
 
 Faults = Mapping[str, str]  # UUID -> why it cannot be used
 
@@ -101,7 +101,7 @@ def nvml_faults(rows: Iterable[Mapping[str, Any]]) -> Faults:
     if not wanted:
         return {}
     try:
-        from cotenant.node.nvml import Nvml
+        from cotenant.devices.nvml import Nvml
 
         nvml = Nvml()
     except ImportError:
@@ -116,8 +116,8 @@ def nvml_faults(rows: Iterable[Mapping[str, Any]]) -> Faults:
 def mig_slices() -> list[MigSlice]:
     """MIG instances that exist now; none without NVML."""
     try:
-        from cotenant.node import mig
-        from cotenant.node.nvml import Nvml
+        from cotenant.devices import mig
+        from cotenant.devices.nvml import Nvml
 
         with Nvml() as nvml:
             table = mig.export(nvml)

@@ -6,8 +6,9 @@ import http.server
 import threading
 from collections import Counter
 
-from cotenant.live.exposition import CONTENT_TYPE, Exposition, Histogram
-from cotenant.metrics.live_kube import (
+from cotenant.core.errors import WorkError
+from cotenant.observability.exposition import CONTENT_TYPE, Exposition, Histogram
+from cotenant.observability.metrics_kube import (
     ALLOCATIONS,
     BOUND,
     DEVICES,
@@ -19,7 +20,6 @@ from cotenant.metrics.live_kube import (
     REVIEWS,
     UNBOUND,
 )
-from cotenant.model.errors import WorkError
 
 OUTCOMES = ("injected", "unchanged", "denied", "failed", "rejected")
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cotenant.agent.owners.holders import container_token
+from cotenant.core.errors import InputError
 from cotenant.kube import names
 from cotenant.kube.shares import ContainerShare, Pod, owner_of, shares_of
-from cotenant.model.errors import InputError
-from cotenant.node.holders import container_token
 
 Operation = dict[str, Any]
 OWN_VARIABLES = ("COTENANT_SOCKET", "COTENANT_TOKEN", "COTENANT_DRIVER", "COTENANT_NVML")

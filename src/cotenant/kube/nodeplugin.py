@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import names
 from cotenant.kube.api import KubeApi
 from cotenant.kube.binder import LIST_EVERY_S, Binder
@@ -17,8 +19,6 @@ from cotenant.kube.escapes import EscapeWatch, GpuProcesses, nvml_processes
 from cotenant.kube.inventory import FaultSource, check_whole, gpus_of, mig_slices, nvml_faults
 from cotenant.kube.plugin import KUBELET_SOCKET, Desk, ResourcePlugin
 from cotenant.kube.units import MigSlice
-from cotenant.model.errors import InputError, WorkError
-from cotenant.node.client import ControlClient
 
 ROUND_S = 1.0
 HEALTH_EVERY_S = 5.0

@@ -15,11 +15,11 @@ from typing import Any
 
 import grpc
 
+from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import names, units
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.messages import DEVICE_PLUGIN, REGISTRATION, caller, device_plugin, handler, open_channel
 from cotenant.kube.metrics import PluginMetrics
-from cotenant.model.errors import InputError, WorkError
 
 API = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"

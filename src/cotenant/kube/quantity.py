@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 
 _QUANTITY = re.compile(
     r"^([+-]?)([0-9]{1,30}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:([eE][+-]?[0-9]{1,2})|([A-Za-z]{0,3}))$"

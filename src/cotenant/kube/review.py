@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
+from cotenant.core.errors import InputError
 from cotenant.kube import names
 from cotenant.kube.mutate import Injection, mutate
 from cotenant.kube.shares import annotations_of, containers_of, shares_of
-from cotenant.model.errors import InputError
 
 API_VERSION = "admission.k8s.io/v1"
 MAX_BODY_BYTES = 8 << 20  # the API server's own objects stay under 3 MiB

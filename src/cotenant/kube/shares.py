@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from cotenant.core.errors import InputError
 from cotenant.kube import names
 from cotenant.kube.quantity import parse_count, parse_memory, parse_quantity, parse_share
-from cotenant.model.errors import InputError
 
 Pod = Mapping[str, Any]
 YES, NO = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")

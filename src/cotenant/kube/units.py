@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cotenant.core.errors import InputError
 from cotenant.kube import names
-from cotenant.model.errors import InputError
 
 MODES = ("shared", "whole")
 SEPARATOR = "::"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cotenant.core.errors import InputError
+from cotenant.core.yamlfile import parse_value, read_yaml
 from cotenant.kube import names
-from cotenant.model.errors import InputError
-from cotenant.model.yamlfile import parse_value, read_yaml
 
 GPU_NODES = {"nvidia.com/gpu.present": "true"}
 GPU_TAINT = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]

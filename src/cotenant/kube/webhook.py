@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import certificates
 from cotenant.kube.metrics import WebhookMetrics
 from cotenant.kube.review import MAX_BODY_BYTES, Answer, WebhookSettings, answer, refuse
-from cotenant.model.errors import InputError, WorkError
 
 LOOK_S = 1.0  # how often the files of the certificates are looked at
 

@@ -17,7 +17,7 @@ import numba
 import platformdirs
 
 # beside every file that says "njit" or "compiled": constants that numba freezes into code
-_CONSTANTS = ("policy/arrays.py", "sim/state.py")
+_CONSTANTS = ("policy/jobs/arrays.py", "sim/jobs/state.py")
 FORGET_AFTER_S = 30 * 86400  # code of versions that nobody has used for a month
 
 
@@ -30,7 +30,7 @@ def source_hash() -> str:
             source = file.read_bytes()
             if b"njit" in source or b"policy.compiled" in source or file.relative_to(package).as_posix() in _CONSTANTS:
                 digest.update(source)
-    digest.update((package / "model/events.py").read_bytes())
+    digest.update((package / "core/events.py").read_bytes())
     return digest.hexdigest()[:16]
 
 

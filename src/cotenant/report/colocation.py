@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from cotenant.record.files import atomic_file
+from cotenant.core.record.files import atomic_file
 
 Rows = dict[str, dict[str, dict[str, Any]]]  # scheme -> BE load -> figures
 COLUMNS = (
@@ -99,7 +99,7 @@ def notes(rows: Rows) -> list[str]:
         said.append(f"LS alone: {ranges}.")
     counts = [int(row["requests"]) for row in every if "requests" in row]
     if counts:
-        from cotenant.metrics.attainment import requests_to_tell
+        from cotenant.core.metrics.attainment import requests_to_tell
 
         need, least = requests_to_tell(), min(counts)
         rough = f" A p99 of {least} requests is rough." if least < ROUGH_REQUESTS else ""

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.metrics.summary import Analysis
-from cotenant.model.errors import InputError
-from cotenant.model.events import Kind, Reason
-from cotenant.record.record import Record
+from cotenant.core.errors import InputError
+from cotenant.core.events import Kind, Reason
+from cotenant.core.metrics.summary import Analysis
+from cotenant.core.record.record import Record
 from cotenant.report.story import Happening, Step, tell
 from cotenant.report.text import clock_text, join_words, metric_text, plural, ratio_text, time_text
 

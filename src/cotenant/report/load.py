@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.record.files import atomic_file
+from cotenant.core.record.files import atomic_file
+from cotenant.loadgen.loop import LATE, OK
+from cotenant.loadgen.result import LoadResult
 from cotenant.report.page import _plotly, _script_json
 from cotenant.report.serving import POINTS, WINDOWS, _table, in_time
-from cotenant.serve.load_loop import LATE, OK
-from cotenant.serve.load_result import LoadResult
 
 
 def write_page(path: str | Path, result: LoadResult, title: str = "Load test") -> None:

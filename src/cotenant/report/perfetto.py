@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.metrics.timeline import HOLDING
-from cotenant.model.errors import InputError
-from cotenant.record.files import atomic_file
-from cotenant.record.record import Placements, Record
+from cotenant.core.errors import InputError
+from cotenant.core.metrics.timeline import HOLDING
+from cotenant.core.record.files import atomic_file
+from cotenant.core.record.record import Placements, Record
 
 CLUSTER_PID = 1  # nodes follow: node n is process n + 2
 _WHOLE = 0.999  # shares below are parts of a GPU

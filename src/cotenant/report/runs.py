@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.metrics.cluster import Series
-from cotenant.metrics.registry import SPREAD_METRICS
-from cotenant.metrics.summary import Analysis, breakdown
-from cotenant.record.record import Record
-from cotenant.record.schema import RunInfo
+from cotenant.core.metrics.cluster import Series
+from cotenant.core.metrics.registry import SPREAD_METRICS
+from cotenant.core.metrics.summary import Analysis, breakdown
+from cotenant.core.record.record import Record
+from cotenant.core.record.schema import RunInfo
 
 MOST_GROUPS = 12  # of a breakdown; the rest, the rarest, are left out
 Floats = NDArray[np.float64]

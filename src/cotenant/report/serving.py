@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.record.files import atomic_file
+from cotenant.core.record.files import atomic_file
 from cotenant.report.page import _plotly, _script_json
-from cotenant.sim.serving import ServingResult
+from cotenant.sim.serving.engine import ServingResult
 
 WINDOWS = 60
 POINTS = 200

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cotenant.metrics.timeline import HOLDING
-from cotenant.model.events import Kind, Reason
+from cotenant.core.events import Kind, Reason
+from cotenant.core.metrics.timeline import HOLDING
 from cotenant.report.text import clock_text, figures, join_words, plural, time_text
 
 MOVES_TOLD = 2  # of one stretch; more are drawn together

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cotenant.metrics.registry import METRICS, Metric, lookup
+from cotenant.core.metrics.registry import METRICS, Metric, lookup
 from cotenant.report.text import column_texts
 
 if TYPE_CHECKING:

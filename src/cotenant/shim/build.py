@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 from cotenant.shim.elf import defined_symbols
 from cotenant.shim.stubs import stub_assembly
 

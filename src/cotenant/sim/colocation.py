@@ -1,7 +1,7 @@
 """Token engine for kernels: LS requests beside a BE program on one GPU in virtual time, under any co-location scheme.
 
 BE launches go through the very rule that the shim obeys (policy/colocation/gate.py); what kernels do to each other is
-the software GPU's table (profile/contention.py). Deterministic for given arrivals; times in nanoseconds.
+the software GPU's table (profiles/kernels/contention.py). Deterministic for given arrivals; times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from cotenant.policy.colocation import ColocationSettings, GateState, Scheme, WorkClass, ended, may_go, went
 from cotenant.policy.colocation.gate import REST_NS, Rule, RuleKind, rested_at_ns
-from cotenant.profile.contention import Contention, rates, read_table
-from cotenant.profile.kernels import KernelWork
+from cotenant.profiles.kernels.contention import Contention, rates, read_table
+from cotenant.profiles.kernels.profile import KernelWork
 
 QUEUE_AHEAD = 64  # kernels a BE program without a gate has queued
 EPSILON_NS = 0.5

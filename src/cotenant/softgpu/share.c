@@ -1,5 +1,5 @@
 /* Kernels of several processes at once, as under MPS: a process that has CUDA_MPS_ACTIVE_THREAD_PERCENTAGE runs beside the
- * others that have it.  profile/contention.py has the same model for kernels one by one; a schedule that is made when work
+ * others that have it.  profiles/kernels/contention.py has the same model for kernels one by one; a schedule that is made when work
  * is queued sees the others as they are then.
  *
  * Each process has a time line of its own.  A unit of work (a kernel, or the kernels of a graph) is stretched by what the

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cotenant.model.errors import WorkError
+from cotenant.core.errors import WorkError
 from cotenant.training.contract import read_json
 
 MANIFEST = "manifest.json"

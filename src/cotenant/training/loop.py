@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from cotenant.model.errors import InputError, WorkError
+from cotenant.core.errors import InputError, WorkError
 from cotenant.training import randomness
 from cotenant.training.checkpoint import CheckpointStore, FencedError
 from cotenant.training.contract import (

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 from cotenant.training.randomness import Stream, derive
 
 

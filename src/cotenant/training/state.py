@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cotenant.model.errors import InputError, WorkError
+from cotenant.core.errors import InputError, WorkError
 
 
 @dataclass(frozen=True)

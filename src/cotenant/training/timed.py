@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cotenant.model.errors import InputError, WorkError
+from cotenant.core.errors import InputError, WorkError
 from cotenant.training.contract import GPUS_ENV, Lease
 from cotenant.training.loop import loop
 
@@ -28,7 +28,7 @@ BEHIND_S = 0.25  # a pretend GPU computes on while the machine is busy elsewhere
 
 
 class Pace:
-    """Seconds per iteration of one model, as `cotenant.profile.tables` has it, without numpy."""
+    """Seconds per iteration of one model, as `cotenant.profiles.training.tables` has it, without numpy."""
 
     def __init__(self, profile: dict[str, Any], model: str) -> None:
         entry = profile["models"][model]

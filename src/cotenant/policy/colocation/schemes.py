@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cotenant.model.errors import InputError
+from cotenant.core.errors import InputError
 from cotenant.policy.colocation.division import share_ns
 from cotenant.policy.colocation.gate import Rule, RuleKind, WorkClass
 

@@ -1,0 +1,5 @@
+"""Fixtures every area uses."""
+
+from shared_fixtures import call, pytest_collection_modifyitems, shared
+
+__all__ = ["call", "pytest_collection_modifyitems", "shared"]

@@ -1,0 +1,51 @@
+"""`python -m cotenant.agent`: the agent without the command line's libraries, for benchmarks and bare machines."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from cotenant.agent.daemon import Agent, AgentOptions, default_folder
+from cotenant.core.errors import InputError, WorkError
+
+
+async def serve(options: AgentOptions) -> None:
+    """Run an agent to its end and say when it is ready."""
+    agent = Agent(options)
+
+    def ready() -> None:
+        names = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in agent.gpus)
+        options.log(f"ready in {options.folder} with {len(agent.gpus)} GPU(s): {names}")
+
+    await agent.run(ready)
+
+
+def main() -> int:
+    """Parse, run, turn errors into one sentence."""
+    parser = argparse.ArgumentParser(prog="python -m cotenant.agent")
+    parser.add_argument("--dir", type=Path, default=default_folder())
+    parser.add_argument("--gpus", help="soft, all, or UUIDs")
+    parser.add_argument("--config")
+    parser.add_argument("--trace", type=Path)
+    parser.add_argument("--tenant-socket", type=Path)
+    parser.add_argument("--http")
+    given = parser.parse_args()
+    overrides = {"gpus": tuple(given.gpus.split(","))} if given.gpus else {}
+    options = AgentOptions(
+        given.dir, given.config, given.trace, overrides=overrides, tenant_socket=given.tenant_socket, http=given.http
+    )
+    try:
+        asyncio.run(serve(options))
+    except InputError as error:
+        print(f"cotenant agent: {error}", file=sys.stderr)
+        return 2
+    except WorkError as error:
+        print(f"cotenant agent: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

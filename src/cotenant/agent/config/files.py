@@ -1,0 +1,390 @@
+"""Agent settings and tenants, from YAML or from Gemini's resource-config file. Everything wrong is found here."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import pwd
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cotenant.agent.config.colocation import check_work, known_kernels, parse_colocation
+from cotenant.agent.config.copies import parse_copies
+from cotenant.agent.config.swap import parse_swap
+from cotenant.agent.gate import kernel_table
+from cotenant.core import yamlfile
+from cotenant.core.errors import InputError
+from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
+from cotenant.core.yamlfile import YamlFile
+from cotenant.policy.colocation import ColocationSettings
+from cotenant.policy.copies import CopySettings
+from cotenant.policy.shares import DISCIPLINES, QuotaSettings
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
+FAIL_MODES = ("open", "closed")
+OVERSUBSCRIBE = ("none", "swap", "managed", "park")
+MAX_CONFIG_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TenantSpec:
+    """What a tenant was promised. `memory_bytes` None: no cap. `gpus` empty: the agent chooses one.
+
+    `uid`: the user who may run it, None for the agent's own.
+    """
+
+    name: str
+    request: float = 0.0
+    limit: float = 1.0
+    memory_bytes: int | None = None
+    priority: int = 0
+    weight: float = 0.0
+    gpus: tuple[str, ...] = ()
+    gpu_count: int = 1
+    mechanism: str = "time"
+    uid: int | None = None
+    best_effort: bool = False
+    work_class: str = "unknown"  # what its kernels need most: unknown, memory, compute; for the scheme orion
+    work_sms: int = 0  # SMs that they fill; 0: not known
+    kernels: str = ""  # the same of each kernel: a table of kernel_table.py
+    in_flight_ns: int = 0  # what a best-effort tenant may have in flight; 0: as the scheme says
+    oversubscribe: str = "none"  # how its memory leaves the card for others: swap, managed, park
+    copy_weight: float | None = None  # on the link; None: no wish, 1 where copies take turns
+    latency_sensitive: bool = False  # its copies go ahead of all others
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Settings of one agent. Times in nanoseconds, sizes in bytes."""
+
+    gpus: tuple[str, ...] = ("all",)
+    quota: QuotaSettings = field(default_factory=QuotaSettings)
+    fail: str = "closed"
+    tenants: tuple[TenantSpec, ...] = ()
+    idle_release_ns: int = 2_000_000
+    inflight_ns: int = 4_000_000
+    context_reserve_bytes: int | None = None  # None: 640 MiB on a real GPU, 0 on the software GPU
+    reconnect_ms: int = 100
+    colocation: ColocationSettings = field(default_factory=ColocationSettings)
+    copies: CopySettings = field(default_factory=CopySettings)
+    swap_memory_bytes: int | None = None  # host memory that contents may move to; None: half of what is available
+    gpu_memory_bytes: int | None = None  # of each GPU, what tenants share; None: all of it
+    most_moving: float = 0.05  # of the time, at most so much goes to moving
+    swap_piece_bytes: int = 256 << 20  # largest unit that moves
+    swap_hand: bool = True  # device memory goes from who leaves to who comes, without being cleared
+
+
+def check_name(name: object, **where: Any) -> str:
+    """A tenant name: at most 63 ASCII letters, digits and . _ / -, so that it fits every message and path."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        shown = repr(name) if len(repr(name)) <= 80 else repr(name)[:77] + "..."
+        raise InputError(
+            f"{shown} is not a tenant name: 1 to 63 letters, digits, '.', '_', '/' or '-', the first a letter or digit",
+            **where,
+        )
+    return name
+
+
+def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
+    """Relations between a tenant's numbers."""
+    check_name(spec.name, **where)
+    if not 0.0 < spec.limit <= 1.0:
+        raise InputError(f"{spec.name} has a limit of {spec.limit:.0%}; it must be over 0 % and at most 100 %", **where)
+    if not 0.0 <= spec.request <= 1.0:
+        raise InputError(f"{spec.name} asks for {spec.request:.0%}; write 0 % to 100 %", **where)
+    if spec.request > spec.limit:
+        raise InputError(f"{spec.name} asks for {spec.request:.0%}, over its own limit of {spec.limit:.0%}", **where)
+    if spec.memory_bytes is not None and not 0 < spec.memory_bytes < 1 << 62:
+        raise InputError(f"the memory of {spec.name} must be over 0 bytes and fit a machine", **where)
+    if spec.oversubscribe not in OVERSUBSCRIBE:
+        known = ", ".join(OVERSUBSCRIBE)
+        raise InputError(f"{spec.oversubscribe!r} is no way to oversubscribe; known: {known}", **where)
+    if spec.oversubscribe != "none" and max(spec.gpu_count, len(spec.gpus)) > 1:
+        raise InputError(f"{spec.name} has several GPUs; only tenants of one GPU can oversubscribe it", **where)
+    if not 0.0 <= spec.weight < math.inf:
+        raise InputError(f"the weight of {spec.name} is {spec.weight}; it must be 0 or more", **where)
+    check_work(spec.work_class, spec.work_sms, spec.in_flight_ns, **where)
+    if spec.kernels and not (spec.best_effort or spec.latency_sensitive):
+        raise InputError(f"the profile of {spec.name} serves only best-effort and latency-sensitive tenants", **where)
+    kernel_table.entries_of(spec.kernels)
+    if spec.in_flight_ns and not spec.best_effort:
+        raise InputError(f"{spec.name} has a time in flight of its own, which only a best-effort tenant has", **where)
+    if spec.copy_weight is not None and not 0.001 <= spec.copy_weight <= 1000.0:
+        raise InputError(f"the copy weight of {spec.name} is {spec.copy_weight:g}; write 0.001 to 1000", **where)
+    if spec.latency_sensitive and spec.best_effort:
+        raise InputError(f"{spec.name} cannot be latency-sensitive and best-effort", **where)
+    if not 1 <= spec.gpu_count <= 16:
+        raise InputError(f"{spec.name} asks for {spec.gpu_count} GPUs; a tenant has 1 to 16", **where)
+    return spec
+
+
+_TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism", "user", "best_effort",
+                "work_class", "work_sms", "kernel_profile", "in_flight", "copy_weight", "latency_sensitive",
+                "oversubscribe")  # fmt: skip
+_AGENT_KEYS = (
+    "gpus",
+    "quota",
+    "min_quota",
+    "max_quota",
+    "window",
+    "discipline",
+    "idle_credit",
+    "alone_after",
+    "exclusive_turn",
+    "revoke_grace",
+    "stuck_after",
+    "fail",
+    "tenants",
+    "idle_release",
+    "work_in_flight",
+    "context_reserve",
+    "reconnect",
+    "swap_memory",
+    "gpu_memory",
+    "most_moving",
+    "swap_piece",
+    "swap_hand",
+    "colocation",
+    "copies",
+)
+_TIMES = {
+    "quota": "quota_ns",
+    "min_quota": "min_quota_ns",
+    "max_quota": "max_quota_ns",
+    "window": "window_ns",
+    "idle_credit": "idle_credit_ns",
+    "alone_after": "alone_ns",
+    "exclusive_turn": "exclusive_ns",
+    "revoke_grace": "grace_ns",
+    "stuck_after": "stuck_ns",
+}
+
+
+def load(source: str) -> AgentConfig:
+    """Read `FILE.yaml` or `gemini:FILE`."""
+    if source.startswith("gemini:"):
+        path = Path(source.removeprefix("gemini:"))
+        return AgentConfig(tenants=parse_gemini(read_text(path), path))
+    path = Path(source)
+    read = parse_yaml(read_text(path), path)
+    with read.located():
+        return parse_config(read.content or {}, path)
+
+
+def config_path(source: str) -> Path:
+    """The file behind a --config value."""
+    return Path(source.removeprefix("gemini:"))
+
+
+def read_text(path: Path) -> str:
+    """Contents of a small text file; one sentence when it cannot be read."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise InputError(f"the file is larger than {MAX_CONFIG_BYTES >> 20} MiB", file=path)
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text (byte {error.start})", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+
+
+def parse_yaml(text: str, path: Path) -> YamlFile:
+    """A YAML file that holds a mapping; InputError with the line of what is wrong."""
+    try:
+        import yaml  # noqa: F401 - only to say what is missing
+    except ImportError:
+        if text.lstrip().startswith("{"):
+            return YamlFile(_parse_json(text, path), str(path))
+        raise InputError("reading YAML needs the PyYAML package; a gemini: file does not", file=path) from None
+    read = yamlfile.parse_yaml(text, path)
+    if read.content is not None and not isinstance(read.content, dict):
+        raise InputError("the file must hold settings, one `name: value` a line", file=path)
+    return read
+
+
+def _parse_json(text: str, path: Path) -> Mapping[str, Any]:
+    """JSON is YAML too: what can be read on a machine without PyYAML."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"not valid JSON: {error}", file=path) from None
+    return data if isinstance(data, dict) else {}
+
+
+def _known(keys: Iterable[object], allowed: tuple[str, ...], path: Path, where: str) -> None:
+    for key in keys:
+        if key not in allowed:
+            near = difflib.get_close_matches(str(key), allowed, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(allowed)}"
+            raise InputError(f"unknown setting {key!r}{hint}", file=path, field=f"{where}.{key}" if where else str(key))
+
+
+def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
+    """AgentConfig from a parsed YAML mapping."""
+    _known(data, _AGENT_KEYS, path, "")
+    try:
+        times = {to: round(parse_seconds(data[key], key) * 1e9) for key, to in _TIMES.items() if key in data}
+        values: dict[str, Any] = {}
+        for key, to in (("idle_release", "idle_release_ns"), ("work_in_flight", "inflight_ns")):
+            if key in data:
+                values[to] = round(parse_seconds(data[key], key) * 1e9)
+        if "reconnect" in data:
+            values["reconnect_ms"] = round(parse_seconds(data["reconnect"], "reconnect") * 1e3)
+        if "context_reserve" in data:
+            values["context_reserve_bytes"] = parse_bytes(data["context_reserve"], "context_reserve")
+        if "gpu_memory" in data:
+            values["gpu_memory_bytes"] = parse_bytes(data["gpu_memory"], "gpu_memory")
+        values |= parse_swap(data)
+        if "colocation" in data:
+            values["colocation"] = parse_colocation(data["colocation"])
+        if "copies" in data:
+            values["copies"] = parse_copies(data["copies"])
+    except InputError as error:
+        raise InputError(error.message, file=path, field=error.field) from None
+    fail = data.get("fail", "closed")
+    if fail not in FAIL_MODES:
+        raise InputError(f"{fail!r} is not open or closed", file=path, field="fail")
+    gpus = data.get("gpus", "all")
+    gpus = tuple(gpus.split(",")) if isinstance(gpus, str) else gpus
+    if not isinstance(gpus, list | tuple) or not gpus or not all(isinstance(g, str) for g in gpus):
+        raise InputError("write soft, all, or a list of GPU UUIDs", file=path, field="gpus")
+    name = data.get("discipline", "request-limit")
+    if name not in [d.name for d in DISCIPLINES]:
+        known = ", ".join(d.name for d in DISCIPLINES)
+        raise InputError(f"unknown discipline {name!r}; known: {known}", file=path, field="discipline")
+    tenants = _parse_tenants(data.get("tenants") or [], path)
+    return AgentConfig(tuple(gpus), quota_settings(name, times, path), fail, tenants, **values)
+
+
+def quota_settings(discipline: str, times: Mapping[str, int], path: Path | None = None) -> QuotaSettings:
+    """QuotaSettings from the times that were given; a quota given alone keeps the minimum and maximum around it."""
+    values = dict(times)
+    base = values.get("quota_ns", QuotaSettings.quota_ns)
+    values.setdefault("min_quota_ns", min(QuotaSettings.min_quota_ns, base))
+    values.setdefault("max_quota_ns", max(QuotaSettings.max_quota_ns, base))
+    values.setdefault("window_ns", max(QuotaSettings.window_ns, base))
+    try:
+        return QuotaSettings(discipline=discipline, **values)
+    except ValueError as error:
+        raise InputError(str(error), file=path, field="quota") from None
+
+
+def _parse_tenants(entries: Any, path: Path) -> tuple[TenantSpec, ...]:
+    if not isinstance(entries, list):
+        raise InputError("write a list of tenants", file=path, field="tenants")
+    specs: dict[str, TenantSpec] = {}
+    for index, entry in enumerate(entries):
+        where = f"tenants[{index}]"
+        if not isinstance(entry, dict):
+            raise InputError("a tenant is a mapping with a name", file=path, field=where)
+        _known(entry, _TENANT_KEYS, path, where)
+        spec = _parse_tenant(entry, path, where)
+        if spec.name in specs:
+            raise InputError(f"the tenant {spec.name} is there twice", file=path, field=where)
+        specs[spec.name] = spec
+    return tuple(specs.values())
+
+
+def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpec:
+    try:
+        gpus = _gpus(entry.get("gpus", ()))
+        limit = parse_fraction(entry["limit"], "limit") if "limit" in entry else 1.0
+        spec = TenantSpec(
+            name=check_name(entry.get("name")),
+            request=parse_fraction(entry.get("request", 0.0), "request"),
+            limit=limit,
+            memory_bytes=parse_bytes(entry["memory"], "memory") if "memory" in entry else None,
+            priority=int(entry.get("priority", 0)),
+            weight=float(entry.get("weight", 0.0)),
+            gpus=gpus,
+            gpu_count=max(1, len(gpus)),
+            mechanism=str(entry.get("mechanism", "time")),
+            uid=_user(entry["user"]) if "user" in entry else None,
+            best_effort=_flag(entry, "best_effort"),
+            oversubscribe=str(entry.get("oversubscribe", "none")),
+            copy_weight=float(entry["copy_weight"]) if "copy_weight" in entry else None,
+            latency_sensitive=_flag(entry, "latency_sensitive"),
+            work_sms=int(entry.get("work_sms", 0)),
+            **known_kernels(
+                entry.get("kernel_profile"),
+                entry.get("work_class"),
+                latency_sensitive=_flag(entry, "latency_sensitive"),
+                folder=path.parent,
+            ),
+            in_flight_ns=round(parse_seconds(entry["in_flight"], "in_flight") * 1e9) if "in_flight" in entry else 0,
+        )
+        return check_spec(spec)
+    except InputError as error:
+        raise InputError(error.message, file=path, field=f"{where}.{error.field}" if error.field else where) from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"not a tenant: {error}", file=path, field=where) from None
+
+
+def _gpus(said: Any) -> tuple[str, ...]:
+    if isinstance(said, str):
+        said = said.split(",")
+    if not isinstance(said, list | tuple) or not all(isinstance(x, str | int) for x in said):
+        raise InputError(f"{said!r} is no list of GPUs (indices or UUIDs)", field="gpus")
+    return tuple(str(x).strip() for x in said)
+
+
+def _flag(entry: Mapping[str, Any], name: str) -> bool:
+    said = entry.get(name, False)
+    if not isinstance(said, bool):
+        raise InputError(f"{said!r} is neither true nor false", field=name)
+    return said
+
+
+def _user(text: Any) -> int:
+    """A user's number, from its name or number."""
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+        return text
+    try:
+        return pwd.getpwnam(str(text)).pw_uid
+    except KeyError:
+        raise InputError(f"there is no user {text!r} on this machine") from None
+
+
+def parse_gemini(text: str, path: Path | None = None) -> tuple[TenantSpec, ...]:
+    """Gemini's resource-config: a count, then that many lines `ID REQUEST LIMIT MEM_BYTES`. # starts a comment."""
+    rows = [(n, line.split("#")[0].split()) for n, line in enumerate(text.splitlines(), 1)]
+    rows = [(n, words) for n, words in rows if words]
+    if not rows:
+        raise InputError("the file is empty; its first line is the number of tenants", file=path)
+    first, words = rows[0]
+    if len(words) != 1 or not words[0].isdigit():
+        raise InputError(f"{' '.join(words)!r} is not the number of tenants", file=path, line=first)
+    if int(words[0]) != len(rows) - 1:
+        raise InputError(f"it says {words[0]} tenants, but {len(rows) - 1} follow", file=path, line=first)
+    specs: dict[str, TenantSpec] = {}
+    for line, words in rows[1:]:
+        if len(words) != 4:
+            raise InputError(f"{len(words)} fields; a tenant is `ID REQUEST LIMIT MEM_BYTES`", file=path, line=line)
+        try:
+            spec = check_spec(
+                TenantSpec(
+                    name=check_name(words[0]),
+                    request=parse_fraction(words[1], "REQUEST"),
+                    limit=parse_fraction(words[2], "LIMIT"),
+                    memory_bytes=parse_bytes(words[3], "MEM_BYTES") or None,
+                )
+            )
+        except InputError as error:
+            raise InputError(error.message, file=path, line=line, field=error.field) from None
+        if spec.name in specs:
+            raise InputError(f"the tenant {spec.name} is there twice", file=path, line=line)
+        specs[spec.name] = spec
+    total = sum(spec.request for spec in specs.values())
+    if total > 1.0 + 1e-9:
+        raise InputError(f"the requests add up to {total:.0%} of the GPU", file=path)
+    return tuple(specs.values())
+
+
+def with_options(config: AgentConfig, **given: Any) -> AgentConfig:
+    """The config with the command line's values where they were given (None: not given)."""
+    return dataclasses.replace(config, **{key: value for key, value in given.items() if value is not None})

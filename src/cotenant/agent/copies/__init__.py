@@ -1,0 +1,1 @@
+"""Fair queues for host-device copies of all tenants of a GPU."""

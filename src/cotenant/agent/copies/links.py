@@ -1,0 +1,169 @@
+"""Turns on the links of a node's GPUs: which tenant has which queue on which copy page, and who has gone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from cotenant.agent.copies.page import PAGE_BYTES, CopyPage
+from cotenant.agent.ipc.wire import SlotFlag
+from cotenant.policy.copies import QUEUES, CopySettings, Rank
+
+if TYPE_CHECKING:
+    from cotenant.agent.config.files import TenantSpec
+    from cotenant.agent.ipc.session import Session
+    from cotenant.agent.tenants.tenants import Tenant
+
+MAX_PARTICIPANTS = 0xFFFF
+
+
+def rank_of(spec: TenantSpec) -> Rank:
+    """Latency-sensitive tenants go ahead; best-effort ones have their copies on the device cut as well."""
+    return Rank.AHEAD if spec.latency_sensitive else Rank.BEST_EFFORT if spec.best_effort else Rank.NORMAL
+
+
+def asks_for_turns(spec: TenantSpec) -> bool:
+    """Whether this tenant makes the copies of all tenants on its GPUs take turns."""
+    return spec.copy_weight is not None or spec.latency_sensitive
+
+
+def _weight(spec: TenantSpec) -> float:
+    return 1.0 if spec.copy_weight is None else spec.copy_weight
+
+
+class Copies:
+    """Copy pages by GPU. Tenants have queues from admission on; a page is made when turns are first wanted."""
+
+    def __init__(self, settings: CopySettings) -> None:
+        self.settings = settings
+        self._pages: dict[str, CopyPage] = {}
+        self._tenants: dict[str, dict[str, Tenant]] = {}  # gpu -> name -> tenant
+        self._queues: dict[str, dict[str, int]] = {}  # gpu -> name -> queue
+        self._participants: dict[tuple[Session, str], int] = {}
+        self._numbers = itertools.cycle(range(1, MAX_PARTICIPANTS + 1))
+
+    # -- tenants ---------------------------------------------------------------------------------------------------
+
+    def join(self, tenant: Tenant) -> None:
+        """A tenant was admitted, or its weight changed."""
+        for gpu in tenant.gpus:
+            self._tenants.setdefault(gpu.uuid, {})[tenant.name] = tenant
+            self._refresh(gpu.uuid)
+
+    def leave(self, tenant: Tenant) -> None:
+        """A tenant has gone."""
+        for gpu in tenant.gpus:
+            self._leave_at(tenant, gpu.uuid)
+
+    def _leave_at(self, tenant: Tenant, gpu: str) -> None:
+        self._tenants.get(gpu, {}).pop(tenant.name, None)
+        queue = self._queues.get(gpu, {}).pop(tenant.name, None)
+        if queue is not None:
+            self._pages[gpu].describe(queue, 0.0, Rank.NORMAL)
+        self._refresh(gpu)
+
+    def move(self, tenant: Tenant, gpu: str) -> None:
+        """A tenant has left a GPU for another one of those that it has now; its processes will ask there."""
+        for session in tenant.sessions:
+            self._drop_at(session, gpu)
+        self._leave_at(tenant, gpu)
+        self.join(tenant)
+
+    def configure(self, settings: CopySettings) -> None:
+        """New settings; they hold from the next copy on."""
+        self.settings = settings
+        for page in self._pages.values():
+            page.configure(settings)
+        for gpu in self._tenants:
+            self._refresh(gpu)
+
+    def put_right(self) -> list[str]:
+        """GPUs on whose page a process had overwritten what is the agent's; it is as it was now."""
+        wrong = []
+        for gpu, page in self._pages.items():
+            tenants = self._tenants.get(gpu, {})
+            claims = {
+                queue: (_weight(tenants[name].spec), rank_of(tenants[name].spec))
+                for name, queue in self._queues.get(gpu, {}).items()
+                if name in tenants
+            }
+            if page.put_right(self.settings, claims):
+                wrong.append(gpu)
+        return wrong
+
+    def is_on(self, gpu: str) -> bool:
+        """Whether copies take turns on a GPU now."""
+        tenants = self._tenants.get(gpu, {}).values()
+        return bool(tenants) and (self.settings.always or any(asks_for_turns(t.spec) for t in tenants))
+
+    def flag(self, session: Session, gpu: str) -> int:
+        """Flag of a process's slot: COPIES where its copies take turns."""
+        return SlotFlag.COPIES if self.is_on(gpu) and session.tenant.name in self._queues.get(gpu, {}) else 0
+
+    def _refresh(self, gpu: str) -> None:
+        """Queues for those who want turns now, and the flag in the pages of all their processes."""
+        on = self.is_on(gpu)
+        for tenant in self._tenants.get(gpu, {}).values():
+            if on or tenant.name in self._queues.get(gpu, {}):  # who has one keeps it, as what the tenant is now
+                self._give_queue(gpu, tenant)
+            for session in tenant.sessions:
+                for slot, attached in session.slots.items():
+                    if attached == gpu:
+                        page = session.page.slots[slot]
+                        flags = page.flags & ~SlotFlag.COPIES | self.flag(session, gpu)
+                        if flags != page.flags:
+                            page.flags = flags
+
+    def _give_queue(self, gpu: str, tenant: Tenant) -> None:
+        if gpu not in self._pages:
+            self._pages[gpu] = CopyPage(self.settings)
+        page, queues = self._pages[gpu], self._queues.setdefault(gpu, {})
+        if tenant.name not in queues:
+            free = next((q for q in range(QUEUES) if q not in queues.values()), None)
+            if free is None:
+                tenant.warn(f"its copies take no turns: {QUEUES} tenants of the GPU do already")
+                return
+            queues[tenant.name] = free
+            page.clear(free)
+        page.describe(queues[tenant.name], _weight(tenant.spec), rank_of(tenant.spec))
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def attach(self, session: Session, gpu: str) -> tuple[int, dict[str, int]] | None:
+        """A process asks for the page: its descriptor and the reply, or None when it has no queue there."""
+        queue = self._queues.get(gpu, {}).get(session.tenant.name)
+        if queue is None or not self.is_on(gpu):
+            return None
+        taken = set(self._participants.values())
+        if (session, gpu) not in self._participants:
+            if len(taken) >= MAX_PARTICIPANTS:
+                return None
+            self._participants[session, gpu] = next(n for n in self._numbers if n not in taken)
+        number = self._participants[session, gpu]
+        return self._pages[gpu].fd, {"queue": queue, "participant": number, "page_bytes": PAGE_BYTES}
+
+    def drop(self, session: Session) -> None:
+        """A process has gone; it is no longer among its tenant's sessions."""
+        for _, gpu in [key for key in self._participants if key[0] is session]:
+            self._drop_at(session, gpu, last=not session.tenant.sessions)
+
+    def _drop_at(self, session: Session, gpu: str, *, last: bool = True) -> None:
+        number = self._participants.pop((session, gpu), None)
+        queue = self._queues.get(gpu, {}).get(session.tenant.name)
+        if number is not None and queue is not None:
+            self._pages[gpu].drop(queue, number, last=last)
+
+    def row(self, tenant: Tenant, gpu: str) -> dict[str, Any] | None:
+        """For ps and top: weight, rank and counters of a tenant's queue; None without turns."""
+        queue = self._queues.get(gpu, {}).get(tenant.name)
+        if queue is None:
+            return None
+        weight = _weight(tenant.spec)
+        rank = rank_of(tenant.spec).name.lower().replace("_", "-")
+        return {"weight": weight, "rank": rank, **self._pages[gpu].counters(queue)}
+
+    def close(self) -> None:
+        """Close all pages; the processes keep theirs and go on taking turns among themselves."""
+        for page in self._pages.values():
+            page.close()
+        self._pages.clear()

@@ -1,0 +1,212 @@
+"""The link's queue for programs that make their own copies without the shim: the same page, the same compiled rule.
+
+A worker of ours asks for the turn of each chunk, copies it, and gives the turn back:
+
+    queue = CopyQueue(page_fd, queue=3, participant=7)
+    for chunk in chunks:
+        with queue.turn(TO_DEVICE, chunk.nbytes, more=chunk is not chunks[-1]):
+            copy(chunk)          # returns when the chunk has been copied
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cotenant.agent.copies.page import PAGE_BYTES, CopyLayout
+from cotenant.core.errors import WorkError
+from cotenant.shim.build import C_FLAGS, SOURCES, cached, run_compiler
+
+TO_DEVICE, TO_HOST = 0, 1
+PAGEABLE = 2  # added to a direction: copies of pageable memory take turns among themselves
+SPIN_S = 40e-6
+NAP_S = 20e-6
+RESCUE_S = 2.0
+
+# the rule of copy_rule.h behind plain functions
+_SOURCE = """
+#include "copy_rule.h"
+#define EXPORT __attribute__((visibility("default")))
+EXPORT int queue_try(struct cotenant_copy_page *page, unsigned direction, unsigned queue, unsigned participant,
+                     uint64_t bytes, uint64_t now_ns, struct copy_ticket *ticket)
+{
+    return copy_try(page, direction, queue, participant, bytes, now_ns, ticket);
+}
+EXPORT void queue_done(struct cotenant_copy_page *page, unsigned direction, const struct copy_ticket *ticket)
+{
+    copy_done(page, direction, *ticket);
+}
+EXPORT void queue_withdraw(struct cotenant_copy_page *page, unsigned direction, unsigned queue)
+{
+    copy_withdraw(page, direction, queue);
+}
+EXPORT void queue_charge(struct cotenant_copy_page *page, unsigned direction, unsigned queue, uint64_t bytes)
+{
+    copy_charge(page, &page->links[direction], queue, bytes);
+}
+EXPORT unsigned queue_next(const struct cotenant_copy_page *page, unsigned direction, uint64_t now_ns)
+{
+    return copy_next(page, &page->links[direction], now_ns);
+}
+EXPORT void queue_rescue(struct cotenant_copy_page *page, unsigned direction, unsigned queue, uint64_t now_ns)
+{
+    copy_rescue(page, direction, queue, now_ns);
+}
+EXPORT uint64_t queue_piece(const struct cotenant_copy_page *page, unsigned direction, unsigned queue, uint64_t now_ns)
+{
+    return copy_piece(page, direction, queue, now_ns);
+}
+"""
+
+
+class Ticket(ctypes.Structure):
+    """struct copy_ticket: a slot held."""
+
+    _fields_ = [("slot", ctypes.c_uint32), ("word", ctypes.c_uint64)]
+    slot: int
+    word: int
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The compiled rule, built once per source."""
+    parts = [_SOURCE.encode(), *((SOURCES / name).read_bytes() for name in ("copy_rule.h", "copy_page.h"))]
+
+    def make(scratch: Path, target: Path) -> None:
+        source = scratch / "queue.c"
+        source.write_text(_SOURCE)
+        run_compiler([*C_FLAGS, "-shared", f"-I{SOURCES}", str(source), "-o", str(target)])
+
+    loaded = ctypes.CDLL(str(cached("libcotenant-copyqueue.so", parts, make)))
+    pointer, word = ctypes.c_void_p, ctypes.c_uint64
+    unsigned = ctypes.c_uint
+    loaded.queue_try.argtypes = [pointer, unsigned, unsigned, unsigned, word, word, ctypes.POINTER(Ticket)]
+    loaded.queue_done.argtypes = [pointer, unsigned, ctypes.POINTER(Ticket)]
+    loaded.queue_withdraw.argtypes = [pointer, unsigned, unsigned]
+    loaded.queue_charge.argtypes = [pointer, unsigned, unsigned, word]
+    loaded.queue_next.argtypes = [pointer, unsigned, word]
+    loaded.queue_next.restype = unsigned
+    loaded.queue_rescue.argtypes = [pointer, unsigned, unsigned, word]
+    loaded.queue_piece.argtypes = [pointer, unsigned, unsigned, word]
+    loaded.queue_piece.restype = word
+    for name in ("queue_done", "queue_withdraw", "queue_charge", "queue_rescue"):
+        getattr(loaded, name).restype = None
+    return loaded
+
+
+class CopyQueue:
+    """This process on a GPU's copy page. `fd`, `queue` and `participant` come from the agent."""
+
+    def __init__(self, fd: int, queue: int, participant: int) -> None:
+        self.queue, self.participant = queue, participant
+        self._map = mmap.mmap(fd, PAGE_BYTES)
+        self.layout = CopyLayout.from_buffer(self._map)
+        if self.layout.magic == 0 or self.layout.page_bytes != PAGE_BYTES:
+            raise WorkError("this is not a copy page of this version")
+        self._page = ctypes.addressof(self.layout)
+        self._rule = library()
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Pieces that copies are cut into where others copy too."""
+        return int(self.layout.chunk_bytes)
+
+    def ask(self, direction: int, size: int, now_ns: int | None = None) -> Ticket | None:
+        """Ask once for the turn of a chunk; None: not yet, ask again within a few milliseconds or `withdraw`."""
+        ticket = Ticket()
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        place = (self._page, direction, self.queue, self.participant, size, now_ns, ctypes.byref(ticket))
+        return ticket if self._rule.queue_try(*place) else None
+
+    def piece_bytes(self, direction: int, now_ns: int | None = None) -> int:
+        """What a copy that comes now is to be cut into: chunks, or larger pieces while nobody else copies."""
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        return int(self._rule.queue_piece(self._page, direction, self.queue, now_ns))
+
+    def done(self, direction: int, ticket: Ticket) -> None:
+        """The chunk has been copied."""
+        self._rule.queue_done(self._page, direction, ctypes.byref(ticket))
+
+    def withdraw(self, direction: int) -> None:
+        """No copy waits any more."""
+        self._rule.queue_withdraw(self._page, direction, self.queue)
+
+    def charge(self, direction: int, size: int) -> None:
+        """A small copy that goes without a turn."""
+        self._rule.queue_charge(self._page, direction, self.queue, size)
+
+    @contextlib.contextmanager
+    def turn(self, direction: int, size: int, *, more: bool = False) -> Iterator[None]:
+        """Wait for the turn of one chunk, and give it back at the end. `more`: other chunks of the copy follow."""
+        began = time.monotonic()
+        while (ticket := self.ask(direction, size)) is None:
+            if time.monotonic() - began > RESCUE_S:
+                self._rule.queue_rescue(self._page, direction, self.queue, time.monotonic_ns())
+            if time.monotonic() - began > SPIN_S:
+                time.sleep(NAP_S)
+        if not more:
+            self.withdraw(direction)
+        try:
+            yield
+        finally:
+            self.done(direction, ticket)
+
+    def close(self) -> None:
+        """Unmap the page."""
+        del self.layout
+        self._map.close()
+
+
+def join(agent_socket: Path | str, token: str, gpu_uuid: bytes) -> tuple[CopyQueue, Any] | None:
+    """Introduce this process to an agent as one of its tenant's, and take part in the turns of a GPU's link.
+
+    Returns the queue and the connection, which must stay open as long as the queue is used; None when copies take no
+    turns there. WorkError when the agent refuses.
+    """
+    import os
+    import socket
+
+    from cotenant.agent.ipc import wire
+
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+
+    def exchange(kind: wire.Type, fields: dict[str, Any] | None, slot: int = wire.NO_SLOT) -> tuple[bytes, list[int]]:
+        connection.send(wire.pack(kind, fields, sequence=int(kind), slot=slot))
+        while True:
+            data, fds, _, _ = socket.recv_fds(connection, wire.MESSAGE_BYTES, 4)
+            if not data:
+                raise WorkError(f"the agent at {agent_socket} closed the connection")
+            head = wire.parse_head(data)
+            if head.type == wire.Type.ERROR:
+                raise WorkError(wire.text_of(wire.fields("text", data)["text"]))
+            if head.sequence == int(kind):
+                return data, list(fds)
+            for fd in fds:
+                os.close(fd)
+
+    try:
+        connection.connect(str(agent_socket))
+        hello = {"pid": os.getpid(), "token": token.encode(), "program": b"copy queue", "shim_version": wire.VERSION}
+        _, fds = exchange(wire.Type.HELLO, hello)
+        for fd in fds:
+            os.close(fd)  # the page of turns on the GPU, which this process does not take
+        reply, _ = exchange(wire.Type.GPU_ATTACH, {"uuid": gpu_uuid, "name": b""})
+        slot = wire.parse_head(reply).slot
+        data, fds = exchange(wire.Type.COPY_ATTACH, None, slot)
+        terms = wire.fields("copies", data)
+        if not fds:
+            connection.close()
+            return None
+        queue = CopyQueue(fds[0], terms["queue"], terms["participant"])
+        for fd in fds:
+            os.close(fd)
+    except OSError as error:
+        connection.close()
+        raise WorkError(f"no agent answers at {agent_socket} ({error.strerror or error})") from None
+    return queue, connection

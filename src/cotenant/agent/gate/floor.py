@@ -1,0 +1,325 @@
+"""The agent's side of the floor: one page per GPU, handed to LS workers and best-effort programs over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cotenant.agent.gate import kernel_table
+from cotenant.agent.gate import page as floor_page
+from cotenant.agent.gate.page import BEST_EFFORT, LATENCY_SENSITIVE, FloorPage
+from cotenant.agent.gate.shares import Shares, slot_of
+from cotenant.agent.ipc.listener import Listener
+from cotenant.agent.ipc.wire import MESSAGE_BYTES
+from cotenant.agent.tenants.processes import Peer, peer_of
+from cotenant.agent.tenants.tenants import Tenant
+from cotenant.devices.clock import CardClock, card_clock
+from cotenant.devices.gpus import uuid_text
+from cotenant.policy.colocation import APART, ColocationSettings, WorkClass, next_duty, scheme_named
+from cotenant.policy.colocation.gate import RuleKind
+
+MAX_MEMBERS = 4096
+JOIN_WITHIN_S = 5.0
+MEND_S = 1.0
+CLOCK_S = 0.05
+GRACE_S = 5.0  # for LS processes of an agent before this one to come back, meanwhile BE keeps its bounds
+WORK_CLASSES = {
+    "unknown": WorkClass.UNKNOWN,
+    "memory": WorkClass.MEMORY,
+    "compute": WorkClass.COMPUTE,
+}
+
+
+@dataclass(eq=False)
+class Member:
+    """One process on the floor of one GPU. `holder`: its index there, for LS."""
+
+    socket: socket.socket
+    peer: Peer
+    gpu: str = ""
+    role: int = 0
+    holder: int | None = None
+    words: bool = False  # it has the second page
+
+
+class Floors:
+    """All floors of a node. Lives in the agent's event loop."""
+
+    def __init__(
+        self,
+        path: Path,
+        gpus: Iterable[str],
+        settings: ColocationSettings,
+        tenant_of: Callable[[int], Tenant | None],
+        log: Callable[[str], None],
+        in_container: Callable[[int], bool] = lambda pid: False,
+        clock_of: Callable[[str], CardClock | None] = card_clock,
+    ) -> None:
+        self.path = path
+        self._in_container = in_container
+        self.settings = settings
+        self._own = settings  # in force where nothing is lent
+        self._loans: list[ColocationSettings] = []
+        self.pages = {uuid: FloorPage() for uuid in gpus}
+        self.shares = {uuid: Shares() for uuid in self.pages}
+        self._tenant_of = tenant_of
+        self._log = log
+        self._members: set[Member] = set()
+        self._listener: Listener | None = None
+        self._grace = True
+        self._mending: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._clock_of = clock_of
+        self._clocks: dict[str, CardClock | None] = {}
+        self._duty = dict.fromkeys(self.pages, 1.0)
+        for page in self.pages.values():
+            page.layout.present = 1
+        self.configure(settings)
+
+    def configure(self, settings: ColocationSettings) -> None:
+        """Put other settings into force, at once and for all; what was lent is over."""
+        self._own = settings
+        self._loans.clear()
+        self._put(settings)
+
+    def _put(self, settings: ColocationSettings) -> None:
+        self.settings = settings
+        for gpu, page in self.pages.items():
+            page.write(settings, settings.first_duty)
+            self.shares[gpu].configure(settings)
+        self._duty = dict.fromkeys(self.pages, settings.first_duty)
+        if self._looking is not None:
+            self._looking.cancel()
+            self._look_at_clocks()
+
+    def lend(self, settings: ColocationSettings) -> Callable[[], None]:
+        """Put other settings into force for a while. Returns what ends that: then those of the last other loan are in
+        force, or the agent's own."""
+        self._loans.append(settings)
+        self._put(settings)
+
+        def back() -> None:
+            self._loans = [loan for loan in self._loans if loan is not settings]
+            if self.settings is settings:
+                next_ = self._loans[-1] if self._loans else self._own
+                self._log(f"co-location is {next_.scheme} again: who asked for {settings.scheme} has gone")
+                self._put(next_)
+
+        return back
+
+    def standing(self, gpu: str, kind: str, pids: Collection[int]) -> str:
+        """How a tenant of that kind stands to the floor of a GPU now: "held off", "holds", or "" for neither."""
+        page = self.pages.get(gpu)
+        if page is None or kind == "normal":
+            return ""
+        up = page.up(time.monotonic_ns())
+        if kind == "best-effort":
+            gated = scheme_named(self.settings.scheme).rule is not RuleKind.FREE and not self.settings.beside
+            here = any(m.role == BEST_EFFORT and m.gpu == gpu and m.peer.pid in pids for m in self._members)
+            return "held off" if up and gated and here else ""
+        return "holds" if any(m.holder in up and m.gpu == gpu and m.peer.pid in pids for m in self._members) else ""
+
+    def listen(self, mode: int) -> None:
+        """Open the socket."""
+        self._listener = Listener(self.path, mode, self._take, self._log)
+        asyncio.get_running_loop().call_later(GRACE_S, self._grace_over)
+        self._mending = asyncio.get_running_loop().call_later(MEND_S, self._mend)
+        self._look_at_clocks()
+
+    def _look_at_clocks(self) -> None:
+        """Where BE may be beside LS: hold it to what the card's clock allows."""
+        asked = self.settings.clock > 0 and scheme_named(self.settings.scheme).rule is RuleKind.TIDAL
+        self._looking = asyncio.get_running_loop().call_later(CLOCK_S if asked else MEND_S, self._look_at_clocks)
+        for gpu, page in self.pages.items() if asked else ():
+            if page.layout.tenants and page.layout.present:
+                self._look_at_clock(gpu, page)
+
+    def _look_at_clock(self, gpu: str, page: FloorPage) -> None:
+        if gpu not in self._clocks:
+            self._clocks[gpu] = self._clock_of(gpu)
+            if self._clocks[gpu] is None:
+                self._log(f"the clock of {gpu} cannot be read: best-effort work is not held to what it allows")
+        card = self._clocks[gpu]
+        if card is None:
+            return
+        try:
+            clock = card.part()
+        except OSError as error:
+            self._log(f"the clock of {gpu} cannot be read any more: {error}")
+            self._clocks[gpu], clock = None, 1.0
+            self._duty[gpu] = 1.0
+        self._duty[gpu] = next_duty(self._duty[gpu], clock, self.settings.clock, self.settings.duty)
+        page.layout.duty_permille = round(self._duty[gpu] * 1000)
+
+    def _mend(self) -> None:
+        self._mending = asyncio.get_running_loop().call_later(MEND_S, self._mend)
+        for gpu, page in self.pages.items():
+            holders = {m.holder: m.peer.pid for m in self._members if m.gpu == gpu and m.holder is not None}
+            if page.mend(self.settings, self._duty[gpu], holders):
+                self._log(f"the floor page of {gpu} was written over by a process that may raise it, and is mended")
+            self._count(gpu)
+
+    def _grace_over(self) -> None:
+        self._grace = False
+        for gpu in self.pages:
+            self._count(gpu)
+
+    def _take(self, connection: socket.socket) -> None:
+        if len(self._members) >= MAX_MEMBERS:
+            connection.close()
+            return
+        member = Member(connection, peer_of(connection))
+        self._members.add(member)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(connection, self._readable, member)
+        loop.call_later(JOIN_WITHIN_S, self._join_due, member)
+
+    def _join_due(self, member: Member) -> None:
+        if not member.role:
+            self._drop(member)
+
+    def _readable(self, member: Member) -> None:
+        try:
+            data = member.socket.recv(MESSAGE_BYTES + 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data or member.role or not self._join(member, data):
+            self._drop(member)
+
+    def _join(self, member: Member, data: bytes) -> bool:
+        asked = floor_page.parse_join(data)
+        if asked is None:
+            return False
+        gpu, role = uuid_text(asked.uuid), asked.role
+        page = self.pages.get(gpu)
+        tenant = self._tenant_of(member.peer.pid)
+        if page is None or not self._allowed(member, role, tenant):
+            self._log(f"process {member.peer.pid} may not join the floor of {gpu}")
+            return False
+        if role == LATENCY_SENSITIVE:
+            taken = {other.holder for other in self._members if other.gpu == gpu}
+            member.holder = next((i for i in range(floor_page.HOLDERS) if i not in taken), None)
+            if member.holder is None:
+                self._log(f"the floor of {gpu} has {floor_page.HOLDERS} holders already")
+                return False
+            page.layout.pid[member.holder] = member.peer.pid
+            page.layout.raises[member.holder] = 0
+        member.gpu, member.role, member.words = gpu, role, asked.wants_words
+        self._count(gpu)
+        if role == BEST_EFFORT and tenant is not None:
+            find = partial(slot_of, tenant, member.peer.pid, gpu)
+            self.shares[gpu].join(member, find)
+        spec = tenant.spec if tenant is not None else None
+        work_class = WORK_CLASSES[spec.work_class] if spec else WorkClass.UNKNOWN
+        sms, interval_ns = (spec.work_sms, spec.in_flight_ns) if spec else (0, 0)
+        table = kernel_table.entries_of(spec.kernels) if spec and asked.wants_kernels else b""
+        count = len(table) // kernel_table.ENTRY.size
+        reply = floor_page.pack_page(member.holder or 0, work_class, sms, interval_ns, count, words=asked.wants_words)
+        fd = page.fd if role == LATENCY_SENSITIVE else page.read_fd
+        try:
+            socket.send_fds(member.socket, [reply], [fd])
+            if count:
+                _send_table(member.socket, table)
+            if asked.wants_words:
+                socket.send_fds(member.socket, [floor_page.pack_words()], [page.words_fd])
+        except OSError:
+            return False
+        return True
+
+    def _allowed(self, member: Member, role: int, tenant: Tenant | None) -> bool:
+        """LS: latency-sensitive tenants, and the agent's own user and root (our workers). BE: any tenant's process.
+
+        Root of a container is nobody in particular.
+        """
+        if role == LATENCY_SENSITIVE:
+            own = member.peer.uid in (0, os.geteuid()) and not self._in_container(member.peer.pid)
+            return own or (tenant is not None and tenant.spec.latency_sensitive)
+        return role == BEST_EFFORT and tenant is not None
+
+    def _count(self, gpu: str) -> None:
+        roles = [m.role for m in self._members if m.gpu == gpu]
+        layout = self.pages[gpu].layout
+        layout.tenants = roles.count(BEST_EFFORT)
+        layout.present = max(roles.count(LATENCY_SENSITIVE), int(self._grace))
+        layout.present_words = sum(m.words for m in self._members if m.gpu == gpu and m.role == LATENCY_SENSITIVE)
+
+    def _drop(self, member: Member) -> None:
+        """A process has gone: what it held is lowered."""
+        if member not in self._members:
+            return
+        self._members.discard(member)
+        asyncio.get_running_loop().remove_reader(member.socket)
+        member.socket.close()
+        if not member.role:
+            return
+        page = self.pages[member.gpu]
+        if member.holder is not None:
+            page.lower(member.holder)
+        self.shares[member.gpu].leave(member)
+        self._count(member.gpu)
+
+    def status(self) -> dict[str, Any]:
+        """Settings in force, and who is on each floor."""
+        return {
+            "scheme": self.settings.scheme,
+            "interval_us": self.settings.interval_ns / 1e3,
+            "lead_us": self.settings.lead_ns / 1e3,
+            "beside": self.settings.beside,
+            "hold_limit_ms": self.settings.hold_limit_ns / 1e6,
+            "sm_threshold": self.settings.sm_threshold,
+            "stretch": self.settings.stretch,
+            "check_us": self.settings.check_ns / 1e3,
+            "ahead_ms": self.settings.ahead_ns / 1e6,
+            "ahead_below": self.settings.ahead_below,
+            "duty": self.settings.duty,
+            "clock": self.settings.clock,
+            "gpus": {gpu: self._gpu(gpu) for gpu in self.pages},
+        }
+
+    def _gpu(self, gpu: str) -> dict[str, Any]:
+        layout = self.pages[gpu].layout
+        holders = sorted(m.holder for m in self._members if m.gpu == gpu and m.holder is not None)
+        up = self.pages[gpu].up(time.monotonic_ns())  # as best-effort work sees it: nobody who is not believed
+        return {
+            "best_effort_processes": layout.tenants,
+            "best_effort_counted": sum(parts != APART for parts in self.shares[gpu].parts.values()),
+            "bounded": layout.present > 0,
+            "duty": layout.duty_permille / 1000,
+            "holders": [{"pid": layout.pid[i], "up": i in up, "raises": layout.raises[i]} for i in holders],
+        }
+
+    def close(self) -> None:
+        """Close the socket and all connections; processes keep the pages they have, and what bounds them."""
+        self._grace = True
+        if self._mending is not None:
+            self._mending.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        for shares in self.shares.values():
+            shares.close()
+        tenants = {gpu: page.layout.tenants for gpu, page in self.pages.items()}
+        for member in list(self._members):
+            self._drop(member)
+        for gpu, page in self.pages.items():
+            page.layout.tenants = tenants[gpu]  # those that have been there go on dividing
+            page.close()
+
+
+def _send_table(to: socket.socket, table: bytes) -> None:
+    """FLOOR_KERNELS."""
+    fd = kernel_table.shared(table)
+    try:
+        socket.send_fds(to, [floor_page.pack_kernels()], [fd])
+    finally:
+        os.close(fd)

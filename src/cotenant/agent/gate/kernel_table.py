@@ -1,0 +1,93 @@
+"""What is known of a tenant's kernels, as a table that its processes look launches up in: struct cotenant_kernel.
+
+Rows of `cotenant profile kernels` by a hash (FNV-1a, 64 bits) of name, grid and block, and by one of the name alone for
+launches of another shape, with what all rows of that name agree on. It travels with the tenant's description as text,
+and from the agent to the processes as a sealed memfd.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import os
+import struct
+from collections.abc import Iterable, Sequence
+
+from cotenant.core.errors import InputError
+from cotenant.profiles.kernels.profile import CLASS_NAMES, UNKNOWN, KernelRow
+
+MOST = 2048  # entries, so that a description fits an order of the control socket
+NAME_BYTES = 511  # COTENANT_KERNEL_NAME: what counts of a name
+ENTRY = struct.Struct("=QIHBx")  # struct cotenant_kernel
+_SHAPE = struct.Struct("=6I")
+_LONGEST_NS, _MOST_SMS = (1 << 32) - 1, (1 << 16) - 1
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+def hashed(data: bytes) -> int:
+    """FNV-1a, 64 bits."""
+    value = 14695981039346656037
+    for byte in data:
+        value = (value ^ byte) * 1099511628211 & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
+def most_class(rows: Iterable[KernelRow]) -> str:
+    """The class that most of the time has: what a launch of many kernels at once, a CUDA graph, counts as."""
+    times = dict.fromkeys(range(1, len(CLASS_NAMES)), 0)
+    for row in rows:
+        times[row.work_class] += row.total_ns
+    return CLASS_NAMES[max(times, key=lambda kind: times[kind])]
+
+
+def compiled(rows: Sequence[KernelRow]) -> str:
+    """The table as text. Of more kernels than it can hold those stay that take most of the time."""
+    weighed: dict[int, tuple[int, KernelRow]] = {}
+    by_name: dict[bytes, list[KernelRow]] = {}
+    for row in sorted(rows, key=lambda row: -row.total_ns):
+        name = row.name.encode()[:NAME_BYTES]
+        by_name.setdefault(name, []).append(row)
+        if row.shape:
+            weighed.setdefault(hashed(name + _SHAPE.pack(*row.shape)), (row.total_ns, row))
+    for name, same in by_name.items():
+        weighed[hashed(name)] = (sum(row.total_ns for row in same), _agreed(same))
+    kept = sorted(weighed, key=lambda key: -weighed[key][0])[:MOST]
+    packed = []
+    for key in sorted(kept):
+        row = weighed[key][1]
+        packed.append(ENTRY.pack(key, min(row.duration_ns, _LONGEST_NS), min(row.sms, _MOST_SMS), row.work_class))
+    return base64.b64encode(b"".join(packed)).decode()
+
+
+def _agreed(rows: Sequence[KernelRow]) -> KernelRow:
+    """One row for a name."""
+    classes, sms = {row.work_class for row in rows}, {row.sms for row in rows}
+    return KernelRow(
+        rows[0].name,
+        duration_ns=rows[0].duration_ns if len(rows) == 1 else 0,
+        sms=sms.pop() if len(sms) == 1 else 0,
+        work_class=classes.pop() if len(classes) == 1 else UNKNOWN,
+    )
+
+
+def entries_of(text: str) -> bytes:
+    """The entries of a table. InputError for anything but one."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        data = b"?"
+    if len(data) % ENTRY.size or len(data) > MOST * ENTRY.size:
+        raise InputError("not a table of kernels", field="kernels")
+    keys = [key for key, *_ in ENTRY.iter_unpack(data)]
+    if keys != sorted(set(keys)) or any(not 1 <= kind <= 3 for *_, kind in ENTRY.iter_unpack(data)):
+        raise InputError("not a table of kernels", field="kernels")
+    return data
+
+
+def shared(data: bytes) -> int:
+    """A sealed memfd that holds the entries; the caller closes it."""
+    fd = os.memfd_create("cotenant-kernels", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(fd, data)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd

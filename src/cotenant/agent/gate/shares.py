@@ -1,0 +1,87 @@
+"""The agent's part in dividing the bound of best-effort work in flight: who has worked lately, and what each may have.
+
+A process says in its slot of its own page when it last asked the floor, and reads there how many parts the bound has
+for it (policy/colocation/division.py). It makes no system call for either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from time import monotonic_ns
+
+from cotenant.agent.ipc.page import Slot
+from cotenant.agent.tenants.tenants import Tenant
+from cotenant.policy.colocation import APART, LOOK_NS, QUIET_NS, ColocationSettings, next_parts
+
+
+def slot_of(tenant: Tenant, pid: int, gpu: str) -> Slot | None:
+    """A process's slot of a GPU; None where its process cannot be told from others, or is gone."""
+    found = [s for s in tenant.sessions if s.peer.pid == pid and not s.closed]
+    if pid == 0 or len(found) != 1:
+        return None
+    return next((found[0].page.slots[slot] for slot, uuid in found[0].slots.items() if uuid == gpu), None)
+
+
+class Shares:
+    """The best-effort processes of one GPU. A member is any key; its slot is looked for whenever it is needed."""
+
+    def __init__(self, clock_ns: Callable[[], int] = monotonic_ns) -> None:
+        self.parts: dict[Hashable, int] = {}
+        self._finds: dict[Hashable, Callable[[], Slot | None]] = {}
+        self._clock_ns = clock_ns
+        self._settings = ColocationSettings()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def configure(self, settings: ColocationSettings) -> None:
+        """Settings from now on: a look that is due under those before comes as they said."""
+        self._settings = settings
+
+    def join(self, member: Hashable, find: Callable[[], Slot | None]) -> None:
+        """A process has come: alone it has the whole bound, beside others one launch at a time until the next look."""
+        self.parts[member] = APART if self.parts else 1
+        self._finds[member] = find
+        self._tell()
+        self.watch()
+
+    def leave(self, member: Hashable) -> None:
+        """It has gone."""
+        self.parts.pop(member, None)
+        self._finds.pop(member, None)
+
+    def look(self) -> None:
+        """Decide again. One whose slot cannot be found divides the bound with all, working or not."""
+        now_ns = self._clock_ns()
+        slots = {member: find() for member, find in self._finds.items()}
+        if None in slots.values():
+            worked = set(slots)
+        else:
+            worked = {m for m, slot in slots.items() if slot is not None and now_ns - slot.floor_ns < QUIET_NS}
+        self.parts = next_parts(self.parts, worked)
+        self._tell()
+
+    def _tell(self) -> None:
+        for member, find in self._finds.items():
+            slot = find()
+            if slot is not None:
+                slot.floor_parts = self.parts[member]
+
+    def watch(self) -> None:
+        """Look every LOOK_NS, or as often as what is in flight has ended, while there is something to divide."""
+        if self._timer is not None:
+            return
+        period_ns = max(LOOK_NS, round(self._settings.interval_ns * self._settings.stretch))
+
+        def due() -> None:
+            self._timer = None
+            self.look()
+            if len(self.parts) > 1 or set(self.parts.values()) - {1}:
+                self.watch()
+
+        self._timer = asyncio.get_running_loop().call_later(period_ns / 1e9, due)
+
+    def close(self) -> None:
+        """Look no more; processes keep what they have."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,1 @@
+"""Messages between the agent, the shim in each tenant, and callers of the control socket."""

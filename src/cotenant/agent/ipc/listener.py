@@ -1,0 +1,64 @@
+"""A socket of the agent that processes connect to: one message is one packet. Lives in the agent's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from cotenant.core.errors import WorkError
+
+BACKLOG = 4096
+CONNECTIONS_PER_WAKE = 64
+FULL_S = 0.5
+
+
+class Listener:
+    """Hands every connection, made non-blocking, to `take`."""
+
+    def __init__(
+        self, path: Path, mode: int, take: Callable[[socket.socket], None], log: Callable[[str], None]
+    ) -> None:
+        """Listen at `path`, whatever a dead agent has left there. WorkError when that cannot be."""
+        self._path, self._take, self._log = path, take, log
+        self._loop = asyncio.get_running_loop()
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.bind(str(path))
+            os.chmod(path, mode)
+            self._socket.listen(BACKLOG)
+        except OSError as error:
+            self._socket.close()
+            raise WorkError(f"{path}: cannot listen: {error.strerror or error}") from None
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(CONNECTIONS_PER_WAKE):
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    # out of descriptors: let the others go on, and try again when some may have closed
+                    self._log("out of file descriptors: a connection has to wait; raise the limit (ulimit -n)")
+                    self._loop.remove_reader(self._socket)
+                    self._loop.call_later(FULL_S, self._resume)
+                return
+            connection.setblocking(False)
+            self._take(connection)
+
+    def _resume(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket, self._accept)
+
+    def close(self) -> None:
+        """Stop listening and take the socket's file away."""
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._path.unlink(missing_ok=True)

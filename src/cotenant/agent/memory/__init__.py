@@ -1,0 +1,1 @@
+"""Memory of tenants: accounting, host backing, swap, parking."""

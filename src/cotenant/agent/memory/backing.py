@@ -1,0 +1,132 @@
+"""Host memory that tenants' contents move to: one memfd per tenant, within the budget of the node."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.core.errors import InputError
+
+GRANULE = 2 << 20
+
+
+def available_bytes() -> int:
+    """Memory of this machine that could be used now, as the kernel estimates it; 0 when it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def total_bytes() -> int:
+    """Memory of this machine, or of this process's control group if that may have less; 0 when nobody says."""
+    totals = []
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
+        totals += [int(line.split()[1]) << 10 for line in file if line.startswith("MemTotal:")]
+    with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+        totals.append(int(file.read()))
+    return min(totals, default=0)
+
+
+def host_memory(budget_bytes: int | None) -> HostMemory:
+    """The node's host memory for moved contents; without a budget, half of what is available now. InputError for more
+    than there is: promises of it would be broken by the system's killer of processes."""
+    if budget_bytes is None:
+        return HostMemory(available_bytes() // 2)
+    total = total_bytes()
+    if total and budget_bytes > total:
+        raise InputError(
+            f"{budget_bytes / 2**30:.1f} GiB of host memory to move to are more than the {total / 2**30:.1f} GiB that"
+            " this machine has",
+            field="--swap-memory",
+        )
+    return HostMemory(budget_bytes)
+
+
+@dataclass
+class HostMemory:
+    """The node's budget for moved contents, in bytes; promises to tenants are kept apart from what is in use."""
+
+    budget_bytes: int
+    promised: dict[str, int] = field(default_factory=dict)
+    _fds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def left_bytes(self) -> int:
+        """What can still be promised."""
+        return self.budget_bytes - sum(self.promised.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        return {"budget_bytes": self.budget_bytes, "promised_bytes": dict(self.promised), "left_bytes": self.left_bytes}
+
+    def promise(self, tenant: str, size: int) -> None:
+        """Set aside what all of a tenant may need. InputError when the budget does not allow it."""
+        before = self.promised.get(tenant, 0)
+        if size - before > self.left_bytes:
+            raise InputError(
+                f"{tenant} needs {size / 2**30:.1f} GiB of host memory to move to and {self.left_bytes / 2**30:.1f} of"
+                f" {self.budget_bytes / 2**30:.1f} GiB are left: give it less, or the agent more (--swap-memory)",
+                field="--memory",
+            )
+        self.promised[tenant] = size
+
+    def check_room(self, name: str, size: int) -> None:
+        """Whether contents that the driver keeps (a checkpoint) would fit now. InputError when not."""
+        room = min(self.left_bytes, available_bytes() or size)
+        if size > room:
+            raise InputError(
+                f"{name} holds {size / 2**30:.1f} GiB; host memory has room for {room / 2**30:.1f} GiB of it"
+            )
+
+    def resize(self, tenant: str, size: int) -> None:
+        """Change a promise. Memory that processes have mapped already cannot grow. InputError says so."""
+        if tenant in self._fds and size > self.promised[tenant]:
+            raise InputError(
+                f"{tenant} runs with {self.promised[tenant] / 2**30:.1f} GiB of host memory to move to, which cannot"
+                " grow: start it again with more",
+                field="--memory",
+            )
+        self.promise(tenant, size)
+
+    def release(self, tenant: str) -> None:
+        """The tenant has gone; processes that still have the memory mapped keep it until they end."""
+        self.promised.pop(tenant, None)
+        fd = self._fds.pop(tenant, None)
+        if fd is not None:
+            os.close(fd)
+
+    def memfd(self, tenant: str) -> tuple[int, int]:
+        """Descriptor and size of a tenant's host memory, made at the first call, sealed: nobody can shrink it."""
+        size = self.promised.get(tenant, 0) // GRANULE * GRANULE
+        if not size:
+            return -1, 0
+        if tenant not in self._fds:
+            fd = os.memfd_create("cotenant-swap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._fds[tenant] = fd
+        return self._fds[tenant], os.fstat(self._fds[tenant]).st_size
+
+    def close(self) -> None:
+        """Drop all descriptors."""
+        for tenant in list(self._fds):
+            self.release(tenant)
+
+
+def widest_gap(taken: Iterable[tuple[int, int]], end: int) -> tuple[int, int]:
+    """Start and length of the widest span of [0, end) that no (low, high) of `taken` touches."""
+    best, at = (0, 0), 0
+    for low, high in [*sorted(span for span in taken if span[1] > span[0]), (end, end)]:
+        if low - at > best[1]:
+            best = (at, low - at)
+        at = max(at, high)
+    return best

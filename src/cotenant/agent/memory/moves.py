@@ -1,0 +1,274 @@
+"""Orders to processes to move their memory: each has an end that is awaited and progress that is passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cotenant.agent.ipc import wire
+from cotenant.agent.ipc.wire import MoveFlag, Status, Type
+
+if TYPE_CHECKING:
+    from cotenant.agent.ipc.session import Session
+    from cotenant.agent.tenants.tenants import Tenant
+
+EVERYTHING = 1 << 62
+SLOWEST_BPS = 0.2e9  # a move slower than this has stopped
+
+
+@dataclass
+class MoveState:
+    """What of one process's memory on one GPU is where, as it last said. Sizes in bytes."""
+
+    resident: int = 0
+    away: int = 0
+    backing: int = 0  # host memory that is there to move to
+    pinned: int = 0
+    low: int = 0  # span of host memory that holds contents
+    high: int = 0
+    fixed: bool = False
+
+    def take(self, values: dict[str, Any]) -> None:
+        """The process's newest words."""
+        self.resident, self.away = values["resident_bytes"], values["away_bytes"]
+        self.backing, self.pinned = values["backing_bytes"], values["pinned_bytes"]
+        self.low, self.high = values["backing_low"], values["backing_high"]
+        self.fixed = bool(values["flags"] & MoveFlag.FIXED)
+
+
+@dataclass
+class MoveEnd:
+    """How an order ended. `status` None: the process has gone, or does not answer."""
+
+    status: int | None
+    moved_bytes: int = 0
+    elapsed_ns: int = 0  # in the process, from order to end
+    mapping_ns: int = 0  # of it, making and unmaking memory behind addresses
+    copying_ns: int = 0  # of it, waiting for copies
+    handed_bytes: int = 0  # of moved_bytes: device memory that went to, or came from, another process
+
+    @classmethod
+    def told(cls, status: int, values: dict[str, Any]) -> MoveEnd:
+        """From MOVE_DONE."""
+        names = ("elapsed_ns", "mapping_ns", "copying_ns", "handed_bytes")
+        return cls(status, values["bytes"], *(values[name] for name in names))
+
+
+@dataclass
+class MoveCount:
+    """What a tenant's moves have come to."""
+
+    moves_out: int = 0
+    moves_in: int = 0
+    out_bytes: int = 0
+    in_bytes: int = 0
+    seconds: float = 0.0
+    mapping_ns: int = 0  # of its processes' moves: making and unmaking memory behind addresses
+    copying_ns: int = 0  # waiting for copies
+    handed_bytes: int = 0  # device memory that went to, or came from, another process
+    elapsed_ns: int = 0  # all
+
+    def add_out(self, end: MoveEnd) -> None:
+        """One move off the GPU."""
+        self.moves_out += bool(end.moved_bytes)
+        self.out_bytes += end.moved_bytes
+        self._add(end)
+
+    def add_in(self, end: MoveEnd) -> None:
+        """One move to the GPU."""
+        self.moves_in += bool(end.moved_bytes)
+        self.in_bytes += end.moved_bytes
+        self._add(end)
+
+    def add_whole(self, size: int, *, out: bool, seconds: float = 0.0) -> None:
+        """Whole processes off the GPU or back, by the driver's checkpoint; size in bytes."""
+        if out:
+            self.moves_out += 1
+            self.out_bytes += size
+        else:
+            self.moves_in += 1
+            self.in_bytes += size
+        self.seconds += seconds
+
+    def parts_s(self) -> dict[str, float]:
+        """Seconds in the processes: all, mapping, waiting for copies."""
+        return {
+            "process_s": self.elapsed_ns / 1e9,
+            "mapping_s": self.mapping_ns / 1e9,
+            "copying_s": self.copying_ns / 1e9,
+        }
+
+    def _add(self, end: MoveEnd) -> None:
+        self.mapping_ns += end.mapping_ns
+        self.copying_ns += end.copying_ns
+        self.handed_bytes += end.handed_bytes
+        self.elapsed_ns += end.elapsed_ns
+
+
+class Orders:
+    """Outstanding orders of all processes."""
+
+    def __init__(self, answer_s: Callable[[], float]) -> None:
+        self._answer_s = answer_s  # how long a process may be silent before it counts as one that does not answer
+        self._numbers = itertools.count(1 << 40)  # no sequence of the shim's own
+        self._open: dict[int, tuple[Session, asyncio.Future[MoveEnd], Callable[[int], None]]] = {}
+
+    async def give(
+        self,
+        session: Session,
+        slot: int,
+        kind: Type,
+        values: dict[str, int],
+        expected_bytes: int,
+        on_progress: Callable[[int], None],
+        hand: int = -1,
+    ) -> MoveEnd:
+        """Send MOVE_OUT or MOVE_IN and wait for its end; `on_progress` gets the bytes moved so far.
+
+        `hand`: its end of a Handover.
+        """
+        number = next(self._numbers)
+        future: asyncio.Future[MoveEnd] = asyncio.get_running_loop().create_future()
+        self._open[number] = (session, future, on_progress)
+        session.send(wire.pack(kind, values, sequence=number, slot=slot), hand)
+        try:
+            return await asyncio.wait_for(future, self._answer_s() + expected_bytes / SLOWEST_BPS)
+        except TimeoutError:
+            return MoveEnd(None)
+        finally:
+            self._open.pop(number, None)
+
+    def progress(self, number: int, moved_bytes: int) -> None:
+        """MOVE_PROGRESS."""
+        if number in self._open:
+            self._open[number][2](moved_bytes)
+
+    def done(self, number: int, end: MoveEnd) -> None:
+        """MOVE_DONE. One that nobody waits for (the agent has restarted, or gave up) says only what is where."""
+        if number in self._open:
+            _, future, on_progress = self._open.pop(number)
+            on_progress(end.moved_bytes)
+            if not future.done():
+                future.set_result(end)
+
+    def gone(self, session: Session) -> None:
+        """The process has ended."""
+        for number, (owner, future, _) in list(self._open.items()):
+            if owner is session:
+                del self._open[number]
+                if not future.done():
+                    future.set_result(MoveEnd(None))
+
+
+class Handover:
+    """A way for device memory from the processes that leave a GPU to those that come.
+
+    A socket, whose ends go along with their orders. The driver would clear it in between, with an engine that the
+    copies need.
+    """
+
+    def __init__(self) -> None:
+        giver, taker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._giver, self._taker = giver, taker
+
+    @property
+    def giver(self) -> int:
+        """For MOVE_OUT."""
+        return self._giver.fileno()
+
+    @property
+    def taker(self) -> int:
+        """For MOVE_IN."""
+        return self._taker.fileno()
+
+    def all_taken(self) -> None:
+        """Nobody comes any more: what has not been taken, or is sent from now on, is free.
+
+        Also where the process that was to take it has its end still open, because it is stopped: then our closing
+        alone would free nothing.
+        """
+        if self._taker.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):
+            self._taker.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            while (left := socket.recv_fds(self._taker, 64, 4, socket.MSG_DONTWAIT))[0]:
+                for memory in left[1]:
+                    os.close(memory)
+        self._taker.close()
+
+    def close(self) -> None:
+        """Both ends."""
+        self._giver.close()
+        self.all_taken()
+
+
+def owner(tenant: Tenant) -> tuple[object, ...]:
+    """Whose bytes a tenant's are: memory goes on only to tenants of the same owner.
+
+    The users that it and its processes belong to: a file may have given it to another user while processes of the one
+    before still run. A pod is held by the node's agent for whoever made it, and most pods run as root: there it is also
+    the namespace, which the name begins with.
+    """
+    in_pod = tenant.holder is not None and tenant.holder.kind == "pod"
+    namespace = tenant.name.partition("/")[0] if in_pod else ""
+    return (namespace, tenant.uid, *sorted({session.peer.uid for session in tenant.sessions}))
+
+
+class Flow:
+    """Room on the GPU that arrives while a switch goes on, for the processes that come in one after the other."""
+
+    def __init__(self, free_bytes: int, hand: Handover | None = None) -> None:
+        self.hand = hand
+        self._room = max(0, free_bytes)
+        self._used = 0  # by processes that are in
+        self._now: tuple[Session, int] | None = None
+        self._over = False  # all that was to leave has left
+        self._failed = False
+
+    def freed(self, size: int) -> None:
+        """So much more has left."""
+        self._room += size
+        self._tell()
+
+    def end(self, complete: bool) -> None:
+        """Nothing more will leave. Not complete: what was wanted did not leave, whoever waits for it stops."""
+        self._over, self._failed = True, not complete
+        self._tell()
+
+    @property
+    def allowed(self) -> int:
+        """What the process on its way in may take, in all."""
+        return EVERYTHING if self._over and not self._failed else max(0, self._room - self._used)
+
+    async def admit(self, orders: Orders, session: Session, slot: int, away: int) -> MoveEnd:
+        """Bring a process in."""
+        self._now = (session, slot)
+        hand = self.hand.taker if self.hand is not None else -1
+        done = asyncio.ensure_future(
+            orders.give(session, slot, Type.MOVE_IN, {"bytes": self.allowed}, away, lambda moved: None, hand)
+        )
+        if self._failed:
+            self._tell()
+        end = await done
+        self._now = None
+        self._used += end.moved_bytes
+        return end
+
+    def _tell(self) -> None:
+        if self._now is None:
+            return
+        session, slot = self._now
+        flags = MoveFlag.STOP if self._failed else 0
+        session.send(wire.pack(Type.MOVE_ALLOW, {"bytes": self.allowed, "flags": flags}, slot=slot))
+
+
+def moved_well(end: MoveEnd) -> bool:
+    """Whether an order was carried out."""
+    return end.status == Status.OK

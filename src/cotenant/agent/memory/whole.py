@@ -1,0 +1,221 @@
+"""Whole processes by the driver's checkpoint: which ones; locked, checkpointed, restored, unlocked, a set together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+from cotenant.agent.ipc.wire import Family
+from cotenant.agent.memory.parked import Parked
+from cotenant.agent.tenants import processes
+from cotenant.agent.tenants.processes import ProcessKey
+from cotenant.core.errors import InputError, WorkError
+from cotenant.devices import gpus
+from cotenant.devices.checkpoint import INVALID_VALUE, MAPS, OLDEST_DRIVER, Checkpointer, CheckpointError
+
+if TYPE_CHECKING:
+    from cotenant.agent.daemon import Agent
+    from cotenant.agent.tenants.tenants import Tenant
+
+SLOWEST_BPS = 0.4e9  # a checkpoint or restore slower than this has stopped (measured: 1.8e9 and 4.3e9)
+FREE_WITHIN_S = 3.0
+SETTLE_WITHIN_S = 30.0
+SPARE_BYTES = 256 << 20
+
+
+def within_s(size: int) -> float:
+    """How long a call may take that moves so many bytes."""
+    return 30 + size / SLOWEST_BPS
+
+
+class WholeProcesses:
+    """What the driver can do with sets of processes."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.checkpointer = Checkpointer(any(gpu.soft for gpu in agent.gpus))
+
+    # -- which, and whether ----------------------------------------------------------------------------------------
+
+    async def able(self, name: str, tenant: Tenant | None) -> tuple[ProcessKey, ...]:
+        """The processes of a tenant (or pid:N and its descendants) that will be checkpointed. InputError where that
+        cannot work, before anything is touched."""
+        keys = self._processes(name, tenant)
+        await self._refuse(name, tenant)
+        return await self._probe(name, keys)
+
+    def _processes(self, name: str, tenant: Tenant | None) -> tuple[ProcessKey, ...]:
+        """Processes with a CUDA context, the tenant's program first."""
+        if tenant is None:
+            pid = name.removeprefix("pid:")
+            key = processes.key_of(int(pid) if pid.isdigit() else 0)
+            if not processes.alive(key):
+                raise InputError(f"there is no tenant and no process {name!r}", field="NAME")
+            keys = (key, *sorted(processes.descendants({key})))
+            if key.pid == 1 or os.getpid() in {each.pid for each in keys} or self.checkpointer.pid == key.pid:
+                raise InputError(f"process {key.pid} is, or has started, this agent: parked, nothing could resume it")
+            return keys
+        mine = {s.process for s in tenant.sessions if any(s.page.slots[slot].contexts for slot in s.slots)}
+        if not mine:
+            raise InputError(f"{name} has no process that uses a GPU", field="NAME")
+        return tuple(sorted(mine, key=lambda key: (key != tenant.root, key.pid)))
+
+    async def _refuse(self, name: str, tenant: Tenant | None) -> None:
+        """A clear no before anything is touched."""
+        try:
+            version = (await self.checkpointer.order("version"))["version"]
+        except CheckpointError as error:
+            raise WorkError(f"parking is not possible here: {error}") from None
+        if version < OLDEST_DRIVER:
+            raise InputError(
+                f"this driver speaks CUDA {version // 1000}.{version % 1000 // 10}; parking needs 12.8 (release 570)"
+            )
+        if tenant is None:
+            return
+        for gpu in tenant.gpus:
+            if gpu.uuid.startswith("MIG-"):
+                raise InputError(f"{name} runs on the MIG device {gpu.uuid}; the driver does not checkpoint those")
+            if self.agent.ledger.families(name, gpu.uuid).get(Family.MANAGED.name.lower(), 0):
+                raise InputError(f"{name} uses managed memory; the driver does not checkpoint that")
+
+    async def _probe(self, name: str, keys: tuple[ProcessKey, ...]) -> tuple[ProcessKey, ...]:
+        """Those of the processes that the driver could checkpoint: a child may have no context, an MPS client none of
+        its own."""
+        able = []
+        why = "they are gone"
+        for key in keys:
+            try:
+                state = await self.state(key)
+            except CheckpointError as error:
+                why = str(error)
+                continue
+            if state != "running":
+                raise InputError(f"process {key.pid} of {name} is {state} already, and not by this agent")
+            able.append(key)
+        if not able:
+            raise InputError(f"{name} has no process that the driver can checkpoint: {why}", field="NAME")
+        return tuple(able)
+
+    async def state(self, key: ProcessKey) -> str:
+        """running, locked, checkpointed or failed. CheckpointError when the driver does not know it."""
+        return str((await self.checkpointer.order("state", key.pid))["state"])
+
+    async def free_bytes(self, uuids: tuple[str, ...]) -> int:
+        """What the driver says is free on these GPUs together; none named: on all of this agent's."""
+        total = 0
+        for gpu in self.agent.gpus:
+            if uuids and gpu.uuid not in uuids:
+                continue
+            free = await asyncio.get_running_loop().run_in_executor(None, gpus.driver_free_bytes, gpu)
+            total += free or 0
+        return total
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    async def checkpoint(self, keys: tuple[ProcessKey, ...], size: int, timeout_s: float) -> None:
+        """Lock all, then checkpoint all; what was done is undone when one of them fails (CheckpointError)."""
+        locked: list[ProcessKey] = []
+        done: list[ProcessKey] = []
+        try:
+            for key in keys:
+                await self.checkpointer.order(
+                    "lock", key.pid, within_s=timeout_s + 10, timeout_ms=int(timeout_s * 1000)
+                )
+                locked.append(key)
+            for key in locked:
+                await self.checkpointer.order("checkpoint", key.pid, within_s=within_s(size))
+                done.append(key)
+        except CheckpointError:
+            for key in reversed(done):
+                with contextlib.suppress(CheckpointError):
+                    await self.checkpointer.order("restore", key.pid, within_s=within_s(size))
+            for key in reversed(locked):
+                with contextlib.suppress(CheckpointError):
+                    await self.checkpointer.order("unlock", key.pid)
+            raise
+
+    # -- back ------------------------------------------------------------------------------------------------------
+
+    async def restore(self, parked: Parked, target: str | None) -> None:
+        """Restore all, then unlock all, on `target` if it is another GPU. WorkError, and all as it was, when not."""
+        await self._wait_for_memory(target or (parked.gpus[0] if parked.gpus else None), parked.size)
+        onto: list[str] = []
+        if target is not None and parked.gpus and target != parked.gpus[0]:
+            onto = [gpus.uuid_bytes(parked.gpus[0]).hex(), gpus.uuid_bytes(target).hex()]
+        alive = [key for key in parked.keys if processes.alive(key)]
+        try:
+            for key in alive:
+                state = await self.state(key)
+                if state == "failed":
+                    raise CheckpointError(
+                        f"the driver has lost the GPU state of process {key.pid}: it has to be stopped"
+                    )
+                if state == "checkpointed":
+                    await self._restore_one(key, within_s(parked.size), onto)
+            for key in alive:
+                if await self.state(key) == "locked":
+                    await self.checkpointer.order("unlock", key.pid)
+        except CheckpointError as error:
+            raise WorkError(f"{parked.name} cannot be brought back: {error}") from None
+
+    async def _restore_one(self, key: ProcessKey, limit_s: float, onto: list[str]) -> None:
+        """A driver that finds a map of GPUs wrong leaves the process as it is, so that another one can be tried: which
+        GPUs a map has to name differs with what the process sees."""
+        faults = []
+        for number, kind in enumerate(MAPS if onto else ("",)):
+            try:
+                await self.checkpointer.order("restore", key.pid, within_s=limit_s, onto=onto, map=kind)
+            except CheckpointError as error:
+                faults.append(f"{kind}: {error}" if onto else str(error))
+                if error.code != INVALID_VALUE or await self.state(key) != "checkpointed":
+                    break
+            else:
+                if number:
+                    self.agent.log(f"process {key.pid} came back with a map of {kind}, after {'; '.join(faults)}")
+                return
+        raise CheckpointError("; ".join(faults))
+
+    async def _wait_for_memory(self, gpu: str | None, size: int) -> None:
+        """Do not restore before the driver has that much free: what has just left may take a moment."""
+        deadline = time.monotonic() + FREE_WITHIN_S
+        device = next((each for each in self.agent.gpus if each.uuid == gpu), None)
+        while device is not None:
+            free = await asyncio.get_running_loop().run_in_executor(None, gpus.driver_free_bytes, device)
+            if free is None or free >= size + (0 if device.soft else SPARE_BYTES):
+                return
+            if time.monotonic() > deadline:
+                raise WorkError(
+                    f"{size / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB of its GPU are free; it stays parked"
+                )
+            await asyncio.sleep(0.2)
+
+    # -- after a restart of the agent ------------------------------------------------------------------------------
+
+    async def settle(self, parked: Parked) -> bool:
+        """What the last agent left of a set that it was parking or bringing back: whether it is parked. One that is
+        only locked runs again; a call that still goes on is waited for."""
+        deadline = time.monotonic() + SETTLE_WITHIN_S
+        while True:
+            states = {}
+            for key in parked.keys:
+                with contextlib.suppress(CheckpointError):
+                    if processes.alive(key):
+                        states[key] = await self.state(key)
+            if "checkpointed" in states.values() or "failed" in states.values():
+                return True
+            locked = [key for key, state in states.items() if state == "locked"]
+            if not locked:
+                return False
+            for key in locked:
+                with contextlib.suppress(CheckpointError):
+                    await self.checkpointer.order("unlock", key.pid)
+            if time.monotonic() > deadline:
+                return True  # resume tries again, and says what the driver says
+            await asyncio.sleep(0.2)
+
+    def close(self) -> None:
+        """End the helper; what is checkpointed stays so."""
+        self.checkpointer.close()

@@ -1,0 +1,1 @@
+"""Orchestrators that own tenants: pods, Slurm jobs."""

@@ -1,0 +1,1 @@
+"""Tenants of a node: admission, processes, state across restarts, launching."""

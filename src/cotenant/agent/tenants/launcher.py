@@ -1,0 +1,149 @@
+"""`cotenant run`: register a tenant, start its program with the shim, pass signals on, keep its timeout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cotenant.shim
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.tenants.tenants import spec_to_dict
+from cotenant.core.errors import InputError, WorkError
+
+KILL_AFTER_S = 10.0
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One `cotenant run`."""
+
+    folder: Path
+    spec: TenantSpec
+    command: list[str]
+    limit_given: bool = True
+    join: bool = False
+    timeout_s: float | None = None
+    empty_cache: str = "off"
+
+
+def program_environment(answer: dict[str, Any]) -> dict[str, str]:
+    """Environment of a tenant's program, from the agent's answer to `register`. WorkError without a driver."""
+    from cotenant.shim.build import find_driver, tenant_environment
+
+    if answer["soft"]:
+        from cotenant.softgpu.build import build
+
+        driver: Path | None = build()
+    else:
+        driver = find_driver()
+    if driver is None:
+        raise WorkError("no NVIDIA driver library (libcuda.so.1) was found on this machine")
+    mine: dict[str, str] = answer["environment"]
+    return os.environ | mine | tenant_environment(answer["socket"], answer["token"], driver)
+
+
+def cache_hook(mode: str) -> dict[str, str]:
+    """Environment that makes the program's Python give PyTorch's cached memory back (see shim/hooks)."""
+    if mode == "off":
+        return {}
+    folder = str(Path(cotenant.shim.__file__).parent / "hooks")
+    path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+    return {"COTENANT_EMPTY_CACHE": mode, "PYTHONPATH": path}
+
+
+def register(client: ControlClient, launch: Launch) -> dict[str, Any]:
+    """Make the tenant known; returns the agent's answer."""
+    tenant = spec_to_dict(launch.spec)
+    if not launch.limit_given:
+        tenant["limit"] = None
+    return client.call("register", tenant=tenant, join=launch.join, timeout_s=launch.timeout_s)
+
+
+def run(launch: Launch) -> int:
+    """Run the program to its end. Returns its exit code, 128 + N for signal N, as a shell does; 124 after a timeout."""
+    if launch.empty_cache != "off" and launch.spec.oversubscribe == "none" and not launch.join:
+        raise InputError(
+            "nothing of this tenant would be moved: add --oversubscribe swap, or leave this out", field="--empty-cache"
+        )
+    with ControlClient(launch.folder) as client:
+        answer = register(client, launch)
+        environment = program_environment(answer) | cache_hook(launch.empty_cache)
+        if answer.get("parked"):  # else it would stand still and nobody know why
+            name = answer["name"]
+            print(f"cotenant: {name} is parked: its GPU work waits for `cotenant resume {name}`", file=sys.stderr)
+        # On a terminal the program stays in our group, so Ctrl-C, Ctrl-Z and fg work as for any program. Elsewhere it
+        # has a group of its own, and signals sent to us alone are passed on to all of it.
+        group = None if _on_terminal() else 0
+        try:
+            child = subprocess.Popen(launch.command, env=environment, process_group=group)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise InputError(f"{launch.command[0]}: cannot be started: {reason}") from None
+        with contextlib.suppress(WorkError):  # it has ended already
+            client.call("started", name=answer["name"], pid=child.pid)
+        code = _wait(child, launch.timeout_s, own_group=group == 0, name=answer["name"], folder=launch.folder)
+    _report_warnings(launch.folder, answer["name"])
+    return code
+
+
+def _on_terminal() -> bool:
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group: bool, name: str, folder: Path) -> int:
+    def pass_on(number: int, _frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if own_group:
+                os.killpg(child.pid, number)
+            elif number not in TERMINAL_SIGNALS:  # those the terminal has sent to the program as well
+                child.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in PASSED_SIGNALS}
+    try:
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            print(f"cotenant: the timeout of {timeout_s:g} s is over: stopping the program", file=sys.stderr)
+            _stop(child, name, folder)
+            return 124  # as timeout(1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _stop(child: subprocess.Popen[bytes], name: str, folder: Path) -> None:
+    """End the program and its children: through the agent, which knows them all, or without it the program itself."""
+    try:
+        with ControlClient(folder, timeout_s=KILL_AFTER_S + 10) as client:
+            client.call("stop", name=name, grace_s=KILL_AFTER_S)
+    except (WorkError, InputError):
+        child.terminate()
+    try:
+        child.wait(KILL_AFTER_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _report_warnings(folder: Path, name: str) -> None:
+    """Say at the end what the agent noticed about this tenant."""
+    try:
+        with ControlClient(folder, timeout_s=5.0) as client:
+            warnings: list[str] = client.call("warnings", name=name)["warnings"]
+    except (WorkError, InputError):
+        return
+    for text in warnings:
+        print(f"cotenant: {name}: {text}", file=sys.stderr)

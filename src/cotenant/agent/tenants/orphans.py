@@ -1,0 +1,94 @@
+"""What a program has left behind when it ended: a daemon in its group, or anywhere else with its tenant's token.
+
+A daemon leaves its parent, its group and its session, and may use the GPU for the first time long after. What it keeps
+is the environment it was started with, where the launcher has put the tenant's token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from cotenant.agent.tenants.processes import ProcessKey, alive, in_group, is_zombie, key_of
+from cotenant.agent.tenants.tenants import Tenant
+
+FIRST_LOOK_S = 0.01
+LAST_LOOK_S = 0.5
+NOBODY: frozenset[ProcessKey] = frozenset()
+
+
+def by_token(tokens: Collection[str], proc: Path = Path("/proc")) -> dict[str, frozenset[ProcessKey]]:
+    """The living processes whose environment holds each of these tokens; those of other users cannot be seen."""
+    marks = {f"COTENANT_TOKEN={token}".encode(): token for token in tokens}
+    found: dict[str, set[ProcessKey]] = {}
+    for entry in os.listdir(proc):
+        if not entry.isdigit():
+            continue
+        try:
+            environment = (proc / entry / "environ").read_bytes()
+        except OSError:
+            continue
+        for variable in environment.split(b"\0"):
+            if token := marks.get(variable):
+                found.setdefault(token, set()).add(key_of(int(entry)))
+    return {token: frozenset(key for key in keys if not is_zombie(key.pid)) for token, keys in found.items()}
+
+
+class Heirs:
+    """Watches over tenants whose programs have ended; `gone` is told of each that nothing is left of.
+
+    `changed` is called when a tenant's heirs are others than before, to be remembered.
+    """
+
+    def __init__(
+        self, tenants: Mapping[str, Tenant], gone: Callable[[Tenant], None], changed: Callable[[], None]
+    ) -> None:
+        self._tenants = tenants
+        self._gone = gone
+        self._changed = changed
+        self._wanted: set[str] = set()
+        self._found: dict[str, frozenset[ProcessKey]] = {}
+        self._looking = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def watch(self, tenant: Tenant, group: int | None = None, known: Collection[ProcessKey] = ()) -> None:
+        """The program of a tenant has ended: the tenant lives on with that group and what else is left of it."""
+        tenant.group = group
+        tenant.heirs = frozenset(known)
+        tenant.left_behind = True
+        task = asyncio.get_running_loop().create_task(self._watch(tenant))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        """Watch no more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _watch(self, tenant: Tenant) -> None:
+        wait_s = FIRST_LOOK_S
+        tenant.heirs |= await self._look(tenant.token)
+        self._changed()
+        while self._tenants.get(tenant.name) is tenant:
+            if tenant.group is not None and not await asyncio.to_thread(in_group, tenant.group):
+                tenant.group = None
+            if tenant.group is None and not any(alive(key) for key in tenant.heirs):
+                tenant.heirs = await self._look(tenant.token)  # they may have children
+                if not tenant.heirs:
+                    break
+                self._changed()
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LAST_LOOK_S)
+        tenant.left_behind = False
+        self._gone(tenant)
+
+    async def _look(self, token: str) -> frozenset[ProcessKey]:
+        """One look through all processes serves everybody who has asked before it began."""
+        self._wanted.add(token)
+        async with self._looking:
+            if token in self._wanted:
+                wanted, self._wanted = self._wanted, set()
+                self._found |= await asyncio.to_thread(by_token, wanted)
+        return self._found.pop(token, NOBODY)

@@ -1,0 +1,313 @@
+"""The tenants of a node: who is admitted to which GPU, and what is known about each."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cotenant.agent.config.files import TenantSpec, check_spec
+from cotenant.agent.mechanisms import Enforcement, Mechanism
+from cotenant.agent.mechanisms.mps import CLIENT_PRIORITY
+from cotenant.agent.memory.backing import HostMemory
+from cotenant.agent.owners.holders import Holder
+from cotenant.agent.tenants.processes import ProcessKey
+from cotenant.core.errors import InputError
+from cotenant.devices.gpus import Gpu
+from cotenant.policy.shares import Share
+
+if TYPE_CHECKING:
+    from cotenant.agent.ipc.session import Session
+
+MAX_TENANTS = 4096
+
+
+@dataclass(eq=False)
+class Tenant:
+    """One tenant: promise, place, processes, and what happened to it."""
+
+    spec: TenantSpec
+    gpus: tuple[Gpu, ...]
+    token: str
+    uid: int
+    enforcement: Enforcement
+    declared: bool = False
+    holder: Holder | None = None  # the pod or job that keeps it, whatever its processes do
+    root: ProcessKey | None = None
+    left_behind: bool = False  # its program has ended, and others of it may live: in its group, or known by its token
+    group: int | None = None
+    heirs: frozenset[ProcessKey] = frozenset()
+    launching: bool = False  # registered by a launcher that has not started the program yet
+    created_ns: int = 0
+    timeout_s: float | None = None
+    sessions: list[Session] = field(default_factory=list)
+    warnings: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    warning_count: int = 0
+    launches_gone: int = 0  # counted by processes that have ended
+    waited_gone_ns: int = 0
+
+    @property
+    def name(self) -> str:
+        """The tenant's name."""
+        return self.spec.name
+
+    def environment(self, *, below: bool) -> dict[str, str]:
+        """What a program that starts now gets. `below`: the scheme of co-location puts best-effort work below others,
+        unless its priority says otherwise."""
+        found = dict(self.enforcement.environment)
+        if below and self.spec.best_effort and self.spec.priority == 0 and CLIENT_PRIORITY in found:
+            found[CLIENT_PRIORITY] = "1"
+        return found
+
+    def share(self) -> Share:
+        """Its promise in the broker's words."""
+        gang = tuple(g.uuid for g in self.gpus) if len(self.gpus) > 1 else ()
+        spec = self.spec
+        return Share(spec.request, spec.limit, spec.priority, spec.weight, gang)
+
+    def cap_bytes(self, gpu: Gpu) -> int | None:
+        """Its memory cap on a GPU: as promised; the card's own size where its contents must have a place to go."""
+        movable = self.spec.oversubscribe != "none"
+        return gpu.memory_bytes if self.spec.memory_bytes is None and movable else self.spec.memory_bytes
+
+    @property
+    def kept_bytes(self) -> int | None:
+        """Memory that nobody else may take of its GPUs: a latency-sensitive tenant's is there when it wants it."""
+        return self.spec.memory_bytes if self.spec.latency_sensitive else None
+
+    def warn(self, text: str) -> None:
+        """Keep a warning for ps, top and the launcher."""
+        self.warning_count += 1
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+class Registry:
+    """All tenants of the node, and admission: no GPU is promised twice."""
+
+    def __init__(self, gpus: Iterable[Gpu], mechanisms: dict[str, Mechanism], host: HostMemory | None = None) -> None:
+        self.host = host or HostMemory(0)
+        self.gpus = {g.uuid: g for g in gpus}
+        self.mechanisms = mechanisms
+        self.tenants: dict[str, Tenant] = {}
+        self._by_token: dict[str, Tenant] = {}
+        self._by_gpu: dict[str, dict[str, Tenant]] = {uuid: {} for uuid in self.gpus}
+        self.away: Container[str] = ()  # names of those that are parked
+
+    def by_token(self, token: str) -> Tenant | None:
+        """The tenant whose launcher was given that token."""
+        return self._by_token.get(token)
+
+    def by_process(self, pids: Iterable[int]) -> Tenant | None:
+        """The tenant whose program one of these processes is (nearest first)."""
+        roots = {t.root.pid: t for t in self.tenants.values() if t.root is not None}
+        return next((roots[pid] for pid in pids if pid in roots), None)
+
+    def on_gpu(self, uuid: str, without: str = "") -> list[Tenant]:
+        """Tenants placed on a GPU."""
+        return [tenant for name, tenant in self._by_gpu[uuid].items() if name != without]
+
+    def admit(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
+        """Place a tenant and prepare its mechanism. InputError says what does not fit."""
+        check_spec(spec)
+        if spec.name in self.tenants:
+            raise InputError(f"a tenant named {spec.name} is there already", field="--name")
+        if len(self.tenants) >= MAX_TENANTS:
+            raise InputError(f"this agent already has {MAX_TENANTS} tenants")
+        mechanism = self.mechanisms.get(spec.mechanism)
+        if mechanism is None:
+            raise InputError(
+                f"unknown mechanism {spec.mechanism!r}; known: {', '.join(self.mechanisms)}", field="--mechanism"
+            )
+        gpus = self._place(spec)
+        for gpu in gpus:
+            self._fits(spec, gpu)
+        self._promise_host(spec, gpus)
+        try:
+            enforcement = mechanism.grant(spec, gpus)
+        except BaseException:
+            self.host.release(spec.name)
+            raise
+        tenant = Tenant(spec, gpus, token or secrets.token_hex(24), uid, enforcement, declared)
+        self.tenants[spec.name] = tenant
+        self._by_token[tenant.token] = tenant
+        for gpu in gpus:
+            self._by_gpu[gpu.uuid][spec.name] = tenant
+        return tenant
+
+    def preparing(self, spec: TenantSpec) -> tuple[Mechanism, tuple[Gpu, ...]] | None:
+        """What would be prepared for such a tenant, and where; None when it cannot be admitted (`admit` says why)."""
+        mechanism = self.mechanisms.get(spec.mechanism)
+        if mechanism is None:
+            return None
+        try:
+            check_spec(spec)
+            gpus = self._place(spec)
+            for gpu in gpus:
+                self._fits(spec, gpu)
+        except InputError:
+            return None
+        return mechanism, gpus
+
+    def resize(self, tenant: Tenant, spec: TenantSpec) -> str:
+        """Change a tenant's promise; says from when on it holds. InputError when it does not fit."""
+        check_spec(spec)
+        for gpu in tenant.gpus:
+            self._fits(spec, gpu)
+        if spec.oversubscribe == "swap":
+            self.host.resize(spec.name, spec.memory_bytes or tenant.gpus[0].memory_bytes)
+        tenant.spec = spec
+        return self.mechanisms[spec.mechanism].resize(spec, tenant.gpus)
+
+    def check_fits(self, spec: TenantSpec, gpu: Gpu) -> None:
+        """InputError when a GPU has no room for such a tenant beside those that are there."""
+        self._fits(spec, gpu)
+
+    def replace(self, tenant: Tenant, gpu: Gpu) -> None:
+        """Put a tenant of one GPU on another."""
+        self._by_gpu[tenant.gpus[0].uuid].pop(tenant.name, None)
+        tenant.gpus = (gpu,)
+        self._by_gpu[gpu.uuid][tenant.name] = tenant
+
+    def remove(self, tenant: Tenant) -> None:
+        """Forget a tenant and release its mechanism."""
+        self.tenants.pop(tenant.name, None)
+        self._by_token.pop(tenant.token, None)
+        self.host.release(tenant.name)
+        for gpu in tenant.gpus:
+            self._by_gpu[gpu.uuid].pop(tenant.name, None)
+        self.mechanisms[tenant.spec.mechanism].revoke(tenant.name, tenant.gpus)
+
+    def _promise_host(self, spec: TenantSpec, gpus: tuple[Gpu, ...]) -> None:
+        """Host memory for all that a tenant may have to move: promised now, so that no move finds it missing."""
+        if spec.oversubscribe == "swap":
+            self.host.promise(spec.name, spec.memory_bytes or gpus[0].memory_bytes)
+
+    def _place(self, spec: TenantSpec) -> tuple[Gpu, ...]:
+        if spec.gpus:
+            chosen = []
+            for text in spec.gpus:
+                gpu = self.gpus.get(text) or next((g for g in self.gpus.values() if str(g.index) == text), None)
+                if gpu is None:
+                    known = ", ".join(self.gpus)
+                    raise InputError(f"this agent has no GPU {text!r}; it has {known}", field="--gpus")
+                if gpu in chosen:
+                    raise InputError(f"the GPU {text!r} is named twice", field="--gpus")
+                chosen.append(gpu)
+            return tuple(chosen)
+        if spec.gpu_count > len(self.gpus):
+            raise InputError(f"{spec.gpu_count} GPUs asked for, this agent has {len(self.gpus)}", field="--gpus")
+
+        def load(gpu: Gpu) -> tuple[bool, float, int, int]:
+            others = self.on_gpu(gpu.uuid)
+            promised = sum(t.spec.request for t in others)
+            try:
+                self._fits(spec, gpu)
+                refused = False
+            except InputError:
+                refused = True
+            return (refused, promised, len(others), gpu.index)
+
+        return tuple(sorted(self.gpus.values(), key=load)[: spec.gpu_count])
+
+    def readmit(self, tenant: Tenant) -> None:
+        """InputError when a parked tenant's GPUs have been promised to others meanwhile."""
+        for gpu in tenant.gpus:
+            self._fits(tenant.spec, gpu)
+
+    def _fits(self, spec: TenantSpec, gpu: Gpu) -> None:
+        # a tenant parked by order is promised nothing until it is back
+        others = [other for other in self.on_gpu(gpu.uuid, without=spec.name) if other.name not in self.away]
+        where = f"GPU {gpu.index} ({gpu.name})"
+        mine = self.mechanisms[spec.mechanism]
+        if mine.capabilities().exclusive and spec.limit < 1.0:
+            raise InputError(f"{spec.mechanism} gives the whole GPU; a limit needs time or mps", field="--limit")
+        for other in others:
+            theirs = self.mechanisms[other.spec.mechanism]
+            if mine.capabilities().exclusive or theirs.capabilities().exclusive:
+                raise InputError(f"{where} is shared with {other.name}: whole does not fit", field="--mechanism")
+            if other.spec.mechanism != spec.mechanism:
+                raise InputError(
+                    f"{where} is shared by {other.spec.mechanism} ({other.name}); {spec.mechanism} beside it would not"
+                    " hold its promises",
+                    field="--mechanism",
+                )
+        promised = sum(t.spec.request for t in others)
+        if promised + spec.request > 1.0 + 1e-9:
+            raise InputError(
+                f"{where} has {1 - promised:.0%} left to promise; {spec.name} asks for {spec.request:.0%}",
+                field="--request",
+            )
+        self._memory_fits(spec, gpu, [t.spec for t in others], where)
+
+    def _memory_fits(self, spec: TenantSpec, gpu: Gpu, others: list[TenantSpec], where: str) -> None:
+        """Promises that stay on the card and the largest of those that can leave it must fit together."""
+        if spec.oversubscribe != "none" and not self.mechanisms[spec.mechanism].capabilities().gated:
+            raise InputError(
+                f"{spec.name} is to oversubscribe under {spec.mechanism}: only turns (--mechanism time) say when memory"
+                " may move",
+                field="--oversubscribe",
+            )
+        if spec.memory_bytes is not None:
+            staying = sum(s.memory_bytes or 0 for s in others if s.oversubscribe == "none")
+            leaving = max((s.memory_bytes or 0 for s in others if s.oversubscribe != "none"), default=0)
+            taken = staying if spec.oversubscribe != "none" else staying + leaving
+            if taken + spec.memory_bytes > gpu.memory_bytes:
+                left = max(0, gpu.memory_bytes - taken)
+                raise InputError(
+                    f"{where} has {left / 2**30:.2f} GiB of memory left to promise; {spec.name} asks for"
+                    f" {spec.memory_bytes / 2**30:.2f} GiB",
+                    field="--memory",
+                )
+
+
+def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
+    """Plain data of a spec, for the state file."""
+    return {
+        "name": spec.name,
+        "request": spec.request,
+        "limit": spec.limit,
+        "memory_bytes": spec.memory_bytes,
+        "priority": spec.priority,
+        "weight": spec.weight,
+        "gpus": list(spec.gpus),
+        "gpu_count": spec.gpu_count,
+        "mechanism": spec.mechanism,
+        "best_effort": spec.best_effort,
+        "copy_weight": spec.copy_weight,
+        "oversubscribe": spec.oversubscribe,
+        "latency_sensitive": spec.latency_sensitive,
+        "work_class": spec.work_class,
+        "work_sms": spec.work_sms,
+        "kernels": spec.kernels,
+        "in_flight_ns": spec.in_flight_ns,
+    }
+
+
+def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
+    """A spec from plain data of a control client or the state file. InputError when a value has the wrong type."""
+    try:
+        memory = data.get("memory_bytes")
+        return TenantSpec(
+            name=str(data["name"]),
+            request=float(data.get("request") or 0.0),
+            limit=float(1.0 if data.get("limit") is None else data["limit"]),
+            memory_bytes=None if memory is None else int(memory),
+            priority=int(data.get("priority") or 0),
+            weight=float(data.get("weight") or 0.0),
+            gpus=tuple(str(g) for g in data.get("gpus") or ()),
+            gpu_count=int(data.get("gpu_count") or 1),
+            mechanism=str(data.get("mechanism") or "time"),
+            best_effort=bool(data.get("best_effort")),
+            oversubscribe=str(data.get("oversubscribe") or "none"),
+            copy_weight=None if data.get("copy_weight") is None else float(data["copy_weight"]),
+            latency_sensitive=bool(data.get("latency_sensitive")),
+            work_class=str(data.get("work_class") or "unknown"),
+            work_sms=int(data.get("work_sms") or 0),
+            kernels=str(data.get("kernels") or ""),
+            in_flight_ns=int(data.get("in_flight_ns") or 0),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"not a tenant: {error}") from None

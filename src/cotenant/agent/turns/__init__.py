@@ -1,0 +1,1 @@
+"""Time slices handed out by the token broker."""

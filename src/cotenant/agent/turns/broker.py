@@ -1,0 +1,356 @@
+"""The shell around the token core: its clock, its timers, and its instructions made true in pages and messages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cotenant.agent.ipc import wire
+from cotenant.agent.ipc.wire import Reason, SlotFlag
+from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
+
+if TYPE_CHECKING:
+    from cotenant.agent.ipc.session import Session
+    from cotenant.agent.tenants.tenants import Tenant
+
+_REASONS: dict[int, str] = {Reason.IDLE: "idle", Reason.EXIT: "exit"}  # all others: released
+SAFETY_NS = 1_000_000_000
+LATE_REPORT_NS = 20_000_000  # how far back a release may say that its work ended
+
+
+@dataclass(eq=False)
+class _Hold:
+    """The turn of a tenant on a GPU, as its processes see it."""
+
+    tenant: Tenant
+    epoch: int
+    deadline_ns: int
+    members: dict[Session, int] = field(default_factory=dict)  # session -> its slot
+    drained_ns: int = 0
+    reason: str = "released"
+    contended: bool | None = None
+
+
+class Broker:
+    """Token traffic of a node. One event loop calls everything."""
+
+    def __init__(
+        self,
+        gpus: list[str],
+        settings: QuotaSettings,
+        *,
+        inflight_ns: int,
+        on_turn: Callable[[Ended], None],
+        on_fault: Callable[[str, str], None],
+    ) -> None:
+        self.turns = NodeTurns(gpus, settings)
+        self.inflight_ns = inflight_ns
+        self._on_turn = on_turn
+        self._on_fault = on_fault
+        self._loop = asyncio.get_running_loop()
+        self._holds: dict[str, _Hold] = {}  # gpu -> turn under way
+        self._stuck: dict[tuple[str, str], _Hold] = {}  # (gpu, tenant) that runs on although its turn was taken
+        self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
+        self._tenants: dict[str, Tenant] = {}
+        # may this turn begin? False: the turn waits until `resume_turn` or `fail_turn` is called for it
+        self.before_grant: Callable[[Tenant, str, int], bool] = lambda tenant, gpu, epoch: True
+        self._suspended: set[str] = set()
+        # epochs on the wire grow for ever, also over a restart of the agent
+        self._wire_epoch = time.monotonic_ns() // 1000
+
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    def join(self, tenant: Tenant) -> None:
+        """Open accounts for a gated tenant, or change its share."""
+        self._tenants[tenant.name] = tenant
+        now_ns = time.monotonic_ns()
+        for gpu in tenant.gpus:
+            if tenant.name in self.turns.gpus[gpu.uuid].accounts:
+                self._obey(self.turns.gpus[gpu.uuid].resize(tenant.name, tenant.share(), now_ns), gpu.uuid)
+            else:
+                self._obey(self.turns.join(gpu.uuid, tenant.name, tenant.share(), now_ns), gpu.uuid)
+
+    def leave(self, tenant: Tenant) -> None:
+        """Close a tenant's accounts."""
+        now_ns = time.monotonic_ns()
+        self._suspended.discard(tenant.name)
+        for gpu in tenant.gpus:
+            self._stuck.pop((gpu.uuid, tenant.name), None)
+            if tenant.name in self.turns.gpus[gpu.uuid].accounts:
+                self._obey(self.turns.leave(gpu.uuid, tenant.name, now_ns), gpu.uuid)
+        self._tenants.pop(tenant.name, None)
+
+    def configure(self, settings: QuotaSettings) -> None:
+        """New settings from the config file."""
+        out = self.turns.configure(settings, time.monotonic_ns())
+        for gpu in self.turns.gpus:
+            self._obey([step for step in out if step.gpu == gpu], gpu)
+
+    # -- messages of the shims -------------------------------------------------------------------------------------
+
+    def request(self, session: Session, slot: int, burst_ns: int) -> None:
+        """TOKEN_REQUEST."""
+        gpu = session.slots[slot]
+        session.asking.add(slot)
+        if session.tenant.name in self._suspended:
+            return
+        out = self.turns.request(gpu, session.tenant.name, time.monotonic_ns(), burst_ns)
+        hold = self._holds.get(gpu)
+        if out or hold is None or hold.contended is False:
+            self._obey(out, gpu)
+
+    def suspend(self, tenant: Tenant) -> None:
+        """Give this tenant no turns; one under way is taken back. What it asks for is remembered."""
+        self._suspended.add(tenant.name)
+        now_ns = time.monotonic_ns()
+        for gpu in tenant.gpus:
+            machine = self.turns.gpus[gpu.uuid]
+            if tenant.name in machine.accounts:
+                self._obey(self.turns.withdraw(gpu.uuid, tenant.name, now_ns), gpu.uuid)
+                turn = machine.turn
+                if turn is not None and turn.account.name == tenant.name and turn.paused_ns is not None:
+                    self.fail_turn(gpu.uuid, tenant.name, turn.epoch)  # it waits for memory: nothing runs in it
+                else:
+                    self._obey(machine.stop_turn(tenant.name, now_ns, "suspended"), gpu.uuid)
+
+    def unsuspend(self, tenant: Tenant) -> None:
+        """Turns again, from now on."""
+        self._suspended.discard(tenant.name)
+        for gpu in tenant.gpus:
+            if tenant.name in self.turns.gpus[gpu.uuid].accounts and self._asks(tenant, gpu.uuid):
+                self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
+
+    def wish(self, tenant: Tenant) -> None:
+        """A turn for a tenant none of whose processes can ask for it."""
+        for gpu in tenant.gpus:
+            if tenant.name in self.turns.gpus[gpu.uuid].accounts and not self.holds(tenant, gpu.uuid):
+                self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
+
+    def holds(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether the tenant runs on that GPU, or still drains there."""
+        machine = self.turns.gpus[gpu]
+        return tenant.name in machine.overrun or (machine.turn is not None and machine.turn.account.name == tenant.name)
+
+    def resume_turn(self, gpu: str, name: str, epoch: int, floor_ns: int) -> None:
+        """The tenant of a turn that waited can run; the turn then lasts at least `floor_ns`."""
+        out = self.turns.gpus[gpu].resume(name, epoch, time.monotonic_ns(), floor_ns)
+        if out:
+            self._obey(out, gpu)
+        else:
+            self.fail_turn(gpu, name, epoch)
+
+    def fail_turn(self, gpu: str, name: str, epoch: int) -> None:
+        """The tenant of a turn that waited cannot run now: the turn ends, unused."""
+        tenant, machine = self._tenants.get(name), self.turns.gpus[gpu]
+        if tenant is not None and name in machine.accounts:
+            again = name not in self._suspended and self._asks(tenant, gpu)
+            self._obey(self.turns.release(gpu, name, epoch, time.monotonic_ns(), None, "gone", again), gpu)
+
+    def release(
+        self, session: Session, slot: int, epoch: int, drained_ns: int, reason: int, drained: bool, again: bool
+    ) -> None:
+        """TOKEN_RELEASE. A release of a turn that this process does not hold is ignored."""
+        if session.granted.get(slot) != epoch:
+            return
+        gpu = session.slots[slot]
+        session.page.slots[slot].epoch = 0
+        if not drained:
+            return  # closed but not empty: the core's timer for stuck holders runs
+        del session.granted[slot]
+        if again:
+            session.asking.add(slot)
+        self._member_done(session, gpu, drained_ns, _REASONS.get(reason, "released"))
+
+    def drop(self, session: Session) -> None:
+        """The process has gone: its turns end now, its requests are forgotten."""
+        now_ns = time.monotonic_ns()
+        slots = dict(session.slots)
+        session.asking.clear()
+        held = list(session.granted)
+        session.granted.clear()
+        for slot in held:
+            self._member_done(session, slots[slot], now_ns, "gone")
+        tenant = session.tenant
+        for gpu in slots.values():
+            machine = self.turns.gpus[gpu]
+            if tenant.name in machine.accounts and not self._asks(tenant, gpu):
+                self._obey(self.turns.withdraw(gpu, tenant.name, now_ns), gpu)
+
+    def _member_done(self, session: Session, gpu: str, drained_ns: int, reason: str) -> None:
+        tenant = session.tenant
+        hold = self._holds.get(gpu)
+        if hold is None or session not in hold.members:
+            hold = self._stuck.get((gpu, tenant.name))
+        if hold is None or session not in hold.members:
+            return
+        del hold.members[session]
+        now_ns = time.monotonic_ns()
+        hold.drained_ns = max(hold.drained_ns, min(now_ns, max(drained_ns, now_ns - LATE_REPORT_NS)))
+        hold.reason = reason
+        if hold.members:
+            return
+        if self._holds.get(gpu) is hold:
+            del self._holds[gpu]
+        self._stuck.pop((gpu, tenant.name), None)
+        again = self._asks(tenant, gpu) and tenant.name not in self._suspended
+        out = self.turns.release(gpu, tenant.name, hold.epoch, now_ns, hold.drained_ns, hold.reason, again)
+        self._obey(out, gpu)
+
+    def _asks(self, tenant: Tenant, gpu: str) -> bool:
+        return any(gpu == s.slots.get(slot) for s in tenant.sessions for slot in s.asking)
+
+    # -- instructions ----------------------------------------------------------------------------------------------
+
+    def _obey(self, instructions: list[Instruction], gpu: str) -> None:
+        touched = {gpu}
+        for step in instructions:
+            if step.gpu != gpu:
+                touched.add(step.gpu)
+            if isinstance(step, Grant):
+                self._grant(step)
+            elif isinstance(step, Move):
+                self._move(step)
+            elif isinstance(step, Revoke):
+                self._revoke(step)
+            elif isinstance(step, Stuck):
+                self._mark_stuck(step)
+            elif isinstance(step, Ended):
+                hold = self._holds.get(step.gpu)
+                if hold is not None and hold.tenant.name == step.tenant and hold.epoch == step.epoch:
+                    del self._holds[step.gpu]
+                self._on_turn(step)
+        for touched_gpu in touched:
+            self._flag_contention(touched_gpu)
+            self._arm(touched_gpu)
+
+    def _grant(self, step: Grant) -> None:
+        tenant, turn = self._tenants[step.tenant], self.turns.gpus[step.gpu].turn
+        if turn is not None and turn.epoch == step.epoch:
+            if turn.paused_ns is None and not self.before_grant(tenant, step.gpu, step.epoch):
+                self.turns.gpus[step.gpu].pause(step.tenant, step.epoch, time.monotonic_ns())
+            if turn.paused_ns is not None:
+                return
+        hold = self._holds.get(step.gpu)
+        if hold is None or hold.epoch != step.epoch or hold.tenant is not tenant:
+            hold = self._holds[step.gpu] = _Hold(tenant, step.epoch, step.deadline_ns)
+        gang = bool(tenant.share().gang)
+        for session in list(tenant.sessions):
+            for slot, gpu in session.slots.items():
+                if gpu != step.gpu:
+                    continue
+                if session in hold.members:
+                    if slot in session.asking:  # asked again while it holds: the same turn once more
+                        self._send_grant(session, slot, session.granted[slot], hold.deadline_ns)
+                elif slot in session.asking or gang:
+                    self._wire_epoch += 1
+                    session.granted[slot] = self._wire_epoch
+                    hold.members[session] = slot
+                    self._send_grant(session, slot, self._wire_epoch, hold.deadline_ns)
+                session.asking.discard(slot)
+        if not hold.members:
+            # whoever asked has gone between the request and now, or a gang does not use this one of its GPUs
+            self._loop.call_soon(self._give_back_unused, hold, step.gpu)
+
+    def _give_back_unused(self, hold: _Hold, gpu: str) -> None:
+        """Return a turn that no process holds, unless the tenant's processes hold their turn on its other GPUs."""
+        elsewhere = any(h.tenant is hold.tenant and h.members for h in self._holds.values())
+        if self._holds.get(gpu) is hold and not hold.members and not elsewhere:
+            self._give_back(hold, gpu)
+
+    def _give_back(self, hold: _Hold, gpu: str) -> None:
+        if self._holds.get(gpu) is not hold:
+            return
+        del self._holds[gpu]
+        if hold.tenant.name in self.turns.gpus[gpu].accounts:
+            out = self.turns.release(gpu, hold.tenant.name, hold.epoch, time.monotonic_ns(), None, "gone")
+            self._obey(out, gpu)
+
+    def _send_grant(self, session: Session, slot: int, epoch: int, deadline_ns: int) -> None:
+        page = session.page.slots[slot]
+        page.deadline_ns = deadline_ns
+        page.inflight_allowed_ns = self.inflight_ns
+        page.epoch = epoch
+        session.send(wire.pack_grant(0, slot, time.monotonic_ns(), epoch, deadline_ns, self.inflight_ns))
+
+    def _move(self, step: Move) -> None:
+        hold = self._holds.get(step.gpu)
+        if hold is None or hold.epoch != step.epoch:
+            return
+        hold.deadline_ns = step.deadline_ns
+        for session, slot in list(hold.members.items()):
+            epoch = session.granted.get(slot)
+            if epoch is not None:
+                self._send_grant(session, slot, epoch, step.deadline_ns)
+
+    def _revoke(self, step: Revoke) -> None:
+        hold = self._holds.get(step.gpu)
+        if hold is None or hold.epoch != step.epoch:
+            return
+        for session, slot in list(hold.members.items()):
+            epoch = session.granted.get(slot)
+            if epoch is not None:
+                session.page.slots[slot].epoch = 0
+                session.send(wire.pack(wire.Type.TOKEN_REVOKE, {"epoch": epoch}, slot=slot))
+        if not hold.members:
+            self._loop.call_soon(self._give_back, hold, step.gpu)
+
+    def _mark_stuck(self, step: Stuck) -> None:
+        hold = self._holds.pop(step.gpu, None)
+        if hold is not None:
+            self._stuck[(step.gpu, step.tenant)] = hold
+        self._on_fault(
+            step.tenant,
+            f"its GPU work did not end {step.held_ns / 1e9:.1f} s after its turn began: a kernel hangs or waits; the"
+            " others run beside it, and its time is charged",
+        )
+
+    def _flag_contention(self, gpu: str) -> None:
+        """Tell the holder whether giving back early helps anybody."""
+        hold = self._holds.get(gpu)
+        if hold is None:
+            return
+        machine = self.turns.gpus[gpu]
+        contended = machine.contended or machine.claim is not None or hold.tenant.spec.limit < 1.0
+        # one GPU of a gang may be idle while the others work: its turn ends at the deadline, not when one is idle
+        contended = contended and len(hold.tenant.gpus) == 1
+        if contended == hold.contended:
+            return
+        hold.contended = contended
+        for session, slot in list(hold.members.items()):
+            page = session.page.slots[slot]
+            flags = page.flags & ~SlotFlag.CONTENDED | (SlotFlag.CONTENDED if contended else 0)
+            if flags != page.flags:
+                page.flags = flags
+                if contended:
+                    session.send(wire.pack(wire.Type.PAGE_UPDATE, slot=slot))
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def _arm(self, gpu: str) -> None:
+        wake_ns = self.turns.wake_ns(gpu)
+        armed = self._timers.get(gpu)
+        if wake_ns is None or (armed is not None and armed[0] <= wake_ns):
+            return  # an early wake-up only looks again
+        if armed is not None:
+            armed[1].cancel()
+        self._timers[gpu] = (wake_ns, self._loop.call_at(wake_ns / 1e9, self._wake, gpu))
+
+    def _wake(self, gpu: str) -> None:
+        del self._timers[gpu]
+        now_ns = time.monotonic_ns()
+        # a fault in one decision must not be the last one on this GPU
+        self._timers[gpu] = (now_ns + SAFETY_NS, self._loop.call_later(SAFETY_NS / 1e9, self._wake, gpu))
+        wake_ns = self.turns.wake_ns(gpu)
+        if wake_ns is not None and wake_ns <= now_ns:
+            self._obey(self.turns.advance(gpu, now_ns), gpu)
+        else:
+            self._arm(gpu)
+
+    def close(self) -> None:
+        """Stop all timers."""
+        for _, timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()

@@ -1,0 +1,110 @@
+"""Metrics of the cluster: utilisation, allocation, fragmentation, and everything over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotenant.core.events import Kind
+from cotenant.core.metrics.timeline import Floats, Resource, Timeline, mean_in_bins
+from cotenant.core.record.record import Record
+
+RESOURCES: tuple[Resource, ...] = ("gpu", "cpu", "memory")
+
+
+def allocation(record: Record, timeline: Timeline) -> dict[str, float]:
+    """Share of the cluster's GPUs, cores and memory that jobs held, 0..1, from the first arrival to the end."""
+    return _shares(record, timeline, useful=False)
+
+
+def utilisation(record: Record, timeline: Timeline) -> dict[str, float]:
+    """As allocation, but counting of each job's cores and memory only what it can put to use."""
+    return _shares(record, timeline, useful=True)
+
+
+def _shares(record: Record, timeline: Timeline, useful: bool) -> dict[str, float]:
+    span = timeline.end_s - timeline.first_s
+    shares: dict[str, float] = {}
+    for name, total in zip(RESOURCES, capacities(record), strict=True):
+        held = timeline.integral(timeline.held(name, useful))
+        shares[name] = held / (total * span) if span > 0 else float("nan")
+    return shares
+
+
+def capacities(record: Record) -> tuple[float, float, float]:
+    """The cluster's GPUs, cores and memory in bytes; NaN where the record does not say."""
+    cluster = record.info.cluster
+    gpus, cpus, memory = (float(cluster.get(key) or np.nan) for key in ("gpus", "cpus", "memory_bytes"))
+    return gpus, cpus, memory
+
+
+def stranded_gpus(record: Record) -> Floats:
+    """After each round: free GPUs on partly used nodes while jobs wait, the part that a gang cannot have whole."""
+    rounds = {name: record.rounds[name].to_numpy() for name in ("gpus_held", "gpus_free_whole_nodes", "waiting")}
+    free = capacities(record)[0] - rounds["gpus_held"]
+    stranded = np.maximum(free - rounds["gpus_free_whole_nodes"], 0.0)
+    return np.asarray(np.where(rounds["waiting"] > 0, stranded, 0.0))
+
+
+def fragmentation(record: Record, timeline: Timeline) -> float:
+    """Time-weighted mean share of the cluster's GPUs that are stranded, 0..1; NaN where the record has no rounds."""
+    times = record.rounds["time_s"].to_numpy()
+    if len(times) == 0 or timeline.end_s <= timeline.first_s:
+        return float("nan")
+    change = np.diff(stranded_gpus(record), prepend=0.0)
+    window = np.array([timeline.first_s, timeline.end_s])
+    return float(mean_in_bins(times, change, window)[0] / capacities(record)[0])
+
+
+@dataclass(frozen=True)
+class Series:
+    """Time-weighted means in equal bins from the first arrival to the end; arrays of length bins."""
+
+    edges_s: Floats  #: length bins + 1
+    running: Floats  #: jobs
+    waiting: Floats  #: jobs
+    gpu: Floats  #: share of the cluster held, 0..1
+    cpu: Floats
+    memory: Floats
+    useful_cpu: Floats  #: share of the cluster held and of use, 0..1
+    useful_memory: Floats
+    wanted: Floats  #: GPUs wanted by running and waiting jobs against the cluster's; above 1 when overloaded
+    stranded: Floats  #: share of the cluster's GPUs that are stranded, 0..1
+
+
+def series(record: Record, timeline: Timeline, bins: int = 240) -> Series:
+    """The cluster over time."""
+    edges = np.linspace(timeline.first_s, max(timeline.end_s, timeline.first_s + 1e-9), bins + 1)
+
+    def over_time(held: Floats) -> Floats:
+        return mean_in_bins(record.events.time_s, timeline.change(held), edges)
+
+    gpus, cpus, memory = capacities(record)
+    running = over_time(timeline.holding.astype(np.float64))
+    present, wanted = _present(record, edges)
+    rounds_s = record.rounds["time_s"].to_numpy()
+    return Series(
+        edges_s=edges,
+        running=running,
+        waiting=np.maximum(present - running, 0.0),
+        gpu=over_time(timeline.held("gpu")) / gpus,
+        cpu=over_time(timeline.held("cpu")) / cpus,
+        memory=over_time(timeline.held("memory")) / memory,
+        useful_cpu=over_time(timeline.held("cpu", useful=True)) / cpus,
+        useful_memory=over_time(timeline.held("memory", useful=True)) / memory,
+        wanted=wanted / gpus,
+        stranded=mean_in_bins(rounds_s, np.diff(stranded_gpus(record), prepend=0.0), edges) / gpus,
+    )
+
+
+def _present(record: Record, edges_s: Floats) -> tuple[Floats, Floats]:
+    """Jobs that arrived and are not over, and the GPUs they want, in each bin."""
+    events, gpus = record.events, record.job("gpus")
+    over = (events.kind == Kind.FINISH) | (events.kind == Kind.REJECT)
+    times = np.concatenate((record.job("arrival_s"), events.time_s[over]))
+    sign = np.concatenate((np.ones(record.jobs.height), -np.ones(int(over.sum()))))
+    wants = np.concatenate((gpus, gpus[events.job[over]]))
+    order = np.argsort(times, kind="stable")
+    times, sign, wants = times[order], sign[order], wants[order]
+    return mean_in_bins(times, sign, edges_s), mean_in_bins(times, sign * wants, edges_s)

@@ -1,0 +1,120 @@
+"""A run in one dictionary, and its jobs in groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.metrics import cluster
+from cotenant.core.metrics.jobs import JobMetrics, job_metrics
+from cotenant.core.metrics.registry import SPREAD_METRICS
+from cotenant.core.metrics.timeline import Floats, Timeline, build_timeline
+from cotenant.core.record.record import Record
+
+QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+
+
+@dataclass
+class Analysis:
+    """A record with everything derived from it, each part computed once, when first asked for."""
+
+    record: Record
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return build_timeline(self.record)
+
+    @cached_property
+    def jobs(self) -> JobMetrics:
+        return job_metrics(self.record, self.timeline)
+
+    @cached_property
+    def measured(self) -> NDArray[np.bool_]:
+        """Per job, whether the figures of single jobs cover it: those from..to of option `measure`, else all."""
+        rows = np.arange(self.record.jobs.height)
+        first, last = self.record.info.options.get("measure") or (0, len(rows))
+        return np.asarray((rows >= first) & (rows < last))
+
+    def values(self, key: str) -> Floats:
+        """A per-job metric ("jct_s", ...); NaN where a job has none or is not measured."""
+        return np.asarray(np.where(self.measured, getattr(self.jobs, key), np.nan))
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        return _summary(self)
+
+    def series(self, bins: int = 240) -> cluster.Series:
+        """The cluster over time."""
+        return cluster.series(self.record, self.timeline, bins)
+
+
+def summarise(record: Record) -> dict[str, Any]:
+    """What came out of a run, as plain data for JSON; a value that does not exist is None.
+
+    Keys: jobs, jobs_completed, jobs_rejected, jobs_unfinished, jct_s, queueing_s, slowdown, ftf_rho (each with mean,
+    median, p95, p99, p999 over completed jobs), makespan_s, utilisation and allocation (each with gpu, cpu, memory,
+    0..1), fragmentation, preemptions, moves (None where the record leaves placements out), rounds, deadlines_met.
+    """
+    return Analysis(record).summary
+
+
+def spread(values: Floats) -> dict[str, float | None]:
+    """Mean and percentiles (linear between ranks) of the values that are not NaN; all None where there is none."""
+    known = values[~np.isnan(values)]
+    if len(known) == 0:
+        return dict.fromkeys(("mean", *QUANTILES))
+    at = np.quantile(known, list(QUANTILES.values()), method="linear")
+    return {"mean": float(known.mean()), **{name: float(x) for name, x in zip(QUANTILES, at, strict=True)}}
+
+
+def _summary(analysis: Analysis) -> dict[str, Any]:
+    record, timeline, jobs = analysis.record, analysis.timeline, analysis.jobs
+    done = ~np.isnan(jobs.finish_s)
+    deadline = record.job("deadline_s")
+    stated = ~np.isnan(deadline) & analysis.measured
+    return {
+        "jobs": record.jobs.height,
+        "jobs_completed": int(done.sum()),
+        "jobs_rejected": int(jobs.rejected.sum()),
+        "jobs_unfinished": int((~done & ~jobs.rejected).sum()),
+        **{key: spread(analysis.values(key)) for key in SPREAD_METRICS},
+        "makespan_s": float(jobs.finish_s[done].max()) if done.any() else None,
+        "utilisation": _plain(cluster.utilisation(record, timeline)),
+        "allocation": _plain(cluster.allocation(record, timeline)),
+        "fragmentation": _number(cluster.fragmentation(record, timeline)),
+        "preemptions": int(jobs.preemptions.sum()),
+        "moves": int(jobs.moves.sum()) if record.info.placements else None,
+        "rounds": record.rounds.height,
+        "deadlines_met": float((jobs.finish_s <= deadline)[stated].mean()) if stated.any() else None,
+    }
+
+
+def breakdown(analysis: Analysis, groups: NDArray[Any]) -> list[dict[str, Any]]:
+    """Completed (and measured) jobs by group, in the order of the groups' names.
+
+    `groups`: one value per job (text or number). Each entry: group, jobs, jct_s, queueing_s, slowdown, ftf_rho.
+    """
+    jobs = analysis.jobs
+    done = ~np.isnan(jobs.finish_s) & analysis.measured
+    names, which = np.unique(groups[done], return_inverse=True)
+    order = np.argsort(which, kind="stable")
+    ends = np.searchsorted(which[order], np.arange(len(names) + 1))
+    rows = np.flatnonzero(done)[order]
+    entries = []
+    for i, name in enumerate(names.tolist()):
+        mine = rows[ends[i] : ends[i + 1]]
+        values = {key: spread(getattr(jobs, key)[mine]) for key in SPREAD_METRICS}
+        entries.append({"group": name, "jobs": len(mine), **values})
+    return entries
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _plain(values: dict[str, float]) -> dict[str, float | None]:
+    return {name: _number(value) for name, value in values.items()}

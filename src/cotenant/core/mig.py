@@ -1,0 +1,233 @@
+"""MIG geometry: profiles, placements, layouts, and which layouts a running GPU can still reach.
+
+A GPU offers `compute_slices` and `memory_slots`; an instance of a kind takes its number of compute slices and a run of
+memory slots that begins at one of the kind's allowed starts. A set of instances is legal when the runs are disjoint and
+the compute slices fit. A layout is maximal when no further instance fits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from cotenant.core.errors import InputError
+from cotenant.core.gpus import find_gpu
+from cotenant.core.mig_tables import GIB, TABLES
+
+
+@dataclass(frozen=True, slots=True)
+class SliceProfile:
+    """A kind of instance on one GPU: `kind` (7g, 4g, 3g, 2g, 1g+, 1g), full `name`, memory and SMs (None: unknown)."""
+
+    kind: str
+    name: str
+    profile_id: int
+    compute: int
+    memory_slots: int
+    memory_bytes: int
+    sms: int | None
+    starts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Placement:
+    """One instance: where it starts on the memory-slot axis and of which kind it is."""
+
+    start: int
+    kind: str
+
+
+Layout = tuple[Placement, ...]  # sorted by start
+Multiset = tuple[str, ...]  # kinds, largest first
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """All that MIG allows on one GPU model; `kinds` are ordered from the largest to the smallest."""
+
+    gpu: str
+    compute_slices: int
+    memory_slots: int
+    profiles: dict[str, SliceProfile]
+    source: str
+
+    def __hash__(self) -> int:
+        return hash(self.gpu)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self.profiles)
+
+    @property
+    def whole(self) -> Layout:
+        """The layout of one instance that takes everything (7g, or 4g on an A30)."""
+        return (Placement(0, self.kinds[0]),)
+
+    def mask(self, placement: Placement) -> int:
+        """Bit mask of the memory slots that an instance takes."""
+        return ((1 << self.profiles[placement.kind].memory_slots) - 1) << placement.start
+
+    def placements(self) -> tuple[Placement, ...]:
+        """Every instance that could stand alone, by kind then start."""
+        return tuple(Placement(s, p.kind) for p in self.profiles.values() for s in p.starts)
+
+    def fits(self, layout: Iterable[Placement]) -> bool:
+        """Whether the instances are allowed together."""
+        taken = compute = 0
+        for placement in layout:
+            profile = self.profiles.get(placement.kind)
+            if profile is None or placement.start not in profile.starts:
+                return False
+            bits = self.mask(placement)
+            compute += profile.compute
+            if taken & bits or compute > self.compute_slices:
+                return False
+            taken |= bits
+        return True
+
+    def name(self, placement: Placement) -> str:
+        """`3g.40gb@0`."""
+        return f"{self.profiles[placement.kind].name}@{placement.start}"
+
+    def format(self, layout: Iterable[Placement]) -> str:
+        """The full layout syntax, `3g.40gb@0,2g.20gb@4`."""
+        return ",".join(self.name(p) for p in sorted(layout))
+
+
+@cache
+def geometry(gpu: str, *, double_memory: bool | None = None) -> Geometry:
+    """Geometry of a catalogued GPU; `double_memory` overrides whether the double-memory 1g is offered.
+
+    Raises InputError for a GPU without MIG.
+    """
+    key = find_gpu(gpu, field="gpu").mig
+    if key is None:
+        raise InputError(f"{gpu} has no MIG; these have: {', '.join(TABLES)}", field="gpu")
+    table = TABLES[key]
+    offered = table.double_memory if double_memory is None else double_memory
+    profiles: dict[str, SliceProfile] = {}
+    for row in table.rows:
+        shape = table.shapes[row.kind]
+        if row.kind == "1g+" and not offered:
+            continue
+        profiles[row.kind] = SliceProfile(
+            row.kind, row.name, shape.profile_id, shape.compute, shape.memory_slots,
+            int(row.memory_gib * GIB), row.sms, shape.starts,
+        )
+    return Geometry(key, table.compute_slices, table.memory_slots, profiles, table.source)
+
+
+@cache
+def legal_layouts(geo: Geometry) -> tuple[Layout, ...]:
+    """Every legal set of instances, the empty one included, each sorted by start; smaller sets first."""
+    options = geo.placements()
+    found: set[Layout] = set()
+
+    def grow(layout: Layout, index: int) -> None:
+        found.add(tuple(sorted(layout)))
+        for i in range(index, len(options)):
+            wider = (*layout, options[i])
+            if geo.fits(wider):
+                grow(wider, i + 1)
+
+    grow((), 0)
+    return tuple(sorted(found, key=lambda x: (len(x), x)))
+
+
+@cache
+def maximal_layouts(geo: Geometry) -> tuple[Layout, ...]:
+    """Placed layouts to which no instance can be added (19 on a seven-slice GPU, 78 with the double-memory 1g)."""
+    options = geo.placements()
+    return tuple(
+        layout for layout in legal_layouts(geo)
+        if layout and not any(geo.fits((*layout, extra)) for extra in options if extra not in layout)
+    )
+
+
+def multiset(geo: Geometry, layout: Iterable[Placement]) -> Multiset:
+    """The kinds of a layout without their places, largest first."""
+    order = {kind: i for i, kind in enumerate(geo.kinds)}
+    return tuple(sorted((p.kind for p in layout), key=order.__getitem__))
+
+
+def maximal_multisets(geo: Geometry) -> tuple[Multiset, ...]:
+    """Distinct multisets of the maximal layouts (14 on a seven-slice GPU, 38 with the double-memory 1g, 4 on A30)."""
+    return tuple(dict.fromkeys(multiset(geo, layout) for layout in maximal_layouts(geo)))
+
+
+def reachable(geo: Geometry, running: Iterable[Placement]) -> tuple[Layout, ...]:
+    """Maximal layouts that keep every running instance where it is, so that nobody running is disturbed."""
+    keep = set(running)
+    if not geo.fits(keep):
+        raise InputError(f"{geo.format(keep)} is no legal set of instances on {geo.gpu}", field="running")
+    return tuple(layout for layout in maximal_layouts(geo) if keep <= set(layout))
+
+
+def place(geo: Geometry, kinds: Sequence[str]) -> Layout | None:
+    """A legal placement of these kinds: in the given order along the axis if there is one, else the first found."""
+    wanted = sorted(kinds)
+    matches = [layout for layout in legal_layouts(geo) if sorted(p.kind for p in layout) == wanted]
+    for layout in matches:
+        if [p.kind for p in layout] == list(kinds):
+            return layout
+    return matches[0] if matches else None
+
+
+def kind_of(geo: Geometry, text: str) -> str:
+    """The kind that `3`, `3g`, `1+`, `1g+`, `3g.40gb` or `3g.40gb` of this GPU names."""
+    word = text.strip().lower().removeprefix("mig ")
+    for profile in geo.profiles.values():
+        if word in (profile.kind, profile.kind.replace("g", ""), profile.name):
+            return profile.kind
+    offered = ", ".join(p.name for p in geo.profiles.values())
+    raise InputError(f"{geo.gpu} has no MIG profile {text.strip()!r}; it offers {offered}", field="layout")
+
+
+@cache
+def every_name() -> frozenset[str]:
+    """Kinds and full names of the profiles of all catalogued GPUs, and the short forms of the kinds (`3`, `1+`)."""
+    rows = [row for table in TABLES.values() for row in table.rows]
+    return frozenset(n for row in rows for n in (row.kind, row.name, row.kind.replace("g", "")))
+
+
+def parse_layout(geo: Geometry, text: str) -> Layout:
+    """A layout from `3,2,2` (compute slices, `1+` the double-memory 1g) or `3g.40gb@0,2g.20gb@4`.
+
+    Raises InputError for one that does not exist on this GPU.
+    """
+    words = [w for w in re.split(r"[,\s]+", text.strip().strip("[]")) if w]
+    if not words:
+        raise InputError("the layout is empty; give for example 3,2,2", field="layout")
+    placed = sum("@" in w for w in words)
+    if placed not in (0, len(words)):
+        raise InputError(
+            f"layout {text!r} mixes placed and unplaced slices; give a start to all or to none", field="layout"
+        )
+    if not placed:
+        layout = place(geo, [kind_of(geo, w) for w in words])
+        if layout is None:
+            raise InputError(
+                f"layout {text!r} does not exist on {geo.gpu}; `cotenant mig layouts` lists what does", field="layout"
+            )
+        return layout
+    result = tuple(sorted(_parse_placement(geo, word) for word in words))
+    if not geo.fits(result):
+        raise InputError(
+            f"the slices of layout {text!r} overlap or need more than {geo.compute_slices} compute slices on {geo.gpu}",
+            field="layout",
+        )
+    return result
+
+
+def _parse_placement(geo: Geometry, word: str) -> Placement:
+    name, _, start = word.partition("@")
+    profile = geo.profiles[kind_of(geo, name)]
+    if not start.isdigit() or int(start) not in profile.starts:
+        allowed = ", ".join(map(str, profile.starts))
+        raise InputError(
+            f"{profile.name} cannot start at {start or 'nothing'} on {geo.gpu}; it may start at {allowed}",
+            field="layout",
+        )
+    return Placement(int(start), profile.kind)

@@ -1,0 +1,56 @@
+"""What a job policy is given and what it answers, as plain data: Snapshot in, Plan out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.cluster import Cluster
+from cotenant.core.events import Reason
+from cotenant.core.work import Jobs
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A job's share: on node `nodes[i]` it holds `node_gpus[i]` GPUs (a part of one below 1).
+
+    `cpus` (cores) and `memory_bytes` are over all its nodes; `level` is the allotment's (policy.arrays); `speed` is its
+    pace against the proportional share on the reference GPU.
+    """
+
+    job: str
+    nodes: tuple[int, ...]
+    node_gpus: tuple[float, ...]
+    cpus: float
+    memory_bytes: int
+    level: int
+    speed: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Cluster and unfinished jobs at one moment; jobs are ordered by arrival.
+
+    `done[J]`: fraction of the work done, 0..1; `attained_s[J]`: seconds run so far; `last_run_s[J]`: when it last ran
+    (its arrival if never); `running`: the grants of those that run.
+    """
+
+    cluster: Cluster
+    jobs: Jobs
+    done: Floats
+    attained_s: Floats
+    last_run_s: Floats
+    running: tuple[Grant, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The complete answer: who runs with what from now on, who stops, and why the others wait."""
+
+    grants: tuple[Grant, ...]
+    preempt: tuple[str, ...]
+    waiting: dict[str, Reason] = field(default_factory=dict)

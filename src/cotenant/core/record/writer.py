@@ -1,0 +1,278 @@
+"""Writes a run's record, in memory or into a folder that appears whole when closed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import ArrayLike, NDArray
+
+from cotenant.core.errors import WorkError
+from cotenant.core.record.files import AtomicFolder
+from cotenant.core.record.record import Events, Placements, Record
+from cotenant.core.record.schema import EVENTS, JOBS, ROUNDS, RunInfo
+
+RUN_FILE = "run.json"
+JOBS_FILE = "jobs.parquet"
+EVENTS_FILE = "events.parquet"
+ROUNDS_FILE = "rounds.parquet"
+ROW_GROUP = 1 << 18
+_SPILL_ROWS = 1 << 19  # events kept in memory before they go to disk: some 40 MB
+_NUMPY: dict[str, Any] = {
+    "time_s": np.float64, "job": np.int32, "kind": np.int8, "reason": np.int8,
+    "cpu_milli": np.int64, "memory_mb": np.int64, "speed": np.float64,
+    "running": np.int32, "waiting": np.int32, "gpus_held": np.float64, "gpus_wanted": np.float64,
+    "gpus_free_whole_nodes": np.float64, "cpu_milli_held": np.int64, "memory_mb_held": np.int64,
+}  # fmt: skip
+_EVENT_COLUMNS = tuple(name for name in EVENTS if name not in ("nodes", "node_gpus"))
+
+Columns = dict[str, NDArray[Any]]
+
+
+class RecordWriter:
+    """Takes a run's events and rounds chunk by chunk.
+
+    `path` is the folder to write (an earlier run there is replaced), or None to keep the record in memory. `jobs` is
+    the jobs table (see record.jobs_table). `info` may be changed until close(). Events go to disk as they come, so
+    memory does not grow with the run. The same calls with the same data write the same bytes.
+
+    Use it as a context manager: leaving with an error discards everything, leaving without one closes.
+    Raises InputError at once where the folder cannot be written, WorkError where the disk fails later.
+    """
+
+    def __init__(self, path: str | Path | None, info: RunInfo, jobs: pl.DataFrame) -> None:
+        self.info = info
+        self._jobs = jobs.select(list(JOBS)).cast(JOBS)  # type: ignore[arg-type]
+        self._folder = None if path is None else AtomicFolder(path, replaceable=RUN_FILE)
+        self._events: list[Columns] = []
+        self._rounds: list[Columns] = []
+        self._buffered = 0
+        self._parts = 0
+        self._last_s = -np.inf
+        self._record: Record | None = None
+
+    def append_events(
+        self,
+        *,
+        time_s: ArrayLike,
+        job: ArrayLike,
+        kind: ArrayLike,
+        reason: ArrayLike,
+        cpu_milli: ArrayLike,
+        memory_mb: ArrayLike,
+        speed: ArrayLike,
+        node_offset: ArrayLike | None = None,
+        node_ids: ArrayLike | None = None,
+        node_gpus: ArrayLike | None = None,
+    ) -> None:
+        """Append n events; arrays of length n, units as in schema.EVENTS. They are copied: buffers may be reused.
+
+        With placements, event i holds node_ids[node_offset[i]:node_offset[i+1]] and as many node_gpus; node_offset
+        has length n + 1 and may start anywhere. Without info.placements leave the three out.
+        Times must not run backwards, within the chunk and against earlier ones (ValueError).
+        """
+        given = {
+            "time_s": time_s, "job": job, "kind": kind, "reason": reason,
+            "cpu_milli": cpu_milli, "memory_mb": memory_mb, "speed": speed,
+        }  # fmt: skip
+        chunk = _copied(given)
+        n = len(chunk["time_s"])
+        if n == 0:
+            return
+        self._check_events(chunk)
+        if self.info.placements:
+            if node_offset is None or node_ids is None or node_gpus is None:
+                raise ValueError("a record with placements needs node_offset, node_ids and node_gpus")
+            offset = np.array(node_offset, dtype=np.int64)
+            if len(offset) != n + 1:
+                raise ValueError(f"node_offset has length {len(offset)}, not {n + 1}")
+            flat = slice(int(offset[0]), int(offset[-1]))
+            chunk["offset"] = offset - offset[0]
+            chunk["nodes"] = np.array(np.asarray(node_ids)[flat], dtype=np.int32)
+            chunk["node_gpus"] = np.array(np.asarray(node_gpus)[flat], dtype=np.float32)
+        self._events.append(chunk)
+        self._buffered += n
+        if self._folder is not None and self._buffered >= _SPILL_ROWS:
+            self._spill()
+
+    def append_rounds(
+        self,
+        *,
+        time_s: ArrayLike,
+        running: ArrayLike,
+        waiting: ArrayLike,
+        gpus_held: ArrayLike,
+        gpus_wanted: ArrayLike,
+        gpus_free_whole_nodes: ArrayLike,
+        cpu_milli_held: ArrayLike,
+        memory_mb_held: ArrayLike,
+    ) -> None:
+        """Append n decisions: what the cluster looked like after each; arrays of length n as in schema.ROUNDS."""
+        given = {
+            "time_s": time_s, "running": running, "waiting": waiting, "gpus_held": gpus_held,
+            "gpus_wanted": gpus_wanted, "gpus_free_whole_nodes": gpus_free_whole_nodes,
+            "cpu_milli_held": cpu_milli_held, "memory_mb_held": memory_mb_held,
+        }  # fmt: skip
+        self._rounds.append(_copied(given))
+
+    def close(self) -> Record:
+        """Finish; the folder, if any, is in its place when this returns. Returns the record; again on a second call."""
+        if self._record is not None:
+            return self._record
+        rounds = _frame(_joined(self._rounds, tuple(ROUNDS)), ROUNDS)
+        self._rounds = []
+        if self._folder is None:
+            self._record = self._in_memory(rounds)
+        else:
+            self._write(rounds)
+            from cotenant.core.record.reader import read_record
+
+            self._record = read_record(self._folder.path)
+        return self._record
+
+    def discard(self) -> None:
+        """Forget everything; nothing appears on disk."""
+        self._events = []
+        self._rounds = []
+        if self._folder is not None:
+            self._folder.discard()
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        elif self._record is None:
+            self.discard()
+
+    def _check_events(self, chunk: Columns) -> None:
+        times, jobs = chunk["time_s"], chunk["job"]
+        if not (np.isfinite(times[-1]) and times[0] >= self._last_s and bool(np.all(times[1:] >= times[:-1]))):
+            raise ValueError("event times must be finite and must not run backwards")
+        if int(jobs.min()) < 0 or int(jobs.max()) >= self._jobs.height:
+            raise ValueError(f"an event names a job outside 0..{self._jobs.height - 1}")
+        self._last_s = float(times[-1])
+
+    def _take_events(self) -> tuple[Columns, Placements | None]:
+        chunks, self._events, self._buffered = self._events, [], 0
+        columns = _joined(chunks, _EVENT_COLUMNS)
+        return columns, _joined_placements(chunks) if self.info.placements else None
+
+    def _in_memory(self, rounds: pl.DataFrame) -> Record:
+        columns, placements = self._take_events()
+        return Record(self.info, self._jobs, Events(**columns), rounds, None, lambda: placements)
+
+    def _spill(self) -> None:
+        assert self._folder is not None
+        frame = _events_frame(*self._take_events())
+        try:
+            frame.write_ipc(self._folder.part / f"events-{self._parts:06d}.arrow", compression="lz4")
+        except (OSError, pl.exceptions.PolarsError) as error:
+            self.discard()
+            raise _failed(self._folder.path, error) from error
+        self._parts += 1
+
+    def _write(self, rounds: pl.DataFrame) -> None:
+        assert self._folder is not None
+        part = self._folder.part
+        try:
+            text = json.dumps(self.info.to_dict(), indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
+            if self._parts:
+                if self._buffered:
+                    self._spill()
+                pieces = sorted(part.glob("events-*.arrow"))
+                _sink(pl.scan_ipc(pieces), part / EVENTS_FILE)
+                for piece in pieces:
+                    piece.unlink()
+            else:
+                _sink(_events_frame(*self._take_events()).lazy(), part / EVENTS_FILE)
+            _sink(self._jobs.lazy(), part / JOBS_FILE)
+            _sink(rounds.lazy(), part / ROUNDS_FILE)
+            (part / RUN_FILE).write_text(text + "\n", encoding="utf-8")
+        except (OSError, pl.exceptions.PolarsError) as error:
+            self.discard()
+            raise _failed(self._folder.path, error) from error
+        except BaseException:
+            self.discard()
+            raise
+        self._folder.commit()
+
+
+def write_record(record: Record, path: str | Path) -> Record:
+    """Write a record that was kept in memory; returns it as read back from `path`."""
+    with RecordWriter(path, record.info, record.jobs) as writer:
+        columns = {name: getattr(record.events, name) for name in _EVENT_COLUMNS}
+        where = record.placements
+        if where is not None:
+            columns |= {"node_offset": where.offset, "node_ids": where.nodes, "node_gpus": where.gpus}
+        writer.append_events(**columns)
+        writer.append_rounds(**{name: record.rounds[name].to_numpy() for name in ROUNDS})
+        return writer.close()
+
+
+def _copied(given: dict[str, ArrayLike]) -> Columns:
+    chunk = {name: np.atleast_1d(np.array(values, dtype=_NUMPY[name])) for name, values in given.items()}
+    if len({len(values) for values in chunk.values()}) != 1:
+        raise ValueError(f"columns of unlike length: { {name: len(v) for name, v in chunk.items()} }")
+    return chunk
+
+
+def _joined(chunks: list[Columns], names: tuple[str, ...]) -> Columns:
+    """The chunks end to end; each column is let go from them once joined, to hold it twice only for a moment."""
+    whole: Columns = {}
+    for name in names:
+        pieces = [chunk.pop(name) for chunk in chunks]
+        whole[name] = np.concatenate(pieces) if pieces else np.empty(0, dtype=_NUMPY[name])
+    return whole
+
+
+def _joined_placements(chunks: list[Columns]) -> Placements:
+    base = 0
+    offsets = [np.zeros(1, dtype=np.int64)]
+    for chunk in chunks:
+        offset = chunk.pop("offset")
+        offsets.append(offset[1:] + base)
+        base += int(offset[-1])
+    nodes = [chunk.pop("nodes") for chunk in chunks] or [np.empty(0, np.int32)]
+    gpus = [chunk.pop("node_gpus") for chunk in chunks] or [np.empty(0, np.float32)]
+    return Placements(np.concatenate(offsets), np.concatenate(nodes), np.concatenate(gpus))
+
+
+def _frame(columns: Columns, schema: dict[str, pl.DataType]) -> pl.DataFrame:
+    return pl.DataFrame(columns).cast(schema)  # type: ignore[arg-type]
+
+
+def _events_frame(columns: Columns, placements: Placements | None) -> pl.DataFrame:
+    frame = pl.DataFrame(columns)
+    if placements is None or frame.is_empty():
+        lists = [pl.lit(None, dtype=EVENTS[name]).alias(name) for name in ("nodes", "node_gpus")]
+        return frame.with_columns(lists).cast(EVENTS)  # type: ignore[arg-type]
+    low = pl.lit(pl.Series(placements.offset[:-1]))
+    length = pl.lit(pl.Series(np.diff(placements.offset)))
+    return frame.with_columns(
+        pl.lit(pl.Series(placements.nodes)).implode().list.slice(low, length).alias("nodes"),
+        pl.lit(pl.Series(placements.gpus)).implode().list.slice(low, length).alias("node_gpus"),
+    ).cast(EVENTS)  # type: ignore[arg-type]
+
+
+def _sink(frame: pl.LazyFrame, path: Path) -> None:
+    frame.sink_parquet(path, compression="zstd", compression_level=3, row_group_size=ROW_GROUP, maintain_order=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{value!r} cannot go into {RUN_FILE}")
+
+
+def _failed(path: Path, error: Exception) -> WorkError:
+    return WorkError(f"{path}: the record could not be written: {error}")

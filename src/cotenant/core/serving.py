@@ -1,0 +1,224 @@
+"""Vocabulary of serving: services with SLOs, gpulets, and the plan that cuts GPUs into gpulets. Plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.core.errors import InputError
+
+MAX_BATCH = 1024
+MAX_GPUS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model that answers requests under an SLO at a rate.
+
+    `rate_rps` is the rate to plan for, `slo_ms` the latency limit from arrival to answer. A higher `priority` is
+    planned first when not everything fits. `memory_bytes` replaces the profile's figure; `input_bytes`: of one request.
+    """
+
+    name: str
+    model: str
+    rate_rps: float
+    slo_ms: float
+    priority: int = 0
+    latency_sensitive: bool = True
+    memory_bytes: int | None = None
+    input_bytes: float = 0.0
+    max_queue: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("rate_rps", "slo_ms"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0:
+                raise InputError(f"service {self.name}: {value:g} is not a positive finite number", field=name)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A service's place on a gpulet: the batch of one cycle and the rate assigned to it."""
+
+    service: str
+    model: str
+    batch: int
+    rate_rps: float
+
+
+@dataclass(frozen=True)
+class Gpulet:
+    """A partition of one GPU whose seats take turns in cycles of `duty_ms`; `slot` tells twins of one size apart."""
+
+    gpu: int
+    gpu_model: str
+    partition: str
+    percent: float
+    slot: int
+    duty_ms: float
+    seats: tuple[Seat, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.gpu}/{self.partition}/{self.slot}"
+
+    def capacity_rps(self, seat: Seat) -> float:
+        """Requests per second that a seat can take: one batch in every cycle."""
+        return seat.batch * 1000.0 / self.duty_ms
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A service that found no place for `missing_rps` of its rate, and why."""
+
+    service: str
+    missing_rps: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """The complete answer of a serving planner. `bound` is a proven limit on the common factor by which all rates could
+    grow on these GPUs (below 1: proven infeasible), None where the planner proves nothing."""
+
+    planner: str
+    gpus: int
+    gpulets: tuple[Gpulet, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    proven_infeasible: bool = False
+    bound: float | None = None
+    notes: tuple[str, ...] = ()
+    rates_rps: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def feasible(self) -> bool:
+        return not self.left_out
+
+    @property
+    def gpus_used(self) -> int:
+        return len({g.gpu for g in self.gpulets})
+
+    def capacities(self) -> dict[str, float]:
+        """Requests per second that the plan can take, by service."""
+        total: dict[str, float] = dict.fromkeys(self.rates_rps, 0.0)
+        for let in self.gpulets:
+            for seat in let.seats:
+                total[seat.service] = total.get(seat.service, 0.0) + let.capacity_rps(seat)
+        return total
+
+    def headroom(self) -> dict[str, float]:
+        """Capacity over planned rate, by service."""
+        return {name: cap / self.rates_rps[name] for name, cap in self.capacities().items() if name in self.rates_rps}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for JSON; `from_dict` gives the same plan back."""
+        return {
+            "planner": self.planner,
+            "gpus": self.gpus,
+            "gpus_used": self.gpus_used,
+            "feasible": self.feasible,
+            "proven_infeasible": self.proven_infeasible,
+            "bound": self.bound,
+            "notes": list(self.notes),
+            "services": {
+                name: {"rate_rps": rate, "capacity_rps": cap, "headroom": cap / rate}
+                for (name, rate), cap in zip(self.rates_rps.items(), self._ordered_capacities(), strict=True)
+            },
+            "left_out": [vars(x) for x in self.left_out],
+            "gpulets": [
+                {
+                    "gpu": g.gpu, "gpu_model": g.gpu_model, "partition": g.partition, "percent": g.percent,
+                    "slot": g.slot, "duty_ms": g.duty_ms, "seats": [vars(s) for s in g.seats],
+                }
+                for g in self.gpulets
+            ],
+        }  # fmt: skip
+
+    def _ordered_capacities(self) -> Iterable[float]:
+        caps = self.capacities()
+        return (caps[name] for name in self.rates_rps)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], file: str = "plan") -> ServingPlan:
+        """Rebuild a plan from `to_dict`; InputError names what is missing or wrong."""
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            plan = cls(
+                planner=str(data["planner"]),
+                gpus=int(data["gpus"]),
+                gpulets=TypeAdapter(tuple[Gpulet, ...]).validate_python(data["gpulets"]),
+                left_out=TypeAdapter(tuple[LeftOut, ...]).validate_python(data.get("left_out", ())),
+                proven_infeasible=bool(data.get("proven_infeasible", False)),
+                bound=data.get("bound"),
+                notes=tuple(str(x) for x in data.get("notes", ())),
+                rates_rps={str(name): float(s["rate_rps"]) for name, s in data["services"].items()},
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InputError(f"not a plan: {first['msg']}", file=file, field=f"gpulets.{where}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            missing = f"{error} is missing" if isinstance(error, KeyError) else "a value of another kind is there"
+            raise InputError(f"not a plan that `cotenant plan --json` wrote: {missing}", file=file) from None
+        for i, let in enumerate(plan.gpulets):
+            if not (0 <= let.gpu < MAX_GPUS and 0 < let.duty_ms < math.inf and let.seats):
+                raise InputError("needs a GPU, a duty cycle above 0 and seats", file=file, field=f"gpulets.{i}")
+            if any(not (1 <= seat.batch <= MAX_BATCH and 0 <= seat.rate_rps < math.inf) for seat in let.seats):
+                raise InputError(f"batches are 1 to {MAX_BATCH}, rates at least 0", file=file, field=f"gpulets.{i}")
+        return plan
+
+
+@dataclass(frozen=True)
+class Application:
+    """A graph of models that one request runs through; `graph` maps each stage to the stages that follow it.
+
+    A stage starts when all stages before it are done. `slo_ms` is for the whole; `stages` and `roots` are derived.
+    """
+
+    name: str
+    graph: Mapping[str, tuple[str, ...]]
+    rate_rps: float
+    slo_ms: float
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rate_rps", "slo_ms"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0:
+                raise InputError(f"application {self.name}: {value:g} is not a positive finite number", field=name)
+        if not self.stages:
+            raise InputError(f"application {self.name} has no stages", field="graph")
+        self.order()
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        children = (c for cs in self.graph.values() for c in cs)
+        return tuple(dict.fromkeys([*self.graph, *children]))
+
+    def parents(self, stage: str) -> list[str]:
+        """Stages that a stage waits for."""
+        return [s for s, children in self.graph.items() if stage in children]
+
+    def order(self) -> list[str]:
+        """Stages, each after all it waits for; InputError when the graph has a cycle."""
+        done: list[str] = []
+        rest = list(self.stages)
+        while rest:
+            ready = [s for s in rest if all(p in done for p in self.parents(s))]
+            if not ready:
+                raise InputError(
+                    f"application {self.name}: the graph has a cycle among {', '.join(sorted(rest))}", field="graph"
+                )
+            done += ready
+            rest = [s for s in rest if s not in ready]
+        return done
+
+
+# the applications of the gpulet paper: digits and a picture of a game screen; objects in a street, then what each is
+APPLICATIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "game": {**{f"lenet{i}": () for i in range(1, 7)}, "resnet50": ()},
+    "traffic": {"ssd-mobilenetv1": ("googlenet", "vgg16")},
+}

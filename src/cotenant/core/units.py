@@ -1,0 +1,122 @@
+"""Quantities as people write them: "40GiB", "30%", "5min", "8/h"."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from cotenant.core.errors import InputError
+
+_BYTES = {
+    "B": 1,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+    # Kubernetes spells binary units without the B
+    "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40,
+}  # fmt: skip
+_SECONDS = {
+    "us": 1e-6, "ms": 1e-3,
+    "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
+}  # fmt: skip
+_NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z%]*)\s*$")
+
+
+def _split(text: str | float, field: str | None, example: str) -> tuple[float, str]:
+    if isinstance(text, bool) or not isinstance(text, int | float | str):  # a file may hold anything here
+        raise InputError(f"{str(text)[:80]} is not a quantity; write it like {example}", field=field)
+    if isinstance(text, int | float):
+        try:
+            number, unit = float(text), ""
+        except OverflowError:
+            raise InputError(f"the number is too large; write it like {example}", field=field) from None
+    else:
+        match = _NUMBER.match(text)
+        if not match:
+            raise InputError(f"{text!r} is not a quantity; write it like {example}", field=field)
+        number, unit = float(match.group(1)), match.group(2)
+    if not math.isfinite(number):
+        raise InputError(f"{text!r} is not a finite number; write it like {example}", field=field)
+    if number < 0:
+        raise InputError(f"{text!r} is negative; write it like {example}", field=field)
+    return number, unit
+
+
+def parse_bytes(text: str | float, field: str | None = None) -> int:
+    """Bytes from "40GiB", "500 GB", "8Gi" or a plain number of bytes. Decimal and binary units differ, as in SI/IEC."""
+    number, unit = _split(text, field, "40GiB or 500GB")
+    if unit and unit.upper() not in _BYTES:
+        raise InputError(f"unknown memory unit {unit!r} in {text!r}; write it like 40GiB or 500GB", field=field)
+    return round(number * _BYTES[unit.upper()] if unit else number)
+
+
+def parse_seconds(text: str | float, field: str | None = None) -> float:
+    """Seconds from "5min", "300s", "250ms", "1.5h", "2d" or a plain number of seconds."""
+    number, unit = _split(text, field, "300s, 5min or 1.5h")
+    if unit and unit not in _SECONDS:
+        raise InputError(f"unknown time unit {unit!r} in {text!r}; write it like 300s, 5min or 1.5h", field=field)
+    return number * _SECONDS[unit] if unit else number
+
+
+def parse_fraction(text: str | float, field: str | None = None, *, most: float = 1.0) -> float:
+    """Fraction from "30%" or 0.3; at most `most` (1.0 unless said otherwise)."""
+    number, unit = _split(text, field, "30% or 0.3")
+    if unit not in ("", "%"):
+        raise InputError(f"unknown unit {unit!r} in {text!r}; write it like 30% or 0.3", field=field)
+    value = number / 100.0 if unit == "%" else number
+    if value > most:
+        hint = " (a plain number is a fraction: write 30% or 0.3)" if not unit else ""
+        raise InputError(f"{text!r} is over {most:.0%}{hint}", field=field)
+    return value
+
+
+def parse_rate_per_s(text: str | float, field: str | None = None) -> float:
+    """Events per second from "8/h", "2/min", "0.5/s" or a plain number per second."""
+    if isinstance(text, str) and "/" in text:
+        number_text, _, unit = text.partition("/")
+        number, own_unit = _split(number_text, field, "8/h")
+        if own_unit or unit.strip() not in _SECONDS:
+            raise InputError(f"{text!r} is not a rate; write it like 8/h, 2/min or 0.5/s", field=field)
+        return number / _SECONDS[unit.strip()]
+    number, unit = _split(text, field, "8/h")
+    if unit:
+        raise InputError(f"{text!r} is not a rate; write it like 8/h, 2/min or 0.5/s", field=field)
+    return number
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """How many of what, for people: 1 job, 12,345 jobs; `many` where the plural is no mere s behind `one`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def format_memory(n: int) -> str:
+    """Memory as it was bought: whole in powers of two where it is, else in powers of ten: 1 TiB, 768 GiB, 62.5 GB."""
+    for power, unit in ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB")):
+        if n >= power and n % power == 0:
+            return f"{n // power:,} {unit}"
+    power, unit = next((found for found in ((10**15, "PB"), (10**12, "TB")) if n >= found[0]), (10**9, "GB"))
+    return f"{n / power:.4g} {unit}"
+
+
+def format_bytes(n: float) -> str:
+    """Bytes for people, binary units: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(n) < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def format_ms(ms: float) -> str:
+    """Milliseconds to a tenth, without a zero behind the point: 108, 376.9."""
+    return f"{round(ms, 1):.12g}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A length of time for people: 350 ms, 42 s, 5.2 min, 3.1 h, 2.4 d."""
+    size = abs(seconds)
+    if size < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    for limit, scale, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if size < limit:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds / 86400:.4g} d"

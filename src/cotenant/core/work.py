@@ -1,0 +1,87 @@
+"""Training jobs as arrays: what a trace holds once read, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.errors import InputError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Names = NDArray[np.object_]
+
+
+@dataclass
+class Jobs:
+    """n training jobs, ordered by arrival; equal arrival times keep the order of their file.
+
+    All arrays have length n. NaN or "" means: not stated.
+    """
+
+    id: Names  #: str, unique
+    arrival_s: Floats  #: seconds from the start of the trace, >= 0
+    gpus: Floats  #: whole numbers >= 1 (a gang), or a fraction of one GPU below 1
+    duration_s: Floats  #: run time alone at the GPU-proportional share, seconds
+    iterations: Floats  #: amount of work in training iterations; given instead of, or beside, duration_s
+    model: Names  #: str, name of a profile
+    tenant: Names  #: str
+    priority: Ints  #: larger runs first
+    cpus: Floats  #: CPU cores the whole job asks for at best; NaN: from its profile
+    memory_bytes: Floats  #: memory the whole job asks for at best; NaN: from its profile
+    deadline_s: Floats  #: seconds from the start of the trace
+    gpu_models: Names  #: str, GPU models it accepts, "|"-separated; "" any
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    @classmethod
+    def build(cls, n: int, **columns: Any) -> Jobs:
+        """Jobs from the columns at hand; the rest are filled as "not stated". Sequences or arrays of length n."""
+        nan = np.full(n, np.nan)
+        texts = {"id", "model", "tenant", "gpu_models"}
+        filled: dict[str, Any] = {}
+        for name in cls.__dataclass_fields__:
+            given = columns.pop(name, None)
+            if name in texts:
+                filled[name] = np.full(n, "", dtype=object) if given is None else np.asarray(given, dtype=object)
+            elif name == "priority":
+                filled[name] = np.zeros(n, dtype=np.int64) if given is None else np.asarray(given, dtype=np.int64)
+            else:
+                filled[name] = nan.copy() if given is None else np.asarray(given, dtype=np.float64)
+            if len(filled[name]) != n:
+                raise ValueError(f"column {name} has {len(filled[name])} rows, not {n}")
+        if columns:
+            raise ValueError(f"unknown columns {sorted(columns)}")
+        return cls(**filled)
+
+    def take(self, rows: NDArray[Any]) -> Jobs:
+        """The given rows (indices or a mask), in that order."""
+        return Jobs(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+
+@dataclass
+class Trace:
+    """Jobs and how they came about: kept and left-out counts, remarks for the user, the seed of any drawn part."""
+
+    jobs: Jobs
+    source: str
+    left_out: dict[str, int] = field(default_factory=dict)  #: reason -> rows
+    remarks: list[str] = field(default_factory=list)  #: sentences, such as "1,203 rows were out of order and sorted"
+    seed: int | None = None
+    line_of: Callable[[str], int | None] = field(default=lambda job: None, repr=False)  #: line of the file, by job id
+
+    def wrong(self, job: str, field: str, message: str) -> InputError:
+        """What to raise about one of the jobs: names file, line and field."""
+        return InputError(message, file=self.source or None, line=self.line_of(job), field=field)
+
+    def require_jobs(self) -> Trace:
+        """Itself; InputError where no job is left, with the reasons."""
+        if len(self.jobs) == 0:
+            why = "; ".join(f"{n} {reason}" for reason, n in self.left_out.items())
+            raise InputError(f"the trace has no jobs to run{f' ({why})' if why else ''}", file=self.source)
+        return self

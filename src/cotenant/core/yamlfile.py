@@ -1,0 +1,145 @@
+"""YAML as every file of ours is read: keys given twice are refused, and what is wrong has its line.
+
+PyYAML is imported when something is read: parts of the package run where it is not installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.errors import InputError
+
+_PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """What a file holds, and where each part of it stands."""
+
+    content: Any
+    file: str | None
+    _tree: Any = field(default=None, repr=False)
+
+    def line(self, where: tuple[int | str, ...] | str | None) -> int | None:
+        """Line, from 1, of the deepest part that the file has of a path: keys and numbers, or a field as messages name
+        it (`services[0].slo_ms`, `services.0.slo_ms`). None where nothing of it is in the file."""
+        if isinstance(where, str):
+            where = tuple(int(index) if index else name for index, name in _PART.findall(where))
+        return _line_of(self._tree, where or ())
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Complaints about a field, raised inside without a line or a file, get those of this one."""
+        try:
+            yield
+        except InputError as error:
+            if error.line is not None or (error.file is not None and error.file != self.file):
+                raise
+            raise InputError(
+                error.message, file=self.file, line=self.line(error.field), field=error.field
+            ) from None  # fmt: skip
+
+
+def parse_yaml(text: str, file: str | Path | None = None) -> YamlFile:
+    """The one document of a text. InputError with its line where it is no YAML, or a mapping has a key twice."""
+    documents = parse_documents(text, file)
+    if len(documents) > 1:
+        raise InputError("holds several documents (---); one is expected", file=file)
+    return documents[0] if documents else YamlFile(None, None if file is None else str(file))
+
+
+def parse_documents(text: str, file: str | Path | None = None) -> list[YamlFile]:
+    """All documents of a text, as `parse_yaml` reads one."""
+    import yaml
+
+    name = None if file is None else str(file)
+    found = []
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            while loader.check_node():
+                tree = loader.get_node()
+                _refuse_repeated_keys(tree, name)
+                found.append(YamlFile(loader.construct_document(tree), name, tree))
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        raise InputError(f"not valid YAML: {error.problem or error.context}", file=file, line=line) from None
+    except RecursionError:
+        raise InputError("not valid YAML: nested too deeply", file=file) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # characters or dates that do not exist
+        raise InputError(f"not valid YAML: {str(error).splitlines()[0]}", file=file) from None
+    return found
+
+
+def parse_value(text: str, field: str) -> Any:
+    """A value as it is written after NAME= on a command line; InputError names `field`."""
+    try:
+        return parse_yaml(text).content
+    except InputError:
+        raise InputError(f"{text!r:.60} is not a value", field=field) from None
+
+
+def read_yaml(path: str | Path) -> YamlFile:
+    """The one document of a file. InputError where it cannot be read, or as `parse_yaml`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"cannot be read: {(error.strerror or str(error)).lower()}", file=path) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"is not text in UTF-8 (byte {error.start})", file=path) from None
+    return parse_yaml(text, path)
+
+
+def _refuse_repeated_keys(tree: Any, file: str | None) -> None:
+    """InputError where a mapping names a key twice: YAML forbids it, yet its loader takes the last one."""
+    import yaml
+
+    pending, seen = [tree], set()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            pending += reversed(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                # `<<` may be there several times: what each of them brings in is one mapping's keys again
+                if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                    continue
+                name, line = str(key.value), key.start_mark.line + 1
+                if name in lines:
+                    raise InputError(f"{name} is already given on line {lines[name]}", file=file, line=line, field=name)
+                lines[name] = line
+            pending += reversed([value for _, value in node.value])
+
+
+def _line_of(tree: Any, where: tuple[int | str, ...]) -> int | None:
+    if tree is None:
+        return None
+    import yaml
+
+    line: int = tree.start_mark.line + 1
+    for depth, part in enumerate(where):
+        if isinstance(tree, yaml.MappingNode):
+            pair = next(((k, v) for k, v in tree.value if k.value == str(part)), None)
+            if pair is None:
+                return line if depth else None
+            line, tree = pair[0].start_mark.line + 1, pair[1]
+        elif isinstance(tree, yaml.SequenceNode) and isinstance(part, int | str) and str(part).isdigit():
+            if int(part) >= len(tree.value):
+                return line
+            tree = tree.value[int(part)]
+            line = tree.start_mark.line + 1
+        else:
+            return line
+    return line

@@ -1,0 +1,205 @@
+"""The driver's checkpoint of processes: `python -m cotenant.devices.checkpoint LIBRARY` carries out one order a line.
+
+It is a process of its own, because a driver call may take long, hang, or take its process down; the agent only talks to
+it. Orders and answers are JSON objects, see `Driver.run`. `Checkpointer` is the agent's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+STATES = {0: "running", 1: "locked", 2: "checkpointed", 3: "failed"}
+CALLS = {
+    "lock": "cuCheckpointProcessLock",
+    "checkpoint": "cuCheckpointProcessCheckpoint",
+    "restore": "cuCheckpointProcessRestore",
+    "unlock": "cuCheckpointProcessUnlock",
+}
+INVALID_VALUE = 1
+# GPUs that a map may name, with the two that change places: all of the machine; the two; the one alone
+MAPS = ("all GPUs", "two GPUs", "one GPU")
+OLDEST_DRIVER = 12080  # the first with these calls (release 570)
+# what the driver's codes mean for these calls
+MEANINGS = {
+    1: "the driver knows no such CUDA process, or one that it cannot handle",
+    2: "there was not enough memory",
+    3: "the driver is not there",
+    201: "the process has no CUDA context",
+    304: "the operating system refused it: the agent must be the process's user, or root",
+    401: "the process is not in a state that allows it",
+    500: "this driver cannot checkpoint processes",
+    600: "its GPU work did not end in time",
+    800: "the driver does not permit it",
+    801: "the driver does not support it for this process (managed memory, IPC, MPS or MIG)",
+}
+
+
+class Driver:
+    """The calls on a loaded driver library."""
+
+    def __init__(self, library: str) -> None:
+        self._cuda = ctypes.CDLL(library)
+        self._ready = False
+
+    def run(self, order: dict[str, Any]) -> dict[str, Any]:
+        """{"op", "pid", ...} -> {"code", "seconds"}; `state` answers {"state"}, `version` {"version"}."""
+        began = time.monotonic()
+        code = 0
+        if not self._ready:
+            code = self._cuda.cuInit(0)
+            self._ready = code == 0
+        answer: dict[str, Any] = {}
+        if code == 0 and order["op"] == "version":
+            version = ctypes.c_int()
+            code = self._cuda.cuDriverGetVersion(ctypes.byref(version))
+            answer["version"] = version.value
+        elif code == 0 and order["op"] == "state":
+            state = ctypes.c_int()
+            code = self._call("cuCheckpointProcessGetState", order["pid"], ctypes.byref(state))
+            answer["state"] = STATES.get(state.value, "unknown") if code == 0 else "unknown"
+        elif code == 0:
+            code = self._call(CALLS[order["op"]], order["pid"], self._arguments(order))
+        return answer | {"code": code, "seconds": time.monotonic() - began}
+
+    def _call(self, name: str, pid: int, argument: Any) -> int:
+        try:
+            function = getattr(self._cuda, name)
+        except AttributeError:
+            return 500
+        return int(function(ctypes.c_int(pid), argument))
+
+    def _arguments(self, order: dict[str, Any]) -> Any:
+        """The argument structures, as large as any of them and zero where nothing is said (driver API 13.0)."""
+        raw = (ctypes.c_uint8 * 128)()
+        if order["op"] == "lock":
+            ctypes.c_uint32.from_buffer(raw, 0).value = int(order.get("timeout_ms", 0))
+        if order["op"] == "restore" and order.get("onto"):
+            home, target = map(bytes.fromhex, order["onto"])
+            pairs = self._exchanged(home, target, order.get("map", MAPS[0]))
+            both = b"".join(old + new for old, new in pairs)
+            self._pairs = ctypes.create_string_buffer(both, len(both))
+            ctypes.c_void_p.from_buffer(raw, 0).value = ctypes.addressof(self._pairs)
+            ctypes.c_uint32.from_buffer(raw, 8).value = len(pairs)
+        return raw
+
+    def _exchanged(self, home: bytes, target: bytes, named: str) -> list[tuple[bytes, bytes]]:
+        """Pairs (old, new) in which two GPUs change places: for every GPU of the machine, as a driver wants it whose
+        process sees all of them, or for fewer."""
+        if named != MAPS[0]:
+            return [(home, target), (target, home)][: 2 if named == MAPS[1] else 1]
+        count = ctypes.c_int()
+        self._cuda.cuDeviceGetCount(ctypes.byref(count))
+        places = {home: target, target: home}
+        pairs = []
+        for index in range(count.value):
+            uuid = (ctypes.c_uint8 * 16)()
+            self._cuda.cuDeviceGetUuid_v2(uuid, index)
+            pairs.append((bytes(uuid), places.get(bytes(uuid), bytes(uuid))))
+        return pairs
+
+
+def main() -> int:
+    """Serve orders from standard input until it ends."""
+    driver = Driver(sys.argv[1])
+    for line in sys.stdin:
+        print(json.dumps(driver.run(json.loads(line))), flush=True)
+    return 0
+
+
+class CheckpointError(Exception):
+    """A call failed; the text says which and why, `code` what the driver returned (0: nothing)."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Checkpointer:
+    """The agent's end: starts the process when it is needed, one order at a time, and a new one when it hangs."""
+
+    def __init__(self, soft: bool) -> None:
+        self._soft = soft
+        self._process: asyncio.subprocess.Process | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that calls the driver, while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    def _library(self) -> str:
+        if self._soft:
+            from cotenant.softgpu.build import build
+
+            return str(build())
+        from cotenant.shim.build import find_driver
+
+        found: Path | None = find_driver()
+        if found is None:
+            raise CheckpointError("no NVIDIA driver library (libcuda.so.1) was found")
+        return str(found)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        source = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
+        environment = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")}
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "cotenant.devices.checkpoint",
+            self._library(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment | {"PYTHONPATH": path},
+        )
+
+    async def order(self, op: str, pid: int = 0, *, within_s: float = 60.0, **more: Any) -> dict[str, Any]:
+        """Carry out an order. CheckpointError when the driver says no, or nothing for `within_s`."""
+        what = f"{op} of process {pid}" if pid else f"the driver's {op}"
+        async with self._lock:
+            if self._process is None or self._process.returncode is not None:
+                self._process = await self._start()
+            process = self._process
+            assert process.stdin is not None
+            assert process.stdout is not None
+            silence = "the process that calls the driver has ended (the agent's log has its last words)"
+            try:
+                process.stdin.write(json.dumps({"op": op, "pid": pid} | more).encode() + b"\n")
+                await process.stdin.drain()
+                line = await asyncio.wait_for(process.stdout.readline(), within_s)
+            except TimeoutError:
+                line, silence = b"", f"no answer within {within_s:.0f} s"
+            except ConnectionError:
+                line = b""
+            if not line:
+                await self._stop(process)
+                raise CheckpointError(f"{what}: {silence}")
+        answer: dict[str, Any] = json.loads(line)
+        if answer["code"] != 0:
+            meaning = MEANINGS.get(answer["code"], "the driver gave no reason")
+            raise CheckpointError(f"{what}: {meaning} (code {answer['code']})", answer["code"])
+        return answer
+
+    async def _stop(self, process: asyncio.subprocess.Process) -> None:
+        self._process = None
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""The one module that talks to NVML: MIG modes, instances, their UUIDs and processes, as plain data.
+
+Every call goes through `Nvml.call`, which turns NVML's errors into one sentence. The library is passed in, so tests
+put a stateful stand-in below this module and the ctypes handling here is what they exercise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType, TracebackType
+from typing import Any
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.mig import Geometry, Placement, SliceProfile
+
+MIB = 1 << 20
+# kind -> (index of NVML's GPU instance profile, index of the compute instance profile that fills it)
+PROFILES = {"7g": (4, 4), "4g": (3, 3), "3g": (2, 2), "2g": (1, 1), "1g+": (9, 0), "1g": (0, 0)}
+SLICES = {"7g": 7, "4g": 4, "3g": 3, "2g": 2, "1g+": 1, "1g": 1}
+SHARED_ENGINES = 0
+NO_INSTANCE = 0xFFFFFFFF
+
+SENTENCES = {
+    "NVML_ERROR_NO_PERMISSION": "needs root (or the capability that the driver asks for)",
+    "NVML_ERROR_IN_USE": "is in use by another process",
+    "NVML_ERROR_INSUFFICIENT_RESOURCES": "has not enough free slices at that place",
+    "NVML_ERROR_NOT_SUPPORTED": "is not supported by this GPU or driver",
+    "NVML_ERROR_FUNCTION_NOT_FOUND": "needs a newer driver",
+    "NVML_ERROR_ARGUMENT_VERSION_MISMATCH": "needs a newer driver",
+    "NVML_ERROR_INVALID_ARGUMENT": "was refused as invalid by the driver",
+    "NVML_ERROR_NOT_FOUND": "was not found by the driver",
+    "NVML_ERROR_GPU_IS_LOST": "failed because the GPU fell off the bus",
+    "NVML_ERROR_RESET_REQUIRED": "takes effect only after a GPU reset",
+    "NVML_ERROR_DRIVER_NOT_LOADED": "failed: the NVIDIA driver is not loaded",
+    "NVML_ERROR_LIBRARY_NOT_FOUND": "failed: there is no NVIDIA driver on this machine",
+}
+
+
+@dataclass(frozen=True)
+class GpuInstance:
+    """A GPU instance that exists: its id, profile, place, compute instances, and the UUID of its MIG device if any."""
+
+    id: int
+    placement: Placement
+    compute_ids: tuple[int, ...]
+    uuid: str | None = None
+    name: str = ""
+
+
+@dataclass
+class Device:
+    """A GPU of this machine; `handle` belongs to NVML."""
+
+    index: int
+    uuid: str
+    name: str
+    handle: Any = field(repr=False)
+
+
+class Nvml:
+    """A session with NVML; use it as a context manager."""
+
+    def __init__(self, library: ModuleType | Any | None = None) -> None:
+        if library is None:
+            import pynvml
+
+            library = pynvml
+        self.lib: Any = library
+        self._codes = {getattr(library, name): name for name in SENTENCES if hasattr(library, name)}
+
+    def __enter__(self) -> Nvml:
+        self.call("opening NVML", "nvmlInit")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.call("closing NVML", "nvmlShutdown")
+
+    def call(self, doing: str, function: str, *args: Any) -> Any:
+        """Call an NVML function; WorkError says what was being done and why it failed."""
+        call: Callable[..., Any] | None = getattr(self.lib, function, None)
+        if call is None:
+            raise WorkError(f"{doing} needs a newer nvidia-ml-py: it has no {function}")
+        try:
+            return call(*args)
+        except self.lib.NVMLError as error:
+            name = self._codes.get(getattr(error, "value", None), "")
+            raise NvmlCallError(f"{doing} {SENTENCES.get(name, f'failed: {error}')}", name) from None
+
+    # ---- devices
+
+    def devices(self) -> list[Device]:
+        count = self.call("counting GPUs", "nvmlDeviceGetCount")
+        result = []
+        for index in range(count):
+            handle = self.call(f"opening GPU {index}", "nvmlDeviceGetHandleByIndex", index)
+            uuid = _text(self.call(f"naming GPU {index}", "nvmlDeviceGetUUID", handle))
+            name = _text(self.call(f"naming GPU {index}", "nvmlDeviceGetName", handle))
+            result.append(Device(index, uuid, name, handle))
+        return result
+
+    def fault(self, uuid: str) -> str:
+        """Why a GPU cannot be used now, in words; empty when it answers. Another GPU's fault does not matter."""
+        try:
+            handle = self.call(f"opening {uuid}", "nvmlDeviceGetHandleByUUID", uuid)
+            self.call(f"reading {uuid}", "nvmlDeviceGetMemoryInfo", handle)
+        except WorkError as error:
+            return str(error)
+        return ""
+
+    def find(self, gpu: str) -> Device:
+        """A GPU by its UUID, a beginning of it, or its index; InputError lists what there is."""
+        devices = self.devices()
+        wanted = gpu.strip()
+        exact = [d for d in devices if wanted in (d.uuid, str(d.index))]
+        matches = exact or [d for d in devices if len(wanted) >= 4 and d.uuid.startswith(wanted)]
+        if len(matches) == 1:
+            return matches[0]
+        there = ", ".join(f"{d.index} {d.uuid} ({d.name})" for d in devices) or "none"
+        what = "is not unique" if matches else "is not on this machine"
+        raise InputError(f"GPU {gpu!r} {what}; there are {there}", field="gpu")
+
+    # ---- mode
+
+    def mode(self, device: Device) -> tuple[bool, bool]:
+        """Whether MIG is on now, and whether it will be after the next reset."""
+        now, pending = self.call(f"reading the MIG mode of GPU {device.index}", "nvmlDeviceGetMigMode", device.handle)
+        return bool(now), bool(pending)
+
+    def set_mode(self, device: Device, on: bool) -> bool:
+        """Ask for MIG on or off; False when it waits for a GPU reset."""
+        doing = f"switching MIG {'on' if on else 'off'} on GPU {device.index}"
+        status = self.call(doing, "nvmlDeviceSetMigMode", device.handle, int(on))
+        return int(status) == 0 and self.mode(device)[0] == on
+
+    # ---- geometry and instances
+
+    def geometry(self, device: Device) -> Geometry:
+        """What this GPU offers, asked from the driver itself."""
+        profiles: dict[str, SliceProfile] = {}
+        for kind, (index, _) in PROFILES.items():
+            info = self._profile(device, index)
+            if info is None:
+                continue
+            places = self.possible_placements(device, int(info.id))
+            if not places:
+                continue
+            slots = places[0][1]
+            gib = round(int(info.memorySizeMB) / 1024 + 0.49)
+            name = _text(getattr(info, "name", "")).removeprefix("MIG ").strip() or f"{SLICES[kind]}g.{gib}gb"
+            profiles[kind] = SliceProfile(
+                kind, name, int(info.id), int(info.sliceCount), slots, int(info.memorySizeMB) * MIB,
+                int(info.multiprocessorCount), tuple(sorted(start for start, _ in places)),
+            )
+        if not profiles:
+            raise WorkError(f"GPU {device.index} ({device.name}) offers no MIG profiles; is MIG on, and supported?")
+        whole = next(iter(profiles.values()))
+        return Geometry(device.name, whole.compute, whole.memory_slots, profiles, "NVML")
+
+    def _profile(self, device: Device, index: int) -> Any | None:
+        doing = f"reading the MIG profiles of GPU {device.index}"
+        return self._newest(doing, "nvmlDeviceGetGpuInstanceProfileInfo", device.handle, index)
+
+    def _newest(self, doing: str, function: str, *args: Any) -> Any | None:
+        """A profile by the newest form of the call that the driver has; None where there is no such profile."""
+        for version in (2, 1):
+            try:
+                return self.call(doing, function, *args, version)
+            except NvmlCallError as error:
+                if error.code in ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT", "NVML_ERROR_NOT_FOUND"):
+                    return None
+                old = error.code in ("NVML_ERROR_FUNCTION_NOT_FOUND", "NVML_ERROR_ARGUMENT_VERSION_MISMATCH")
+                if version == 1 or not old:
+                    raise
+        return None
+
+    def possible_placements(self, device: Device, profile_id: int) -> list[tuple[int, int]]:
+        """(start, size) in memory slots at which a profile may be placed."""
+        array = (self.lib.c_nvmlGpuInstancePlacement_t * 16)()
+        count = ctypes.c_uint(16)
+        self.call(
+            f"reading the MIG placements of GPU {device.index}", "nvmlDeviceGetGpuInstancePossiblePlacements",
+            device.handle, profile_id, array, ctypes.byref(count),
+        )
+        return [(int(array[i].start), int(array[i].size)) for i in range(count.value)]
+
+    def instances(self, device: Device, geo: Geometry) -> list[GpuInstance]:
+        """The GPU instances that exist, by start."""
+        uuids = self._uuids(device)
+        found = []
+        for kind, profile in geo.profiles.items():
+            array = (self.lib.c_nvmlGpuInstance_t * 16)()
+            count = ctypes.c_uint(16)
+            self.call(
+                f"listing the instances of GPU {device.index}", "nvmlDeviceGetGpuInstances",
+                device.handle, profile.profile_id, array, ctypes.byref(count),
+            )
+            for i in range(count.value):
+                info = self.call("reading a GPU instance", "nvmlGpuInstanceGetInfo", array[i])
+                compute = tuple(c for c, _ in self._compute(array[i]))
+                place = Placement(int(info.placement.start), kind)
+                found.append(GpuInstance(int(info.id), place, compute, uuids.get(int(info.id)), profile.name))
+        return sorted(found, key=lambda g: g.placement)
+
+    def _instance(self, device: Device, instance_id: int) -> Any:
+        return self.call("opening a GPU instance", "nvmlDeviceGetGpuInstanceById", device.handle, instance_id)
+
+    def _compute(self, instance: Any) -> list[tuple[int, Any]]:
+        """(id, handle) of the compute instances inside a GPU instance, whatever their profile."""
+        found = []
+        for index in range(8):
+            info = self._newest(
+                "reading compute profiles", "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, index,
+                SHARED_ENGINES,
+            )
+            if info is None:
+                continue
+            array = (self.lib.c_nvmlComputeInstance_t * 8)()
+            count = ctypes.c_uint(8)
+            self.call(
+                "listing compute instances", "nvmlGpuInstanceGetComputeInstances", instance, info.id, array,
+                ctypes.byref(count),
+            )
+            for i in range(count.value):
+                info = self.call("reading a compute instance", "nvmlComputeInstanceGetInfo", array[i])
+                found.append((int(info.id), array[i]))
+        return sorted(found, key=lambda pair: pair[0])
+
+    def _uuids(self, device: Device) -> dict[int, str]:
+        """GPU instance id -> UUID of its MIG device."""
+        most = int(self.call("counting MIG devices", "nvmlDeviceGetMaxMigDeviceCount", device.handle))
+        result: dict[int, str] = {}
+        for index in range(most):
+            try:
+                handle = self.call("opening a MIG device", "nvmlDeviceGetMigDeviceHandleByIndex", device.handle, index)
+            except NvmlCallError as error:
+                if error.code == "NVML_ERROR_NOT_FOUND":
+                    continue
+                raise
+            instance = int(self.call("reading a MIG device", "nvmlDeviceGetGpuInstanceId", handle))
+            result.setdefault(instance, _text(self.call("reading a MIG device", "nvmlDeviceGetUUID", handle)))
+        return result
+
+    def create(self, device: Device, profile: SliceProfile, start: int) -> int:
+        """Create a GPU instance at a place; its id. It is of no use before `fill`."""
+        place = self.lib.c_nvmlGpuInstancePlacement_t(start, profile.memory_slots)
+        handle = self.call(
+            f"creating {profile.name}@{start} on GPU {device.index}", "nvmlDeviceCreateGpuInstanceWithPlacement",
+            device.handle, profile.profile_id, ctypes.byref(place),
+        )
+        return int(self.call("reading the new GPU instance", "nvmlGpuInstanceGetInfo", handle).id)
+
+    def fill(self, device: Device, instance_id: int, kind: str) -> None:
+        """Create the compute instance that takes all of a GPU instance."""
+        handle = self._instance(device, instance_id)
+        doing = f"creating the compute instance of GPU instance {instance_id} on GPU {device.index}"
+        info = self._newest(
+            doing, "nvmlGpuInstanceGetComputeInstanceProfileInfo", handle, PROFILES[kind][1], SHARED_ENGINES
+        )
+        if info is None:
+            raise WorkError(f"{doing} failed: the driver has no compute profile that fills it")
+        self.call(doing, "nvmlGpuInstanceCreateComputeInstance", handle, info.id)
+
+    def destroy(self, device: Device, instance_id: int) -> None:
+        """Destroy a GPU instance and what is in it."""
+        handle = self._instance(device, instance_id)
+        doing = f"destroying GPU instance {instance_id} on GPU {device.index}"
+        for _, compute in self._compute(handle):
+            self.call(doing, "nvmlComputeInstanceDestroy", compute)
+        self.call(doing, "nvmlGpuInstanceDestroy", handle)
+
+    def processes(self, device: Device) -> dict[int, int | None]:
+        """Process id -> GPU instance it runs on (None: the whole GPU)."""
+        doing = f"listing processes on GPU {device.index}"
+        found = list(self.call(doing, "nvmlDeviceGetComputeRunningProcesses", device.handle))
+        try:  # clients of an MPS server are listed apart
+            found += self.call(doing, "nvmlDeviceGetMPSComputeRunningProcesses", device.handle)
+        except NvmlCallError as error:
+            if error.code not in ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_FUNCTION_NOT_FOUND"):
+                raise
+        result: dict[int, int | None] = {}
+        for process in found:
+            where = getattr(process, "gpuInstanceId", NO_INSTANCE)
+            result[int(process.pid)] = None if where in (None, NO_INSTANCE) else int(where)
+        return result
+
+
+class NvmlCallError(WorkError):
+    """A WorkError that keeps NVML's name of the error in `code` ("" when unknown)."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

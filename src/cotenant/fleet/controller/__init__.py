@@ -1,0 +1,1 @@
+"""The fleet controller: job table, decisions, orders to nodes."""

@@ -1,0 +1,205 @@
+"""What the fleet tells of itself: status, queue, one job; plain data, as --json prints it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from typing import TYPE_CHECKING, Any
+
+from cotenant.core.errors import InputError
+from cotenant.core.events import Kind, Reason
+from cotenant.fleet.controller.apply import log_path
+from cotenant.fleet.controller.state import STOPPING, Job
+from cotenant.fleet.jobs import spec_from_dict
+
+if TYPE_CHECKING:
+    from cotenant.fleet.controller.controller import Controller
+
+MOST_LISTED = 100_000
+NOT_DECIDED = "the next round decides"
+
+
+def status(controller: Controller) -> dict[str, Any]:
+    """The controller, its nodes and what is on them."""
+    book, options = controller.book, controller.options
+    held: dict[str, float] = {}
+    jobs_on: dict[str, int] = {}
+    for job in book.running():
+        assert job.attempt is not None
+        for node, gpus in job.attempt.assignment.gpus_by_node():
+            held[node] = held.get(node, 0.0) + gpus
+            jobs_on[node] = jobs_on.get(node, 0) + 1
+    return {
+        "folder": str(options.folder),
+        "executor": controller.executor.name,
+        "epoch": controller.epoch,
+        "time_s": controller.clock.now_s(),
+        "policy": controller.planner.describe(),
+        "lease_s": options.lease_s,
+        "keep_s": options.keep_s,
+        "jobs": {
+            "queued": sum(1 for j in book.jobs.values() if j.attempt is None),
+            "running": sum(1 for j in book.jobs.values() if j.attempt is not None),
+            **book.over,
+        },
+        "rounds": controller.counts.rounds,
+        "last_decision_s": controller.counts.last_decision_s,
+        "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "faults": [
+            text
+            for text in (
+                controller.fault, controller.planner_fault, controller.planner.trouble(), controller.executor.trouble()
+            )
+            if text
+        ],
+        "nodes": [
+            {
+                "name": name,
+                "reachable": name in controller.nodes,
+                "gpus": len(node.gpus),
+                "gpu_model": node.gpus[0].model if node.gpus else None,
+                "gpus_held": round(held.get(name, 0.0), 3),
+                "cpus": node.cpus,
+                "memory_bytes": node.memory_bytes,
+                "jobs": jobs_on.get(name, 0),
+                "agent": node.agent,
+            }
+            for name, node in sorted(controller.known.items(), key=lambda item: item[0])
+        ],
+    }
+
+
+def queue(controller: Controller, *, everything: bool = False) -> list[dict[str, Any]]:
+    """Open jobs: those that run, then those that wait, by arrival. `everything`: those that are over, too."""
+    now_s = controller.clock.now_s()
+    jobs = sorted(controller.book.jobs.values(), key=lambda j: (j.attempt is None, j.arrival_s, j.row))
+    rows = [job_row(job, now_s) for job in jobs[:MOST_LISTED]]
+    if everything:
+        found = controller.store.rows(
+            "SELECT id, spec, arrival_s, state, n, failures, done, attained_s, first_start_s, finished_s, exit, row"
+            " FROM jobs WHERE state IN ('finished', 'failed', 'cancelled') ORDER BY finished_s DESC LIMIT ?",
+            (MOST_LISTED,),
+        )
+        for id_, spec, arrival_s, state, n, failures, done, attained_s, start_s, end_s, exit_, row in found:
+            job = Job(row, id_, spec_from_dict(json.loads(spec)), arrival_s, state, n, failures, 0, done, attained_s)
+            job.first_start_s, job.finished_s = start_s, end_s
+            job.exit = None if exit_ is None else json.loads(exit_)
+            rows.append(job_row(job, now_s))
+    return rows
+
+
+def job_row(job: Job, now_s: float) -> dict[str, Any]:
+    """One job."""
+    attempt, spec = job.attempt, job.spec
+    progress = (attempt.progress or {}) if attempt is not None else {}
+    end_s = job.finished_s
+    return {
+        "id": job.id,
+        "name": spec.name,
+        "state": _state(job),
+        "why": _why(job),
+        "command": list(spec.command),
+        "gpus": spec.gpus,
+        "slice": spec.slice,
+        "model": spec.model,
+        "tenant": spec.tenant,
+        "priority": spec.priority,
+        "arrival_s": job.arrival_s,
+        "waited_s": max(0.0, (end_s if end_s is not None else now_s) - job.arrival_s - job.attained_s),
+        "ran_s": job.attained_s,
+        "finished_s": end_s,
+        "jct_s": None if end_s is None else end_s - job.arrival_s,
+        "done": _done(job),
+        "step": progress.get("step"),
+        "attempts": job.n,
+        "failures": job.failures,
+        "retries": spec.retries,
+        "exit_code": None if job.exit is None else job.exit.get("code"),
+        "oom": None if job.exit is None else bool(job.exit.get("oom")),
+        "error": "" if job.exit is None else _error(job),
+        "cpus": None if attempt is None else attempt.assignment.cpus,
+        "memory_bytes": None if attempt is None else attempt.assignment.memory_bytes,
+        "nodes": [] if attempt is None else [{"node": n, "gpus": g} for n, g in attempt.assignment.gpus_by_node()],
+        "gpu_ids": [] if attempt is None else [g.instance or g.uuid for p in attempt.assignment.places for g in p.gpus],
+    }
+
+
+def _state(job: Job) -> str:
+    """One word: as the job is, and what its attempt is about to do."""
+    if job.attempt is None:
+        return job.state if job.arrived or job.finished_s is not None else "to come"
+    return "cancelling" if job.cancel and job.attempt.phase == STOPPING else job.attempt.phase
+
+
+def _done(job: Job) -> float | None:
+    """Fraction of its work; None for a job that ran and told nothing, and whose length is not known either."""
+    progress = None if job.attempt is None else job.attempt.progress
+    if job.done == 0 and job.attained_s > 0 and job.isolated_s is None and progress is None:
+        return None
+    return round(job.done, 6)
+
+
+def _why(job: Job) -> str:
+    """Why a job waits."""
+    if job.attempt is not None or not job.arrived or job.finished_s is not None:
+        return ""
+    return Reason(job.told).name.lower().replace("_", " ") if job.told >= 0 else NOT_DECIDED
+
+
+def _error(job: Job) -> str:
+    """What went wrong last, in a few words."""
+    exit_ = job.exit or {}
+    code = int(exit_.get("code", 0))
+    if exit_.get("oom"):
+        return "ran out of the memory it was given"
+    if exit_.get("error"):
+        return str(exit_["error"])
+    if code == 0 or exit_.get("asked"):
+        return ""
+    return f"killed by signal {code - 128}" if 128 < code < 160 else f"exit code {code}"
+
+
+def log_place(controller: Controller, job_id: str, attempt: int | None, rank: int) -> dict[str, Any]:
+    """Where a log is: path, node to read it from, number of the attempt, and whether more may come."""
+    found = controller.store.rows("SELECT row, id, spec, arrival_s, n, state FROM jobs WHERE id=?", (job_id,))
+    if not found:
+        raise InputError(f"job {job_id!r} is not known here", field="ID")
+    row, id_, spec, arrival_s, n, state = found[0]
+    live = controller.book.jobs.get(job_id)
+    job = live or Job(row, id_, spec_from_dict(json.loads(spec)), arrival_s, state)
+    last = (live.n if live is not None else n) - 1
+    number = last if attempt is None else attempt
+    if attempt is not None and not 0 <= attempt <= last:
+        raise InputError(f"job {job_id} was started {last + 1} times; attempts count from 0", field="attempt")
+    placed = controller.store.rows("SELECT assignment FROM attempts WHERE job=? AND n=?", (row, max(0, number)))
+    nodes = [p["node"] for p in json.loads(placed[0][0])["places"]] if placed else []
+    return {
+        "path": log_path(controller.options.folder, job, max(0, number), rank),
+        "node": nodes[0] if nodes else "",
+        "attempt": number,
+        "open": live is not None,
+        "attempt_open": live is not None and ((live.attempt is not None and live.attempt.n == number) or number < 0),
+    }
+
+
+def story(controller: Controller, job_id: str) -> dict[str, Any]:
+    """One job with everything that happened to it."""
+    found = controller.store.rows("SELECT row FROM jobs WHERE id=?", (job_id,))
+    if not found:
+        raise InputError(f"job {job_id!r} is not known here", field="ID")
+    row = found[0][0]
+    events = controller.store.rows(
+        "SELECT time_s, kind, reason, cpu_milli, memory_mb, speed, places FROM events WHERE job=? ORDER BY number",
+        (row,),
+    )
+    live = [r for r in queue(controller, everything=True) if r["id"] == job_id]
+    return {
+        "job": live[0] if live else None,
+        "events": [
+            {"time_s": t, "kind": Kind(k).name.lower(), "reason": Reason(r).name.lower(), "cpus": c / 1000,
+             "memory_bytes": m * 10**6, "speed": s, "nodes": json.loads(p) if p else []}
+            for t, k, r, c, m, s, p in events
+        ],
+        "asked_unix_s": time.time(),
+    }  # fmt: skip

@@ -1,0 +1,236 @@
+"""A plan becomes orders: who stops, who is resized, who is parked, who starts once its GPUs are free."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.events import Kind, Reason
+from cotenant.fleet.controller.gpuchoice import GpuChooser
+from cotenant.fleet.controller.job_table import Book, ask_stop, holds_gpus
+from cotenant.fleet.controller.leases import Leases
+from cotenant.fleet.controller.planners import FleetPlan
+from cotenant.fleet.controller.reports import Absorber, begun
+from cotenant.fleet.controller.state import PARKED, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
+from cotenant.fleet.executors.base import job_folder
+from cotenant.fleet.nodes import NodeSpec
+
+EPSILON = 1e-6
+MOST_STARTS = 64  # in one step: hundreds at once would hold up everything else
+
+
+class Applier:
+    """Makes plans true, as far as GPUs are free; what must wait keeps its target until the next plan."""
+
+    def __init__(self, book: Book, absorber: Absorber, folder: Path, parks: Mapping[str, bool]) -> None:
+        self.book, self.absorber, self.folder, self.parks = book, absorber, folder, parks
+
+    # -- a new plan ------------------------------------------------------------------------------------------------
+
+    def plan(self, plan: FleetPlan, jobs: Iterable[Job], now_s: float, *, early: bool) -> None:
+        """Take a plan about `jobs` as what is wanted from now on. An early one only starts jobs."""
+        for job in jobs:
+            target = plan.assign.get(job.id)
+            reason = int(plan.reasons.get(job.id, Reason.IN_ORDER))
+            if job.attempt is None:
+                if early and job.target is not None:
+                    continue
+                job.target = target
+                if target is not None:
+                    job.target_reason = reason
+                elif job.told == -1 and job.id in plan.waiting:
+                    job.told = int(plan.waiting[job.id])
+                    self.book.tell(now_s, job, Kind.WAIT, job.told)
+                    self.book.touch(job)
+            elif not early:
+                self._attempt(job, job.attempt, target, plan, now_s)
+
+    def _attempt(self, job: Job, attempt: Attempt, target: Assignment | None, plan: FleetPlan, now_s: float) -> None:
+        """What the plan means for a job that has processes."""
+        job.target = None
+        if attempt.phase == STOPPING:
+            job.target = target
+        elif target is None:
+            why = plan.waiting.get(job.id, Reason.OUTRANKED)
+            self._leave(job, attempt, now_s, Reason.OUTRANKED if why == Reason.GPUS_FULL else why)
+        elif not target.same_gpus(attempt.assignment):
+            job.target = target
+            reason = int(plan.reasons.get(job.id, Reason.REPLACED))
+            ask_stop(self.book, job, "move", now_s, self.absorber.grace_of(job), reason)
+        elif attempt.phase == PARKED:
+            job.target = target  # resumed once its GPUs are free
+        elif _amounts(target) != _amounts(attempt.assignment):
+            self._resize(job, attempt, target, now_s)
+
+    def _leave(self, job: Job, attempt: Attempt, now_s: float, reason: Reason) -> None:
+        """Preempt: park where the GPU agent can and the job cannot save itself, else ask it to leave."""
+        if attempt.phase == PARKED:
+            return
+        can = attempt.phase == UP and attempt.progress is None and all(self.parks.get(n) for n in attempt.nodes)
+        if not can:
+            ask_stop(self.book, job, "preempt", now_s, self.absorber.grace_of(job), int(reason))
+            return
+        # it holds its GPUs until the agent has taken its memory off them
+        attempt.phase, attempt.stop_why, attempt.stop_s = STOPPING, "park", now_s
+        job.target_reason = int(reason)
+        self.book.touch(job)
+        for node in attempt.nodes:
+            self.book.orders[node].append({"do": "park", "attempt": job.attempt_id()})
+
+    def _resize(self, job: Job, attempt: Attempt, target: Assignment, now_s: float) -> None:
+        """Other CPU and memory on the same GPUs: no restart."""
+        from cotenant.policy.jobs.arrays import IDEAL
+
+        attempt.assignment = target
+        reason = Reason.GOT_IDEAL if target.level == IDEAL else Reason.GAVE_WAY
+        if attempt.started_s is not None:
+            self.book.tell(now_s, job, Kind.RESIZE, int(reason), target)
+        self.book.touch(job)
+        for place in target.places:
+            order = {"do": "resize", "attempt": job.attempt_id(), "cpus": place.cpus,
+                     "memory_bytes": place.memory_bytes}  # fmt: skip
+            self.book.orders[place.node].append(order)
+
+    # -- starting what has room ------------------------------------------------------------------------------------
+
+    def start_ready(self, nodes: Mapping[str, NodeSpec], clocks_ns: Mapping[str, int], leases: Leases,
+                    now_s: float, port_of: Any) -> None:  # fmt: skip
+        """Start (or resume) every job whose target's GPUs, CPU and memory nobody holds any more."""
+        wanting = [job for job in self.book.jobs.values() if job.target is not None]
+        if not wanting:
+            return
+        room = _Room(nodes, self.book.running())
+        begun_now = 0
+        for job in wanting:
+            target, attempt = job.target, job.attempt
+            if target is None or (attempt is not None and attempt.phase != PARKED):
+                continue
+            if any(p.node not in nodes or p.node not in clocks_ns for p in target.places):
+                continue
+            if begun_now >= MOST_STARTS or not room.take(target):
+                continue
+            begun_now += 1
+            if attempt is not None:
+                self._unpark(job, attempt, target, now_s)
+            else:
+                port = port_of(target.places[0].node) if _processes(job, target) > 1 else 0
+                self._start(job, target, nodes, clocks_ns, leases, now_s, port)
+
+    def _unpark(self, job: Job, attempt: Attempt, target: Assignment, now_s: float) -> None:
+        attempt.phase, attempt.assignment, attempt.counted_s = UP, target, now_s
+        attempt.off, attempt.off_on = False, set()
+        job.target, job.told = None, -1
+        self.book.tell(now_s, job, Kind.RESUME, job.target_reason, target)
+        self.book.touch(job)
+        for node in attempt.nodes:
+            self.book.orders[node].append({"do": "resume", "attempt": job.attempt_id()})
+
+    def _start(self, job: Job, target: Assignment, nodes: Mapping[str, NodeSpec], clocks_ns: Mapping[str, int],
+               leases: Leases, now_s: float, port: int) -> None:  # fmt: skip
+        attempt = Attempt(job.n, target, STARTING, created_s=now_s, port=port)
+        begun(job, attempt)
+        self.book.touch(job)
+        world, first = _processes(job, target), 0
+        address = nodes[target.places[0].node].address
+        for index, place in enumerate(target.places):
+            ranks = _ranks(job, place)
+            order = {
+                "do": "start",
+                "attempt": job.attempt_id(),
+                "job": job.id,
+                "n": attempt.n,
+                "command": list(job.spec.command),
+                "environment": dict(job.spec.env),
+                "workdir": job.spec.workdir or "/",
+                "job_dir": job.spec.job_dir or str(job_folder(self.folder, job.id)),
+                "gpus": [{"uuid": g.uuid, "fraction": g.fraction, "mechanism": g.mechanism, "instance": g.instance,
+                          "slice": g.slice, "limit": g.limit} for g in place.gpus],
+                "cpus": place.cpus,
+                "memory_bytes": place.memory_bytes,
+                "until_ns": clocks_ns[place.node] + round(leases.keep_s * 1e9),
+                "grace_s": self.absorber.grace_of(job),
+                "ranks": [
+                    {
+                        "rank": first + k,
+                        "log": log_path(self.folder, job, attempt.n, first + k),
+                        "environment": _rank_environment(first + k, k, world, ranks, index, target, address, port),
+                    }
+                    for k in range(ranks)
+                ],
+            }  # fmt: skip
+            first += ranks
+            leases.granted(place.node, now_s)
+            self.book.orders[place.node].append(order)
+
+
+class _Room:
+    """What nobody holds, as this step goes on handing it out."""
+
+    def __init__(self, nodes: Mapping[str, NodeSpec], running: list[Job]) -> None:
+        self.gpus = GpuChooser(nodes.values())
+        self.cpus = {name: node.cpus for name, node in nodes.items()}
+        self.memory = {name: float(node.memory_bytes) for name, node in nodes.items()}
+        for job in running:
+            attempt = job.attempt
+            if attempt is not None and holds_gpus(attempt):
+                self.gpus.hold(attempt.assignment)
+                self._subtract(attempt.assignment)
+
+    def take(self, target: Assignment) -> bool:
+        """Everything of the target, or nothing."""
+        need: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for place in target.places:
+            need[place.node][0] += place.cpus
+            need[place.node][1] += place.memory_bytes
+        for node, (cpus, memory) in need.items():
+            if cpus > self.cpus[node] + EPSILON or memory > self.memory[node] * (1 + EPSILON):
+                return False
+        if not self.gpus.keep(target):
+            return False
+        self._subtract(target)
+        return True
+
+    def _subtract(self, held: Assignment) -> None:
+        for place in held.places:
+            if place.node in self.cpus:
+                self.cpus[place.node] -= place.cpus
+                self.memory[place.node] -= place.memory_bytes
+
+
+def _amounts(assignment: Assignment) -> list[tuple[str, float, int]]:
+    return sorted((p.node, p.cpus, p.memory_bytes) for p in assignment.places)
+
+
+def _ranks(job: Job, place: Place) -> int:
+    """Processes on a node."""
+    return 1 if job.spec.processes == "node" or job.spec.shared else max(1, len(place.gpus))
+
+
+def _processes(job: Job, target: Assignment) -> int:
+    return sum(_ranks(job, place) for place in target.places)
+
+
+def _rank_environment(
+    rank: int, local: int, world: int, here: int, node: int, target: Assignment, address: str, port: int
+) -> dict[str, str]:
+    """What torchrun would say; of a job of one process nothing but its number."""
+    own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(here)}
+    if world > 1:
+        own |= {
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "NODE_RANK": str(node),
+            "GROUP_RANK": str(node),
+            "NNODES": str(len(target.places)),
+            "OMP_NUM_THREADS": str(max(1, math.floor(target.places[node].cpus / here))),
+        }
+    return own
+
+
+def log_path(folder: Path, job: Job, n: int, rank: int) -> str:
+    """Where the output of a rank goes."""
+    own = Path(job.spec.job_dir) if job.spec.job_dir else job_folder(folder, job.id)
+    return str(own / f"log-{n}-{rank}.txt")

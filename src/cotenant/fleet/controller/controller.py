@@ -1,0 +1,399 @@
+"""The controller: observe, snapshot, policy, plan, apply. One thread; every transition durable before it is acted on.
+
+A step sends the orders of the step before together with a question for reports, takes the answers into the book,
+decides where a round begins, writes down what changed, and only then hands out new orders. Killed anywhere, the next
+controller finds the book in the store and the jobs on their nodes.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.events import Kind, Reason
+from cotenant.fleet.controller.apply import Applier
+from cotenant.fleet.controller.clock import FleetClock
+from cotenant.fleet.controller.counts import Counts
+from cotenant.fleet.controller.intake import admit
+from cotenant.fleet.controller.job_table import Book, ask_stop
+from cotenant.fleet.controller.leases import Leases
+from cotenant.fleet.controller.log import log_to_stderr
+from cotenant.fleet.controller.planners import FleetPlan, Planner, View
+from cotenant.fleet.controller.reports import Absorber
+from cotenant.fleet.controller.rounds import round_row
+from cotenant.fleet.controller.state import CANCELLED, Job
+from cotenant.fleet.executors.base import Executor
+from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.noderuntime.tenancy import can_park
+from cotenant.fleet.nodes import NodeSpec, by_number
+from cotenant.fleet.store import FleetLock, Store, StoreError
+
+T = TypeVar("T")
+POLL_S = 0.05  # a short fleet
+POLL_MANY_S = 0.2  # from MANY attempts on
+POLL_IDLE_S = 1.0
+MANY = 64
+FAULT_PAUSE_S = 1.0
+DRAIN_MARGIN_S = 1.0
+MOST_QUEUED = 1_000_000
+
+
+@dataclass(frozen=True)
+class ControllerOptions:
+    """How to run. Times in seconds (docs/howto/fleet.md).
+
+    `lease_s`: length of a round; `keep_s`: how long jobs go on without a controller, and how long it waits for a node
+    that does not answer; `early`: GPUs that become free are given away between rounds.
+    """
+
+    folder: Path
+    lease_s: float = 300.0
+    keep_s: float = 120.0
+    grace_s: float = 30.0
+    early: bool = True
+    poll_s: float | None = None
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    log: Callable[[str], None] = log_to_stderr
+
+
+class Controller:
+    """One run of the controller. `run()` returns after `stop()`; other threads use `call`."""
+
+    def __init__(
+        self, options: ControllerOptions, executor: Executor, planner: Planner, lock: FleetLock | None = None
+    ) -> None:
+        """Take the folder (`lock` if the caller has it already) and load its book. WorkError where another has it."""
+        self.options, self.executor, self.planner = options, executor, planner
+        self.lock = lock or FleetLock(options.folder)
+        try:
+            self.store = Store(options.folder)
+            self.epoch = int(self.store.meta("epoch") or 0) + 1
+            self.store.set_meta("epoch", str(self.epoch))
+            self.store.commit()
+        except BaseException:
+            self.lock.release()
+            raise
+        self.clock = FleetClock(self.store, options.monotonic_ns)
+        self.book = Book(self.store)
+        self.counts = Counts()
+        self.absorber = Absorber(self.book, options.grace_s, self.counts)
+        self.parks: dict[str, bool] = {}
+        self.can_park = can_park
+        self.applier = Applier(self.book, self.absorber, options.folder, self.parks)
+        self.nodes: dict[str, NodeSpec] = {}
+        self.known: dict[str, NodeSpec] = {}  # every node seen in this run
+        self.node_ns: dict[str, int] = {}  # its monotonic clock, as told last
+        self.leases = Leases(options.lease_s, options.keep_s)
+        self.fault, self.planner_fault = "", ""
+        self._next_tick = 0
+        self._fill = False
+        self._inbox: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._stopping = self._ended = False
+        self._draining_until: float | None = None
+
+    # -- for other threads -----------------------------------------------------------------------------------------
+
+    def call(self, work: Callable[[], T], timeout_s: float = 60.0) -> T:
+        """Have `work` done in the controller's thread, between two steps, and return what it gave."""
+        future: Future[T] = Future()
+        self._inbox.put((work, future))
+        if self._ended:
+            raise WorkError("the controller has ended")
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            raise WorkError("the controller is busy and did not answer") from None
+
+    def _monotonic_s(self) -> float:
+        return self.options.monotonic_ns() / 1e9
+
+    def stop(self) -> None:
+        """End the run soon; jobs go on until their leases end."""
+        self._stopping = True
+        self._inbox.put((lambda: None, Future()))
+
+    # -- orders of users (in the controller's thread) --------------------------------------------------------------
+
+    def submit(self, specs: list[JobSpec], arrivals_s: list[float] | None = None) -> list[str]:
+        """Take jobs into the queue; returns their ids once that is durable. `arrivals_s`: fleet times, None: now."""
+        if len(self.book.jobs) + len(specs) > MOST_QUEUED:
+            raise WorkError(f"the queue is full: it holds {len(self.book.jobs):,} jobs")
+        if self._draining_until is not None:
+            raise WorkError("the fleet is being taken down")
+        now_s = self.clock.now_s()
+        specs = admit(specs, self.book.jobs.values(), self.planner, self.known.values(), self.options.folder, now_s)
+        arrivals = arrivals_s or [now_s] * len(specs)
+        jobs = self.book.add(zip(specs, (max(0.0, t) for t in arrivals), strict=True))
+        self._fill = self._fill or self.options.early
+        return [job.id for job in jobs]
+
+    def cancel(self, job_id: str, *, flush: bool = True) -> str:
+        """Take a job back; returns its state: cancelled, or stopping while its processes leave. Without `flush` it is
+        for the caller to make it durable."""
+        job = self.find(job_id)
+        now_s = self.clock.now_s()
+        job.cancel, job.target = True, None
+        self.book.touch(job)
+        if job.attempt is not None:
+            ask_stop(self.book, job, "cancel", now_s, self.absorber.grace_of(job), int(Reason.CANCELLED))
+            state = "stopping"
+        else:
+            if not job.arrived:
+                self._arrive(job, now_s)
+            self.book.tell(now_s, job, Kind.REJECT, Reason.CANCELLED)
+            self.book.over_with(job, CANCELLED, now_s)
+            state = CANCELLED
+        if flush:
+            self.book.flush()
+        return state
+
+    def find(self, job_id: str) -> Job:
+        """An open job; InputError where there is none."""
+        job = self.book.jobs.get(job_id)
+        if job is None:
+            found = self.store.rows("SELECT state FROM jobs WHERE id=?", (job_id,))
+            what = f"is {found[0][0]} already" if found else "is not known here"
+            raise InputError(f"job {job_id!r} {what}", field="ID")
+        return job
+
+    def begin(self) -> None:
+        """Let fleet time pass."""
+        self.clock.begin()
+        self.store.commit()
+
+    def drain(self, within_s: float) -> None:
+        """Stop every job with its checkpoint, then end the run; they go on when the fleet is up again."""
+        self._draining_until = self._monotonic_s() + within_s
+        now_s = self.clock.now_s()
+        for job in self.book.running():
+            grace_s = min(within_s, self.absorber.grace_of(job))
+            ask_stop(self.book, job, "shutdown", now_s, grace_s, int(Reason.TAKEN_DOWN))
+        for job in self.book.jobs.values():
+            job.target = None
+        self.book.flush()
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until told to stop."""
+        try:
+            self.step()
+            ready()
+            while not self._stopping:
+                self._serve_inbox(self._patience_s())
+                self.step()
+                if self._draining_until is not None and (
+                    not self.book.running() or self._monotonic_s() > self._draining_until + DRAIN_MARGIN_S
+                ):
+                    break
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of everything; jobs go on."""
+        self._ended = True
+        self._refuse_inbox()
+        try:
+            self.clock.save()
+            self.store.commit()
+        except StoreError:
+            pass
+        self.executor.shutdown()
+        self.store.close()
+        self.lock.release()
+
+    def _refuse_inbox(self) -> None:
+        """Nobody waits for a controller that is no more."""
+        while not self._inbox.empty():
+            future = self._inbox.get()[1]
+            if not future.done():
+                future.set_exception(WorkError("the controller has ended"))
+
+    def _serve_inbox(self, patience_s: float) -> None:
+        """Work of other threads; waits so long for the first piece."""
+        try:
+            while True:
+                work, future = self._inbox.get(timeout=max(0.0, patience_s))
+                patience_s = 0.0
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+        except queue.Empty:
+            return
+
+    def _patience_s(self) -> float:
+        if self.fault:
+            return FAULT_PAUSE_S
+        if any(orders for name, orders in self.book.orders.items() if name in self.nodes):
+            return 0.0
+        running = len(self.book.running())
+        open_ = bool(self.book.jobs)
+        poll_s = POLL_MANY_S if running > MANY else POLL_S
+        wait_s = (self.options.poll_s or poll_s) if running else POLL_IDLE_S
+        if self._fill:
+            wait_s = min(wait_s, 0.02)
+        if self.clock.runs and open_:
+            wait_s = min(wait_s, self._next_tick * self.options.lease_s - self.clock.now_s())
+        return max(0.0, wait_s)
+
+    def step(self) -> None:
+        """One turn of the loop. A store that cannot be written stops nothing that runs: leases go on."""
+        try:
+            self._observe()
+            if self.fault:  # whether the disk takes a write again
+                self.clock.save()
+                self.store.commit()
+            if self.clock.runs:
+                self._admit()
+                self._decide()
+                if self._draining_until is None:
+                    self.applier.start_ready(self.nodes, self.node_ns, self.leases, self.clock.now_s(),
+                                             self._port)  # fmt: skip
+            self.book.flush()
+            if self.fault:
+                self.options.log("the store can be written again")
+            self.fault = ""
+        except StoreError as error:
+            if not self.fault:
+                self.options.log(f"{error}; running jobs go on, nothing is started or taken in until it can")
+            self.fault = str(error)
+            self.book.load()
+
+    # -- observe ---------------------------------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        self.nodes = dict(self.executor.members())
+        for name, node in self.nodes.items():
+            if name not in self.known:
+                self.parks[name] = self.can_park(node)
+                self._fill = self._fill or self.options.early
+            self.known[name] = node
+        orders = {name: list(self.book.orders.pop(name, [])) for name in self.nodes}
+        here: defaultdict[str, list[Job]] = defaultdict(list)
+        for job in self.book.running():
+            for place in job.attempt.nodes if job.attempt else ():
+                here[place].append(job)
+        self.leases.extend(orders, here, self.node_ns, self.clock.now_s(), self._monotonic_s())
+        answers = self.executor.exchange(self.epoch, orders)
+        now_s = self.clock.now_s()
+        for name, answer in answers.items():
+            if answer is None:
+                self.nodes.pop(name, None)
+                self.node_ns.pop(name, None)
+            elif answer["refused"] is not None:
+                raise WorkError(f"node {name} obeys a newer controller: this one stops")
+            else:
+                self.node_ns[name] = answer["now_ns"]
+                self.absorber.answer(name, orders[name], answer, here[name], now_s)
+        for name, jobs in here.items():
+            if name not in self.nodes:
+                self._unreachable(name, jobs, now_s)
+        # a job that crashed frees its round at once, whatever else waits for the next one
+        if self.absorber.failed or (self.absorber.freed and self.options.early):
+            self._fill = True
+        self.absorber.failed = self.absorber.freed = False
+
+    def _unreachable(self, name: str, jobs: list[Job], now_s: float) -> None:
+        """Jobs of a node that does not answer may run there still: until no lease of theirs can."""
+        for job in jobs:
+            if self.leases.surely_over(name, self.absorber.grace_of(job), now_s):
+                self.absorber.lost_node(name, job, now_s)
+
+    # -- decide ----------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Jobs whose time has come. Without early rounds a job is known from the round after its arrival."""
+        now_s = self.clock.now_s()
+        for job in self.book.jobs.values():
+            if job.arrived:
+                continue
+            if job.arrival_s > now_s:
+                break  # they are in order of arrival
+            self._arrive(job, job.arrival_s)
+            self._fill = self._fill or self.options.early
+
+    def _arrive(self, job: Job, at_s: float) -> None:
+        job.arrived = True
+        self.book.tell(at_s, job, Kind.ARRIVE, Reason.NONE)
+        self.book.touch(job)
+
+    def _decide(self) -> None:
+        now_s, lease_s = self.clock.now_s(), self.options.lease_s
+        held = self.absorber.held_until_s
+        for job_id in [name for name, until_s in held.items() if until_s <= now_s]:
+            del held[job_id]
+            self._fill = True
+        tick = int(now_s / lease_s + 1e-9)
+        if tick >= self._next_tick:
+            self._next_tick = tick + 1
+            if self.book.jobs:
+                self._round(tick * lease_s, early=False)
+            self._fill = False
+        elif self._fill and not any(job.target is not None for job in self.book.jobs.values()):
+            self._fill = False
+            if self.book.waiting():
+                self._round(now_s, early=True)
+
+    def _round(self, at_s: float, *, early: bool) -> None:
+        if self._draining_until is not None:
+            return
+        now_s = self.clock.now_s()
+        held = self.absorber.held_until_s
+        jobs = tuple(
+            j for j in self.book.jobs.values()
+            if j.arrived and not j.cancel and j.arrival_s <= (now_s if early else at_s + 1e-9)
+            and j.id not in held
+            and (j.attempt is None or all(node in self.nodes for node in j.attempt.nodes))
+        )  # fmt: skip
+        pinned = frozenset(job.id for job in jobs if self._is_pinned(job, now_s))
+        nodes = tuple(self.nodes[name] for name in sorted(self.nodes, key=by_number))
+        mine = {job.id for job in jobs}
+        others = (job.attempt for job in self.book.running() if job.id not in mine)
+        kept = tuple(attempt.assignment for attempt in others if attempt is not None)
+        view = View(at_s, nodes, jobs, early, pinned, kept)
+        started = time.perf_counter()
+        try:
+            plan = self.planner.plan(view)
+            self.planner_fault = ""
+        except Exception as error:  # whatever a policy does, jobs go on as they are
+            text = f"the policy could not decide: {str(error) or repr(error)}; everybody keeps what he has"
+            if text != self.planner_fault:
+                self.options.log(text)
+            self.planner_fault = text
+            return
+        self.counts.decided(time.perf_counter() - started)
+        self._apply(plan, view, now_s, early)
+
+    def _is_pinned(self, job: Job, now_s: float) -> bool:
+        """Whether a job that cannot save its work and has lost it r times has run for less than 2^r rounds: jobs that
+        take turns would otherwise start over for ever."""
+        attempt = job.attempt
+        if attempt is None or attempt.progress is not None or attempt.started_s is None:
+            return False
+        lost = attempt.n - job.failures - job.losses
+        saves = all(self.parks.get(node) for node in attempt.nodes)
+        return lost > 0 and not saves and now_s - attempt.started_s < self.options.lease_s * 2.0 ** min(lost, 30)
+
+    def _apply(self, plan: FleetPlan, view: View, now_s: float, early: bool) -> None:
+        if early and not any(job.attempt is None and job.id in plan.assign for job in view.jobs):
+            return
+        self.applier.plan(plan, view.jobs, now_s, early=early)
+        for job in self.book.running():
+            self.book.touch(job)  # how far it is by now
+        self.store.add_round(round_row(view, plan, self.counts.last_decision_s))
+        self.clock.save()
+
+    def _port(self, node: str) -> int:
+        """A free port on a node, for a gang to meet at; 0 when it does not answer."""
+        answer = self.executor.exchange(self.epoch, {node: [{"do": "port"}]}).get(node)
+        if not answer or answer["refused"] is not None:
+            return 0
+        return int(answer["results"][0].get("port", 0))

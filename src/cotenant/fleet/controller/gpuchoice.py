@@ -1,0 +1,88 @@
+"""Which GPUs of a node a job gets: the policy counts them, this names them. No GPU is given twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cotenant.fleet.controller.state import Assignment, GpuShare
+from cotenant.fleet.nodes import NodeSpec
+
+EPSILON = 1e-6
+
+
+class GpuChooser:
+    """GPUs taken so far, in one plan or by all that runs."""
+
+    def __init__(self, nodes: Iterable[NodeSpec]) -> None:
+        self._gpus = {node.name: node.gpus for node in nodes}
+        self._taken: dict[str, float] = {}  # uuid of a GPU or instance -> fraction given
+        self._mechanism: dict[str, str] = {}
+
+    def free(self, share: GpuShare) -> bool:
+        """Whether this very share is there to be had."""
+        if share.instance is not None:
+            return share.instance not in self._taken
+        taken = self._taken.get(share.uuid, 0.0)
+        if taken and self._mechanism[share.uuid] != share.mechanism:
+            return False
+        return taken + share.fraction <= 1 + EPSILON
+
+    def hold(self, assignment: Assignment) -> None:
+        """Take all GPUs of what runs, also where one of its nodes does not answer."""
+        for place in assignment.places:
+            for share in place.gpus:
+                self._take(share)
+
+    def keep(self, assignment: Assignment) -> bool:
+        """Take all GPUs of an assignment, or none; whether they were free and exist."""
+        shares = [(place.node, share) for place in assignment.places for share in place.gpus]
+        for node, share in shares:
+            known = any(gpu.uuid == share.uuid for gpu in self._gpus.get(node, ()))
+            if not known or not self.free(share):
+                return False
+        for _, share in shares:
+            self._take(share)
+        return True
+
+    def choose(self, node: str, gpus: float, mechanism: str) -> tuple[GpuShare, ...] | None:
+        """Whole GPUs, lowest first, or a part of one: beside other parts if there is room. None: there are none."""
+        plain = [gpu.uuid for gpu in self._gpus.get(node, ()) if not gpu.instances]
+        if gpus < 1:
+            for uuid in sorted(plain, key=lambda u: u not in self._taken):  # those in use first; sorting is stable
+                share = GpuShare(uuid, gpus, mechanism)
+                if self.free(share):
+                    self._take(share)
+                    return (share,)
+            return None
+        shares = tuple(GpuShare(uuid) for uuid in plain if uuid not in self._taken)[: round(gpus)]
+        if len(shares) < round(gpus):
+            return None
+        for share in shares:
+            self._take(share)
+        return shares
+
+    def choose_instance(self, node: str, wanted: str) -> GpuShare | None:
+        """A free MIG instance of a profile, such as 2g or 2g.20gb."""
+        for gpu in self._gpus.get(node, ()):
+            for instance in gpu.instances:
+                if wanted in (instance.profile, instance.profile.split(".")[0]) and instance.uuid not in self._taken:
+                    fraction = int(instance.profile[0]) / 7
+                    share = GpuShare(gpu.uuid, fraction, "mig", instance.profile, instance.uuid)
+                    self._take(share)
+                    return share
+        return None
+
+    def give_back(self, chosen: Iterable[tuple[GpuShare, ...]]) -> None:
+        """Undo choices."""
+        for shares in chosen:
+            for share in shares:
+                left = self._taken[share.uuid] - share.fraction
+                if left > EPSILON:
+                    self._taken[share.uuid] = left
+                else:
+                    del self._taken[share.uuid]
+
+    def _take(self, share: GpuShare) -> None:
+        key = share.instance or share.uuid
+        self._taken[key] = self._taken.get(key, 0.0) + share.fraction
+        self._mechanism[key] = share.mechanism

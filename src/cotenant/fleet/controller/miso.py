@@ -1,0 +1,341 @@
+"""MISO for the fleet: GPUs partitioned by speeds that are predicted from a measurement under MPS, as jobs come and go.
+
+The decisions are those of the simulator (policy.partition): which GPU admits a job, which slices a GPU's jobs get, and
+whether a move pays. This planner keeps what was measured, turns decisions into shares, and reads steps off progress
+reports. Slices are MIG instances where MIG is on; elsewhere their parts of the SMs, as MPS percentages (or turns, on
+the software GPU). Jobs move between them by the checkpoint of `cotenant.loop`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.core.events import Reason
+from cotenant.core.mig import Geometry, Placement, geometry, kind_of
+from cotenant.fleet.controller.miso_gpu import MisoGpu, Wish
+from cotenant.fleet.controller.planners import FleetPlan, View
+from cotenant.fleet.controller.state import Assignment, GpuShare, Job, Place
+from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.nodes import NodeGpu, NodeSpec
+from cotenant.policy.mig.decide import PartitionRules, Tenancy, choose_gpu, cost_table, fit_mask, replan, warm_up
+from cotenant.profiles.mig.mps_mig import MpsMigModel
+
+STANDS_IN = "A100-40GB"  # geometry for GPUs without MIG: the predictor was trained on it
+
+
+class MisoPlanner:
+    """A planner that partitions GPUs; one job has one slice of one GPU, and gangs have whole ones.
+
+    `rules`: those of the simulator, policy miso. `mechanism`: how slices are made: mig, mps or time. `measure_s`:
+    seconds of steady steps at each of the three levels. `restart_s`: what a move costs a job, against which it must
+    pay.
+    """
+
+    def __init__(
+        self, rules: PartitionRules | None = None, *, mechanism: str = "mps", measure_s: float = 10.0,
+        restart_s: float = 10.0, model: MpsMigModel | None = None,
+    ) -> None:  # fmt: skip
+        self.rules = rules or PartitionRules("miso", profile_after_s=0.0)
+        if not self.rules.repartitions:
+            raise InputError(f"policy {self.rules.policy} does not repartition; use miso", field="policy")
+        self.mechanism, self.measure_s, self.restart_s = mechanism, measure_s, restart_s
+        self._model = model
+        self._gpus: dict[str, MisoGpu] = {}
+        self._speeds: dict[str, np.ndarray] = {}  # job -> speeds by kind, measured
+        self._gangs: dict[str, tuple[str, ...]] = {}  # job -> UUIDs it holds whole
+        self.measurements = self.repartitions = 0
+
+    # ---- Planner
+
+    def describe(self) -> dict[str, Any]:
+        """See Planner."""
+        return {
+            "label": self.rules.policy, "policy": self.rules.policy, "objective": self.rules.objective,
+            "mechanism": self.mechanism, "measure_s": self.measure_s, "horizon_s": self.rules.horizon_s,
+        }  # fmt: skip
+
+    def trouble(self) -> str:
+        """See Planner."""
+        return ""
+
+    def warm_up(self) -> None:
+        """See Planner."""
+        self._model = self._model or MpsMigModel.load()
+        warm_up(geometry(STANDS_IN, double_memory=False))
+
+    def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
+        """See Planner."""
+        found = tuple(nodes)
+        if job.spec.slice is not None and found:
+            kind_of(_geometry_of(found[0].gpus[0]), job.spec.slice)
+        most = max((len(node.gpus) for node in found), default=0)
+        if found and job.spec.gpus > most:
+            raise InputError(f"{job.spec.gpus:g} GPUs are asked for and no node has more than {most}", field="gpus")
+
+    def plan(self, view: View) -> FleetPlan:
+        """See Planner. It remembers what it measured; a controller that comes back measures again."""
+        nodes = {gpu.uuid: node for node in view.nodes for gpu in node.gpus}
+        jobs = {job.id: job for job in view.jobs}
+        plan = FleetPlan()
+        self._adopt(view, nodes)
+        left = self._forget(jobs, nodes)
+        if view.early:
+            self._admit(view, jobs, plan, idle_only=True)
+        else:
+            self._observe(jobs)
+            for gpu in self._gpus.values():
+                self._advance(gpu, jobs, view.now_s)
+            self._admit(view, jobs, plan, idle_only=False)
+            for uuid in left:
+                self._after_departure(self._gpus[uuid], jobs)
+        self._assign(jobs, nodes, plan)
+        return plan
+
+    # ---- what is known
+
+    def _adopt(self, view: View, nodes: dict[str, NodeSpec]) -> None:
+        """GPUs that are new, and jobs that run without our knowing: an earlier controller started them."""
+        for node in view.nodes:
+            for device in node.gpus:
+                if device.uuid not in self._gpus:
+                    self._gpus[device.uuid] = MisoGpu(_geometry_of(device), self.measure_s)
+        known = {job for gpu in self._gpus.values() for job in gpu.place} | set(self._gangs)
+        for job in view.jobs:
+            if job.attempt is None or job.id in known:
+                continue
+            shares = [share for place in job.attempt.assignment.places for share in place.gpus]
+            if len(shares) > 1 or job.spec.gpus > 1:
+                self._gangs[job.id] = tuple(share.uuid for share in shares)
+            elif shares and shares[0].uuid in self._gpus:
+                gpu = self._gpus[shares[0].uuid]
+                gpu.place[job.id] = _placement(shares[0].slice)
+
+    def _forget(self, jobs: dict[str, Job], nodes: dict[str, NodeSpec]) -> list[str]:
+        """Jobs that are over and GPUs that are gone; UUIDs of GPUs that jobs left."""
+        for uuid in [uuid for uuid in self._gpus if uuid not in nodes]:
+            del self._gpus[uuid]
+        self._gangs = {
+            job: held for job, held in self._gangs.items() if job in jobs and all(uuid in nodes for uuid in held)
+        }
+        self._speeds = {job: row for job, row in self._speeds.items() if job in jobs}
+        left = []
+        for uuid, gpu in self._gpus.items():
+            gone = [job for job in gpu.jobs if job not in jobs]
+            for job in gone:
+                gpu.leave(job)
+            if gone:
+                left.append(uuid)
+        return left
+
+    def _observe(self, jobs: dict[str, Job]) -> None:
+        for gpu in self._gpus.values():
+            for name in gpu.jobs:
+                attempt = jobs[name].attempt
+                told = attempt.progress if attempt is not None else None
+                if told and isinstance(told.get("step"), int) and isinstance(told.get("written_unix_s"), float):
+                    gpu.see(name, int(told.get("attempt") or 0), told["step"], told["written_unix_s"])
+
+    def _believed(self, gpu: MisoGpu, names: list[str], jobs: dict[str, Job]) -> np.ndarray:
+        """(jobs, kinds) speeds: measured, else the square root of the part of the SMs; 0 below a stated slice."""
+        prior = np.sqrt([p.compute / gpu.geo.compute_slices for p in gpu.geo.profiles.values()])
+        rows = []
+        for name in names:
+            row = self._speeds.get(name, prior)
+            row = prior if len(row) != len(prior) else row
+            rows.append(np.where(_allowed(gpu.geo, jobs[name].spec), row, 0.0))
+        return np.array(rows).reshape(len(names), len(gpu.geo.kinds))
+
+    # ---- measuring
+
+    def _advance(self, gpu: MisoGpu, jobs: dict[str, Job], now_s: float) -> None:
+        """One GPU's measurement, and the layout that follows from it."""
+        was = gpu.measurement
+        found = gpu.advance(_attempts(gpu, jobs), now_s, lambda x: self._predict(x, gpu.geo))
+        if found is None:
+            return
+        for name, row in found.items():
+            self._speeds[name] = np.where(row > 0, row, 1e-3)
+        if was is not None and gpu.jobs:
+            self._layout(gpu, jobs, keep=False)
+
+    def _predict(self, latencies: np.ndarray, geo: Geometry) -> np.ndarray:
+        if self._model is None:
+            self._model = MpsMigModel.load()
+        return np.asarray(self._model.predict_speeds(latencies[None], geo)[0])
+
+    def _layout(self, gpu: MisoGpu, jobs: dict[str, Job], *, keep: bool) -> bool:
+        """Give every job of the GPU its slice by what is believed; `keep`: a move must pay. False: they do not fit."""
+        names = gpu.jobs
+        before = tuple(gpu.place[name] for name in names)
+        if len(names) == 1:
+            wanted: tuple[Placement | None, ...] = (None,)
+        else:
+            speeds = self._believed(gpu, names, jobs)
+            current = before if keep else (None,) * len(names)
+            if keep and any(place is None for place in before):
+                current = tuple(place or gpu.geo.whole[0] for place in before)
+            decided = replan(
+                gpu.geo, self.rules, speeds, Tenancy(tuple(range(len(names))), current),
+                np.full(len(names), self.restart_s),
+            )  # fmt: skip
+            if decided is None:
+                return False
+            wanted = decided.placements
+        gpu.place = dict(zip(names, wanted, strict=True))
+        self.repartitions += before != wanted
+        return True
+
+    # ---- coming and going
+
+    def _admit(self, view: View, jobs: dict[str, Job], plan: FleetPlan, *, idle_only: bool) -> None:
+        """Waiting jobs, first come first served; a gang that finds no GPUs lets nobody pass."""
+        placed = {name for gpu in self._gpus.values() for name in gpu.place} | set(self._gangs)
+        for job in view.jobs:
+            if job.id in placed:
+                continue
+            if job.spec.gpus > 1:
+                if not self._admit_gang(job, view):
+                    plan.waiting[job.id] = Reason.GANG_TOO_LARGE_NOW
+                    break
+            elif not self._admit_one(job, jobs, view.now_s, idle_only=idle_only):
+                plan.waiting[job.id] = Reason.GPUS_FULL
+                break
+        for job in view.jobs:
+            if job.id not in plan.waiting and job.id not in self._gangs and not self._gpu_of(job.id):
+                plan.waiting[job.id] = Reason.GPUS_FULL
+
+    def _admit_gang(self, job: Job, view: View) -> bool:
+        held = {uuid for uuids in self._gangs.values() for uuid in uuids}
+        for node in view.nodes:
+            idle = [g.uuid for g in node.gpus if not self._gpus[g.uuid].place and g.uuid not in held]
+            if len(idle) >= job.spec.gpus:
+                self._gangs[job.id] = tuple(idle[: round(job.spec.gpus)])
+                return True
+        return False
+
+    def _admit_one(self, job: Job, jobs: dict[str, Job], now_s: float, *, idle_only: bool) -> bool:
+        held = {uuid for uuids in self._gangs.values() for uuid in uuids}
+        open_ = {
+            uuid: gpu for uuid, gpu in self._gpus.items()
+            if uuid not in held and gpu.measurement is None and not (idle_only and gpu.place)
+        }  # fmt: skip
+        uuid = self._choose(job, jobs, open_)
+        if uuid is None:
+            return False
+        gpu = open_[uuid]
+        if not gpu.place:
+            gpu.place[job.id] = None
+            return True
+        everybody = [*gpu.jobs, job.id]
+        if self.rules.profiles and any(name not in self._speeds for name in everybody):
+            gpu.begin(job.id, _attempts(gpu, jobs), now_s)
+            self.measurements += 1
+            return True
+        gpu.place[job.id] = None
+        if self._layout(gpu, jobs, keep=False):
+            return True
+        gpu.leave(job.id)
+        return False
+
+    def _choose(self, job: Job, jobs: dict[str, Job], open_: dict[str, MisoGpu]) -> str | None:
+        """The GPU that suffers least from the job, among those of one geometry at a time; the first of equals."""
+        by_geometry: dict[str, list[str]] = {}
+        for uuid, gpu in open_.items():
+            by_geometry.setdefault(gpu.geo.gpu, []).append(uuid)
+        for uuids in by_geometry.values():
+            names = [name for uuid in uuids for name in open_[uuid].jobs] + [job.id]
+            row = {name: i for i, name in enumerate(names)}
+            gpu = open_[uuids[0]]
+            speeds = self._believed(gpu, names, jobs)
+            tenants = [(i, [row[name] for name in open_[uuid].jobs]) for i, uuid in enumerate(uuids)]
+            cost = cost_table(gpu.geo, self.rules, speeds)
+            index = choose_gpu(gpu.geo, self.rules, cost, fit_mask(speeds), tenants, row[job.id])
+            if index is not None:
+                return uuids[index]
+        return None
+
+    def _after_departure(self, gpu: MisoGpu, jobs: dict[str, Job]) -> None:
+        """The part that became free goes to those who stay, where that pays. Nothing is measured again."""
+        if gpu.measurement is None and gpu.place:
+            self._layout(gpu, jobs, keep=True)
+
+    # ---- the answer
+
+    def _gpu_of(self, job: str) -> str | None:
+        return next((uuid for uuid, gpu in self._gpus.items() if job in gpu.place), None)
+
+    def _assign(self, jobs: dict[str, Job], nodes: dict[str, NodeSpec], plan: FleetPlan) -> None:
+        for uuid, gpu in self._gpus.items():
+            for name, wish in gpu.wishes().items():
+                speed = self._speed(gpu, name, jobs)
+                if wish.measuring or wish.slice is not None:
+                    plan.reasons[name] = Reason.MEASURED if wish.measuring else Reason.NEW_LAYOUT
+                plan.assign[name] = Assignment((self._place(nodes[uuid], uuid, wish),), 0, speed)
+                attempt = jobs[name].attempt
+                if attempt is not None and attempt.assignment.same_gpus(plan.assign[name]):
+                    gpu.stays(name, attempt.n)
+        for name, uuids in self._gangs.items():
+            node = nodes[uuids[0]]
+            part = len(uuids) / len(node.gpus)
+            shares = tuple(GpuShare(uuid) for uuid in uuids)
+            place = Place(node.name, shares, round(node.cpus * part, 3), int(node.memory_bytes * part))
+            plan.assign[name] = Assignment((place,), 0, 1.0)
+
+    def _place(self, node: NodeSpec, uuid: str, wish: Wish) -> Place:
+        if self.mechanism == "mig":
+            # alone or measured: on the instance that takes everything, in the latter case with others under MPS
+            whole = self._gpus[uuid].geo.whole[0]
+            limit = wish.limit if wish.measuring else None
+            share = GpuShare(uuid, wish.share, "mig", wish.slice or f"{whole.kind}@{whole.start}", None, limit)
+        elif wish.limit >= 1 and not wish.measuring:
+            share = GpuShare(uuid)
+        else:
+            share = GpuShare(uuid, wish.share, self.mechanism, wish.slice, None, wish.limit)
+        part = wish.share / len(node.gpus)
+        cpus = math.floor(node.cpus * part * 1000) / 1000  # never rounded up: three thirds must not be more than all
+        return Place(node.name, (share,), cpus, int(node.memory_bytes * part))
+
+    def _speed(self, gpu: MisoGpu, name: str, jobs: dict[str, Job]) -> float:
+        """Speed against the whole GPU as believed; while it is measured, an equal share."""
+        place = gpu.place[name]
+        if gpu.measurement is not None:
+            return round(1 / len(gpu.place), 6)
+        if place is None:
+            return 1.0
+        return float(self._believed(gpu, [name], jobs)[0, gpu.geo.kinds.index(place.kind)])
+
+
+def _attempts(gpu: MisoGpu, jobs: dict[str, Job]) -> dict[str, int]:
+    """The start each job is at; -1 where it does not run."""
+    found = {}
+    for name in gpu.jobs:
+        attempt = jobs[name].attempt
+        found[name] = attempt.n if attempt is not None else jobs[name].n - 1
+    return found
+
+
+def _geometry_of(gpu: NodeGpu) -> Geometry:
+    try:
+        return geometry(gpu.model)
+    except InputError:
+        return geometry(STANDS_IN, double_memory=False)
+
+
+def _placement(text: str | None) -> Placement | None:
+    kind, _, start = (text or "").partition("@")
+    return Placement(int(start), kind) if start.isdecimal() else None
+
+
+def _allowed(geo: Geometry, spec: JobSpec) -> np.ndarray:
+    """Kinds with at least the compute and memory of the slice that a job states as its least."""
+    if spec.slice is None:
+        return np.ones(len(geo.kinds), dtype=bool)
+    least = geo.profiles[kind_of(geo, spec.slice)]
+    return np.array(
+        [p.compute >= least.compute and p.memory_slots >= least.memory_slots for p in geo.profiles.values()]
+    )

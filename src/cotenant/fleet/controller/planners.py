@@ -1,0 +1,334 @@
+"""Planners: from what the controller sees to who runs where on which GPUs. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.errors import InputError
+from cotenant.core.events import Reason
+from cotenant.core.gpus import Gpu, find_gpu
+from cotenant.core.plan import Grant, Snapshot
+from cotenant.core.work import Jobs
+from cotenant.fleet.controller.gpuchoice import GpuChooser
+from cotenant.fleet.controller.profiles import ProfileBook
+from cotenant.fleet.controller.state import PARKED, STOPPING, Assignment, Job, Place
+from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.nodes import NodeGpu, NodeSpec
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.policy.jobs.demand import runnable_jobs
+from cotenant.policy.jobs.plan import plan_jobs
+
+ABOVE_ALL = 2 * 10**9 + 1  # priorities of users are between -10^9 and 10^9
+
+
+@dataclass(frozen=True)
+class View:
+    """What a planner is given: time (fleet seconds), nodes that answer, jobs that have arrived and are not over.
+
+    Jobs are the controller's own: to be read during the call only. `early`: between two rounds, only what is free may
+    be given away, so a plan should keep everybody who runs. `pinned`: ids of jobs that would lose all their work if
+    they were stopped now, and have lost it before. `held`: what jobs have that are not to be planned, since a node of
+    theirs does not answer.
+    """
+
+    now_s: float
+    nodes: tuple[NodeSpec, ...]
+    jobs: tuple[Job, ...]
+    early: bool = False
+    pinned: frozenset[str] = frozenset()
+    held: tuple[Assignment, ...] = ()
+
+
+@dataclass
+class FleetPlan:
+    """Who runs where; a job not named stops if it runs. `waiting`: why the others wait. `reasons`: why those that run
+    do."""
+
+    assign: dict[str, Assignment] = field(default_factory=dict)
+    waiting: dict[str, Reason] = field(default_factory=dict)
+    reasons: dict[str, Reason] = field(default_factory=dict)
+
+
+class Planner(Protocol):
+    """A policy for the fleet."""
+
+    def plan(self, view: View) -> FleetPlan:
+        """The complete answer for this moment. The same view gives the same plan."""
+
+    def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
+        """InputError when such a job could never be planned on these nodes."""
+
+    def describe(self) -> dict[str, Any]:
+        """Its name and options, for status and records (`label` and those of RunInfo.options)."""
+
+    def trouble(self) -> str:
+        """What it cannot see of the jobs it plans, in one sentence; "" when nothing."""
+
+    def warm_up(self) -> None:
+        """Compile, or load, what decisions need, before time begins."""
+
+
+class JobPlanner:
+    """The job policies of the simulator: ordering + allotment + placement, through the very same functions.
+
+    `lease_s`: attained service counts in whole leases, as it is granted. To the millisecond it would be chance who of
+    two jobs that ran equally often is behind: the policy would turn on how long their programs took to start.
+    """
+
+    def __init__(self, policy: JobPolicy, profiles: ProfileBook, lease_s: float = 0.0) -> None:
+        self.policy, self.profiles, self.lease_s = policy, profiles, lease_s
+
+    def describe(self) -> dict[str, Any]:
+        """See Planner."""
+        policy = self.policy
+        return {
+            "label": policy.label(),
+            "ordering": policy.ordering,
+            "allotment": policy.allotment,
+            "placement": policy.placement,
+            "sticky": policy.sticky,
+        }
+
+    def trouble(self) -> str:
+        """See Planner."""
+        return self.profiles.trouble()
+
+    def warm_up(self) -> None:
+        """See Planner."""
+        gpus = tuple(NodeGpu(f"gpu-{k}", "A100-40GB", 40 << 30) for k in range(2))
+        spec = JobSpec("warm-up", ("true",), gpus=2.0, duration_s=1.0)
+        jobs = (Job(0, "a", spec, 0.0), Job(1, "b", dataclasses.replace(spec, gpus=1.0), 0.0))
+        for early in (False, True):
+            self.plan(View(0.0, (NodeSpec("node-0", 6.0, 125 * 10**9, gpus),), jobs, early))
+
+    def check(self, job: Job, nodes: Iterable[NodeSpec]) -> None:
+        """See Planner."""
+        found = tuple(nodes)
+        self.profiles.key(job.spec)
+        if job.spec.slice is not None:
+            if found and not any(_instances(node, job.spec.slice) for node in found):
+                raise InputError(f"no GPU of the fleet has a MIG instance {job.spec.slice}", field="slice")
+            return
+        total = sum(len(_plain_gpus(node)) for node in found)
+        if found and job.spec.gpus > total:
+            raise InputError(f"{job.spec.gpus:g} GPUs are asked for and the fleet has {total}", field="gpus")
+
+    def plan(self, view: View) -> FleetPlan:
+        """See Planner."""
+        plan = FleetPlan()
+        nodes = tuple(node for node in view.nodes if _plain_gpus(node))
+        chooser = GpuChooser(view.nodes)
+        for held in view.held:
+            chooser.hold(held)
+        slices = [job for job in view.jobs if job.spec.slice is not None]
+        for job in slices:
+            self._slice(job, view, chooser, plan)
+        whole = [job for job in view.jobs if job.spec.slice is None]
+        if not nodes:
+            plan.waiting |= {job.id: Reason.GPUS_FULL for job in whole}
+            return plan
+        cluster, base = _cluster(nodes), _reference_share(nodes)
+        jobs = jobs_of(whole, self.profiles)
+        if view.pinned:  # before all others, so that a policy that keeps running jobs' GPUs keeps theirs
+            jobs.priority[[job.id in view.pinned for job in whole]] += ABOVE_ALL
+        fits = runnable_jobs(jobs, cluster)
+        for row in np.flatnonzero(~fits).tolist():
+            plan.waiting[whole[row].id] = Reason.GANG_TOO_LARGE_NOW
+        known = [whole[row] for row in np.flatnonzero(fits).tolist()]
+        if not known:
+            return plan
+        names = {node.name: i for i, node in enumerate(nodes)}
+        snapshot = Snapshot(
+            cluster=cluster,
+            jobs=jobs.take(np.flatnonzero(fits)),
+            done=np.minimum(np.array([job.done for job in known]), 0.999999),
+            attained_s=np.array([self._attained_s(job) for job in known]),
+            last_run_s=np.array([job.last_run_s if job.n else job.arrival_s for job in known]),
+            running=tuple(grant for job in known if (grant := _grant(job, names)) is not None),
+        )
+        policy = dataclasses.replace(self.policy, sticky=True) if view.early else self.policy
+        decided = plan_jobs(snapshot, view.now_s, policy, self.profiles.merged(base))
+        by_id = {job.id: job for job in known}
+        self._place(decided.grants, by_id, nodes, chooser, plan)
+        plan.waiting |= decided.waiting
+        return plan
+
+    def _attained_s(self, job: Job) -> float:
+        return round(job.attained_s / self.lease_s) * self.lease_s if self.lease_s > 0 else job.attained_s
+
+    def _place(
+        self, grants: tuple[Grant, ...], by_id: dict[str, Job], nodes: tuple[NodeSpec, ...], chooser: GpuChooser,
+        plan: FleetPlan,
+    ) -> None:  # fmt: skip
+        """Choose GPUs: first those who stay where they are keep theirs, then the rest in order."""
+        moved: list[Grant] = []
+        for grant in sorted(grants, key=lambda g: _parked(by_id[g.job])):
+            job = by_id[grant.job]
+            current = _current(job)
+            wanted = {nodes[n].name: g for n, g in zip(grant.nodes, grant.node_gpus, strict=True)}
+            # one that is parked can go on only where it is, whatever equal node the policy named
+            stays = current is not None and (_parked(job) or dict(current.gpus_by_node()) == _rounded(wanted))
+            if current is not None and stays and chooser.keep(current):
+                plan.assign[grant.job] = _with(grant, current)
+            else:
+                moved.append(grant)
+        for grant in moved:
+            places = self._choose(grant, by_id[grant.job].spec.mechanism or "time", nodes, chooser)
+            if places is None:
+                plan.waiting[grant.job] = Reason.GPUS_FULL
+            else:
+                plan.assign[grant.job] = _with(grant, Assignment(places))
+
+    def _choose(
+        self, grant: Grant, mechanism: str, nodes: tuple[NodeSpec, ...], chooser: GpuChooser
+    ) -> tuple[Place, ...] | None:
+        """GPUs on the nodes named, all or none; for one node also on an equal one, where a parked job took its GPUs."""
+        asked = [nodes[n] for n in grant.nodes]
+        equal = ([n] for n in nodes if len(asked) == 1 and n is not asked[0] and _kind(n) == _kind(asked[0]))
+        for way in itertools.chain([asked], equal):
+            chosen = [chooser.choose(n.name, g, mechanism) for n, g in zip(way, grant.node_gpus, strict=True)]
+            if all(gpus is not None for gpus in chosen):
+                return tuple(Place(n.name, gpus or (), 0.0, 0) for n, gpus in zip(way, chosen, strict=True))
+            chooser.give_back([gpus for gpus in chosen if gpus is not None])
+        return None
+
+    def _slice(self, job: Job, view: View, chooser: GpuChooser, plan: FleetPlan) -> None:
+        """A job on a MIG instance that exists: keeps its own, else the first free one in order of arrival."""
+        current = _current(job)
+        if current is not None and chooser.keep(current):
+            plan.assign[job.id] = current
+            return
+        assert job.spec.slice is not None
+        for node in view.nodes:
+            share = chooser.choose_instance(node.name, job.spec.slice)
+            if share is not None:
+                part = share.fraction / max(1, len(node.gpus))
+                cpus = job.spec.cpus or round(node.cpus * part, 3)
+                memory = job.spec.memory_bytes or int(node.memory_bytes * part)
+                plan.assign[job.id] = Assignment((Place(node.name, (share,), cpus, memory),))
+                return
+        plan.waiting[job.id] = Reason.GPUS_FULL
+
+
+def _current(job: Job) -> Assignment | None:
+    """What a job holds, or held when it was parked: it can go on only there."""
+    return job.attempt.assignment if job.attempt is not None else None
+
+
+def _parked(job: Job) -> bool:
+    return job.attempt is not None and job.attempt.phase == PARKED
+
+
+def _kind(node: NodeSpec) -> tuple[object, ...]:
+    """What a policy sees of a node: two with the same are one to it."""
+    gpus = _plain_gpus(node)
+    return len(gpus), gpus[0].model, node.cpus, node.memory_bytes
+
+
+def _with(grant: Grant, places: Assignment) -> Assignment:
+    """The places with the grant's CPU and memory, split over nodes by their GPUs."""
+    total = sum(grant.node_gpus)
+    split = dict(places.gpus_by_node())
+    return Assignment(
+        tuple(
+            dataclasses.replace(
+                p,
+                cpus=round(grant.cpus * split[p.node] / total, 6),
+                memory_bytes=int(grant.memory_bytes * split[p.node] / total),
+            )
+            for p in places.places
+        ),
+        grant.level,
+        grant.speed,
+    )
+
+
+def _rounded(wanted: dict[str, float]) -> dict[str, float]:
+    return {node: round(gpus, 6) for node, gpus in wanted.items()}
+
+
+def _grant(job: Job, names: dict[str, int]) -> Grant | None:
+    """A running job's share as the policy knows it; none for one whose node is gone or who is on its way out."""
+    attempt = job.attempt
+    if attempt is None or attempt.phase in (PARKED, STOPPING) or any(node not in names for node in attempt.nodes):
+        return None
+    held = attempt.assignment
+    by_node = held.gpus_by_node()
+    return Grant(
+        job.id,
+        tuple(names[node] for node, _ in by_node),
+        tuple(gpus for _, gpus in by_node),
+        held.cpus,
+        held.memory_bytes,
+        held.level,
+        held.speed,
+    )
+
+
+def _plain_gpus(node: NodeSpec) -> list[Any]:
+    """GPUs that are handed out whole or in shares: those without MIG instances."""
+    return [gpu for gpu in node.gpus if not gpu.instances]
+
+
+def _instances(node: NodeSpec, wanted: str) -> list[Any]:
+    return [i for gpu in node.gpus for i in gpu.instances if i.profile == wanted or i.profile.split(".")[0] == wanted]
+
+
+def _reference_share(nodes: tuple[NodeSpec, ...]) -> tuple[float, float]:
+    """Cores and GB per GPU of the first node: what a job without a profile asks for."""
+    node = nodes[0]
+    gpus = len(_plain_gpus(node))
+    return node.cpus / gpus, node.memory_bytes / gpus / 1e9
+
+
+def _cluster(nodes: tuple[NodeSpec, ...]) -> Cluster:
+    """The nodes as policies know them; equal ones in a row are one group."""
+    groups: list[NodeGroup] = []
+    for node in nodes:
+        gpus = _plain_gpus(node)
+        group = NodeGroup(1, len(gpus), _catalogued(gpus[0].model, gpus[0].memory_bytes), node.cpus, node.memory_bytes)
+        if groups and dataclasses.replace(groups[-1], count=1) == group:
+            groups[-1] = dataclasses.replace(group, count=groups[-1].count + 1)
+        else:
+            groups.append(group)
+    return Cluster(tuple(groups), "fleet")
+
+
+def cluster_of(nodes: Iterable[NodeSpec]) -> Cluster:
+    """The nodes that have GPUs, as a Cluster; InputError where none has."""
+    return _cluster(tuple(node for node in nodes if _plain_gpus(node)))
+
+
+def _catalogued(model: str, memory_bytes: int) -> Gpu:
+    try:
+        return find_gpu(model)
+    except InputError:  # one that the catalog does not know is as fast as itself
+        return Gpu(model, 1, memory_bytes, 1555, 312)
+
+
+def jobs_of(jobs: Sequence[Job], profiles: ProfileBook) -> Jobs:
+    """The jobs as arrays. One that states neither duration nor iterations counts as profiles.UNKNOWN_LENGTH_S long."""
+    specs = [job.spec for job in jobs]
+    nan = float("nan")
+    length = [profiles.length(spec) for spec in specs]
+    return Jobs.build(
+        len(jobs),
+        id=np.array([job.id for job in jobs], dtype=object),
+        arrival_s=[job.arrival_s for job in jobs],
+        gpus=[spec.gpus for spec in specs],
+        duration_s=[duration_s for duration_s, _ in length],
+        iterations=[iterations for _, iterations in length],
+        model=np.array([profiles.key_or_plain(spec) for spec in specs], dtype=object),
+        tenant=np.array([spec.tenant for spec in specs], dtype=object),
+        priority=[spec.priority for spec in specs],
+        cpus=[nan if spec.cpus is None else spec.cpus for spec in specs],
+        memory_bytes=[nan if spec.memory_bytes is None else float(spec.memory_bytes) for spec in specs],
+        deadline_s=[nan if spec.deadline_s is None else spec.deadline_s for spec in specs],
+    )

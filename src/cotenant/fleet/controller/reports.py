@@ -1,0 +1,269 @@
+"""What nodes report becomes what the controller knows: starts, progress, ends, and what an end means for the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cotenant.core.events import Kind, Reason
+from cotenant.fleet.controller.counts import Counts
+from cotenant.fleet.controller.job_table import Book, ask_stop
+from cotenant.fleet.controller.state import (
+    CANCELLED,
+    ENDED,
+    FAILED,
+    FINISHED,
+    PARKED,
+    RUNNING,
+    STARTING,
+    STOPPING,
+    UP,
+    WAITING,
+    Attempt,
+    Job,
+)
+from cotenant.fleet.noderuntime import attempt as pages
+from cotenant.training.contract import PREEMPTED_EXIT
+
+BACK_OFF_MOST_S = 60.0
+
+
+class Absorber:
+    """Takes answers of nodes into the book. `freed`: GPUs were let go, `failed`: because a job failed or was lost."""
+
+    def __init__(self, book: Book, grace_s: float, counts: Counts) -> None:
+        self.book, self.grace_s, self.counts = book, grace_s, counts
+        self.freed = self.failed = False
+        self.held_until_s: dict[str, float] = {}  # jobs that were lost are not started again at once
+
+    def answer(
+        self, node: str, sent: list[dict[str, Any]], answer: dict[str, Any], here: list[Job], now_s: float
+    ) -> None:
+        """One node's answer to the orders `sent`; `here`: jobs with processes on it by the book."""
+        for order, result in zip(sent, answer["results"], strict=False):
+            if "error" in result:
+                self._refused(node, order, str(result["error"]), now_s)
+        seen = set()
+        forget: list[str] = []
+        for report in answer["reports"]:
+            name = report["attempt"]
+            job_id, _, n = name.rpartition(".")
+            job = self.book.jobs.get(job_id)
+            if job is None or job.attempt is None or str(job.attempt.n) != n:
+                self._stranger(node, report, forget)
+                continue
+            seen.add(job_id)
+            self._report(node, job, job.attempt, report, answer["now_ns"], now_s)
+        if forget:
+            self.book.orders[node].append({"do": "forget", "attempts": forget})
+        for job in here:
+            attempt = job.attempt
+            if attempt is not None and node in attempt.nodes and job.id not in seen and node not in attempt.ended:
+                # its orders have gone out before this answer was given, so it is not there
+                error = "the node does not know it" if node in attempt.up else "it was never started"
+                self._part_ended(node, job, attempt, {"code": 1, "lost": True, "asked": "", "error": error}, now_s)
+
+    def _stranger(self, node: str, report: dict[str, Any], forget: list[str]) -> None:
+        """An attempt that the book does not know, or no longer."""
+        if report["phase"] == pages.ENDED:
+            forget.append(report["attempt"])
+        elif report["phase"] != pages.STOPPING:
+            order = {"do": "stop", "attempt": report["attempt"], "why": "cancel", "grace_s": 0.0}
+            self.book.orders[node].append(order)
+
+    def _refused(self, node: str, order: dict[str, Any], error: str, now_s: float) -> None:
+        """An order failed."""
+        job_id, _, n = str(order.get("attempt", "")).rpartition(".")
+        job = self.book.jobs.get(job_id)
+        if job is None or job.attempt is None or str(job.attempt.n) != n:
+            return
+        if order["do"] == "start":
+            exit_ = {"code": 1, "lost": True, "asked": "", "error": error}
+            self._part_ended(node, job, job.attempt, exit_, now_s)
+        elif order["do"] in ("park", "resume"):
+            # what cannot be parked is stopped, what cannot be taken back is started anew
+            job.attempt.phase, job.attempt.stop_why = UP, ""
+            ask_stop(self.book, job, "preempt", now_s, self.grace_of(job), job.target_reason)
+
+    def _report(
+        self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], node_ns: int, now_s: float
+    ) -> None:
+        def fleet_s(at_ns: int) -> float:
+            return max(0.0, min(now_s, now_s - (node_ns - at_ns) / 1e9)) if at_ns else now_s
+
+        if report["progress"] is not None:
+            attempt.progress = report["progress"]
+            fraction = attempt.progress.get("fraction")
+            if isinstance(fraction, int | float) and 0 <= fraction <= 1:
+                job.done = float(fraction)
+        if report["started_ns"] and node not in attempt.up:
+            attempt.up.add(node)
+            if len(attempt.up) == len(attempt.nodes) and attempt.started_s is None:
+                self._started(job, attempt, fleet_s(report["started_ns"]))
+        if report["phase"] == pages.ENDED and node not in attempt.ended:
+            self._part_ended(node, job, attempt, report["exit"] or {}, fleet_s(report["ended_ns"]))
+        elif report["phase"] == pages.STOPPING and attempt.phase in (STARTING, UP, PARKED):
+            attempt.phase, attempt.stop_s = STOPPING, now_s  # its lease ran out before it was extended
+            attempt.stop_why = "lease"
+            self.book.touch(job)
+        else:
+            self._repeat(node, job, attempt, report, now_s)
+        self._credit(job, attempt, now_s)
+
+    def _repeat(self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], now_s: float) -> None:
+        """Orders that a node cannot have had, because it or the controller was gone, are given again."""
+        orders = self.book.orders[node]
+        if report["phase"] == pages.ENDED:
+            return
+        if attempt.phase == STOPPING and attempt.stop_why == "park":
+            self._parking(node, job, attempt, bool(report["parked"]), now_s)
+        elif attempt.phase == STOPPING and not report["stop"]:
+            why, grace_s = attempt.stop_why, self.grace_of(job)
+            orders.append({"do": "stop", "attempt": job.attempt_id(), "why": why, "grace_s": grace_s})
+        elif attempt.phase == UP and report["parked"]:
+            orders.append({"do": "resume", "attempt": job.attempt_id()})
+        elif attempt.phase in (STARTING, UP):
+            place = next(p for p in attempt.assignment.places if p.node == node)
+            if (report["cpus"], report["memory_bytes"]) != (place.cpus, place.memory_bytes):
+                orders.append(
+                    {"do": "resize", "attempt": job.attempt_id(), "cpus": place.cpus,
+                     "memory_bytes": place.memory_bytes}
+                )  # fmt: skip
+
+    def _parking(self, node: str, job: Job, attempt: Attempt, parked: bool, now_s: float) -> None:
+        if not parked:  # the controller was killed between writing this down and the order
+            self.book.orders[node].append({"do": "park", "attempt": job.attempt_id()})
+            return
+        attempt.off_on.add(node)
+        if len(attempt.off_on) < len(attempt.nodes):
+            return
+        self._credit(job, attempt, now_s)
+        attempt.phase, attempt.stop_why, attempt.stop_s, attempt.off = PARKED, "", None, True
+        self.book.tell(now_s, job, Kind.PREEMPT, job.target_reason)
+        self.book.touch(job)
+
+    def _started(self, job: Job, attempt: Attempt, at_s: float) -> None:
+        if attempt.phase == STARTING:
+            attempt.phase = UP
+        attempt.started_s, attempt.counted_s = at_s, attempt.created_s  # it has held its GPUs since then
+        kind = Kind.START if job.first_start_s is None else Kind.RESUME
+        if job.first_start_s is None:
+            job.first_start_s = at_s
+            self.counts.waits.observe(max(0.0, at_s - job.arrival_s))
+        job.told = -1
+        self.book.tell(at_s, job, kind, job.target_reason, attempt.assignment)
+        self.book.touch(job)
+
+    def _credit(self, job: Job, attempt: Attempt, now_s: float) -> None:
+        """Time run since it was last counted."""
+        if attempt.started_s is None or attempt.off or attempt.ended_s is not None:
+            return
+        passed_s = max(0.0, now_s - attempt.counted_s)
+        attempt.counted_s = max(attempt.counted_s, now_s)
+        job.attained_s += passed_s
+        job.last_run_s = now_s
+        alone_s = job.isolated_s
+        if attempt.progress is None and alone_s:
+            job.done = min(1.0, job.done + passed_s * attempt.assignment.speed / alone_s)
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def _part_ended(self, node: str, job: Job, attempt: Attempt, exit_: dict[str, Any], at_s: float) -> None:
+        """The processes on one node have ended; the rest of a gang goes with them."""
+        attempt.ended[node] = exit_
+        attempt.ended_s = at_s if attempt.ended_s is None else max(attempt.ended_s, at_s)
+        self.book.touch(job)
+        if len(attempt.ended) == len(attempt.nodes):
+            self.conclude(job, attempt)
+        elif exit_.get("code", 1) != 0 and not exit_.get("asked"):
+            ask_stop(self.book, job, "gang", at_s, min(5.0, self.grace_of(job)))
+
+    def lost_node(self, node: str, job: Job, now_s: float) -> None:
+        """A node is gone and every lease it was ever given has run out."""
+        if job.attempt is not None and node not in job.attempt.ended:
+            exit_ = {"code": 1, "lost": True, "asked": "", "error": f"node {node} was lost"}
+            self._part_ended(node, job, job.attempt, exit_, now_s)
+
+    def conclude(self, job: Job, attempt: Attempt) -> None:
+        """All of an attempt has ended: what that means."""
+        end_s = attempt.ended_s or 0.0
+        was_up = attempt.started_s is not None and not attempt.off
+        if was_up:
+            job.attained_s += max(0.0, end_s - attempt.counted_s)
+            job.last_run_s = end_s
+        attached = attempt.progress is not None
+        exit_ = _decisive(attempt)
+        asked = bool(attempt.stop_why and attempt.stop_why != "gang") or bool(exit_.get("asked"))
+        code = int(exit_.get("code", 1))
+        attempt.phase = ENDED
+        job.exit = exit_
+        self.freed = True
+        if code == 0 and (attached or not exit_.get("asked")):
+            job.done = 1.0
+            self._close(job, FINISHED, end_s, Kind.FINISH, Reason.DONE, was_up)
+        elif job.cancel:
+            self._close(job, CANCELLED, end_s, Kind.REJECT, Reason.CANCELLED, was_up)
+        elif exit_.get("lost") or (code == PREEMPTED_EXIT and not asked):
+            job.losses += 1
+            self.held_until_s[job.id] = end_s + min(BACK_OFF_MOST_S, 0.25 * 2.0 ** min(job.losses, 12))
+            self._again(job, attempt, end_s, Reason.LOST, was_up)
+            self.failed = True
+        elif asked and (not attached or code in (0, PREEMPTED_EXIT, 137, 143)):
+            self._again(job, attempt, end_s, Reason(job.target_reason), was_up)
+        else:
+            self.failed = True
+            job.failures += 1
+            if job.failures > job.spec.retries:
+                self._close(job, FAILED, end_s, Kind.REJECT, Reason.FAILED, was_up)
+            else:
+                self._again(job, attempt, end_s, Reason.FAILED, was_up)
+
+    def _close(self, job: Job, state: str, end_s: float, kind: Kind, reason: Reason, was_up: bool) -> None:
+        if kind != Kind.FINISH and was_up:
+            self.book.tell(end_s, job, Kind.PREEMPT, reason)
+        self.book.tell(end_s, job, kind, reason)
+        self.book.over_with(job, state, end_s)
+
+    def _again(self, job: Job, attempt: Attempt, end_s: float, reason: Reason, was_up: bool) -> None:
+        """Back into the queue, with what its last checkpoint holds."""
+        if was_up:
+            self.book.tell(end_s, job, Kind.PREEMPT, reason)
+        if reason == Reason.LOST:
+            job.target = None
+        job.done = _saved(attempt)
+        job.state = WAITING
+        job.told = -1
+        self.book.touch(job)
+        job.attempt = None
+
+    def grace_of(self, job: Job) -> float:
+        """How long a job may take to leave, seconds."""
+        return self.grace_s if job.spec.grace_s is None else job.spec.grace_s
+
+
+def _decisive(attempt: Attempt) -> dict[str, Any]:
+    """The exit that decides: a failure nobody asked for, then a loss, then any that is not 0, then any."""
+
+    def rank(exit_: dict[str, Any]) -> int:
+        code, asked = int(exit_.get("code", 1)), bool(exit_.get("asked"))
+        if exit_.get("lost"):
+            return 1
+        if code != 0 and not asked:
+            return 0
+        return 2 if code != 0 else 3
+
+    return min((attempt.ended[node] for node in attempt.nodes), key=rank)
+
+
+def _saved(attempt: Attempt) -> float:
+    """Fraction of the work that its checkpoint holds; a job that tells nothing starts over."""
+    told = attempt.progress or {}
+    step, total = told.get("checkpoint_step"), told.get("total_steps")
+    if isinstance(step, int) and isinstance(total, int) and total > 0:
+        return min(1.0, step / total)
+    return 0.0
+
+
+def begun(job: Job, attempt: Attempt) -> None:
+    """A new attempt is the job's."""
+    job.attempt, job.n, job.state = attempt, attempt.n + 1, RUNNING
+    job.target = None

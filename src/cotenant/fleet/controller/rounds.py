@@ -1,0 +1,34 @@
+"""What the cluster looks like after a decision: one row of a record's rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cotenant.fleet.controller.planners import FleetPlan, View
+
+
+def round_row(view: View, plan: FleetPlan, decide_s: float) -> tuple[Any, ...]:
+    """Columns of record.schema.ROUNDS in their order, then the seconds it took to decide and whether it was early."""
+    held: dict[str, float] = {}
+    cpus, memory = 0.0, 0
+    running = dict(plan.assign)
+    if view.early:  # it says only who starts; the others keep what they have
+        running |= {job.id: job.attempt.assignment for job in view.jobs if job.attempt is not None}
+    for assignment in running.values():
+        cpus += assignment.cpus
+        memory += assignment.memory_bytes
+        for node, gpus in assignment.gpus_by_node():
+            held[node] = held.get(node, 0.0) + gpus
+    free = sum(len(node.gpus) for node in view.nodes if node.name not in held)
+    return (
+        view.now_s,
+        len(running),
+        len(view.jobs) - len(running),
+        round(sum(held.values()), 6),
+        sum(job.spec.gpus for job in view.jobs),
+        float(free),
+        round(cpus * 1000),
+        memory // 10**6,
+        decide_s,
+        int(view.early),
+    )

@@ -1,0 +1,155 @@
+"""Jobs and attempts as the controller holds them, and what a planner answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.core.events import Reason
+from cotenant.fleet.jobs import JobSpec
+
+# states of a job; those after RUNNING are final
+WAITING, RUNNING, FINISHED, FAILED, CANCELLED = "waiting", "running", "finished", "failed", "cancelled"
+OVER = (FINISHED, FAILED, CANCELLED)
+
+# phases of an attempt, each durable before it is acted on
+STARTING, UP, STOPPING, PARKED, ENDED = "starting", "running", "stopping", "parked", "ended"
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """A GPU of a job, or `fraction` of one, and how that is enforced; `instance`: UUID of its MIG instance. `limit`:
+    the most of the GPU that it may use, None: its fraction."""
+
+    uuid: str
+    fraction: float = 1.0
+    mechanism: str = "whole"
+    slice: str | None = None
+    instance: str | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a job has on one node; `cpus` and `memory_bytes` in all there."""
+
+    node: str
+    gpus: tuple[GpuShare, ...]
+    cpus: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where a job runs with what. `level`: of the allotment (policy.arrays); `speed`: pace against the proportional
+    share."""
+
+    places: tuple[Place, ...]
+    level: int = 0
+    speed: float = 1.0
+
+    def same_gpus(self, other: Assignment) -> bool:
+        """Whether it holds the same GPUs by the same mechanism."""
+        return {p.node: set(p.gpus) for p in self.places} == {p.node: set(p.gpus) for p in other.places}
+
+    @property
+    def cpus(self) -> float:
+        """Cores in all."""
+        return sum(p.cpus for p in self.places)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in all."""
+        return sum(p.memory_bytes for p in self.places)
+
+    def gpus_by_node(self) -> list[tuple[str, float]]:
+        """(node, GPUs held there)."""
+        return [(p.node, round(sum(g.fraction for g in p.gpus), 6)) for p in self.places]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "level": self.level,
+            "speed": self.speed,
+            "places": [
+                {
+                    "node": p.node,
+                    "cpus": p.cpus,
+                    "memory_bytes": p.memory_bytes,
+                    "gpus": [[g.uuid, g.fraction, g.mechanism, g.slice, g.instance, g.limit] for g in p.gpus],
+                }
+                for p in self.places
+            ],
+        }
+
+
+def assignment_from_dict(data: Mapping[str, Any]) -> Assignment:
+    """The reverse of to_dict."""
+    places = tuple(
+        Place(p["node"], tuple(GpuShare(*gpu) for gpu in p["gpus"]), p["cpus"], p["memory_bytes"])
+        for p in data["places"]
+    )
+    return Assignment(places, data["level"], data["speed"])
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One run of a job's processes, on all of its nodes. Times in fleet seconds."""
+
+    n: int
+    assignment: Assignment
+    phase: str = STARTING
+    created_s: float = 0.0
+    started_s: float | None = None
+    stop_s: float | None = None  #: when a stop was asked
+    stop_why: str = ""  #: preempt, move, cancel, gang, lost, shutdown
+    counted_s: float = 0.0  #: until when its run is in the job's attained_s
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: node -> exit
+    ended_s: float | None = None
+    up: set[str] = field(default_factory=set)  #: nodes whose processes have started
+    progress: dict[str, Any] | None = None
+    port: int = 0
+    off: bool = False  #: parked, or on its way out after that: it holds no GPU
+    off_on: set[str] = field(default_factory=set)  #: nodes that have parked it
+
+    @property
+    def nodes(self) -> list[str]:
+        """Its nodes; the first one is where a gang meets."""
+        return [p.node for p in self.assignment.places]
+
+
+@dataclass(slots=True)
+class Job:
+    """One submitted job. `done`: fraction of its work; `attained_s`: seconds run; `failures`: attempts that failed."""
+
+    row: int
+    id: str
+    spec: JobSpec
+    arrival_s: float
+    state: str = WAITING
+    n: int = 0  #: attempts so far
+    failures: int = 0
+    losses: int = 0
+    done: float = 0.0
+    attained_s: float = 0.0
+    last_run_s: float = 0.0
+    first_start_s: float | None = None
+    finished_s: float | None = None
+    arrived: bool = False
+    cancel: bool = False
+    told: int = -1  #: the reason last recorded for its waiting; -1: none since it last ran
+    exit: dict[str, Any] | None = None
+    attempt: Attempt | None = None
+    target: Assignment | None = None  #: where the last plan wants it
+    target_reason: int = int(Reason.IN_ORDER)
+
+    @property
+    def isolated_s(self) -> float | None:
+        """Run time alone that its user stated."""
+        return self.spec.duration_s
+
+    def attempt_id(self) -> str:
+        """Name of its current attempt, never used again."""
+        assert self.attempt is not None
+        return f"{self.id}.{self.attempt.n}"

@@ -1,0 +1,1 @@
+"""How the controller reaches nodes: local processes or Ray."""

@@ -1,0 +1,1 @@
+"""What runs on a fleet's node: jobs, their runner, limits."""

@@ -1,0 +1,78 @@
+"""What nodes there are: this machine with its GPUs, a GPU agent's node, pretend nodes of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.core.cluster import Cluster
+from cotenant.core.errors import WorkError
+from cotenant.devices.gpus import discover
+from cotenant.fleet.nodes import MigInstance, NodeGpu, NodeSpec
+
+SPARE_MEMORY = 0.05  # of the machine, for the system
+
+
+def cores_here() -> tuple[int, ...]:
+    """CPU cores that this process may use."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def memory_here() -> int:
+    """Memory of this machine, bytes, less what the system needs."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(pages * (1 - SPARE_MEMORY))
+
+
+def this_machine(name: str = "node-0", address: str = "127.0.0.1") -> NodeSpec:
+    """This machine, its real GPUs handed out whole or, where MIG is on, by instance. WorkError without a GPU."""
+    instances = _instances()
+    gpus = tuple(
+        NodeGpu(gpu.uuid, gpu.name, gpu.memory_bytes, "real", instances.get(gpu.uuid, ())) for gpu in discover(["all"])
+    )
+    cores = cores_here()
+    return NodeSpec(name, float(len(cores)), memory_here(), gpus, cores, None, address, enforce_memory=True)
+
+
+def _instances() -> dict[str, tuple[MigInstance, ...]]:
+    """MIG instances by GPU UUID; none where NVML does not answer or MIG is off."""
+    from cotenant.devices.nvml import Nvml
+
+    found: dict[str, tuple[MigInstance, ...]] = {}
+    try:
+        with Nvml() as nvml:
+            for device in nvml.devices():
+                with contextlib.suppress(WorkError):  # a GPU without MIG says so by an error
+                    if nvml.mode(device)[0]:
+                        made = nvml.instances(device, nvml.geometry(device))
+                        found[device.uuid] = tuple(
+                            MigInstance(i.uuid, i.name or i.placement.kind) for i in made if i.uuid
+                        )
+    except WorkError:
+        return {}
+    return found
+
+
+def agent_node(name: str, folder: Path) -> NodeSpec:
+    """The GPUs of a GPU agent on this machine; WorkError when none answers."""
+    with ControlClient(folder, 10.0) as client:
+        status = client.call("status")
+    gpus = tuple(
+        NodeGpu(gpu["uuid"], gpu["name"], int(gpu["memory_bytes"]), "soft" if gpu.get("soft") else "real")
+        for gpu in status["gpus"]
+    )
+    cores = cores_here()
+    return NodeSpec(name, float(len(cores)), memory_here(), gpus, cores, str(folder), enforce_memory=True)
+
+
+def nodes_of_cluster(cluster: Cluster) -> tuple[NodeSpec, ...]:
+    """Pretend nodes of a cluster as it is written for simulations; those without GPUs are left out."""
+    found: list[NodeSpec] = []
+    for group in cluster.groups:
+        for _ in range(group.count if group.gpus else 0):
+            name = f"node-{len(found)}"
+            gpus = tuple(NodeGpu(f"{name}-gpu-{k}", group.gpu.name, group.gpu.memory_bytes) for k in range(group.gpus))
+            found.append(NodeSpec(name, group.cpus, group.memory_bytes, gpus))
+    return tuple(found)

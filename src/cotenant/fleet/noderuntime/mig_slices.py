@@ -1,0 +1,87 @@
+"""MIG instances for jobs as they start: made where they are missing, others that nobody uses giving way.
+
+A job names its slice by kind and start (`3g@4`). While jobs are measured together they share the whole instance
+(`7g@0`) under MPS, each with its own percentage of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.mechanisms.mps import Mps
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.mig import Placement
+from cotenant.devices import mig
+from cotenant.devices.gpus import Gpu
+from cotenant.devices.nvml import Nvml
+from cotenant.training.contract import read_json, write_json
+
+
+def parse_slice(text: str) -> Placement:
+    """`3g@4` as a placement; InputError for anything else."""
+    kind, _, start = text.partition("@")
+    if not (kind and start.isdecimal()):
+        raise InputError(f"{text!r} is not a slice and its start, such as 3g@4", field="slice")
+    return Placement(int(start), kind)
+
+
+def ensure_instance(nvml: Nvml, gpu: str, wanted: Placement) -> str:
+    """UUID of the instance at a placement. Where there is none, those in its way are destroyed and it is created.
+
+    WorkError when a process runs on one in its way, or MIG is off.
+    """
+    device = nvml.find(gpu)
+    if not nvml.mode(device)[0]:
+        raise WorkError(f"MIG on GPU {device.index} is off; `cotenant mig enable --gpu {device.uuid}` turns it on")
+    geo = nvml.geometry(device)
+    kept: list[Placement] = []
+    for instance in nvml.instances(device, geo):
+        if instance.placement != wanted and geo.fits([*kept, instance.placement, wanted]):
+            kept.append(instance.placement)
+    mig.apply(nvml, gpu, geo.format([*kept, wanted]), beside_running=True)
+    return next(i.uuid for i in nvml.instances(device, geo) if i.placement == wanted and i.uuid)
+
+
+class MigSlices:
+    """The slices of one node's jobs."""
+
+    def __init__(
+        self, folder: Path, nvml: Callable[[], Nvml] = Nvml, command: str = "nvidia-cuda-mps-control"
+    ) -> None:
+        self._nvml, self._mps = nvml, Mps(folder, command)
+        self._book = folder / "slices.json"  # jobs outlive this process
+        self._under_mps: dict[str, Gpu] = {}
+        for attempt, uuid in (read_json(self._book) or {}).items():
+            self._enter(attempt, str(uuid), 1.0)
+
+    def environment(self, attempt: str, share: dict[str, Any]) -> dict[str, str]:
+        """What a job's processes need to be on their slice, which is there when this returns. `share`: `uuid`, `slice`,
+        and `limit` (0..1 of the slice) where several share it under MPS."""
+        with self._nvml() as nvml:
+            uuid = ensure_instance(nvml, share["uuid"], parse_slice(str(share["slice"])))
+        visible = {"CUDA_VISIBLE_DEVICES": uuid}
+        if share.get("limit") is None:
+            return visible
+        environment = self._enter(attempt, uuid, float(share["limit"]))
+        self._write()
+        return visible | environment
+
+    def leave(self, attempt: str) -> None:
+        """Its processes have ended. The last one on an instance ends its MPS daemon, which would keep it in use."""
+        instance = self._under_mps.pop(attempt, None)
+        if instance is not None:
+            self._mps.revoke(attempt, (instance,))
+            self._mps.await_end(instance.uuid)  # until then the instance is in use and cannot make way for another
+            self._write()
+
+    def _enter(self, attempt: str, uuid: str, limit: float) -> dict[str, str]:
+        instance = Gpu(uuid, "MIG", 0, 0)
+        granted = self._mps.grant(TenantSpec(attempt, 0.0, limit, mechanism="mps"), (instance,))
+        self._under_mps[attempt] = instance
+        return granted.environment
+
+    def _write(self) -> None:
+        write_json(self._book, {attempt: gpu.uuid for attempt, gpu in self._under_mps.items()})

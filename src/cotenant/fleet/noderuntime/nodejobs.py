@@ -1,0 +1,386 @@
+"""The jobs of one node: carries out orders, reports. All state is in a folder; whoever opens it next finds the jobs.
+
+The local executor has one of these per pretend node in its own process, the Ray executor one in an actor per node.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotenant.core.errors import WorkError
+from cotenant.fleet.noderuntime.attempt import ENDED, LIMITS_FILE, NEW, ORDER_FILE, Page, runner_command
+from cotenant.fleet.nodes import NodeSpec
+from cotenant.training.contract import Lease, lease_file, read_json, write_json, write_lease
+
+if TYPE_CHECKING:
+    from cotenant.fleet.noderuntime.mig_slices import MigSlices
+
+Report = dict[str, Any]
+FENCE_FILE = "fence.json"
+RUNNER_PATIENCE_NS = 10_000_000_000  # a runner that was started has taken its lock by then
+LOG_CHUNK = 1 << 18
+
+
+class _Attempt:
+    """One attempt as this process sees it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.order: dict[str, Any] = json.loads((folder / ORDER_FILE).read_text())
+        self.limits: dict[str, Any] = read_json(folder / LIMITS_FILE) or {}
+        self.page = Page(folder)
+        self.starter: subprocess.Popen[bytes] | None = None
+        self.progress: dict[str, Any] | None = None
+        self.progress_mtime_ns = 0
+        self.parked = bool((folder / "parked").exists())
+
+    @property
+    def job_dir(self) -> Path:
+        return Path(self.order["job_dir"])
+
+
+class NodeJobs:
+    """Orders in, reports out. Orders of an older controller, or older than ones seen, are refused."""
+
+    def __init__(self, folder: Path, spec: NodeSpec, patience_s: float = 0.0) -> None:
+        """Take the node's folder; WorkError when another process has held it for `patience_s`."""
+        self.folder, self.spec = folder, spec
+        (folder / "attempts").mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(folder / "node.lock", patience_s)
+        fence = read_json(folder / FENCE_FILE) or {}
+        self.epoch, self.number = int(fence.get("epoch", 0)), int(fence.get("number", 0))
+        self.attempts: dict[str, _Attempt] = {}
+        self.slices: MigSlices | None = None  # made with the first job on a MIG slice that is to be made for it
+        for path in sorted((folder / "attempts").iterdir()):
+            self._adopt(path)
+
+    def _adopt(self, path: Path) -> None:
+        try:
+            self.attempts[path.name] = _Attempt(path)
+        except (OSError, ValueError):
+            # made by a start that was cut short before its runner: nothing runs there
+            shutil.rmtree(path, ignore_errors=True)
+
+    # -- the one entry ---------------------------------------------------------------------------------------------
+
+    def exchange(self, epoch: int, number: int, orders: list[dict[str, Any]]) -> dict[str, Any]:
+        """Carry out orders of controller run `epoch` and report on every attempt.
+
+        `number` rises with every call of one controller. An order that comes late, after a newer one, starts nothing.
+        """
+        if (epoch, number) <= (self.epoch, self.number):
+            return {"refused": self.epoch, "now_ns": time.monotonic_ns(), "results": [], "reports": []}
+        if orders or epoch != self.epoch:
+            # durable before it is acted on: a start that was sent before this one must find itself too late
+            self.epoch, self.number = epoch, number
+            with contextlib.suppress(OSError):
+                write_json(self.folder / FENCE_FILE, {"epoch": epoch, "number": number})
+        self.epoch, self.number = epoch, number
+        results = [self._carry_out(order) for order in orders]
+        reports = [self._report(name, attempt) for name, attempt in list(self.attempts.items())]
+        return {"refused": None, "now_ns": time.monotonic_ns(), "results": results, "reports": reports}
+
+    def _carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return getattr(self, f"_do_{order['do']}")(order) or {}
+        except OSError as error:
+            return {"error": f"{error.filename or self.folder}: {(error.strerror or str(error)).lower()}"}
+        except Exception as error:  # one bad order must not lose the others
+            return {"error": str(error) or repr(error)}
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    def _do_start(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Start an attempt; nothing if it is there already."""
+        name = order["attempt"]
+        if name in self.attempts:
+            return {}
+        folder = self.folder / "attempts" / name
+        folder.mkdir()
+        try:
+            Path(order["job_dir"]).mkdir(parents=True, exist_ok=True)
+            page = Page(folder, create=True)
+            for field, value in (
+                ("created_ns", time.monotonic_ns()),
+                ("until_ns", order["until_ns"]),
+                ("grace_ns", int(order["grace_s"] * 1e9)),
+                ("phase", NEW),
+            ):
+                page.set(field, value)
+            page.close()
+            limits = self._limits(order["cpus"], order["memory_bytes"])
+            write_json(folder / LIMITS_FILE, limits)
+            environment = self._environment(order) | self._slice(order)
+            full = order | {"environment": environment, "agent": self.spec.agent}
+            write_json(folder / ORDER_FILE, full)
+            attempt = _Attempt(folder)
+            self._lease(attempt, attempt.limits)
+            attempt.starter = self._spawn(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self.attempts[name] = attempt
+        return {}
+
+    def _spawn(self, folder: Path) -> subprocess.Popen[bytes]:
+        with open(folder / "runner.err", "wb") as errors:
+            return subprocess.Popen(
+                runner_command(folder), stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True
+            )
+
+    def _do_stop(self, order: dict[str, Any]) -> None:
+        """Ask an attempt to leave, within its grace."""
+        attempt = self.attempts.get(order["attempt"])
+        if attempt is None or attempt.page.get("phase") == ENDED:
+            return
+        if order.get("grace_s") is not None:
+            attempt.page.set("grace_ns", int(order["grace_s"] * 1e9))
+        if order.get("why") != "cancel":
+            self._lease(attempt, attempt.limits, stop=True)
+        attempt.page.set("stop", 1)
+        _wake(attempt)
+
+    def _do_extend(self, order: dict[str, Any]) -> None:
+        """Leases of many attempts to a new end."""
+        for name in order["attempts"]:
+            attempt = self.attempts.get(name)
+            if attempt is not None and not attempt.page.get("stop") and attempt.page.get("phase") != ENDED:
+                attempt.page.set("until_ns", order["until_ns"])
+                self._lease(attempt, attempt.limits)
+
+    def _do_resize(self, order: dict[str, Any]) -> None:
+        """Other CPU and memory for a running attempt, without a restart."""
+        attempt = self.attempts.get(order["attempt"])
+        if attempt is None or attempt.page.get("phase") == ENDED:
+            return
+        attempt.limits = {}  # its cores are free to choose among
+        attempt.limits = self._limits(order["cpus"], order["memory_bytes"])
+        write_json(attempt.folder / LIMITS_FILE, attempt.limits)
+        self._lease(attempt, attempt.limits, stop=bool(attempt.page.get("stop")))
+        _wake(attempt)
+
+    def _do_park(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Take a job's memory off its GPUs and hold it there, through the GPU agent."""
+        from cotenant.fleet.noderuntime.tenancy import park
+
+        attempt = self.attempts[order["attempt"]]
+        answer = park(attempt.order, self.spec.agent)
+        (attempt.folder / "parked").touch()
+        attempt.parked = True
+        return answer
+
+    def _do_resume(self, order: dict[str, Any]) -> dict[str, Any]:
+        """The reverse of park."""
+        from cotenant.fleet.noderuntime.tenancy import resume
+
+        attempt = self.attempts[order["attempt"]]
+        answer = resume(attempt.order, self.spec.agent)
+        (attempt.folder / "parked").unlink(missing_ok=True)
+        attempt.parked = False
+        return answer
+
+    def _do_forget(self, order: dict[str, Any]) -> None:
+        """Remove what is left of attempts that have ended and whose end the controller has written down."""
+        for name in order["attempts"]:
+            attempt = self.attempts.get(name)
+            if attempt is not None and attempt.page.get("phase") == ENDED:
+                if attempt.starter is not None:
+                    attempt.starter.poll()
+                del self.attempts[name]
+                attempt.page.close()
+                shutil.rmtree(attempt.folder, ignore_errors=True)
+
+    def _do_port(self, order: dict[str, Any]) -> dict[str, Any]:
+        """A TCP port that is free here now, for a gang to meet at."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return {"port": probe.getsockname()[1]}
+
+    # -- parts of them ---------------------------------------------------------------------------------------------
+
+    def _environment(self, order: dict[str, Any]) -> dict[str, str]:
+        gpus, kinds = order["gpus"], {gpu.uuid: gpu.kind for gpu in self.spec.gpus}
+        visible = [g["instance"] or g["uuid"] for g in gpus if kinds.get(g["uuid"]) == "real"]
+        own = {
+            "COTENANT_JOB": order["job"],
+            "COTENANT_JOB_DIR": order["job_dir"],
+            "COTENANT_ATTEMPT": str(order["n"]),
+            "COTENANT_CPUS": f"{order['cpus']:g}",
+            "COTENANT_MEMORY_BYTES": str(order["memory_bytes"]),
+            "COTENANT_GPUS": ",".join(g["uuid"] for g in gpus),
+            "COTENANT_NODE": self.spec.name,
+            "CUDA_VISIBLE_DEVICES": ",".join(visible),
+        }
+        if any(kinds.get(g["uuid"]) == "soft" for g in gpus):
+            del own["CUDA_VISIBLE_DEVICES"]
+        given: dict[str, str] = order["environment"]
+        return dict(os.environ) | own | given
+
+    def _slice(self, order: dict[str, Any]) -> dict[str, str]:
+        """Make the job's MIG slice, unless it is an instance that existed before; what its processes need there."""
+        share = order["gpus"][0] if order["gpus"] else {}
+        if share.get("mechanism") != "mig" or share.get("instance") is not None:
+            return {}
+        from cotenant.fleet.noderuntime.mig_slices import MigSlices
+
+        self.slices = self.slices or MigSlices(self.folder / "mps")
+        for name, attempt in self.attempts.items():  # those that ended hold no instance any more
+            if attempt.page.get("phase") == ENDED:
+                self.slices.leave(name)
+        return self.slices.environment(order["attempt"], share)
+
+    def _limits(self, cpus: float, memory_bytes: int) -> dict[str, Any]:
+        """What an attempt may use here. Cores: as many free ones as whole cores were granted, at least one."""
+        limits: dict[str, Any] = {"cpus": cpus, "granted_bytes": memory_bytes}
+        if self.spec.cores:
+            taken = {core for attempt in self.attempts.values() for core in attempt.limits.get("cores", ())}
+            free = [core for core in self.spec.cores if core not in taken]
+            # a fraction of a core may have to sit beside another job
+            limits["cores"] = (free or list(self.spec.cores))[: max(1, int(cpus + 1e-6))]
+        if self.spec.enforce_memory and memory_bytes > 0:
+            limits["memory_bytes"] = memory_bytes
+        return limits
+
+    def _lease(self, attempt: _Attempt, limits: dict[str, Any], *, stop: bool = False) -> None:
+        order, until_ns = attempt.order, attempt.page.get("until_ns")
+        ranks = order["ranks"]
+        for rank in ranks:
+            lease = Lease(
+                cpus=limits["cpus"] / len(ranks),
+                memory_bytes=int(limits["granted_bytes"] / len(ranks)),
+                stop=stop,
+                until_s=until_ns / 1e9 if until_ns else None,
+                attempt=order["n"],
+            )
+            _write_lease(attempt.job_dir, rank["rank"], lease)
+
+    # -- reports ---------------------------------------------------------------------------------------------------
+
+    def _report(self, name: str, attempt: _Attempt) -> Report:
+        page = attempt.page
+        phase = page.get("phase")
+        if phase != ENDED and self._runner_gone(attempt):
+            phase = ENDED
+        self._read_progress(attempt)
+        return {
+            "attempt": name,
+            "phase": phase,
+            "started_ns": page.get("started_ns"),
+            "stopping_ns": page.get("stopping_ns"),
+            "ended_ns": page.get("ended_ns"),
+            "until_ns": page.get("until_ns"),
+            "stop": page.get("stop"),
+            "cpus": attempt.limits.get("cpus"),
+            "memory_bytes": attempt.limits.get("granted_bytes"),
+            "parked": attempt.parked,
+            "exit": page.exit() if phase == ENDED else None,
+            "progress": attempt.progress,
+        }
+
+    def _runner_gone(self, attempt: _Attempt) -> bool:
+        """Whether no runner holds the page; then what it left is killed and the attempt ends as lost."""
+        page = attempt.page
+        if attempt.starter is not None:
+            if attempt.starter.poll() is None:
+                return False
+        elif page.get("runner_pid") == 0 and 0 <= time.monotonic_ns() - page.get("created_ns") < RUNNER_PATIENCE_NS:
+            return False  # it may be about to begin; made in the future is made before a reboot
+        if not page.lock(wait=False):
+            return False
+        try:
+            if page.get("phase") != ENDED:
+                for group in page.groups():
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(group, signal.SIGKILL)
+                error = "its runner was killed" if page.get("runner_pid") else "its runner did not start"
+                page.end(
+                    {"code": 1, "codes": {}, "lost": True, "asked": "", "error": error, "oom": False,
+                     "started": bool(page.get("started_ns"))},
+                    time.monotonic_ns(),
+                )  # fmt: skip
+        finally:
+            page.unlock()
+        return True
+
+    def _read_progress(self, attempt: _Attempt) -> None:
+        """The last report of the job itself; that of another attempt is none."""
+        if attempt.order["ranks"][0]["rank"] != 0:
+            return
+        path = attempt.job_dir / "progress.json"
+        with contextlib.suppress(OSError):
+            mtime_ns = path.stat().st_mtime_ns
+            if mtime_ns != attempt.progress_mtime_ns:
+                found = read_json(path)
+                if found is not None and found.get("attempt") == attempt.order["n"]:
+                    attempt.progress = found
+                attempt.progress_mtime_ns = mtime_ns
+
+    def close(self) -> None:
+        """Let go of the pages; jobs go on."""
+        for attempt in self.attempts.values():
+            attempt.page.close()
+        self.attempts = {}
+        os.close(self._lock)
+
+
+def _locked(path: Path, patience_s: float) -> int:
+    """The lock of a node's folder: two that start and stop jobs there would not see each other's."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise WorkError(f"{path.parent}: another process runs this node's jobs") from None
+            time.sleep(0.05)
+        else:
+            return descriptor
+
+
+def read_log(path: str, offset: int) -> tuple[bytes, int]:
+    """Up to LOG_CHUNK bytes of a log from `offset` (negative: that many from the end) and where the next begins."""
+    try:
+        with open(path, "rb") as file:
+            if offset < 0:
+                size = file.seek(0, os.SEEK_END)
+                offset = max(0, size + offset)
+            file.seek(offset)
+            found = file.read(LOG_CHUNK)
+    except OSError:
+        return b"", max(0, offset)
+    return found, offset + len(found)
+
+
+def _wake(attempt: _Attempt) -> None:
+    """Tell the runner to look at its page now."""
+    pid = attempt.page.get("runner_pid")
+    # the lock is held by that very runner: a number that the system gave to another process is never signalled
+    if pid > 0 and attempt.page.runner_lives():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR1)
+
+
+def _write_lease(folder: Path, rank: int, lease: Lease) -> None:
+    """Write a lease file; on a full disk over the old one, whose block it has."""
+    try:
+        write_lease(folder, rank, lease)
+    except OSError:
+        import dataclasses
+
+        raw = json.dumps(dataclasses.asdict(lease)).encode()
+        with contextlib.suppress(OSError), open(lease_file(folder, rank), "r+b") as file:
+            file.write(raw)
+            file.truncate()

@@ -1,0 +1,287 @@
+"""The runner of one attempt on one node: starts its processes, keeps its lease, stops it, records how it ended.
+
+Run as `python -I -S runner.py FOLDER` (see `attempt.runner_command`). It has a session of its own and needs nobody:
+the controller, a node's actor and Ray may all be killed, and it still ends its job when the lease does. If the runner
+dies, its processes die with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+
+if __name__ == "__main__":  # run as a file: find the package beside it
+    sys.path[0:0] = [os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))]
+
+from pathlib import Path
+from typing import Any
+
+from cotenant.fleet.noderuntime import limits
+from cotenant.fleet.noderuntime.attempt import ENDED, LIMITS_FILE, ORDER_FILE, RUNNING, STOPPING, Page
+
+WATCH_S = 1.0
+BESIDE_A_FAILED_S = 2.0  # how long other ranks may go on after one failed
+SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Runner:
+    """One run of the runner."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.order: dict[str, Any] = json.loads((folder / ORDER_FILE).read_text())
+        self.page = Page(folder)
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.ranks: dict[int, int] = {}  # pid -> rank
+        self.codes: dict[int, int] = {}  # rank -> exit code, 128 + N for signal N
+        self.first_failed: int | None = None
+        self.asked = ""  # why a stop was asked: "stop", "lease"
+        self.deadline_ns = 0  # SIGKILL to all that is left
+        self.oom = False
+        self.error, self.lost = "", False
+        self.cpu_s, self.max_rss_bytes = 0.0, 0
+        self.agent: Any = None
+        self.cgroup: limits.Cgroup | None = None
+        self.limits: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """From start to end. Whatever goes wrong here is the attempt's end, never silence."""
+        if not self.page.lock(wait=True) or self.page.get("phase") == ENDED:
+            return  # the node gave this attempt up before we came
+        if os.fork():
+            os._exit(0)  # children of a Ray actor die with it; the lock goes on to the child
+        self.page.set("runner_pid", os.getpid())
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            self.start()
+            self.serve()
+        except OSError as error:
+            self.error = self.error or f"{error.filename or 'the runner'}: {error.strerror or error}"
+        except Exception as error:
+            self.error = self.error or str(error)
+        self.sweep()
+        self.finish()
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Register with the GPU agent, set limits, start every rank; none is left if one cannot be started."""
+        environment = dict(self.order["environment"])
+        if self.order.get("agent"):
+            from cotenant.fleet.noderuntime.tenancy import enter
+
+            try:
+                self.agent, environment = enter(self.order, environment)
+            except Exception as error:
+                # no fault of the job: the agent is away, or has promised its GPUs to somebody who is about to leave
+                self.lost, self.error = True, f"the GPU agent: {error}"
+                raise
+        self.limits = json.loads((self.folder / LIMITS_FILE).read_text())
+        if self.limits.get("memory_bytes"):
+            self.cgroup = limits.make_cgroup(f"cotenant-{os.getpid()}")
+            if self.cgroup is not None and not self.cgroup.set_memory(self.limits["memory_bytes"]):
+                self.cgroup.remove()
+                self.cgroup = None
+        self.apply_limits()
+        for rank in self.order["ranks"]:
+            self.ranks[self.spawn(rank, environment | rank["environment"])] = rank["rank"]
+            self.page.set_groups(list(self.ranks))
+            if self.agent is not None:
+                self.agent.started(next(iter(self.ranks)))
+        self.page.set("started_ns", time.monotonic_ns())
+        self.page.set("phase", RUNNING)
+
+    def spawn(self, rank: dict[str, Any], environment: dict[str, str]) -> int:
+        """Start one rank; returns its pid. OSError when its program cannot be started."""
+        log = os.open(rank["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        told, tell = os.pipe2(os.O_CLOEXEC)
+        parent, command = os.getpid(), self.order["command"]
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != parent:
+                    os._exit(1)
+                os.dup2(null, 0), os.dup2(log, 1), os.dup2(log, 2)
+                if self.limits.get("cores"):
+                    os.sched_setaffinity(0, self.limits["cores"])
+                if self.cgroup is not None:
+                    self.cgroup.enter()
+                os.chdir(self.order["workdir"])
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+                os.execvpe(command[0], command, environment)
+            except OSError as error:
+                what = self.order["workdir"] if error.filename == self.order["workdir"] else command[0]
+                os.write(tell, f"{error.errno} {what}".encode()[:200])
+            finally:
+                os._exit(127)
+        for fd in (log, null, tell):
+            os.close(fd)
+        with open(told, "rb") as pipe:
+            said = pipe.read().decode(errors="replace")
+        if said:
+            os.waitpid(pid, 0)
+            number, _, what = said.partition(" ")
+            self.error = f"{what}: cannot be started: {os.strerror(int(number)).lower()}"
+            raise OSError(int(number), self.error)
+        return pid
+
+    def apply_limits(self) -> None:
+        """Put the limits as they stand now on everything that runs."""
+        if self.cgroup is not None and self.limits.get("cpus"):
+            self.cgroup.set_cpus(self.limits["cpus"])
+        if self.limits.get("cores") and self.ranks:
+            limits.pin(limits.descendants(os.getpid()), self.limits["cores"])
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Until every rank has ended."""
+        while self.ranks:  # signals are blocked: one that comes during the checks ends the wait below at once
+            now_ns = time.monotonic_ns()
+            if self.page.get("stop"):
+                self.ask("stop")
+            until_ns = self.page.get("until_ns")
+            if until_ns and now_ns >= until_ns:
+                self.ask("lease")
+            if self.deadline_ns and now_ns >= self.deadline_ns:
+                self.kill()
+            self.watch_memory()
+            told = signal.sigtimedwait(SIGNALS, self.patience_s())
+            if told is not None and told.si_signo in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                self.ask("stop")
+            if told is not None and told.si_signo == signal.SIGUSR1:
+                self.look()
+            self.reap()
+
+    def patience_s(self) -> float:
+        """How long nothing can be due."""
+        due = [ns for ns in (self.deadline_ns, 0 if self.asked else self.page.get("until_ns")) if ns]
+        wait_s = min((max(0.0, (ns - time.monotonic_ns()) / 1e9) for ns in due), default=3600.0)
+        return min(wait_s + 0.001, WATCH_S) if self._watches() else wait_s + 0.001
+
+    def look(self) -> None:
+        """The node has changed limits."""
+        with contextlib.suppress(OSError, ValueError):
+            new = json.loads((self.folder / LIMITS_FILE).read_text())
+            if new != self.limits:
+                self.limits = new
+                if self.cgroup is not None and new.get("memory_bytes"):
+                    self.cgroup.set_memory(new["memory_bytes"])
+                self.apply_limits()
+
+    def ask(self, why: str) -> None:
+        """Ask the job to leave: SIGTERM to each rank's first process alone, for its helpers must live until it has
+        saved its state. After the grace all is killed."""
+        if self.asked:
+            return
+        self.asked = why
+        now_ns = time.monotonic_ns()
+        self.page.set("stopping_ns", now_ns)
+        self.page.set("phase", STOPPING)
+        grace_ns = max(0, self.page.get("grace_ns"))
+        self.deadline_ns = min(self.deadline_ns or now_ns + grace_ns, now_ns + grace_ns)
+        if self.agent is not None:
+            self.agent.wake()
+        for pid in self.ranks:
+            _kill(pid, signal.SIGTERM)
+            _kill(pid, signal.SIGCONT)
+
+    def reap(self) -> None:
+        """Collect processes that have ended."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.cpu_s += usage.ru_utime + usage.ru_stime
+            self.max_rss_bytes = max(self.max_rss_bytes, usage.ru_maxrss * 1024)
+            if pid not in self.ranks:
+                continue
+            rank = self.ranks.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            self.codes[rank] = code if code >= 0 else 128 - code
+            _kill(-pid, signal.SIGTERM)  # what a rank leaves in its group has no use without it
+            if self.codes[rank] != 0 and self.first_failed is None:
+                self.first_failed = rank
+                if self.ranks and not self.asked:
+                    soon = time.monotonic_ns() + int(BESIDE_A_FAILED_S * 1e9)
+                    self.deadline_ns = min(self.deadline_ns or soon, soon)
+
+    def _watches(self) -> bool:
+        return bool(self.limits.get("memory_bytes")) and self.cgroup is None
+
+    def watch_memory(self) -> None:
+        """Where no cgroup could be made: end a job that holds more memory than it was given."""
+        if self._watches() and limits.own_memory_bytes(limits.descendants(os.getpid())) > self.limits["memory_bytes"]:
+            self.oom = True
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to every rank and its group."""
+        for pid in self.ranks:
+            _kill(-pid, signal.SIGKILL)
+            _kill(pid, signal.SIGKILL)
+        self.deadline_ns = time.monotonic_ns() + 1_000_000_000  # a process in the kernel may need it again
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Nothing that the job started outlives it: what became our child when its parent ended is killed as well."""
+        for pid in self.ranks:
+            _kill(-pid, signal.SIGKILL)
+        grace_ends = time.monotonic() + (0.0 if self.asked or self.error else 1.0)
+        while True:
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                break
+            if time.monotonic() >= grace_ends:
+                for pid in limits.children(os.getpid()):
+                    _kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def finish(self) -> None:
+        """Record the exit."""
+        if self.cgroup is not None:
+            self.oom = self.oom or self.cgroup.oom_kills() > 0
+            self.cgroup.remove()
+        if self.agent is not None:
+            self.agent.leave()
+        code = self.codes.get(self.first_failed, 0) if self.first_failed is not None else 0
+        self.page.end(
+            {
+                "code": 127 if self.error else code,
+                "codes": {str(rank): c for rank, c in sorted(self.codes.items())},
+                "asked": self.asked,
+                "oom": self.oom and bool(code or self.error),
+                "error": self.error,
+                "lost": self.lost,
+                "started": bool(self.page.get("started_ns")),
+                "cpu_s": round(self.cpu_s, 3),
+                "max_rss_bytes": self.max_rss_bytes,
+            },
+            time.monotonic_ns(),
+        )
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    Runner(Path(sys.argv[1])).run()

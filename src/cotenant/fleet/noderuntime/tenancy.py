@@ -1,0 +1,105 @@
+"""Jobs as tenants of a node's GPU agent: shares and caps, parked and taken back. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.core.errors import InputError, WorkError
+from cotenant.fleet.nodes import NodeSpec
+
+PARK_TIMEOUT_S = 120.0
+
+
+def tenant_name(order: dict[str, Any]) -> str:
+    """Name of an attempt at the agent."""
+    return f"job-{order['attempt']}"[:63]
+
+
+class Tenancy:
+    """A job's registration at the agent; the runner holds it as long as its processes run."""
+
+    def __init__(self, client: ControlClient, name: str, folder: Path) -> None:
+        self.client, self.name, self.folder = client, name, folder
+
+    def started(self, pid: int) -> None:
+        """The job's first process runs."""
+        with contextlib.suppress(WorkError):  # it has ended already
+            self.client.call("started", name=self.name, pid=pid)
+
+    def wake(self) -> None:
+        """A parked job cannot hear a signal: take it back first."""
+        with contextlib.suppress(WorkError, InputError), ControlClient(self.folder, 30.0) as client:
+            client.call("resume", name=self.name)
+
+    def leave(self) -> None:
+        """Its processes have ended: the agent sees that by itself."""
+        self.client.close()
+
+
+def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, dict[str, str]]:
+    """Register an attempt; returns it and the environment that its processes start with. WorkError, InputError as the
+    agent answers."""
+    from cotenant.agent.tenants.launcher import program_environment
+
+    folder = Path(order["agent"])
+    client = ControlClient(folder)
+    try:
+        shares = order["gpus"]
+        fraction = min(float(share["fraction"]) for share in shares)
+        whole = fraction >= 1
+        limit = 1.0 if whole else float(shares[0].get("limit") or fraction)
+        answer = client.call(
+            "register",
+            tenant={
+                "name": tenant_name(order),
+                "request": min(fraction, limit),
+                "limit": limit,
+                "gpus": [share["uuid"] for share in shares],
+                "gpu_count": len(shares),
+                "mechanism": "whole" if whole else shares[0]["mechanism"],
+            },
+        )
+        added = program_environment(answer)
+    except BaseException:
+        client.close()
+        raise
+    return Tenancy(client, answer["name"], folder), added | environment | _driver_part(added)
+
+
+def _driver_part(added: dict[str, str]) -> dict[str, str]:
+    """What the agent's environment must win over the job's: which GPUs it sees, and through what."""
+    import os
+
+    return {name: value for name, value in added.items() if os.environ.get(name) != value}
+
+
+def can_park(node: NodeSpec) -> bool:
+    """Whether the node's agent knows how to take a job's memory off its GPUs; it may refuse for one job or another."""
+    if node.agent is None:
+        return False
+    try:
+        with ControlClient(Path(node.agent), 5.0) as client:
+            client.call("parked")
+    except (WorkError, InputError):
+        return False
+    return True
+
+
+def park(order: dict[str, Any], agent: str | None) -> dict[str, Any]:
+    """Take the job's memory off its GPUs; WorkError where that does not work."""
+    return _call("park", order, agent)
+
+
+def resume(order: dict[str, Any], agent: str | None) -> dict[str, Any]:
+    """Give it back."""
+    return _call("resume", order, agent)
+
+
+def _call(op: str, order: dict[str, Any], agent: str | None) -> dict[str, Any]:
+    if agent is None:
+        raise WorkError("this node has no GPU agent")
+    with ControlClient(Path(agent), PARK_TIMEOUT_S) as client:
+        return client.call(op, name=tenant_name(order))

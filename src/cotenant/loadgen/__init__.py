@@ -1,0 +1,1 @@
+"""The load generator: schedules, senders, results, experiments."""

@@ -1,0 +1,290 @@
+"""Experiments as files: boot a server, put load on it, stop both, and say what came out beside what simulation says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.record.files import atomic_file
+from cotenant.core.serving import Application, Service, ServingPlan
+from cotenant.core.units import parse_seconds
+from cotenant.core.yamlfile import parse_yaml, read_yaml
+from cotenant.loadgen.options import parse_factor, parse_load_arrivals
+from cotenant.loadgen.payload import parse_target
+from cotenant.loadgen.result import LoadResult
+from cotenant.loadgen.run import LoadTest, Progress, run_load
+from cotenant.loadgen.schedule import LoadService
+from cotenant.serving.config.planning import Problem, build_problem
+from cotenant.serving.config.services import Deployment, parse_services, read_services
+
+BOOT_WITHIN_S, STOP_WITHIN_S = 300.0, 60.0
+PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
+
+
+class LoadEntry(BaseModel):
+    """`load`: what is sent, against what is planned."""
+
+    model_config = ConfigDict(extra="forbid")
+    rate: str = "x1"
+    arrivals: str = "poisson"
+    rates: dict[str, list[float]] = {}
+    step: str = "20s"
+    senders: int = Field(default=1, ge=1, le=64)
+    grpc: bool = False
+
+
+class ExperimentFile(BaseModel):
+    """The whole of an experiment file."""
+
+    model_config = ConfigDict(extra="forbid")
+    title: str = "Experiment"
+    services: dict[str, Any] | str
+    load: LoadEntry = LoadEntry()
+    duration: str = "30s"
+    seed: int = Field(default=0, ge=0)
+    replan: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment, checked. `content` is its services file; `path` where paths in it start from."""
+
+    name: str
+    raw: ExperimentFile
+    content: dict[str, Any]
+    path: Path
+    deployment: Deployment
+
+    @property
+    def duration_s(self) -> float:
+        """Length of the load."""
+        return parse_seconds(self.raw.duration, field="duration")
+
+
+def shipped() -> dict[str, str]:
+    """Name to title of the experiments that come with the package."""
+    found = {}
+    for entry in sorted(resources.files("cotenant.loadgen").joinpath("mixes").iterdir(), key=lambda x: x.name):
+        if entry.name.endswith(".yaml"):
+            title = parse_yaml(entry.read_text(encoding="utf-8")).content["title"]
+            found[entry.name.removesuffix(".yaml")] = str(title)
+    return found
+
+
+def read_experiment(name: str, changes: Mapping[str, Any], rate: str = "x1") -> Experiment:
+    """An experiment file, or a shipped one by name. `changes`: keys of the file set otherwise; `rate`: a factor on what
+    is planned and sent."""
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml") and not path.exists():
+        if name not in shipped():
+            known = ", ".join(shipped())
+            raise InputError(f"{name!r} is no file and no shipped experiment; those are {known}", field="experiment")
+        path = Path(str(resources.files("cotenant.loadgen").joinpath("mixes", f"{name}.yaml")))
+    read = read_yaml(path)
+    if not isinstance(read.content, dict):
+        raise InputError("needs services", file=path)
+    try:
+        raw = ExperimentFile.model_validate({**read.content, **changes})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(message, file=path, line=read.line(where), field=where) from None
+    with read.located():
+        parse_load_arrivals(raw.load.arrivals)
+        return _checked(path, raw, parse_factor(rate))
+
+
+def _checked(path: Path, raw: ExperimentFile, factor: float) -> Experiment:
+    if isinstance(raw.services, str):
+        path_of_services = path.parent / raw.services
+        read_services(path_of_services)
+        content = read_yaml(path_of_services).content
+        base = path_of_services
+    else:
+        content, base = raw.services, path
+    for kind in ("services", "applications"):
+        for row in content.get(kind) or ():
+            if isinstance(row, dict) and isinstance(row.get("rate_rps"), int | float):
+                row["rate_rps"] *= factor
+    deployment = parse_services(content, base)
+    names = [s.name for s in deployment.services] + [a.name for a in deployment.applications]
+    unknown = next((n for n in raw.load.rates if n not in names), None)
+    if unknown is not None:
+        raise InputError(f"{unknown!r} is no service; there are {', '.join(names)}", file=path, field="load.rates")
+    return Experiment(path.stem, raw, content, base, deployment)
+
+
+def load_services(experiment: Experiment) -> tuple[LoadService, ...]:
+    """What the experiment sends."""
+    load, deployment = experiment.raw.load, experiment.deployment
+    factor = parse_factor(load.rate)
+    made = []
+    known: list[Service | Application] = [*deployment.services, *deployment.applications]
+    for x in known:
+        rates = tuple(load.rates.get(x.name) or (x.rate_rps,))
+        process = parse_load_arrivals(deployment.arrivals.get(x.name) or load.arrivals)
+        made.append(LoadService(x.name, rates, process, x.slo_ms).scaled(factor))
+    return tuple(made)
+
+
+class ServerProcess:
+    """`cotenant serve` as a process of its own, from ready to stopped."""
+
+    def __init__(self, services: Path, arguments: Sequence[str], log: Path) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(services), "--json", *arguments]
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, start_new_session=True)
+        self.addresses: dict[str, Any] = {}
+
+    def wait_ready(self) -> None:
+        """Until it says where it listens; WorkError with its last words when it does not."""
+        import select
+
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], BOOT_WITHIN_S)
+        line = self.process.stdout.readline() if ready else b""
+        if not line:
+            self.stop()
+            raise WorkError(f"the server did not start: {self.last_words()}")
+        self.addresses = json.loads(line)
+
+    def last_words(self) -> str:
+        """The end of what it said on standard error."""
+        lines = [x for x in self.log.read_text(errors="replace").splitlines() if x.strip()]
+        return lines[-1].removeprefix("cotenant: ") if lines else f"it ended with code {self.process.returncode}"
+
+    def stop(self) -> int:
+        """Ask it to end, kill it where it does not; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+def make_plan(problem: Problem, seed: int) -> ServingPlan:
+    """The plan that a fixed run holds, verified by simulation."""
+    from cotenant.policy.serving.packing.planners import Packer
+    from cotenant.sim.serving.verify import plan_verified
+
+    packer = Packer(problem.planner(), problem.gpus, problem.services)
+    plan = packer.plan([s.rate_rps * problem.headroom for s in problem.services])
+    if plan.feasible:
+        plan = plan_verified(
+            packer, problem.profiles, problem.headroom, 0.99, problem.applications, seed + 1_000_003
+        ).plan
+    return plan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment found; `simulated` is None where the server replanned, which the simulator does not."""
+
+    experiment: Experiment
+    plan: ServingPlan | None
+    result: LoadResult
+    simulated: dict[str, Any] | None
+    server_code: int
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON: the live run as `cotenant load` reports it, the simulated one, and how far apart they are."""
+        live = self.result.summary()
+        out: dict[str, Any] = {"title": self.experiment.raw.title, **live, "server_exit_code": self.server_code}
+        if self.plan is not None:
+            out["gpus_used"] = self.plan.gpus_used
+        if self.simulated is not None:
+            rows = {**self.simulated["services"], **self.simulated["applications"]}
+            out["simulated"] = {name: rows[name] for name in live["services"]}
+            out["live_over_simulated"] = {
+                name: {p: None if row[p] is None or not rows[name][p] else row[p] / rows[name][p] for p in PERCENTILES}
+                for name, row in live["services"].items()
+            }
+        return out
+
+
+def run_experiment(
+    experiment: Experiment, out: Path, tell: Callable[[Sequence[Progress]], None] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Outcome:  # fmt: skip
+    """Boot, load, stop, simulate. Files in `out`: services.yaml, plan.json, logs of client and server, GPUs in use."""
+    out.mkdir(parents=True, exist_ok=True)
+    raw = experiment.raw
+    services = _written(experiment, out)
+    problem = build_problem(experiment.deployment)
+    arguments = ["--http", "127.0.0.1:0", "--log", str(out / "server.csv"), "--gpus-log", str(out / "gpus.csv")]
+    arguments += ["--grpc", "127.0.0.1:0"] if raw.load.grpc else []
+    plan = None
+    if not raw.replan:
+        say("planning")
+        plan = make_plan(problem, raw.seed)
+        with atomic_file(out / "plan.json") as file:
+            file.write(json.dumps(plan.to_dict(), indent=1))
+        arguments += ["--plan", str(out / "plan.json")]
+    say("starting the server")
+    server = ServerProcess(services, arguments, out / "server.log")
+    try:
+        server.wait_ready()
+        where = f"grpc://{server.addresses['grpc']}" if raw.load.grpc else server.addresses["http"]
+        test = LoadTest(
+            parse_target(where), load_services(experiment), experiment.duration_s, raw.seed,
+            parse_seconds(raw.load.step, field="load.step"), senders=raw.load.senders,
+        )  # fmt: skip
+        say(f"sending for {experiment.duration_s:g} s")
+        result = run_load(test, tell)
+    finally:
+        code = server.stop()
+    with atomic_file(out / "client.csv") as file:
+        file.write(result.csv())
+    simulated = None if plan is None else simulate(experiment, problem, plan)
+    return Outcome(experiment, plan, result, simulated, code)
+
+
+def _written(experiment: Experiment, out: Path) -> Path:
+    """The services file of the run, with paths that hold from anywhere."""
+    content = json.loads(json.dumps(experiment.content))
+    base = experiment.path.parent.resolve()
+    if isinstance(content.get("models"), str):
+        content["models"] = str(base / content["models"])
+    if isinstance(content.get("profile"), str):
+        content["profile"] = str(base / content["profile"])
+    for row in content.get("services") or ():
+        if "/" in str(row.get("model", "")):
+            row["model"] = str(base / row["model"])
+    target = out / "services.yaml"
+    with atomic_file(target) as file:
+        yaml.safe_dump(content, file, sort_keys=False)
+    return target
+
+
+def simulate(experiment: Experiment, problem: Problem, plan: ServingPlan) -> dict[str, Any] | None:
+    """The same rates and arrivals on the same plan in virtual time; None where rates change in steps."""
+    from cotenant.sim.serving.engine import Scenario, run
+
+    load = experiment.raw.load
+    if load.rates:
+        return None
+    factor = parse_factor(load.rate)
+    sent = tuple(replace(s, rate_rps=s.rate_rps * factor) for s in problem.own_services)
+    apps = tuple((replace(app, rate_rps=app.rate_rps * factor), stages) for app, stages in problem.applications)
+    processes = {"": parse_load_arrivals(load.arrivals)}
+    processes |= {name: parse_load_arrivals(text) for name, text in experiment.deployment.arrivals.items()}
+    began = time.monotonic()
+    scenario = Scenario(sent, max(experiment.duration_s, 30.0), processes, apps, experiment.raw.seed)
+    found: dict[str, Any] = dict(run(plan, scenario, problem.profiles).summary())
+    return {**found, "engine_s": time.monotonic() - began}

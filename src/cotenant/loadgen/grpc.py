@@ -1,0 +1,393 @@
+"""Requests over gRPC. Messages are built and read by hand from the protocol's field numbers: a request differs from the
+next in its id alone, and of an answer only name and id are looked at.
+
+Open Inference Protocol v2, service inference.GRPCInferenceService: ModelInferRequest {model_name 1, version 2, id 3,
+inputs 5 {name 1, datatype 2, shape 3}, raw_input_contents 7}; ModelInferResponse {model_name 1, id 3}.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.loadgen.http2 import Http2Client, Stream, literal
+from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop
+from cotenant.loadgen.payload import ASK_WITHIN_S, Target
+from cotenant.serving.protocol.tensors import Tensor
+
+SERVICE = "/inference.GRPCInferenceService/"
+CHANNELS, RECEIVE = 2, 1 << 16
+INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, PERMISSION_DENIED = 3, 4, 5, 7
+RESOURCE_EXHAUSTED, UNAVAILABLE, UNAUTHENTICATED = 8, 14, 16
+OUTCOMES = {RESOURCE_EXHAUSTED: FULL, DEADLINE_EXCEEDED: DROPPED, UNAVAILABLE: DROPPED}
+
+
+def varint(value: int) -> bytes:
+    """A protobuf varint of a number of 0 or more (negative ones as 64-bit two's complement)."""
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def field(number: int, data: bytes) -> bytes:
+    """A length-delimited protobuf field."""
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """(number, value) of each field of a message; ValueError where it is not one."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            if at >= len(data) or shift > 63:
+                raise ValueError("not a protobuf message")
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    while at < len(data):
+        key = number()
+        kind = key & 7
+        if kind == 0:
+            yield key >> 3, number()
+            continue
+        size = {1: 8, 5: 4}.get(kind)
+        if size is None:
+            if kind != 2:
+                raise ValueError("not a protobuf message")
+            size = number()
+        if at + size > len(data):
+            raise ValueError("not a protobuf message")
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def encode_tensor(x: Tensor) -> bytes:
+    """InferInputTensor, its data apart in raw_input_contents."""
+    shape = b"".join(varint(n) for n in x.shape)
+    return field(1, x.name.encode()) + field(2, x.datatype.encode()) + field(3, shape)
+
+
+class GrpcPayload:
+    """ModelInferRequest of one service, made once but for the id."""
+
+    def __init__(
+        self, model: str, inputs: Sequence[Tensor], check: bool = True, deadline_ms: float | None = None
+    ) -> None:
+        self.model, self.check = model, check
+        self._front = field(1, model.encode())
+        parameters = b""
+        if deadline_ms is not None:  # parameters: map of name to InferParameter {int64_param 2}; microseconds
+            value = varint(2 << 3) + varint(round(deadline_ms * 1000))
+            parameters = field(4, field(1, b"timeout") + field(2, value))
+        tensors = b"".join(field(5, encode_tensor(x)) for x in inputs)
+        self._back = parameters + tensors + b"".join(field(7, bytes(x.data)) for x in inputs)
+
+    def request(self, index: int) -> bytes:
+        """The message of request number `index`."""
+        return self._front + b"\x1a\x08%08x" % (index & 0xFFFFFFFF) + self._back
+
+    def belongs(self, index: int, answer: bytes) -> bool:
+        """Whether an answer is this request's."""
+        if not self.check:
+            return True
+        model, number = self.model.encode(), b"%08x" % (index & 0xFFFFFFFF)
+        for key, value in fields(answer):
+            if (key == 1 and value != model) or (key == 3 and value and value != number):
+                return False
+            if key > 3:
+                return True
+        return True
+
+
+def header_block(target: Target, method: str) -> bytes:
+    """The headers of a call."""
+    scheme = b"https" if target.scheme == "grpcs" else b"http"
+    pairs = [
+        (b":method", b"POST"), (b":scheme", scheme), (b":path", (SERVICE + method).encode()),
+        (b":authority", target.authority.encode()), (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    ]  # fmt: skip
+    if target.token is not None:
+        pairs.append((b"authorization", f"Bearer {target.token}".encode()))
+    return b"".join(literal(name, value) for name, value in pairs)
+
+
+def envelope(message: bytes) -> bytes:
+    """A message as gRPC frames it: not compressed, its length."""
+    return b"\x00" + len(message).to_bytes(4, "big") + message
+
+
+def connect(target: Target) -> socket.socket:
+    """A connected socket, with TLS where the address says so; OSError when the server does not take it."""
+    made = socket.create_connection((target.host, target.port), timeout=ASK_WITHIN_S)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if target.scheme == "grpcs":
+        context = target.ssl_context()
+        assert context is not None
+        context.set_alpn_protocols(["h2"])
+        made = context.wrap_socket(made, server_hostname=target.host)
+    return made
+
+
+def call(target: Target, method: str, message: bytes) -> tuple[int, str, bytes]:
+    """One call that is waited for: status, what the server says of it, and the answer; WorkError without one."""
+    client = _new_client()
+    try:
+        with connect(target) as channel:
+            client.request(header_block(target, method), envelope(message))
+            while True:
+                channel.sendall(client.out)
+                client.out.clear()
+                data = channel.recv(1 << 16)
+                ended = client.feed(data)
+                if ended or not data:
+                    break
+    except (OSError, ValueError) as error:
+        raise WorkError(f"cannot reach {target}: {getattr(error, 'strerror', None) or error}") from None
+    if not ended or ended[0].error:
+        raise WorkError(f"{target} gave no answer to {method}")
+    headers = ended[0].headers
+    text = headers.get(b"grpc-message", b"").decode(errors="replace")
+    return int(headers.get(b"grpc-status", b"2") or 2), text, bytes(ended[0].data[5:])
+
+
+def _new_client() -> Http2Client:
+    try:
+        return Http2Client()
+    except ImportError:
+        raise InputError("gRPC needs hpack: pip install 'cotenant[serve]'", field="url") from None
+
+
+def ask_inputs(target: Target, model: str) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """A model's inputs: ModelMetadataRequest {name 1}; answer {inputs 4 {name 1, datatype 2, shape 3}}."""
+    status, text, answer = call(target, "ModelMetadata", field(1, model.encode()))
+    if status in (NOT_FOUND, INVALID_ARGUMENT):
+        raise InputError(f"{target} has no model {model!r}", field="service")
+    if status in (UNAUTHENTICATED, PERMISSION_DENIED):
+        raise InputError(f"{target} asks for a token that it knows: give --token FILE", field="token")
+    if status:
+        raise WorkError(f"{target} does not say what {model} takes: {text or f'status {status}'}")
+    return tuple(_tensor_form(value) for key, value in fields(answer) if key == 4 and isinstance(value, bytes))
+
+
+def _tensor_form(data: bytes) -> tuple[str, str, tuple[int, ...]]:
+    name = datatype = ""
+    shape: list[int] = []
+    for key, value in fields(data):
+        if key == 1 and isinstance(value, bytes):
+            name = value.decode()
+        elif key == 2 and isinstance(value, bytes):
+            datatype = value.decode()
+        elif key == 3:
+            shape += [value] if isinstance(value, int) else _varints(value)
+    return name, datatype, tuple(n - (1 << 64) if n >> 63 else n for n in shape)
+
+
+def _varints(data: bytes) -> list[int]:
+    out, value, shift = [], 0, 0
+    for byte in data:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            out.append(value)
+            value = shift = 0
+    return out
+
+
+class Channel:
+    """One connection that carries many calls at a time."""
+
+    def __init__(self, owner: GrpcTransport) -> None:
+        self.owner = owner
+        self.client = _new_client()
+        self.socket = connect(owner.target)
+        self.socket.setblocking(False)
+        self.fd = self.socket.fileno()
+        self.calls: dict[int, tuple[int, int]] = {}  # stream -> request, service
+        self._waiting = False
+        owner.loop.watch(self.fd, self.ready)
+
+    def room(self) -> bool:
+        """Whether another call may begin."""
+        return self.fd >= 0 and not self.client.going_away and len(self.calls) < self.client.most_streams
+
+    def begin(self, index: int, svc: int, message: bytes) -> int:
+        """Start a call; its stream."""
+        stream = self.client.request(self.owner.block, envelope(message))
+        self.calls[stream] = (index, svc)
+        self.flush()
+        return stream
+
+    def flush(self) -> None:
+        """Hand to the kernel what it takes; the rest goes when the socket can be written."""
+        out = self.client.out
+        try:
+            while out:
+                del out[: self.socket.send(out)]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        except OSError as error:
+            self.owner.broken(self, error)
+            return
+        if bool(out) != self._waiting:
+            self._waiting = bool(out)
+            self.owner.loop.rewatch(self.fd, select.EPOLLIN | (select.EPOLLOUT if out else 0))
+
+    def ready(self, events: int) -> None:
+        """The socket can be read, or written."""
+        while events & ~select.EPOLLOUT and self.fd >= 0:
+            try:
+                data = self.socket.recv(RECEIVE)
+                ended = self.client.feed(data)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                break
+            except (OSError, ValueError) as error:
+                self.owner.broken(self, error)
+                return
+            if not data:
+                self.owner.broken(self, None)
+                return
+            for stream in ended:
+                self.owner.ended(self, stream)
+            if len(data) < RECEIVE and not isinstance(self.socket, ssl.SSLSocket):
+                break
+        if self.fd >= 0 and self.client.out:
+            self.flush()
+
+    def shut(self) -> None:
+        """Close it."""
+        self.owner.loop.unwatch(self.fd)
+        self.fd = -1
+        self.socket.close()
+
+
+class GrpcTransport:
+    """Calls on as few connections as the server's limit of calls on each allows. See Transport."""
+
+    def __init__(self, target: Target, payloads: Sequence[GrpcPayload], most: int) -> None:
+        _new_client()
+        self.target, self.payloads, self.most = target, payloads, most
+        self.block = header_block(target, "ModelInfer")
+        self.loop: Loop
+        self.peak = 0
+        self.channels: list[Channel] = []
+        self.where: dict[int, tuple[Channel, int]] = {}
+        self.waiting: deque[tuple[int, int]] = deque()
+
+    def open(self, loop: Loop) -> None:
+        """See Transport."""
+        self.loop = loop
+        try:
+            for _ in range(min(CHANNELS, self.most)):
+                self._new()
+        except OSError as error:
+            raise WorkError(f"cannot reach {self.target}: {error.strerror or error}") from None
+
+    def _new(self) -> Channel:
+        made = Channel(self)
+        made.flush()
+        self.channels.append(made)
+        self.peak = max(self.peak, len(self.channels))
+        return made
+
+    def send(self, index: int, svc: int) -> None:
+        """See Transport."""
+        open_ones = [c for c in self.channels if c.room()]
+        if open_ones:
+            channel = min(open_ones, key=lambda c: len(c.calls))
+        elif len(self.channels) < self.most:
+            try:
+                channel = self._new()
+            except OSError as error:
+                self.loop.finish(index, FAILED, reason=_why(error))
+                return
+        else:
+            self.waiting.append((index, svc))
+            return
+        self.loop.sent(index)
+        stream = channel.begin(index, svc, self.payloads[svc].request(index))
+        if channel.fd >= 0:
+            self.where[index] = (channel, stream)
+
+    def ended(self, channel: Channel, stream: Stream) -> None:
+        """A call has its answer."""
+        index, svc = channel.calls.pop(stream.number, (-1, 0))
+        if index < 0 or self.where.pop(index, None) is None:
+            self.loop.stray += 1
+            return
+        self._judge(index, svc, stream)
+        if channel.client.going_away and not channel.calls:
+            self._drop(channel)
+        if self.waiting:
+            self.send(*self.waiting.popleft())
+
+    def _judge(self, index: int, svc: int, stream: Stream) -> None:
+        headers = stream.headers
+        status = int(headers.get(b"grpc-status", b"-1") or -1)
+        if status == 0:
+            if not self.payloads[svc].belongs(index, bytes(stream.data[5:])):
+                self.loop.wrong += 1
+                self.loop.finish(index, FAILED, reason="the answer belongs to another request or model")
+                return
+            took = headers.get(b"cotenant-executed-ms")
+            self.loop.finish(index, OK, float(took) if took else -1.0)
+            return
+        outcome = OUTCOMES.get(status, FAILED)
+        if headers.get(b"cotenant-outcome") in (b"unavailable", b"failed"):
+            outcome = FAILED
+        why = stream.error or f"gRPC status {status}"
+        self.loop.finish(index, outcome, reason=why if outcome == FAILED else "")
+
+    def broken(self, channel: Channel, error: Exception | None) -> None:
+        """A connection has ended: so have its calls."""
+        calls, channel.calls = channel.calls, {}
+        self._drop(channel)
+        if not calls:
+            self.loop.reopened += 1
+        for index, _ in calls.values():
+            self.where.pop(index, None)
+            self.loop.finish(index, FAILED, reason=_why(error))
+        for _ in range(len(self.waiting)):
+            self.send(*self.waiting.popleft())
+
+    def _drop(self, channel: Channel) -> None:
+        if channel in self.channels:
+            self.channels.remove(channel)
+        channel.shut()
+
+    def expire(self, index: int) -> None:
+        """See Transport."""
+        channel, stream = self.where.pop(index, (None, 0))
+        if channel is None:
+            self.waiting = deque(x for x in self.waiting if x[0] != index)
+            return
+        channel.calls.pop(stream, None)
+        channel.client.cancel(stream)
+        channel.flush()
+
+    def close(self) -> None:
+        """See Transport."""
+        for channel in self.channels:
+            channel.shut()
+        self.channels = []
+
+
+def _why(error: Exception | None) -> str:
+    if error is None:
+        return "the server closed the connection"
+    return str(getattr(error, "strerror", None) or error).lower()

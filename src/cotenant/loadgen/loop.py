@@ -1,0 +1,259 @@
+"""The sender's loop: requests leave when the schedule says so, whatever the answers do; latencies count from there.
+
+One thread, epoll and a timer of the kernel: asyncio's timers are whole milliseconds, which at thousands of requests per
+second would be the largest part of what is measured. How late each request left is recorded, never corrected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import time
+from array import array
+from collections.abc import Callable
+from typing import Protocol
+
+from cotenant.loadgen.schedule import Schedule
+
+OK, LATE, DROPPED, FULL, FAILED = 1, 2, 3, 4, 0  # as in metrics.serving.OUTCOMES; LATE is told apart afterwards
+BURST = 32  # sends between two looks at the answers
+RETRY_S = 0.005  # a closed-loop client that was refused waits so long
+
+
+class Transport(Protocol):
+    """Sends request `index` for service `svc` and reports the end by `Loop.finish`."""
+
+    def open(self, loop: Loop) -> None:
+        """Connect; the loop's `watch` registers file descriptors."""
+
+    def send(self, index: int, svc: int) -> None:
+        """Send now, or as soon as a connection is free."""
+
+    def expire(self, index: int) -> None:
+        """Give up a request that has waited too long; `Loop.finish` must not come for it any more."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class Timer:
+    """A wake-up for epoll at a time of the monotonic clock, to a few microseconds (Linux timerfd)."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = int(libc.timerfd_create(1, 0o4000 | 0o2000000))  # CLOCK_MONOTONIC; non-blocking, closed on exec
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._settime = libc.timerfd_settime
+        self._spec = (ctypes.c_long * 4)()  # interval (s, ns), first expiry (s, ns)
+        self._pointer = ctypes.byref(self._spec)
+
+    def at(self, when_s: float) -> None:
+        """Wake once at this time."""
+        whole = int(when_s)
+        self._spec[2], self._spec[3] = whole, int((when_s - whole) * 1e9)
+        self._settime(self.fd, 1, self._pointer, None)  # 1: an absolute time
+
+    def clear(self) -> None:
+        """Take note of a wake-up."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 8)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self.fd)
+
+
+class Records:
+    """What became of each request, by index; times in seconds from the start, negative where it never happened."""
+
+    def __init__(self, times_s: array[float], svc: array[int]) -> None:
+        self.svc, self.scheduled = svc, times_s
+        self.sent, self.finished = array("d", [-1.0]) * len(svc), array("d", [-1.0]) * len(svc)
+        self.inference = array("d", [-1.0]) * len(svc)
+        self.outcome = bytearray(len(svc))
+
+    def add(self, svc: int, now: float) -> int:
+        """One more request, of a closed-loop client."""
+        index = len(self.svc)
+        self.svc.append(svc)
+        self.scheduled.append(now)
+        self.sent.append(-1.0)
+        self.finished.append(-1.0)
+        self.inference.append(-1.0)
+        self.outcome.append(0)
+        return index
+
+
+class Loop:
+    """Runs one schedule over one transport. `run` returns when every request is answered, failed or given up."""
+
+    def __init__(
+        self, schedule: Schedule, transport: Transport, duration_s: float, timeout_s: float,
+        tell: Callable[[Loop], None] | None = None, tell_every_s: float = 0.5,
+    ) -> None:  # fmt: skip
+        self.records = Records(array("d", schedule.times_s.tolist()), array("i", schedule.svc.tolist()))
+        self.open_count = len(schedule.times_s)
+        self.clients = schedule.clients
+        self.transport, self.duration_s, self.timeout_s = transport, duration_s, timeout_s
+        self.stopping = False
+        self.next = 0
+        self.done = 0
+        self.wrong = 0  # answers that belong to another request or model
+        self.stray = 0  # answers that nobody waited for
+        self.reasons: dict[str, int] = {}
+        self.reopened = 0
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._epoll = select.epoll()
+        self._timer = Timer()
+        self._client_of: dict[int, int] = {}
+        self._retries: list[tuple[float, int]] = []
+        self._pending: dict[int, None] = {}  # sent or waiting to be, oldest first
+        self._tell, self._tell_every_s = tell, tell_every_s
+        self.began = 0.0
+
+    def watch(self, fd: int, handler: Callable[[int], None], events: int = select.EPOLLIN) -> None:
+        """Call `handler(events)` when the descriptor is ready."""
+        self._handlers[fd] = handler
+        self._epoll.register(fd, events)
+
+    def rewatch(self, fd: int, events: int) -> None:
+        """Wait for other events of a watched descriptor."""
+        self._epoll.modify(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        """Forget a descriptor; harmless for one that is not watched."""
+        if self._handlers.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+        return time.monotonic() - self.began
+
+    def sent(self, index: int) -> None:
+        """The transport has handed a request to the kernel."""
+        self.records.sent[index] = time.monotonic() - self.began
+
+    def finish(self, index: int, outcome: int, inference_ms: float = -1.0, reason: str = "", at: float = -1.0) -> None:
+        """A request is over. `reason`: why it failed; `at`: when, where that was noted earlier."""
+        if index not in self._pending:
+            self.stray += 1
+            return
+        del self._pending[index]
+        records = self.records
+        now = time.monotonic() - self.began
+        records.finished[index] = at if at >= 0 else now
+        records.outcome[index] = outcome
+        records.inference[index] = inference_ms
+        self.done += 1
+        if reason:
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        if index in self._client_of:
+            svc = self._client_of.pop(index)
+            if outcome == OK:
+                self._next_of_client(svc, now)
+            else:  # a refusal comes at once; without a pause a client would do nothing but ask
+                self._retries.append((now + RETRY_S, svc))
+
+    def _next_of_client(self, svc: int, now: float) -> None:
+        if now < self.duration_s and not self.stopping:
+            self._submit(self.records.add(svc, now), svc, closed=True)
+
+    def _submit(self, index: int, svc: int, closed: bool = False) -> None:
+        self._pending[index] = None
+        if closed:
+            self._client_of[index] = svc
+        self.transport.send(index, svc)
+
+    def run(self, start_at: float | None = None) -> Records:
+        """Send everything, from `start_at` on the monotonic clock (default: now). Collecting cycles is off meanwhile:
+        a pause of it would be measured as the server's."""
+        self.transport.open(self)
+        self._epoll.register(self._timer.fd, select.EPOLLIN)
+        was_on = gc.isenabled()
+        gc.collect()  # before the clock runs: in a large process this takes half a second
+        gc.disable()
+        self.began = time.monotonic() if start_at is None else start_at
+        if start_at is not None:
+            time.sleep(max(0.0, start_at - time.monotonic()))
+        try:
+            self._loop()
+        finally:
+            if was_on:
+                gc.enable()
+            self.transport.close()
+            self._epoll.close()
+            self._timer.close()
+        return self.records
+
+    def stop(self) -> None:
+        """Send nothing more; what is under way is waited for. The run was as long as it was."""
+        if not self.stopping:
+            self.stopping = True
+            self.duration_s = min(self.duration_s, max(1e-3, self.now()))
+
+    def _loop(self) -> None:
+        times, svc = self.records.scheduled, self.records.svc
+        count, clock, began = self.open_count, time.monotonic, self.began
+        poll, handlers, timer_fd = self._epoll.poll, self._handlers, self._timer.fd
+        for client in self.clients:
+            self._submit(self.records.add(client, 0.0), client, closed=True)
+        tell_at = housekeeping_at = 0.0
+        armed = -1.0
+        while True:
+            now = clock() - began
+            burst = 0
+            while self.next < count and times[self.next] <= now and burst < BURST and not self.stopping:
+                index = self.next
+                self.next = index + 1
+                self._submit(index, svc[index])
+                burst += 1
+                now = clock() - began
+            if now >= housekeeping_at:
+                housekeeping_at = now + 0.05
+                self._housekeeping(now)
+            if self._tell is not None and now >= tell_at:
+                tell_at = now + self._tell_every_s
+                self._tell(self)
+            sending = self.next < count and not self.stopping
+            if not sending and not self._pending and (not self._retries or now >= self.duration_s):
+                return
+            wait = 0.05
+            if self._retries:
+                self._retry(now)
+                wait = RETRY_S
+            if sending:
+                due = times[self.next]
+                if due <= now:
+                    wait = 0.0
+                elif due - now < wait + 0.002:
+                    if due != armed:
+                        self._timer.at(began + due)
+                        armed = due
+                    wait = 0.1
+            for fd, events in poll(wait):
+                if fd == timer_fd:
+                    self._timer.clear()
+                elif fd in handlers:
+                    handlers[fd](events)
+
+    def _retry(self, now: float) -> None:
+        due = [x for x in self._retries if x[0] <= now]
+        if due:
+            self._retries = [x for x in self._retries if x[0] > now]
+            for _, svc in due:
+                self._next_of_client(svc, now)
+
+    def _housekeeping(self, now: float) -> None:
+        """Requests without an answer for too long have failed; the oldest stand first."""
+        scheduled = self.records.scheduled
+        while self._pending:
+            index = next(iter(self._pending))
+            if now - scheduled[index] < self.timeout_s:
+                return
+            self.transport.expire(index)
+            self.finish(index, FAILED, reason=f"no answer within {self.timeout_s:g} s")

@@ -1,0 +1,145 @@
+"""Command-line forms of a load test: which services, arrivals, SLOs and shapes were asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cotenant.core.errors import InputError
+from cotenant.core.serving import Application, Service
+from cotenant.loadgen.payload import Target, ask_slos
+from cotenant.loadgen.schedule import LoadService, parse_service
+from cotenant.workloads.requests.arrivals import Arrivals, parse_arrivals
+from cotenant.workloads.requests.readers import FORMATS
+
+
+def parse_load_arrivals(text: str) -> Arrivals:
+    """The forms of parse_arrivals, and for live load: closed (one client, or as many as the service's number), and
+    trace:FILE, whose format is told from the file."""
+    if text == "closed":
+        return Arrivals("closed")
+    kind, _, rest = text.partition(":")
+    if kind == "trace" and rest and rest.partition(":")[0] not in FORMATS:
+        return Arrivals("trace", format=recognise(rest), path=rest)
+    return parse_arrivals(text)
+
+
+def recognise(path: str) -> str:
+    """The format of a file of requests, by its name and first line."""
+    name = Path(path).name.lower()
+    if ".tar" in name or name.endswith((".tgz", ".txz")):
+        return "servegen"
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            first = next((line.strip() for line in file if line.strip()), "")
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    if name.endswith(".jsonl") or '"timestamp"' in first:
+        return "mooncake"
+    if first.startswith("{"):
+        return "disb"
+    if "TIMESTAMP" in first:
+        return "azure-llm"
+    cells = first.replace(",", " ").split()
+    if cells and all(c.isdigit() for c in cells):
+        return "offsets-ms"
+    if first.count(",") >= 2:
+        return "servegen"
+    known = ", ".join(f"trace:{f}:FILE" for f in FORMATS)
+    raise InputError(f"the format is not recognised; write one of {known}", file=path, field="arrivals")
+
+
+def read_load_services(
+    texts: Sequence[str], file: str | None, arrivals: str, slos: Sequence[str], target: Target
+) -> tuple[LoadService, ...]:
+    """The services under load. SLOs: from --slo, else from the file, else what the server tells."""
+    process = parse_load_arrivals(arrivals)
+    found = [_closed(_parsed(text, process)) for text in texts]
+    given: dict[str, float] = {}
+    if file is not None:
+        own, given = _from_file(file, process, {s.name for s in found})
+        found += own
+    if not found:
+        raise InputError("nothing to send: give --service NAME=RATE or --services FILE", field="service")
+    names = [s.name for s in found]
+    twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
+    if twice is not None:
+        raise InputError(f"{twice} is there twice", field="service")
+    told = ask_slos(target)
+    asked = _slos(slos, names)
+    return tuple(replace(s, slo_ms=asked.get(s.name, given.get(s.name, told.get(s.name)))) for s in found)
+
+
+def _parsed(text: str, process: Arrivals) -> LoadService:
+    name, equals, rest = text.partition("=")
+    head, at, own = rest.partition("@") if equals else name.partition("@")
+    if not at:
+        return parse_service(text, process)
+    return parse_service(f"{name}={head}" if equals else head, parse_load_arrivals(own))
+
+
+def _closed(service: LoadService) -> LoadService:
+    """`closed` without a number: as many clients as the service's number says, one without."""
+    if service.arrivals.kind != "closed":
+        return service
+    if service.arrivals.clients:
+        return replace(service, rates_rps=())
+    number = service.rates_rps[0] if service.rates_rps else 1.0
+    if number != int(number) or not 1 <= number <= 100_000 or len(service.rates_rps) > 1:
+        raise InputError(f"{service.name}: {number:g} is not a number of closed-loop clients", field="service")
+    return replace(service, rates_rps=(), arrivals=Arrivals("closed", clients=int(number)))
+
+
+def _from_file(file: str, process: Arrivals, taken: set[str]) -> tuple[list[LoadService], dict[str, float]]:
+    from cotenant.serving.config.services import read_services
+
+    deployment = read_services(file)
+    made, slos = [], {}
+    known: list[Service | Application] = [*deployment.services, *deployment.applications]
+    for x in known:
+        slos[x.name] = x.slo_ms
+        if x.name not in taken:
+            own = deployment.arrivals.get(x.name)
+            made.append(_closed(LoadService(x.name, (x.rate_rps,), parse_load_arrivals(own) if own else process)))
+    return made, slos
+
+
+def _slos(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for text in texts:
+        name, equals, rest = text.rpartition("=")
+        try:
+            value = float(rest.removesuffix("ms"))
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value <= 0:
+            raise InputError(f"{text!r} is not an SLO; write 50 or NAME=50, in milliseconds", field="slo")
+        if equals and name not in names:
+            raise InputError(f"{name!r} is not under load; there are {', '.join(names)}", field="slo")
+        found |= {name: value} if equals else {n: value for n in names if n not in found}
+    return found
+
+
+def parse_factor(text: str) -> float:
+    """A factor on rates: x1.5 or 1.5."""
+    try:
+        value = float(text.removeprefix("x"))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or not 1e-6 <= value <= 1e6:
+        raise InputError(f"{text!r} is not a factor; write x1.5", field="rate")
+    return value
+
+
+def parse_shapes(texts: Sequence[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """INPUT=3x224x224 as (name, sizes)."""
+    found = []
+    for text in texts:
+        name, _, rest = text.partition("=")
+        sizes = rest.split("x")
+        if not name or not all(s.isdigit() and 0 < int(s) <= 1 << 31 for s in sizes):
+            raise InputError(f"{text!r} is not a shape; write INPUT=3x224x224", field="shape")
+        found.append((name, tuple(int(s) for s in sizes)))
+    return tuple(found)

@@ -1,0 +1,256 @@
+"""What is sent to whom: the address of a server, what its models take, and requests that carry a number of their own.
+
+The number comes back as the protocol's request `id`, so that an answer that belongs to another request shows.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.serving.protocol.oip import HEADER_LENGTH
+from cotenant.serving.protocol.tensors import DTYPES, Tensor, pack_strings
+
+FREE_SIZE = 4  # of a dimension that takes any size
+MAX_BYTES = 256 << 20
+ASK_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server: `scheme` http, https or grpc(s), and what its port wants to see."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str = ""
+    token: str | None = None
+    cafile: str | None = None
+    insecure: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.prefix}"
+
+    @property
+    def authority(self) -> str:
+        """HOST:PORT, an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_grpc(self) -> bool:
+        return self.scheme.startswith("grpc")
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """For https and grpcs, None otherwise."""
+        if self.scheme not in ("https", "grpcs"):
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.cafile)
+        except OSError as error:
+            raise InputError(f"cannot read certificates: {error.strerror or error}", file=self.cafile) from None
+        if self.insecure:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
+    def ask(self, path: str) -> tuple[int, Any]:
+        """GET a JSON object; status and content (None where it is no JSON)."""
+        context = self.ssl_context()
+        made: http.client.HTTPConnection = (
+            http.client.HTTPConnection(self.host, self.port, timeout=ASK_WITHIN_S)
+            if context is None
+            else http.client.HTTPSConnection(self.host, self.port, timeout=ASK_WITHIN_S, context=context)
+        )
+        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        try:
+            made.request("GET", self.prefix + path, headers=headers)
+            answer = made.getresponse()
+            text = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise WorkError(f"cannot reach {self}: {getattr(error, 'strerror', None) or error}") from None
+        finally:
+            made.close()
+        try:
+            return answer.status, json.loads(text)
+        except ValueError:
+            return answer.status, None
+
+
+def parse_target(url: str, token: str | None = None, cafile: str | None = None, insecure: bool = False) -> Target:
+    """http://host:port, https://..., grpc://host:port, grpcs://...; a bare host:port is http."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname or port == -1:
+        raise InputError(f"{url!r} is no address; write http://HOST:PORT or grpc://HOST:PORT", field="url")
+    if not (url + (token or "")).isprintable() or " " in url + (token or ""):
+        raise InputError("an address or token holds spaces or control characters", field="url")
+    default = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 8001}[parts.scheme]
+    return Target(parts.scheme, parts.hostname, port or default, parts.path.rstrip("/"), token, cafile, insecure)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a model takes: (name, data type, shape with -1 for any size) of each input."""
+
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+def ask_form(target: Target, model: str) -> Form:
+    """A model's inputs as its server tells them; InputError where the server does not have the model."""
+    if target.is_grpc:
+        from cotenant.loadgen.grpc import ask_inputs
+
+        return Form(ask_inputs(target, model))
+    status, content = target.ask(f"/v2/models/{quote(model, safe=':')}")
+    if status in (401, 403):
+        raise InputError(f"{target} asks for a token that it knows (status {status}): give --token FILE", field="token")
+    if status in (400, 404):
+        raise InputError(f"{target} has no model {model!r}", field="service")
+    try:
+        inputs = [(str(x["name"]), str(x["datatype"]), tuple(int(n) for n in x["shape"])) for x in content["inputs"]]
+    except (KeyError, TypeError, ValueError):
+        raise WorkError(f"{target} does not say what {model} takes (status {status})") from None
+    return Form(tuple(inputs))
+
+
+def ask_slos(target: Target) -> dict[str, float]:
+    """SLOs in ms by service, where the server is one of ours; empty otherwise."""
+    if target.is_grpc:
+        return {}
+    try:
+        status, content = target.ask("/cotenant/status")
+    except WorkError:
+        return {}
+    if status != 200 or not isinstance(content, Mapping):
+        return {}
+    rows = content.get("services")
+    return {
+        str(row["name"]): float(row["slo_ms"])
+        for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, Mapping) and "name" in row and isinstance(row.get("slo_ms"), int | float)
+    }
+
+
+def random_inputs(form: Form, batch: int, seed: int, sizes: Mapping[str, Sequence[int]] | None = None) -> list[Tensor]:
+    """Tensors that fit a model: the first free dimension is the batch, others have `sizes` or FREE_SIZE."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for name, datatype, shape in form.inputs:
+        if datatype not in DTYPES:
+            raise InputError(f"input {name!r} has the unknown data type {datatype}", field="model")
+        given = (sizes or {}).get(name)
+        whole = _filled(name, shape, batch, given)
+        count = math.prod(whole)
+        if count * 16 > MAX_BYTES * 4:
+            raise InputError(f"input {name!r} of shape {list(whole)} is too large to send", field="batch")
+        made.append(Tensor(name, datatype, whole, _data(datatype, count, rng)))
+    return made
+
+
+def _filled(name: str, shape: tuple[int, ...], batch: int, given: Sequence[int] | None) -> tuple[int, ...]:
+    if given is not None:
+        if len(given) != len(shape) - 1 and len(given) != len(shape):
+            raise InputError(
+                f"input {name!r} has {len(shape)} dimensions; {len(given)} sizes were given", field="shape"
+            )
+        return tuple(given) if len(given) == len(shape) else (batch, *given)
+    if not shape:
+        return ()
+    first = batch if shape[0] < 0 else shape[0]
+    return (first, *(FREE_SIZE if n < 0 else n for n in shape[1:]))
+
+
+def _data(datatype: str, count: int, rng: np.random.Generator) -> bytes:
+    if datatype == "BYTES":
+        return pack_strings([b"text %d" % (i % 1000) for i in range(count)])
+    if datatype == "BF16":
+        return (rng.random(count, np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+    dtype = DTYPES[datatype]
+    if dtype.kind == "f":
+        return rng.random(count).astype(dtype).tobytes()
+    if dtype.kind == "b":
+        return (rng.random(count) < 0.5).tobytes()
+    # small numbers: they may be word numbers, of which every model has a few
+    return rng.integers(0, 100, count).astype(dtype).tobytes()
+
+
+@dataclass
+class Payload:
+    """Requests of one service over HTTP: everything but the number is made once. `check`: the answer's bytes must hold
+    the number and the model's name (servers that send no id back are taken at their word)."""
+
+    target: Target
+    model: str
+    inputs: list[Tensor]
+    binary: bool = True
+    check: bool = True
+    deadline_ms: float | None = None
+    prefix: str = ""
+    _head: tuple[bytes, bytes] = field(init=False)
+    _body: tuple[bytes, bytes, bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        mark = "@@@@@@@@"
+        tensors = []
+        for x in self.inputs:
+            entry: dict[str, Any] = {"name": x.name, "shape": list(x.shape), "datatype": x.datatype}
+            if self.binary:
+                entry["parameters"] = {"binary_data_size": len(x.data)}
+            else:
+                entry["data"] = _as_list(x)
+            tensors.append(entry)
+        content: dict[str, Any] = {"id": mark, "inputs": tensors}
+        if self.binary:
+            content["parameters"] = {"binary_data_output": True}
+        text = json.dumps(content, separators=(",", ":")).encode()
+        before, _, after = text.partition(mark.encode())
+        raw = b"".join(bytes(x.data) for x in self.inputs) if self.binary else b""
+        self._body = (before, after, raw)
+        path = f"{self.target.prefix}/v2/models/{quote(self.model, safe=':')}/infer"
+        lines = [f"POST {path} HTTP/1.1", f"Host: {self.target.authority}"]
+        if self.target.token is not None:
+            lines.append(f"Authorization: Bearer {self.target.token}")
+        if self.deadline_ms is not None:
+            lines.append(f"cotenant-deadline-ms: {self.deadline_ms:g}")
+        size = len(text) - len(mark) + 8
+        if self.binary:
+            lines += ["Content-Type: application/octet-stream", f"{HEADER_LENGTH}: {size}"]
+        else:
+            lines.append("Content-Type: application/json")
+        lines.append(f"Content-Length: {size + len(raw)}")
+        self._head = ("\r\n".join(lines).encode() + b"\r\n\r\n" + before, after + raw)
+        self._name = f'"model_name":{json.dumps(self.model)}'.encode()
+        self._spaced = f'"model_name": {json.dumps(self.model)}'.encode()
+
+    def request(self, index: int) -> bytes:
+        """All bytes of request number `index`; the number is eight characters, so every request has one length."""
+        return b"%b%08x%b" % (self._head[0], index & 0xFFFFFFFF, self._head[1])
+
+    def belongs(self, index: int, body: bytes) -> bool:
+        """Whether an answer is this request's."""
+        if not self.check:
+            return True
+        if b'"id"' in body and b'"%08x"' % (index & 0xFFFFFFFF) not in body:
+            return False
+        return b'"model_name"' not in body or self._name in body or self._spaced in body
+
+
+def _as_list(x: Tensor) -> list[Any]:
+    if x.datatype == "BYTES":
+        raise InputError(f"input {x.name!r} is text: send it with --format binary", field="format")
+    values = np.frombuffer(x.data, DTYPES[x.datatype])
+    if x.datatype == "BF16":
+        raise InputError(f"input {x.name!r} is BF16: send it with --format binary", field="format")
+    flat: list[Any] = values.astype(np.float64 if values.dtype.kind == "f" else values.dtype).tolist()
+    return flat

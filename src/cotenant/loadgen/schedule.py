@@ -1,0 +1,150 @@
+"""What a load test sends and when: services with their arrivals become one sorted schedule. Nothing is sent here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.workloads.requests.arrivals import MAX_REQUESTS, Arrivals, draw, fit_to
+from cotenant.workloads.requests.readers import disb_clients, read_requests
+
+MAX_CLIENTS = 100_000
+
+
+@dataclass(frozen=True)
+class LoadService:
+    """One service under load. `rates_rps`: one rate, or several that follow each other every `step` seconds, round and
+    round; empty for closed loops and traces as recorded. `slo_ms` None: every answer is in time."""
+
+    name: str
+    rates_rps: tuple[float, ...]
+    arrivals: Arrivals
+    slo_ms: float | None = None
+
+    def scaled(self, factor: float) -> LoadService:
+        """The same service at `factor` times its rates."""
+        return replace(self, rates_rps=tuple(r * factor for r in self.rates_rps))
+
+    @property
+    def mean_rps(self) -> float | None:
+        """Mean of the steps, None without rates."""
+        return sum(self.rates_rps) / len(self.rates_rps) if self.rates_rps else None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`times_s` (n,) ascending and `svc` (n,) index of the service; `clients`: service of each closed-loop client."""
+
+    times_s: np.ndarray
+    svc: np.ndarray
+    clients: tuple[int, ...]
+    remarks: tuple[str, ...] = ()
+
+    def part(self, sender: int, senders: int) -> Schedule:
+        """Every `senders`-th request, so that several processes share a schedule."""
+        return Schedule(self.times_s[sender::senders], self.svc[sender::senders], self.clients[sender::senders])
+
+
+def build_schedule(
+    services: Sequence[LoadService], duration_s: float, seed: int, step_s: float = 20.0, as_recorded: bool = False
+) -> Schedule:
+    """Draw the requests of `duration_s` seconds. Each service draws from a stream of its own, so that another service
+    more or less leaves its requests as they were."""
+    if not math.isfinite(duration_s) or duration_s <= 0:
+        raise InputError(f"a duration of {duration_s:g} s is not positive", field="duration")
+    times: list[np.ndarray] = []
+    svc: list[np.ndarray] = []
+    clients: list[int] = []
+    remarks: list[str] = []
+    for s, service in enumerate(services):
+        process, rates = service.arrivals, service.rates_rps
+        if process.kind == "trace" and process.format == "disb":
+            process, rates = _disb(service, as_recorded)
+        if process.kind == "closed":
+            clients += [s] * process.clients
+            continue
+        if process.kind == "trace":
+            rate = None if as_recorded else service.mean_rps
+            found = read_requests(process.format, process.path, seed, rate, duration_s)
+            own = fit_to(found.times_s, rate, duration_s, found.span_s, found.total)
+            remarks += found.remarks
+        else:
+            own = _drawn(process, service.name, rates, duration_s, np.random.default_rng([seed, s]), step_s)
+        times.append(own)
+        svc.append(np.full(len(own), s, np.int32))
+    total = sum(len(t) for t in times)
+    if total > MAX_REQUESTS:
+        raise InputError(f"{total:,} requests are over {MAX_REQUESTS:,}; make the run shorter", field="duration")
+    if len(clients) > MAX_CLIENTS:
+        raise InputError(f"{len(clients):,} closed-loop clients are over {MAX_CLIENTS:,}", field="arrivals")
+    if not total and not clients:
+        raise InputError(f"no request falls into {duration_s:g} s at these rates", field="duration")
+    at = np.concatenate(times) if times else np.zeros(0)
+    which = np.concatenate(svc) if svc else np.zeros(0, np.int32)
+    order = np.argsort(at, kind="stable")
+    return Schedule(at[order], which[order], tuple(clients), tuple(remarks))
+
+
+def _drawn(
+    process: Arrivals, name: str, rates: Sequence[float], duration_s: float, rng: np.random.Generator, step_s: float
+) -> np.ndarray:
+    if not rates:
+        raise InputError(f"{process} arrivals need a rate: {name}=100", field="service")
+    if len(rates) == 1:
+        return draw(process, rates[0], duration_s, rng)
+    if not math.isfinite(step_s) or step_s <= 0:
+        raise InputError(f"a step of {step_s:g} s is not positive", field="step")
+    parts, start, n = [], 0.0, 0
+    while start < duration_s:
+        length, rate = min(step_s, duration_s - start), rates[n % len(rates)]
+        if rate > 0:
+            parts.append(start + draw(process, rate, length, rng))
+        start, n = start + step_s, n + 1
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _disb(service: LoadService, as_recorded: bool) -> tuple[Arrivals, tuple[float, ...]]:
+    """The client of a DISB file that stands for a service: by its name, else by its model."""
+    found = disb_clients(service.arrivals.path)
+    for client in found:
+        if service.name in (client.name, client.model):
+            recorded = as_recorded or not service.rates_rps
+            return client.arrivals, ((client.rate_rps,) if recorded else service.rates_rps)
+    names = ", ".join(c.name for c in found)
+    raise InputError(
+        f"no client for service {service.name}; the file has {names}", file=service.arrivals.path, field="arrivals"
+    )
+
+
+def parse_service(text: str, arrivals: Arrivals) -> LoadService:
+    """`NAME=RATE`, `NAME=R1,R2,...` (steps), `NAME` (closed loops and traces as recorded), each with an optional
+    `@PROCESS` of its own: `cats=100@gamma:2`."""
+    from cotenant.workloads.requests.arrivals import parse_arrivals
+
+    name, equals, rest = text.partition("=")
+    rate_text, at, process = rest.partition("@") if equals else ("", "", "")
+    if not equals:
+        name, at, process = name.partition("@")
+    own = parse_arrivals(process) if at else arrivals
+    rates = tuple(_rate(x, text) for x in rate_text.split(",")) if rate_text else ()
+    if not name or (equals and not rates):
+        raise InputError(f"{text!r} is not a service and its rate; write NAME=RATE", field="service")
+    if not rates and own.kind not in ("closed", "trace"):
+        raise InputError(f"{text!r} needs a rate for {own} arrivals; write {name}=100", field="service")
+    if rates and not any(rates):
+        raise InputError(f"{text!r} never sends anything", field="service")
+    return LoadService(name, rates, own)
+
+
+def _rate(text: str, whole: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise InputError(f"{text!r} in {whole!r} is not a rate in requests per second", field="service")
+    return value

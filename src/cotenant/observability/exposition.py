@@ -1,0 +1,89 @@
+"""Prometheus's text format, version 0.0.4 (prometheus.io/docs/instrumenting/exposition_formats)."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from cotenant.observability.metrics import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Histogram:
+    """Counts of observations by bucket for one combination of labels. O(log buckets) to observe."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation, in the metric's unit."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class Exposition:
+    """Collects samples and writes them, one family after the other."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, tuple[Metric, list[str]]] = {}
+
+    def declare(self, metrics: Iterable[Metric]) -> None:
+        """Families that appear in this order, with their help, also while they have no sample."""
+        for metric in metrics:
+            self._lines(metric)
+
+    def add(self, metric: Metric, value: float, **labels: str) -> None:
+        """One sample. `labels` must be those of the metric: anything else is a fault of the program."""
+        if tuple(labels) != metric.labels:
+            raise ValueError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
+        self._lines(metric).append(f"{metric.name}{_labels(labels)} {_number(value)}")
+
+    def histogram(self, metric: Metric, found: Histogram, **labels: str) -> None:
+        """One histogram: cumulative buckets, sum and count."""
+        if tuple(labels) != metric.labels:
+            raise ValueError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
+        lines = self._lines(metric)
+        below = 0
+        for bound, count in zip((*found.bounds, float("inf")), found.counts, strict=True):
+            below += count
+            lines.append(f"{metric.name}_bucket{_labels(labels | {'le': _number(bound)})} {below}")
+        lines.append(f"{metric.name}_sum{_labels(labels)} {_number(found.sum)}")
+        lines.append(f"{metric.name}_count{_labels(labels)} {below}")
+
+    def text(self) -> str:
+        """The whole page."""
+        parts = []
+        for metric, lines in self._families.values():
+            parts.append(
+                f"# HELP {metric.name} {_escape(metric.help, quotes=False)}\n# TYPE {metric.name} {metric.kind}\n"
+            )
+            parts.extend(line + "\n" for line in lines)
+        return "".join(parts)
+
+    def _lines(self, metric: Metric) -> list[str]:
+        return self._families.setdefault(metric.name, (metric, []))[1]
+
+
+def _labels(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items()) + "}"
+
+
+def _escape(text: str, *, quotes: bool = True) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quotes else text
+
+
+def _number(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    if math.isnan(value):
+        return "NaN"
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))

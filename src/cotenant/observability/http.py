@@ -1,0 +1,197 @@
+"""A small HTTP server for the live page and the metrics: GET only, everything bounded, the standard library alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from urllib.parse import parse_qs, urlsplit
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.observability.exposition import CONTENT_TYPE
+from cotenant.observability.feed import Feed
+
+MOST_CONNECTIONS = 256
+MOST_VIEWERS = 64
+HEAD_BYTES = 8192
+READ_WITHIN_S = 10.0
+STUCK_S = 20.0  # a viewer that takes nothing for so long is let go
+SECURITY = (
+    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:\r\nX-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
+)
+_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
+            405: "Method Not Allowed", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}  # fmt: skip
+
+Metrics = Callable[[], Awaitable[str]]
+
+
+def page() -> bytes:
+    """The live page: one self-contained HTML file."""
+    assets = resources.files("cotenant.observability") / "assets"
+    html = (assets / "live.html").read_text(encoding="utf-8")
+    html = html.replace("/*CSS*/", (assets / "live.css").read_text(encoding="utf-8"))
+    return html.replace("/*JS*/", (assets / "live.js").read_text(encoding="utf-8")).encode()
+
+
+def parse_address(text: str, field: str) -> tuple[str, int]:
+    """HOST:PORT or :PORT (loopback); InputError with `field` otherwise. IPv6 as [::1]:9400."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise InputError(f"{text!r} is not an address HOST:PORT", field=field)
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches that host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class LiveServer:
+    """Serves /, /state.json, /events, /metrics and /healthz. `token`: what every request but /healthz must show."""
+
+    def __init__(self, host: str, port: int, feed: Feed, metrics: Metrics, token: str | None = None) -> None:
+        self.host, self.port = host, port
+        self._feed = feed
+        self._metrics = metrics
+        self._token = token
+        self._server: asyncio.AbstractServer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._viewers = 0
+
+    async def start(self) -> None:
+        """Listen; `port` 0 becomes the port that was free. WorkError where that fails."""
+        try:
+            self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=HEAD_BYTES)
+        except OSError as error:
+            why = (error.strerror or str(error)).rpartition("): ")[2]  # asyncio's sentence names the address again
+            raise WorkError(f"cannot listen on {self.host}:{self.port}: {why}") from None
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    async def close(self) -> None:
+        """Stop listening and let everybody go."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._feed.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if len(self._tasks) > MOST_CONNECTIONS:
+                await _answer(writer, 503, "too many connections\n")
+                return
+            try:
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_WITHIN_S)
+            except asyncio.LimitOverrunError:
+                await _answer(writer, 431, "the request's head is too long\n")
+                return
+            await self._route(head.decode("latin-1"), reader, writer)
+        except (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            with contextlib.suppress(Exception):
+                writer.close()
+
+    async def _route(self, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first, *rest = head.split("\r\n")
+        words = first.split(" ")
+        headers = {
+            key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in rest if line)
+        }
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            await _answer(writer, 400, "not an HTTP request\n")
+            return
+        if words[0] not in ("GET", "HEAD"):
+            await _answer(writer, 405, "only GET\n", "Allow: GET, HEAD\r\n")
+            return
+        try:
+            url, asked = urlsplit(words[1]), urlsplit("//" + headers.get("host", "localhost")).hostname
+        except ValueError:  # a bracket that is not closed
+            await _answer(writer, 400, "not an address\n")
+            return
+        if url.path == "/healthz":
+            await _answer(writer, 200, "ok\n")
+            return
+        # a page elsewhere whose name was made to point here must not read this one
+        if is_loopback(self.host) and not is_loopback(asked or ""):
+            await _answer(writer, 403, "this address answers to localhost only\n")
+            return
+        if self._token is not None and not self._shows_token(headers, url.query):
+            await _answer(writer, 401, "a valid bearer token is needed\n", "WWW-Authenticate: Bearer\r\n")
+            return
+        only_head = words[0] == "HEAD"
+        if url.path == "/":
+            await _answer(writer, 200, b"" if only_head else page(), kind="text/html; charset=utf-8")
+        elif url.path == "/metrics":
+            await _answer(writer, 200, "" if only_head else await self._metrics(), kind=CONTENT_TYPE)
+        elif url.path == "/state.json":
+            await _answer(writer, 200, "" if only_head else await self._feed.snapshot(), kind="application/json")
+        elif url.path == "/events":
+            await self._stream(reader, writer)
+        else:
+            await _answer(writer, 404, "there is /, /metrics, /state.json, /events and /healthz\n")
+
+    def _shows_token(self, headers: dict[str, str], query: str) -> bool:
+        assert self._token is not None
+        asked = parse_qs(query.replace("+", "%2B"))  # tokens of base64 have a plus, which browsers leave as it is
+        shown = headers.get("authorization", "").removeprefix("Bearer ") or "".join(asked.get("token", [""]))
+        return hmac.compare_digest(shown.encode(), self._token.encode())
+
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._viewers >= MOST_VIEWERS:
+            await _answer(writer, 503, "too many viewers\n")
+            return
+        self._viewers += 1
+        # a viewer has nothing more to say: whatever comes from it is its end, and its place is free at once
+        tasks = {asyncio.create_task(self._send(writer)), asyncio.create_task(reader.read(1))}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._viewers -= 1
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
+        events = self._feed.events()
+        try:
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n{SECURITY}\r\n"
+            writer.write(head.encode())
+            async for event in events:
+                writer.write(event)
+                await asyncio.wait_for(writer.drain(), STUCK_S)
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]
+
+
+async def _answer(
+    writer: asyncio.StreamWriter,
+    status: int,
+    body: str | bytes,
+    more: str = "",
+    kind: str = "text/plain; charset=utf-8",
+) -> None:
+    raw = body.encode() if isinstance(body, str) else body
+    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(raw)}\r\n"
+    writer.write(f"{head}Connection: close\r\n{SECURITY}{more}\r\n".encode() + raw)
+    await asyncio.wait_for(writer.drain(), STUCK_S)

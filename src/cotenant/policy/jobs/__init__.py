@@ -1,0 +1,1 @@
+"""Policies for training jobs: orderings, CPU/memory allotments, placements."""

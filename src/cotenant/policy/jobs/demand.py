@@ -1,0 +1,324 @@
+"""From jobs, profiles and a cluster to the demand tables that compiled policies read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core import work
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.errors import InputError
+from cotenant.core.gpus import Gpu, find_gpu
+from cotenant.policy.jobs.arrays import AMOUNT, DOWN, IDEAL, NODE, PROPORTIONAL, TYPE, Array, Demand
+from cotenant.profiles.training.tables import ModelProfile, Profiles
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+MB = 10**6
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Jobs as kernels see them: `type[J]` into `demand`, `iterations[J]` of work."""
+
+    demand: Demand
+    nodes: Array
+    type: NDArray[np.int32]
+    iterations: Floats
+
+
+@dataclass(frozen=True)
+class Need:
+    """One demand type before it becomes table rows. CPU in cores, memory in bytes, for the whole job; NaN: profile."""
+
+    profile: ModelProfile
+    gpus: float
+    cpus: float
+    memory_bytes: float
+    gpu_models: str
+
+
+def build_nodes(cluster: Cluster) -> tuple[Array, list[NodeGroup]]:
+    """Nodes as NODE[N], and the distinct kinds of node that have GPUs (nodes without any take no part)."""
+    kinds: dict[tuple[str, int, float, int], int] = {}
+    groups: list[NodeGroup] = []
+    columns: list[tuple[int, int, int, int, int]] = []
+    for group in cluster.groups:
+        if not group.gpus:
+            continue
+        signature = (group.gpu.name, group.gpus, group.cpus, group.memory_bytes)
+        if signature not in kinds:
+            kinds[signature] = len(groups)
+            groups.append(group)
+        columns.append((group.count, group.gpus, int(group.cpus * 1000), group.memory_bytes // MB, kinds[signature]))
+    count = [c[0] for c in columns]
+    nodes = np.zeros(sum(count), NODE)
+    for i, name in enumerate(("gpus", "cpu", "memory", "kind")):
+        nodes[name] = np.repeat([c[i + 1] for c in columns], count)
+    return nodes, groups
+
+
+def _share(group: NodeGroup) -> tuple[int, int]:
+    """CPU milli and MB per GPU that are a GPU's proportional share on such a node."""
+    return int(group.cpus * 1000) // group.gpus, group.memory_bytes // MB // group.gpus
+
+
+def build_workload(
+    jobs: work.Jobs,
+    profiles: Profiles,
+    cluster: Cluster,
+    *,
+    two_speed: bool = False,
+    proportional_keys: bool = False,
+    whole_iterations: bool = False,
+    grid: bool = False,
+    default_profile: str | None = None,
+    trace_gpu: str | None = None,
+    trace: work.Trace | None = None,
+) -> Workload:
+    """Demand tables for the jobs on the cluster.
+
+    `two_speed`: only two speeds, proportional and ideal, as the public Synergy simulator knows them; else the whole
+    table by interpolation. `proportional_keys`: orderings assume the proportional speed (else the ideal one). `grid`:
+    add the levels that the optimal allotment chooses among. `trace_gpu`: the GPU model on which the trace's run times
+    and the profiles' iteration times hold (default: that of the cluster's first node). `trace`: where the jobs come
+    from, for error messages.
+    Errors (InputError): a model without a profile, a job larger than the cluster, a GPU model that is unknown, a job
+    left with no CPU.
+    """
+    trace = trace or work.Trace(jobs, "")
+    nodes, kinds = build_nodes(cluster)
+    needs, types = _needs(jobs, profiles, default_profile, trace)
+    _check_sizes(jobs, needs, types, nodes, kinds, trace)
+    tables = _Tables(nodes, kinds, two_speed, grid, find_gpu(trace_gpu, "trace-gpu") if trace_gpu else None)
+    for need in needs:
+        tables.add(need)
+    demand = tables.finish(proportional_keys)
+    _check_paces(jobs, demand, types, trace)
+    from_duration = jobs.duration_s / demand.type["isolated_s"][types]
+    iterations = np.where(np.isnan(jobs.duration_s), jobs.iterations, from_duration)
+    if whole_iterations:
+        iterations = np.maximum(np.floor(iterations), 1.0)
+    return Workload(demand, nodes, types, iterations)
+
+
+def _needs(
+    jobs: work.Jobs, profiles: Profiles, default_profile: str | None, trace: work.Trace
+) -> tuple[list[Need], NDArray[np.int32]]:
+    if default_profile is not None and default_profile not in profiles.models:
+        raise InputError(
+            f"no profile named {default_profile!r}; known: {', '.join(profiles.models)}", field="default-profile"
+        )
+    models, model_of = np.unique(jobs.model.astype(str), return_inverse=True)
+    for i, name in enumerate(models):
+        if name not in profiles.models and default_profile is None:
+            row = int(np.flatnonzero(model_of == i)[0])
+            what = f"model {str(name)!r} has no profile" if name else "the trace names no models"
+            raise trace.wrong(
+                jobs.id[row],
+                "model",
+                f"{what} (first at job {jobs.id[row]}); known: {', '.join(profiles.models)}; "
+                "or give --default-profile NAME",
+            )
+    accepts, accepts_of = np.unique(jobs.gpu_models.astype(str), return_inverse=True)
+    columns = np.column_stack([model_of, jobs.gpus, jobs.cpus, jobs.memory_bytes, accepts_of])
+    rows, types = np.unique(np.nan_to_num(columns, nan=-1.0), axis=0, return_inverse=True)
+    needs = []
+    for model, gpus, cpus, memory, accept in rows:
+        name = str(models[int(model)])
+        profile = profiles.models[name if name in profiles.models else str(default_profile)]
+        needs.append(
+            Need(
+                profile,
+                float(gpus),
+                float(cpus) if cpus >= 0 else np.nan,
+                float(memory) if memory >= 0 else np.nan,
+                str(accepts[int(accept)]),
+            )
+        )
+    return needs, types.astype(np.int32).reshape(-1)
+
+
+def _accepted(need: Need, kinds: list[NodeGroup]) -> NDArray[np.bool_]:
+    if not need.gpu_models:
+        return np.ones(len(kinds), np.bool_)
+    names = {find_gpu(name, "gpu_models").name for name in need.gpu_models.split("|") if name}
+    return np.array([group.gpu.name in names for group in kinds])
+
+
+def _check_sizes(
+    jobs: work.Jobs, needs: list[Need], types: NDArray[np.int32], nodes: Array, kinds: list[NodeGroup],
+    trace: work.Trace,
+) -> None:  # fmt: skip
+    per_kind = np.bincount(nodes["kind"], weights=nodes["gpus"], minlength=len(kinds))
+    for i, need in enumerate(needs):
+        usable = per_kind[_accepted(need, kinds)].sum()
+        if need.gpus <= usable:
+            continue
+        row = int(np.flatnonzero(types == i)[0])
+        what = f" of model {need.gpu_models}" if need.gpu_models else ""
+        raise trace.wrong(
+            jobs.id[row],
+            "gpus",
+            f"job {jobs.id[row]} asks for {need.gpus:g} GPUs{what} and the cluster has {usable:g}; "
+            "use a larger --cluster, or leave such jobs out with --skip-too-large",
+        )
+
+
+def _check_paces(jobs: work.Jobs, demand: Demand, types: NDArray[np.int32], trace: work.Trace) -> None:
+    """Amounts are whole thousandths of a core: a job whose amount rounds down to none would never end."""
+    stuck = (np.isinf(demand.amount["iteration_s"]).any(axis=0) & demand.allowed).any(axis=1)
+    if stuck.any():
+        job = jobs.id[int(np.flatnonzero(stuck[types])[0])]
+        raise trace.wrong(
+            job, "cpus", f"job {job} would get less than 0.001 CPU cores per GPU; it needs more, or the nodes do"
+        )
+
+
+def _per_gpu(group: NodeGroup) -> tuple[float, float]:
+    """Cores and GB that are a GPU's proportional share on such a node."""
+    cpu, memory = _share(group)
+    return cpu / 1000, memory / 1000
+
+
+def runnable_jobs(jobs: work.Jobs, cluster: Cluster) -> NDArray[np.bool_]:
+    """Mask of the jobs whose gangs the cluster could hold, were it empty (by GPU count and GPU model)."""
+    have: dict[str, int] = {}
+    for group in cluster.groups:
+        have[group.gpu.name] = have.get(group.gpu.name, 0) + group.count * group.gpus
+    usable = {"": cluster.total_gpus}
+    for accept in set(jobs.gpu_models.tolist()) - {""}:
+        names = {find_gpu(name, "gpu_models").name for name in accept.split("|") if name}
+        usable[accept] = sum(n for name, n in have.items() if name in names)
+    return np.asarray(jobs.gpus <= np.array([usable[accept] for accept in jobs.gpu_models.tolist()]))
+
+
+class _Tables:
+    """Rows of the demand tables, one type at a time."""
+
+    def __init__(
+        self, nodes: Array, kinds: list[NodeGroup], two_speed: bool, grid: bool, trace_gpu: Gpu | None
+    ) -> None:
+        self.nodes, self.kinds, self.two_speed = nodes, kinds, two_speed
+        self.trace_gpu = trace_gpu
+        self.grid = grid and not two_speed
+        self.rows: list[tuple[Ints, Ints, Floats]] = []
+        self.scalars: list[tuple[int, int, NDArray[np.bool_], float, float]] = []
+        self.ideal_totals: list[tuple[float, float, float]] = []
+
+    def add(self, need: Need) -> None:
+        allowed = _accepted(need, self.kinds)
+        part = round(need.gpus * 1000) if need.gpus < 1 else 0
+        gpus = 1 if part else round(need.gpus)
+        cpu, memory, clipped = self._ideal(need, gpus, part, allowed)
+        levels = [self._level(need, part, k, cpu, memory, clipped) for k in range(len(self.kinds))]
+        table = [np.array([levels[k][i] for k in range(len(self.kinds))]).T for i in range(3)]
+        self.rows.append((table[0].astype(np.int64), table[1].astype(np.int64), table[2].astype(np.float64)))
+        reference = int(np.flatnonzero(allowed)[0])
+        isolated_s = table[2][PROPORTIONAL, reference]
+        if self.trace_gpu is not None:
+            isolated_s *= self._gpu_factor(need.profile, reference)
+        self.scalars.append((gpus, part, allowed, need.profile.multi_node_factor, isolated_s))
+        self.ideal_totals.append((need.gpus, cpu * gpus, memory * gpus))
+
+    def _ideal(self, need: Need, gpus: int, part: int, allowed: NDArray[np.bool_]) -> tuple[int, int, float]:
+        """Ideal CPU milli and MB per GPU, clipped to one node; and how much of the ideal speedup the clip leaves."""
+        on = [k for k in range(len(self.kinds)) if allowed[k]]
+        big = max(on, key=lambda k: (self.kinds[k].gpus, self.kinds[k].cpus))
+        most_cpu = max(int(self.kinds[k].cpus * 1000) for k in on)
+        most_memory = max(self.kinds[k].memory_bytes // MB for k in on)
+        p = need.profile
+        profile_cpu = self._stated_cpus(p, big)
+        want_cpu = need.cpus if not np.isnan(need.cpus) else profile_cpu * need.gpus
+        stated = not np.isnan(need.memory_bytes)
+        want_memory_gb = need.memory_bytes / 1e9 if stated else p.ideal_memory_gb_per_gpu * need.gpus
+        cpu, memory = round(want_cpu * 1000), round(want_memory_gb * 1000)
+        share_cpu, share_memory = _share(self.kinds[big])
+        if gpus <= self.kinds[big].gpus:
+            clipped_cpu, clipped_memory = min(cpu, most_cpu), min(memory, most_memory)
+            clipped = False
+        else:
+            clipped_cpu = cpu if cpu <= most_cpu else share_cpu * gpus
+            clipped_memory = memory if memory <= most_memory else share_memory * gpus
+            clipped = (clipped_cpu, clipped_memory) != (cpu, memory)
+        fraction = 0.0 if clipped else 1.0
+        share = share_cpu * gpus if not part else share_cpu * part // 1000
+        full = profile_cpu * 1000 * need.gpus
+        if not clipped and share < full and clipped_cpu < full:
+            # linear in CPU between the proportional and the ideal point (Synergy's re-estimate after clipping)
+            fraction = max(0.0, (clipped_cpu - share) / (full - share))
+        return clipped_cpu // gpus, clipped_memory // gpus, fraction
+
+    def _stated_cpus(self, profile: ModelProfile, kind: int) -> float:
+        if not self.two_speed:
+            return profile.ideal_cpus_per_gpu
+        return profile.two_speed_at(*_per_gpu(self.kinds[kind])).cpus_per_gpu
+
+    def _level(
+        self, need: Need, part: int, kind: int, cpu: int, memory: int, fraction: float
+    ) -> tuple[list[int], list[int], list[float]]:
+        """CPU, memory and seconds per iteration of every level on one kind of node."""
+        share_cpu, share_memory = _share(self.kinds[kind])
+        if part:
+            share_cpu, share_memory = share_cpu * part // 1000, share_memory * part // 1000
+        cpus = [share_cpu, cpu, min(cpu, share_cpu)]
+        memories = [share_memory, memory, min(memory, share_memory)]
+        factor = self._gpu_factor(need.profile, kind)
+        if self.two_speed:
+            two = need.profile.two_speed_at(*_per_gpu(self.kinds[kind]))
+            slow = two.iteration_s / factor
+            return cpus, memories, [slow, slow / (1 + (two.speedup - 1) * fraction), slow]
+        if self.grid:
+            for c, m in _grid(need.profile, cpu, memory, part):
+                cpus.append(c)
+                memories.append(m)
+        scale = part / 1000 if part else 1.0
+        speeds = [need.profile.speed(c / 1000 / scale, m / 1000 / scale) for c, m in zip(cpus, memories, strict=True)]
+        return cpus, memories, [need.profile.iteration_s / s / factor if s > 0 else np.inf for s in speeds]
+
+    def _gpu_factor(self, profile: ModelProfile, kind: int) -> float:
+        """Speed of the kind's GPU against the trace's, which is the cluster's first unless said otherwise."""
+        own, reference = self.kinds[kind].gpu, self.trace_gpu or self.kinds[0].gpu
+        if own.name == reference.name:
+            return 1.0
+        if own.name in profile.gpu_speed and reference.name in profile.gpu_speed:
+            return profile.gpu_speed[own.name] / profile.gpu_speed[reference.name]
+        return own.relative_speed / reference.relative_speed
+
+    def finish(self, proportional_keys: bool) -> Demand:
+        levels = max(row[0].shape[0] for row in self.rows)
+        amount = np.zeros((levels, len(self.rows), len(self.kinds)), AMOUNT)
+        for i, name in enumerate(("cpu", "memory", "iteration_s")):
+            amount[name] = np.stack([_pad(row[i], levels) for row in self.rows], axis=1)
+        allowed = np.array([s[2] for s in self.scalars])
+        reference = np.argmax(allowed, axis=1)
+        totals = np.array([self.nodes[name].sum() for name in ("gpus", "cpu", "memory")], dtype=np.float64)
+        shares = np.array(self.ideal_totals) / totals
+        types = np.zeros(len(self.rows), TYPE)
+        for name, i in (("gpus", 0), ("part_milli", 1), ("multi_node_factor", 3), ("isolated_s", 4)):
+            types[name] = [s[i] for s in self.scalars]
+        key_level = PROPORTIONAL if proportional_keys else IDEAL
+        types["key_s"] = amount["iteration_s"][key_level, np.arange(len(types)), reference]
+        types["dominant"] = shares.max(axis=1)
+        types["size"] = shares.sum(axis=1)
+        excess = [(amount[name][IDEAL] > amount[name][DOWN]).any(axis=1) for name in ("cpu", "memory")]
+        types["can_shrink"] = excess[0] | excess[1]
+        return Demand(types, allowed, amount)
+
+
+def _pad(table: NDArray[np.generic], levels: int) -> NDArray[np.generic]:
+    """Repeat the DOWN level so that every type has the same number of levels."""
+    if table.shape[0] == levels:
+        return table
+    return np.concatenate([table, np.repeat(table[DOWN : DOWN + 1], levels - table.shape[0], axis=0)])
+
+
+def _grid(profile: ModelProfile, cpu: int, memory: int, part: int) -> list[tuple[int, int]]:
+    """Points (CPU milli, MB) per GPU below the ideal demand that the optimal allotment may choose."""
+    scale = part / 1000 if part else 1.0
+    cpus = {min(cpu, round(c * 1000 * scale)) for c in profile.cpus_per_gpu} | {cpu}
+    memories = {min(memory, round(m * 1000 * scale)) for m in profile.memory_gb_per_gpu} | {memory}
+    return [(c, m) for c in sorted(cpus) for m in sorted(memories)]
+

@@ -1,0 +1,206 @@
+"""Orderings: who goes first. Compiled keys; entries in the one list ORDERINGS. Smaller keys go first.
+
+Before the key comes the job's priority (larger first); after it its arrival, then its row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cotenant.policy.compiled import inner
+from cotenant.policy.jobs.arrays import Array, Demand
+
+
+class Ordering(NamedTuple):
+    """One ordering: its code in kernels, when its key changes (never, when the job runs, always), and in words."""
+
+    code: int
+    changes: int
+    summary: str
+
+
+NEVER, WHEN_RUN, ALWAYS = 0, 1, 2
+
+ORDERINGS: dict[str, Ordering] = {
+    "fifo": Ordering(0, NEVER, "first come, first served"),
+    "sjf": Ordering(1, NEVER, "shortest job first, by its whole run time"),
+    "srtf": Ordering(2, WHEN_RUN, "shortest remaining run time first"),
+    "srsf": Ordering(3, WHEN_RUN, "shortest remaining service first: remaining run time x GPUs"),
+    "las": Ordering(4, WHEN_RUN, "least attained service first: GPU-time received so far"),
+    "las-queues": Ordering(5, WHEN_RUN, "least attained service in discrete queues, first come first served in each"),
+    "gittins": Ordering(6, WHEN_RUN, "largest Gittins index of the distribution of GPU-time first"),
+    "ftf": Ordering(7, ALWAYS, "finish-time fairness: the job treated worst goes first"),
+    "ftf-public": Ordering(8, ALWAYS, "the public Synergy simulator's inverted finish-time fairness, for comparison"),
+    "drf": Ordering(9, NEVER, "smallest dominant share of ideal demand first"),
+    "tetris": Ordering(10, WHEN_RUN, "smallest demand x remaining run time first"),
+}
+FIFO, SJF, SRTF, SRSF, LAS, LAS_QUEUES, GITTINS, FTF, FTF_PUBLIC, DRF, TETRIS = range(11)
+RESERVED_PRIORITY = np.iinfo(np.int64).max
+
+
+class Context(NamedTuple):
+    """What keys need beside the job: thresholds, the Gittins table, the cluster's GPUs."""
+
+    queue_limits_gpu_s: Array  #: f8[Q] rising; attained GPU-seconds at which a job drops a queue
+    gittins_gpu_s: Array  #: f8[S] rising; attained GPU-seconds
+    gittins_index: Array  #: f8[S] index from there on
+    cluster_gpus: float
+    reserve_after_s: float  #: a job that has not run for longer goes first; infinity: never
+
+
+@inner
+def key(code: int, now: float, active: int, job: int, jobs: Array, demand: Demand, context: Context) -> float:
+    """The job's key at time `now` (seconds) among `active` unfinished jobs.
+
+    Sources: las, las-queues, gittins: Tiresias (NSDI'19); ftf: Themis (NSDI'20), rho = T_shared / T_ideal with
+    T_ideal the isolated run time on a 1/active share of the cluster; drf: Ghodsi et al. (NSDI'11), static shares;
+    tetris: Grandl et al. (SIGCOMM'14) as Synergy uses it.
+    """
+    typ = jobs[job].type
+    gpus = demand.type[typ].gpus if demand.type[typ].part_milli == 0 else demand.type[typ].part_milli / 1000.0
+    left = jobs[job].total - jobs[job].done
+    if code == SJF:
+        return float(demand.type[typ].key_s * jobs[job].total)
+    if code == SRTF:
+        return float(demand.type[typ].key_s * left)
+    if code == SRSF:
+        return float(demand.type[typ].key_s * left * gpus)
+    if code == LAS:
+        return float(jobs[job].attained_s * gpus)
+    if code == LAS_QUEUES:
+        return float(np.searchsorted(context.queue_limits_gpu_s, jobs[job].attained_s * gpus, side="right"))
+    if code == GITTINS:
+        i = np.searchsorted(context.gittins_gpu_s, jobs[job].attained_s * gpus, side="right") - 1
+        return float(-context.gittins_index[max(i, 0)])
+    if code in (FTF, FTF_PUBLIC):
+        shared = now - jobs[job].arrival_s + demand.type[typ].key_s * left
+        isolated = demand.type[typ].isolated_s * jobs[job].total
+        if code == FTF_PUBLIC:
+            return float(shared / isolated)
+        return float(-shared / (isolated * max(1.0, gpus * active / context.cluster_gpus)))
+    if code == DRF:
+        return float(demand.type[typ].dominant)
+    if code == TETRIS:
+        return float(demand.type[typ].size * (demand.type[typ].key_s * left))
+    return 0.0
+
+
+@inner
+def rank(now: float, job: int, jobs: Array, context: Context) -> int:
+    """What comes before the key: the job's priority, or above all once it has waited for the reservation time."""
+    if now - jobs[job].last_run_s > context.reserve_after_s:
+        return int(RESERVED_PRIORITY)
+    return int(jobs[job].priority)
+
+
+@inner
+def _goes_first(a: int, b: int, jobs: Array) -> bool:
+    if jobs[a].rank != jobs[b].rank:
+        return bool(jobs[a].rank > jobs[b].rank)
+    if jobs[a].key != jobs[b].key:
+        return bool(jobs[a].key < jobs[b].key)
+    return a < b  # jobs are numbered by arrival
+
+
+@inner
+def sort_jobs(order: Any, n: int, jobs: Array, scratch: Any) -> None:
+    """Sort order[:n] in place. A natural merge sort: what is in order already costs one comparison a job."""
+    while True:
+        runs = 0
+        begin = 0
+        out = 0
+        while begin < n:
+            middle = begin + 1
+            while middle < n and not _goes_first(order[middle], order[middle - 1], jobs):
+                middle += 1
+            end = middle
+            if middle < n:
+                end = middle + 1
+                while end < n and not _goes_first(order[end], order[end - 1], jobs):
+                    end += 1
+            i, k = begin, middle
+            while out < end:
+                if k >= end or (i < middle and not _goes_first(order[k], order[i], jobs)):
+                    scratch[out] = order[i]
+                    i += 1
+                else:
+                    scratch[out] = order[k]
+                    k += 1
+                out += 1
+            runs += 1
+            begin = end
+        for i in range(n):
+            order[i] = scratch[i]
+        if runs <= 1:
+            return
+
+
+@inner
+def order_jobs(
+    code: int, now: float, order: Any, n: int, jobs: Array, demand: Demand, context: Context, scratch: Any
+) -> None:  # fmt: skip
+    """Bring order[:n] into order at time `now`.
+
+    `dirty` marks jobs whose key may have changed since the last call; it is cleared. order[:n] comes in the order
+    of the last call with new jobs at its end. Moved jobs are sorted apart and merged in, since most wait untouched.
+    """
+    still = 0
+    moved = 0
+    half = len(scratch) // 2
+    for i in range(n):
+        job = order[i]
+        before_rank, before_key = jobs[job].rank, jobs[job].key
+        if jobs[job].dirty:
+            jobs[job].dirty = False
+            jobs[job].key = key(code, now, n, job, jobs, demand, context)
+            jobs[job].rank = rank(now, job, jobs, context)
+            scratch[half + moved] = job
+            moved += 1
+            continue
+        jobs[job].rank = rank(now, job, jobs, context)
+        if jobs[job].rank != before_rank or jobs[job].key != before_key:
+            scratch[half + moved] = job
+            moved += 1
+        else:
+            order[still] = job
+            still += 1
+    if moved == 0:
+        return
+    fresh = scratch[half : half + moved]
+    sort_jobs(fresh, moved, jobs, scratch[:half])
+    i, k, out = still - 1, moved - 1, n - 1
+    while k >= 0:  # merge from the back, into the room that the moved jobs left
+        if i >= 0 and _goes_first(fresh[k], order[i], jobs):
+            order[out] = order[i]
+            i -= 1
+        else:
+            order[out] = fresh[k]
+            k -= 1
+        out -= 1
+
+
+def gittins_table(gpu_seconds: Array, points: int = 512) -> tuple[Array, Array]:
+    """Attained GPU-seconds a[S] and Gittins index[S] for jobs whose total GPU-time has this distribution.
+
+    index(a) = max over D of P(X - a <= D | X > a) / E[min(X - a, D) | X > a] (Gittins 1979; Tiresias, NSDI'19), with
+    X over the sample `gpu_seconds` and D over the sample's later values.
+    """
+    sample = np.sort(np.asarray(gpu_seconds, dtype=np.float64))
+    # values of the sample, not between them: next to one, the index is a quotient of two roundings
+    ends = np.unique(np.quantile(sample, np.linspace(0, 1, points), method="lower"))
+    attained = np.unique(np.concatenate([[0.0], ends]))
+    index = np.zeros(len(attained))
+    sums = np.concatenate([[0.0], np.cumsum(sample)])
+    below_end = np.searchsorted(sample, ends, side="right")
+    for i, a in enumerate(attained):
+        first = int(np.searchsorted(sample, a, side="right"))
+        alive = len(sample) - first
+        if alive == 0:  # older than anything seen: last in line
+            continue
+        later = ends > a
+        served = below_end[later] - first
+        spent = sums[below_end[later]] - sums[first] - a * served + (ends[later] - a) * (alive - served)
+        index[i] = float(np.max(served / spent)) if later.any() else 0.0
+    return attained, index

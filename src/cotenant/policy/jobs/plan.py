@@ -1,0 +1,126 @@
+"""A job policy as a pure function on plain data: Snapshot and time in, Plan out.
+
+It fills the arrays that kernels read and calls the very functions that the simulator calls; live controllers use it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cotenant.core.events import Reason
+from cotenant.core.plan import Grant, Plan, Snapshot
+from cotenant.policy.jobs.arrays import IDEAL, JOB, NOT_RUNNING, Allocation, Array, make_allocation
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.policy.jobs.demand import Workload, build_workload
+from cotenant.policy.jobs.optimal import LevelChooser
+from cotenant.policy.jobs.rounds import decide_ordered, gang_prefix, make_scratch, order_at
+from cotenant.profiles.training.tables import Profiles
+
+
+def plan_jobs(
+    snapshot: Snapshot,
+    now_s: float,
+    policy: JobPolicy,
+    profiles: Profiles,
+    *,
+    two_speed: bool = False,
+    default_profile: str | None = None,
+) -> Plan:
+    """Who runs from `now_s` (seconds, on the clock of the jobs' arrivals) on, where, with how much CPU and memory.
+
+    Raises InputError as `demand.build_workload` does. The same snapshot gives the same plan.
+    """
+    work = build_workload(
+        snapshot.jobs,
+        profiles,
+        snapshot.cluster,
+        two_speed=two_speed,
+        proportional_keys=policy.allotment == "proportional",
+        grid=policy.allotment == "optimal",
+        default_profile=default_profile,
+    )
+    n = len(snapshot.jobs)
+    jobs = _job_array(snapshot, work)
+    alloc = make_allocation(work.demand, work.nodes, n)
+    rows = {name: row for row, name in enumerate(snapshot.jobs.id.tolist())}
+    _adopt(alloc, snapshot, rows)
+    choice, scratch, order = policy.choice(), make_scratch(alloc), np.arange(n)
+    types = work.demand.type
+    gpus = np.where(types["part_milli"] > 0, types["part_milli"] / 1000.0, types["gpus"])
+    gpu_seconds = (gpus * types["isolated_s"])[work.type] * work.iterations
+    context = policy.context(gpu_seconds, float(work.nodes["gpus"].sum()))
+    order_at(choice.ordering, now_s, order, n, jobs, work.demand, context, np.zeros(2 * n, np.int64))
+    if policy.allotment == "optimal":
+        chooser = LevelChooser(work.demand, work.nodes, policy.solver_limit_s)
+        count = gang_prefix(order, n, jobs, work.demand, int(work.nodes["gpus"].sum()), scratch.selected)
+        chooser.choose(scratch.selected[:count], jobs)
+    decide_ordered(order, n, jobs, alloc, work.demand, work.nodes, choice, scratch)
+    grants = tuple(_grant(snapshot, work, alloc, int(row)) for row in order if alloc.job["level"][row] != NOT_RUNNING)
+    kept = {grant.job for grant in grants}
+    waiting = {
+        str(snapshot.jobs.id[row]): Reason(int(jobs["reason"][row]))
+        for row in order
+        if alloc.job["level"][row] == NOT_RUNNING
+    }
+    return Plan(grants, tuple(g.job for g in snapshot.running if g.job not in kept), waiting)
+
+
+def _job_array(snapshot: Snapshot, work: Workload) -> Array:
+    jobs = np.zeros(len(snapshot.jobs), JOB)
+    jobs["type"] = work.type
+    jobs["priority"] = snapshot.jobs.priority
+    jobs["arrival_s"] = snapshot.jobs.arrival_s
+    jobs["last_run_s"] = snapshot.last_run_s
+    jobs["total"] = work.iterations
+    jobs["done"] = snapshot.done * work.iterations
+    jobs["attained_s"] = snapshot.attained_s
+    jobs["wanted"] = IDEAL
+    jobs["dirty"] = True
+    return jobs
+
+
+def _adopt(alloc: Allocation, snapshot: Snapshot, rows: dict[str, int]) -> None:
+    """Enter the running grants as the last decision, for a sticky policy to keep."""
+    used = 0
+    for grant in snapshot.running:
+        row = rows[grant.job]
+        alloc.job["first"][row], alloc.job["count"][row] = used, len(grant.nodes)
+        alloc.job["level"][row] = grant.level
+        for node, gpus in zip(grant.nodes, grant.node_gpus, strict=True):
+            part = gpus < 1
+            entry = alloc.entry[used]
+            entry["node"], entry["gpus"], entry["job"] = node, 1 if part else round(gpus), row
+            entry["slot"] = _slot(alloc, node, round(gpus * 1000)) if part else -1
+            used += 1
+    alloc.used[0] = used
+
+
+def _slot(alloc: Allocation, node: int, part_milli: int) -> int:
+    """A slot of the node for an adopted part of a GPU, the first with room; ValueError if there is none."""
+    for slot in range(alloc.slots.shape[1]):
+        room = alloc.slots[node, slot]
+        if room < 0 or room >= part_milli:
+            alloc.slots[node, slot] = (1000 if room < 0 else room) - part_milli
+            return slot
+    raise ValueError(f"the running grants hold more parts of GPUs on node {node} than it has GPUs")
+
+
+def _grant(snapshot: Snapshot, work: Workload, alloc: Allocation, row: int) -> Grant:
+    first, count, level = (int(x) for x in alloc.job[row])
+    entries = alloc.entry[first : first + count]
+    typ = int(work.type[row])
+    kinds = work.nodes["kind"][entries["node"]]
+    amount = work.demand.amount[level, typ, kinds]
+    part = int(work.demand.type["part_milli"][typ])
+    pace = float(amount["iteration_s"].max())
+    if count > 1:
+        pace /= float(work.demand.type["multi_node_factor"][typ])
+    return Grant(
+        job=str(snapshot.jobs.id[row]),
+        nodes=tuple(entries["node"].tolist()),
+        node_gpus=(part / 1000,) if part else tuple(float(g) for g in entries["gpus"]),
+        cpus=float((amount["cpu"] * entries["gpus"]).sum()) / 1000,
+        memory_bytes=int((amount["memory"] * entries["gpus"]).sum()) * 10**6,
+        level=level,
+        speed=float(work.demand.type["isolated_s"][typ]) / pace,
+    )

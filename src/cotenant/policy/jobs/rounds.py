@@ -1,0 +1,217 @@
+"""One decision of a job policy: ordered jobs in, who runs where with what out. Compiled.
+
+The simulator and the live controller call the same `decide`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cotenant.core.events import Reason
+from cotenant.policy.compiled import bare, inlined, inner
+from cotenant.policy.jobs.allotment import A_OPTIMAL, A_TUNE, allot, relevel
+from cotenant.policy.jobs.arrays import ENTRY, IDEAL, NOT_RUNNING, Allocation, Array, Demand
+from cotenant.policy.jobs.ordering import RESERVED_PRIORITY, Context, order_jobs
+from cotenant.policy.jobs.placement import clear, retake
+
+# numba reads enum members as their values only through plain integers
+GPUS_FULL = int(Reason.GPUS_FULL)
+GANG_TOO_LARGE = int(Reason.GANG_TOO_LARGE_NOW)
+NO_CPU_OR_MEMORY = int(Reason.NO_CPU_OR_MEMORY)
+NO_GPU_OF_MODEL = int(Reason.NO_GPU_OF_MODEL)
+
+
+class Choice(NamedTuple):
+    """The codes of a job policy (policy.ordering, policy.allotment, policy.placement) and its options."""
+
+    ordering: int
+    allotment: int
+    placement: int
+    sticky: bool  #: running jobs that still run keep their GPUs
+
+
+class Scratch(NamedTuple):
+    """Working arrays of `decide`."""
+
+    servers: Array  #: i8[N]
+    shares: Array  #: i8[N]
+    failed: Array  #: bool[T] the type found no room this round
+    kept: Array  #: ENTRY[E]
+    selected: Array  #: i8[J]
+
+
+def make_scratch(alloc: Allocation) -> Scratch:
+    """Working arrays for decisions on the allocation."""
+    n, entries = len(alloc.node), len(alloc.entry)
+    return Scratch(
+        servers=np.zeros(n, np.int64),
+        shares=np.zeros(n, np.int64),
+        failed=np.zeros(alloc.pointer.shape[1], np.bool_),
+        kept=np.zeros(entries, ENTRY),
+        selected=np.zeros(len(alloc.job), np.int64),
+    )
+
+
+@inlined
+def _enough_gpus(alloc: Allocation, demand: Demand, typ: int) -> int:
+    """0 if free GPUs (of models it accepts) could hold the gang, else the reason why not."""
+    if demand.type[typ].part_milli > 0:
+        return 0  # a part may fit a GPU that others hold parts of
+    g = demand.type[typ].gpus
+    if alloc.used[1] < g:
+        return GPUS_FULL if alloc.used[1] == 0 else GANG_TOO_LARGE
+    usable = 0
+    for kind in range(len(alloc.free_kind)):
+        if demand.allowed[typ, kind]:
+            usable += alloc.free_kind[kind]
+    return 0 if usable >= g else NO_GPU_OF_MODEL
+
+
+@bare
+def gang_prefix(order: Any, n: int, jobs: Any, demand: Demand, gpus: int, selected: Any) -> int:
+    """Jobs in order whose gangs fit the cluster by GPU count alone, skipping those that do not; returns how many."""
+    milli = gpus * 1000
+    found = 0
+    for i in range(n):
+        job = order[i]
+        typ = jobs[job].type
+        wants = demand.type[typ].part_milli if demand.type[typ].part_milli > 0 else demand.type[typ].gpus * 1000
+        if wants <= milli:
+            milli -= wants
+            selected[found] = job
+            found += 1
+            if milli == 0:
+                break
+    return found
+
+
+@inner
+def _keep_running(
+    alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
+) -> int:
+    """Empty the cluster, then give the selected jobs that ran before the very GPUs they had; returns how many are
+    selected (scratch.selected)."""
+    for e in range(alloc.used[0]):
+        scratch.kept[e] = alloc.entry[e]
+    total = 0
+    for i in range(len(nodes)):
+        total += nodes[i].gpus
+    selected = gang_prefix(order, n, jobs, demand, total, scratch.selected)
+    clear(alloc, nodes)
+    for i in range(selected):
+        job = scratch.selected[i]
+        level = alloc.job[job].level
+        if level == NOT_RUNNING:
+            continue
+        begin, entries = alloc.job[job].first, alloc.job[job].count
+        alloc.job[job].first = alloc.used[0]
+        alloc.job[job].count = 0
+        for e in range(begin, begin + entries):
+            had = scratch.kept[e]
+            retake(alloc, demand, nodes, job, jobs[job].type, level, had.node, had.gpus, had.slot)
+        jobs[job].reason = -1  # marks it as kept, until the walk below
+    for i in range(n):
+        job = order[i]
+        if jobs[job].reason != -1:
+            alloc.job[job].level = NOT_RUNNING
+            alloc.job[job].count = 0
+    return selected
+
+
+@inner
+def _empty(alloc: Allocation, nodes: Array, order: Any, n: int) -> None:
+    """Nobody runs."""
+    clear(alloc, nodes)
+    for i in range(n):
+        alloc.job[order[i]].level = NOT_RUNNING
+        alloc.job[order[i]].count = 0
+
+
+@inner
+def _reserved_waits(alloc: Allocation, jobs: Any, selected: Any, count: int) -> bool:
+    """Whether a job that goes first by reservation found no room, though the GPUs are enough by their number."""
+    for i in range(count):
+        job = selected[i]
+        if jobs[job].rank != RESERVED_PRIORITY:
+            return False
+        if alloc.job[job].level == NOT_RUNNING:
+            return True
+    return False
+
+
+@inner
+def _walk(
+    order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
+    scratch: Scratch,
+) -> int:  # fmt: skip
+    """Place in order who does not run yet; returns how many run."""
+    scratch.failed[:] = False
+    running = 0
+    for i in range(n):
+        job = order[i]
+        typ = jobs[job].type
+        if alloc.job[job].level != NOT_RUNNING:
+            if choice.allotment == A_TUNE:
+                relevel(alloc, demand, nodes, job, typ, IDEAL)
+            elif choice.allotment == A_OPTIMAL:
+                relevel(alloc, demand, nodes, job, typ, jobs[job].wanted)
+            jobs[job].reason = 0
+            running += 1
+            continue
+        why = _enough_gpus(alloc, demand, typ)
+        if why != 0:
+            jobs[job].reason = why
+            continue
+        if scratch.failed[typ]:
+            jobs[job].reason = NO_CPU_OR_MEMORY
+            continue
+        if allot(
+            alloc, demand, nodes, jobs, choice.allotment, choice.placement, job, scratch.servers, scratch.shares
+        ):  # fmt: skip
+            jobs[job].reason = 0
+            running += 1
+        else:
+            jobs[job].reason = GPUS_FULL if alloc.used[1] == 0 else NO_CPU_OR_MEMORY
+            scratch.failed[typ] = True
+    return running
+
+
+@inner
+def decide(
+    order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
+    scratch: Scratch,
+) -> int:  # fmt: skip
+    """Place order[:n] anew; returns how many run.
+
+    Reads the last allocation only if the choice is sticky. Afterwards alloc.job[job].level tells who runs and
+    jobs[job].reason why a job does not. `jobs[job].wanted`: level chosen by the optimal allotment.
+    """
+    if choice.sticky:
+        selected = _keep_running(alloc, demand, nodes, jobs, order, n, scratch)
+        running = _walk(order, n, jobs, alloc, demand, nodes, choice, scratch)
+        # those who keep their GPUs may sit on the only ones that a reserved job can use, for ever
+        if not _reserved_waits(alloc, jobs, scratch.selected, selected):
+            return running
+    _empty(alloc, nodes, order, n)
+    return int(_walk(order, n, jobs, alloc, demand, nodes, choice, scratch))
+
+
+# The same two steps for callers in Python: between them a caller may set what the optimal allotment wants.
+
+
+@bare
+def order_at(
+    code: int, now: float, order: Any, n: int, jobs: Array, demand: Demand, context: Context, scratch: Any
+) -> None:
+    """`ordering.order_jobs`, callable from Python."""
+    order_jobs(code, now, order, n, jobs, demand, context, scratch)
+
+
+@bare
+def decide_ordered(
+    order: Any, n: int, jobs: Array, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice, scratch: Scratch
+) -> int:
+    """`decide`, callable from Python."""
+    return int(decide(order, n, jobs, alloc, demand, nodes, choice, scratch))

@@ -1,0 +1,177 @@
+"""Decisions of the partition policies: which GPU a job goes to, and whether a GPU's layout should change. All pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.core.mig import Geometry, Layout, Placement
+from cotenant.policy.mig.kernel import harm_of_joining, lattice
+from cotenant.policy.mig.optimizer import OBJECTIVES, Objective, PartitionPlan, best_partition, costs
+
+POLICIES: dict[str, str] = {
+    "whole": "one job per GPU",
+    "static": "one job per instance of a fixed MIG layout (--layout)",
+    "mps": "up to 3 jobs per GPU under MPS, each limited to its part of the SMs",
+    "miso": "MIG layouts chosen from speeds predicted by a measurement under MPS",
+    "miso-perfect": "as miso, with predictions that are exact",
+    "oracle": "MIG layouts chosen from the true speeds, nothing is measured",
+}
+PLACEMENTS = ("least-loaded", "best-fit")
+
+
+@dataclass(frozen=True)
+class PartitionRules:
+    """Parameters of a partition policy; the costs are those of the public controller on A100s.
+
+    `reconfigure_s`: to change instances or to switch MPS on; `profile_s`: the MPS measurement (30 s, or 3 x 10 s);
+    `checkpoint_s`: to save a job before it moves; launch time comes with each job. `horizon_s`: how long a layout is
+    expected to last, over which a move must pay. `profile_after_s`: a job is measured once it has run that long and its
+    GPU gets a newcomer anyway, so short jobs never pay for it; 0 measures every newcomer to a shared GPU.
+    `profile_sole`: measure also a job that is alone. `disturb`: `moved` restarts only jobs whose instance changes,
+    `all` every job on the GPU, as the public controller does. `mps_jobs`: how many share a GPU under policy mps.
+    `overheads=False` makes every cost free.
+    """
+
+    policy: str
+    objective: Objective = "slowdown"
+    placement: str = "best-fit"
+    layout: Layout | None = None
+    reconfigure_s: float = 4.0
+    profile_s: float = 30.0
+    checkpoint_s: float = 0.0
+    horizon_s: float = 300.0
+    profile_after_s: float = 120.0
+    disturb: str = "moved"
+    profile_sole: bool = False
+    mps_jobs: int = 3
+    overheads: bool = True
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise InputError(f"unknown policy {self.policy!r}; there are {', '.join(POLICIES)}", field="policy")
+        if self.placement not in PLACEMENTS:
+            raise InputError(
+                f"unknown placement {self.placement!r}; there are {', '.join(PLACEMENTS)}", field="placement"
+            )
+        if self.objective not in OBJECTIVES:
+            raise InputError(
+                f"unknown objective {self.objective!r}; there are {', '.join(OBJECTIVES)}", field="objective"
+            )
+        if self.disturb not in ("moved", "all"):
+            raise InputError(f"unknown disturb {self.disturb!r}; there are moved, all", field="disturb")
+        if self.policy == "static" and self.layout is None:
+            raise InputError("policy static needs --layout, for example 3,2,2, or --layout best", field="layout")
+        for name in ("reconfigure_s", "profile_s", "checkpoint_s", "horizon_s", "profile_after_s"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"must be a number of at least 0, not {getattr(self, name)}", field=name)
+        if self.horizon_s == 0:
+            raise InputError("must be above 0: a move that has no time to pay never does", field="horizon")
+
+    @property
+    def profiles(self) -> bool:
+        """Whether speeds are measured under MPS before a job gets its slice."""
+        return self.policy in ("miso", "miso-perfect")
+
+    @property
+    def repartitions(self) -> bool:
+        return self.policy in ("miso", "miso-perfect", "oracle")
+
+
+@dataclass(frozen=True)
+class Tenancy:
+    """A GPU as a decision sees it: rows of the speed table of its jobs and where each sits (None: no instance now)."""
+
+    jobs: tuple[int, ...]
+    placements: tuple[Placement | None, ...]
+
+
+def replan(
+    geo: Geometry, rules: PartitionRules, speeds: np.ndarray, gpu: Tenancy, downtime_s: np.ndarray
+) -> PartitionPlan | None:
+    """Best layout for a GPU's jobs given where they sit; a move must pay its downtime within the horizon.
+
+    speeds: (all jobs, kinds) as the policy believes them; downtime_s: (all jobs,). None: they do not fit together.
+    """
+    rows = list(gpu.jobs)
+    if rules.disturb == "all" and rules.overheads:
+        return _all_or_nothing(geo, rules, speeds[rows], gpu, downtime_s[rows])
+    return best_partition(
+        geo, speeds[rows], rules.objective, gpu.placements, downtime_s[rows] if rules.overheads else None,
+        rules.horizon_s,
+    )
+
+
+def _all_or_nothing(
+    geo: Geometry, rules: PartitionRules, speeds: np.ndarray, gpu: Tenancy, downtime_s: np.ndarray
+) -> PartitionPlan | None:
+    """Under `disturb=all` any change restarts everyone, so the free optimum competes with changing nothing."""
+    free = best_partition(geo, speeds, rules.objective, gpu.placements)
+    if free is None or any(p is None for p in gpu.placements):
+        return free
+    now = np.array([speeds[j, geo.kinds.index(p.kind)] for j, p in enumerate(gpu.placements) if p is not None])
+    new = np.array([speeds[j, geo.kinds.index(p.kind)] for j, p in enumerate(free.placements)])
+    new = new * (1 - np.minimum(downtime_s / max(rules.horizon_s, 1e-9), 0.999))
+    if costs(new, rules.objective).sum() < costs(now, rules.objective).sum() - 1e-9:
+        return free
+    placements = tuple(p for p in gpu.placements if p is not None)
+    return PartitionPlan(placements, free.objective, free.cost, ())
+
+
+def cost_table(geo: Geometry, rules: PartitionRules, speeds: np.ndarray) -> np.ndarray:
+    """Cost of each job on each instance, (jobs, placements), to be kept up to date by whoever learns new speeds."""
+    return np.ascontiguousarray(costs(speeds, rules.objective)[:, lattice(geo).kind])
+
+
+def fit_mask(speeds: np.ndarray) -> list[int]:
+    """Per job the kinds it may run on as a bit mask: (jobs, kinds) -> n integers."""
+    return [int(m) for m in ((speeds > 0) * (1 << np.arange(speeds.shape[1]))).sum(axis=1)]
+
+
+def warm_up(geo: Geometry) -> None:
+    """Compile (or load) what decisions need, so that a timed run does not."""
+    lat = lattice(geo)
+    one, none = np.ones((1, len(lat.placements))), np.zeros(1, np.int32)
+    best_partition(geo, np.ones((1, len(geo.kinds))), "slowdown", geo.whole, 1.0, 10.0)
+    harm_of_joining(one, np.zeros((1, geo.compute_slices), np.int32), none, 0, lat.level, lat.parent, lat.place)
+
+
+@cache
+def fit_together(geo: Geometry, masks: tuple[int, ...]) -> bool:
+    """Whether jobs with these masks (sorted) can each have an instance at the same time."""
+    table = np.array([[float(m >> k & 1) for k in range(len(geo.kinds))] for m in masks])
+    return best_partition(geo, table) is not None
+
+
+def admits(geo: Geometry, masks: Sequence[int], gpu: Sequence[int], job: int) -> bool:
+    """Whether a GPU can hold its jobs and one more, each on a slice it may have."""
+    if len(gpu) >= geo.compute_slices:
+        return False
+    return fit_together(geo, tuple(sorted(masks[j] for j in (*gpu, job))))
+
+
+def choose_gpu(
+    geo: Geometry, rules: PartitionRules, cost: np.ndarray, masks: Sequence[int],
+    gpus: Sequence[tuple[int, Sequence[int]]], job: int,
+) -> int | None:
+    """The GPU for a job among `(gpu, its jobs)`, or None when none admits it.
+
+    cost: (all jobs, placements), see `cost_table`; `masks`: `fit_mask` of all jobs.
+
+    least-loaded: fewest jobs, then lowest index. best-fit: the GPU whose objective suffers least.
+    """
+    if not gpus:
+        return None
+    if rules.placement == "least-loaded":
+        fitting = [(len(jobs), index) for index, jobs in gpus if admits(geo, masks, jobs, job)]
+        return min(fitting)[1] if fitting else None
+    lat, width = lattice(geo), geo.compute_slices
+    counts = np.array([len(jobs) for _, jobs in gpus], np.int32)
+    tenants = np.array([(*jobs, *(0,) * (width - len(jobs))) for _, jobs in gpus], np.int32)
+    harm = harm_of_joining(cost, tenants, counts, job, lat.level, lat.parent, lat.place)
+    best = int(np.argmin(np.round(harm, 9)))
+    return gpus[best][0] if np.isfinite(harm[best]) else None

@@ -1,0 +1,1 @@
+"""Policies for inference services: plans of GPU pieces, batch dispatch, autoscaling."""

@@ -1,0 +1,184 @@
+"""The dispatcher: requests and finished batches in, instructions out. It owns no clock and does no I/O.
+
+The same compiled core (dispatch_kernel) runs inside the simulator's loop and behind this object in a server.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.core.serving import Gpulet, Service, ServingPlan
+from cotenant.policy.serving import dispatch_kernel as kernel
+from cotenant.policy.serving.packing.check import worst_pressure
+from cotenant.profiles.serving.latency import ServingProfile
+
+MAX_RING = 1 << 20
+
+
+@dataclass(frozen=True)
+class Start:
+    """Run requests first..first+count-1 of a service as one batch on a gpulet; it should take `expected_ms`."""
+
+    gpulet: int
+    service: str
+    first: int
+    count: int
+    expected_ms: float
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Answer a request as dropped: `late` (it could not be answered in time) or `full` (its queue was full)."""
+
+    service: str
+    request: int
+    reason: str
+
+
+Instruction = Start | Drop
+
+
+def neighbours(plan: ServingPlan, let: Gpulet) -> list[Gpulet]:
+    """The other gpulets of a gpulet's GPU."""
+    return [x for x in plan.gpulets if x.gpu == let.gpu and x is not let]
+
+
+def planned_pressure(profile: ServingProfile, others: Sequence[Gpulet]) -> float | None:
+    """Pressure that the planned batches of the neighbours can put on a gpulet; None without neighbours."""
+    return sum(max(0.0, worst_pressure(profile, x)) for x in others) if others else None
+
+
+def build_desk(
+    plan: ServingPlan, services: Sequence[Service], profiles: Mapping[str, ServingProfile], hold: float = 0.0
+) -> kernel.Desk:
+    """The compiled state for a plan. `profiles` by GPU model; `hold`: part of a gpulet's duty cycle for which a batch
+    that is not full is held back (0: an idle gpulet starts at once)."""
+    index = {s.name: i for i, s in enumerate(services)}
+    pairs = [(i, let, seat) for i, let in enumerate(plan.gpulets) for seat in let.seats]
+    unknown = next((seat.service for _, _, seat in pairs if seat.service not in index), None)
+    if unknown is not None:
+        raise InputError(f"the plan serves {unknown!r}, which is not among the services", field="plan")
+    for let in plan.gpulets:
+        if let.gpu_model not in profiles:
+            raise InputError(f"the plan is for a {let.gpu_model}; there are {', '.join(profiles)}", field="plan")
+    top = max((seat.batch for _, _, seat in pairs), default=1)
+    seats, lets = np.zeros(len(pairs), kernel.SEAT), np.zeros(len(plan.gpulets), kernel.LET)
+    exec_ms = np.full((len(pairs), top + 1), np.inf)
+    by_gpu: dict[int, list[Gpulet]] = {}
+    for let in plan.gpulets:
+        by_gpu.setdefault(let.gpu, []).append(let)
+    for k, (i, let, seat) in enumerate(pairs):
+        profile = profiles[let.gpu_model]
+        pressure = planned_pressure(profile, [x for x in by_gpu[let.gpu] if x is not let])
+        seats[k] = (index[seat.service], i, seat.batch, hold * let.duty_ms)
+        for b in range(1, seat.batch + 1):
+            exec_ms[k, b] = profile.effective_ms(seat.model, b, let.partition, pressure)
+    first = 0
+    for i, let in enumerate(plan.gpulets):
+        lets[i]["first"], lets[i]["count"], lets[i]["gpu"] = first, len(let.seats), let.gpu
+        lets[i]["turn"], lets[i]["due"] = len(let.seats) - 1, np.inf
+        first += len(let.seats)
+    queues = np.zeros(len(services), kernel.QUEUE)
+    size = 1 << max(1, math.ceil(math.log2(max(s.max_queue for s in services) + 1)))
+    if size > MAX_RING:
+        raise InputError(f"a queue of more than {MAX_RING - 1} requests", field="max_queue")
+    seats_of: list[int] = []
+    for s, service in enumerate(services):
+        mine = sorted(np.nonzero(seats["svc"] == s)[0].tolist(), key=lambda k: (exec_ms[k, 1], k))
+        queues[s] = (0, 0, service.max_queue, len(seats_of), len(mine))
+        seats_of += mine
+    return kernel.Desk(
+        seats, lets, queues, np.zeros((len(services), size), kernel.WAIT), np.array(seats_of, np.int64), exec_ms,
+        np.zeros(size * len(services), kernel.DROP), np.zeros(1, np.int64),
+    )  # fmt: skip
+
+
+class Dispatcher:
+    """State machine over a plan: `request`, `done` and `wake` each return the instructions that follow.
+
+    Request numbers count from 0 within each service. `next_wake_ms` is when `wake` is due if nothing else happens
+    (inf: never). Times are milliseconds on the caller's clock and must not run backwards.
+    """
+
+    def __init__(
+        self, plan: ServingPlan, services: Sequence[Service], profiles: Mapping[str, ServingProfile], hold: float = 0.0
+    ) -> None:
+        self.plan = plan
+        self.services = list(services)
+        self._index = {s.name: i for i, s in enumerate(services)}
+        self.desk = build_desk(plan, services, profiles, hold)
+
+    def request(self, service: str, now_ms: float, deadline_ms: float | None = None) -> tuple[int, list[Instruction]]:
+        """A request arrives: its number, and what to do now. `deadline_ms` is absolute; default now + SLO, none for
+        best-effort services."""
+        s = self._index[service]
+        own = self.services[s]
+        if deadline_ms is None:
+            deadline_ms = now_ms + own.slo_ms if own.latency_sensitive else math.inf
+        number = int(kernel.offer(self.desk, s, now_ms, deadline_ms, -1))
+        if number < 0:
+            return -1, [Drop(service, -1, "full")]
+        i = int(kernel.idle_let(self.desk, s))
+        return number, self._start(i, now_ms) if i >= 0 else []
+
+    def done(self, gpulet: int, now_ms: float) -> list[Instruction]:
+        """The batch on a gpulet has finished (or failed)."""
+        kernel.finish(self.desk, gpulet)
+        return self._start(gpulet, now_ms)
+
+    def wake(self, now_ms: float) -> list[Instruction]:
+        """Look again at gpulets whose held batches are due."""
+        due = np.nonzero((self.desk.lets["due"] <= now_ms) & (self.desk.lets["busy"] == 0))[0]
+        return [x for i in due.tolist() for x in self._start(i, now_ms)]
+
+    def expire(self, now_ms: float) -> list[Instruction]:
+        """Drop requests at the heads of queues whose deadline has passed. A gpulet drops what is late when it takes its
+        next batch; this is for queues that no gpulet looks at for long."""
+        for s in range(len(self.services)):
+            kernel.expire(self.desk, s, now_ms)
+        return self._dropped()
+
+    def hold(self, gpulet: int) -> None:
+        """Take a gpulet out of service until `done` is called for it: its worker is not there."""
+        self.desk.lets[gpulet]["busy"] = 1
+
+    def clear(self, service: str) -> None:
+        """Forget all requests that wait for a service."""
+        queue = self.desk.queues[self._index[service]]
+        queue["head"] = queue["tail"]
+
+    def queue(self, service: str, now_ms: float, deadline_ms: float) -> int:
+        """A request arrives that starts nothing by itself: its number, -1 when the queue is full."""
+        return int(kernel.offer(self.desk, self._index[service], now_ms, deadline_ms, -1))
+
+    @property
+    def next_wake_ms(self) -> float:
+        idle = self.desk.lets["busy"] == 0
+        return float(self.desk.lets["due"][idle].min()) if idle.any() else math.inf
+
+    def waiting(self, service: str) -> int:
+        """Requests in a service's queue."""
+        queue = self.desk.queues[self._index[service]]
+        return int(queue["tail"] - queue["head"])
+
+    def _dropped(self) -> list[Instruction]:
+        out: list[Instruction] = []
+        for row in self.desk.drops[: self.desk.ndrops[0]]:
+            out.append(Drop(self.services[row["svc"]].name, int(row["seq"]), "late"))
+        self.desk.ndrops[0] = 0
+        return out
+
+    def _start(self, i: int, now_ms: float) -> list[Instruction]:
+        count = int(kernel.start(self.desk, i, now_ms))
+        out = self._dropped()
+        if count > 0:
+            let = self.desk.lets[i]
+            k = int(let["seat"])
+            service = self.services[self.desk.seats[k]["svc"]].name
+            out.append(Start(i, service, int(let["seq"]), count, float(self.desk.exec_ms[k, count])))
+        return out

@@ -1,0 +1,144 @@
+"""Compiled steps after a search: more headroom, and packings that keep what an older plan had."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cotenant.policy.compiled import bare, inner, jit
+from cotenant.policy.serving.packing.kernel import (
+    NOWHERE,
+    SLOT0,
+    SLOT1,
+    SLOT2,
+    State,
+    Tables,
+    batch_ms,
+    copy_gpu,
+    most,
+    room,
+    settle,
+)
+
+STEPS = np.int64(7)  # bisections of a rate: 1 % of it
+
+
+@bare
+def widen(T: Tables, A: State, B: State, factors: np.ndarray) -> None:
+    """Give each GPU the batches of its rates times the largest factor that still settles, then each of its gpulets as
+    much more as its neighbours allow: headroom for bursts. The assigned rates stay what they are."""
+    for g in range(A.shape[0]):
+        copy_gpu(A, g, B, SLOT0)
+        if not room(T, A, g):
+            continue
+        for i in range(factors.shape[0]):
+            scale_gpu(A, B, g, NOWHERE, factors[i])
+            if settle(T, A, g, 1.0):
+                break
+        copy_gpu(A, g, B, SLOT1)
+        for j in range(A.shape[1]):
+            for i in range(factors.shape[0]):
+                scale_gpu(A, B, g, j, factors[i])
+                if A[g, j].count > 0 and factors[i] > 1.0 and settle(T, A, g, 1.0):
+                    copy_gpu(A, g, B, SLOT1)
+                    break
+                copy_gpu(B, SLOT1, A, g)
+        scale_gpu(A, B, g, NOWHERE, 1.0)
+
+
+@bare
+def grow(T: Tables, A: State, B: State, order: np.ndarray, left: np.ndarray) -> None:
+    """Make gpulets of services that found no place for all of their rate larger where that serves more of it. The
+    search prefers sizes that buy most for their part of a GPU, no use where nothing else fits beside them."""
+    for i in range(order.shape[0]):
+        s = order[i]
+        for g in range(A.shape[0]):
+            for j in range(A.shape[1]):
+                if left[s] > 0.0 and has_seat(A, g, j, s):
+                    grow_let(T, A, B, g, j, s, left)
+
+
+@inner
+def has_seat(A: State, g: int, j: int, s: int) -> bool:
+    """Whether service s is on gpulet j of GPU g."""
+    for k in range(A[g, j].count):  # noqa: SIM110 - a generator does not compile
+        if A[g, j].svc[k] == s:
+            return True
+    return False
+
+
+@inner
+def grow_let(T: Tables, A: State, B: State, g: int, j: int, s: int, left: np.ndarray) -> None:
+    """Try the larger partitions for gpulet j in turn; each that serves more of service s is kept."""
+    t = T.gpu_type[g]
+    for p in range(T.size.shape[1]):
+        larger = T.size[t, p].frac > T.size[t, A[g, j].part].frac
+        if left[s] <= 0.0 or not larger or not T.size[t, p].allowed or T.cap[t, s, p] <= 0.0:
+            continue
+        copy_gpu(A, g, B, SLOT2)
+        A[g, j].part = p
+        q = 0.0
+        if settle(T, A, g, 1.0):
+            q = most(T, A, B, g, j, p, s, min(left[s], T.cap[t, s, p]), STEPS)
+        if q > 0.0:
+            left[s] -= q
+        else:
+            copy_gpu(B, SLOT2, A, g)
+
+
+@inner
+def scale_gpu(A: State, B: State, g: int, only: int, factor: float) -> None:
+    """Set rates to `factor` times those in B[0] (all gpulets), or times their own (gpulet `only`)."""
+    for j in range(A.shape[1]):
+        for k in range(A[g, j].count):
+            if only < 0:
+                A[g, j].rate[k] = B[0, j].rate[k] * factor
+            elif j == only:
+                A[g, j].rate[k] *= factor
+
+
+@bare
+def settle_all(T: Tables, A: State) -> bool:
+    """Settle every GPU at its rates; False when one does not."""
+    for g in range(A.shape[0]):  # noqa: SIM110 - a generator does not compile
+        if not settle(T, A, g, 1.0):
+            return False
+    return True
+
+
+@bare
+def shrink_to_fit(T: Tables, A: State, B: State) -> bool:
+    """Lower the rates of GPUs that do not settle, all seats of one by a common factor, until each does."""
+    for g in range(A.shape[0]):
+        if settle(T, A, g, 1.0):
+            continue
+        low, high = 0.0, 1.0
+        copy_gpu(A, g, B, SLOT0)
+        for _ in range(12):
+            mid = 0.5 * (low + high)
+            copy_gpu(B, SLOT0, A, g)
+            for j in range(A.shape[1]):
+                for k in range(A[g, j].count):
+                    A[g, j].rate[k] *= mid
+            if settle(T, A, g, 1.0):
+                low = mid
+                copy_gpu(A, g, B, SLOT1)
+            else:
+                high = mid
+        if low == 0.0:
+            return False
+        copy_gpu(B, SLOT1, A, g)
+    return True
+
+
+@jit
+def pattern_caps(T: Tables, g: int, parts: np.ndarray, services: np.ndarray, batches: np.ndarray) -> np.ndarray:
+    """Requests/s of each gpulet of a pattern of one or two gpulets on GPU g."""
+    t = T.gpu_type[g]
+    out = np.zeros(parts.shape[0])
+    for j in range(parts.shape[0]):
+        x = -1.0
+        if parts.shape[0] == 2:
+            i = 1 - j
+            x = T.cell[t, T.svc[services[i]].model, batches[i]].other * T.size[t, parts[i]].frac
+        out[j] = batches[j] * 1000.0 / batch_ms(T, t, T.svc[services[j]].model, parts[j], batches[j], x)
+    return out

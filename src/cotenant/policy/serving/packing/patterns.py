@@ -1,0 +1,101 @@
+"""GPU patterns: ways to cut one GPU among single-model gpulets, and what they prove.
+
+A pattern gives each service a capacity. A gpulet shared by several models gives capacities `b_i / sum(e)`; for any
+prices pi, `sum(pi_i b_i) / sum(e_i)` is a mediant and never above the best `pi_i b_i / e_i` of one of its models alone,
+and that model alone keeps its SLO and presses no harder on the neighbours. So patterns of single-model gpulets attain
+the best value for all prices, and for every `pi >= 0` and n GPUs
+
+    sum(pi_s rate_s) <= n * max over patterns of sum(pi_s capacity_s)
+
+holds for every plan, shared gpulets included. With the best prices this is the dual of the pattern LP.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+from cotenant.policy.serving.packing.kernel import Tables
+
+Pattern = tuple[tuple[int, int, int], ...]  # (partition, service, batch) per gpulet
+
+
+class Options:
+    """Single-model options of one partition of one GPU type: all (service, batch) that keep their SLO alone."""
+
+    def __init__(self, T: Tables, t: int, p: int) -> None:
+        m = T.svc["model"]
+        batches = np.arange(T.cell.shape[2])
+        lat = T.lat[t, m, p]  # (S, B+1)
+        alone = (lat + T.cell["over"][t, m]) * T.gpu["margin"][t]
+        ok = (2.0 * alone <= T.svc["slo"][:, None]) & (batches > 0) & np.isfinite(alone)
+        self.service, self.batch = np.nonzero(ok)
+        at = (self.service, self.batch)
+        self.lat, self.over = lat[at], T.cell["over"][t, m][at]
+        self.own = T.cell["own"][t, m][at] * T.size["frac"][t, p]
+        self.press = T.cell["other"][t, m][at] * T.size["frac"][t, p]
+        self.margin, self.slo = T.gpu["margin"][t], T.svc["slo"][self.service]
+        self.alpha0 = T.gpu["alpha0"][t]
+        self.alone_rps = self.batch * 1000.0 / alone[at]
+
+    def beside(self, press: np.ndarray) -> np.ndarray:
+        """(options, len(press)) requests/s beside neighbours of these pressures; 0 where the SLO breaks."""
+        alpha = np.maximum(1.0, self.alpha0 + self.own[:, None] + press[None, :])
+        ms = (self.lat[:, None] * alpha + self.over[:, None]) * self.margin
+        rps = self.batch[:, None] * 1000.0 / ms
+        return np.where(2.0 * ms <= self.slo[:, None], rps, 0.0)
+
+
+def pareto(points: np.ndarray) -> np.ndarray:
+    """Indices of the points of an (n, 2) array that no other point dominates."""
+    order = np.lexsort((-points[:, 1], -points[:, 0]))
+    best = np.maximum.accumulate(np.concatenate(([-np.inf], points[order, 1]))[:-1])
+    return order[points[order, 1] > best]
+
+
+def patterns(T: Tables, t: int) -> tuple[np.ndarray, list[Pattern]]:
+    """(patterns, S) capacities of one GPU of type t, undominated within each pair of services, and what each holds:
+    (partition, service, batch) per gpulet. Two gpulets at most."""
+    S = len(T.svc["slo"])
+    rows: list[np.ndarray] = []
+    what: list[Pattern] = []
+    parts = [p for p in range(T.size["frac"].shape[1]) if T.size["allowed"][t, p]]
+    options = {p: Options(T, t, p) for p in parts}
+    for p in parts:
+        o = options[p]
+        for s in range(S):
+            mine = np.nonzero(o.service == s)[0]
+            if mine.size:
+                i = mine[np.argmax(o.alone_rps[mine])]
+                rows.append(np.eye(S)[s] * o.alone_rps[i])
+                what.append(((p, s, int(o.batch[i])),))
+    if T.gpu["lets"][t] < 2:
+        return np.array(rows).reshape(-1, S), what
+    for p, q in product(parts, parts):
+        fits = T.size["frac"][t, p] + T.size["frac"][t, q] <= 1 + 1e-9 and (
+            T.gpu["gpu_slots"][t] == 0 or T.size["slots"][t, p] + T.size["slots"][t, q] <= T.gpu["gpu_slots"][t]
+        )
+        if p > q or not fits:
+            continue
+        a, b = options[p], options[q]
+        rate_a, rate_b = a.beside(b.press), b.beside(a.press).T  # both (options of p, options of q)
+        for sa, sb in product(range(S), range(S)):
+            ia, ib = np.nonzero(a.service == sa)[0], np.nonzero(b.service == sb)[0]
+            if not ia.size or not ib.size:
+                continue
+            grid = np.ix_(ia, ib)
+            points = np.stack([rate_a[grid].ravel(), rate_b[grid].ravel()], axis=1)
+            points[(points <= 0).any(axis=1)] = 0.0
+            if sa == sb:
+                points = np.stack([points.sum(axis=1), np.zeros(len(points))], axis=1)
+            for i in pareto(points):
+                if points[i, 0] <= 0:
+                    continue
+                row = np.zeros(S)
+                row[sa] += points[i, 0]
+                row[sb] += points[i, 1]
+                rows.append(row)
+                x, y = divmod(int(i), len(ib))
+                what.append(((p, sa, int(a.batch[ia[x]])), (q, sb, int(b.batch[ib[y]]))))
+    return np.array(rows).reshape(-1, S), what

@@ -1,0 +1,355 @@
+"""The serving planners: services and GPUs in, a plan out. Pure: no clock, no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.core.serving import Gpulet, LeftOut, Seat, Service, ServingPlan
+from cotenant.policy.serving.packing import adjust, cover, search
+from cotenant.policy.serving.packing.check import problems
+from cotenant.policy.serving.packing.exact import Proof, prove
+from cotenant.policy.serving.packing.kernel import State
+from cotenant.policy.serving.packing.prices import CoverTable, cover_table
+from cotenant.policy.serving.packing.specs import KEPT_APART, Spec
+from cotenant.policy.serving.packing.tables import Gpus, build_tables, new_state
+
+SEED = 0x9E3779B97F4A7C15
+SMALL = 64  # services or GPUs up to which feasibility is searched for; above, plans are built in one pass
+COVERED = 12  # services up to which patterns are enumerated
+LOOKS = 400  # places tried for one service, the latest opened GPUs first
+GRID = math.log(1.01)  # feasibility is decided at rates rounded up to a geometric grid, see _covers
+TRIES, QUICK_TRIES, EXACT_TRIES = 600, 150, 60_000
+WIDEN = np.array([3.0, 2.0, 1.5, 1.3, 1.2, 1.1, 1.05, 1.02, 1.0])
+GUARDS = (1.1, 1.25, 1.4)  # what a planner that sees no interference allows for it
+SPARE = 1 + 3e-6  # rates are met with this to spare, so that rounding never leaves one short
+
+
+class Packer:
+    """One planner for a fixed set of services (models, SLOs) and GPUs; asked again and again with other rates.
+
+    Building it computes the tables, which is the slow part; `plan` then decides. A claimed plan has passed
+    `check.problems` under the profile's own interference, whatever the planner itself saw.
+    """
+
+    def __init__(
+        self, spec: Spec, gpus: Gpus, services: Sequence[Service], *, time_limit_s: float = 5.0
+    ) -> None:
+        """`time_limit_s` is the exact planner's, for one decision of its solver."""
+        if not services:
+            raise InputError("there are no services to plan")
+        if len(gpus) == 0:
+            raise InputError("there are no GPUs to plan for")
+        names = set()
+        for s in services:
+            if s.name in names:
+                raise InputError(f"service {s.name} is there twice", field="services")
+            names.add(s.name)
+        self.spec, self.gpus, self.services, self.time_limit_s = spec, gpus, list(services), time_limit_s
+        self.tables = build_tables(gpus, services, spec.rules)
+        self.lets = int(self.tables.gpu["lets"].max())
+        for s, cap in zip(services, self.tables.cap.max(axis=(0, 2)), strict=True):
+            if cap <= 0:
+                raise InputError(_too_slow(s, gpus, spec), field="slo_ms")
+        self._scratch = new_state(3, self.lets)
+        self._states = [new_state(len(gpus), self.lets) for _ in range(3)]
+        self._rng = np.zeros(1, np.uint64)
+        self._counts = np.bincount(np.array(gpus.types), minlength=len(gpus.profiles))
+
+    @property
+    def small(self) -> bool:
+        """Whether the problem is searched rather than built in one pass."""
+        return len(self.services) <= SMALL and len(self.gpus) <= SMALL
+
+    @cached_property
+    def table(self) -> CoverTable | None:
+        """Patterns and prices; None where patterns of two gpulets do not tell all, or there are too many."""
+        enough = self.spec.cover and self.lets <= 2 and len(self.services) <= COVERED
+        return cover_table(self.tables) if enough else None
+
+    def plan(self, rates_rps: Sequence[float] | None = None, start: ServingPlan | None = None) -> ServingPlan:
+        """The plan for these rates (default: the services' own). `start`: a plan whose gpulets are kept where they
+        can be; the fewest services move (see replan.moves)."""
+        services = self.services
+        if rates_rps is not None:
+            services = [replace(s, rate_rps=float(r)) for s, r in zip(services, rates_rps, strict=True)]
+        plan = self._decide(services, start)
+        mixing = None if plan.feasible or plan.proven_infeasible else self._mixing
+        if mixing is not None and mixing.plan([s.rate_rps for s in services]).feasible:
+            return replace(plan, notes=(*plan.notes, KEPT_APART))
+        return plan
+
+    def _decide(self, services: Sequence[Service], start: ServingPlan | None) -> ServingPlan:
+        rates = np.array([s.rate_rps for s in services])
+        left = np.zeros(len(rates))
+        state = self._kept(rates, start) if start is not None else None
+        proof = None
+        if state is None:
+            state = self._feasible(rates)
+        if state is None and self.spec.exact and self.table is not None:
+            proof = prove(self.table, rates, self._counts, self.time_limit_s, SPARE)
+            best = self._states[2]
+            if proof.chosen is not None and self._take(proof.chosen, rates * SPARE, best):
+                state = best
+        if state is None:
+            state = self._best_effort(rates, services, left)
+        plan = self._extract(state, services, left)
+        if proof is not None and not plan.feasible:
+            plan = _with_proof(plan, proof)
+        if plan.feasible and not self.spec.rules.interference:
+            return self._guarded(plan, rates, services)
+        return plan
+
+    def bound(self, rates: np.ndarray) -> float:
+        """A common factor on the rates that no plan on these GPUs exceeds; below 1, the rates are infeasible."""
+        fluid = len(self.gpus) / float((rates * self.tables.svc["cost"]).sum())
+        if self.table is None:
+            return fluid
+        return min(fluid, float(cover.bound_of(self.table.prices, self.table.worth, rates, self._counts)[0]))
+
+    def _feasible(self, rates: np.ndarray) -> State | None:
+        """A packing of all rates, or None."""
+        A, C, best = self._states
+        left = np.zeros(len(rates))
+        self._rng[0] = SEED
+        if self.spec.climb == 0 or not self.small:
+            return A if search.build(self.tables, A, self._scratch, rates, LOOKS, 1, self._rng, left) else None
+        need = float(rates.max())
+        direction = rates / need
+        bound = self.bound(direction)
+        if bound < need:
+            return None
+        if self._covers(direction, need, bound, best):
+            pass
+        elif self._climb_pays(len(rates)):
+            climbed = search.climb(
+                self.tables, A, self._scratch, C, best, direction, need, bound, self.spec.climb, LOOKS, self._rng
+            )
+            if climbed < need:
+                return None
+        else:
+            return None
+        lean = search.build(self.tables, A, self._scratch, rates, LOOKS, 1, self._rng, left)
+        return A if lean and _used(A) <= _used(best) else best
+
+    def _climb_pays(self, services: int) -> bool:
+        """Climbing can add to an exact cover only by letting models share a gpulet."""
+        return self.table is None or (self.spec.rules.seats > 1 and services > 1)
+
+    def _covers(self, direction: np.ndarray, need: float, bound: float, out: State) -> bool:
+        """Exact cover at the rates rounded up to the grid. Where the search gives up, larger rates on the grid are
+        tried until one is covered or proven not to be: so what is covered is covered for every smaller rate too. The
+        exact planner looks at the very rates, longer, and leaves the rest to its solver."""
+        table = self.table
+        if table is None or len(direction) > 2 * len(self.gpus):
+            return False
+        chosen = np.full(len(self.gpus), -1, np.int64)
+        k = math.ceil(math.log(need) / GRID - 1e-9)
+        size = need if self.spec.exact else math.exp(k * GRID)
+        while size <= bound:
+            # effort depends on the place in the grid only, never on the rates asked for
+            tries = EXACT_TRIES if self.spec.exact else TRIES if k % 3 == 0 else QUICK_TRIES
+            answer = cover.cover(
+                table.caps, table.kind, table.group, table.limits, table.prices, table.worth, table.solo, table.frac,
+                table.cost, direction * (size * SPARE), self._counts, chosen, tries,
+            )  # fmt: skip
+            if answer == cover.FOUND and self._take(chosen, direction * need * SPARE, out):
+                return True
+            if answer == cover.NONE or self.spec.exact:
+                return False
+            k += 1
+            size = math.exp(k * GRID)
+        return False
+
+    def _take(self, chosen: np.ndarray, rates: np.ndarray, out: State) -> bool:
+        """Write chosen patterns into a state, each service's rate to its gpulets in turn; False when memory forbids."""
+        table = self.table
+        assert table is not None
+        search.empty_all(out)
+        rest = rates.copy()
+        free = {t: [g for g, x in enumerate(self.gpus.types) if x == t] for t in range(len(self.gpus.profiles))}
+        for c in chosen[chosen >= 0]:
+            g = free[int(table.kind[c])].pop(0)
+            what = table.what[c]
+            caps = adjust.pattern_caps(self.tables, g, *_pair_arrays(what))
+            for j, (p, s, b) in enumerate(what):
+                rate = min(rest[s], caps[j] * (1 - 1e-7))
+                if rate <= 0:
+                    continue
+                let = out[g, j]
+                let["part"], let["count"], let["svc"][0], let["rate"][0], let["batch"][0] = p, 1, s, rate, b
+                rest[s] = max(0.0, rest[s] - rate)
+        return bool((rest <= rates * 1e-6).all()) and bool(adjust.settle_all(self.tables, out))
+
+    def _best_effort(self, rates: np.ndarray, services: Sequence[Service], left: np.ndarray) -> State:
+        """Whatever fits, by priority, then by least demand; `left` gets what found no place."""
+        A = self._states[0]
+        self._rng[0] = SEED
+        search.empty_all(A)
+        demand = rates * self.tables.svc["cost"]
+        order = np.array(sorted(range(len(rates)), key=lambda s: (-services[s].priority, demand[s])))
+        search.fill(self.tables, A, self._scratch, rates, order, LOOKS, 0.0, self._rng, left)
+        if self.bound(rates) < 1:  # else it could claim what the search, which is monotone, did not
+            adjust.grow(self.tables, A, self._scratch, order, left)
+        return A
+
+    def _kept(self, rates: np.ndarray, start: ServingPlan) -> State | None:
+        """The start plan's gpulets with the new rates: seats are raised or lowered in place, then what is missing is
+        placed; None when that does not serve everybody."""
+        A = self._states[0]
+        self._place_as(A, start, {s.name: float(r) for s, r in zip(self.services, rates, strict=True)})
+        return self._mend(A, rates)
+
+    def _place_as(
+        self, A: State, start: ServingPlan, rates: Mapping[str, float], *, own: float | None = None
+    ) -> None:
+        """Write a plan's gpulets into a state. Seats get their part of the rates, at most as much as each can take, or
+        `own` times what the plan gave them."""
+        index = {s.name: i for i, s in enumerate(self.services)}
+        search.empty_all(A)
+        capacity = start.capacities()
+        for let in start.gpulets:
+            seats = self._together([(index[s.service], s) for s in let.seats if s.service in index])
+            if let.gpu >= len(self.gpus) or not seats:
+                continue
+            j = int(np.argmax(A["part"][let.gpu] < 0))
+            profile = self.gpus.profile_of(let.gpu)
+            A["part"][let.gpu, j] = profile.partitions.index(profile.partition(let.partition))
+            A["count"][let.gpu, j] = len(seats)
+            for k, (i, seat) in enumerate(seats):
+                A["svc"][let.gpu, j, k] = i
+                share = let.capacity_rps(seat) / capacity[seat.service]
+                rate = seat.rate_rps * own if own is not None else rates[seat.service] * min(1.0, share)
+                A["rate"][let.gpu, j, k] = rate
+
+    def _together(self, seats: list[tuple[int, Seat]]) -> list[tuple[int, Seat]]:
+        """Those of a gpulet's (service, seat) that may share one: of two classes the latency-sensitive ones stay."""
+        groups = self.tables.svc["group"]
+        stays = max((groups[i] for i, _ in seats), default=0)
+        return [(i, seat) for i, seat in seats if groups[i] == stays][: self.spec.rules.seats]
+
+    def _mend(self, A: State, rates: np.ndarray) -> State | None:
+        self._rng[0] = SEED
+        if not adjust.shrink_to_fit(self.tables, A, self._scratch):
+            return None
+        left = np.zeros(len(rates))
+        order = np.argsort(-rates * self.tables.svc["cost"], kind="stable")
+        lack = search.fill(self.tables, A, self._scratch, rates, order, LOOKS, 0.0, self._rng, left)
+        return A if lack <= 0 else None
+
+    def _extract(self, state: State, services: Sequence[Service], left: np.ndarray) -> ServingPlan:
+        adjust.widen(self.tables, state, self._scratch, WIDEN)
+        lets = []
+        for g, j in zip(*np.nonzero(state["count"]), strict=True):
+            profile = self.gpus.profile_of(int(g))
+            size = profile.partitions[int(state["part"][g, j])]
+            seats = tuple(
+                Seat(services[s].name, services[s].model, int(state["batch"][g, j, k]), float(state["rate"][g, j, k]))
+                for k, s in enumerate(state["svc"][g, j, : state["count"][g, j]].tolist())
+            )
+            duty = float(state["work"][g, j]) * (1 + 1e-10)
+            lets.append(Gpulet(int(g), profile.gpu, size.label, size.percent, int(j), duty, seats))
+        missing: tuple[LeftOut, ...] = ()
+        factor = None
+        if (left > 0).any():
+            factor = self.bound(np.array([s.rate_rps for s in services]))
+            why = self._reason(factor)
+            missing = tuple(LeftOut(s.name, float(left[i]), why) for i, s in enumerate(services) if left[i] > 0)
+        return ServingPlan(
+            self.spec.name, len(self.gpus), tuple(lets), missing,
+            proven_infeasible=factor is not None and factor < 1, bound=factor,
+            rates_rps={s.name: s.rate_rps for s in services},
+        )  # fmt: skip
+
+    def _reason(self, factor: float) -> str:
+        if factor < 1:
+            return (
+                f"the GPUs can serve at most {factor:.1%} of these rates: "
+                f"about {math.ceil(len(self.gpus) / factor - 1e-9)} such GPUs are needed and there are {len(self.gpus)}"
+            )
+        return "no free gpulet keeps its SLO, its neighbours' SLOs and the GPU's memory"
+
+    @cached_property
+    def _mixing(self) -> Packer | None:
+        """The same planner without the rule that keeps classes apart; None where that rule changes nothing."""
+        rules = self.spec.rules
+        if not rules.apart or rules.seats == 1 or len(set(self.tables.svc["group"].tolist())) == 1:
+            return None
+        spec = replace(self.spec, rules=replace(rules, apart=False))
+        return Packer(spec, self.gpus, self.services, time_limit_s=self.time_limit_s)
+
+    @cached_property
+    def _seeing(self) -> Packer:
+        """The same planner with open eyes, to set the batches of a blind plan."""
+        spec = replace(self.spec, rules=replace(self.spec.rules, interference=True), cover=False, climb=0)
+        return Packer(spec, self.gpus, self.services)
+
+    def _guarded(self, plan: ServingPlan, rates: np.ndarray, services: Sequence[Service]) -> ServingPlan:
+        """A blind plan that holds under interference: for the rates, else for somewhat more than them."""
+        judged = self._judge(plan, services, 1.0)
+        for guard in GUARDS:
+            wider = None if judged.feasible else self._feasible(rates * guard)
+            if wider is None:
+                break
+            again = self._judge(self._extract(wider, services, np.zeros(len(rates))), services, guard)
+            judged = again if again.feasible else judged
+        return judged
+
+    def _judge(self, plan: ServingPlan, services: Sequence[Service], guard: float) -> ServingPlan:
+        """A planner that sees no interference still claims only what holds under it: as it is, or with the batches set
+        anew on the partitions that it chose. `guard`: the factor on the rates that its seats were assigned."""
+        wrong = problems(plan, services, self.gpus)
+        if not wrong:
+            return plan
+        eyes = self._seeing
+        state = eyes._states[0]
+        eyes._place_as(state, plan, {}, own=1.0 / guard)
+        if adjust.settle_all(eyes.tables, state):
+            mended = replace(eyes._extract(state, services, np.zeros(len(services))), planner=self.spec.name)
+            if not problems(mended, services, self.gpus):
+                return mended
+        why = "the plan does not hold under interference"
+        return replace(plan, left_out=tuple(LeftOut(s.name, s.rate_rps, why) for s in services), notes=tuple(wrong[:5]))
+
+
+def _pair_arrays(what: tuple[tuple[int, int, int], ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    p, s, b = (np.array(x, np.int64) for x in zip(*what, strict=True))
+    return p, s, b
+
+
+def _with_proof(plan: ServingPlan, proof: Proof) -> ServingPlan:
+    said = {
+        "infeasible": "proven infeasible",
+        "alone-infeasible": "proven: no plan without shared gpulets; none with shared ones was found",
+        "undecided": "undecided: the time limit was reached",
+        "found": "undecided: the plan found does not fit the memory",
+    }[proof.status]
+    note = f"{said}; no plan serves more than {proof.factor:.4f} of the rates"
+    return replace(
+        plan, bound=proof.factor, proven_infeasible=proof.factor < 1 - 1e-9, notes=(*plan.notes, note)
+    )
+
+
+def _used(state: State) -> int:
+    return int((state["count"].sum(axis=1) > 0).sum())
+
+
+def _too_slow(service: Service, gpus: Gpus, spec: Spec) -> str:
+    best = np.inf
+    for profile in gpus.profiles:
+        model = profile.model(service.model)
+        for size in profile.partitions:
+            points = model.latency_ms.get(size.label)
+            if points and (size.fraction > 1 - 1e-9 or not spec.rules.whole_only):
+                best = min(best, profile.effective_ms(service.model, points[0][0], size.label))
+    if not np.isfinite(best):
+        return f"service {service.name}: {service.model} has no latency on any partition that may be used"
+    return (
+        f"service {service.name}: an SLO of {service.slo_ms:g} ms is below {2 * best:.3g} ms, the fastest that "
+        f"{service.model} can promise (twice its shortest batch of {best:.3g} ms)"
+    )

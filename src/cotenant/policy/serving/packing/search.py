@@ -1,0 +1,359 @@
+"""Compiled search of the packing planners: placing one service, building a packing, and climbing in the rate.
+
+`climb` decides feasibility by a walk that depends on the direction of the rates only, not on their size: it raises one
+common factor step by step and stops as soon as the asked size is reached. Feasibility is therefore monotone along a ray
+of rates by construction: what is reached on the way to a high rate was reached for every lower one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from cotenant.policy.compiled import CACHED, bare, inner, jit
+from cotenant.policy.serving.packing.kernel import (
+    INF,
+    NOWHERE,
+    SLOT0,
+    SLOT2,
+    State,
+    Tables,
+    batch_ms,
+    clear_gpu,
+    copy_gpu,
+    most,
+    seat,
+    settle,
+    spare,
+)
+
+# for functions that make arrays, or call ones that do
+counted = njit(cache=CACHED, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+STEPS = np.int64(7)  # bisections of a partial rate: 1 % of it
+COARSE = np.int64(4)  # to choose among places
+JUST = 1.0 - 1e-6  # a gpulet's very capacity would miss by rounding
+GALLOP = np.array([0.4, 0.55, 0.65, 0.72, 0.78, 0.83, 0.87, 0.91, 0.94, 0.97, 1.0])
+ORDERS = 5
+
+
+@inner
+def uniform(rng: np.ndarray) -> float:
+    """Next number in [0, 1) of an xorshift generator whose state is rng[0] (uint64)."""
+    x = rng[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    rng[0] = x
+    return float(x >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@inner
+def free_fraction(T: Tables, A: State, g: int) -> tuple[float, int, int]:
+    """(fraction not given out, number of gpulets, first free slot or -1) of GPU g."""
+    used, lets, slot = 0.0, 0, -1
+    for j in range(A.shape[1]):
+        if A[g, j].part >= 0:
+            used += T.size[T.gpu_type[g], A[g, j].part].frac
+            lets += 1
+        elif slot < 0:
+            slot = j
+    return 1.0 - used, lets, slot
+
+
+@inner
+def consumed(T: Tables, t: int, p: int, lets: int) -> float:
+    """Part of a GPU that a new gpulet takes: of its SMs or of its number of gpulets, whichever is more. A GPU that is
+    in use already comes a little cheaper."""
+    return max(T.size[t, p].frac, 1.0 / T.gpu[t].lets) + (0.02 if lets == 0 else 0.0)
+
+
+@inner
+def can_share(T: Tables, A: State, g: int, j: int, s: int) -> bool:
+    """Whether single requests of everybody would fit in half of the tightest SLO: a cheap test before a real one."""
+    if A[g, j].count == 0 or A[g, j].count >= T.seats or T.svc[A[g, j].svc[0]].group != T.svc[s].group:
+        return False
+    t, p = T.gpu_type[g], A[g, j].part
+    slo, work = T.svc[s].slo, batch_ms(T, t, T.svc[s].model, p, 1, -1.0)
+    for k in range(A[g, j].count):
+        if A[g, j].svc[k] == s:
+            return False
+        slo = min(slo, T.svc[A[g, j].svc[k]].slo)
+        work += batch_ms(T, t, T.svc[A[g, j].svc[k]].model, p, 1, -1.0)
+    return 2.0 * work <= slo
+
+
+@inner
+def raise_seats(T: Tables, A: State, B: State, s: int, r: float) -> float:
+    """Give as much of r as they take to the seats that service s already has; returns what is left."""
+    for g in range(A.shape[0]):
+        for j in range(A.shape[1]):
+            for k in range(A[g, j].count):
+                if A[g, j].svc[k] == s:
+                    q = min(r, spare(T, A, g, j, s))
+                    if q > 1e-3 * r:
+                        r -= most(T, A, B, g, j, A[g, j].part, s, q, STEPS)
+                    break
+    return r
+
+
+@counted
+def whole_fit(
+    T: Tables, A: State, B: State, s: int, r: float, used: int, limit: int, noise: float, rng: np.ndarray
+) -> bool:
+    """Place all of r on the one gpulet that costs least; False and unchanged when none takes it."""
+    best, bg, bj, bp = INF, NOWHERE, NOWHERE, NOWHERE
+    fresh = np.zeros(T.gpu.shape[0], np.bool_)
+    tests = 0
+    for back in range(A.shape[0]):
+        g = used - 1 - back if back < used else back
+        t = T.gpu_type[g]
+        free, lets, slot = free_fraction(T, A, g)
+        if lets == 0:
+            if fresh[t]:
+                continue
+            fresh[t] = True
+        if tests > limit and lets > 0:
+            continue
+        for j in range(A.shape[1]):
+            if lets == 0 or not can_share(T, A, g, j, s) or spare(T, A, g, j, s) < r:
+                continue
+            cost = 0.9 * r * T.svc[s].cost * (1.0 + noise * uniform(rng))
+            if cost < best:
+                copy_gpu(A, g, B, SLOT0)
+                tests += 1
+                if seat(T, A, g, j, A[g, j].part, s, r):
+                    best, bg, bj, bp = cost, g, j, A[g, j].part
+                copy_gpu(B, SLOT0, A, g)
+        if slot < 0 or lets >= T.gpu[t].lets:
+            continue
+        for p in range(T.size.shape[1]):
+            if not T.size[t, p].allowed or T.size[t, p].frac > free + 1e-9 or T.cap[t, s, p] < r:
+                continue
+            cost = consumed(T, t, p, lets) * (1.0 + noise * uniform(rng))
+            if cost < best:
+                copy_gpu(A, g, B, SLOT0)
+                tests += 1
+                if seat(T, A, g, slot, p, s, r):
+                    best, bg, bj, bp = cost, g, slot, p
+                copy_gpu(B, SLOT0, A, g)
+    if bg < 0:
+        return False
+    return seat(T, A, bg, bj, bp, s, r)
+
+
+@counted
+def part_fit(
+    T: Tables, A: State, B: State, s: int, r: float, used: int, limit: int, noise: float, rng: np.ndarray
+) -> float:
+    """Place a part of r where it buys most for the GPU fraction it takes; returns the rate placed, 0 when none."""
+    best, bg, bj, bp = 0.0, NOWHERE, NOWHERE, NOWHERE
+    fresh = np.zeros(T.gpu.shape[0], np.bool_)
+    tests = 0
+    for back in range(A.shape[0]):
+        g = used - 1 - back if back < used else back
+        t = T.gpu_type[g]
+        free, lets, slot = free_fraction(T, A, g)
+        if lets == 0:
+            if fresh[t]:
+                continue
+            fresh[t] = True
+        if tests > limit and lets > 0:
+            continue
+        for j in range(A.shape[1]):
+            value = 0.7 * (1.0 + noise * uniform(rng))
+            if lets > 0 and value > best and can_share(T, A, g, j, s):
+                q = min(r, spare(T, A, g, j, s))
+                if q * T.svc[s].cost < 0.05:
+                    continue  # a crumb is not worth a seat
+                tests += 1
+                copy_gpu(A, g, B, SLOT2)
+                q = most(T, A, B, g, j, A[g, j].part, s, q, COARSE)
+                copy_gpu(B, SLOT2, A, g)
+                if q * T.svc[s].cost >= 0.05:
+                    best, bg, bj, bp = value, g, j, A[g, j].part
+        if slot < 0 or lets >= T.gpu[t].lets:
+            continue
+        for p in range(T.size.shape[1]):
+            if not T.size[t, p].allowed or T.size[t, p].frac > free + 1e-9 or T.cap[t, s, p] <= 0.0:
+                continue
+            take = consumed(T, t, p, lets)
+            if min(r, T.cap[t, s, p]) * T.svc[s].cost / take * (1.0 + noise) <= best:
+                continue
+            tests += 1
+            copy_gpu(A, g, B, SLOT2)
+            q = most(T, A, B, g, slot, p, s, min(r, T.cap[t, s, p] * JUST), COARSE)
+            copy_gpu(B, SLOT2, A, g)
+            value = q * T.svc[s].cost / take * (1.0 + noise * uniform(rng))
+            if value > best:
+                best, bg, bj, bp = value, g, slot, p
+    if bg < 0:
+        return 0.0
+    if A[bg, bj].part >= 0:
+        r = min(r, spare(T, A, bg, bj, s))
+    else:
+        r = min(r, T.cap[T.gpu_type[bg], s, bp] * JUST)
+    return most(T, A, B, bg, bj, bp, s, r, STEPS)
+
+
+@counted
+def place(
+    T: Tables, A: State, B: State, s: int, r: float, whole: float, limit: int, noise: float, rng: np.ndarray
+) -> float:
+    """Place rate r of service s (`whole`: its full rate); returns what found no place."""
+    tiny = 1e-6 * whole
+    r = raise_seats(T, A, B, s, r)
+    used = SLOT0
+    while r > tiny:
+        for g in range(used, A.shape[0]):
+            for j in range(A.shape[1]):
+                if A[g, j].count > 0:
+                    used = g + 1
+        if whole_fit(T, A, B, s, r, used, limit, noise, rng):
+            return 0.0
+        q = part_fit(T, A, B, s, r, used, limit, noise, rng)
+        if q <= tiny:
+            return r
+        r -= q
+    return 0.0
+
+
+@counted
+def held(A: State, services: int) -> np.ndarray:
+    """(S,) requests/s that each service holds in all."""
+    total = np.zeros(services)
+    for g in range(A.shape[0]):
+        for j in range(A.shape[1]):
+            for k in range(A[g, j].count):
+                total[A[g, j].svc[k]] += A[g, j].rate[k]
+    return total
+
+
+@counted
+def order_of(T: Tables, rates: np.ndarray, variant: int, rng: np.ndarray) -> np.ndarray:
+    """Services in the order of one of the variants: by demand, by SLO, by rate x SLO, else demand with noise."""
+    key = np.empty(rates.shape[0])
+    for s in range(rates.shape[0]):
+        demand = rates[s] * T.svc[s].cost
+        if variant == 0:
+            key[s] = -demand
+        elif variant == 1:
+            key[s] = T.svc[s].slo
+        elif variant == 2:
+            key[s] = rates[s] * T.svc[s].slo
+        else:
+            key[s] = -demand * (0.3 + uniform(rng))
+    return np.argsort(key, kind="mergesort")
+
+
+@jit
+def fill(
+    T: Tables, A: State, B: State, rates: np.ndarray, order: np.ndarray, limit: int, noise: float, rng: np.ndarray,
+    left: np.ndarray,
+) -> float:  # fmt: skip
+    """Place what each service still lacks, in order; `left` gets what found no place. Returns its cost in GPUs."""
+    missing = 0.0
+    have = held(A, rates.shape[0])
+    for i in range(order.shape[0]):
+        s = order[i]
+        lack = rates[s] - have[s]
+        left[s] = place(T, A, B, s, lack, rates[s], limit, noise, rng) if lack > 1e-6 * rates[s] else 0.0
+        missing += left[s] * T.svc[s].cost
+    return missing
+
+
+@inner
+def ruin(T: Tables, A: State, rng: np.ndarray, services: int) -> None:
+    """Empty one or two random GPUs, or one GPU and one service everywhere."""
+    n = A.shape[0]
+    dice = uniform(rng)
+    clear_gpu(A, int(uniform(rng) * n))
+    if dice < 0.5:
+        clear_gpu(A, int(uniform(rng) * n))
+    elif dice < 0.75:
+        s = int(uniform(rng) * services)
+        for g in range(n):
+            for j in range(A.shape[1]):
+                drop_seat(A, g, j, s)
+            settle(T, A, g, 1.0)
+
+
+@inner
+def drop_seat(A: State, g: int, j: int, s: int) -> None:
+    """Take service s off a gpulet; an empty gpulet goes."""
+    for k in range(A[g, j].count):
+        if A[g, j].svc[k] == s:
+            last = A[g, j].count - 1
+            A[g, j].svc[k] = A[g, j].svc[last]
+            A[g, j].rate[k] = A[g, j].rate[last]
+            A[g, j].count = last
+            if last == 0:
+                A[g, j].part = -1
+                A[g, j].press = 0.0
+            return
+
+
+@inner
+def copy_all(a: State, b: State) -> None:
+    """Copy every GPU of `a` to `b`."""
+    for g in range(a.shape[0]):
+        copy_gpu(a, g, b, g)
+
+
+@bare
+def empty_all(a: State) -> None:
+    """Empty every GPU."""
+    for g in range(a.shape[0]):
+        clear_gpu(a, g)
+
+
+@jit
+def build(
+    T: Tables, A: State, B: State, rates: np.ndarray, limit: int, variants: int, rng: np.ndarray, left: np.ndarray
+) -> bool:
+    """Build from nothing in up to `variants` orders until all rates have a place."""
+    for variant in range(variants):
+        empty_all(A)
+        order = order_of(T, rates, variant, rng)
+        if fill(T, A, B, rates, order, limit, 0.0 if variant < 3 else 0.3, rng, left) <= 0.0:
+            return True
+    return False
+
+
+@jit
+def climb(
+    T: Tables, A: State, B: State, C: State, best: State, direction: np.ndarray, need: float, bound: float,
+    budget: int, limit: int, rng: np.ndarray,
+) -> float:  # fmt: skip
+    """Raise the common factor on `direction` until `need`, or until `budget` attempts are spent; returns the factor
+    reached, whose packing is in `best`. The walk itself never looks at `need`."""
+    reached = 0.0
+    left = np.zeros(direction.shape[0])
+    empty_all(best)
+    for step in range(GALLOP.shape[0]):
+        factor = GALLOP[step] * bound
+        if not build(T, A, B, direction * factor, limit, ORDERS, rng, left):
+            break
+        copy_all(A, best)
+        reached = factor
+        if reached >= need:
+            return reached
+    copy_all(best, C)
+    now = INF  # what the packing in C lacks at the rates being tried
+    for _ in range(budget):
+        rates = direction * (reached * 1.01 if reached > 0.0 else 0.2 * bound)
+        copy_all(C, A)
+        if now < INF:
+            ruin(T, A, rng, direction.shape[0])
+        order = order_of(T, rates, 3, rng)
+        lack = fill(T, A, B, rates, order, limit, 0.4, rng, left)
+        if lack <= 0.0:
+            copy_all(A, best)
+            copy_all(A, C)
+            now = INF
+            reached = reached * 1.01 if reached > 0.0 else 0.2 * bound
+            if reached >= need:
+                return reached
+        elif lack <= now * 1.02:
+            now = lack
+            copy_all(A, C)
+    return reached

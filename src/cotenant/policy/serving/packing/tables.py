@@ -1,0 +1,142 @@
+"""A packing problem as arrays: profiles of the GPU types, models and SLOs of the services."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.core.serving import Service
+from cotenant.policy.serving.packing.kernel import CELL, GPU, LET, MAX_SEATS, SIZE, SVC, State, Tables
+from cotenant.profiles.serving.latency import BLIND, ServingProfile, interpolate
+
+MAX_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs to plan for: one profile per type, and each GPU's type."""
+
+    profiles: tuple[ServingProfile, ...]
+    types: tuple[int, ...]
+
+    @classmethod
+    def uniform(cls, profile: ServingProfile, count: int) -> Gpus:
+        return cls((profile,), (0,) * count)
+
+    def __len__(self) -> int:
+        return len(self.types)
+
+    def profile_of(self, gpu: int) -> ServingProfile:
+        return self.profiles[self.types[gpu]]
+
+    def first(self, count: int) -> Gpus:
+        """The first `count` GPUs."""
+        return Gpus(self.profiles, self.types[:count])
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a planner may do: `whole_only` keeps GPUs whole, `seats` models share a gpulet, `interference` is seen,
+    `apart`: a gpulet is shared only by services of one class (latency-sensitive or best-effort)."""
+
+    whole_only: bool = False
+    seats: int = 3
+    interference: bool = True
+    apart: bool = False
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.seats <= MAX_SEATS
+
+
+def build_tables(gpus: Gpus, services: Sequence[Service], rules: Rules) -> Tables:
+    """Arrays for these services on these GPUs; rates play no part, so they serve every rate of the same services."""
+    models = list(dict.fromkeys(s.model for s in services))
+    T, M, P = len(gpus.profiles), len(models), max(len(p.partitions) for p in gpus.profiles)
+    top = max(p.max_batch(m, x.label) for p in gpus.profiles for m in models for x in p.partitions)
+    B = min(MAX_BATCH, top)
+    if B < 1:
+        raise InputError("no model has a latency on any partition of these GPUs")
+    lat = np.full((T, M, P, B + 1), np.inf)
+    over, own, other = (np.zeros((T, M, B + 1)) for _ in range(3))
+    frac, slots = np.zeros((T, P)), np.zeros((T, P), np.int64)
+    allowed = np.zeros((T, P), np.bool_)
+    for t, profile in enumerate(gpus.profiles):
+        inter = profile.interference if rules.interference else BLIND
+        for p, size in enumerate(profile.partitions):
+            frac[t, p], slots[t, p] = size.fraction, size.slots
+            allowed[t, p] = size.fraction > 1 - 1e-9 if rules.whole_only else True
+        for m, name in enumerate(models):
+            model = profile.model(name)
+            for p, size in enumerate(profile.partitions):
+                points = model.latency_ms.get(size.label, ())
+                for b in range(points[0][0], min(points[-1][0], B) + 1) if points else ():
+                    lat[t, m, p, b] = interpolate(points, b, name)
+            last = max(profile.max_batch(name, size.label) for size in profile.partitions)
+            for b in range(1, min(last, B) + 1):
+                over[t, m, b] = profile.overhead_ms(name, b)
+                if inter is not BLIND:
+                    l2, dram = profile.utilisation(name, b)
+                    own[t, m, b], other[t, m, b] = inter.own(l2, dram), max(0.0, inter.other(l2, dram))
+    index = {name: i for i, name in enumerate(models)}
+    model_of = np.array([index[s.model] for s in services], np.int64)
+    slo = np.array([s.slo_ms for s in services])
+    margin = np.array([p.margin for p in gpus.profiles])
+    cap = solo_capacity(lat, over, margin, model_of, slo)
+    cap[~np.broadcast_to(allowed[:, None, :], cap.shape)] = 0.0
+    with np.errstate(divide="ignore"):
+        per_rps = np.where(cap > 0, frac[:, None, :] / cap, np.inf)
+    cell = np.zeros((T, M, B + 1), CELL)
+    cell["over"], cell["own"], cell["other"] = over, own, other
+    sizes = np.zeros((T, P), SIZE)
+    sizes["frac"], sizes["slots"], sizes["allowed"] = frac, slots, allowed
+    svc = np.zeros(len(services), SVC)
+    svc["slo"], svc["model"] = slo, model_of
+    svc["mem"] = [_memory(s, gpus) for s in services]
+    svc["bits"] = [s.input_bytes * 8.0 for s in services]
+    svc["group"] = [rules.apart and s.latency_sensitive for s in services]
+    svc["cost"] = per_rps[sorted(set(gpus.types))].min(axis=(0, 2))
+    return Tables(
+        lat=lat, cell=cell, gpu=_gpu_rows(gpus, rules), size=sizes, svc=svc, cap=cap,
+        gpu_type=np.array(gpus.types, np.int64), seats=rules.seats,
+        rising=bool((np.diff(other[:, :, 1:], axis=2) >= 0).all()),
+    )  # fmt: skip
+
+
+def _gpu_rows(gpus: Gpus, rules: Rules) -> np.ndarray:
+    rows = np.zeros(len(gpus.profiles), GPU)
+    for row, p in zip(rows, gpus.profiles, strict=True):
+        row["alpha0"] = p.interference.constant if rules.interference else 1.0
+        row["margin"], row["gpu_slots"] = p.margin, p.slots
+        row["lets"] = 1 if rules.whole_only else p.max_gpulets
+        row["mem_gpu"], row["mem_let"] = p.planned_memory_bytes(), p.per_gpulet_bytes
+        row["net"] = np.inf if p.network_bps is None else p.network_bps
+    return rows
+
+
+def _memory(service: Service, gpus: Gpus) -> float:
+    if service.memory_bytes is not None:
+        return float(service.memory_bytes)
+    return float(max(p.model(service.model).memory_bytes for p in gpus.profiles))
+
+
+def solo_capacity(
+    lat: np.ndarray, over: np.ndarray, margin: np.ndarray, model: np.ndarray, slo: np.ndarray
+) -> np.ndarray:
+    """(T, S, P) requests/s of each service alone on a partition: the best b / e(b) with 2 e(b) <= SLO; 0 if none."""
+    effective = (lat + over[:, :, None, :]) * margin[:, None, None, None]
+    per_s = np.arange(lat.shape[3]) * 1000.0 / np.maximum(effective, 1e-12)
+    out = np.zeros((lat.shape[0], len(model), lat.shape[2]))
+    for s, m in enumerate(model):
+        ok = 2.0 * effective[:, m] <= slo[s]
+        out[:, s] = np.where(ok, per_s[:, m], 0.0)[:, :, 1:].max(axis=2)
+    return out
+
+
+def new_state(gpus: int, lets: int) -> State:
+    """A state of `gpus` empty GPUs."""
+    state = np.zeros((gpus, lets), LET)
+    state["part"] = -1
+    return state

@@ -1,0 +1,160 @@
+"""The one list of turn disciplines: who is next on a GPU, and for how long.
+
+The limit of a tenant holds under every discipline (the turn machine enforces it); a discipline only ranks the waiting
+tenants that may run and sizes their turns. A new one is one entry in DISCIPLINES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cotenant.policy.shares.account import MS_NS, SECOND_NS, Account
+
+
+@dataclass(frozen=True)
+class QuotaSettings:
+    """Numbers of the token broker, nanoseconds. Defaults are Gemini's where it has them (250/100/10000 ms)."""
+
+    discipline: str = "request-limit"
+    quota_ns: int = 250 * MS_NS
+    min_quota_ns: int = 100 * MS_NS
+    max_quota_ns: int = 1000 * MS_NS
+    window_ns: int = 10 * SECOND_NS
+    idle_credit_ns: int = 250 * MS_NS  # idle time that a tenant may make up for later
+    alone_ns: int = 2 * SECOND_NS  # nobody else wanting the GPU, before a turn has no end
+    grace_ns: int = 20 * MS_NS  # after a deadline, before the holder is told to stop
+    stuck_ns: int = 5 * SECOND_NS  # after that, before the GPU is given to others although the holder has not drained
+    exclusive_ns: int = 30 * SECOND_NS  # turn length of exclusive-turns
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_quota_ns <= self.quota_ns <= self.max_quota_ns:
+            raise ValueError("quotas must satisfy 0 < min_quota <= quota <= max_quota")
+        if self.quota_ns > self.window_ns:
+            raise ValueError("quota is longer than the window")
+        if self.discipline not in {d.name for d in DISCIPLINES}:
+            known = ", ".join(d.name for d in DISCIPLINES)
+            raise ValueError(f"unknown discipline {self.discipline!r}; known: {known}")
+
+
+def _rank_request_limit(account: Account, now_ns: int) -> tuple[float, float]:
+    """Gemini's order: largest relative deficit first, then whoever used least.
+
+    deficit = (request * W - used) / (request * W), so a smaller used / (request * W) goes first; tenants at or over
+    their request (and those without one) follow, by time used. (Spec of gem-schd, "Selection"; what counts as used is
+    narrower here, see Account.used_ns.)
+    """
+    request = account.share.request
+    if request > 0.0:
+        used = account.used_ns(now_ns, request) / (request * account.window.window_ns)
+        if used < 1.0:
+            return (0.0, used)
+    return (1.0, account.used_ns(now_ns, max(request, 1.0 / max(1, account.crowd.active))))
+
+
+def _quota_adaptive(account: Account, settings: QuotaSettings) -> int:
+    """Half the burst estimate plus half the last quota, clamped; the base quota while nothing is known."""
+    most_ns = max(settings.min_quota_ns, min(settings.max_quota_ns, int(account.share.limit * settings.window_ns)))
+    if account.burst_ns <= 0:
+        return min(settings.quota_ns, most_ns)
+    blended_ns = (account.burst_ns + (account.quota_ns or settings.quota_ns)) // 2
+    return max(settings.min_quota_ns, min(blended_ns, most_ns))
+
+
+def _quota_base(account: Account, settings: QuotaSettings) -> int:
+    return settings.quota_ns
+
+
+def _quota_exclusive(account: Account, settings: QuotaSettings) -> int:
+    return settings.exclusive_ns
+
+
+def _rank_arrival(account: Account, now_ns: int) -> tuple[float, float]:
+    return (0.0, float(account.requested_ns))
+
+
+def _rank_credit(account: Account, now_ns: int) -> tuple[float, float]:
+    return (account.served + account.contended_so_far_ns(now_ns) / account.weight, float(account.requested_ns))
+
+
+def _rank_priority(account: Account, now_ns: int) -> tuple[float, float]:
+    return (-float(account.share.priority), float(account.requested_ns))
+
+
+def _keep_quota(holder: Account, challenger: Account, quota_ns: int, settings: QuotaSettings, now_ns: int) -> int:
+    return quota_ns
+
+
+def _keep_unless_owed(holder: Account, challenger: Account, quota_ns: int, settings: QuotaSettings, now_ns: int) -> int:
+    """A holder that already has its request keeps only the minimum when somebody who lacks his comes.
+
+    Without this, a tenant that pauses for a moment within each step would pay a whole foreign turn for every pause.
+    """
+    over = _rank_request_limit(holder, now_ns)[0] > 0.0
+    owed = _rank_request_limit(challenger, now_ns)[0] == 0.0
+    return min(quota_ns, settings.min_quota_ns) if over and owed else quota_ns
+
+
+def _keep_unless_outranked(
+    holder: Account, challenger: Account, quota_ns: int, settings: QuotaSettings, now_ns: int
+) -> int:
+    return 0 if challenger.share.priority > holder.share.priority else quota_ns
+
+
+@dataclass(frozen=True)
+class Discipline:
+    """Smaller `rank` goes first; `quota` is a turn's length; `keeps` what the holder has of it once somebody waits."""
+
+    name: str
+    summary: str
+    rank: Callable[[Account, int], tuple[float, float]]
+    quota: Callable[[Account, QuotaSettings], int]
+    keeps: Callable[[Account, Account, int, QuotaSettings, int], int] = _keep_quota
+
+
+DISCIPLINES: tuple[Discipline, ...] = (
+    Discipline(
+        "request-limit",
+        "At least the request, at most the limit, over a sliding window; largest relative deficit first; turns follow"
+        " the tenant's bursts (Gemini).",
+        _rank_request_limit,
+        _quota_adaptive,
+        _keep_unless_owed,
+    ),
+    Discipline(
+        "temporal",
+        "Equal turns in the order of asking (first come, first served at turn ends).",
+        _rank_arrival,
+        _quota_base,
+    ),
+    Discipline(
+        "weighted-round-robin",
+        "Turns by credit: time held while others waited, divided by weight, least first (gpulet's pull rule, in time"
+        " instead of batches).",
+        _rank_credit,
+        _quota_base,
+    ),
+    Discipline(
+        "priority",
+        "Highest priority first, and a higher one ends a lower one's turn at the next kernel boundary (Missile's"
+        " temporal rule); equals take turns.",
+        _rank_priority,
+        _quota_base,
+        _keep_unless_outranked,
+    ),
+    Discipline(
+        "exclusive-turns",
+        "The whole GPU for N seconds, first come, first served; dropped early only when idle or somebody waits"
+        " (nvshare).",
+        _rank_arrival,
+        _quota_exclusive,
+    ),
+)
+
+
+def discipline(name: str) -> Discipline:
+    """The discipline of that name. KeyError with the known names when there is none."""
+    for entry in DISCIPLINES:
+        if entry.name == name:
+            return entry
+    raise KeyError(f"unknown discipline {name!r}; known: {', '.join(d.name for d in DISCIPLINES)}")

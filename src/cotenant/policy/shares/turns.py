@@ -1,0 +1,400 @@
+"""The token broker of one GPU as a pure state machine: events in, instructions out, time passed in.
+
+At most one tenant holds the GPU. Its turn has a deadline; the shim stops launching there by itself, waits until the
+work in flight has ended and releases. While nobody else may run, the deadline is moved on before it passes, so a tenant
+alone never stops; after `alone_ns` in which nobody else wanted the GPU it has none until somebody does (the shim then
+fences seldom). A holder that does not release after its deadline is told to (Revoke), and after `stuck_ns` the GPU
+goes to others although the holder still runs: nothing in user space can stop a running kernel, but everybody else need
+not wait for it. Whatever a holder runs over is charged to it as debt.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from cotenant.policy.shares.account import FREE, HELD, IDLE, Account, Crowd, Share, Window
+from cotenant.policy.shares.disciplines import QuotaSettings, discipline
+from cotenant.policy.shares.instructions import Claim, Ended, Grant, Instruction, Move, Revoke, Stuck
+from cotenant.policy.shares.turn import LONG_WINDOW, Turn
+
+
+class GpuTurns:
+    """Broker of one GPU. Every event method returns instructions; `wake_ns` says when `advance` is due next."""
+
+    def __init__(self, gpu: str, settings: QuotaSettings) -> None:
+        self.gpu = gpu
+        self.accounts: dict[str, Account] = {}
+        self.turn: Turn | None = None
+        self.overrun: dict[str, Turn] = {}
+        self.claim: str | None = None
+        self._crowd = Crowd()
+        self._epoch = 0
+        self._ready: list[tuple[tuple[float, float], int, Account]] = []
+        self._blocked: list[tuple[int, int, Account]] = []
+        self._ranked_ns = -1
+        self._tickets = 0
+        self._served_floor = 0.0
+        self.configure(settings)
+
+    def configure(self, settings: QuotaSettings) -> None:
+        """Take new settings; the turn under way keeps its deadline."""
+        self.settings = settings
+        self._rule = discipline(settings.discipline)
+        self._set_window(settings.window_ns)
+        self._requeue()
+
+    def _set_window(self, window_ns: int) -> None:
+        self.window_ns = window_ns
+        for account in self.accounts.values():
+            account.window.window_ns = window_ns
+
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    def join(self, name: str, share: Share, now_ns: int) -> list[Instruction]:
+        """Add a tenant. It starts level with the others: time before it came counts as had."""
+        if name in self.accounts:
+            return self.resize(name, share, now_ns)
+        account = Account(name, share, Window(self.window_ns), self._crowd)
+        account.idle_since_ns = now_ns - self.window_ns
+        self.accounts[name] = account
+        return []
+
+    def resize(self, name: str, share: Share, now_ns: int) -> list[Instruction]:
+        """Change a tenant's share; holds from this instant on, over the window that already lies behind it."""
+        self.accounts[name].share = share
+        self._requeue()
+        turn = self.turn
+        out: list[Instruction] = []
+        held = turn is not None and turn.account.name == name and turn.revoked_ns is None
+        if turn is not None and held and turn.account.budget_ns(now_ns) <= 0:
+            self._revoke(turn, now_ns, "limit", out)
+        return self._settle(now_ns, out)
+
+    def leave(self, name: str, now_ns: int) -> list[Instruction]:
+        """Remove a tenant, whatever it was doing (it left, or it died): its turn ends here."""
+        account, out = self.accounts.pop(name, None), list[Instruction]()
+        if account is None:
+            return out
+        account.waiting = False
+        account.ticket = 0
+        if account.idle_since_ns is None:
+            self._idle(account, now_ns)
+        if self.claim == name:
+            self.claim = None
+        turn = self.overrun.pop(name, None)
+        if turn is not None:
+            out.append(self._ended(turn, now_ns, "gone"))
+        if self.turn is not None and self.turn.account is account:
+            turn, self.turn = self.turn, None
+            out.append(self._ended(turn, now_ns, "gone"))
+        return self._settle(now_ns, out)
+
+    # -- requests and releases -------------------------------------------------------------------------------------
+
+    def request(self, name: str, now_ns: int, burst_ns: int = 0) -> list[Instruction]:
+        """A tenant wants to launch. Answered by a Grant now or later; asking twice is asking once."""
+        account = self.accounts[name]
+        if burst_ns > 0:
+            account.burst_ns = burst_ns
+        turn = self.turn
+        if turn is not None and turn.account is account and turn.revoked_ns is None and now_ns < turn.deadline_ns:
+            return [Grant(self.gpu, name, turn.epoch, turn.deadline_ns)]
+        if account.waiting:
+            return []
+        self._enqueue(account, now_ns)
+        return self._settle(now_ns, [])
+
+    def withdraw(self, name: str, now_ns: int) -> list[Instruction]:
+        """Forget a request that was not granted yet (whoever asked has gone)."""
+        account = self.accounts.get(name)
+        if account is None or not account.waiting:
+            return []
+        account.waiting = False
+        account.ticket = 0
+        if account.turn_start_ns is None:
+            self._idle(account, now_ns)
+        if self.claim == name:
+            self.claim = None
+        return self._settle(now_ns, [])
+
+    def release(
+        self,
+        name: str,
+        epoch: int,
+        now_ns: int,
+        drained_ns: int | None = None,
+        reason: str = "released",
+        again: bool = False,
+    ) -> list[Instruction]:
+        """The holder's work has ended. A release of another epoch (late, repeated) is ignored.
+
+        `drained_ns` is when the holder says its work ended; time until then is charged, within the turn's bounds.
+        `again`: it already wants its next turn, and competes for this very decision.
+        """
+        turn = self.turn
+        if turn is None or turn.account.name != name or turn.epoch != epoch:
+            turn = self.overrun.get(name)
+            if turn is None or turn.epoch != epoch:
+                return []
+            del self.overrun[name]
+        else:
+            self.turn = None
+        end_ns = now_ns if drained_ns is None else max(turn.start_ns, min(drained_ns, now_ns))
+        if turn.reason and reason == "released":
+            reason = turn.reason
+        out: list[Instruction] = [self._ended(turn, end_ns, reason)]
+        if again:
+            self._enqueue(turn.account, now_ns)
+        return self._settle(now_ns, out)
+
+    def advance(self, now_ns: int) -> list[Instruction]:
+        """Let time pass."""
+        return self._settle(now_ns, [])
+
+    def grant_gang(self, name: str, now_ns: int, deadline_ns: int) -> list[Instruction]:
+        """Grant this GPU to the gang that claimed it; the caller has checked that all its GPUs are free."""
+        self.claim = None
+        out: list[Instruction] = []
+        self._grant(self.accounts[name], now_ns, deadline_ns - now_ns, out)
+        return out
+
+    def grant_next(self, now_ns: int, skip: frozenset[str] = frozenset()) -> list[Instruction]:
+        """Grant a free GPU to the best waiting tenant that is not in `skip` (gangs that cannot be gathered now)."""
+        out: list[Instruction] = []
+        self._grant_next(now_ns, out, skip)
+        return out
+
+    def grant_until(self, now_ns: int, until_ns: int, skip: frozenset[str]) -> list[Instruction]:
+        """Fill the time until a gang gets this claimed GPU with a turn that ends by then, if it is worth one."""
+        out: list[Instruction] = []
+        if self.turn is None and until_ns - now_ns >= self.settings.min_quota_ns:
+            account = self._best(now_ns, skip)
+            if account is not None:
+                self._grant(account, now_ns, min(self.quota_ns(account.name), until_ns - now_ns), out)
+        return out
+
+    def stop_turn(self, name: str, now_ns: int, reason: str) -> list[Instruction]:
+        """End a tenant's turn early (its gang lost another GPU, or the tenant is being stopped)."""
+        out: list[Instruction] = []
+        turn = self.turn
+        if turn is not None and turn.account.name == name and turn.revoked_ns is None:
+            self._revoke(turn, now_ns, reason, out)
+        return out
+
+    def pause(self, name: str, epoch: int, now_ns: int) -> None:
+        """The turn just granted waits for its tenant's memory; its clock stands still until `resume`."""
+        if self.turn is not None and self.turn.account.name == name and self.turn.epoch == epoch:
+            self.turn.paused_ns = now_ns
+
+    def resume(self, name: str, epoch: int, now_ns: int, floor_ns: int) -> list[Instruction]:
+        """The memory is there: the turn's grant with its deadline moved on, at least `floor_ns` from now."""
+        turn = self.turn
+        if turn is None or turn.account.name != name or turn.epoch != epoch or turn.revoked_ns is not None:
+            return []
+        self._set_window(max(self.settings.window_ns, LONG_WINDOW * floor_ns))
+        turn.resume(now_ns, floor_ns, self.window_ns)
+        return [Grant(self.gpu, name, epoch, turn.deadline_ns)]
+
+    def quota_ns(self, name: str) -> int:
+        """Length of the next turn of a tenant."""
+        return self._rule.quota(self.accounts[name], self.settings)
+
+    def wake_ns(self) -> int | None:
+        """When `advance` must be called next, or None while only events can change anything."""
+        times: list[int] = []
+        turn = self.turn
+        if turn is not None:
+            if turn.revoked_ns is not None:
+                waiting = (a for _, ticket, a in self._ready if ticket == a.ticket)
+                if self.claim is not None or any(a.name not in self.overrun for a in waiting):
+                    times.append(turn.revoked_ns + self.settings.stuck_ns)
+            elif turn.paused_ns is not None or turn.endless:
+                pass
+            elif turn.final:
+                times.append(turn.deadline_ns + self.settings.grace_ns)
+            else:
+                times.append(turn.deadline_ns - turn.margin_ns)
+        while self._blocked and self._blocked[0][1] != self._blocked[0][2].ticket:
+            heapq.heappop(self._blocked)
+        if self._blocked:
+            times.append(self._blocked[0][0])
+        return min(times) if times else None
+
+    @property
+    def contended(self) -> bool:
+        """Whether somebody waits who may run."""
+        return bool(self._ready)
+
+    # -- the machine -----------------------------------------------------------------------------------------------
+
+    def _settle(self, now_ns: int, out: list[Instruction]) -> list[Instruction]:
+        turn = self.turn
+        if turn is not None:
+            self._check_turn(turn, now_ns, out)
+        if self.turn is None:
+            self._grant_next(now_ns, out, frozenset())
+        return out
+
+    def _check_turn(self, turn: Turn, now_ns: int, out: list[Instruction]) -> None:
+        challenger = self._best(now_ns)
+        waited_for = challenger is not None or self.claim is not None
+        if waited_for and turn.account.contended_ns is None:
+            # the others' short pauses give no discount: only a longer time alone counts as taken from nobody
+            alone = now_ns - turn.start_ns > self.settings.idle_credit_ns
+            turn.account.contended_ns = now_ns if alone else turn.start_ns
+        if turn.revoked_ns is not None:
+            if waited_for and now_ns >= turn.revoked_ns + self.settings.stuck_ns:
+                self.turn = None
+                turn.reason = "stuck"
+                self.overrun[turn.account.name] = turn
+                out.append(Stuck(self.gpu, turn.account.name, turn.epoch, now_ns - turn.start_ns))
+            return
+        if turn.paused_ns is not None:
+            return
+        yields = self.claim is not None or (challenger is not None and not self._outranks(turn, challenger, now_ns))
+        keeps_ns = turn.quota_ns
+        if challenger is not None:
+            keeps_ns = self._rule.keeps(turn.account, challenger, turn.quota_ns, self.settings, now_ns)
+        if keeps_ns:  # 0: a higher priority does not wait, whatever moving costs
+            keeps_ns = max(keeps_ns, turn.floor_ns)
+        due_ns = turn.start_ns + turn.moved_ns + keeps_ns
+        if yields and turn.deadline_ns > max(due_ns, now_ns):
+            # somebody better waits, or the deadline had been moved on while nobody did
+            if due_ns <= now_ns:
+                self._revoke(turn, now_ns, "contended" if keeps_ns else "preempted", out)
+            else:
+                turn.deadline_ns = due_ns
+                out.append(Move(self.gpu, turn.account.name, turn.epoch, due_ns))
+        elif turn.endless and not turn.may_be_endless(now_ns, self.settings.alone_ns):
+            self._end_or_extend(turn, yields, now_ns, out)
+        elif not turn.final and turn.deadline_ns - turn.margin_ns <= now_ns:
+            # also when we are called late: a holder that nobody waits for need not pay for that
+            self._end_or_extend(turn, yields, now_ns, out)
+        elif now_ns >= turn.deadline_ns + self.settings.grace_ns:
+            self._revoke(turn, now_ns, "expired", out)
+
+    def _outranks(self, turn: Turn, challenger: Account, now_ns: int) -> bool:
+        """Whether the holder, were it to ask again now, would go before the best of those who wait."""
+        holder = turn.account
+        holder.requested_ns = now_ns
+        return self._rule.rank(holder, now_ns) < self._rule.rank(challenger, now_ns)
+
+    def _end_or_extend(self, turn: Turn, yields: bool, now_ns: int, out: list[Instruction]) -> None:
+        """Shortly before a deadline, or where an endless turn needs one: move it on if holder and limit allow."""
+        turn.final = True
+        deadline_ns = None if yields else turn.next_deadline_ns(now_ns, self.settings.alone_ns)
+        if deadline_ns is not None:
+            turn.final = False
+            turn.deadline_ns = deadline_ns
+            out.append(Move(self.gpu, turn.account.name, turn.epoch, deadline_ns))
+        elif not yields and not turn.account.share.gang:
+            turn.reason = "limit"
+
+    def _revoke(self, turn: Turn, now_ns: int, reason: str, out: list[Instruction]) -> None:
+        turn.revoked_ns = now_ns
+        turn.reason = reason
+        turn.deadline_ns = min(turn.deadline_ns, now_ns)
+        out.append(Revoke(self.gpu, turn.account.name, turn.epoch, reason))
+
+    def _grant_next(self, now_ns: int, out: list[Instruction], skip: frozenset[str]) -> None:
+        if self.claim is not None or self.turn is not None:
+            return
+        account = self._best(now_ns, skip)
+        if account is None:
+            return
+        if account.share.gang:
+            out.append(Claim(self.gpu, account.name))
+            return
+        self._grant(account, now_ns, self._rule.quota(account, self.settings), out)
+
+    def _grant(self, account: Account, now_ns: int, quota_ns: int, out: list[Instruction]) -> None:
+        assert self.turn is None, "two holders on one GPU"
+        waited_ns = max(0, now_ns - account.requested_ns)
+        account.waiting = False
+        account.ticket = 0
+        account.waited_ns += waited_ns
+        account.quota_ns = quota_ns
+        account.turn_start_ns = now_ns
+        account.contended_ns = now_ns if self._best(now_ns) is not None else None
+        self._epoch += 1
+        self._served_floor = max(self._served_floor, account.served)
+        self.turn = Turn(account, self._epoch, now_ns, quota_ns, now_ns + quota_ns, waited_ns)
+        out.append(Grant(self.gpu, account.name, self._epoch, now_ns + quota_ns))
+
+    def _ended(self, turn: Turn, end_ns: int, reason: str) -> Ended:
+        account = turn.account
+        held_ns = end_ns - turn.start_ns
+        contended_ns = end_ns if account.contended_ns is None else min(account.contended_ns, end_ns)
+        # what it had alone counts for nothing: or whoever comes after minutes would have all of that first
+        account.served += (end_ns - contended_ns) / account.weight
+        account.window.add(turn.start_ns, contended_ns, FREE)
+        account.window.add(contended_ns, end_ns, HELD)
+        account.turn_start_ns = account.contended_ns = None
+        account.turns += 1
+        account.held_ns += held_ns
+        account.overrun_ns += max(0, end_ns - turn.deadline_ns)
+        if not account.waiting and account.idle_since_ns is None:
+            self._idle(account, end_ns)
+        return Ended(self.gpu, account.name, turn.epoch, turn.start_ns, end_ns, turn.quota_ns, turn.waited_ns, reason)
+
+    # -- the line --------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, account: Account, now_ns: int) -> None:
+        if account.waiting:
+            return
+        account.waiting = True
+        account.requested_ns = now_ns
+        if account.idle_since_ns is not None:
+            # idle time beyond the credit counts as had: nobody may save up a claim by sleeping and then stall the rest
+            account.window.add(account.idle_since_ns, now_ns - self.settings.idle_credit_ns, IDLE)
+            account.idle_since_ns = None
+            self._crowd.enter(now_ns)
+            account.served = max(account.served, self._served_floor)
+        self._push(account, now_ns)
+
+    def _idle(self, account: Account, since_ns: int) -> None:
+        account.idle_since_ns = since_ns
+        self._crowd.leave(since_ns)
+
+    def _push(self, account: Account, now_ns: int) -> None:
+        self._tickets += 1
+        account.ticket = self._tickets
+        eligible_ns = account.eligible_at_ns(now_ns)
+        if eligible_ns > now_ns:
+            heapq.heappush(self._blocked, (eligible_ns, account.ticket, account))
+        else:
+            heapq.heappush(self._ready, (self._rule.rank(account, now_ns), account.ticket, account))
+
+    def _requeue(self) -> None:
+        """Forget every cached rank and eligibility (shares or settings changed)."""
+        self._ready.clear()
+        self._blocked.clear()
+        for account in self.accounts.values():
+            if account.waiting:
+                self._tickets += 1
+                account.ticket = self._tickets
+                heapq.heappush(self._blocked, (-1, account.ticket, account))
+
+    def _best(self, now_ns: int, skip: frozenset[str] = frozenset()) -> Account | None:
+        """Best waiting tenant that may run now. Ranks are at most 0.1 ms per waiting tenant old."""
+        blocked, ready = self._blocked, self._ready
+        while blocked and blocked[0][0] <= now_ns:
+            _, ticket, account = heapq.heappop(blocked)
+            if ticket == account.ticket:
+                self._push(account, now_ns)
+        if now_ns - self._ranked_ns > 100_000 * len(ready):
+            self._ranked_ns = now_ns
+            rank = self._rule.rank
+            ready[:] = [(rank(a, now_ns), ticket, a) for _, ticket, a in ready if ticket == a.ticket]
+            heapq.heapify(ready)
+        while ready and ready[0][1] != ready[0][2].ticket:
+            heapq.heappop(ready)
+        busy = self.overrun
+        if not ready:
+            return None
+        if not busy and not skip:
+            return ready[0][2]
+        for _, ticket, account in sorted(ready, key=lambda entry: entry[:2]):
+            if ticket == account.ticket and account.name not in busy and account.name not in skip:
+                return account
+        return None

@@ -1,0 +1,1 @@
+"""Profiles of single kernels, and what kernels of different processes cost each other."""

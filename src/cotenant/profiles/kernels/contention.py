@@ -1,0 +1,97 @@
+"""What kernels of different processes do to each other on one GPU: the software GPU's table, and the model behind it.
+
+The model, which softgpu/share.c follows too. SMs: a kernel takes what older ones leave (a running kernel is not stopped
+and has no priority), and runs as much slower as it got less than it needs: all that it fills, or if it is bound by
+memory a third. Memory bandwidth: shared in proportion to the accesses
+under way, SMs held times a density per class; nobody gets more than it asks for, and the rest goes to the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_DEFINE = re.compile(r"^#define\s+(SOFT_\w+)\s+(?:UINT64_C\((\d+)\)|(\d+))\s*$", re.MULTILINE)
+CLASSES = ("", "unknown", "memory", "compute")  # by WorkClass
+
+
+@dataclass(frozen=True)
+class Contention:
+    """The table. `demand[c]`: part of the bandwidth a kernel of class c uses alone; `density[c]`: its accesses under
+    way per SM, against a memory-bound one. Times in nanoseconds."""
+
+    sm_count: int
+    demand: tuple[float, ...]
+    density: tuple[float, ...]
+    fill: tuple[float, ...]  # most of the SMs that a kernel of a class keeps busy
+    reach: tuple[float, ...]  # with that part of them it is as fast as with all
+    sliced: float
+    slice_ns: int
+    launch_ns: int
+    notice_ns: int
+    event_ns: int
+    switch_ns: int
+
+
+@cache
+def read_table() -> Contention:
+    """The constants of softgpu/contention.h."""
+    header = Path(__file__).resolve().parents[2] / "softgpu" / "contention.h"
+    values = {name: int(a or b) for name, a, b in _DEFINE.findall(header.read_text())}
+    kinds = ("UNKNOWN", "MEMORY", "COMPUTE")
+    return Contention(
+        values["SOFT_SM_COUNT"],
+        (0.0, *(values[f"SOFT_DEMAND_{kind}_PERMILLE"] / 1000 for kind in kinds)),
+        (0.0, *(values[f"SOFT_DENSITY_{kind}_PERMILLE"] / 1000 for kind in kinds)),
+        (1.0, 1.0, values["SOFT_FILL_MEMORY_PERMILLE"] / 1000, 1.0),
+        (1.0, 1.0, values["SOFT_REACH_MEMORY_PERMILLE"] / 1000, 1.0),
+        values["SOFT_SLICED_PERMILLE"] / 1000,
+        values["SOFT_TIME_SLICE_NS"],
+        values["SOFT_LAUNCH_NS"],
+        values["SOFT_NOTICE_NS"],
+        values["SOFT_EVENT_NS"],
+        values["SOFT_SWITCH_NS"],
+    )
+
+
+def grants(needs: Sequence[float]) -> list[float]:
+    """Part of the SMs each kernel gets, oldest first; `needs` are the parts they would fill."""
+    left, found = 1.0, []
+    for need in needs:
+        got = min(need, left)
+        found.append(got)
+        left -= got
+    return found
+
+
+def rates(table: Contention, needs: Sequence[float], classes: Sequence[int]) -> list[float]:
+    """Speed of each kernel against itself alone, oldest first."""
+    held = grants(needs)
+    used = [min(need, table.reach[c]) for need, c in zip(needs, classes, strict=True)]
+    speeds = [min(1.0, got / part) if part else 0.0 for got, part in zip(held, used, strict=True)]
+    asks = [table.demand[c] * speed for c, speed in zip(classes, speeds, strict=True)]
+    weights = [table.density[c] * got for c, got in zip(classes, held, strict=True)]
+    given = _fair(asks, weights)
+    return [
+        speed if ask <= 0 else speed * min(1.0, got / ask) for speed, ask, got in zip(speeds, asks, given, strict=True)
+    ]
+
+
+def _fair(asks: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Weighted max-min shares of a capacity of 1."""
+    given = [0.0] * len(asks)
+    open_ = {i for i, ask in enumerate(asks) if ask > 0 and weights[i] > 0}
+    left = 1.0
+    while open_:
+        total = sum(weights[i] for i in open_)
+        full = {i for i in open_ if asks[i] <= left * weights[i] / total}
+        for i in full or open_:
+            given[i] = asks[i] if full else left * weights[i] / total
+        if not full:
+            break
+        left -= sum(asks[i] for i in full)
+        open_ -= full
+    return given

@@ -1,0 +1,129 @@
+"""Profiles of kernels: what each of a program's kernels takes, fills and needs most. Orion's files and ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.errors import InputError
+
+ORION_HEAD = "Name,Profile,Memory_footprint,SM_usage,Duration"
+CLASS_NAMES = ("none", "unknown", "memory", "compute")
+UNKNOWN, MEMORY, COMPUTE = 1, 2, 3
+MOST_IN_CYCLE = 2000
+_ORION_CLASS = {"-1": UNKNOWN, "0": MEMORY, "1": COMPUTE}
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """One kernel of a program's cycle. `sms`: SMs it would fill (more than there are: several waves)."""
+
+    name: str
+    duration_ns: int
+    sms: int
+    work_class: int
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kind of launch. `shape`: grid and block, six numbers; none: of any. `sms`, `duration_ns` 0: not known."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    duration_ns: int = 0
+    sms: int = 0
+    work_class: int = UNKNOWN
+    count: int = 1
+
+    @property
+    def total_ns(self) -> int:
+        """Time that all its launches took."""
+        return self.duration_ns * self.count
+
+
+def read_orion(path: Path) -> list[KernelWork]:
+    """An Orion profile: CSV in issue order, ns, class 1 compute, 0 memory, -1 unknown. Names hold commas."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}", file=path) from None
+    if not lines or lines[0].strip() != ORION_HEAD:
+        raise InputError(f"an Orion profile begins with {ORION_HEAD}", file=path, line=1)
+    kernels = []
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        parts = line.rsplit(",", 4)
+        try:
+            name, kind, _memory, sms, duration = parts
+            kernel = KernelWork(name, round(float(duration)), round(float(sms)), _ORION_CLASS[kind.strip()])
+        except (ValueError, KeyError):
+            raise InputError("not a row of name, class, memory, SMs and duration", file=path, line=number) from None
+        if kernel.duration_ns <= 0 or kernel.sms <= 0:
+            raise InputError("SMs and duration must be over 0", file=path, line=number)
+        kernels.append(kernel)
+    if not kernels:
+        raise InputError("the profile has no kernels", file=path)
+    return kernels
+
+
+def write_kernels(path: Path, kernels: Sequence[KernelWork], about: dict[str, object]) -> None:
+    """Our own form: JSON, `kernels` in issue order with names of classes."""
+    from cotenant.core.record.files import atomic_file
+
+    rows = [asdict(k) | {"work_class": CLASS_NAMES[k.work_class]} for k in kernels]
+    with atomic_file(path) as file:
+        file.write(json.dumps(about | {"kernels": rows}, indent=1))
+
+
+def read_kernel_rows(path: Path) -> list[KernelRow]:
+    """The rows of a profile that `cotenant profile kernels` wrote. InputError."""
+    if path.exists() and not path.is_file():
+        raise InputError("not a file", file=path)  # a pipe or a device may have no end
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError("not what `cotenant profile kernels --out` writes", file=path) from None
+    if not isinstance(rows, list) or not rows:
+        raise InputError("the profile has no kernels", file=path)
+    return [_row(row, number, path) for number, row in enumerate(rows, 1)]
+
+
+def _row(row: Any, number: int, path: Path) -> KernelRow:
+    try:
+        shape = tuple(int(n) for n in (*row.get("grid", ()), *row.get("block", ())))
+        found = KernelRow(
+            str(row["name"]), shape, int(row["duration_ns"]), int(row["sms"]), CLASS_NAMES.index(row["work_class"]),
+            int(row.get("count", 1)),
+        )  # fmt: skip
+    except (AttributeError, ValueError, KeyError, TypeError, OverflowError):
+        wanted = f"name, duration_ns, sms and work_class ({', '.join(CLASS_NAMES[1:])})"
+        raise InputError(f"kernel {number} needs {wanted}", file=path) from None
+    fits = len(shape) in (0, 6) and all(0 < n < 1 << 32 for n in shape)
+    if not fits or not found.work_class or min(found.duration_ns, found.sms, found.count) <= 0:
+        raise InputError(f"kernel {number} has a number that no kernel has", file=path)
+    return found
+
+
+def read_kernels(path: Path) -> list[KernelWork]:
+    """A profile of kernels in either form, as one cycle of the program. InputError."""
+    if path.suffix != ".json":
+        return read_orion(path)
+    rows = read_kernel_rows(path)
+    kernels = [KernelWork(row.name, row.duration_ns, row.sms, row.work_class) for row in rows]
+    return _cycle(kernels, [row.count for row in rows])
+
+
+def _cycle(kernels: Sequence[KernelWork], counts: Sequence[int]) -> list[KernelWork]:
+    """One cycle of a program of which only is known how often it launched each kernel: evenly mixed, each as often as
+    the rarest goes into it, at most MOST_IN_CYCLE altogether."""
+    per_cycle = [count / max(1, min(counts)) for count in counts]
+    scale = min(1.0, MOST_IN_CYCLE / sum(per_cycle))
+    repeats = [max(1, round(part * scale)) for part in per_cycle]
+    places = sorted(((i + 0.5) / n, k) for k, n in enumerate(repeats) for i in range(n))
+    return [kernels[k] for _, k in places]

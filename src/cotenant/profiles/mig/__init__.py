@@ -1,0 +1,1 @@
+"""Speeds on MIG slices: shipped table, predictor from MPS measurements."""

@@ -1,0 +1,63 @@
+"""Speeds on MIG slices: what carries over from one GPU's slices to another's, and how jobs fare under MPS.
+
+Both are models, not measurements; docs/benchmarks/mig.md says what rests on them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cotenant.core.mig import Geometry
+
+MPS_PENALTY = 0.15  # slowdown factor per further co-runner, from the co-location penalty of the public controller
+
+
+def compute_fraction(geo: Geometry) -> np.ndarray:
+    """Fraction of the whole GPU's SMs on each kind; compute slices stand in where SM counts are not published."""
+    profiles = list(geo.profiles.values())
+    sms = [p.sms for p in profiles]
+    if any(s is None for s in sms):
+        return np.array([p.compute / profiles[0].compute for p in profiles], np.float64)
+    return np.array([float(s or 0) / float(sms[0] or 1) for s in sms])
+
+
+def transfer_speeds(speeds: np.ndarray, source: Geometry, target: Geometry) -> np.ndarray:
+    """Speeds relative to the whole GPU on `target`'s kinds, from those on `source`'s.
+
+    speeds: (jobs, kinds of source), 0 out of memory. A job's speed is taken as a piecewise-linear function of the
+    fraction of SMs through its measured slices and the origin; where the model has none above, the whole GPU is 1. A
+    slice of the target fits when it has at least the memory of the smallest slice that fitted on the source.
+    """
+    x_all, x_new = compute_fraction(source), compute_fraction(target)
+    memory_old = np.array([p.memory_bytes for p in source.profiles.values()])
+    memory_new = np.array([p.memory_bytes for p in target.profiles.values()])
+    out = np.zeros((len(speeds), len(target.kinds)))
+    for j, row in enumerate(speeds):
+        ok = row > 0
+        if not ok.any():
+            continue
+        order = np.argsort(x_all[ok], kind="stable")
+        xs = np.concatenate(([0.0], x_all[ok][order]))
+        ys = np.concatenate(([0.0], row[ok][order]))
+        need = memory_old[ok].min()
+        out[j] = np.where(memory_new >= 0.98 * need, np.interp(x_new, xs, ys), 0.0)
+    return out
+
+
+def mps_speed(speeds: np.ndarray, geo: Geometry, sharers: int, level: float) -> np.ndarray:
+    """Assumed speed under MPS beside `sharers - 1` others at an active-thread level (0..1).
+
+    The share of the SMs is min(level, 1/sharers); the speed at that share is interpolated on the job's MIG speeds and
+    divided by 1 + 0.15 per co-runner for the memory system they share, which MIG would have split. speeds: (jobs,
+    kinds) -> (jobs,). A job that fits only larger slices still runs, because memory is not split.
+    """
+    share = min(level, 1.0 / sharers)
+    x = compute_fraction(geo)
+    out = np.empty(len(speeds))
+    for j, row in enumerate(speeds):
+        ok = row > 0
+        order = np.argsort(x[ok], kind="stable")
+        out[j] = np.interp(
+            share, np.concatenate(([0.0], x[ok][order])), np.concatenate(([0.0], row[ok][order]))
+        ) / (1.0 + MPS_PENALTY * (sharers - 1))
+    return out

@@ -1,0 +1,1 @@
+"""Latency of served models by batch and partition: tables, files, interference between neighbours."""

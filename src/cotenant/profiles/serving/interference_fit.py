@@ -1,0 +1,97 @@
+"""Fit of the linear interference model to measured pairs of neighbours."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.profiles.serving.latency import Interference
+
+LEAST = 8
+COLUMNS = ("l2", "dram", "fraction", "l2_other", "dram_other", "fraction_other", "alone_ms", "together_ms")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One measurement: utilisations (0..1, alone on the whole GPU) and fractions of both, and one's own slowdown."""
+
+    l2: float
+    dram: float
+    fraction: float
+    l2_other: float
+    dram_other: float
+    fraction_other: float
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The fitted model and the relative errors of its slowdowns on the measured pairs, at two quantiles."""
+
+    model: Interference
+    error_p90: float
+    error_p95: float
+    pairs: int
+
+
+def fit_interference(pairs: Sequence[Pair]) -> Fit:
+    """Least squares of slowdown = max(1, linear). Pairs measured at 1 that the model also puts at or below 1 say only
+    that it is right, so they leave the fit and it is repeated until the set no longer changes."""
+    if len(pairs) < LEAST:
+        raise InputError(f"{len(pairs)} pairs do not fix five coefficients; measure at least {LEAST}")
+    rows = np.array(
+        [
+            (x.l2 * x.fraction, x.l2_other * x.fraction_other, x.dram * x.fraction, x.dram_other * x.fraction_other, 1)
+            for x in pairs
+        ]
+    )
+    slowdown = np.array([p.slowdown for p in pairs])
+    if not np.isfinite(rows).all() or not np.isfinite(slowdown).all() or (slowdown <= 0).any():
+        raise InputError("utilisations and slowdowns must be finite, slowdowns positive")
+    floor = slowdown <= 1.0 + 1e-9
+    used = ~floor if (~floor).sum() >= LEAST else np.ones(len(pairs), bool)
+    for _ in range(50):
+        coefficients = np.linalg.lstsq(rows[used], slowdown[used], rcond=None)[0]
+        now = ~(floor & (rows @ coefficients <= 1.0))
+        if now.sum() < LEAST or (now == used).all():
+            break
+        used = now
+    error = np.abs(np.maximum(1.0, rows @ coefficients) - slowdown) / slowdown
+    p90, p95 = np.quantile(error, (0.9, 0.95))
+    return Fit(Interference(*(float(c) for c in coefficients)), float(p90), float(p95), len(pairs))
+
+
+def read_pairs(path: str | Path) -> list[Pair]:
+    """Measured pairs from CSV with the columns in COLUMNS; the slowdown is together_ms / alone_ms."""
+    out = []
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            missing = [c for c in COLUMNS if c not in (reader.fieldnames or ())]
+            if missing:
+                raise InputError(f"has no column {', '.join(missing)}", file=path, line=1)
+            for row in reader:
+                values = [_number(row[c], path, reader.line_num, c) for c in COLUMNS]
+                if values[6] <= 0 or values[7] <= 0:
+                    raise InputError("times must be positive", file=path, line=reader.line_num)
+                l2, dram, own, l2_other, dram_other, other, alone_ms, together_ms = values
+                out.append(Pair(l2, dram, own, l2_other, dram_other, other, together_ms / alone_ms))
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    return out
+
+
+def _number(text: str | None, path: str | Path, line: int, field: str) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{text!r} is not a finite number", file=path, line=line, field=field)
+    return value

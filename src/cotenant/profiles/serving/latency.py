@@ -1,0 +1,167 @@
+"""What a model's batch costs on a partition of a GPU: latency, interference between neighbours, memory.
+
+Effective latency of a batch of b requests on a partition p beside neighbours:
+
+    effective = (L(b, p) * alpha + overhead(b)) * margin
+    alpha     = max(1, c0 + p * (c1 * l2_self + c3 * dram_self) + sum over neighbours of p' * (c2 * l2' + c4 * dram'))
+
+L comes from the profile, linear between the profiled batches of the same partition. `l2` and `dram` are the
+utilisations of cache and device memory that the model reaches alone on the whole GPU; a neighbour counts with its
+worst model.
+Linear interference model: Choi et al., "Serving Heterogeneous Machine Learning Models on Multi-GPU Servers with
+Spatio-Temporal Sharing", USENIX ATC 2022. With more than one neighbour their terms are added.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cotenant.core.errors import InputError
+
+Points = tuple[tuple[int, float], ...]  # (batch, value), batches ascending
+
+
+@dataclass(frozen=True, order=True)
+class Partition:
+    """A size of gpulet: `fraction` of the GPU's SMs, its `label` in files, and the memory slots it takes under MIG."""
+
+    fraction: float
+    label: str
+    slots: int = 0
+
+    @property
+    def percent(self) -> float:
+        return round(self.fraction * 100, 4)
+
+
+@dataclass(frozen=True)
+class Interference:
+    """Coefficients of alpha; `constant` is c0. `BLIND` predicts no interference at all."""
+
+    l2_self: float = 0.0
+    l2_other: float = 0.0
+    dram_self: float = 0.0
+    dram_other: float = 0.0
+    constant: float = 1.0
+
+    def own(self, l2: float, dram: float) -> float:
+        """Share of alpha from one's own utilisations, to be multiplied by one's own fraction of the GPU."""
+        return self.l2_self * l2 + self.dram_self * dram
+
+    def other(self, l2: float, dram: float) -> float:
+        """Share of alpha from a neighbour's utilisations, to be multiplied by the neighbour's fraction of the GPU."""
+        return self.l2_other * l2 + self.dram_other * dram
+
+
+BLIND = Interference()
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """One model on one GPU type: memory and, by batch, latency per partition label, overhead and utilisations."""
+
+    name: str
+    memory_bytes: int
+    latency_ms: Mapping[str, Points]
+    overhead_ms: Points = ()
+    l2: Points = ()
+    dram: Points = ()
+
+
+def interpolate(points: Points, batch: int, what: str) -> float:
+    """Value at a batch, linear between the two neighbours; InputError outside the profiled range."""
+    if not points:
+        raise InputError(f"{what} is not in the profile")
+    batches = [b for b, _ in points]
+    i = bisect.bisect_left(batches, batch)
+    if i < len(batches) and batches[i] == batch:
+        return points[i][1]
+    if i in (0, len(batches)):
+        raise InputError(f"{what} at batch {batch} is outside the profiled batches {batches[0]} to {batches[-1]}")
+    (b0, v0), (b1, v1) = points[i - 1], points[i]
+    return v0 + (v1 - v0) * (batch - b0) / (b1 - b0)
+
+
+@dataclass(frozen=True)
+class ServingProfile:
+    """All that is known of one GPU type for serving.
+
+    `usable` is the part of `memory_bytes` that may be planned, `per_gpulet_bytes` what each gpulet takes before any
+    model (context, framework), `max_gpulets` how many a GPU may hold, `margin` the factor on every latency.
+    `network_bps` caps the input traffic of one GPU (bits per second), None for no cap.
+    """
+
+    gpu: str
+    source: str
+    memory_bytes: int
+    partitions: tuple[Partition, ...]
+    models: Mapping[str, ModelProfile]
+    interference: Interference = BLIND
+    usable: float = 1.0
+    per_gpulet_bytes: int = 0
+    max_gpulets: int = 2
+    margin: float = 1.0
+    slots: int = 0
+    network_bps: float | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def model(self, name: str) -> ModelProfile:
+        """The profile of a model, by its name or a known other name; InputError names what is there."""
+        found = self.models.get(name) or self.models.get(self.aliases.get(name, ""))
+        if found is None:
+            known = ", ".join(sorted(self.models))
+            raise InputError(f"model {name!r} is absent from the {self.gpu} profile, which has {known}")
+        return found
+
+    def partition(self, label: str) -> Partition:
+        """The partition of a label."""
+        for partition in self.partitions:
+            if partition.label == label:
+                return partition
+        known = ", ".join(p.label for p in self.partitions)
+        raise InputError(f"partition {label} is absent from the {self.gpu} profile, which has {known}")
+
+    def max_batch(self, name: str, label: str) -> int:
+        """Largest profiled batch of a model on a partition; 0 when the pair is not profiled."""
+        points = self.model(name).latency_ms.get(label, ())
+        return points[-1][0] if points else 0
+
+    def latency_ms(self, name: str, batch: int, label: str) -> float:
+        """Milliseconds of one batch alone on a partition, without overhead or margin. A missing cell is an error."""
+        model = self.model(name)
+        return interpolate(model.latency_ms.get(label, ()), batch, f"{self.gpu}: latency of {name} on {label}")
+
+    def overhead_ms(self, name: str, batch: int) -> float:
+        """Milliseconds of building one batch; 0 where the profile names no overhead for the model."""
+        points = self.model(name).overhead_ms
+        return interpolate(points, batch, f"{self.gpu}: overhead of {name}") if points else 0.0
+
+    def utilisation(self, name: str, batch: int) -> tuple[float, float]:
+        """(L2, DRAM) utilisation, each 0..1, of a model alone on the whole GPU."""
+        model = self.model(name)
+        if self.interference == BLIND and not model.l2:
+            return 0.0, 0.0
+        what = f"{self.gpu}: utilisation of {name}"
+        return interpolate(model.l2, batch, what), interpolate(model.dram, batch, what)
+
+    def pressure(self, name: str, batch: int, label: str) -> float:
+        """What a model's batch adds to a neighbour's alpha."""
+        return self.interference.other(*self.utilisation(name, batch)) * self.partition(label).fraction
+
+    def alpha(self, name: str, batch: int, label: str, neighbour_pressure: float | None) -> float:
+        """Slowdown beside neighbours of this summed pressure; 1 without neighbours (None)."""
+        if neighbour_pressure is None:
+            return 1.0
+        own = self.interference.own(*self.utilisation(name, batch)) * self.partition(label).fraction
+        return max(1.0, self.interference.constant + own + neighbour_pressure)
+
+    def effective_ms(self, name: str, batch: int, label: str, neighbour_pressure: float | None = None) -> float:
+        """Milliseconds to plan with for one batch: slowed latency plus overhead, times the margin."""
+        slowed = self.latency_ms(name, batch, label) * self.alpha(name, batch, label, neighbour_pressure)
+        return (slowed + self.overhead_ms(name, batch)) * self.margin
+
+    def planned_memory_bytes(self) -> float:
+        """Bytes of one GPU that plans may use."""
+        return self.memory_bytes * self.usable

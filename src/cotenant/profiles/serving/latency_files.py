@@ -1,0 +1,335 @@
+"""Serving profiles as files: our own JSON, and the reader of a folder laid out like the public gpulet data.
+
+Our format is one JSON object: gpu, source, memory_mb, usable, per_gpulet_mb, max_gpulets, margin, partitions (label to
+fraction, or to {"fraction", "slots"}), interference (the five coefficients, or absent), aliases, and models: name to
+memory_mb, latency_ms {label: {batch: ms}}, overhead_ms {batch: ms}, l2 and dram {batch: 0..1}. MB is 10^6 bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from cotenant.core.errors import InputError
+from cotenant.profiles.serving.latency import BLIND, Interference, ModelProfile, Partition, Points, ServingProfile
+
+MB = 10**6
+MAX_BATCH = 1024
+
+
+def shipped_profiles() -> dict[str, str]:
+    """GPU name to the text of each profile that comes with the package."""
+    found = {}
+    for entry in resources.files("cotenant.profiles").joinpath("data").iterdir():
+        if entry.name.startswith("serving-") and entry.name.endswith(".json"):
+            text = entry.read_text(encoding="utf-8")
+            found[json.loads(text)["gpu"]] = text
+    return found
+
+
+def load_profile(gpu: str, path: str | Path | None = None) -> ServingProfile:
+    """The profile of a GPU type: from `path` (our JSON, or a folder), else the shipped one; InputError without any."""
+    if path is None:
+        shipped = shipped_profiles()
+        same = {_plain(name): name for name in shipped}
+        name = same.get(_plain(gpu))
+        if name is None:
+            raise InputError(
+                f"no serving profile for GPU type {gpu!r}: shipped are {', '.join(sorted(shipped))}; "
+                "give one with profile: or --profile",
+                field="gpus.model",
+            )
+        return parse_profile(json.loads(shipped[name]), f"shipped profile {name}")
+    where = Path(path)
+    if where.is_dir():
+        own = where / "profile.json"
+        return read_profile(own) if own.exists() else read_gpulet_dir(where, gpu)
+    return read_profile(where)
+
+
+def _plain(gpu: str) -> str:
+    return "".join(c for c in gpu.upper() if c.isalnum())
+
+
+def read_profile(path: Path) -> ServingProfile:
+    """Read our JSON format."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the profile: {error.strerror}", file=path) from None
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}", file=path) from None
+    return parse_profile(data, path)
+
+
+Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Batches = dict[Annotated[int, Field(ge=1, le=MAX_BATCH)], Amount]
+
+
+def _as_size(value: Any) -> Any:
+    return {"fraction": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Size(_Strict):
+    fraction: float = Field(gt=0, le=1)
+    slots: int = Field(default=0, ge=0, le=64)
+
+
+class _Coefficients(_Strict):
+    l2_self: float = Field(allow_inf_nan=False)
+    l2_other: float = Field(allow_inf_nan=False)
+    dram_self: float = Field(allow_inf_nan=False)
+    dram_other: float = Field(allow_inf_nan=False)
+    constant: float = Field(allow_inf_nan=False)
+
+
+class _Model(_Strict):
+    memory_mb: Amount
+    latency_ms: dict[str, Batches] = Field(min_length=1)
+    overhead_ms: Batches = {}
+    l2: Batches = {}
+    dram: Batches = {}
+
+
+class _File(_Strict):
+    gpu: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+    memory_mb: Amount
+    usable: float = Field(default=1.0, gt=0, le=1)
+    per_gpulet_mb: Amount = 0.0
+    max_gpulets: int = Field(default=2, ge=1, le=64)
+    margin: float = Field(default=1.0, gt=0, le=100)
+    slots: int = Field(default=0, ge=0, le=64)
+    network_gbps: Amount | None = None
+    partitions: dict[str, Annotated[_Size, BeforeValidator(_as_size)]] = Field(min_length=1)
+    interference: _Coefficients | None = None
+    aliases: dict[str, str] = {}
+    models: dict[str, _Model] = Field(min_length=1)
+
+
+def parse_profile(data: Any, file: str | Path) -> ServingProfile:
+    """Build a profile from our JSON, checking every value."""
+    try:
+        raw = _File.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or None
+        raise InputError(first["msg"].removeprefix("Value error, "), file=file, field=where) from None
+    models = {}
+    for name, m in raw.models.items():
+        unknown = sorted(set(m.latency_ms) - set(raw.partitions))
+        if unknown:
+            what = f"names partitions that are not declared: {', '.join(unknown)}"
+            raise InputError(what, file=file, field=f"models.{name}.latency_ms")
+        empty = [label for label, points in m.latency_ms.items() if not points or min(points.values()) <= 0]
+        if empty:
+            what = "needs a time above 0 for one batch or more, and none of 0"
+            raise InputError(what, file=file, field=f"models.{name}.latency_ms.{empty[0]}")
+        models[name] = ModelProfile(
+            name, round(m.memory_mb * MB), {label: _sorted(points) for label, points in m.latency_ms.items()},
+            _sorted(m.overhead_ms), _sorted(m.l2), _sorted(m.dram),
+        )  # fmt: skip
+    inter = raw.interference
+    return ServingProfile(
+        gpu=raw.gpu,
+        source=raw.source,
+        memory_bytes=round(raw.memory_mb * MB),
+        partitions=tuple(sorted(Partition(size.fraction, label, size.slots) for label, size in raw.partitions.items())),
+        models=models,
+        interference=BLIND if inter is None else Interference(**inter.model_dump()),
+        usable=raw.usable,
+        per_gpulet_bytes=round(raw.per_gpulet_mb * MB),
+        max_gpulets=raw.max_gpulets,
+        margin=raw.margin,
+        slots=raw.slots,
+        network_bps=None if raw.network_gbps is None else raw.network_gbps * 1e9,
+        aliases=raw.aliases,
+    )
+
+
+def _sorted(points: Mapping[int, float]) -> Points:
+    return tuple(sorted(points.items()))
+
+
+def profile_to_dict(profile: ServingProfile) -> dict[str, Any]:
+    """A profile as our JSON object; `parse_profile` gives the same profile back."""
+    inter = profile.interference
+    return {
+        "gpu": profile.gpu,
+        "source": profile.source,
+        "memory_mb": profile.memory_bytes / MB,
+        "usable": profile.usable,
+        "per_gpulet_mb": profile.per_gpulet_bytes / MB,
+        "max_gpulets": profile.max_gpulets,
+        "margin": profile.margin,
+        "slots": profile.slots,
+        "network_gbps": None if profile.network_bps is None else profile.network_bps / 1e9,
+        "partitions": {
+            p.label: {"fraction": p.fraction, "slots": p.slots} if p.slots else p.fraction for p in profile.partitions
+        },
+        "interference": None if inter == BLIND else vars(inter),
+        "aliases": dict(profile.aliases),
+        "models": {
+            m.name: {
+                "memory_mb": m.memory_bytes / MB,
+                "latency_ms": {label: dict(points) for label, points in m.latency_ms.items()},
+                "overhead_ms": dict(m.overhead_ms),
+                "l2": dict(m.l2),
+                "dram": dict(m.dram),
+            }
+            for m in profile.models.values()
+        },
+    }
+
+
+# ---- the public layout: latency.csv, utilisation.csv, interference-constants.csv, mem-config.json, 3_224_224.txt ----
+
+_CONCATENATION = (  # model-name prefix -> (table of batch-building times, factor) or a constant in ms
+    ("lenet", None, 0.4),
+    ("bert", None, 1.0),
+    ("ssd", "3_300_300.txt", 2.5),
+    ("", "3_224_224.txt", 1.9),
+)
+_GPULET_MB, _GPU_MB, _USABLE, _MARGIN = 1230, 11_000, 0.9, 1.1
+LENETS = {f"lenet{i}": "lenet1" for i in range(2, 7)}
+
+
+def _rows(path: Path, least: int = 1) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of a CSV without its empty lines; each has `least` cells or more."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for number, row in enumerate(csv.reader(file), start=1):
+                cells = [c.strip() for c in row]
+                if any(cells) and len(cells) < least:
+                    raise InputError(f"has {len(cells)} cells of {least} or more", file=path, line=number)
+                if any(cells):
+                    yield number, cells
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    except (UnicodeDecodeError, csv.Error):
+        raise InputError("is not a CSV in UTF-8", file=path) from None
+
+
+def _float(text: str, path: Path, line: int, field: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{text!r} is not a finite number", file=path, line=line, field=field)
+    return value
+
+
+def _latencies(path: Path) -> dict[str, dict[str, dict[int, float]]]:
+    """model -> partition label -> batch -> ms; the header line is optional."""
+    out: dict[str, dict[str, dict[int, float]]] = {}
+    for line, row in _rows(path):
+        if line == 1 and row[0] == "model":
+            continue
+        if len(row) < 4:
+            raise InputError("a row is model,partition_pct,batch,latency_ms", file=path, line=line)
+        pct, batch = _float(row[1], path, line, "partition_pct"), _float(row[2], path, line, "batch")
+        if not 1 <= batch <= MAX_BATCH:
+            raise InputError(f"batch {row[2]} is not 1 to {MAX_BATCH}", file=path, line=line, field="batch")
+        if not 0 < pct <= 100:
+            raise InputError(f"{row[1]} is not a percentage in (0, 100]", file=path, line=line, field="partition_pct")
+        ms = _float(row[3], path, line, "latency_ms")
+        if ms <= 0:
+            raise InputError("a latency of 0 or less", file=path, line=line, field="latency_ms")
+        out.setdefault(row[0], {}).setdefault(f"{pct:g}%", {})[int(batch)] = ms
+    return out
+
+
+def _utilisations(path: Path) -> dict[str, tuple[Points, Points]]:
+    """model -> (L2, DRAM) by batch as fractions, at the profiled powers of two, between which the model is linear."""
+    table: dict[str, list[tuple[int, float, float]]] = {}
+    for line, row in _rows(path, 6):
+        if line == 1:
+            continue
+        batch = int(_float(row[1], path, line, "batch"))
+        if not 1 <= batch <= MAX_BATCH:
+            raise InputError(f"batch {batch} is not 1 to {MAX_BATCH}", file=path, line=line, field="batch")
+        if batch & (batch - 1) == 0:
+            l2, dram = (_float(row[k], path, line, "utilisation") / 100 for k in (4, 5))
+            table.setdefault("lenet1" if row[0] == "lenet" else row[0], []).append((batch, l2, dram))
+    return {
+        name: (tuple((b, l2) for b, l2, _ in sorted(rows)), tuple((b, dram) for b, _, dram in sorted(rows)))
+        for name, rows in table.items()
+    }
+
+
+def _overhead(folder: Path, name: str) -> Points:
+    for prefix, table, factor in _CONCATENATION:
+        if name.startswith(prefix):
+            if table is None:
+                return ((1, factor), (MAX_BATCH, factor))
+            path = folder / table
+            cells = ((int(_float(r[0], path, n, "batch")), _float(r[1], path, n, "ms")) for n, r in _rows(path, 2))
+            return tuple(sorted((b, ms * factor) for b, ms in cells))
+    raise AssertionError("the last prefix matches every name")
+
+
+def _memory(path: Path) -> dict[str, float]:
+    """model -> MB."""
+    try:
+        found = {str(m["name"]): float(m["mem"]) for m in json.loads(path.read_text(encoding="utf-8"))["models"]}
+    except (ValueError, KeyError, TypeError):
+        raise InputError('is not {"models": [{"name": ..., "mem": MB}, ...]}', file=path) from None
+    for name, mb in found.items():
+        if not 0 <= mb <= 1e9:
+            raise InputError(f"{mb:g} MB is not a memory", file=path, field=name)
+    return found
+
+
+def read_gpulet_dir(folder: Path, gpu: str = "RTX2080Ti", memory_mb: float = _GPU_MB) -> ServingProfile:
+    """Read a folder laid out like the public gpulet data; files beside latency.csv may be absent."""
+    latencies = _latencies(folder / "latency.csv")
+    if not latencies:
+        raise InputError("has no latencies", file=folder / "latency.csv")
+    memory: dict[str, float] = {}
+    if (folder / "mem-config.json").exists():
+        memory = _memory(folder / "mem-config.json")
+    utilisation = _utilisations(folder / "utilisation.csv") if (folder / "utilisation.csv").exists() else {}
+    inter = BLIND
+    constants = folder / "interference-constants.csv"
+    if constants.exists():
+        if not utilisation:
+            raise InputError("needs utilisation.csv beside it, or neighbours would seem harmless", file=constants)
+        row = next((row for line, row in _rows(constants, 5) if line > 1), None)
+        if row is None:
+            raise InputError("needs a heading and a row of five coefficients", file=constants)
+        inter = Interference(*(_float(c, constants, 2, "coefficient") for c in row[:5]))
+    models = {}
+    for name, cells in latencies.items():
+        l2, dram = utilisation.get(name, ((), ()))
+        overhead = _overhead(folder, name) if (folder / "3_224_224.txt").exists() else ()
+        models[name] = ModelProfile(
+            name,
+            round(memory.get(name, 0.0) * MB),
+            {label: tuple(sorted(batches.items())) for label, batches in cells.items()},
+            overhead, l2, dram,
+        )  # fmt: skip
+    labels = {label for cells in latencies.values() for label in cells}
+    return ServingProfile(
+        gpu=gpu,
+        source=f"{folder.name}/latency.csv",
+        memory_bytes=round(memory_mb * MB),
+        partitions=tuple(sorted(Partition(float(label[:-1]) / 100, label) for label in labels)),
+        models=models,
+        interference=inter,
+        usable=_USABLE,
+        per_gpulet_bytes=_GPULET_MB * MB,
+        margin=_MARGIN,
+        aliases={k: v for k, v in LENETS.items() if v in models},
+    )

@@ -1,0 +1,1 @@
+"""Throughput of training jobs by CPU cores and memory: tables, and how they are measured."""

@@ -1,0 +1,62 @@
+"""What a backend is, and the one list of them. Modules are imported by the worker that needs them."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from cotenant.serving.protocol.tensors import ModelInfo
+
+if TYPE_CHECKING:
+    from cotenant.serving.workers.base import ModelSpec
+
+# name -> (module, files of a version's folder that it runs)
+BACKENDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "onnx": ("cotenant.serving.backends.onnx", ("model.onnx",)),
+    "torch": ("cotenant.serving.backends.torch", ("model.pt2", "model.pt")),
+    "timed": ("cotenant.serving.backends.timed", ("timed.json",)),
+}
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a backend may use: `cores` where CPU cores stand for SMs, else a `fraction` of the GPU it sees, which under
+    green contexts begins at the fraction `start` of the SMs."""
+
+    fraction: float
+    mechanism: str
+    cores: tuple[int, ...] = ()
+    start: float = 0.0
+
+
+class Backend(Protocol):
+    """One loaded model on one share. Made by its module's `open(spec, share)`."""
+
+    info: ModelInfo
+
+    def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
+        """Outputs for inputs, both in the order of `info`. Stacked along a first dimension of `count` where the model
+        is batchable, else one item without that dimension. Any exception is an answer: its text."""
+
+    def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
+        """Called once per batch of `count` items before its results are sent, with the monotonic time of its submission
+        and what it should take."""
+
+    def resize(self, fraction: float) -> None:
+        """Use another share from the next batch on; NotImplementedError where a new process is needed."""
+
+    def lost(self) -> bool:
+        """Whether the device has failed for good: nothing will run in this process any more. Asked after a failure."""
+
+    def close(self) -> None:
+        """Free what the model holds."""
+
+
+def open_backend(spec: ModelSpec, share: Share) -> Backend:
+    """Load a model with the backend of its name."""
+    module = importlib.import_module(BACKENDS[spec.backend][0])
+    backend: Backend = module.open_model(spec, share)
+    return backend

@@ -1,0 +1,112 @@
+"""A model that only takes time: each batch takes what the profile says, on partitions of any size, without a GPU.
+
+OUTPUT is INPUT plus a number that belongs to the model (`offset`), so an answer by a wrong model can be told. The
+file timed.json of a version may name other inputs and outputs, and faults for drills:
+
+    {"inputs": [{"name": "INPUT", "datatype": "FP32", "shape": [4]}], "latency_ms": {"1": 2.0, "8": 5.0},
+     "faults": {"on_load": "crash|hang|memory|error", "on_value": {"666": "crash|hang|memory|error|lost"}}}
+
+lost: that batch fails, and whatever the process runs after it, as on a device whose MPS server died.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cotenant.serving.protocol.tensors import NAMES, ModelInfo, TensorSpec
+
+if TYPE_CHECKING:
+    from cotenant.serving.backends.base import Share
+    from cotenant.serving.workers.base import ModelSpec
+
+DEFAULT_INPUT = {"name": "INPUT", "datatype": "FP32", "shape": [-1]}
+SPIN_S = 0.0003  # a sleeping process wakes up to this late
+
+
+def offset(model: str) -> float:
+    """What a timed model adds to its input."""
+    return float(zlib.crc32(model.encode()) % 1000)
+
+
+class TimedModel:
+    """See the module."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        config: dict[str, Any] = dict(spec.config)
+        raw = config.get("inputs", [DEFAULT_INPUT])
+        inputs = tuple(TensorSpec(x["name"], x["datatype"], tuple(x["shape"])) for x in raw)
+        first = inputs[0]
+        output = config.get("output", "OUTPUT")
+        self.info = ModelInfo(inputs, (TensorSpec(output, first.datatype, first.shape),), True, "timed")
+        self._ms = _times(spec)
+        self._offset = np.array(offset(spec.model))
+        self._lost = False
+        faults = config.get("faults", {})
+        self._on_value = {float(k): v for k, v in faults.get("on_value", {}).items()}
+        _fault(faults.get("on_load"))
+        time.sleep(float(config.get("load_s", 0.0)))
+
+    def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
+        """See Backend."""
+        data = inputs[0]
+        if self._on_value and data.size:
+            for value in data.reshape(count, -1)[:, 0].tolist():
+                kind = self._on_value.get(float(value))
+                self._lost = self._lost or kind == "lost"
+                _fault(kind)
+        if self._lost:
+            raise RuntimeError("the device is lost, as the drill asked for")
+        if data.dtype not in NAMES or data.dtype.kind == "b":
+            return [data]
+        return [(data + self._offset).astype(data.dtype)]
+
+    def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
+        """Return when the batch should be done. The time counts from its submission, so that hand-over is in it."""
+        own = self._ms[min(count, len(self._ms)) - 1] if self._ms else expected_ms
+        until = submitted_s + own / 1000.0
+        left = until - time.monotonic()
+        if left > SPIN_S:
+            time.sleep(left - SPIN_S)
+        while time.monotonic() < until:
+            time.sleep(0)
+
+    def resize(self, fraction: float) -> None:
+        """See Backend: times belong to a partition."""
+        raise NotImplementedError
+
+    def lost(self) -> bool:
+        """See Backend: only a drill loses it."""
+        return self._lost
+
+    def close(self) -> None:
+        """See Backend."""
+
+
+def _times(spec: ModelSpec) -> list[float]:
+    """Milliseconds by batch size of the file's own table, linear between its batches; empty: as long as planned."""
+    own = {int(k): float(v) for k, v in dict(spec.config.get("latency_ms", {})).items()}
+    sizes = sorted(own)
+    return np.interp(range(1, spec.batch + 1), sizes, [own[b] for b in sizes]).tolist() if own else []
+
+
+def _fault(kind: str | None) -> None:
+    """Fail as a drill asks for."""
+    if kind == "crash":
+        os.abort()
+    if kind == "hang":
+        time.sleep(3600)
+    if kind == "memory":
+        raise MemoryError("as the drill asked for")
+    if kind == "error":
+        raise RuntimeError("failed, as the drill asked for")
+
+
+def open_model(spec: ModelSpec, share: Share) -> TimedModel:
+    """Make a timed model; the share is in its times."""
+    del share
+    return TimedModel(spec)

@@ -1,0 +1,259 @@
+"""Models run by PyTorch: exported programs (model.pt2) and TorchScript (model.pt), on a GPU's share or on CPU cores.
+
+On a GPU every batch size of a ladder has a CUDA graph with fixed buffers; a batch runs the smallest graph that holds
+it. Under mechanism `green` graphs are captured on a green context of the share's size, and another share is another
+rung of the ladder: a switch between two batches. Other mechanisms (MPS, MIG, time) act from outside the process.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, TensorSpec
+
+if TYPE_CHECKING:
+    from cotenant.serving.backends.base import Share
+    from cotenant.serving.workers.base import ModelSpec
+
+# batch sizes that get a graph: steps of at most a third, so that little is computed for nothing
+GRAPH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+WARM_RUNS = 3
+TORCH_NAMES = {
+    "BOOL": "bool", "UINT8": "uint8", "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
+    "FP16": "float16", "BF16": "bfloat16", "FP32": "float32", "FP64": "float64",
+}  # fmt: skip
+
+
+class _Graph:
+    """One captured batch size: buffers of the device that it reads and writes, and pinned ones of the host."""
+
+    def __init__(self, graph: Any, inputs: list[Any], outputs: list[Any], torch: Any) -> None:
+        self.graph, self.inputs, self.outputs = graph, inputs, outputs
+        self.host_inputs = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in inputs]
+        self.host_outputs = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in outputs]
+
+
+class TorchModel:
+    """See the module."""
+
+    def __init__(self, spec: ModelSpec, share: Share) -> None:
+        import torch
+
+        began = time.monotonic()
+        self._torch, self._share = torch, share
+        on_gpu = torch.cuda.is_available() and share.mechanism != "cores"
+        self._device = torch.device("cuda" if on_gpu else "cpu")
+        # beside a GPU threads only copy batches: more than one of them wait for each other longer than that takes
+        torch.set_num_threads(len(share.cores) if share.cores else 1)
+        self._ladder: Any = None
+        self._stream: Any = torch.cuda.Stream() if on_gpu else None
+        before = torch.cuda.mem_get_info()[0] if on_gpu else 0
+        self._module, inputs, free = _load(torch, spec, self._device)
+        limit = spec.config.get("max_batch_size")
+        batchable = free if limit is None else limit > 0
+        self.info = ModelInfo(inputs, (), batchable, "pytorch")
+        outputs = self._probe(spec)
+        self._sizes = [n for n in GRAPH_SIZES if n < spec.batch] + [spec.batch] if batchable else [1]
+        static = on_gpu and all(size >= 0 for x in inputs for size in x.shape)
+        self._captured = static and not spec.config.get("no_graphs", False)
+        self._graphs: dict[int, dict[int, _Graph]] = {}
+        self._rung = 0
+        self.info = ModelInfo(inputs, outputs, batchable, "pytorch")
+        if on_gpu:
+            self.resize(share.fraction)
+        used = before - torch.cuda.mem_get_info()[0] if on_gpu else 0
+        self.info = ModelInfo(inputs, outputs, batchable, "pytorch", time.monotonic() - began, max(0, used))
+
+    # ---- loading ----
+
+    def _probe(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        """Run one item: what comes out, named by the configuration where it names outputs."""
+        shapes = [tuple(1 if size < 0 else size for size in x.shape) for x in self.info.inputs]
+        zeros = [np.zeros((1, *s) if self.info.batchable else s, DTYPES[x.datatype])
+                 for s, x in zip(shapes, self.info.inputs, strict=True)]  # fmt: skip
+        with self._torch.inference_mode():
+            found = self._eager([self._tensor(array, x) for array, x in zip(zeros, self.info.inputs, strict=True)])
+        entries = _entries(spec.config.get("output"))
+        names = [e["name"] for e in entries] if entries else [f"OUTPUT{i}" for i in range(len(found))]
+        if len(names) != len(found):
+            raise ValueError(f"the configuration names {len(names)} outputs; the model has {len(found)}")
+        shown = {getattr(self._torch, name): key for key, name in TORCH_NAMES.items()}
+        out = []
+        for i, (name, tensor) in enumerate(zip(names, found, strict=True)):
+            sizes = tuple(tensor.shape[1:] if self.info.batchable else tensor.shape)
+            wanted = tuple(int(x) for x in entries[i].get("dims", sizes)) if entries else sizes
+            free = any(size < 0 for x in self.info.inputs for size in x.shape)
+            out.append(TensorSpec(name, shown[tensor.dtype], wanted if free else sizes))
+        return tuple(out)
+
+    def _tensor(self, array: np.ndarray, spec: TensorSpec) -> Any:
+        """An array (perhaps over memory that may not be written) as a tensor of the input's type on the device."""
+        torch = self._torch
+        with np.errstate(all="ignore"):
+            tensor = torch.from_numpy(np.array(array))
+        if spec.datatype == "BF16":
+            tensor = tensor.view(torch.bfloat16)
+        return tensor.to(self._device)
+
+    def _eager(self, inputs: list[Any]) -> list[Any]:
+        found = self._module(*inputs)
+        if isinstance(found, dict):
+            return list(found.values())
+        return list(found) if isinstance(found, list | tuple) else [found]
+
+    # ---- shares ----
+
+    def resize(self, fraction: float) -> None:
+        """See Backend. Graphs of a rung are captured the first time that it is stepped on."""
+        if self._share.mechanism == "green" and self._device.type == "cuda":
+            if self._ladder is None:
+                from cotenant.serving.backends.green import Ladder
+
+                self._ladder = Ladder(self._torch.cuda.current_device(), self._share.start)
+            rung = self._ladder.rung(fraction)
+            self._rung = rung.sms
+            self._stream = self._torch.cuda.ExternalStream(rung.stream)
+        elif fraction != self._share.fraction:
+            raise NotImplementedError("another share needs a new process")
+        if self._captured and self._rung not in self._graphs:
+            # the largest first: the others fit into its memory
+            pool = self._torch.cuda.graph_pool_handle()
+            self._graphs[self._rung] = {n: self._capture(n, pool) for n in sorted(self._sizes, reverse=True)}
+
+    def _capture(self, count: int, pool: Any) -> _Graph:
+        torch = self._torch
+        lead = (count,) if self.info.batchable else ()
+        inputs = [
+            torch.zeros((*lead, *x.shape), dtype=getattr(torch, TORCH_NAMES[x.datatype]), device=self._device)
+            for x in self.info.inputs
+        ]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            for _ in range(WARM_RUNS):
+                self._eager(inputs)
+            self._stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                outputs = self._eager(inputs)
+        return _Graph(graph, inputs, outputs, torch)
+
+    # ---- batches ----
+
+    def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
+        """See Backend."""
+        torch = self._torch
+        with torch.inference_mode():
+            if self._captured:
+                return self._replayed(inputs, count if self.info.batchable else 1)
+            tensors = [self._tensor(array, x) for array, x in zip(inputs, self.info.inputs, strict=True)]
+            if self._stream is None:
+                return [_array(x) for x in self._eager(tensors)]
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                return [_array(x.cpu()) for x in self._eager(tensors)]
+
+    def _replayed(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
+        graphs = self._graphs[self._rung]
+        held = graphs[min(n for n in graphs if n >= count)]
+        torch = self._torch
+        with torch.cuda.stream(self._stream):
+            for array, x, host, device in zip(inputs, self.info.inputs, held.host_inputs, held.inputs, strict=True):
+                source = torch.from_numpy(np.ascontiguousarray(array)) if array.flags.writeable else self._copy(array)
+                if x.datatype == "BF16":
+                    source = source.view(torch.bfloat16)
+                part = host[:count] if self.info.batchable else host
+                part.copy_(source)
+                (device[:count] if self.info.batchable else device).copy_(part, non_blocking=True)
+            held.graph.replay()
+            for host, device in zip(held.host_outputs, held.outputs, strict=True):
+                part = host[:count] if self.info.batchable else host
+                part.copy_(device[:count] if self.info.batchable else device, non_blocking=True)
+            self._stream.synchronize()
+        return [_array(host[:count] if self.info.batchable else host) for host in held.host_outputs]
+
+    def _copy(self, array: np.ndarray) -> Any:
+        return self._torch.from_numpy(np.array(array))
+
+    def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
+        """See Backend: the model takes the time it takes."""
+
+    def lost(self) -> bool:
+        """See Backend: an error that stays with the context comes back from a wait."""
+        if self._device.type != "cuda":
+            return False
+        try:
+            self._torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
+    def close(self) -> None:
+        """See Backend."""
+        self._graphs.clear()
+        del self._module
+
+
+def _array(tensor: Any) -> np.ndarray:
+    """A tensor of the host as an array; BF16 as its words."""
+    if str(tensor.dtype) == "torch.bfloat16":
+        import torch
+
+        tensor = tensor.view(torch.uint16)
+    found: np.ndarray = tensor.numpy()
+    return found
+
+
+def _entries(raw: Any) -> list[dict[str, Any]]:
+    entries = raw if isinstance(raw, list) else [] if raw is None else [raw]
+    return [e for e in entries if isinstance(e, dict)]
+
+
+def _load(torch: Any, spec: ModelSpec, device: Any) -> tuple[Any, tuple[TensorSpec, ...], bool]:
+    """(what can be called, its inputs, whether its batch is free) of a version's folder."""
+    assert spec.path is not None
+    exported, script = Path(spec.path) / "model.pt2", Path(spec.path) / "model.pt"
+    configured = tuple(_from_config(entry) for entry in _entries(spec.config.get("input")))
+    if exported.is_file():
+        program = torch.export.load(str(exported))
+        found, free = _signature(torch, program)
+        if device.type == "cuda":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, str(device))
+        return program.module(), configured or found, free
+    if not configured:
+        raise ValueError("TorchScript does not say what it takes: config.pbtxt must have input { name data_type dims }")
+    module = torch.jit.load(str(script), map_location=device).eval()
+    return module, configured, int(spec.config.get("max_batch_size", 0)) > 0
+
+
+def _from_config(entry: dict[str, Any]) -> TensorSpec:
+    kind = str(entry.get("data_type", "")).removeprefix("TYPE_")
+    kind = "BYTES" if kind == "STRING" else kind
+    if kind not in TORCH_NAMES:
+        raise ValueError(f"input {entry.get('name')!r} has data_type {entry.get('data_type')!r}, which torch lacks")
+    dims = entry.get("dims", [])
+    return TensorSpec(str(entry["name"]), kind, tuple(int(x) for x in (dims if isinstance(dims, list) else [dims])))
+
+
+def _signature(torch: Any, program: Any) -> tuple[tuple[TensorSpec, ...], bool]:
+    """Inputs of an exported program, and whether the first dimension of all of them is free."""
+    shown = {getattr(torch, name): key for key, name in TORCH_NAMES.items()}
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    tensors = [(name, values[name]) for name in program.graph_signature.user_inputs]
+    free = bool(tensors) and all(t.dim() > 0 and not isinstance(t.shape[0], int) for _, t in tensors)
+    found = []
+    for name, tensor in tensors:
+        sizes = tensor.shape[1:] if free else tensor.shape
+        shape = tuple(size if isinstance(size, int) else -1 for size in sizes)
+        found.append(TensorSpec(name, shown[tensor.dtype], shape))
+    return tuple(found), free
+
+
+def open_model(spec: ModelSpec, share: Share) -> TorchModel:
+    """Load version-folder/model.pt2 or model.pt."""
+    return TorchModel(spec, share)

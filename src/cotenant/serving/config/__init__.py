@@ -1,0 +1,1 @@
+"""services.yaml: models, server settings and the planning problem made of them."""

@@ -1,0 +1,256 @@
+"""The files of the public gpulet scheduler: task CSV, sim-config.json, device-config.json, ModelList.txt; both ways.
+
+Task CSV: a count, then `id,rate,SLO ms,` per task. sim-config.json: GPUs [{Type, Num}], Max Model, Part, Latency Ratio,
+Interference, Self Tuning, Avail_Parts. device-config.json: device_specs [{type, mem_mb, latency_prof_file, ...}], paths
+relative to it. ModelList.txt: `gpu,partition %,dedup,model,batch,duty ms` per model, `reserved` where a partition is
+empty, or the word EMPTY for a plan of nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.errors import InputError
+from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
+from cotenant.policy.serving.packing.tables import Gpus
+from cotenant.profiles.serving.latency import ServingProfile
+from cotenant.profiles.serving.latency_files import load_profile, read_gpulet_dir
+from cotenant.serving.config.planning import Problem
+
+MODEL_IDS = (
+    *(f"lenet{i}" for i in range(1, 7)), "googlenet", "resnet50", "ssd-mobilenetv1", "vgg16", "mnasnet1_0",
+    "mobilenet_v2", "densenet161", "bert",
+)  # fmt: skip
+TWINS = 2  # gpulets of one GPU
+_PLANNERS = {(1, 0): "gpulet", (1, 1): "gpulet-interference"}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    except UnicodeDecodeError:
+        raise InputError("is not text in UTF-8", file=path) from None
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        data = json.loads(_text(path))
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}", file=path) from None
+    if not isinstance(data, Mapping):
+        raise InputError("is not a JSON object", file=path)
+    return data
+
+
+def read_tasks(path: str | Path) -> list[Service]:
+    """The task CSV as services; ids are the public scheduler's model numbers or model names."""
+    where = Path(path)
+    lines = [(n, x.strip()) for n, x in enumerate(_text(where).splitlines(), start=1) if x.strip()]
+    if not lines:
+        raise InputError("is empty; the first line is the number of tasks", file=where)
+    line, first = lines[0]
+    head = first.strip(", ")
+    if not head.isdigit():
+        raise InputError(f"{first!r} is not the number of tasks", file=where, line=line)
+    if int(head) != len(lines) - 1:
+        raise InputError(f"says {head} tasks and has {len(lines) - 1}", file=where, line=line)
+    out = []
+    for line, text in lines[1:]:
+        cells = [c.strip() for c in text.split(",")]
+        if len(cells) < 3:
+            raise InputError("a task is id,rate,SLO", file=where, line=line)
+        name = cells[0]
+        if name.isdigit():
+            if int(name) >= len(MODEL_IDS):
+                raise InputError(f"model id {name} is not 0 to {len(MODEL_IDS) - 1}", file=where, line=line, field="id")
+            name = MODEL_IDS[int(name)]
+        rate, slo = (_positive(c, where, line, f) for c, f in ((cells[1], "rate"), (cells[2], "SLO")))
+        out.append(Service(name, name, rate, slo))
+    return out
+
+
+def _positive(text: str, path: Path, line: int, field: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value <= 0:
+        raise InputError(f"{text!r} is not a positive finite number", file=path, line=line, field=field)
+    return value
+
+
+def write_tasks(services: Sequence[Service]) -> str:
+    """Services as a task CSV."""
+    rows = [f"{_id(s.model)},{s.rate_rps:g},{s.slo_ms:g}," for s in services]
+    return "\n".join([str(len(rows)), *rows]) + "\n"
+
+
+def _id(model: str) -> str:
+    return str(MODEL_IDS.index(model)) if model in MODEL_IDS else model
+
+
+def _profile(spec: Mapping[str, Any], folder: Path, file: Path) -> ServingProfile:
+    """The profile that a device spec names, else the shipped one of that GPU."""
+    gpu = str(spec.get("type", ""))
+    named = spec.get("latency_prof_file")
+    table = folder / str(named) if named else None
+    if table is not None and table.exists():
+        found = read_gpulet_dir(table.parent, gpu)
+    else:
+        found = load_profile({"2080ti": "RTX2080Ti"}.get(gpu.lower(), gpu))
+    memory = spec.get("mem_mb")
+    if memory is None:
+        return replace(found, gpu=gpu)
+    if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory < 1e9:
+        raise InputError(f"{memory!r} is not a memory in MB", file=file, field="mem_mb")
+    return replace(found, gpu=gpu, memory_bytes=round(memory * 1e6))
+
+
+def read_problem(
+    tasks: str | Path, sim_config: str | Path, device_config: str | Path | None, gpus: int | None = None
+) -> tuple[Problem, str]:
+    """The planning problem of a set of files, and the planner that the configuration asks for."""
+    services = read_tasks(tasks)
+    where = Path(sim_config)
+    config = _json(where)
+    devices: Mapping[str, Any] = {}
+    folder = where.parent
+    if device_config is not None:
+        specs = _json(Path(device_config)).get("device_specs", [])
+        devices = {str(d.get("type")): d for d in specs if isinstance(d, Mapping)}
+        folder = Path(device_config).parent
+    groups = config.get("GPUs")
+    if not isinstance(groups, list) or not groups:
+        raise InputError("needs a list of {Type, Num}", file=where, field="GPUs")
+    profiles, types = [], []
+    for i, group in enumerate(groups):
+        try:
+            kind, count = str(group["Type"]), int(group["Num"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError("needs Type and Num", file=where, field=f"GPUs[{i}]") from None
+        if devices and kind not in devices:
+            raise InputError(f"GPU type {kind!r} is not in the device config", file=where, field=f"GPUs[{i}].Type")
+        profile = _profile(devices.get(kind, {"type": kind}), folder, Path(device_config or where))
+        profiles.append(_configured(profile, config, where))
+        types += [i] * count
+    if gpus is not None:
+        types = types[:gpus] + [0] * max(0, gpus - len(types))
+    found = Gpus(tuple(profiles), tuple(types))
+    return Problem(found, tuple(services), {p.gpu: p for p in profiles}, (), 1.0), _planner(config)
+
+
+def _configured(profile: ServingProfile, config: Mapping[str, Any], file: Path) -> ServingProfile:
+    ratio = config.get("Latency Ratio", profile.margin)
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 1 <= ratio <= 100:
+        raise InputError(f"{ratio!r} is not a factor of at least 1", file=file, field="Latency Ratio")
+    wanted = config.get("Avail_Parts")
+    chosen = profile.partitions
+    if wanted is not None:
+        sizes = {float(x) for x in wanted}
+        chosen = tuple(p for p in profile.partitions if p.percent in sizes)
+        missing = sizes - {p.percent for p in chosen}
+        if missing:
+            raise InputError(f"partitions {sorted(missing)} are not profiled", file=file, field="Avail_Parts")
+    return replace(profile, margin=float(ratio), partitions=chosen, max_gpulets=TWINS)
+
+
+def _planner(config: Mapping[str, Any]) -> str:
+    if config.get("Self Tuning"):
+        return "greedy"
+    return _PLANNERS.get((int(bool(config.get("Part", 1))), int(bool(config.get("Interference", 1)))), "temporal")
+
+
+def sim_config(problem: Problem, planner: str) -> dict[str, Any]:
+    """A problem as sim-config.json."""
+    counts = [problem.gpus.types.count(t) for t in range(len(problem.gpus.profiles))]
+    first = problem.gpus.profiles[0]
+    return {
+        "GPUs": [{"Type": p.gpu, "Num": n} for p, n in zip(problem.gpus.profiles, counts, strict=True)],
+        "Max Model": 3,
+        "Part": int(planner != "temporal"),
+        "Latency Ratio": first.margin,
+        "Interference": int(planner in ("gpulet-interference", "exact")),
+        "Incremental": 0,
+        "Self Tuning": int(planner == "greedy"),
+        "Avail_Parts": sorted((p.percent for p in first.partitions), reverse=True),
+    }
+
+
+def device_config(problem: Problem) -> dict[str, Any]:
+    """A problem's GPU types as device-config.json; the file names are the customary ones."""
+    return {
+        "device_specs": [
+            {
+                "type": p.gpu,
+                "mem_mb": p.memory_bytes / 1e6,
+                "latency_prof_file": "latency.csv",
+                "interference_const_file": "interference-constants.csv",
+                "interference_util_file": "utilisation.csv",
+            }
+            for p in problem.gpus.profiles
+        ]
+    }
+
+
+def write_modellist(plan: ServingPlan) -> str:
+    """A plan as ModelList.txt. `dedup` tells two gpulets of one size on one GPU apart; what a GPU has left over beside
+    one gpulet is a `reserved` row."""
+    rows: list[str] = []
+    by_gpu: dict[int, list[Gpulet]] = {}
+    for let in plan.gpulets:
+        by_gpu.setdefault(let.gpu, []).append(let)
+    for gpu, lets in sorted(by_gpu.items()):
+        seen: dict[float, int] = {}
+        for let in lets:
+            dedup = seen.get(let.percent, 0)
+            seen[let.percent] = dedup + 1
+            rows += [f"{gpu},{let.percent:g},{dedup},{s.model},{s.batch},{let.duty_ms:.6f}" for s in let.seats]
+        rest = 100 - sum(let.percent for let in lets)
+        if rest > 0 and len(lets) < TWINS:
+            rows.append(f"{gpu},{rest:g},{seen.get(rest, 0)},reserved,0,0")
+    return "\n".join(rows or ["EMPTY"]) + "\n"
+
+
+def read_modellist(path: str | Path, problem: Problem) -> ServingPlan:
+    """ModelList.txt as a plan for a problem's services, found by model."""
+    where = Path(path)
+    by_model = {s.model: s for s in problem.services}
+    lets: dict[tuple[int, float, int], tuple[float, list[Seat]]] = {}
+    for line, text in enumerate(_text(where).splitlines(), start=1):
+        cells = [c.strip() for c in text.split(",")]
+        if not text.strip() or text.strip() == "EMPTY":
+            continue
+        if len(cells) < 6:
+            raise InputError("a row is gpu,partition,dedup,model,batch,duty", file=where, line=line)
+        if cells[3] == "reserved":
+            continue
+        if cells[3] not in by_model:
+            raise InputError(f"model {cells[3]} is not among the tasks", file=where, line=line, field="model")
+        try:
+            key = int(cells[0]), float(cells[1]), int(cells[2])
+            batch, duty = int(cells[4]), float(cells[5])
+        except ValueError:
+            raise InputError("has a number that is none", file=where, line=line) from None
+        if batch < 1 or not math.isfinite(duty) or duty <= 0:
+            raise InputError("batch and duty must be positive", file=where, line=line)
+        service = by_model[cells[3]]
+        lets.setdefault(key, (duty, []))[1].append(Seat(service.name, service.model, batch, 1000 * batch / duty))
+    gpulets = []
+    slots: dict[int, int] = {}
+    for (gpu, percent, _), (duty, seats) in lets.items():
+        if not 0 <= gpu < len(problem.gpus):
+            raise InputError(f"GPU {gpu} is not among the {len(problem.gpus)} GPUs", file=where)
+        label = next((p.label for p in problem.gpus.profile_of(gpu).partitions if p.percent == percent), None)
+        if label is None:
+            raise InputError(f"partition {percent:g} % is not profiled", file=where)
+        slot = slots[gpu] = slots.get(gpu, -1) + 1
+        gpulets.append(Gpulet(gpu, problem.gpus.profile_of(gpu).gpu, label, percent, slot, duty, tuple(seats)))
+    rates = {s.name: s.rate_rps for s in problem.services}
+    return ServingPlan("modellist", len(problem.gpus), tuple(gpulets), rates_rps=rates)

@@ -1,0 +1,128 @@
+"""From files to a planning problem: profiles with the chosen partitions, GPUs, services, stages; what-if changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.errors import InputError
+from cotenant.core.serving import Application, Service
+from cotenant.policy.serving.packing.applications import Stage, stages
+from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, Spec, find_planner
+from cotenant.policy.serving.packing.tables import Gpus
+from cotenant.profiles.serving.latency import ServingProfile
+from cotenant.profiles.serving.latency_files import load_profile
+from cotenant.serving.config.services import MAX_GPUS, Deployment
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is planned: `services` (stages of applications last), the GPUs, profiles by GPU model, applications with
+    their stages, and the factor on rates to plan for. `apart`: no gpulet holds services of both classes."""
+
+    gpus: Gpus
+    services: tuple[Service, ...]
+    profiles: Mapping[str, ServingProfile]
+    applications: tuple[tuple[Application, tuple[Stage, ...]], ...]
+    headroom: float
+    apart: bool = False
+
+    def planner(self, name: str | None = None) -> Spec:
+        """The planner of a name (default: the usual one) for this problem; InputError lists the known ones."""
+        spec = find_planner(name or DEFAULT_PLANNER)
+        return spec.apart() if self.apart else spec
+
+    @property
+    def own_services(self) -> tuple[Service, ...]:
+        """Services that are no stage of an application."""
+        staged = {stage.service.name for _, found in self.applications for stage in found}
+        return tuple(s for s in self.services if s.name not in staged)
+
+
+def restrict(
+    profile: ServingProfile, labels: Sequence[str] | None, mechanism: str, max_gpulets: int | None
+) -> ServingProfile:
+    """A profile with only these partitions; InputError where one is not profiled or the mechanism cannot make it."""
+    chosen = profile.partitions
+    if labels is not None:
+        known = {p.label: p for p in profile.partitions}
+        missing = [label for label in labels if label not in known]
+        if missing:
+            raise InputError(
+                f"the {profile.gpu} profile has no partition {', '.join(missing)}: it has {', '.join(known)}",
+                field="partitions",
+            )
+        chosen = tuple(known[label] for label in dict.fromkeys(labels))
+    if mechanism == "mig" and (not profile.slots or any(not p.slots for p in chosen)):
+        raise InputError(f"the {profile.gpu} profile has no MIG slices (partitions with slots)", field="mechanism")
+    if not chosen:
+        raise InputError("there are no partitions to choose from", field="partitions")
+    return replace(
+        profile, partitions=tuple(sorted(chosen)), max_gpulets=max_gpulets or profile.max_gpulets,
+    )  # fmt: skip
+
+
+def build_problem(deployment: Deployment, profile: str | Path | None = None, gpus: int | None = None) -> Problem:
+    """The planning problem of a services file. `profile` replaces the file's; `gpus` the count (its first model)."""
+    models = deployment.gpu_models
+    if gpus is not None:
+        if gpus < 1:
+            raise InputError(f"{gpus} GPUs serve nothing", field="gpus")
+        if gpus > MAX_GPUS:
+            raise InputError(f"{gpus} GPUs are over {MAX_GPUS}", field="gpus")
+        models = models[:gpus] if gpus <= len(models) else models + (models[0],) * (gpus - len(models))
+    loaded: dict[str, ServingProfile] = {}
+    for model in dict.fromkeys(models):
+        path = profile or deployment.profiles.get(model) or deployment.profiles.get("")
+        found = load_profile(model, path)
+        with deployment.located():
+            loaded[model] = restrict(
+                replace(found, gpu=model), deployment.partitions, deployment.mechanism, deployment.max_gpulets
+            )
+    types = {model: i for i, model in enumerate(loaded)}
+    first = next(iter(loaded.values()))
+    apps = tuple((app, tuple(stages(app, first))) for app in deployment.applications)
+    services = (*deployment.services, *(stage.service for _, found in apps for stage in found))
+    problem_gpus = Gpus(tuple(loaded.values()), tuple(types[m] for m in models))
+    return Problem(problem_gpus, services, loaded, apps, deployment.headroom, deployment.colocation is not None)
+
+
+def what_if(deployment: Deployment, changes: Sequence[str]) -> Deployment:
+    """A deployment changed by KEY=x1.5 (times) or KEY=120 (to); KEY: rate, slo, headroom, rate.SERVICE, slo.SERVICE."""
+    for change in changes:
+        key, equals, text = change.partition("=")
+        kind, _, who = key.strip().partition(".")
+        text = text.strip()
+        try:
+            number = float(text.removeprefix("x"))
+        except ValueError:
+            number = math.nan
+        if not equals or kind not in ("rate", "slo", "headroom") or not math.isfinite(number) or number <= 0:
+            raise InputError(
+                f"{change!r} is no change; write rate=x1.5, slo=x0.8, rate.NAME=120 or headroom=1.5", field="what-if"
+            )
+        times = text.startswith("x")
+        if kind == "headroom":
+            new = deployment.headroom * number if times else number
+            deployment = replace(deployment, headroom=max(1.0, new))
+            continue
+        names = [s.name for s in deployment.services] + [a.name for a in deployment.applications]
+        if who and who not in names:
+            raise InputError(f"{who!r} is no service; there are {', '.join(names)}", field="what-if")
+        attribute = "rate_rps" if kind == "rate" else "slo_ms"
+        deployment = replace(
+            deployment,
+            services=tuple(_changed(s, attribute, who, number, times) for s in deployment.services),
+            applications=tuple(_changed(a, attribute, who, number, times) for a in deployment.applications),
+        )
+    return deployment
+
+
+def _changed(item: Any, attribute: str, who: str, number: float, times: bool) -> Any:
+    if who not in ("", item.name):
+        return item
+    value = getattr(item, attribute) * number if times else number
+    return replace(item, **{attribute: value})

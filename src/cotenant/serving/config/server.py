@@ -1,0 +1,192 @@
+"""The keys of services.yaml that only a server reads: where it listens, its limits, backends and models."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from cotenant.core.errors import InputError
+from cotenant.core.units import parse_bytes, parse_seconds
+from cotenant.serving.config.services import Deployment
+
+BACKENDS = ("auto", "onnx", "torch", "timed")
+Backend = Literal["auto", "onnx", "torch", "timed"]
+
+
+class ListenEntry(BaseModel):
+    """`listen`: addresses, who may ask, and how much and how long."""
+
+    model_config = ConfigDict(extra="forbid")
+    http: str | None = "127.0.0.1:8000"
+    grpc: str | None = "127.0.0.1:8001"
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tokens: str | None = None
+    max_body: int = Field(default=64 << 20, ge=1024, le=1 << 33)
+    max_in_flight: int = Field(default=10_000, ge=1, le=1_000_000)
+    max_connections: int = Field(default=20_000, ge=1, le=1_000_000)
+    read_timeout: float = Field(default=30.0, gt=0)
+    write_timeout: float = Field(default=30.0, gt=0)
+    idle_timeout: float = Field(default=300.0, gt=0)
+    drain: float = Field(default=30.0, ge=0)
+
+    @field_validator("max_body", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        return _parsed(parse_bytes, value)
+
+    @field_validator("read_timeout", "write_timeout", "idle_timeout", "drain", mode="before")
+    @classmethod
+    def _seconds(cls, value: Any) -> Any:
+        return _parsed(parse_seconds, value)
+
+
+def _parsed(parse: Any, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse(value)
+    except InputError as error:
+        raise ValueError(error.message) from None
+
+
+class ServingEntry(BaseModel):
+    """Top-level keys of a server."""
+
+    model_config = ConfigDict(extra="forbid")
+    listen: ListenEntry = ListenEntry()
+    backend: Backend = "auto"
+    models: str | None = None
+    autoscale: bool = True
+    forecast: Literal["ewma", "trend"] = "trend"
+    patience: int = Field(default=3, ge=1, le=1000)
+    least_rate: float = Field(default=0.1, ge=0, le=1)
+    verify: bool = True
+    hold: float = Field(default=0.0, ge=0, le=1)
+    poll_models: float = Field(default=0.0, ge=0)
+    load_timeout: float = Field(default=300.0, gt=0)
+
+    @field_validator("poll_models", "load_timeout", mode="before")
+    @classmethod
+    def _seconds(cls, value: Any) -> Any:
+        return _parsed(parse_seconds, value)
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """Where a service's model comes from: `path` of its folder in a repository (None: nothing is named)."""
+
+    service: str
+    model: str
+    backend: Backend
+    path: Path | None
+    version: int | None = None
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """All that a server is started with, beside the planning problem."""
+
+    deployment: Deployment
+    entry: ServingEntry
+    models: Mapping[str, ModelEntry]
+    concurrency: Mapping[str, int] = field(default_factory=dict)
+    wiring: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
+
+
+def read_serving(deployment: Deployment) -> ServingConfig:
+    """The server's part of a services file; InputError names line and key."""
+    with deployment.located():
+        return _read_serving(deployment)
+
+
+def _read_serving(deployment: Deployment) -> ServingConfig:
+    raw = deployment.raw
+    assert raw is not None
+    try:
+        entry = ServingEntry.model_validate(raw.model_extra or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(ServingEntry.model_fields)
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = f"is no key; those of a server are {known}"
+        raise InputError(message, file=deployment.file, field=where) from None
+    for door in ("http", "grpc"):
+        address = getattr(entry.listen, door)
+        if address not in (None, "", "none"):
+            parse_address(address, f"listen.{door}")
+    base = Path(deployment.file).parent
+    folder = None if entry.models is None else base / entry.models
+    models: dict[str, ModelEntry] = {}
+    for i, service in enumerate(raw.services):
+        backend = service.backend or entry.backend
+        if backend not in BACKENDS:
+            what = f"unknown backend {backend!r}; known: {', '.join(BACKENDS)}"
+            raise InputError(what, file=deployment.file, field=f"services[{i}].backend")
+        path = _path(service.model, service.name, base, folder)
+        models[service.name] = ModelEntry(service.name, service.profile_model, backend, path, service.version)  # type: ignore[arg-type]
+    for app in deployment.applications:
+        for stage in app.stages:
+            own = None if folder is None else folder / stage
+            models[f"{app.name}:{stage}"] = ModelEntry(f"{app.name}:{stage}", stage, entry.backend, own)
+    return ServingConfig(
+        deployment, entry, models,
+        {s.name: s.max_concurrency for s in raw.services if s.max_concurrency is not None},
+        {a.name: a.inputs for a in raw.applications},
+    )  # fmt: skip
+
+
+def _path(model: str | None, name: str, base: Path, folder: Path | None) -> Path | None:
+    """A model with a slash is a path beside the file, any other a name in `models`."""
+    if model is not None and "/" in model:
+        return base / model
+    return None if folder is None else folder / (model or name)
+
+
+def tls_context(entry: ListenEntry, alpn: str, file: str) -> ssl.SSLContext | None:
+    """The server's TLS, None where no certificate is given."""
+    if entry.tls_certificate is None:
+        if entry.tls_key is not None:
+            raise InputError("tls_key needs tls_certificate", file=file, field="listen.tls_key")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    base = Path(file).parent
+    key = None if entry.tls_key is None else str(base / entry.tls_key)
+    try:
+        context.load_cert_chain(str(base / entry.tls_certificate), key)
+    except (OSError, ssl.SSLError) as error:
+        why = error.strerror or str(error)
+        raise InputError(f"cannot use the certificate: {why}", file=file, field="listen.tls_certificate") from None
+    context.set_alpn_protocols([alpn])
+    return context
+
+
+def read_tokens(entry: ListenEntry, file: str) -> tuple[str, ...]:
+    """Bearer tokens, one a line of the file that `tokens` names; none: everybody may ask."""
+    if entry.tokens is None:
+        return ()
+    path = Path(file).parent / entry.tokens
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read: {getattr(error, 'strerror', error)}", file=path) from None
+    tokens = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not tokens or any(len(token) < 8 for token in tokens):
+        raise InputError("needs a token of at least 8 characters on each line", file=path)
+    return tokens
+
+
+def parse_address(text: str, field: str) -> tuple[str, int]:
+    """HOST:PORT; a port of 0 is any that is free."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise InputError(f"{text!r} is not HOST:PORT", field=field)
+    return host.strip("[]") or "127.0.0.1", int(port)

@@ -1,0 +1,271 @@
+"""services.yaml: the models of the file, with every default, and what planning and simulation are given from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from cotenant.core.errors import InputError
+from cotenant.core.gpus import find_gpu
+from cotenant.core.serving import APPLICATIONS, Application, Service
+from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
+from cotenant.core.yamlfile import YamlFile, read_yaml
+
+MAX_GPUS = 100_000
+MOST_PRIORITY = 10**9
+Mechanism = Literal["mps", "green", "mig", "time", "cores"]
+
+
+def _quantity(parse: Any, value: Any) -> Any:
+    """A unit parser inside a pydantic validator: its sentence becomes the validator's."""
+    if not isinstance(value, str | int | float):
+        return value
+    try:
+        return parse(value)
+    except InputError as error:
+        raise ValueError(error.message) from None
+
+
+class GpusEntry(BaseModel):
+    """`gpus`: how many of which model."""
+
+    model_config = ConfigDict(extra="forbid")
+    count: int = Field(ge=1, le=MAX_GPUS)
+    model: str
+
+
+class ReplanEntry(BaseModel):
+    """`replan`: how often plans are made when serving, and the factor on rates that they are made for."""
+
+    model_config = ConfigDict(extra="forbid")
+    period: float = 20.0
+    headroom: float = Field(default=1.2, ge=1.0, le=100.0)
+
+    @field_validator("period", mode="before")
+    @classmethod
+    def _seconds(cls, value: Any) -> Any:
+        return _quantity(parse_seconds, value)
+
+
+class ServiceEntry(BaseModel):
+    """One of `services`. Without a rate it is planned for 1 request/s until one is measured."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, protected_namespaces=())
+    name: str = Field(min_length=1, max_length=200)
+    model: str | None = None
+    rate_rps: float = Field(default=1.0, allow_inf_nan=False, gt=0)
+    slo_ms: float = Field(allow_inf_nan=False, gt=0)
+    class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
+    priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    memory: int | None = Field(default=None, ge=0)
+    input_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    copy_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    work_class: Literal["unknown", "memory", "compute"] = "unknown"
+    max_queue: int = Field(default=1000, ge=1, le=1_000_000)
+    arrivals: str | None = None
+    backend: str | None = None
+    version: int | None = Field(default=None, ge=1)
+    max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        return _quantity(parse_bytes, value)
+
+    @property
+    def profile_model(self) -> str:
+        """The name in the profile: the last part of a model repository path, or the service's own name."""
+        return (self.model or self.name).rstrip("/").rsplit("/", 1)[-1]
+
+
+class ApplicationEntry(BaseModel):
+    """One of `applications`. `graph`: stage to following stages, or the name of a known one (game, traffic)."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(min_length=1, max_length=200)
+    graph: dict[str, list[str]] | str
+    rate_rps: float = Field(allow_inf_nan=False, gt=0)
+    slo_ms: float = Field(allow_inf_nan=False, gt=0)
+    priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    arrivals: str | None = None
+    inputs: dict[str, dict[str, str]] = {}
+
+
+class ServicesFile(BaseModel):
+    """The whole of services.yaml. `backends`, `listen` and other keys of serving are kept for the server."""
+
+    model_config = ConfigDict(extra="allow")
+    gpus: GpusEntry | None = None
+    cluster: str | None = None
+    mechanism: Mechanism = "mps"
+    partitions: list[str | float] | None = None
+    max_gpulets: int | None = Field(default=None, ge=1, le=64)
+    max_models: int = Field(default=3, ge=1, le=4)
+    colocation: str | None = None
+    profile: str | dict[str, str] | None = None
+    replan: ReplanEntry = ReplanEntry()
+    services: list[ServiceEntry] = []
+    applications: list[ApplicationEntry] = []
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """services.yaml, checked: GPU model names in order, services, applications and how plans are made. `raw` is the
+    file's own content, with what only a server reads; `source` says where in the file things stand. `colocation`: the
+    scheme that latency-sensitive and best-effort services are served under, None: they are served alike."""
+
+    file: str
+    gpu_models: tuple[str, ...]
+    services: tuple[Service, ...]
+    applications: tuple[Application, ...]
+    mechanism: Mechanism
+    partitions: tuple[str, ...] | None
+    profiles: Mapping[str, str]
+    headroom: float
+    period_s: float
+    max_gpulets: int | None = None
+    max_models: int = 3
+    arrivals: Mapping[str, str] = field(default_factory=dict)
+    copy_weights: Mapping[str, float] = field(default_factory=dict)
+    colocation: str | None = None
+    raw: ServicesFile | None = None
+    source: YamlFile | None = field(default=None, repr=False, compare=False)
+
+    def located(self) -> AbstractContextManager[None]:
+        """Complaints about what the file says, raised inside without a line or a file, get those of the file."""
+        return nullcontext() if self.source is None else self.source.located()
+
+
+def read_services(path: str | Path) -> Deployment:
+    """Read services.yaml; InputError names line and field."""
+    read = read_yaml(path)
+    if not isinstance(read.content, dict):
+        raise InputError("needs gpus and services", file=path)
+    with read.located():
+        return replace(parse_services(read.content, path), source=read)
+
+
+def with_scheme(deployment: Deployment, scheme: str | None) -> Deployment:
+    """A deployment under the co-location scheme of an option, `none` for none; without the option as the file says."""
+    return deployment if scheme is None else replace(deployment, colocation=_scheme(scheme))
+
+
+def _scheme(name: str | None) -> str | None:
+    if name is None or name == "none":
+        return None
+    from cotenant.policy.colocation import scheme_named
+
+    return scheme_named(name).name
+
+
+def parse_services(data: Mapping[str, Any], path: str | Path = "services") -> Deployment:
+    """Check the content of services.yaml."""
+    try:
+        raw = ServicesFile.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"{message} (got {_short(first.get('input'))})", file=path, field=where) from None
+    try:
+        return _deployment(raw, path)
+    except InputError as error:
+        if error.file is None:
+            raise InputError(error.message, file=path, field=error.field) from None
+        raise
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _deployment(raw: ServicesFile, path: str | Path) -> Deployment:
+    if not raw.services and not raw.applications:
+        raise InputError("there are no services and no applications", field="services")
+    names = [s.name for s in raw.services] + [a.name for a in raw.applications]
+    if len(set(names)) < len(names):
+        twice = next(n for i, n in enumerate(names) if n in names[:i])
+        raise InputError(f"{twice} is there twice", field="services")
+    services = tuple(
+        Service(
+            s.name, s.profile_model, s.rate_rps, s.slo_ms, s.priority, s.class_ == "latency-sensitive", s.memory,
+            s.input_bytes, s.max_queue,
+        )
+        for s in raw.services
+    )  # fmt: skip
+    partitions = None if raw.partitions is None else tuple(_label(p, i) for i, p in enumerate(raw.partitions))
+    if raw.mechanism == "time":
+        partitions = ("100%",)
+    profiles = raw.profile if isinstance(raw.profile, dict) else {"": raw.profile} if raw.profile else {}
+    base = Path(path).parent
+    return Deployment(
+        file=str(path),
+        gpu_models=_gpu_models(raw),
+        services=services,
+        applications=tuple(_application(a, i) for i, a in enumerate(raw.applications)),
+        mechanism=raw.mechanism,
+        partitions=partitions,
+        # relative to the file, as people expect of a path inside it
+        profiles={gpu: str(p if Path(p).is_absolute() else base / p) for gpu, p in profiles.items()},
+        headroom=raw.replan.headroom,
+        period_s=raw.replan.period,
+        max_gpulets=1 if raw.mechanism == "time" else raw.max_gpulets,
+        max_models=raw.max_models,
+        arrivals={
+            **{s.name: s.arrivals for s in raw.services if s.arrivals},
+            **{a.name: a.arrivals for a in raw.applications if a.arrivals},
+        },
+        copy_weights={s.name: s.copy_weight for s in raw.services},
+        colocation=_scheme(raw.colocation),
+        raw=raw,
+    )
+
+
+def _gpu_models(raw: ServicesFile) -> tuple[str, ...]:
+    if (raw.gpus is None) == (raw.cluster is None):
+        raise InputError("give either gpus or cluster", field="gpus")
+    if raw.gpus is not None:
+        return (_gpu_name(raw.gpus.model),) * raw.gpus.count
+    from cotenant.workloads.clusters.forms import parse_cluster
+
+    assert raw.cluster is not None
+    cluster = parse_cluster(raw.cluster)
+    if cluster.total_gpus > MAX_GPUS:
+        raise InputError(f"{cluster.total_gpus} GPUs are over {MAX_GPUS}", field="cluster")
+    return tuple(g.gpu.name for g in cluster.groups for _ in range(g.count * g.gpus))
+
+
+def _gpu_name(name: str) -> str:
+    """A catalog name where the catalog has it; any other name stands as it is (CPU cores, or a profile's own)."""
+    try:
+        return find_gpu(name).name
+    except InputError:
+        return name
+
+
+def _label(value: str | float, i: int) -> str:
+    """A partition as the profile labels it: 40%, 1g, 16sm."""
+    if isinstance(value, str) and not value.strip().replace(".", "", 1).rstrip("%").isdigit():
+        return value.strip()
+    fraction = parse_fraction(value, field=f"partitions[{i}]")
+    if fraction <= 0:
+        raise InputError("a partition of 0 % serves nothing", field=f"partitions[{i}]")
+    return f"{round(fraction * 100, 4):g}%"
+
+
+def _application(raw: ApplicationEntry, i: int) -> Application:
+    graph: Mapping[str, Sequence[str]]
+    if isinstance(raw.graph, str):
+        if raw.graph not in APPLICATIONS:
+            known = ", ".join(APPLICATIONS)
+            raise InputError(f"unknown graph {raw.graph!r}; known: {known}", field=f"applications[{i}].graph")
+        graph = APPLICATIONS[raw.graph]
+    else:
+        graph = raw.graph
+    return Application(raw.name, {k: tuple(v) for k, v in graph.items()}, raw.rate_rps, raw.slo_ms, raw.priority)

@@ -1,0 +1,1 @@
+"""From requests to batches: the live state of the server."""

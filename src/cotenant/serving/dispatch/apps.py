@@ -1,0 +1,211 @@
+"""Applications: one request that runs through a graph of services.
+
+A stage starts when all stages before it are done. Each of its inputs comes, in this order, from what `inputs` in the
+services file says, from an output of that name of a stage before it, or from the request's input of that name. The
+answer has the outputs of the last stages, called STAGE.OUTPUT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cotenant.core.serving import Application
+from cotenant.policy.serving.packing.applications import Stage
+from cotenant.serving.dispatch.calls import Kind, Outcome, Refusal, Reply
+from cotenant.serving.protocol.oip import InferAnswer, InferRequest
+from cotenant.serving.protocol.tensors import ModelInfo, Tensor, TensorSpec
+
+if TYPE_CHECKING:
+    from cotenant.serving.gateway.requests import Gateway
+
+Wiring = Mapping[str, Mapping[str, str]]  # stage -> its input -> "INPUT" of the request, or "STAGE.OUTPUT"
+
+
+@dataclass
+class _Graph:
+    """An application with its stages by short name, and who waits for whom."""
+
+    app: Application
+    stages: dict[str, Stage]
+    parents: dict[str, list[str]]
+    leaves: list[str]
+    wiring: Wiring
+
+
+@dataclass
+class _Run:
+    """One request on its way through a graph."""
+
+    graph: _Graph
+    request: InferRequest
+    reply: Reply
+    arrived_ms: float
+    left: int
+    waits: dict[str, int]
+    outputs: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    done: bool = False
+
+
+class Applications:
+    """All applications of a server. `gateway` is set once it exists."""
+
+    gateway: Gateway
+
+    def __init__(
+        self, applications: Sequence[tuple[Application, Sequence[Stage]]], wiring: Mapping[str, Wiring] | None = None
+    ) -> None:
+        self._graphs: dict[str, _Graph] = {}
+        self._whose: dict[str, str] = {}
+        for app, stages in applications:
+            self._whose |= {stage.service.name: app.name for stage in stages}
+            short = {stage.service.name.split(":", 1)[1]: stage for stage in stages}
+            parents = {name: app.parents(name) for name in short}
+            leaves = [name for name in short if not app.graph.get(name)]
+            self._graphs[app.name] = _Graph(app, short, parents, leaves, (wiring or {}).get(app.name, {}))
+
+    def first_stage(self, name: str) -> str:
+        """The service of a stage that every request of an application begins with."""
+        graph = self._graphs[name]
+        return graph.stages[graph.app.order()[0]].service.name
+
+    def application_of(self, service: str) -> str | None:
+        """The application that a service is a stage of, None for a service of its own."""
+        return self._whose.get(service)
+
+    @property
+    def names(self) -> Mapping[str, object]:
+        """Applications by name."""
+        return self._graphs
+
+    def begin(self, request: InferRequest, reply: Reply) -> None:
+        """Run a request; `reply` gets the joined answer, or the first refusal of a stage."""
+        graph = self._graphs[request.model]
+        if request.version not in ("", "1"):
+            raise Refusal(Kind.UNKNOWN, f"application {request.model!r} has no versions")
+        infos = {name: self.gateway.ready(stage.service.name).info for name, stage in graph.stages.items()}
+        known = [spec.name for spec in _outputs(graph, infos)]
+        unknown = next((x for x in request.outputs or () if x not in known), None)
+        if unknown is not None:
+            raise Refusal(Kind.WRONG, f"no output {unknown[:200]!r}; there are {', '.join(known)}")
+        needed = {spec.name for spec in _inputs(graph, infos)}
+        given = {tensor.name for tensor in request.inputs}
+        if given != needed:
+            raise Refusal(Kind.WRONG, f"takes the inputs {', '.join(sorted(needed))}; got {', '.join(sorted(given))}")
+        waits = {name: len(parents) for name, parents in graph.parents.items()}
+        run = _Run(graph, request, reply, self.gateway.pool.now_ms(), len(graph.stages), waits)
+        self.gateway.stats.services[request.model].received += 1
+        for name, count in waits.items():
+            if count == 0:
+                self._stage(run, name)
+
+    def _stage(self, run: _Run, name: str) -> None:
+        if run.done:
+            return
+        stage = run.graph.stages[name]
+        elapsed = self.gateway.pool.now_ms() - run.arrived_ms
+        try:
+            loaded = self.gateway.ready(stage.service.name)
+            inputs = []
+            for spec in loaded.info.inputs:
+                found = _source(run.graph, name, spec.name, run.outputs, run.request)
+                inputs.append(Tensor(spec.name, found.datatype, found.shape, found.data))
+            own = InferRequest(stage.service.name, inputs)
+            due = stage.deadline_ms - elapsed
+            if run.request.timeout_ms is not None:
+                due = min(due, run.request.timeout_ms - elapsed)
+            self.gateway.submit(own, lambda answer: self._answered(run, name, answer), due)
+        except Refusal as refusal:
+            self._end(run, Refusal(refusal.kind, f"stage {name}: {refusal.message}", refusal.retry_s))
+
+    def _answered(self, run: _Run, name: str, answer: InferAnswer | Refusal) -> None:
+        if run.done:
+            return
+        if isinstance(answer, Refusal):
+            self._end(run, Refusal(answer.kind, f"stage {name}: {answer.message}", answer.retry_s))
+            return
+        run.outputs[name] = {tensor.name: tensor for tensor in answer.outputs}
+        run.left -= 1
+        if run.left == 0:
+            self._end(run, None)
+            return
+        for child in run.graph.app.graph.get(name, ()):
+            run.waits[child] -= 1
+            if run.waits[child] == 0:
+                self._stage(run, child)
+
+    def _end(self, run: _Run, refusal: Refusal | None) -> None:
+        if run.done:
+            return
+        run.done = True
+        app = run.graph.app
+        took = self.gateway.pool.now_ms() - run.arrived_ms
+        outcome = _outcome(refusal, took, run.request.timeout_ms or app.slo_ms)
+        self.gateway.stats.unit(app.name, run.arrived_ms, 0.0, 0, "", took, outcome, took)
+        if refusal is not None:
+            run.reply(refusal)
+            return
+        wanted = run.request.outputs
+        outputs = [
+            Tensor(f"{leaf}.{t.name}", t.datatype, t.shape, t.data)
+            for leaf in run.graph.leaves for t in run.outputs[leaf].values()
+            if wanted is None or f"{leaf}.{t.name}" in wanted
+        ]  # fmt: skip
+        run.reply(InferAnswer(app.name, "1", outputs, 0.0, took, 1))
+
+    def info(self, name: str) -> ModelInfo:
+        """Inputs and outputs of an application as if it were a model; Refusal when a stage is not ready."""
+        graph = self._graphs[name]
+        infos = {short: self.gateway.ready(stage.service.name).info for short, stage in graph.stages.items()}
+        return ModelInfo(_inputs(graph, infos), _outputs(graph, infos), True, "cotenant_application")
+
+
+def _outcome(refusal: Refusal | None, took_ms: float, slo_ms: float) -> Outcome:
+    if refusal is None:
+        return Outcome.OK if took_ms <= slo_ms + 1e-9 else Outcome.LATE
+    return {Kind.LATE: Outcome.DROPPED, Kind.FULL: Outcome.FULL, Kind.UNAVAILABLE: Outcome.DROPPED}.get(
+        refusal.kind, Outcome.FAILED
+    )
+
+
+def _parent_output(graph: _Graph, stage: str, wanted: str, infos: Mapping[str, ModelInfo]) -> bool:
+    return any(wanted == spec.name for parent in graph.parents[stage] for spec in infos[parent].outputs)
+
+
+def _inputs(graph: _Graph, infos: Mapping[str, ModelInfo]) -> tuple[TensorSpec, ...]:
+    """What the request must bring."""
+    needed: dict[str, TensorSpec] = {}
+    for stage, info in infos.items():
+        for spec in info.inputs:
+            source = graph.wiring.get(stage, {}).get(spec.name, "")
+            if "." in source or (not source and _parent_output(graph, stage, spec.name, infos)):
+                continue
+            name = source or spec.name
+            needed.setdefault(name, TensorSpec(name, spec.datatype, spec.shape))
+    return tuple(needed.values())
+
+
+def _outputs(graph: _Graph, infos: Mapping[str, ModelInfo]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(f"{leaf}.{spec.name}", spec.datatype, spec.shape)
+        for leaf in graph.leaves for spec in infos[leaf].outputs
+    )  # fmt: skip
+
+
+def _source(
+    graph: _Graph, stage: str, name: str, outputs: Mapping[str, Mapping[str, Tensor]], request: InferRequest
+) -> Tensor:
+    source = graph.wiring.get(stage, {}).get(name, "")
+    if "." in source:
+        parent, _, output = source.rpartition(".")
+        found = outputs.get(parent, {}).get(output)
+    elif source:
+        found = next((t for t in request.inputs if t.name == source), None)
+    else:
+        found = next((outputs[p][name] for p in graph.parents[stage] if name in outputs.get(p, {})), None)
+        if found is None:
+            found = next((t for t in request.inputs if t.name == name), None)
+    if found is None:
+        raise Refusal(Kind.WRONG, f"stage {stage} finds no tensor for its input {name!r}")
+    return found

@@ -1,0 +1,184 @@
+"""What is on its way through the server: a call (one request), cut into units (its items) that join batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from cotenant.serving.protocol.oip import InferAnswer, InferRequest
+from cotenant.serving.protocol.tensors import (
+    DTYPES,
+    Buffer,
+    Tensor,
+    TensorError,
+    TensorSpec,
+    pack_strings,
+    unpack_strings,
+)
+
+
+class Outcome(Enum):
+    """What became of a unit or a call; the values are those of request logs."""
+
+    OK = "ok"
+    LATE = "late"
+    DROPPED = "dropped"
+    FULL = "full"
+    FAILED = "failed"
+
+
+class Kind(Enum):
+    """Why a request is not answered: (HTTP status, gRPC status number, word for the `cotenant-outcome` header)."""
+
+    WRONG = (400, 3, "wrong")
+    UNAUTHENTICATED = (401, 16, "unauthenticated")
+    UNKNOWN = (404, 5, "unknown")
+    TOO_LARGE = (413, 8, "too-large")
+    FULL = (429, 8, "full")
+    FAILED = (500, 13, "failed")
+    UNAVAILABLE = (503, 14, "unavailable")
+    LATE = (503, 14, "late")
+
+
+class Refusal(Exception):  # noqa: N818 - most of them are no errors of anybody
+    """A request that gets an error instead of an answer; `retry_s`: when trying again makes sense."""
+
+    def __init__(self, kind: Kind, message: str, retry_s: float | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.retry_s = kind, message, retry_s
+
+
+Reply = Callable[["InferAnswer | Refusal"], None]
+
+
+class Unit:
+    """One item of a call in the queue of a service."""
+
+    __slots__ = ("alone", "arrived_ms", "call", "deadline_ms", "row", "tensors", "tries")
+
+    def __init__(
+        self, call: Call, row: int, tensors: list[Tensor], arrived_ms: float, deadline_ms: float
+    ) -> None:
+        self.call, self.row, self.tensors = call, row, tensors
+        self.arrived_ms, self.deadline_ms = arrived_ms, deadline_ms
+        self.tries = 0
+        self.alone = False
+
+
+class Call:
+    """One request to a service: joins the answers of its units and replies once."""
+
+    __slots__ = ("answers", "batch", "done", "executed_ms", "left", "queued_ms", "reply", "request", "service",
+                 "unstacked", "version")  # fmt: skip
+
+    def __init__(self, request: InferRequest, service: str, version: str, rows: int, reply: Reply) -> None:
+        self.request, self.service, self.version, self.reply = request, service, version, reply
+        self.left = rows
+        self.answers: list[list[Tensor] | None] = [None] * rows
+        self.queued_ms = self.executed_ms = 0.0
+        self.batch = 0
+        self.done = False
+        self.unstacked = False  # the model takes one item without a batch dimension
+
+    def answered(self, row: int, tensors: list[Tensor], queued_ms: float, executed_ms: float, batch: int) -> None:
+        """A unit has its outputs; with the last one the call is answered."""
+        if self.done:
+            return
+        self.answers[row] = tensors
+        self.queued_ms = max(self.queued_ms, queued_ms)
+        self.executed_ms = max(self.executed_ms, executed_ms)
+        self.batch = max(self.batch, batch)
+        self.left -= 1
+        if self.left == 0:
+            self.done = True
+            self.reply(self._answer())
+
+    def refused(self, refusal: Refusal) -> None:
+        """A unit gets no answer, so the call gets none."""
+        if not self.done:
+            self.done = True
+            self.reply(refusal)
+
+    def _answer(self) -> InferAnswer | Refusal:
+        try:
+            outputs = joined(self.answers) if not self.unstacked else self.answers[0] or []
+        except TensorError as error:
+            return Refusal(Kind.FAILED, str(error))
+        wanted = self.request.outputs
+        if wanted is not None:
+            outputs = [t for t in outputs if t.name in wanted]
+        return InferAnswer(self.service, self.version, outputs, self.queued_ms, self.executed_ms, self.batch)
+
+
+def joined(answers: list[list[Tensor] | None]) -> list[Tensor]:
+    """Outputs of items stacked again: a batch dimension in front."""
+    first = answers[0]
+    assert first is not None
+    if len(answers) == 1:
+        return [Tensor(t.name, t.datatype, (1, *t.shape), t.data) for t in first]
+    out = []
+    for k, tensor in enumerate(first):
+        parts: list[Buffer] = []
+        for row in answers:
+            assert row is not None
+            if row[k].shape != tensor.shape:
+                raise TensorError(f"output {tensor.name!r} has other shapes for other items: ask for one at a time")
+            parts.append(row[k].data)
+        out.append(Tensor(tensor.name, tensor.datatype, (len(answers), *tensor.shape), b"".join(parts)))
+    return out
+
+
+def check_inputs(inputs: list[Tensor], specs: tuple[TensorSpec, ...], batchable: bool) -> tuple[list[Tensor], int]:
+    """(inputs in the model's order, number of items); Refusal names what does not fit the model."""
+    if len(inputs) != len(specs):
+        given, wanted = ", ".join(t.name for t in inputs), ", ".join(s.name for s in specs)
+        raise Refusal(Kind.WRONG, f"the model takes {len(specs)} inputs ({wanted}); got {len(inputs)} ({given})")
+    ordered, rows = [], 1
+    for k, spec in enumerate(specs):
+        tensor = inputs[k]
+        if tensor.name != spec.name:
+            tensor = next((t for t in inputs if t.name == spec.name), tensor)
+            if tensor.name != spec.name:
+                raise Refusal(Kind.WRONG, f"input {spec.name!r} is missing")
+        if tensor.datatype != spec.datatype:
+            raise Refusal(Kind.WRONG, f"input {spec.name!r} is {spec.datatype}, not {tensor.datatype}")
+        shape = tensor.shape
+        item = shape[1:] if batchable else shape
+        if len(item) != len(spec.shape) or (batchable and not shape) or any(
+            size not in (-1, got) for size, got in zip(spec.shape, item, strict=True)
+        ):
+            wanted_shape = [-1, *spec.shape] if batchable else list(spec.shape)
+            raise Refusal(Kind.WRONG, f"input {spec.name!r} has shape {list(shape)}; the model takes {wanted_shape}")
+        if batchable:
+            if k == 0:
+                rows = shape[0]
+            elif shape[0] != rows:
+                raise Refusal(Kind.WRONG, f"input {spec.name!r} has {shape[0]} items, the first input {rows}")
+        ordered.append(tensor)
+    if rows == 0:
+        raise Refusal(Kind.WRONG, "a request needs one item at least")
+    return ordered, rows
+
+
+def split(inputs: list[Tensor], rows: int, batchable: bool) -> list[list[Tensor]]:
+    """Inputs as items, each with the shape of one; no data is copied but strings."""
+    if not batchable:
+        return [inputs]
+    if rows == 1:
+        return [[Tensor(t.name, t.datatype, t.shape[1:], t.data) for t in inputs]]
+    units: list[list[Tensor]] = [[] for _ in range(rows)]
+    for tensor in inputs:
+        shape = tensor.shape[1:]
+        if tensor.datatype == "BYTES":
+            strings = unpack_strings(tensor.data)
+            per = len(strings) // rows
+            for i, unit in enumerate(units):
+                unit.append(Tensor(tensor.name, "BYTES", shape, pack_strings(strings[i * per : (i + 1) * per])))
+            continue
+        view = memoryview(tensor.data)
+        size = DTYPES[tensor.datatype].itemsize
+        for dimension in shape:
+            size *= dimension
+        for i, unit in enumerate(units):
+            unit.append(Tensor(tensor.name, tensor.datatype, shape, view[i * size : (i + 1) * size]))
+    return units

@@ -1,0 +1,93 @@
+"""The logs of a server as CSV: one row per request of a service, and the GPUs in use over time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import stat
+from collections.abc import Callable
+from io import TextIOWrapper
+from os import fstat
+from pathlib import Path
+
+from cotenant.core.errors import InputError
+from cotenant.core.record.files import cannot_write
+
+REQUEST_COLUMNS = "service,received_s,queued_ms,batch,gpulet,executed_ms,outcome\n"
+GPU_COLUMNS = "time_s,gpus_in_use,gpus_held,gpulets,allocated\n"
+MOST_ROWS = 2000  # written at once, so that a crash loses little and a row costs little
+
+
+class CsvLog:
+    """Rows of text, written in bunches. A full disk ends the log, not the server: `tell` gets a sentence. InputError
+    for a file that cannot be written or that a running server writes."""
+
+    def __init__(self, path: Path, heading: str, tell: Callable[[str], None]) -> None:
+        self.path = path
+        self._tell = tell
+        self._rows: list[str] = []
+        self._file: TextIOWrapper | None = _emptied(path)
+        try:
+            self._file.write(heading)
+            self._file.flush()
+        except OSError as error:
+            self._abandon()
+            raise cannot_write(path, error) from None
+
+    def add(self, row: str) -> None:
+        """One row, with its end of line."""
+        self._rows.append(row)
+        if len(self._rows) >= MOST_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has come together."""
+        if self._file is None:
+            self._rows.clear()
+            return
+        if not self._rows:
+            return
+        rows, self._rows = self._rows, []
+        try:
+            self._file.write("".join(rows))
+            self._file.flush()
+        except OSError as error:
+            self._abandon()
+            self._tell(f"{self.path}: {(error.strerror or str(error)).lower()}; no more rows are written")
+
+    def _abandon(self) -> None:
+        broken, self._file = self._file, None
+        if broken is not None:
+            with contextlib.suppress(OSError):
+                broken.close()
+
+    def close(self) -> None:
+        """Write the rest and close."""
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _emptied(path: Path) -> TextIOWrapper:
+    """The file, empty. It is locked before it is emptied: a second server started by mistake must not cost the first
+    one its log."""
+    try:
+        file = path.open("a", encoding="utf-8", newline="")
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    if stat.S_ISREG(fstat(file.fileno()).st_mode):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise InputError("a running server writes this log", file=path) from None
+        except OSError:
+            pass  # a file system without locks
+        file.truncate(0)
+    return file
+
+
+def quoted(name: str) -> str:
+    """A name as a CSV cell."""
+    return '"' + name.replace('"', '""') + '"' if any(c in name for c in ',"\r\n') else name

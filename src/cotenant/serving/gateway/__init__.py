@@ -1,0 +1,1 @@
+"""HTTP and gRPC front of the server."""

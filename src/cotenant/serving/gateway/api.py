@@ -1,0 +1,261 @@
+"""What the server can be asked beside inference, whatever it is asked by: metadata, repository, status, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.serving.dispatch.calls import Kind, Refusal
+from cotenant.serving.dispatch.stats import Stats
+from cotenant.serving.gateway.requests import Gateway
+from cotenant.serving.planning.replanner import Replanner
+from cotenant.serving.protocol.tensors import ModelInfo, TensorSpec
+from cotenant.serving.workers.crew import ApplyError, Crew
+
+EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics", "parameters"]
+
+
+class Tokens:
+    """Bearer tokens that may ask; none: everybody may. Kept and compared as digests, in constant time."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+
+    @property
+    def any(self) -> bool:
+        """Whether tokens are asked for."""
+        return bool(self._digests)
+
+    def check(self, authorization: bytes) -> None:
+        """Refusal unless the header's value carries a known token."""
+        if not self._digests:
+            return
+        scheme, _, token = authorization.partition(b" ")
+        digest = hashlib.sha256(token.strip()).digest()
+        known = [hmac.compare_digest(digest, own) for own in self._digests]
+        if scheme.lower() != b"bearer" or not any(known):
+            raise Refusal(Kind.UNAUTHENTICATED, "needs a bearer token that this server knows")
+
+
+class Api:
+    """See the module."""
+
+    def __init__(
+        self, gateway: Gateway, crew: Crew, replanner: Replanner, stats: Stats, tokens: Tokens, body_limit: int
+    ) -> None:
+        self.gateway, self.crew, self.replanner, self.stats = gateway, crew, replanner, stats
+        self.tokens, self.body_limit = tokens, body_limit
+        self.pool = gateway.pool
+        self.decisions: deque[tuple[int, float, str]] = deque(maxlen=50)  # (number, unix time, sentence)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def guard(self, authorization: bytes) -> tuple[int, str] | None:
+        """gRPC status for a caller that may not ask, None for one that may."""
+        try:
+            self.tokens.check(authorization)
+        except Refusal as refusal:
+            return refusal.kind.value[1], refusal.message
+        return None
+
+    def decided(self, text: str) -> None:
+        """Something was decided or found out: a sentence for people."""
+        number = self.decisions[-1][0] + 1 if self.decisions else 0
+        self.decisions.append((number, time.time(), text))
+
+    # ---- the protocol ----
+
+    def server_metadata(self) -> dict[str, Any]:
+        """Name, version, extensions."""
+        return {"name": "cotenant", "version": version("cotenant"), "extensions": EXTENSIONS}
+
+    def names(self) -> list[str]:
+        """Everything that can be asked by name."""
+        return [*self.pool.service, *self.gateway.applications.names]
+
+    def not_ready(self) -> str:
+        """Why the server is not ready to serve all it should, "" when it is."""
+        if self.gateway.draining:
+            return "the server is shutting down"
+        for name in self.pool.service:
+            why = self.crew.why_not(name)
+            if why and why != "it has been unloaded":
+                return f"{name}: {why}"
+        return ""
+
+    def model_info(self, name: str, wanted: str) -> tuple[ModelInfo, str]:
+        """(what a model is, its version); Refusal when it is unknown or not ready."""
+        if name in self.gateway.applications.names:
+            if wanted not in ("", "1"):
+                raise Refusal(Kind.UNKNOWN, f"application {name!r} has no versions")
+            return self.gateway.applications.info(name), "1"
+        loaded = self.gateway.ready(name, wanted)
+        return loaded.info, loaded.version
+
+    def model_metadata(self, name: str, wanted: str) -> dict[str, Any]:
+        """Inputs and outputs."""
+        info, number = self.model_info(name, wanted)
+
+        def one(spec: TensorSpec) -> dict[str, Any]:
+            shape = [-1, *spec.shape] if info.batchable else list(spec.shape)
+            return {"name": spec.name, "datatype": spec.datatype, "shape": shape}
+
+        return {
+            "name": name, "versions": [number], "platform": info.platform,
+            "inputs": [one(x) for x in info.inputs], "outputs": [one(x) for x in info.outputs],
+        }  # fmt: skip
+
+    def model_config(self, name: str, wanted: str) -> dict[str, Any]:
+        """The configuration as Triton has it, as far as it says something here."""
+        info, _ = self.model_info(name, wanted)
+        batch = 1 if name in self.gateway.applications.names else self.crew.max_batch(name)
+
+        def one(spec: TensorSpec) -> dict[str, Any]:
+            kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
+            return {"name": spec.name, "data_type": kind, "dims": list(spec.shape)}
+
+        return {
+            "name": name, "platform": info.platform, "max_batch_size": batch if info.batchable else 0,
+            "input": [one(x) for x in info.inputs], "output": [one(x) for x in info.outputs],
+        }  # fmt: skip
+
+    def index(self, only_ready: bool) -> list[dict[str, str]]:
+        """All that can be asked by name, with its state: models, and applications as models of version 1."""
+        known = []
+        for name in self.pool.service:
+            loaded = self.pool.loaded.get(name)
+            known.append((name, loaded.version if loaded else "", self.crew.why_not(name)))
+        for name in self.gateway.applications.names:
+            try:
+                self.gateway.applications.info(name)
+                known.append((name, "1", ""))
+            except Refusal as refusal:
+                known.append((name, "1", refusal.message))
+        return [
+            {"name": name, "version": version, "state": "UNAVAILABLE" if why else "READY", "reason": why}
+            for name, version, why in known if not (why and only_ready)
+        ]  # fmt: skip
+
+    def statistics(self, name: str, wanted: str) -> dict[str, Any]:
+        """Counts as Triton's statistics extension names them."""
+        if name:
+            self.model_info(name, wanted)
+        rows = []
+        for own_name, own in self.stats.services.items():
+            if name not in ("", own_name):
+                continue
+            answered = sum(own.latency.counts)
+            loaded = self.pool.loaded.get(own_name)
+            failed = sum(count for outcome, count in own.outcomes.items() if outcome.value not in ("ok", "late"))
+            rows.append(
+                {
+                    "name": own_name, "version": loaded.version if loaded else "1",
+                    "inference_count": answered, "execution_count": sum(own.batch.counts),
+                    "inference_stats": {
+                        "success": {"count": answered, "ns": round(own.latency.sum * 1e9)},
+                        "fail": {"count": failed, "ns": 0},
+                    },
+                }
+            )  # fmt: skip
+        return {"model_stats": rows}
+
+    async def load(self, name: str) -> None:
+        """Load (or load again) a model's newest files, and have a plan with it."""
+        self._known(name)
+        try:
+            self.crew.reload(name)
+        except InputError as error:
+            raise Refusal(Kind.WRONG, str(error)) from None
+        await self._replan()
+        model = self.crew.models[name]
+        if model.fault or model.why:
+            raise Refusal(Kind.WRONG, f"{name} cannot be loaded: {model.fault or model.why}")
+
+    async def unload(self, name: str) -> None:
+        """Take a model out of service and free what it holds."""
+        self._known(name)
+        self.crew.unload(name)
+        await self._replan()
+
+    def _known(self, name: str) -> None:
+        if name in self.gateway.applications.names:
+            raise Refusal(Kind.WRONG, f"{name!r} is an application, which has no files: name its stages, {name}:STAGE")
+        if name not in self.pool.service:
+            raise Refusal(Kind.UNKNOWN, f"{name[:200]!r} is no service of this server's file")
+
+    async def _replan(self) -> None:
+        try:
+            await self.replanner.make()
+        except (WorkError, InputError, ApplyError) as error:
+            raise Refusal(Kind.UNAVAILABLE, f"no new plan: {error}") from None
+
+    def later(self, work: Coroutine[Any, Any, None], done: Callable[[Refusal | None], None]) -> None:
+        """Run slow work beside requests; `done` hears how it ended."""
+
+        async def run() -> None:
+            try:
+                await work
+            except Refusal as refusal:
+                done(refusal)
+            except Exception as error:
+                done(Refusal(Kind.FAILED, f"the server failed: {type(error).__name__}"))
+                raise
+            else:
+                done(None)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- the server's own ----
+
+    def plan(self) -> dict[str, Any]:
+        """The plan in force, as `cotenant plan --json` writes it."""
+        return self.pool.plan.to_dict()
+
+    def status(self) -> dict[str, Any]:
+        """All that `cotenant top` shows."""
+        plan, now = self.pool.plan, self.pool.now_ms()
+        capacities = plan.capacities()
+        services = []
+        for name, own in self.stats.services.items():
+            apps = self.gateway.applications
+            staged = name in apps.names
+            asked = apps.first_stage(name) if staged else name
+            services.append(
+                {
+                    "name": name, "application": staged, "part_of": apps.application_of(name),
+                    "slo_ms": own.slo_ms, "received": own.received,
+                    "outcomes": {outcome.value: count for outcome, count in own.outcomes.items()},
+                    "rate_rps": self.replanner.measured.get(asked), "capacity_rps": capacities.get(name),
+                    "planned_rps": plan.rates_rps.get(name),
+                    "waiting": 0 if staged else self.pool.waiting(name),
+                    "p50_ms": own.percentile(0.5), "p99_ms": own.percentile(0.99),
+                    "not_ready": "" if staged else self.crew.why_not(name),
+                }
+            )  # fmt: skip
+        gpulets = [
+            {
+                "name": let.spec.name, "gpu": let.spec.gpu, "partition": let.spec.partition,
+                "duty_ms": let.spec.duty_ms,
+                "pid": None if let.worker is None else let.worker.pid,
+                "state": "starting" if let.worker is None else "draining" if let.index < 0 else "serving",
+                "busy": min(1.0, let.busy_ms / max(1.0, now)),
+                "seats": [{"service": s.service, "batch": s.batch, "rate_rps": s.rate_rps} for s in let.spec.seats],
+            }
+            for let in [*self.pool.lets, *self.pool.leaving]
+        ]  # fmt: skip
+        return {
+            "uptime_s": time.monotonic() - self.stats.began, "gpus": plan.gpus, "gpus_in_use": plan.gpus_used,
+            "gpus_held": self.replanner.held, "planner": plan.planner, "note": self.replanner.note,
+            "replans": self.stats.replans, "switches": self.stats.switches, "worker_deaths": self.stats.worker_deaths,
+            "draining": self.gateway.draining, "in_flight": self.gateway.open,
+            "decisions": [{"time_s": at, "text": text} for _, at, text in self.decisions],
+            "services": services, "gpulets": gpulets,
+        }  # fmt: skip

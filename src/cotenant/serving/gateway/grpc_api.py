@@ -1,0 +1,317 @@
+"""The Open Inference Protocol over gRPC: messages to requests and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cotenant.serving.dispatch.calls import Kind, Refusal
+from cotenant.serving.gateway.api import Api
+from cotenant.serving.gateway.http2_stream import Handler, Slot
+from cotenant.serving.protocol.messages import CONFIG_TYPES, SERVICE, classes
+from cotenant.serving.protocol.oip import InferAnswer, InferRequest, WireError, priority, timeout_ms
+from cotenant.serving.protocol.tensors import DTYPES, Tensor, TensorError, check_size, pack_strings
+
+# data type -> field of typed contents that holds it
+_CONTENTS = {
+    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
+    "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+INVALID = 3
+MOST_HEADS, MOST_HEAD = 1024, 4096  # kept, and bytes of one
+
+
+class GrpcApi:
+    """Handlers by path for an Http2Front."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.messages = classes()
+        self._request = self.messages["ModelInferRequest"]
+        self._response = self.messages["ModelInferResponse"]
+        self._heads: dict[bytes, InferRequest] = {}
+        self._answers: dict[tuple[Any, ...], bytes] = {}
+
+    def handlers(self) -> dict[bytes, Handler]:
+        """All methods."""
+        simple: dict[str, Callable[[Any], dict[str, Any]]] = {
+            "ServerLive": lambda m: {"live": True},
+            "ServerReady": lambda m: {"ready": not self.api.not_ready()},
+            "ServerMetadata": lambda m: self.api.server_metadata(),
+            "ModelReady": self._model_ready,
+            "ModelMetadata": lambda m: self.api.model_metadata(m.name, m.version),
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": lambda m: {"models": self.api.index(m.ready)},
+        }
+        found = {
+            name: Handler(self._simple(name, answer), guarded=name not in ("ServerLive", "ServerReady"))
+            for name, answer in simple.items()
+        }
+        found["ModelInfer"] = Handler(self._infer)
+        found["ModelStreamInfer"] = Handler(self._stream_infer, streaming=True)
+        found["RepositoryModelLoad"] = Handler(self._repository("Load", self.api.load))
+        found["RepositoryModelUnload"] = Handler(self._repository("Unload", self.api.unload))
+        paths = {f"{SERVICE}{name}".encode(): handler for name, handler in found.items()}
+        paths[b"/grpc.health.v1.Health/Check"] = Handler(self._health, guarded=False)
+        return paths
+
+    # ---- all but inference ----
+
+    def _health(self, slot: Slot, data: bytes) -> None:
+        """The health check that orchestrators use: HealthCheckResponse with status (field 1) SERVING or NOT_SERVING."""
+        slot.reply(b"\x08\x02" if self.api.not_ready() else b"\x08\x01")
+
+    def _simple(self, name: str, answer: Callable[[Any], dict[str, Any]]) -> Callable[[Slot, bytes], None]:
+        request, response = self.messages[f"{name}Request"], self.messages[f"{name}Response"]
+
+        def serve(slot: Slot, data: bytes) -> None:
+            from google.protobuf.message import DecodeError
+
+            try:
+                content = answer(request.FromString(data))
+            except DecodeError:
+                slot.fail(INVALID, "not a message of this method")
+                return
+            except Refusal as refusal:
+                slot.fail(refusal.kind.value[1], refusal.message, refusal.retry_s)
+                return
+            slot.reply(response(**content).SerializeToString())
+
+        return serve
+
+    def _model_ready(self, message: Any) -> dict[str, Any]:
+        try:
+            self.api.model_info(message.name, message.version)
+        except Refusal as refusal:
+            if refusal.kind is Kind.UNAVAILABLE:
+                return {"ready": False}
+            raise
+        return {"ready": True}
+
+    def _model_config(self, message: Any) -> dict[str, Any]:
+        config = self.api.model_config(message.name, message.version)
+        for side in ("input", "output"):
+            for entry in config[side]:
+                entry["data_type"] = CONFIG_TYPES.get(entry["data_type"].removeprefix("TYPE_"), 0)
+        return {"config": config}
+
+    def _statistics(self, message: Any) -> dict[str, Any]:
+        return self.api.statistics(message.name, message.version)
+
+    def _repository(self, verb: str, act: Callable[[str], Any]) -> Callable[[Slot, bytes], None]:
+        request = self.messages[f"RepositoryModel{verb}Request"]
+
+        def serve(slot: Slot, data: bytes) -> None:
+            from google.protobuf.message import DecodeError
+
+            try:
+                name = request.FromString(data).model_name
+            except DecodeError:
+                slot.fail(INVALID, "not a message of this method")
+                return
+
+            def done(refusal: Refusal | None) -> None:
+                if refusal is None:
+                    slot.reply(b"")
+                else:
+                    slot.fail(refusal.kind.value[1], refusal.message, refusal.retry_s)
+
+            self.api.later(act(name), done)
+
+        return serve
+
+    # ---- inference ----
+
+    def _infer(self, slot: Slot, data: bytes) -> None:
+        try:
+            request = self._decoded(data)
+        except WireError as error:
+            slot.fail(INVALID, str(error))
+            return
+
+        def reply(answer: InferAnswer | Refusal) -> None:
+            if isinstance(answer, Refusal):
+                slot.fail(answer.kind.value[1], answer.message, answer.retry_s)
+            else:
+                slot.reply(self._encoded(request, answer))
+
+        self.api.gateway.infer(request, reply)
+
+    def _stream_infer(self, slot: Slot, data: bytes) -> None:
+        """A message of a stream: what goes wrong with it is said in its answer, and the stream goes on."""
+        answered = self.messages["ModelStreamInferResponse"]
+        try:
+            request = self._decoded(data)
+        except WireError as error:
+            slot.reply(answered(error_message=str(error)).SerializeToString())
+            return
+
+        def reply(answer: InferAnswer | Refusal) -> None:
+            if isinstance(answer, Refusal):
+                named = self._response(model_name=request.model, id=request.id)
+                message = answered(error_message=answer.message, infer_response=named)
+            else:
+                message = answered(infer_response=self._response.FromString(self._encoded(request, answer)))
+            slot.reply(message.SerializeToString())
+
+        self.api.gateway.infer(request, reply)
+
+    def _decoded(self, data: bytes) -> InferRequest:
+        """A request. What comes before its raw contents is the same each time a client asks for the same thing, and
+        then it is understood once."""
+        parts = split_raw(data)
+        if parts is None:
+            return self._parsed(data, None)
+        end, spans = parts
+        head = data[:end]
+        known = self._heads.get(head)
+        if known is None:
+            known = self._parsed(head, len(spans))
+            if not known.id and len(head) <= MOST_HEAD:
+                if len(self._heads) >= MOST_HEADS:
+                    self._heads.clear()
+                self._heads[head] = known
+        view = memoryview(data)
+        tensors = []
+        for blank, (start, stop) in zip(known.inputs, spans, strict=True):
+            tensor = Tensor(blank.name, blank.datatype, blank.shape, view[start:stop])
+            try:
+                check_size(tensor)
+            except TensorError as error:
+                raise WireError(str(error)) from None
+            tensors.append(tensor)
+        return InferRequest(
+            known.model, tensors, known.version, known.id, known.outputs, True, known.timeout_ms, known.priority
+        )
+
+    def _parsed(self, data: bytes, raws: int | None) -> InferRequest:
+        """A whole request; or, with the number of raw contents behind it, its head: tensors without data."""
+        from google.protobuf.message import DecodeError
+
+        try:
+            message = self._request.FromString(data)
+        except DecodeError:
+            raise WireError("not an inference request") from None
+        raw = message.raw_input_contents
+        count = len(raw) if raws is None else raws
+        if count > len(message.inputs):
+            raise WireError("there are more raw contents than inputs")
+        if not message.inputs:
+            raise WireError("needs inputs")
+        tensors = []
+        try:
+            for k, entry in enumerate(message.inputs):
+                if count and k >= count:
+                    raise WireError(f"input {entry.name!r} has no raw contents, but others have")
+                tensors.append(_tensor(entry, b"" if raws else raw[k] if count else None, whole=not raws))
+        except TensorError as error:
+            raise WireError(str(error)) from None
+        parameters = {key: _parameter(value) for key, value in message.parameters.items()} if message.parameters else {}
+        outputs = {entry.name: True for entry in message.outputs} or None
+        return InferRequest(
+            message.model_name, tensors, message.model_version, message.id, outputs, True,
+            timeout_ms(parameters), priority(parameters),
+        )  # fmt: skip
+
+    def _encoded(self, request: InferRequest, answer: InferAnswer) -> bytes:
+        """A ModelInferResponse; its head too is made once for each shape of answer."""
+        outputs = answer.outputs
+        key = (answer.model, answer.version, request.id, *((t.name, t.datatype, t.shape) for t in outputs))
+        head = self._answers.get(key)
+        if head is None:
+            response = self._response(model_name=answer.model, model_version=answer.version, id=request.id)
+            for tensor in outputs:
+                response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            head = response.SerializeToString()
+            if not request.id:
+                if len(self._answers) >= MOST_HEADS:
+                    self._answers.clear()
+                self._answers[key] = head
+        parts: list[Any] = [head]
+        for tensor in outputs:
+            parts += (b"\x32", _varint(len(tensor.data)), tensor.data)  # field 6, raw_output_contents
+        return b"".join(parts)
+
+
+RAW = 0x3A  # field 7, raw_input_contents
+
+
+def split_raw(data: bytes) -> tuple[int, list[tuple[int, int]]] | None:
+    """(end of what comes before the raw contents, where each of them is) of a ModelInferRequest; None unless it ends
+    with raw contents and all before them is fields with a length."""
+    at, total = 0, len(data)
+    end = -1
+    spans = []
+    while at < total:
+        tag = data[at]
+        if tag & 0x87 != 2 or (end >= 0 and tag != RAW):
+            return None
+        if tag == RAW and end < 0:
+            end = at
+        at += 1
+        size = shift = 0
+        while True:
+            if at >= total or shift > 35:
+                return None
+            byte = data[at]
+            at += 1
+            size |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+        if size > total - at:
+            return None
+        if end >= 0:
+            spans.append((at, at + size))
+        at += size
+    return (end, spans) if spans else None
+
+
+def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _tensor(entry: Any, raw: bytes | None, whole: bool) -> Tensor:
+    """An input with raw or typed contents, checked where it is `whole`."""
+    name, datatype = entry.name, entry.datatype
+    shape = tuple(entry.shape)
+    if datatype not in DTYPES:
+        raise WireError(f"input {name!r} has the unknown data type {datatype!r}")
+    if len(shape) > 32 or any(size < 0 for size in shape) or math.prod(shape) > 1 << 40:
+        raise WireError(f"input {name!r} has a shape that is none")
+    if raw is None:
+        field = _CONTENTS.get(datatype)
+        if field is None:
+            raise WireError(f"input {name!r}: {datatype} travels as raw contents only")
+        values = getattr(entry.contents, field)
+        if datatype == "BYTES":
+            raw = pack_strings(values)
+        else:
+            array = np.array(values, dtype=np.bool_ if datatype == "BOOL" else None)
+            dtype = DTYPES[datatype]
+            if dtype.kind in "iu" and array.size:
+                limits = np.iinfo(dtype)
+                if array.min() < limits.min or array.max() > limits.max:
+                    raise WireError(f"input {name!r} has elements outside {datatype}")
+            raw = array.astype(dtype).tobytes()
+    tensor = Tensor(name, datatype, shape, raw)
+    if whole:
+        check_size(tensor)
+    return tensor
+
+
+def _parameter(value: Any) -> Any:
+    kind = value.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(value, kind)

@@ -1,0 +1,246 @@
+"""One gRPC call on an HTTP/2 connection: messages in, messages out in their order, a status at the end."""
+
+from __future__ import annotations
+
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from cotenant.serving.gateway.http2 import Connection
+
+FRAME = struct.Struct(">HBBBI")
+PREFIX = struct.Struct(">BI")
+OK, CANCELLED, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 1, 8, 12, 13
+_DATA, _HEADERS = 0, 1
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """A header that no table keeps (RFC 7541, 6.2.2); value below 127 * 128 bytes."""
+    size = len(value)
+    length = bytes([size]) if size < 127 else bytes([127, (size - 127) & 0x7F | 0x80, (size - 127) >> 7])
+    return b"\x00" + bytes([len(name)]) + name + length + value
+
+
+def header_frame(stream: int, block: bytes, ends: bool) -> bytes:
+    """A HEADERS frame that is whole."""
+    size = len(block)
+    return FRAME.pack(size >> 8, size & 0xFF, _HEADERS, 0x5 if ends else 0x4, stream) + block
+
+
+START = b"\x88" + b"\x0f\x10\x10application/grpc"  # :status 200 (static table), content-type (static name)
+DONE = _literal(b"grpc-status", b"0")
+
+
+def trailers(status: int, message: str, extra: bytes = b"") -> bytes:
+    """The block that ends a call."""
+    block = _literal(b"grpc-status", b"%d" % status)
+    if message:
+        block += _literal(b"grpc-message", quote(message, safe=" !#$&'()*+,/:;=?@[]~").encode()[:4000])
+    return block + extra
+
+
+class Slot:
+    """The place of one message's answer in the order of a stream."""
+
+    __slots__ = ("data", "filled", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.data: bytes | None = None
+        self.filled = False
+
+    def reply(self, message: bytes) -> None:
+        """The answer."""
+        if not self.filled:
+            self.data, self.filled = message, True
+            self.stream.advance()
+
+    def fail(self, status: int, message: str, retry_s: float | None = None) -> None:
+        """No answer: the call ends with a status."""
+        if not self.filled:
+            self.filled = True
+            self.stream.fail(status, message, retry_s)
+
+
+class Handler:
+    """What answers a method: `serve(slot, message)`, now or later. `streaming`: many messages on one call."""
+
+    def __init__(self, serve: Callable[[Slot, bytes], None], streaming: bool = False, guarded: bool = True) -> None:
+        self.serve, self.streaming, self.guarded = serve, streaming, guarded
+
+
+class Stream:
+    """See the module. `window` is what may be sent, `credit` what was received and not given back."""
+
+    def __init__(self, connection: Connection, number: int, headers: dict[bytes, bytes], window: int) -> None:
+        self.connection, self.number, self.headers, self.window = connection, number, headers, window
+        self.credit = 0
+        self.gone = self.complete = self.streaming = False
+        self.began = time.monotonic()
+        self._input = bytearray()
+        self._handler: Handler | None = None
+        self._slots: deque[Slot] = deque()
+        self._started = False
+        self._output = bytearray()
+        self._ending: bytes | None = None
+
+    def begin(self, handler: Handler | None) -> None:
+        """The headers are here."""
+        if handler is None:
+            self.fail(UNIMPLEMENTED, "there is no such method")
+            return
+        self._handler, self.streaming = handler, handler.streaming
+        if handler.guarded:
+            refused = self.connection.front.guard(self.headers.get(b"authorization", b""))
+            if refused is not None:
+                self.fail(*refused)
+
+    def received(self, data: bytes, ended: bool) -> None:
+        """Bytes of messages."""
+        if self.gone or self.complete:
+            return
+        whole = self._input
+        if not whole and ended and len(data) >= 5 and data[0] == 0 and len(data) - 5 == PREFIX.unpack_from(data)[1]:
+            self.complete = True
+            self._message(data[5:])
+            if self.streaming:
+                self.advance()
+            return
+        whole += data
+        limit = self.connection.front.limits.body_bytes
+        while len(whole) >= 5 and not self.gone:
+            packed, size = PREFIX.unpack_from(whole)
+            if size > limit:
+                self.fail(EXHAUSTED, f"the message is over the limit of {limit} bytes")
+                return
+            if len(whole) - 5 < size:
+                break
+            message = bytes(whole[5 : 5 + size])
+            del whole[: 5 + size]
+            if packed:
+                found = self._inflated(message, limit)
+                if found is None:
+                    return
+                message = found
+            self._message(message)
+        if ended and not self.gone:
+            self.complete = True
+            if whole or not (self.streaming or self._slots or self._started):
+                self.fail(INTERNAL, "the call ended inside a message")
+                return
+            self.advance()
+
+    def _inflated(self, message: bytes, limit: int) -> bytes | None:
+        encoding = self.headers.get(b"grpc-encoding", b"")
+        if encoding not in (b"gzip", b"deflate"):
+            self.fail(UNIMPLEMENTED, "messages are compressed by gzip, deflate or not at all")
+            return None
+        inflater = zlib.decompressobj(wbits=47)
+        try:
+            out = inflater.decompress(message, limit + 1)
+        except zlib.error:
+            self.fail(INTERNAL, "a message is not what its encoding says")
+            return None
+        if len(out) > limit:
+            self.fail(EXHAUSTED, f"the message is over the limit of {limit} bytes")
+            return None
+        return out
+
+    def _message(self, message: bytes) -> None:
+        assert self._handler is not None
+        if not self.streaming and self._slots:
+            self.fail(INTERNAL, "a unary call has one message")
+            return
+        slot = Slot(self)
+        self._slots.append(slot)
+        try:
+            self._handler.serve(slot, message)
+        except Exception as error:
+            self.connection.front.failed(error)
+            slot.fail(INTERNAL, "the server failed on this request")
+
+    # ---- out ----
+
+    def advance(self) -> None:
+        """Send the answers that are next in order, and the end after the last."""
+        if self.gone:
+            return
+        slots = self._slots
+        if not self.streaming:
+            slot = slots[0]
+            if slot.filled and slot.data is not None:
+                self._whole(slot.data)
+            return
+        while slots and slots[0].filled:
+            data = slots.popleft().data
+            assert data is not None
+            self._start()
+            self._output += PREFIX.pack(0, len(data)) + data
+        if self.complete and not slots and self._ending is None:
+            self._start()
+            self._ending = DONE
+        self.flush()
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self.connection.transport.write(header_frame(self.number, START, False))
+
+    def _whole(self, data: bytes) -> None:
+        """The answer of a unary call: in one write where the windows allow."""
+        connection = self.connection
+        size = len(data) + 5
+        if size <= connection.most_frame and size <= self.window and size <= connection.window and not self._started:
+            connection.window -= size
+            number = self.number
+            self.gone = True
+            connection.transport.write(
+                b"".join((
+                    header_frame(number, START, False), FRAME.pack(size >> 8, size & 0xFF, _DATA, 0, number),
+                    PREFIX.pack(0, size - 5), data, header_frame(number, DONE, True),
+                ))
+            )  # fmt: skip
+            connection.forget(self)
+            return
+        self._start()
+        self._output += PREFIX.pack(0, len(data)) + data
+        self._ending = DONE
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the windows allow."""
+        connection = self.connection
+        output = self._output
+        while output and not self.gone:
+            size = min(len(output), connection.most_frame, self.window, connection.window)
+            if size <= 0:
+                return
+            self.window -= size
+            connection.window -= size
+            head = FRAME.pack(size >> 8, size & 0xFF, _DATA, 0, self.number)
+            connection.transport.write(head + bytes(output[:size]))
+            del output[:size]
+        if self._ending is not None and not self.gone:
+            self.gone = True
+            connection.transport.write(header_frame(self.number, self._ending, True))
+            connection.forget(self)
+
+    def fail(self, status: int, message: str, retry_s: float | None = None) -> None:
+        """End the call with a status."""
+        if self.gone:
+            return
+        self.gone = True
+        extra = b"" if retry_s is None else _literal(b"retry-after", b"%d" % max(1, round(retry_s)))
+        block = trailers(status, message, extra)
+        if not self._started:
+            block = START + block
+        transport = self.connection.transport
+        transport.write(header_frame(self.number, block, True))
+        if not self.complete:  # the rest of the request is not wanted
+            transport.write(FRAME.pack(0, 4, 3, 0, self.number) + struct.pack(">I", 0))
+        self.connection.forget(self)

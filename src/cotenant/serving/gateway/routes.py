@@ -1,0 +1,280 @@
+"""The endpoints over HTTP: Open Inference Protocol v2, Triton's repository extension, metrics, the server's own."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import orjson
+
+from cotenant.observability.exposition import CONTENT_TYPE
+from cotenant.observability.feed import Feed
+from cotenant.observability.http import MOST_VIEWERS, SECURITY, is_loopback, page
+from cotenant.serving.dispatch.calls import Kind, Refusal
+from cotenant.serving.gateway.api import Api
+from cotenant.serving.gateway.http1 import JSON, Exchange
+from cotenant.serving.live_rows import Got, exposition, rows
+from cotenant.serving.protocol.oip import InferAnswer, InferRequest, WireError, decode_request, encode_answer
+from cotenant.serving.protocol.openapi import document
+
+TEXT = f"content-type: {CONTENT_TYPE}\r\n".encode()
+PAGE = f"content-type: text/html; charset=utf-8\r\n{SECURITY}".encode()
+EVENTS = f"content-type: text/event-stream\r\n{SECURITY}".encode()
+MOST_BEHIND = 4 << 20  # bytes that a viewer may leave unread
+BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+TIMES = b"cotenant-queued-ms: %.3f\r\ncotenant-executed-ms: %.3f\r\ncotenant-batch: %d\r\n"
+OPEN = frozenset({"/v2/health/live", "/v2/health/ready"})  # asked by probes, which have no token
+KNOWN_PATHS, KNOWN_BYTES = 2048, 512
+LOCAL_PAGES = frozenset({"/", "/state.json", "/events", "/metrics", "/cotenant/status", "/cotenant/plan"})
+
+Endpoint = Callable[[Exchange, str, str], None]
+Found = tuple[dict[bytes, Endpoint], str, str, bool, bool]  # by method, model, version, asks for a token, is a page
+
+
+def error_body(message: str) -> bytes:
+    """An error as the protocol has it."""
+    return orjson.dumps({"error": message})
+
+
+class Routes:
+    """Finds what a request is for."""
+
+    def __init__(
+        self, api: Api, connections: Callable[[], Mapping[str, tuple[int, int]]], address: Callable[[], str]
+    ) -> None:
+        """`connections` by door, and the `address` of this one, for the live page and the metrics."""
+        self.api = api
+        self._connections = connections
+        self._address = address
+        got = Got()
+        self._feed = Feed(lambda: rows(api, address(), got))
+        self._viewers: set[asyncio.Task[None]] = set()
+        self._found: dict[bytes, Found] = {}
+        self._fixed: dict[str, dict[bytes, Endpoint]] = {
+            "/v2": {b"GET": lambda x, n, v: self._json(x, api.server_metadata())},
+            "/v2/health/live": {b"GET": lambda x, n, v: x.respond(200)},
+            "/v2/health/ready": {b"GET": self._ready},
+            "/v2/models/stats": {b"GET": lambda x, n, v: self._json(x, api.statistics("", ""))},
+            "/v2/repository/index": {b"POST": self._index},
+            "/": {b"GET": lambda x, n, v: x.respond(200, page(), PAGE)},
+            "/state.json": {b"GET": lambda x, n, v: self._later(x, self._state())},
+            "/events": {b"GET": self._events},
+            "/metrics": {b"GET": lambda x, n, v: x.respond(200, self._metrics(), TEXT)},
+            "/cotenant/status": {b"GET": lambda x, n, v: self._json(x, api.status())},
+            "/cotenant/plan": {b"GET": lambda x, n, v: self._json(x, api.plan())},
+            "/openapi.json": {b"GET": lambda x, n, v: self._json(x, document())},
+        }
+        self._of_model: dict[str, dict[bytes, Endpoint]] = {
+            "": {b"GET": lambda x, n, v: self._json(x, api.model_metadata(n, v))},
+            "ready": {b"GET": self._model_ready},
+            "config": {b"GET": lambda x, n, v: self._json(x, api.model_config(n, v))},
+            "stats": {b"GET": lambda x, n, v: self._json(x, api.statistics(n, v))},
+            "infer": {b"POST": self.infer},
+        }
+        self._of_repository: dict[str, dict[bytes, Endpoint]] = {
+            "load": {b"POST": lambda x, n, v: api.later(api.load(n), lambda e: self._done(x, e))},
+            "unload": {b"POST": lambda x, n, v: api.later(api.unload(n), lambda e: self._done(x, e))},
+        }
+
+    def handle(self, x: Exchange) -> None:
+        """Answer a request, now or later."""
+        found = self._found.get(x.url)
+        try:
+            if found is None:
+                found = self._look_up(x.url)
+            methods, name, version, guarded, is_page = found
+            if is_page and not self._may_see(x):
+                x.respond(403, error_body("this address answers to localhost only"))
+                return
+            if guarded:
+                self.api.tokens.check(x.headers.get(b"authorization") or (_token_in(x.url) if is_page else b""))
+            endpoint = methods.get(x.method) or (methods.get(b"GET") if x.method == b"HEAD" else None)
+            if endpoint is None:
+                allowed = b"allow: %s\r\n" % b", ".join(methods)
+                x.respond(405, error_body("this is asked with another method"), JSON + allowed)
+                return
+            endpoint(x, name, version)
+        except Refusal as refusal:
+            self._refuse(x, refusal)
+
+    def _may_see(self, x: Exchange) -> bool:
+        """A site elsewhere whose name was made to point to this machine must not read the server's pages."""
+        if not is_loopback(urlsplit(self._address()).hostname or ""):
+            return True
+        host = x.headers.get(b"host", b"localhost").decode("latin-1")
+        try:
+            return is_loopback(urlsplit("//" + host).hostname or "")
+        except ValueError:  # a bracket that is not closed
+            return False
+
+    def _look_up(self, url: bytes) -> Found:
+        raw = url.partition(b"?")[0].decode("latin-1")
+        path = raw.rstrip("/") or "/"
+        methods, name, version = self._fixed.get(path), "", ""
+        if methods is None:
+            parts = [unquote(part, errors="replace") for part in path.split("/")[1:]]
+            methods, name, version = self._model_path(parts)
+        if methods is None:
+            raise Refusal(Kind.UNKNOWN, f"there is nothing at {path[:200]}")
+        found = (methods, name, version, path not in OPEN, path in LOCAL_PAGES)
+        if len(self._found) < KNOWN_PATHS and len(url) <= KNOWN_BYTES:
+            self._found[url] = found
+        return found
+
+    def _model_path(self, parts: list[str]) -> tuple[dict[bytes, Endpoint] | None, str, str]:
+        if len(parts) >= 3 and parts[:2] == ["v2", "models"]:
+            name, rest, version = parts[2], parts[3:], ""
+            if len(rest) >= 2 and rest[0] == "versions":
+                version, rest = rest[1], rest[2:]
+            if len(rest) <= 1:
+                return self._of_model.get(rest[0] if rest else ""), name, version
+        if len(parts) == 5 and parts[:3] == ["v2", "repository", "models"]:
+            return self._of_repository.get(parts[4]), parts[3], ""
+        return None, "", ""
+
+    # ---- the one that matters ----
+
+    def infer(self, x: Exchange, name: str, version: str) -> None:
+        """An inference."""
+        headers = x.headers
+        length = headers.get(b"inference-header-content-length")
+        body = x.body
+        try:
+            if b"content-encoding" in headers:
+                body = _inflated(body, headers[b"content-encoding"], self.api.body_limit)
+            request = decode_request(name, version, body, None if length is None else length.decode("latin-1"))
+            deadline = headers.get(b"cotenant-deadline-ms")
+            if deadline is not None:
+                request.timeout_ms = _milliseconds(deadline)
+        except WireError as error:
+            self._refuse(x, Refusal(Kind.WRONG, str(error)))
+            return
+        self.api.gateway.infer(request, lambda answer: self._answer(x, request, answer))
+
+    def _answer(self, x: Exchange, request: InferRequest, answer: InferAnswer | Refusal) -> None:
+        if isinstance(answer, Refusal):
+            self._refuse(x, answer)
+            return
+        body, header_length = encode_answer(request, answer)
+        times = TIMES % (answer.queued_ms, answer.executed_ms, answer.batch)
+        x.respond(200, body, (JSON if header_length is None else BINARY % header_length) + times)
+
+    # ---- the others ----
+
+    def _refuse(self, x: Exchange, refusal: Refusal) -> None:
+        status, _, word = refusal.kind.value
+        headers = JSON + b"cotenant-outcome: %s\r\n" % word.encode()
+        if refusal.retry_s is not None:
+            headers += b"retry-after: %d\r\n" % max(1, round(refusal.retry_s))
+        if refusal.kind is Kind.UNAUTHENTICATED:
+            headers += b"www-authenticate: Bearer\r\n"
+        x.respond(status, error_body(refusal.message), headers)
+
+    def _json(self, x: Exchange, content: Any) -> None:
+        x.respond(200, orjson.dumps(content))
+
+    # ---- the live page ----
+
+    def _metrics(self) -> bytes:
+        return exposition(self.api, self._connections()).encode()
+
+    def _later(self, x: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
+        async def run() -> None:
+            x.respond(200, await work)
+
+        self.api.later(run(), lambda refusal: None if refusal is None else self._refuse(x, refusal))
+
+    async def _state(self) -> bytes:
+        return (await self._feed.snapshot()).encode()
+
+    def _events(self, x: Exchange, name: str, version: str) -> None:
+        if len(self._viewers) >= MOST_VIEWERS:
+            raise Refusal(Kind.UNAVAILABLE, "too many viewers", 10.0)
+        transport = x.stream(EVENTS)
+        if transport is None:
+            raise Refusal(Kind.WRONG, "a stream of events cannot be pipelined")
+
+        async def run() -> None:
+            async for event in self._feed.events():
+                if transport.is_closing() or transport.get_write_buffer_size() > MOST_BEHIND:
+                    break
+                transport.write(event)
+            transport.abort()
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._viewers.add(task)
+        task.add_done_callback(self._viewers.discard)
+
+    async def close(self) -> None:
+        """Let all viewers go."""
+        for task in self._viewers:
+            task.cancel()
+        await asyncio.gather(*self._viewers, return_exceptions=True)
+        await self._feed.close()
+
+    # ---- the rest ----
+
+    def _ready(self, x: Exchange, name: str, version: str) -> None:
+        why = self.api.not_ready()
+        if why:
+            raise Refusal(Kind.UNAVAILABLE, why, 1.0)
+        x.respond(200)
+
+    def _model_ready(self, x: Exchange, name: str, version: str) -> None:
+        self.api.model_info(name, version)
+        x.respond(200)
+
+    def _index(self, x: Exchange, name: str, version: str) -> None:
+        wanted: Any = {}
+        if x.body:
+            try:
+                wanted = orjson.loads(x.body)
+            except orjson.JSONDecodeError:
+                wanted = None
+        if not isinstance(wanted, dict) or not isinstance(wanted.get("ready", False), bool):
+            raise Refusal(Kind.WRONG, 'the body is {} or {"ready": true}')
+        self._json(x, self.api.index(bool(wanted.get("ready", False))))
+
+    def _done(self, x: Exchange, error: Refusal | None) -> None:
+        if error is None:
+            x.respond(200)
+        else:
+            self._refuse(x, error)
+
+
+def _milliseconds(text: bytes) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise WireError("cotenant-deadline-ms is a number of milliseconds")
+    return value
+
+
+def _inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
+    """A compressed body; never more than `limit` bytes of it."""
+    kind = encoding.strip().lower()
+    if kind == b"identity":
+        return body
+    if kind not in (b"gzip", b"deflate"):
+        raise WireError("content-encoding is gzip, deflate or none")
+    inflater = zlib.decompressobj(wbits=47 if kind == b"gzip" else 15)
+    try:
+        out = inflater.decompress(body, limit + 1)
+    except zlib.error:
+        raise WireError(f"the body is not {kind.decode()}") from None
+    if len(out) > limit:
+        raise Refusal(Kind.TOO_LARGE, f"the body is over the limit of {limit} bytes")
+    if not inflater.eof:
+        raise WireError(f"the body is not whole {kind.decode()}")
+    return out
+
+
+def _token_in(url: bytes) -> bytes:
+    """What a browser shows, which cannot send a header: `?token=` of a page's address, as a header's value."""
+    query = url.partition(b"?")[2].decode("latin-1").replace("+", "%2B")
+    return b"Bearer " + "".join(parse_qs(query).get("token", [])).encode()

@@ -1,0 +1,73 @@
+"""What a server is made of, from its configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cotenant.core.errors import InputError
+from cotenant.serving.config.planning import Problem
+from cotenant.serving.config.server import ModelEntry, ServingConfig
+from cotenant.serving.gateway.http1 import HttpLimits
+from cotenant.serving.workers.base import WorkerFactory
+from cotenant.serving.workers.repository import find
+
+if TYPE_CHECKING:
+    from cotenant.serving.server import Options
+
+
+def http_limits(config: ServingConfig) -> HttpLimits:
+    """The doors' limits from the services file."""
+    listen = config.entry.listen
+    return HttpLimits(
+        listen.max_body, listen.read_timeout, listen.write_timeout, listen.idle_timeout, listen.max_connections
+    )
+
+
+def local_factory(
+    config: ServingConfig, problem: Problem, options: Options, say: Callable[[str], None]
+) -> WorkerFactory:
+    """Worker processes of this machine, with devices where a model needs one."""
+    from cotenant.serving.workers.local import LocalWorkers
+
+    timed = all(_only_takes_time(entry) for entry in config.models.values())
+    mechanism = config.deployment.mechanism
+    limit_s = config.entry.load_timeout
+    colocation = None
+    if config.deployment.colocation is not None:
+        from cotenant.agent.daemon import default_folder
+        from cotenant.serving.workers.colocation import Claim, Colocation
+
+        raw = config.deployment.raw
+        services = raw.services if raw is not None else ()
+        claims = {s.name: Claim(s.memory, s.copy_weight, s.work_class) for s in services}
+        needs_none = timed or mechanism == "cores"
+        folder = options.agent or default_folder()
+        colocation = Colocation(config.deployment.colocation, folder, claims, timed=needs_none, say=say)
+    return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=limit_s, colocation=colocation)
+
+
+def _only_takes_time(entry: ModelEntry) -> bool:
+    """Whether a model needs no device; one that is not found needs none either."""
+    try:
+        return find(entry).backend == "timed"
+    except InputError:
+        return True
+
+
+def is_compiled(*, plans: bool) -> bool:
+    """Whether the machine code of the dispatcher (and of what makes plans) is there from an earlier start."""
+    from cotenant.policy.compiled import CACHED, cache_folder
+
+    kernels = ("dispatch_kernel.offer", *(("adjust.widen",) if plans else ()))
+    return CACHED and all(any(cache_folder().rglob(f"{kernel}*.nbc")) for kernel in kernels)
+
+
+def raise_file_limit() -> None:
+    """Room for as many connections as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

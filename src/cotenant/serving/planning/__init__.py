@@ -1,0 +1,1 @@
+"""Plans for changing request rates while the server runs."""

@@ -1,0 +1,78 @@
+"""What the planner process answers: plans for rates, on the GPUs that can be used, close to the plan in force."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cotenant.core.serving import Service, ServingPlan
+from cotenant.policy.serving.packing.planners import Packer
+from cotenant.policy.serving.packing.replan import Sizer, renamed
+from cotenant.serving.config.planning import Problem
+from cotenant.sim.serving.verify import plan_verified
+
+LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is wanted: a plan for `rates_rps` (the services in it, no others) on at most `count` of the GPUs `gpus`,
+    close to `start`; `fewest`: as few GPUs as will do instead. `verify`: raise rates until simulated requests are in
+    time."""
+
+    rates_rps: Mapping[str, float]
+    gpus: tuple[int, ...]
+    count: int
+    start: ServingPlan | None = None
+    fewest: bool = False
+    verify: bool = True
+
+
+class Planner:
+    """Keeps the tables of planners between questions."""
+
+    def __init__(self, problem: Problem, planner: str) -> None:
+        self.problem, self.spec = problem, problem.planner(planner)
+        self._sizers: dict[tuple[tuple[str, ...], tuple[int, ...]], Sizer] = {}
+
+    def answer(self, ask: Ask) -> ServingPlan:
+        """The plan, with the GPUs' own numbers."""
+        names = tuple(ask.rates_rps)
+        services = [s for s in self.problem.services if s.name in ask.rates_rps]
+        key = (names, ask.gpus)
+        sizer = self._sizers.get(key)
+        if sizer is None:
+            types = tuple(self.problem.gpus.types[g] for g in ask.gpus)
+            sizer = self._sizers[key] = Sizer(self.spec, replace(self.problem.gpus, types=types), services)
+        rates = [ask.rates_rps[s.name] for s in services]
+        headroom = self.problem.headroom
+        if ask.fewest:
+            return sizer.fewest([rate * headroom for rate in rates])
+        start = None if ask.start is None else self._inward(ask.start, ask.gpus)
+        plan = self._plan(sizer, services, rates, ask, start)
+        lets = tuple(sorted((replace(x, gpu=ask.gpus[x.gpu]) for x in plan.gpulets), key=lambda x: (x.gpu, x.slot)))
+        return replace(plan, gpus=len(self.problem.gpus), gpulets=lets)
+
+    def _plan(
+        self, sizer: Sizer, services: Sequence[Service], rates: Sequence[float], ask: Ask, start: ServingPlan | None
+    ) -> ServingPlan:
+        packer = sizer.packer(max(1, min(ask.count, len(ask.gpus))))
+        headroom = self.problem.headroom
+        if not ask.verify:
+            plan = packer.plan([rate * headroom for rate in rates], start=start)
+        else:
+            known = {s.name for s in services}
+            apps = [(app, x) for app, x in self.problem.applications if all(y.service.name in known for y in x)]
+            true = [replace(s, rate_rps=rate) for s, rate in zip(services, rates, strict=True)]
+            rated = Packer.__new__(Packer)  # the same tables, other true rates
+            rated.__dict__.update(packer.__dict__)
+            rated.services = true
+            apps = [(replace(app, rate_rps=ask.rates_rps[x[0].service.name]), x) for app, x in apps]
+            plan = plan_verified(rated, self.problem.profiles, headroom, 0.99, apps, start=start).plan
+        return plan if start is None else renamed(plan, start, packer.gpus)
+
+    def _inward(self, plan: ServingPlan, gpus: tuple[int, ...]) -> ServingPlan:
+        """A plan with positions among the usable GPUs for numbers; gpulets on others are gone."""
+        at = {gpu: i for i, gpu in enumerate(gpus)}
+        return replace(plan, gpulets=tuple(replace(x, gpu=at[x.gpu]) for x in plan.gpulets if x.gpu in at))

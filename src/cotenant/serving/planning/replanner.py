@@ -1,0 +1,233 @@
+"""When and for which rates plans are made: rates as they come, a forecast, the GPUs to hold, the planner process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.serving import Gpulet, ServingPlan
+from cotenant.policy.serving.autoscale import FORECASTS, Autoscaler
+from cotenant.policy.serving.packing.specs import KEPT_APART
+from cotenant.serving.config.planning import Problem
+from cotenant.serving.config.server import ServingConfig
+from cotenant.serving.dispatch.pool import Pool
+from cotenant.serving.dispatch.stats import Stats
+from cotenant.serving.planning.planner import LENGTH, Ask
+from cotenant.serving.workers.base import WorkerFactory
+from cotenant.serving.workers.crew import ApplyError, Crew
+
+SAMPLE_S = 0.5
+LEAST_RATE = 0.01  # a service that nobody asks is still planned for, so that it stays reachable
+PLAN_LIMIT_S = 120.0
+ATTEMPTS = 100  # each leaves out a service that cannot be loaded, or a GPU that has gone
+
+
+class PlannerProcess:
+    """Asks the planner process, one question at a time; started with the first, started anew when it dies."""
+
+    def __init__(self, problem: Problem, planner: str) -> None:
+        self._problem, self._planner = problem, planner
+        self._process: subprocess.Popen[bytes] | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._lock = asyncio.Lock()
+
+    async def ask(self, ask: Ask) -> ServingPlan:
+        """The plan; InputError when the services cannot be planned, WorkError when there is no answer."""
+        async with self._lock:
+            try:
+                return await asyncio.wait_for(self._ask(ask), PLAN_LIMIT_S)
+            except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+                await self.close()
+                raise WorkError(f"the planner gave no answer: {error or type(error).__name__}") from None
+
+    async def _ask(self, ask: Ask) -> ServingPlan:
+        reader, writer = self._streams or await self._begin()
+        _send(writer, ask)
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        answer = pickle.loads(await reader.readexactly(length))
+        if isinstance(answer, str):
+            raise InputError(answer)
+        assert isinstance(answer, ServingPlan)
+        return answer
+
+    async def _begin(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # on the loop's own thread, which is what the process's life hangs on
+            command = [sys.executable, "-P", "-m", "cotenant.serving.planning.main"]
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
+        self._streams = await asyncio.open_unix_connection(sock=ours)
+        _send(self._streams[1], (self._problem, self._planner))
+        return self._streams
+
+    async def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        streams, self._streams = self._streams, None
+        if streams is not None:
+            streams[1].close()
+        if process is not None:
+            process.kill()
+            while process.poll() is None:
+                await asyncio.sleep(0.002)
+
+
+def _send(writer: asyncio.StreamWriter, message: object) -> None:
+    data = pickle.dumps(message)
+    writer.write(LENGTH.pack(len(data)) + data)
+
+
+class Replanner:
+    """Makes plans for what is asked and has the crew make them true."""
+
+    def __init__(
+        self, config: ServingConfig, problem: Problem, pool: Pool, crew: Crew, stats: Stats, factory: WorkerFactory,
+        planner: str, say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.config, self.problem, self.pool, self.crew, self.stats = config, problem, pool, crew, stats
+        self.factory, self.say = factory, say
+        self.process = PlannerProcess(problem, planner)
+        self.fixed: ServingPlan | None = None
+        self.configured = {s.name: s.rate_rps for s in problem.services}
+        self.trackers = {name: FORECASTS[config.entry.forecast]() for name in self.configured}
+        for name, tracker in self.trackers.items():
+            tracker.observe(self.configured[name])
+        self.measured = dict.fromkeys(self.configured, 0.0)
+        self._seen = dict.fromkeys(self.configured, 0)
+        count = len(problem.gpus)
+        self.held = count
+        self.scaler = Autoscaler(most=count, patience=config.entry.patience)
+        self.wanted = asyncio.Event()
+        self.note = ""
+
+    def usable(self) -> tuple[int, ...]:
+        """GPUs that plans may use now."""
+        every = range(len(self.problem.gpus))
+        found = self.factory.gpus()
+        return tuple(every if found is None else [g for g in every if g in set(found)])
+
+    # ---- rates ----
+
+    def sample(self, seconds: float) -> None:
+        """Count what has come since the last sample."""
+        for name, tracker in self.trackers.items():
+            received = self.stats.services[name].received
+            rate = (received - self._seen[name]) / seconds
+            self._seen[name] = received
+            tracker.observe(rate)
+            self.measured[name] += 0.2 * (rate - self.measured[name])
+
+    def rates(self) -> dict[str, float]:
+        """The rates to plan for, of the services that can be served. A service that nobody asks keeps a part of the
+        rate that it was announced with."""
+        ahead = max(1, round(self.config.deployment.period_s / SAMPLE_S))
+        least = self.config.entry.least_rate
+        return {
+            name: max(LEAST_RATE, least * self.configured[name], self.trackers[name].forecast(ahead))
+            for name in self.crew.ready_services()
+        }
+
+    # ---- plans ----
+
+    async def first(self) -> None:
+        """The plan that the server begins with: for the rates of the file, on all GPUs."""
+        await self.make({name: self.configured[name] for name in self.crew.ready_services()}, first=True)
+
+    async def make(self, rates: dict[str, float] | None = None, *, first: bool = False) -> None:
+        """Make a plan and put it in force. Services whose models cannot be loaded are left out of the next attempt."""
+        for _ in range(ATTEMPTS):
+            rates = self.rates() if rates is None else rates
+            rates = {name: rate for name, rate in rates.items() if name in self.crew.ready_services()}
+            if not rates:
+                await self.crew.apply(ServingPlan("none", len(self.problem.gpus), ()))
+                return
+            plan = await self._decide(rates, first)
+            if plan is None:
+                return
+            try:
+                await self.crew.apply(plan)
+                return
+            except ApplyError as error:
+                last = error
+        raise WorkError(f"no plan could be made true: {last}")
+
+    async def _decide(self, rates: dict[str, float], first: bool) -> ServingPlan | None:
+        """The plan for the rates; None when the one in force is to stay."""
+        if self.fixed is not None:
+            usable = set(self.usable())
+            held = [x for x in self.fixed.gpulets if x.gpu in usable]
+            lets = [_with_seats(x, rates) for x in held if any(s.service in rates for s in x.seats)]
+            return ServingPlan(self.fixed.planner, self.fixed.gpus, tuple(lets), rates_rps=self.fixed.rates_rps)
+        gpus = self.usable()
+        if not gpus:
+            self.note = "no GPU can be used"
+            return ServingPlan("none", len(self.problem.gpus), ())
+        verify = self.config.entry.verify
+        start = None if first else self.pool.plan
+        if self.config.entry.autoscale and not first:
+            await self._scale(rates, gpus)
+        self.stats.replans += 1
+        plan = await self.process.ask(Ask(rates, gpus, self.held, start, verify=verify))
+        if not plan.feasible and self.held < len(gpus):
+            self.held = len(gpus)
+            plan = await self.process.ask(Ask(rates, gpus, self.held, start, verify=verify))
+        if not plan.feasible:
+            short = ", ".join(f"{x.service} ({x.missing_rps:.0f}/s)" for x in plan.left_out)
+            note = f"the GPUs do not suffice: {short}"
+            if KEPT_APART in plan.notes:
+                note += f"; {KEPT_APART}"
+                if KEPT_APART not in self.note:
+                    self.say(note)
+            self.note = note
+            served = {seat.service for let in self.pool.lets for seat in let.spec.seats}
+            if not first and set(rates) <= served and all(let.spec.gpu in gpus for let in self.pool.lets):
+                return None  # moving models would not help anybody
+        else:
+            self.note = ""
+        return plan
+
+    async def _scale(self, rates: dict[str, float], gpus: tuple[int, ...]) -> None:
+        wish = await self.process.ask(Ask(rates, gpus, len(gpus), fewest=True))
+        self.scaler.most = len(gpus)
+        held = self.scaler.decide(min(self.held, len(gpus)), lambda: wish.gpus_used if wish.feasible else None)
+        if held != self.held:
+            self.say(f"{held} GPUs are held instead of {self.held}: what the rates need")
+            self.held = held
+
+    async def run(self) -> None:
+        """Samples of rates all the time, a plan every period and whenever one is wanted."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        due = last + self.config.deployment.period_s
+        before = self.usable()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.wanted.wait(), SAMPLE_S)
+            now = loop.time()
+            if now - last >= SAMPLE_S * 0.9:
+                self.sample(now - last)
+                last = now
+            usable = self.usable()
+            asked = self.wanted.is_set() or usable != before
+            if not asked and (now < due or self.fixed is not None):
+                continue
+            before = usable
+            self.wanted.clear()
+            due = loop.time() + self.config.deployment.period_s
+            try:
+                await self.make()
+            except (WorkError, InputError, ApplyError) as error:
+                self.say(f"no new plan: {error}")
+                self.note = str(error)
+
+
+def _with_seats(let: Gpulet, rates: Mapping[str, float]) -> Gpulet:
+    """A gpulet with only the seats of services that can be served."""
+    return replace(let, seats=tuple(seat for seat in let.seats if seat.service in rates))

@@ -1,0 +1,232 @@
+"""The HTTP form of the Open Inference Protocol v2: JSON, with tensors as lists or as binary data behind the JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from cotenant.serving.protocol.tensors import (
+    DTYPES,
+    Buffer,
+    Tensor,
+    TensorError,
+    array_of,
+    check_size,
+    elements,
+    from_list,
+    unpack_strings,
+)
+
+HEADER_LENGTH = "inference-header-content-length"
+MAX_RANK, MAX_TENSORS = 32, 256
+
+
+class WireError(ValueError):
+    """A request that cannot be understood: one sentence for the client."""
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """One inference: tensors in, and which outputs are wanted (None: all), each as binary data or not."""
+
+    model: str
+    inputs: list[Tensor]
+    version: str = ""
+    id: str = ""
+    outputs: dict[str, bool] | None = None
+    binary_default: bool = False
+    timeout_ms: float | None = None
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class InferAnswer:
+    """The outputs of one inference and how it went: ms waiting, ms executing, size of the batch it ran in."""
+
+    model: str
+    version: str
+    outputs: list[Tensor] = field(default_factory=list)
+    queued_ms: float = 0.0
+    executed_ms: float = 0.0
+    batch: int = 0
+
+
+def _shape(raw: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(raw, list) or len(raw) > MAX_RANK:
+        raise WireError(f"input {name!r} needs a shape: a list of at most {MAX_RANK} sizes")
+    for size in raw:
+        if type(size) is not int or size < 0 or size > 1 << 40:
+            raise WireError(f"input {name!r} has a shape with {size!r}, which is no size")
+    return tuple(raw)
+
+
+def _parameters(raw: dict[str, Any]) -> dict[str, Any]:
+    found = raw.get("parameters")
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise WireError("parameters is an object")
+    return found
+
+
+def _inputs(raw: Any, binary: memoryview) -> list[Tensor]:
+    if not isinstance(raw, list) or not raw:
+        raise WireError("needs inputs: a list of tensors")
+    if len(raw) > MAX_TENSORS:
+        raise WireError(f"has {len(raw)} inputs; {MAX_TENSORS} is the most")
+    tensors, at = [], 0
+    for entry in raw:
+        if not isinstance(entry, dict):
+            raise WireError("an input is an object with name, shape, datatype and data")
+        name, datatype = entry.get("name"), entry.get("datatype")
+        if not isinstance(name, str) or not isinstance(datatype, str):
+            raise WireError("an input needs a name and a datatype")
+        shape = _shape(entry.get("shape"), name)
+        size = _parameters(entry).get("binary_data_size") if "parameters" in entry else None
+        if size is None:
+            tensors.append(from_list(name, datatype, shape, entry.get("data")))
+            continue
+        if type(size) is not int or size < 0 or size > len(binary) - at:
+            raise WireError(f"input {name!r}: binary_data_size {size!r} is not within the body")
+        if datatype not in DTYPES:
+            raise WireError(f"input {name!r} has the unknown data type {datatype!r}")
+        tensor = Tensor(name, datatype, shape, binary[at : at + size])
+        check_size(tensor)
+        tensors.append(tensor)
+        at += size
+    if at != len(binary):
+        raise WireError(f"has {len(binary) - at} bytes of binary data that belong to no input")
+    return tensors
+
+
+def _outputs(raw: Any, default: bool) -> dict[str, bool] | None:
+    if raw is None or raw == []:
+        return None
+    if not isinstance(raw, list) or len(raw) > MAX_TENSORS:
+        raise WireError("outputs is a list of names")
+    wanted = {}
+    for entry in raw:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise WireError("an output is an object with a name")
+        parameters = _parameters(entry)
+        if parameters.get("classification"):
+            raise WireError("classification of outputs is not supported: ask for the tensor")
+        wanted[entry["name"]] = bool(parameters.get("binary_data", default))
+    return wanted
+
+
+def timeout_ms(parameters: dict[str, Any]) -> float | None:
+    """The client's own limit from `timeout` (microseconds), None without one."""
+    value = parameters.get("timeout")
+    if value is None or value == 0:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        raise WireError("timeout is a number of microseconds")
+    return float(value) / 1000.0
+
+
+def priority(parameters: dict[str, Any]) -> int:
+    """How important a request is among others, 0 without a word: a whole number, a larger one for more."""
+    value = parameters.get("priority", 0)
+    if type(value) is not int:
+        raise WireError("priority is a whole number")
+    return value
+
+
+def decode_request(model: str, version: str, body: Buffer, header_length: str | None) -> InferRequest:
+    """An inference request from a body; `header_length` is the header of that name where binary data follows JSON."""
+    view = memoryview(body)
+    binary = view[len(view) :]
+    if header_length is not None:
+        if not (header_length.isascii() and header_length.isdigit()) or int(header_length) > len(view):
+            raise WireError(f"{HEADER_LENGTH} {header_length[:20]!r} is not within the body")
+        view, binary = view[: int(header_length)], view[int(header_length) :]
+    try:
+        raw = orjson.loads(view)
+    except orjson.JSONDecodeError as error:
+        raise WireError(f"not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise WireError("not an inference request: needs an object with inputs")
+    name = raw.get("id", "")
+    if not isinstance(name, str):
+        raise WireError("id is a string")
+    parameters = _parameters(raw) if "parameters" in raw else {}
+    default = bool(parameters.get("binary_data_output", False))
+    try:
+        inputs = _inputs(raw.get("inputs"), binary)
+    except TensorError as error:
+        raise WireError(str(error)) from None
+    return InferRequest(
+        model, inputs, version, name, _outputs(raw.get("outputs"), default), default,
+        timeout_ms(parameters), priority(parameters),
+    )  # fmt: skip
+
+
+def encode_answer(request: InferRequest, answer: InferAnswer) -> tuple[bytes, int | None]:
+    """(body, length of its JSON part, None without binary data) of an answer."""
+    outputs: list[dict[str, Any]] = []
+    binary: list[Buffer] = []
+    wanted = request.outputs
+    for tensor in answer.outputs:
+        as_binary = request.binary_default if wanted is None else wanted.get(tensor.name, False)
+        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if as_binary or tensor.datatype == "BF16":
+            entry["parameters"] = {"binary_data_size": len(tensor.data)}
+            binary.append(tensor.data)
+        elif tensor.datatype == "BYTES":
+            entry["data"] = [x.decode("utf-8", "replace") for x in unpack_strings(tensor.data)]
+        elif tensor.datatype == "FP16":
+            entry["data"] = np.frombuffer(tensor.data, np.float16).astype(np.float32)
+        else:
+            entry["data"] = np.frombuffer(tensor.data, DTYPES[tensor.datatype])
+        outputs.append(entry)
+    head: dict[str, Any] = {"model_name": answer.model, "model_version": answer.version}
+    if request.id:
+        head["id"] = request.id
+    head["outputs"] = outputs
+    text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not binary:
+        return text, None
+    return b"".join((text, *binary)), len(text)
+
+
+def encode_request(inputs: Sequence[Tensor], *, binary: bool = True, request_id: str = "") -> tuple[bytes, int | None]:
+    """(body, length of its JSON part, None without binary data) of a request, for clients."""
+    entries: list[dict[str, Any]] = []
+    for tensor in inputs:
+        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if binary:
+            entry["parameters"] = {"binary_data_size": len(tensor.data)}
+        else:
+            entry["data"] = array_of(tensor.data, tensor.datatype, (elements(tensor.shape),)).tolist()
+        entries.append(entry)
+    head: dict[str, Any] = {"inputs": entries}
+    if request_id:
+        head["id"] = request_id
+    if not binary:
+        return orjson.dumps(head), None
+    head["parameters"] = {"binary_data_output": True}
+    text = orjson.dumps(head)
+    return b"".join((text, *(tensor.data for tensor in inputs))), len(text)
+
+
+def decode_answer(body: Buffer, header_length: str | None) -> dict[str, Tensor]:
+    """Outputs by name from the body of an answer, for clients."""
+    view = memoryview(body)
+    length = len(view) if header_length is None else int(header_length)
+    head = orjson.loads(view[:length])
+    found, at = {}, length
+    for entry in head["outputs"]:
+        size = entry.get("parameters", {}).get("binary_data_size")
+        shape = tuple(entry["shape"])
+        if size is None:
+            found[entry["name"]] = from_list(entry["name"], entry["datatype"], shape, entry["data"])
+        else:
+            found[entry["name"]] = Tensor(entry["name"], entry["datatype"], shape, view[at : at + size])
+            at += size
+    return found

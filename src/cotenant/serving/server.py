@@ -1,0 +1,378 @@
+"""A server: everything composed, started and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.serving import ServingPlan
+from cotenant.observability.http import is_loopback
+from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER
+from cotenant.serving.config.planning import Problem, build_problem
+from cotenant.serving.config.server import ServingConfig, parse_address, read_serving, read_tokens, tls_context
+from cotenant.serving.config.services import parse_services, read_services, with_scheme
+from cotenant.serving.dispatch.apps import Applications
+from cotenant.serving.dispatch.pool import TICK_S, Pool
+from cotenant.serving.dispatch.requestlog import GPU_COLUMNS, REQUEST_COLUMNS, CsvLog
+from cotenant.serving.dispatch.stats import Stats
+from cotenant.serving.gateway import doors
+from cotenant.serving.gateway.api import Api, Tokens
+from cotenant.serving.gateway.http1 import HttpFront
+from cotenant.serving.gateway.requests import Gateway, Limits
+from cotenant.serving.gateway.routes import Routes
+from cotenant.serving.parts import http_limits, is_compiled, local_factory, raise_file_limit
+from cotenant.serving.planning.replanner import Replanner
+from cotenant.serving.workers.base import WorkerFactory
+from cotenant.serving.workers.crew import Crew
+from cotenant.serving.workers.quick import measured
+from cotenant.serving.workers.quick import wanted as quick_wanted
+from cotenant.serving.workers.repository import stamp
+
+BACKLOG = 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line adds to a services file. Addresses are HOST:PORT, None: that door stays shut."""
+
+    http: str | None = "127.0.0.1:8000"
+    grpc: str | None = None
+    plan: ServingPlan | None = None
+    planner: str = DEFAULT_PLANNER
+    log: Path | None = None
+    gpus_log: Path | None = None
+    colocation: str | None = None
+    agent: Path | None = None
+
+    @property
+    def addresses(self) -> dict[str, doors.Address | None]:
+        """Host and port of each door; InputError names the option."""
+        given = {"http": self.http, "grpc": self.grpc}
+        return {name: None if text is None else parse_address(text, name) for name, text in given.items()}
+
+
+def say_nothing(text: str) -> None:
+    """For servers that nobody watches."""
+
+
+class Server:
+    """One gateway with its workers. `start`, then `stop`, on one event loop."""
+
+    def __init__(
+        self, config: ServingConfig, problem: Problem, options: Options, factory: WorkerFactory | None = None,
+        say: Callable[[str], None] = say_nothing,
+    ) -> None:  # fmt: skip
+        self.config, self.problem, self.options, self.say = config, problem, options, say
+        entry = config.entry
+        self.tokens = Tokens(read_tokens(entry.listen, config.deployment.file))
+        self.tls = tls_context(entry.listen, "http/1.1", config.deployment.file)
+        self.tls_grpc = tls_context(entry.listen, "h2", config.deployment.file)
+        self._addresses = options.addresses
+        log = None if options.log is None else CsvLog(options.log, REQUEST_COLUMNS, say)
+        self.gpus_log = None if options.gpus_log is None else CsvLog(options.gpus_log, GPU_COLUMNS, say)
+        slos = {s.name: s.slo_ms for s in problem.services} | {app.name: app.slo_ms for app, _ in problem.applications}
+        self.stats = Stats(slos, log)
+        self.pool = Pool(problem.services, problem.profiles, self.stats, self._lost, entry.hold)
+        self.factory = factory or local_factory(config, problem, options, say)
+        self.crew = Crew(config, problem.profiles, self.pool, self.stats, self.factory, self._tell)
+        self.replanner = Replanner(
+            config, problem, self.pool, self.crew, self.stats, self.factory, options.planner, self._tell
+        )
+        self.replanner.fixed = options.plan
+        self.crew.trouble = self.replanner.wanted.set
+        applications = Applications(problem.applications, config.wiring)
+        limits = Limits(entry.listen.max_in_flight, config.concurrency)
+        self.gateway = Gateway(self.pool, self.stats, limits, applications, self.crew.why_not)
+        applications.gateway = self.gateway
+        self.api = Api(self.gateway, self.crew, self.replanner, self.stats, self.tokens, entry.listen.max_body)
+        self.routes = Routes(self.api, self._connections, lambda: self.http_url)
+        self.front = HttpFront(self.routes.handle, http_limits(config), self._failed)
+        self.http_url = self.grpc_address = ""
+        self._taken: dict[str, list[socket.socket]] = {}
+        self._listeners: list[asyncio.Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._grpc: Any = None
+
+    def _tell(self, text: str) -> None:
+        """A sentence for who watches the server: in its terminal and on its page."""
+        self.api.decided(text)
+        self.say(text)
+
+    def _connections(self) -> dict[str, tuple[int, int]]:
+        """Open and refused ones, by door."""
+        fronts = {"http": self.front} | ({} if self._grpc is None else {"grpc": self._grpc})
+        return {name: (len(front.connections), front.refused) for name, front in fronts.items()}
+
+    def _lost(self, let: Any, why: str) -> None:
+        self.crew.lost(let, why)
+
+    def _failed(self, error: BaseException) -> None:
+        self.say(f"a request made the server fail: {type(error).__name__}: {error}")
+
+    async def start(self) -> None:
+        """Take the addresses, load, plan, listen. WorkError when no service at all can be served."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(
+            lambda _, context: self.say(f"an error elsewhere: {context.get('exception') or context['message']}")
+        )
+        raise_file_limit()
+        self._taken = doors.take(self._addresses)
+        if not is_compiled(plans=self.options.plan is None):
+            self.say("compiling the planner and the dispatcher for this machine, once (half a minute)")
+        self.pool.warm()
+        try:
+            for name in self.crew.models:
+                self.crew.resolve(name)
+            if all(model.found is None for model in self.crew.models.values()):
+                raise InputError(next(iter(self.crew.models.values())).why, file=self.config.deployment.file)
+            for name, model in self.crew.models.items():
+                if model.found is None:
+                    self._tell(f"{name} cannot be served: {model.why}")
+            with self.config.deployment.located():
+                await self.replanner.first()
+            ready = [name for name in self.crew.models if not self.crew.why_not(name)]
+            if not ready:
+                first = next(iter(self.crew.models))
+                raise WorkError(f"no service can be served; {first}: {self.crew.why_not(first)}")
+            await self._listen()
+        except BaseException:
+            await self._close(0.0)
+            raise
+        self._tasks = [loop.create_task(x) for x in (self._ticks(), self._seconds(), self.replanner.run())]
+        if self.config.entry.poll_models > 0:
+            self._tasks.append(loop.create_task(self._poll()))
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for name, sockets in self._taken.items():
+            host, _ = self._addresses[name] or ("", 0)
+            port = sockets[0].getsockname()[1]
+            if not is_loopback(host) and not self.tokens.any:
+                self._tell(f"{host}:{port} is reached from other machines, and anybody may ask there (listen.tokens)")
+            protocol, tls = (self.front.protocol, self.tls) if name == "http" else (self._grpc_front(), self.tls_grpc)
+            for door in sockets:
+                try:
+                    listener = await loop.create_server(protocol, sock=door, ssl=tls, backlog=BACKLOG)
+                except OSError as error:  # somebody else bound it at the same moment, and was first to listen
+                    why = (error.strerror or str(error)).lower()
+                    raise WorkError(f"cannot listen on {host}:{port}: {why}") from None
+                self._listeners.append(listener)
+            shown = f"[{host}]" if ":" in host else host
+            if name == "http":
+                self.http_url = f"{'https' if self.tls else 'http'}://{shown}:{port}"
+            else:
+                self.grpc_address = f"{shown}:{port}"
+
+    def _grpc_front(self) -> Callable[[], asyncio.Protocol]:
+        from cotenant.serving.gateway.grpc_api import GrpcApi
+        from cotenant.serving.gateway.http2 import Http2Front
+
+        handlers = GrpcApi(self.api).handlers()
+        self._grpc = Http2Front(handlers, http_limits(self.config), self._failed, self.api.guard)
+        protocol: Callable[[], asyncio.Protocol] = self._grpc.protocol
+        return protocol
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.pool.tick()
+
+    async def _seconds(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self.front.sweep()
+            if self._grpc is not None:
+                self._grpc.sweep()
+            self._log_gpus()
+            if self.stats.log is not None:
+                self.stats.log.flush()
+
+    def _log_gpus(self) -> None:
+        if self.gpus_log is None:
+            return
+        plan = self.pool.plan
+        allocated = sum(let.percent for let in plan.gpulets) / 100
+        row = f"{plan.gpus_used},{self.replanner.held},{len(plan.gpulets)},{allocated:.4g}\n"
+        self.gpus_log.add(f"{self.pool.now_ms() / 1e3:.3f},{row}")
+        self.gpus_log.flush()
+
+    async def _poll(self) -> None:
+        """Load models whose files have changed."""
+        entries = self.config.models
+        seen = {name: stamp(entry.path) for name, entry in entries.items()}
+        while True:
+            await asyncio.sleep(self.config.entry.poll_models)
+            for name, entry in entries.items():
+                now = stamp(entry.path)
+                if now == seen[name]:
+                    continue
+                seen[name] = now
+                try:
+                    await self.api.load(name)
+                    self.say(f"{name} has new files: loaded")
+                except Exception as error:
+                    self.say(f"{name} has new files, but: {error}")
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Take no new requests, answer what is there (at most `drain_s`), then end the workers, the doors last."""
+        limit = self.config.entry.listen.drain if drain_s is None else drain_s
+        self.gateway.draining = True
+        for listener in self._listeners:
+            listener.close()
+        self.front.drain()
+        if self._grpc is not None:
+            self._grpc.drain()
+        try:
+            await asyncio.wait_for(self._idle(), limit)
+        except TimeoutError:
+            self.pool.abandon("the server is shutting down")
+        await self._close(2.0 if limit > 0 else 0.2)
+
+    def hurry(self) -> None:
+        """Stop waiting for what is on its way."""
+        self.crew.closing = True
+        self.pool.abandon("the server is shutting down")
+        for let in (*self.pool.lets, *self.pool.leaving):
+            if let.worker is not None:
+                let.worker.kill()
+
+    async def _idle(self) -> None:
+        while self.gateway.open:
+            await asyncio.sleep(0.005)
+
+    async def _close(self, grace_s: float) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.replanner.process.close()
+        await self.crew.close(grace_s)
+        await self.routes.close()
+        doors.let_go(self._taken)
+        self.front.abort()
+        if self._grpc is not None:
+            self._grpc.abort()
+        self._log_gpus()
+        for log in (self.stats.log, self.gpus_log):
+            if log is not None:
+                log.close()
+
+    def status(self) -> dict[str, Any]:
+        """As GET /cotenant/status."""
+        return self.api.status()
+
+
+def build(
+    services: str | Path | Mapping[str, Any], options: Options, *, profile: str | Path | None = None,
+    gpus: int | None = None, factory: WorkerFactory | None = None, say: Callable[[str], None] = say_nothing,
+) -> Server:  # fmt: skip
+    """A server for a services file (or its content), not started."""
+    deployment = parse_services(services) if isinstance(services, Mapping) else read_services(services)
+    deployment = with_scheme(deployment, options.colocation)
+    config = read_serving(deployment)
+    if gpus is None and quick_wanted(config, profile):
+        doors.let_go(doors.take(options.addresses))  # measuring takes seconds: an address in use is told before
+        with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
+            found = Path(folder) / "profile.json"
+            found.write_text(json.dumps(measured(config, say)))
+            problem = build_problem(deployment, found, gpus)
+    else:
+        problem = build_problem(deployment, profile, gpus)
+    if options.plan is not None:
+        _check_plan(options.plan, problem)
+    return Server(config, problem, options, factory, say)
+
+
+def _check_plan(plan: ServingPlan, problem: Problem) -> None:
+    known = {s.name for s in problem.services}
+    for let in plan.gpulets:
+        for seat in let.seats:
+            if seat.service not in known:
+                raise InputError(f"serves {seat.service!r}, which is not in the services file", field="plan")
+        if let.gpu >= len(problem.gpus):
+            what = f"uses GPU {let.gpu}; the services file has {len(problem.gpus)}"
+            raise InputError(what, field="plan")
+
+
+class Running:
+    """A server that runs in a thread of this process."""
+
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        self.server, self.loop = server, loop
+        self.http_url, self.grpc_address = server.http_url, server.grpc_address
+
+    def status(self) -> dict[str, Any]:
+        """As GET /cotenant/status."""
+        found: dict[str, Any] = self.call(self.server.status)
+        return found
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function on the server's thread and give back what it returns."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
+
+
+@contextlib.contextmanager
+def running(
+    services: str | Path | Mapping[str, Any], *, http: str | None = "127.0.0.1:0", grpc: str | None = None,
+    plan: ServingPlan | None = None, log: Path | None = None, gpus_log: Path | None = None,
+    workers: WorkerFactory | None = None, profile: str | Path | None = None, planner: str = DEFAULT_PLANNER,
+    drain_s: float = 5.0, say: Callable[[str], None] = say_nothing, colocation: str | None = None,
+    agent: Path | None = None,
+) -> Iterator[Running]:  # fmt: skip
+    """A server in a thread of its own, for tests and experiments; it has been stopped when the block is left."""
+    options = Options(http, grpc, plan, planner, log, gpus_log, colocation, agent)
+    server = build(services, options, profile=profile, factory=workers, say=say)
+    loop = new_loop()
+    started: list[BaseException | None] = []
+    ready = threading.Event()
+    finish = asyncio.Event()
+
+    async def life() -> None:
+        try:
+            await server.start()
+            started.append(None)
+        except BaseException as error:
+            started.append(error)
+            return
+        finally:
+            ready.set()
+        await finish.wait()
+        await server.stop(drain_s)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(life(),), name="cotenant-serve", daemon=True)
+    thread.start()
+    ready.wait()
+    if started[0] is not None:
+        thread.join(10)
+        loop.close()
+        raise started[0]
+    try:
+        yield Running(server, loop)
+    finally:
+        loop.call_soon_threadsafe(finish.set)
+        thread.join(drain_s + 30)
+        if not thread.is_alive():
+            loop.close()
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The fastest event loop that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+

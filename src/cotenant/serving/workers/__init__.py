@@ -1,0 +1,1 @@
+"""Processes that run models, on this machine or through Ray, and what starts and replaces them."""

@@ -1,0 +1,306 @@
+"""Workers beside best-effort programs: LS workers hold the floor of their GPU, BE workers keep off it.
+
+The gateway's side registers every worker with the node's agent, as a tenant: its memory is reserved, its copies have
+their weight, its SMs are the scheme's. The worker's side is a turnstile around batches. What a worker has to know is in
+its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.policy.colocation import WorkClass
+from cotenant.serving.workers.base import WorkerSpec
+
+if TYPE_CHECKING:
+    from cotenant.agent.gate.client import Floor, Holder
+    from cotenant.agent.ipc.client import ControlClient
+
+VARIABLE = "COTENANT_WORKER_FLOOR"
+LOOK_S = 0.00005
+SIGN_S = 0.1  # between signs of life while a batch runs: a fifth of the usual hold_limit
+KEEP_S = 1.0
+NUMBERS = itertools.count(1)  # of this process: a tenant of its last server may still be there when the next one starts
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a service has reserved: memory in bytes (None: nothing said), and its weight on the link. `work_class`: what
+    its kernels need most, a name of node.floor.WORK_CLASSES."""
+
+    memory_bytes: int | None = None
+    copy_weight: float = 1.0
+    work_class: str = "unknown"
+
+
+def tenant_name(pid: int, number: int, services: Sequence[str]) -> str:
+    """A worker's name at the agent: whose it is and what it serves, in the letters that names may have."""
+    words = re.sub(r"[^A-Za-z0-9._-]+", "-", ".".join(services))
+    return f"serve-{pid}-{words[:36]}-{number}"
+
+
+class Colocation:
+    """The gateway's side. WorkError when there is no agent in `folder`, InputError for an unknown scheme."""
+
+    def __init__(
+        self,
+        scheme: str,
+        folder: Path,
+        claims: Mapping[str, Claim],
+        *,
+        timed: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`timed`: workers only take time; they are tenants and keep the rule of the floor, and need no device."""
+        from cotenant.agent.ipc.client import ControlClient
+        from cotenant.policy.colocation import scheme_named
+
+        self.scheme = scheme_named(scheme)
+        self.folder, self.timed = folder, timed
+        self._claims, self._say = claims, say
+        self._clients: dict[str, ControlClient] = {}
+        self._names: dict[str, str] = {}
+        self._sensitive: dict[str, tuple[str, int]] = {}  # of LS workers: the GPU and the pid
+        self._floors: dict[str, Floor] = {}
+        self._keeper = ControlClient(folder)  # while it is open the scheme is in force
+        self.beside = float(self._keeper.call("colocation", scheme=scheme, while_connected=True)["beside"])
+        self.gpus: list[dict[str, Any]] = self._keeper.call("status")["gpus"]
+        on = ", ".join(f"GPU {number} ({gpu['name']})" for number, gpu in enumerate(self.gpus))
+        say(f"co-location: {scheme} on {on} of the agent in {folder}")
+        if min(self.scheme.ls_sms, self.scheme.be_sms) < 1.0:
+            say(
+                f"{scheme}: of the SMs that the plan gives it, a latency-sensitive gpulet has {self.scheme.ls_sms:.0%},"
+                f" a best-effort one {self.scheme.be_sms:.0%}; the plan's capacities are those of the whole"
+            )
+        self._over = threading.Event()
+        self._keeping = threading.Thread(target=self._keep, name="colocation", daemon=True)
+        self._keeping.start()
+
+    def environment(self, spec: WorkerSpec) -> dict[str, str]:
+        """What a worker's process gets. The tenant lives until `released`."""
+        uuid = self._gpu(spec)
+        best_effort = all(not model.latency_sensitive for model in spec.models)
+        if not best_effort and not all(model.latency_sensitive for model in spec.models):
+            names = " and ".join(model.service for model in spec.models if not model.latency_sensitive)
+            self._say(f"{names} shares a process with a latency-sensitive service: held off between batches only")
+        # workers on green contexts change their SMs between batches; others are gated by the shim, kernel by kernel
+        elastic = spec.mechanism == "green"
+        if elastic and best_effort:
+            names = " and ".join(model.service for model in spec.models)
+            self._say(f"{names} on green contexts: held off between batches only, under mechanism mps kernel by kernel")
+        told = {
+            "folder": str(self.folder),
+            "gpu": uuid,
+            "gated": best_effort and not self.timed and not elastic,
+            "beside": self.beside if elastic else 0.0,
+            "whole": spec.fraction,
+            "classes": {m.service: self._claims.get(m.service, Claim()).work_class for m in spec.models},
+        }
+        answer = self._register(spec, uuid, best_effort, elastic)
+        variable = {VARIABLE: json.dumps(told)}
+        if self.timed:
+            return variable
+        from cotenant.agent.tenants.launcher import program_environment
+
+        return dict(program_environment(answer)) | variable
+
+    def _register(self, spec: WorkerSpec, uuid: str, best_effort: bool, elastic: bool) -> dict[str, Any]:
+        """Make a worker a tenant; the agent's answer."""
+        from cotenant.agent.config.files import TenantSpec
+        from cotenant.agent.ipc.client import ControlClient
+        from cotenant.agent.tenants.launcher import Launch, register
+
+        claims = [self._claims.get(model.service, Claim()) for model in spec.models]
+        memory = [claim.memory_bytes for claim in claims if claim.memory_bytes is not None]
+        silent = [m.service for m, c in zip(spec.models, claims, strict=True) if c.memory_bytes is None]
+        if memory and silent:
+            mine = " and ".join(m.service for m in spec.models if m.service not in silent)
+            self._say(f"no memory is reserved for {mine}: {' and '.join(silent)}, in the same process, states none")
+        part = self.scheme.be_sms if best_effort else self.scheme.ls_sms
+        tenant = TenantSpec(
+            name=tenant_name(os.getpid(), next(NUMBERS), [model.service for model in spec.models]),
+            limit=1.0 if elastic else part * (spec.fraction if self.scheme.together else 1.0),
+            memory_bytes=sum(memory) if len(memory) == len(claims) else None,
+            priority=-1 if best_effort and self.scheme.be_below else 0,
+            gpus=(uuid,),
+            mechanism="mps" if self.scheme.together else "time",
+            best_effort=best_effort and not elastic,
+            copy_weight=max(claim.copy_weight for claim in claims),
+            latency_sensitive=not best_effort,
+            work_class=claims[0].work_class if len({claim.work_class for claim in claims}) == 1 else "unknown",
+        )
+        client = ControlClient(self.folder)  # while it is open the tenant lives
+        self._clients[spec.name], self._names[spec.name] = client, tenant.name
+        try:
+            return register(client, Launch(self.folder, tenant, [spec.name]))
+        except InputError as error:
+            if error.field != "--mechanism":
+                raise
+            told = f"{self.scheme.name} runs its workers under the mechanism {tenant.mechanism}: {error.message}"
+            raise InputError(told, field="colocation") from None
+
+    def started(self, spec: WorkerSpec, pid: int) -> None:
+        """A worker's process is there."""
+        client = self._clients.get(spec.name)
+        if client is not None:
+            client.call("started", name=self._names[spec.name], pid=pid)
+        if any(model.latency_sensitive for model in spec.models):
+            gpu = self._gpu(spec)
+            self._sensitive[spec.name] = gpu, pid
+            self._join(gpu)
+
+    def _join(self, gpu: str) -> None:
+        from cotenant.agent.gate.client import join_floor
+
+        with contextlib.suppress(WorkError):  # without it workers raise the floor themselves, a little later
+            if gpu not in self._floors:
+                floor = join_floor(self.folder, gpu)
+                if self._floors.setdefault(gpu, floor) is not floor:  # workers are started beside each other
+                    floor.close()
+
+    def coming(self, spec: WorkerSpec, service: str) -> None:
+        """A batch goes to a worker. It takes tens of microseconds to get there: the floor is up from now on, so that
+        best-effort work in flight ends meanwhile. The worker raises it again, and lowers it."""
+        gpu, pid = self._sensitive.get(spec.name, ("", 0))
+        if gpu in self._floors and _sensitive(spec, service):
+            name = self._claims.get(service, Claim()).work_class
+            self._floors[gpu].raise_for(pid, WorkClass[name.upper()])
+
+    def _gpu(self, spec: WorkerSpec) -> str:
+        return str(self.gpus[spec.gpu % len(self.gpus)]["uuid"])
+
+    def released(self, spec: WorkerSpec) -> None:
+        """A worker has ended."""
+        client = self._clients.pop(spec.name, None)
+        if client is not None:
+            client.close()
+        gpu, _ = self._sensitive.pop(spec.name, ("", 0))
+        if gpu in self._floors and all(gpu != other for other, _ in self._sensitive.values()):
+            self._floors.pop(gpu).close()  # nobody latency-sensitive is left there
+
+    def close(self) -> None:
+        """All have ended."""
+        for floor in self._floors.values():
+            floor.close()
+        self._floors.clear()
+        self._sensitive.clear()
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+        self._over.set()
+        self._keeping.join(KEEP_S + 5.0)
+        self._keeper.close()
+
+    def _keep(self) -> None:
+        """Ask the agent's successor for the scheme again."""
+        from cotenant.agent.ipc.client import ControlClient
+
+        while not self._over.wait(KEEP_S):
+            try:
+                self._keeper.call("colocation")
+            except (WorkError, InputError, OSError, ValueError):
+                with contextlib.suppress(WorkError, InputError, OSError, ValueError):
+                    fresh, stale = ControlClient(self.folder, timeout_s=5.0), self._keeper
+                    fresh.call("colocation", scheme=self.scheme.name, while_connected=True)
+                    self._keeper = fresh
+                    stale.close()
+                    self._say(f"co-location: another agent in {self.folder}, told {self.scheme.name} again")
+
+
+def _sensitive(spec: WorkerSpec, service: str) -> bool:
+    return any(model.latency_sensitive for model in spec.models if model.service == service)
+
+
+class Turnstile:
+    """The worker's side: around each batch, by the class of its service.
+
+    `gated`: the shim holds up BE launches, so that batches need not wait. Else a BE batch waits while LS holds the
+    floor, or runs on `beside` of the SMs then, and on `whole` when nobody does: the tide, at the boundary of batches.
+    `classes`: what the floor shows while a service's batch runs, unknown for others.
+    """
+
+    def __init__(
+        self,
+        floor: Holder,
+        best_effort: frozenset[str],
+        *,
+        gated: bool,
+        beside: float = 0.0,
+        whole: float = 1.0,
+        resize: Callable[[float], None] = lambda fraction: None,
+        classes: Mapping[str, WorkClass] | None = None,
+    ) -> None:
+        self._classes = classes or {}
+        self._floor, self._best_effort, self._gated = floor, best_effort, gated
+        self._beside, self._whole, self._resize = beside, whole, resize
+        self._now = whole
+        self._runs: WorkClass | None = None  # LS work, by its class
+        self._lock = threading.Lock()
+        threading.Thread(target=self._show_signs, name="signs", daemon=True).start()
+
+    def enter(self, service: str) -> None:
+        """A batch begins. LS: the floor is up from here."""
+        if service not in self._best_effort:
+            with self._lock:
+                self._runs = self._classes.get(service, WorkClass.UNKNOWN)
+                self._floor.raise_(self._runs)
+            return
+        if self._beside > 0:
+            self._step(self._beside if self._floor.others_up() else self._whole)
+            return
+        while not self._gated and self._floor.others_up():
+            time.sleep(LOOK_S)
+
+    def _step(self, fraction: float) -> None:
+        if fraction != self._now:
+            self._resize(fraction)
+            self._now = fraction
+
+    def leave(self, service: str) -> None:
+        """The batch is answered."""
+        if service not in self._best_effort:
+            with self._lock:
+                self._runs = None
+                self._floor.lower()
+
+    def _show_signs(self) -> None:
+        """A batch may take longer than a holder is believed that is not heard of. One that hangs is ended by the
+        gateway, and a process that is stopped shows nothing."""
+        while True:
+            time.sleep(SIGN_S)
+            with self._lock:
+                if self._runs is not None:
+                    self._floor.raise_(self._runs)
+
+
+def turnstile(models: Sequence[Any], resize: Callable[[float], None]) -> Turnstile | None:
+    """The turnstile of this worker process, which changes its SMs by `resize`; None where nothing is co-located."""
+    text = os.environ.pop(VARIABLE, None)
+    if text is None:
+        return None
+    from cotenant.agent.gate.client import join_floor
+
+    told = json.loads(text)
+    best_effort = frozenset(model.service for model in models if not model.latency_sensitive)
+    floor = join_floor(Path(told["folder"]), told["gpu"])
+    classes = {service: WorkClass[name.upper()] for service, name in told["classes"].items()}
+    return Turnstile(
+        floor,
+        best_effort,
+        gated=told["gated"],
+        beside=told["beside"],
+        whole=told["whole"],
+        resize=resize,
+        classes=classes,
+    )

@@ -1,0 +1,116 @@
+"""The heart of a worker: its models, and batches in and out. No sockets, so that anything can host it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cotenant.serving.backends.base import Backend, Share, open_backend
+from cotenant.serving.protocol.tensors import ModelInfo, Tensor, from_array, to_array
+from cotenant.serving.workers.base import Job, LoadError, Result, WorkerSpec
+
+MOST_SAID = 500  # characters of a model's own error that go to the client
+
+Outputs = list[tuple[str, str, np.ndarray]]  # (name, datatype, array with the batch first)
+
+
+class Engine:
+    """Loads the models of a spec and runs batches on them."""
+
+    def __init__(self, spec: WorkerSpec, cores: tuple[int, ...] = ()) -> None:
+        self.spec = spec
+        self.share = Share(spec.fraction, spec.mechanism, cores, spec.start)
+        self._models: dict[str, Backend] = {}
+
+    def load(self, loading: Callable[[str], None] = lambda service: None) -> dict[str, ModelInfo]:
+        """Load every model, telling `loading` before each; LoadError says which one failed and why."""
+        found = {}
+        for model in self.spec.models:
+            loading(model.service)
+            try:
+                self._models[model.service] = open_backend(model, self.share)
+            except Exception as error:
+                raise LoadError(model.service, said(error)) from error
+            found[model.service] = self._models[model.service].info
+        return found
+
+    def run_stacked(
+        self, service: str, inputs: list[np.ndarray], count: int, submitted_s: float, expected_ms: float
+    ) -> list[np.ndarray]:
+        """One batch whose items have one shape: arrays with the batch first, in and out."""
+        model = self._models[service]
+        found = self._run(model, inputs, count)
+        model.pace(count, submitted_s, expected_ms)
+        return found
+
+    def _run(self, model: Backend, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
+        if model.info.batchable:
+            found = model.run(inputs, count)
+            if any(len(x) != count for x in found):
+                raise ValueError(f"the model answered a batch of {count} with {[len(x) for x in found]} items")
+            return found
+        each = [model.run([x[i] for x in inputs], 1) for i in range(count)]
+        return [np.stack([np.asarray(one[k]) for one in each]) for k in range(len(model.info.outputs))]
+
+    def resize(self, fraction: float) -> None:
+        """Another share from the next batch on; NotImplementedError where that needs a new process."""
+        for model in self._models.values():
+            model.resize(fraction)
+
+    def run(self, job: Job) -> Result:
+        """One batch of any shapes; items that fail get their own sentence, the others their answers."""
+        began = time.monotonic()
+        model = self._models[job.service]
+        answers: list[list[Tensor] | str] = [""] * len(job.units)
+        for rows in _alike(job.units):
+            self._group(model, job.units, rows, answers)
+        try:
+            model.pace(len(job.units), job.submitted_s, job.expected_ms)
+        except Exception as error:
+            answers = [said(error)] * len(job.units)
+        return Result((time.monotonic() - began) * 1e3, answers)
+
+    def _group(
+        self, model: Backend, units: Sequence[list[Tensor]], rows: list[int], answers: list[list[Tensor] | str]
+    ) -> None:
+        """Run items of one shape together; when that fails, each alone, so that one bad item harms no other."""
+        inputs = [np.stack([to_array(units[i][k]) for i in rows]) for k in range(len(units[rows[0]]))]
+        try:
+            found = self._run(model, inputs, len(rows))
+            specs = model.info.outputs
+            for at, i in enumerate(rows):
+                answers[i] = [from_array(s.name, x[at], s.datatype) for s, x in zip(specs, found, strict=True)]
+        except Exception as error:
+            if len(rows) == 1:
+                answers[rows[0]] = said(error)
+                return
+            for i in rows:
+                self._group(model, units, [i], answers)
+
+    def lost(self) -> bool:
+        """Whether the device has failed for this process for good, as when the MPS server died."""
+        return any(model.lost() for model in self._models.values())
+
+    def close(self) -> None:
+        """Free the models."""
+        for model in self._models.values():
+            model.close()
+        self._models.clear()
+
+
+def _alike(units: Sequence[list[Tensor]]) -> list[list[int]]:
+    """Indices of units by equal shapes."""
+    groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for i, unit in enumerate(units):
+        groups.setdefault(tuple(tensor.shape for tensor in unit), []).append(i)
+    return list(groups.values())
+
+
+def said(error: BaseException) -> str:
+    """An exception as one sentence of bounded length."""
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}" if str(error) else "out of memory"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:MOST_SAID]

@@ -1,0 +1,184 @@
+"""The worker process: `python -m cotenant.serving.workers.main SOCKET_FD ARENA_FD`, started by local_workers.py.
+
+Messages are packets on a Unix socket: the spec (pickled) and batches come in, facts about loading and finished batches
+go out. Tensors are in the arena. One thread, one batch at a time; the process ends with its socket.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor
+from cotenant.serving.workers.arena import Arena, aligned
+from cotenant.serving.workers.base import Job, LoadError, Result, WorkerSpec
+from cotenant.serving.workers.colocation import Turnstile, turnstile
+from cotenant.serving.workers.engine import Engine, said
+
+MOST_MESSAGE = 1 << 20
+PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
+DEVICE_LOST = 75  # exit code
+
+
+def settle(cores: tuple[int, ...]) -> None:
+    """Die with the gateway, wake up on time, leave no core file, keep to the share's cores; signals are its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all at once; batches are to be finished
+        signal.signal(number, signal.SIG_IGN)
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+class Loop:
+    """Reads batches, runs them, answers."""
+
+    def __init__(
+        self, channel: socket.socket, arena: Arena, engine: Engine, infos: dict[str, ModelInfo],
+        turnstile: Turnstile | None = None,
+    ) -> None:  # fmt: skip
+        self.channel, self.arena, self.engine, self.infos = channel, arena, engine, infos
+        self.turnstile = turnstile
+
+    def serve(self) -> None:
+        """Until the gateway says stop or is gone."""
+        while True:
+            data = self.channel.recv(MOST_MESSAGE)
+            if not data:
+                return
+            message = marshal.loads(data)
+            if message[0] == "stop":
+                return
+            if message[0] == "resize":
+                self._resize(message[1])
+                continue
+            if self.turnstile is not None:
+                self.turnstile.enter(message[2])
+            answer = self._run(*message[1:])
+            if self.turnstile is not None:
+                self.turnstile.leave(message[2])
+            self.channel.send(marshal.dumps(answer))
+
+    def _resize(self, fraction: float) -> None:
+        try:
+            self.engine.resize(fraction)
+            self.channel.send(marshal.dumps(("resized", fraction, "")))
+        except Exception as error:  # the old share goes on
+            self.channel.send(marshal.dumps(("resized", fraction, said(error))))
+
+    def _run(
+        self, number: int, service: str, count: int, stacked: bool, layout: list[Any], end: int, submitted_s: float,
+        expected_ms: float,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        self.arena.reach(end)
+        if stacked:
+            began = time.monotonic()
+            inputs = []
+            for spec, (offset, shape) in zip(self.infos[service].inputs, layout, strict=True):
+                size = count
+                for dimension in shape:
+                    size *= dimension
+                flat = np.frombuffer(self.arena.map, DTYPES[spec.datatype], size, offset)
+                inputs.append(flat.reshape((count, *shape)))
+            try:
+                outputs = self.engine.run_stacked(service, inputs, count, submitted_s, expected_ms)
+                written, size = self._write(self.infos[service], outputs, end)
+                return ("done", number, (time.monotonic() - began) * 1e3, True, written, size)
+            except Exception:
+                pass  # one of the items may be to blame: the slow way finds out which
+        units = self._units(service, count, stacked, layout)
+        result = self.engine.run(Job(number, service, units, expected_ms, submitted_s))
+        if any(isinstance(answer, str) for answer in result.answers) and self.engine.lost():
+            sys.stderr.write(f"worker: the device is lost: {result.answers[0]}\n")
+            sys.stderr.flush()
+            os._exit(DEVICE_LOST)  # the gateway sends the batch to another worker, and starts one afresh
+        return self._answer(number, result, end)
+
+    def _write(self, info: ModelInfo, outputs: list[np.ndarray], end: int) -> tuple[list[Any], int]:
+        """Outputs behind the inputs: [(offset, shape of one item)], and where they end."""
+        layout, at = [], aligned(end)
+        for spec, array in zip(info.outputs, outputs, strict=True):
+            if spec.datatype == "BYTES" or array.dtype != DTYPES[spec.datatype]:
+                raise TypeError("needs the slow way")
+            self.arena.reach(at + array.nbytes)
+            target = np.frombuffer(self.arena.map, array.dtype, array.size, at)
+            target.reshape(array.shape)[...] = array
+            layout.append((at, array.shape[1:]))
+            at = aligned(at + array.nbytes)
+        return layout, at
+
+    def _units(self, service: str, count: int, stacked: bool, layout: list[Any]) -> list[list[Tensor]]:
+        specs = self.infos[service].inputs
+        units: list[list[Tensor]] = []
+        for i in range(count):
+            unit = []
+            for k, spec in enumerate(specs):
+                if stacked:
+                    offset, shape = layout[k]
+                    size = DTYPES[spec.datatype].itemsize * int(np.prod(shape))
+                    offset += i * size
+                else:
+                    shape, offset, size = layout[i][k]
+                unit.append(Tensor(spec.name, spec.datatype, shape, self.arena.view[offset : offset + size]))
+            units.append(unit)
+        return units
+
+    def _answer(self, number: int, result: Result, end: int) -> tuple[Any, ...]:
+        layout: list[Any] = []
+        at = aligned(end)
+        for answer in result.answers:
+            if isinstance(answer, str):
+                layout.append(answer)
+                continue
+            places = []
+            for tensor in answer:
+                self.arena.reach(at + len(tensor.data))
+                self.arena.view[at : at + len(tensor.data)] = tensor.data
+                places.append(((tensor.name, tensor.datatype, tensor.shape), at, len(tensor.data)))
+                at = aligned(at + len(tensor.data))
+            layout.append(places)
+        return ("done", number, result.executed_ms, False, layout, at)
+
+
+def main() -> int:
+    """Load, then serve."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    arena = Arena(int(sys.argv[2]))
+    spec, cores = pickle.loads(channel.recv(MOST_MESSAGE))
+    assert isinstance(spec, WorkerSpec)
+    settle(cores)
+    engine = Engine(spec, cores)
+    try:
+        infos = engine.load(lambda service: void(channel.send(marshal.dumps(("loading", service)))))
+    except LoadError as error:
+        channel.send(marshal.dumps(("failed", error.service, error.why)))
+        return 1
+    channel.send(b"\x00" + pickle.dumps(infos))
+    try:
+        Loop(channel, arena, engine, infos, turnstile(spec.models, engine.resize)).serve()
+    except (ConnectionError, BrokenPipeError):
+        return 0  # the gateway is gone
+    engine.close()
+    return 0
+
+
+def void(sent: int) -> None:
+    """Take a count that nobody needs."""
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # what a runtime does at its own end is no concern of a worker that has answered everything

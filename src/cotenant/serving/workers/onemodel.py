@@ -1,0 +1,129 @@
+"""One model in a worker of its own, for first looks and profiles: the worker, backend and share that serve requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.serving.config.server import Backend, ModelEntry
+from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor, pack_strings
+from cotenant.serving.workers.base import Job, LoadError, ModelSpec, Result, Worker, WorkerFactory, WorkerSpec
+from cotenant.serving.workers.local import LocalWorkers
+from cotenant.serving.workers.repository import Found, find
+
+FREE_SIZE = 4
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One batch: ms inside the worker, and ms from handing it over to having the answer."""
+
+    executed_ms: float
+    total_ms: float
+
+
+def find_model(path: str, backend: Backend = "auto") -> tuple[str, Found]:
+    """A model folder's name and what to load of it; InputError where there is nothing."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise InputError(
+            "is no folder of a model (NAME/VERSION/model.onnx, model.pt2, model.pt or timed.json)", file=path
+        )
+    name = folder.resolve().name
+    return name, find(ModelEntry(name, name, backend, folder))
+
+
+def random_unit(info: ModelInfo, seed: int, sizes: dict[str, tuple[int, ...]]) -> list[Tensor]:
+    """One item with random content for a model's inputs; `sizes` where a model takes any."""
+    rng = np.random.default_rng(seed)
+    unit = []
+    for spec in info.inputs:
+        shape = sizes.get(spec.name) or tuple(FREE_SIZE if n < 0 else n for n in spec.shape)
+        if len(shape) != len(spec.shape):
+            what = f"input {spec.name!r} has {len(spec.shape)} sizes; {len(shape)} were given"
+            raise InputError(what, field="shape")
+        count = int(np.prod(shape))
+        if spec.datatype == "BYTES":
+            data = pack_strings([b"text"] * count)
+        elif spec.datatype == "BF16":
+            data = (rng.random(count, np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+        elif DTYPES[spec.datatype].kind == "f":
+            data = rng.random(count).astype(DTYPES[spec.datatype]).tobytes()
+        else:
+            data = rng.integers(0, 2 if spec.datatype == "BOOL" else 100, count).astype(DTYPES[spec.datatype]).tobytes()
+        unit.append(Tensor(spec.name, spec.datatype, shape, data))
+    return unit
+
+
+class OneModel:
+    """Async context manager around one worker. One batch at a time."""
+
+    def __init__(
+        self, factory: WorkerFactory, name: str, found: Found, *, fraction: float, partition: str, mechanism: str,
+        batch: int, gpu_model: str = "", seed: int = 0, sizes: dict[str, tuple[int, ...]] | None = None,
+    ) -> None:  # fmt: skip
+        model = ModelSpec(name, name, found.backend, found.path, found.version, batch, found.config)
+        self.name = name
+        self.spec = WorkerSpec(name, 0, gpu_model, partition, fraction, mechanism, (model,))
+        self.worker: Worker = factory.create(self.spec, self)
+        self._seed, self._sizes = seed, sizes or {}
+        self._waiting: asyncio.Future[Result] | None = None
+        self._number = 0
+        self.load_s = 0.0
+
+    async def __aenter__(self) -> OneModel:
+        began = time.monotonic()
+        try:
+            self.info = (await self.worker.start())[self.name]
+        except LoadError as error:
+            raise WorkError(f"{self.name} cannot be loaded: {error.why}") from None
+        self.load_s = time.monotonic() - began
+        self.unit = random_unit(self.info, self._seed, self._sizes)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.worker.stop(2.0)
+
+    def finished(self, worker: Worker, job: Job, result: Result) -> None:
+        """See WorkerListener."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(result)
+
+    def died(self, worker: Worker, why: str) -> None:
+        """See WorkerListener."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(WorkError(f"the worker of {self.name} {why}"))
+
+    async def run(self, batch: int) -> Sample:
+        """Run a batch of equal items; WorkError when the model fails."""
+        self._number += 1
+        self._waiting = asyncio.get_running_loop().create_future()
+        began = time.monotonic()
+        self.worker.submit(Job(self._number, self.name, [self.unit] * batch))
+        result = await self._waiting
+        total = (time.monotonic() - began) * 1e3
+        failed = next((x for x in result.answers if isinstance(x, str)), None)
+        if failed is not None:
+            raise WorkError(f"{self.name} failed on a batch of {batch}: {failed}")
+        return Sample(result.executed_ms, total)
+
+    def resident_bytes(self) -> int:
+        """Memory of the worker's process in main memory."""
+        if self.worker.pid is None:
+            return 0
+        with open(f"/proc/{self.worker.pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def local_factory(mechanism: str) -> LocalWorkers:
+    """Workers on this machine, all of it as one GPU."""
+    return LocalWorkers(mechanism, 1)

@@ -1,0 +1,62 @@
+"""A first profile of models on this machine's CPU cores, for a services file that names none: short, and not kept."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.errors import InputError
+from cotenant.profiles.serving.latency_files import shipped_profiles
+from cotenant.serving.config.server import ServingConfig
+from cotenant.serving.workers.base import LoadError
+from cotenant.serving.workers.profiling import Partial, ProfileRun, assemble, core_partitions, measure
+from cotenant.serving.workers.repository import find
+
+BATCHES = (1, 2, 4, 8)
+CELL_S = 0.1
+
+
+def wanted(config: ServingConfig, profile: str | Path | None) -> bool:
+    """Whether there is nothing to plan with but this machine's cores (as one GPU) to measure on."""
+    deployment = config.deployment
+    if profile is not None or deployment.profiles or deployment.mechanism != "cores":
+        return False
+    shipped = {name.upper() for name in shipped_profiles()}
+    return len(deployment.gpu_models) == 1 and deployment.gpu_models[0].upper() not in shipped
+
+
+def measured(config: ServingConfig, say: Callable[[str], None]) -> dict[str, Any]:
+    """A profile of all models of a file, as its JSON. InputError for one that cannot be measured."""
+    gpu = config.deployment.gpu_models[0]
+    done: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
+        for entry in {entry.model: entry for entry in config.models.values()}.values():
+            say(f"measuring {entry.model} on this machine's cores (cotenant profile service keeps what it measures)")
+            try:
+                done = _one(gpu, entry.model, find(entry), Path(folder), done or None)
+            except LoadError as error:
+                field = f"services.{entry.service}"
+                raise InputError(f"cannot be loaded: {error}", file=config.deployment.file, field=field) from None
+    return done
+
+
+def _one(gpu: str, model: str, found: Any, folder: Path, earlier: dict[str, Any] | None) -> dict[str, Any]:
+    if found.backend == "timed" and not found.config.get("latency_ms"):
+        what = "a timed model takes as long as a profile says: give profile:, or latency_ms in its timed.json"
+        raise InputError(what, field=f"models.{model}")
+    batches: tuple[int, ...] = BATCHES
+    while True:
+        run = ProfileRun(model, found, "cores", core_partitions(), batches, CELL_S, gpu=gpu)
+        partial = Partial(folder / f"{len(list(folder.iterdir()))}.json", run.key)
+        try:
+            rows = asyncio.run(measure(run, partial))
+        except InputError:
+            if batches == (1,):
+                raise
+            batches = (1,)  # it takes one item at a time
+            continue
+        return assemble(run, rows, earlier, time.strftime("%Y-%m-%d"))

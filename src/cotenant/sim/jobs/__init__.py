@@ -1,0 +1,1 @@
+"""Training clusters in virtual time: a compiled, event-driven engine."""

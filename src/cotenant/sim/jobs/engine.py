@@ -1,0 +1,265 @@
+"""The training simulator: an executor in virtual time for job policies. The loop itself is compiled (sim.kernel)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from cotenant.core import work
+from cotenant.core.cluster import Cluster
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.record.record import Record, cluster_info, jobs_table
+from cotenant.core.record.schema import RunInfo
+from cotenant.core.record.writer import RecordWriter
+from cotenant.policy.jobs.arrays import IDEAL, JOB, Array, Demand
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.policy.jobs.demand import Workload, build_workload
+from cotenant.policy.jobs.optimal import LevelChooser
+from cotenant.policy.jobs.rounds import gang_prefix
+from cotenant.profiles.training.tables import Profiles
+from cotenant.sim.jobs import kernel
+from cotenant.sim.jobs.state import (
+    C_ACTIVE,
+    C_EVENTS,
+    C_NEXT,
+    C_NODES,
+    C_ROUNDS,
+    EVENT,
+    ROUND,
+    Options,
+    World,
+    make_world,
+)
+
+IDLE_ROUNDS = 10_000  # rounds in which restarts eat everything before a run is given up
+MAX_LEASES_OF_A_JOB = 50_000_000
+MOVES_RECORDED_UP_TO = 20_000  # jobs; beyond it placements are left out of the record unless asked for
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How to run, as a user says it. Times in seconds."""
+
+    lease_s: float = 300.0
+    finish: str = "exact"  #: exact | lease-end
+    speeds: str = "matrix"  #: matrix | two-speed
+    restart_cost_s: float = 0.0
+    checkpoint_cost_s: float = 0.0
+    launch_s: NDArray[np.float64] | None = None  #: per job: what its first start costs, before any work; None: nothing
+    default_profile: str | None = None
+    trace_gpu: str | None = None  #: GPU model on which the trace's times hold; None: the cluster's first
+    record_placements: bool | None = None  #: None: up to MOVES_RECORDED_UP_TO jobs
+
+    @property
+    def whole_iterations(self) -> bool:
+        """The public Synergy simulator credits whole iterations; so do we where asked to behave like it."""
+        return self.speeds == "two-speed" and self.finish == "lease-end"
+
+
+@dataclass
+class Outcome:
+    """What a run gave beside its record. Wall times are here and not in the record."""
+
+    engine_s: float  #: wall time of the event loop, without reading, compiling and summarising
+    solver: dict[str, Any] = field(default_factory=dict)
+
+
+def run_training(
+    trace: work.Trace,
+    cluster: Cluster,
+    profiles: Profiles,
+    policy: JobPolicy,
+    options: EngineOptions,
+    out: Path | None = None,
+    label: str | None = None,
+    more_options: dict[str, object] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> tuple[Record, Outcome]:
+    """Run the trace to its end; the record is in folder `out`, or in memory where that is None.
+
+    `on_ready()` is called once the input proved right, before anything takes long; `progress(finished, jobs)` at every
+    flush. Raises InputError for jobs that cannot run on the cluster and WorkError if some job never finished.
+    """
+    trace.require_jobs()
+    workload = build_workload(
+        trace.jobs,
+        profiles,
+        cluster,
+        two_speed=options.speeds == "two-speed",
+        proportional_keys=policy.allotment == "proportional",
+        whole_iterations=options.whole_iterations,
+        grid=policy.allotment == "optimal",
+        default_profile=options.default_profile,
+        trace_gpu=options.trace_gpu,
+        trace=trace,
+    )
+    _check_length(trace.jobs, workload, options.lease_s)
+    world = _world(trace.jobs, workload, policy, options)
+    chooser = LevelChooser(workload.demand, workload.nodes, policy.solver_limit_s)
+    info = describe_run(trace, cluster, policy, options, label)
+    info.options.update(more_options or {})
+    if on_ready is not None:
+        on_ready()
+    warm_up(workload.demand, workload.nodes, policy)
+    with RecordWriter(out, info, _jobs_table(trace.jobs, workload)) as writer:
+        started = time.perf_counter()
+        _loop(world, chooser, writer, progress)
+        engine_s = time.perf_counter() - started
+        never = np.flatnonzero(np.isnan(world.run.job["finish_s"]))
+        if len(never):
+            raise WorkError(
+                f"{len(never)} jobs can never run here (first: job {trace.jobs.id[never[0]]}): no node has the CPU "
+                f"and memory that allotment {policy.allotment!r} asks for"
+            )
+        record = writer.close()
+    return record, Outcome(engine_s, chooser.summary() if policy.allotment == "optimal" else {})
+
+
+def _check_length(jobs: work.Jobs, workload: Workload, lease_s: float) -> None:
+    """Every round is recorded: a run of a thousand million would end for lack of memory, hours later."""
+    alone_s = workload.demand.type["isolated_s"][workload.type] * workload.iterations
+    longest = int(np.argmax(alone_s))
+    leases = float(alone_s[longest]) / lease_s
+    if leases > MAX_LEASES_OF_A_JOB:
+        raise InputError(
+            f"job {jobs.id[longest]} alone takes {leases:.3g} leases of {lease_s:g} s; at most "
+            f"{MAX_LEASES_OF_A_JOB:,} can be simulated, so use a longer --lease",
+            field="lease",
+        )
+
+
+def warm_up(demand: Demand, nodes: Array, policy: JobPolicy) -> None:
+    """Compile the kernel, or load it from the cache, so that wall times measure the run alone."""
+    options = Options(1.0, False, False, 0.0, False, 1, False)
+    context = policy.context(np.ones(1), 1.0)
+    kernel.advance(make_world(np.zeros(0, JOB), demand, nodes, policy.choice(), context, options))
+
+
+def _world(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, options: EngineOptions) -> World:
+    n = len(trace_jobs)
+    jobs = np.zeros(n, JOB)
+    jobs["type"] = workload.type
+    jobs["priority"] = trace_jobs.priority
+    jobs["arrival_s"] = jobs["last_run_s"] = trace_jobs.arrival_s
+    jobs["total"] = workload.iterations
+    jobs["wanted"] = IDEAL
+    types = workload.demand.type
+    gpus = np.where(types["part_milli"] > 0, types["part_milli"] / 1000.0, types["gpus"])
+    gpu_seconds = (gpus * types["isolated_s"])[workload.type] * workload.iterations
+    keep = options.record_placements
+    recorded = n <= MOVES_RECORDED_UP_TO if keep is None else keep
+    cost_s = float(options.restart_cost_s + options.checkpoint_cost_s)
+    unlike = workload.demand.amount.shape[2] > 1 or bool((types["multi_node_factor"] != 1).any())
+    kernel_options = Options(
+        lease_s=float(options.lease_s),
+        exact_finish=options.finish == "exact",
+        whole_iterations=options.whole_iterations,
+        resume_cost_s=cost_s,
+        record_moves=recorded,
+        idle_limit=IDLE_ROUNDS + int(10 * cost_s / options.lease_s),
+        moves_matter=recorded or cost_s > 0 or unlike,
+    )
+    context = policy.context(gpu_seconds, float(workload.nodes["gpus"].sum()))
+    world = make_world(jobs, workload.demand, workload.nodes, policy.choice(), context, kernel_options)
+    if options.launch_s is not None:
+        world.run.job["debt_s"] = options.launch_s
+    return world
+
+
+def _loop(
+    world: World, chooser: LevelChooser, writer: RecordWriter, progress: Callable[[int, int], None] | None
+) -> None:
+    run, jobs = world.run, world.jobs
+    gpus = int(world.nodes["gpus"].sum())
+    while True:
+        status = kernel.advance(world)
+        if status == kernel.NOWHERE:
+            raise WorkError(
+                f"for {IDLE_ROUNDS:,} rounds nobody got any work done: jobs take turns, and restarts and checkpoints "
+                "take longer than their turns; use a longer --lease or --sticky"
+            )
+        if status == kernel.NEED_LEVELS:
+            n = int(run.counters[C_ACTIVE])
+            selected = world.scratch.selected
+            count = gang_prefix(run.order, n, jobs, world.demand, gpus, selected)
+            jobs["wanted"][run.order[:n]] = IDEAL
+            chooser.choose(selected[:count], jobs)
+            continue
+        _flush(world, writer)
+        if progress is not None:
+            progress(int(run.counters[C_NEXT] - run.counters[C_ACTIVE]), len(jobs))
+        if status == kernel.DONE:
+            return
+
+
+def _flush(world: World, writer: RecordWriter) -> None:
+    """Hand what the kernel told to the record, and empty the buffers."""
+    c, out = world.run.counters, world.out
+    events, rounds = out.event[: int(c[C_EVENTS])], out.round[: int(c[C_ROUNDS])]
+    columns: dict[str, Any] = {name: events[name] for name in EVENT.names or () if name != "node_end"}
+    if world.options.record_moves:
+        nodes = out.node[: int(c[C_NODES])]
+        columns |= {
+            "node_offset": np.concatenate([np.zeros(1, np.int64), events["node_end"]]),
+            "node_ids": nodes["node"],
+            "node_gpus": nodes["gpus"],
+        }
+    writer.append_events(**columns)
+    writer.append_rounds(**{name: rounds[name] for name in ROUND.names or ()})
+    c[C_EVENTS] = c[C_NODES] = c[C_ROUNDS] = 0
+
+
+def _jobs_table(jobs: work.Jobs, workload: Workload) -> pl.DataFrame:
+    """jobs.parquet: what the record says of each job."""
+    demand, types = workload.demand, workload.type
+    rows, reference = np.arange(len(demand.type)), np.argmax(demand.allowed, axis=1)
+    ideal, gpus = demand.amount[IDEAL, rows, reference], demand.type["gpus"]
+    return jobs_table(
+        jobs,
+        isolated_s=demand.type["isolated_s"][types] * workload.iterations,
+        ideal_s=ideal["iteration_s"][types] * workload.iterations,
+        ideal_cpus=(ideal["cpu"] * gpus)[types] / 1000.0,
+        ideal_memory_bytes=(ideal["memory"] * gpus)[types] * 1e6,
+    )
+
+
+def describe_run(
+    trace: work.Trace, cluster: Cluster, policy: JobPolicy, options: EngineOptions, label: str | None = None
+) -> RunInfo:
+    """What run.json says of the run."""
+    jobs = len(trace.jobs)
+    placements = options.record_placements
+    return RunInfo(
+        label=label or policy.label(),
+        seed=trace.seed,
+        options={
+            "ordering": policy.ordering,
+            "allotment": policy.allotment,
+            "placement": policy.placement,
+            "sticky": policy.sticky,
+            "reserve_after_s": None if np.isinf(policy.reserve_after_s) else policy.reserve_after_s,
+            "lease_s": options.lease_s,
+            "finish": options.finish,
+            "speeds": options.speeds,
+            "trace_gpu": options.trace_gpu,
+            "restart_cost_s": options.restart_cost_s,
+            "checkpoint_cost_s": options.checkpoint_cost_s,
+        },
+        trace={
+            "source": trace.source,
+            "jobs": jobs,
+            "left_out": trace.left_out,
+            "remarks": trace.remarks,
+        },
+        cluster=cluster_info(cluster),
+        placements=jobs <= MOVES_RECORDED_UP_TO if placements is None else placements,
+    )
+

@@ -1,0 +1,105 @@
+"""Options of a training run by their command-line names, with their defaults (tested against the library's)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from cotenant.core.errors import InputError
+from cotenant.core.units import parse_seconds
+
+Finish = Literal["exact", "lease-end"]
+Speeds = Literal["matrix", "two-speed"]
+Recorded = Literal["auto", "all", "no-moves"]
+
+
+class TrainingConfig(BaseModel):
+    """Policy and engine options of a training simulation, by their command-line names (docs/policies.md).
+
+    Times accept "300s", "5min" or seconds. InputError (through `training_config`) names the field.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ordering: str = "fifo"
+    allotment: str = "tune"
+    placement: str = "first-fit"
+    speeds: Speeds = "matrix"
+    lease: float = Field(default=300.0, gt=0, le=365 * 86400)
+    finish: Finish = "exact"
+    restart_cost: float = Field(default=0.0, ge=0)
+    checkpoint_cost: float = Field(default=0.0, ge=0)
+    reserve_after: float = Field(default=math.inf, gt=0)
+    sticky: bool | None = None  #: None: where moving costs time
+    solver_limit: float = Field(default=1.0, gt=0, le=3600)
+    queues: tuple[float, ...] = (3600.0, 36000.0)
+    gittins_sample: str | None = None
+    profiles: str | None = None
+    default_profile: str | None = None
+    trace_gpu: str | None = None
+    record: Recorded = "auto"
+    skip_too_large: bool = False
+    measure: tuple[int, int] | None = None  #: jobs FROM-TO (by arrival, TO left out) that figures of jobs cover
+
+    @field_validator("lease", "restart_cost", "checkpoint_cost", "reserve_after", "solver_limit", mode="before")
+    @classmethod
+    def _time(cls, value: Any, info: ValidationInfo) -> Any:
+        return parse_seconds(value, field=_dashed(info.field_name)) if isinstance(value, str) else value
+
+    @field_validator("queues", mode="before")
+    @classmethod
+    def _queues(cls, value: Any) -> Any:
+        limits = value.split(",") if isinstance(value, str) else value
+        if isinstance(limits, list | tuple):
+            limits = tuple(parse_seconds(x, field="queues") if isinstance(x, str) else x for x in limits)
+            numbers = all(isinstance(x, int | float) and math.isfinite(x) and x > 0 for x in limits)
+            if not limits or not numbers or list(limits) != sorted(set(limits)):
+                raise InputError(f"{value!r} is not a list of rising limits, such as 1h,10h", field="queues")
+        return limits
+
+    @field_validator("measure", mode="before")
+    @classmethod
+    def _measure(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        first, _, last = value.partition("-")
+        if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+            raise InputError(
+                f"{value!r} is not FROM-TO, such as 4000-5000: jobs by arrival, from 0, TO left out", field="measure"
+            )
+        return int(first), int(last)
+
+    @property
+    def is_sticky(self) -> bool:
+        """Whether running jobs keep their GPUs: as said, else where a move costs time."""
+        return self.restart_cost + self.checkpoint_cost > 0 if self.sticky is None else self.sticky
+
+
+def training_config(values: dict[str, Any], file: str | Path | None = None) -> TrainingConfig:
+    """The options, checked; names may be written with dashes. InputError names file and field."""
+    try:
+        return TrainingConfig(**{name.replace("-", "_"): value for name, value in values.items()})
+    except ValidationError as error:
+        raise first_problem(error, file) from None
+    except InputError as error:
+        raise InputError(error.message, file=file, field=error.field) from None
+
+
+def _dashed(name: str | None) -> str:
+    return (name or "").replace("_", "-")
+
+
+def first_problem(error: ValidationError, file: str | Path | None = None) -> InputError:
+    """The first thing wrong, as one sentence with its field."""
+    problem = error.errors()[0]
+    field = ".".join(str(part).replace("_", "-") for part in problem["loc"])
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, InputError):
+        return InputError(cause.message, file=file, field=field)
+    if problem["type"] == "extra_forbidden":
+        return InputError("is not an option", file=file, field=field)
+    text = problem["msg"]
+    return InputError(f"{problem['input']!r}: {text[0].lower()}{text[1:]}", file=file, field=field)

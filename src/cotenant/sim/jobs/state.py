@@ -1,0 +1,115 @@
+"""The state of a simulated run as arrays, and the buffers through which it tells what happened."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cotenant.policy.jobs.arrays import ENTRY, Allocation, Array, Demand, make_allocation
+from cotenant.policy.jobs.ordering import Context
+from cotenant.policy.jobs.rounds import Choice, Scratch, make_scratch
+
+EVENT_ROOM = 1 << 16
+ROUND_ROOM = 1 << 14
+
+# counters, by index
+(C_PHASE, C_TICK, C_ACTIVE, C_NEXT, C_EMIT, C_FINISHED, C_TOLD, C_EVENTS, C_NODES, C_ROUNDS, C_RUNNING, C_FRESH,
+ C_SAME, C_DECISIONS, C_STALLED, C_IDLE) = range(16)  # fmt: skip
+
+# what the simulator knows of a job beyond what policies read
+PROGRESS = np.dtype([
+    ("iteration_s", "f8"),  # seconds per iteration where it runs now
+    ("finish_s", "f8"),  # NaN until known
+    ("debt_s", "f8"),  # restart and checkpoint time still to be served
+    ("started", "?"),  # has run before
+    ("told_waiting", "?"),
+    ("old_first", "i8"),  # the last decision's grant
+    ("old_count", "i8"),
+    ("old_level", "i8"),
+])  # fmt: skip
+
+# columns as in record.schema; node_end: end of the event's nodes in the node buffer
+EVENT = np.dtype([
+    ("time_s", "f8"), ("job", "i8"), ("kind", "i8"), ("reason", "i8"), ("cpu_milli", "i8"), ("memory_mb", "i8"),
+    ("speed", "f8"), ("node_end", "i8"),
+])  # fmt: skip
+EVENT_NODE = np.dtype([("node", "i8"), ("gpus", "f8")])
+ROUND = np.dtype([
+    ("time_s", "f8"), ("running", "i8"), ("waiting", "i8"), ("gpus_held", "f8"), ("gpus_wanted", "f8"),
+    ("gpus_free_whole_nodes", "f8"), ("cpu_milli_held", "i8"), ("memory_mb_held", "i8"),
+])  # fmt: skip
+
+
+class Options(NamedTuple):
+    """How the engine runs; times in seconds."""
+
+    lease_s: float
+    exact_finish: bool  #: a job is done the moment its work is, not at the end of its lease
+    whole_iterations: bool  #: a lease credits whole iterations only, as the public Synergy simulator does
+    resume_cost_s: float  #: lost when a job that ran before starts again or moves (checkpoint + restart)
+    record_moves: bool
+    idle_limit: int  #: rounds without any work done, restarts aside, after which the run is given up
+    moves_matter: bool  #: a move is told, costs time or may change the pace
+
+
+class Run(NamedTuple):
+    """What changes while a run goes on, beside the jobs themselves. J jobs, E entries."""
+
+    job: Array  #: PROGRESS[J]
+    order: Array  #: i8[J] unfinished jobs, as ordered last
+    previous_order: Array  #: i8[J]
+    sort_scratch: Array  #: i8[2J]
+    old_entry: Array  #: ENTRY[E] the last decision's entries
+    ended: Array  #: i8[J] jobs that finished in the last lease, by finish time
+    counters: Array  #: i8[16]
+    wanted_gpus: Array  #: f8[1] GPUs that unfinished jobs ask for
+
+
+class Buffers(NamedTuple):
+    """Events and rounds not yet flushed."""
+
+    event: Array  #: EVENT[...]
+    node: Array  #: EVENT_NODE[...]
+    round: Array  #: ROUND[...]
+
+
+class World(NamedTuple):
+    """Everything the kernel works on."""
+
+    jobs: Array  #: policy.arrays.JOB[J]
+    run: Run
+    alloc: Allocation
+    demand: Demand
+    nodes: Array  #: policy.arrays.NODE[N]
+    choice: Choice
+    context: Context
+    options: Options
+    scratch: Scratch
+    out: Buffers
+
+
+def make_world(jobs: Array, demand: Demand, nodes: Array, choice: Choice, context: Context, options: Options) -> World:
+    """A run that has not begun."""
+    j = len(jobs)
+    alloc = make_allocation(demand, nodes, j)
+    e = len(alloc.entry)
+    progress = np.zeros(j, PROGRESS)
+    progress["finish_s"] = np.nan
+    progress["old_level"] = -1
+    run = Run(
+        job=progress,
+        order=np.zeros(j, np.int64),
+        previous_order=np.zeros(j, np.int64),
+        sort_scratch=np.zeros(2 * j, np.int64),
+        old_entry=np.zeros(e, ENTRY),
+        ended=np.zeros(j, np.int64),
+        counters=np.zeros(16, np.int64),
+        wanted_gpus=np.zeros(1),
+    )
+    out = Buffers(
+        event=np.zeros(EVENT_ROOM, EVENT),
+        node=np.zeros(max(4 * EVENT_ROOM, 2 * e), EVENT_NODE),
+        round=np.zeros(ROUND_ROOM, ROUND),
+    )
+    return World(jobs, run, alloc, demand, nodes, choice, context, options, make_scratch(alloc), out)

@@ -1,0 +1,148 @@
+"""Sweeps: every combination of a sweep file as a run of its own, on all cores, resumable.
+
+Each run's folder is named by a hash of its options and appears only when the run is done, so an interrupted sweep goes
+on where it stopped, and a changed file keeps the runs that are still asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+
+from cotenant.core.errors import WorkError
+from cotenant.core.record.files import atomic_file, cannot_write
+from cotenant.profiles.training.tables import load_profiles
+from cotenant.sim.jobs.sweep_file import SHOWN, Point, Sweep, cluster_of, config_of, key_of, trace_of
+from cotenant.workloads.clusters.forms import parse_cluster
+from cotenant.workloads.jobs.generate import Workload, generate
+
+Progress = Callable[[int, int], None]
+
+
+def run_point(point: Point, folder: Path, base: Path) -> None:
+    """Run one point into its folder; the record is complete or absent."""
+    from cotenant.sim.jobs.training import simulate
+
+    config = config_of(point, base)
+    profiles = load_profiles(config.profiles)
+    cluster = cluster_of(point, base)
+    more = {name: value for name, value in point.items() if name in SHOWN}
+    trace = trace_of(point, cluster, profiles, base)
+    simulate(trace, cluster, config, profiles=profiles, out=folder, more_options=more)
+
+
+def _worker(point: Point, folder: str, base: str) -> None:
+    run_point(point, Path(folder), Path(base))
+
+
+def _start_worker() -> None:
+    """A worker ends with its parent, however that one ended: nobody would take what it makes."""
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def compile_once() -> None:
+    """Bring the kernels into the cache, so that workers need not compile them each."""
+    from cotenant.policy.compiled import is_compiled
+    from cotenant.policy.jobs.choice import JobPolicy
+    from cotenant.policy.jobs.demand import build_workload
+    from cotenant.sim.jobs.engine import warm_up
+
+    if not is_compiled():
+        trace = generate(Workload(jobs=1, rate_per_s=1.0), load_profiles().classes, load_profiles().iteration_s).trace
+        workload = build_workload(trace.jobs, load_profiles(), parse_cluster("1x8"))
+        warm_up(workload.demand, workload.nodes, JobPolicy())
+
+
+def run_sweep(
+    sweep: Sweep,
+    out: Path,
+    base: Path,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> list[Path]:
+    """Run what is not done yet; returns the folders of all runs, in the sweep's order.
+
+    `on_ready()` is called before the first run, if there is one to do; `progress(done, runs)` after each.
+    Interrupted (KeyboardInterrupt), finished runs stay, running ones leave nothing, and the next call goes on.
+    """
+    points = list(sweep.points())
+    folders = [out / "runs" / key_of(point, base) for point in points]
+    try:
+        (out / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(out, error) from None
+    todo = [(p, f) for p, f in zip(points, folders, strict=True) if not (f / "run.json").exists()]
+    done = len(points) - len(todo)
+    if progress is not None:
+        progress(done, len(points))
+    if todo:
+        if on_ready is not None:
+            on_ready()
+        compile_once()
+        _run_all(todo, base, min(workers or os.cpu_count() or 1, len(todo)), progress, done, len(points))
+    with atomic_file(out / "sweep.json") as file:
+        axes = {name: [str(value) for value in values] for name, values in sweep.axes.items()}
+        runs = [{"folder": f"runs/{f.name}", **p} for p, f in zip(points, folders, strict=True)]
+        json.dump({"title": sweep.title, "axes": axes, "runs": runs}, file, indent=1, default=str)
+    return folders
+
+
+def _run_all(
+    todo: list[tuple[Point, Path]], base: Path, workers: int, progress: Progress | None, done: int, total: int
+) -> None:
+    """Hand the points to worker processes; on any error or interrupt stop them and clear up what they had begun."""
+    others = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    try:
+        with _deaf_to_interrupt():
+            pending: set[Future[None]] = {pool.submit(_worker, p, str(f), str(base)) for p, f in todo}
+        while pending:
+            finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in finished:
+                future.result()
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+    except BaseException as error:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+        for _, folder in todo:
+            for part in folder.parent.glob(f".{folder.name}.part-*"):
+                shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, BrokenProcessPool):
+            raise WorkError("a worker process was killed, perhaps for its memory; try fewer --workers") from None
+        raise
+    pool.shutdown()
+
+
+@contextmanager
+def _deaf_to_interrupt() -> Iterator[None]:
+    """Processes started meanwhile ignore Ctrl-C, which a terminal sends to all: stopping them is the parent's work."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,309 @@
+"""The sweep file: options, some with several values, and what one combination of them means.
+
+A point is a run's whole set of options, by their names in the file. Paths in it are relative to the file's folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.cluster import Cluster
+from cotenant.core.errors import InputError
+from cotenant.core.units import parse_fraction, parse_rate_per_s, parse_seconds
+from cotenant.core.work import Trace
+from cotenant.core.yamlfile import YamlFile, parse_yaml, read_yaml
+from cotenant.profiles.training.tables import Profiles, load_profiles
+from cotenant.sim.jobs.options import TrainingConfig, training_config
+from cotenant.workloads.clusters.forms import parse_cluster
+from cotenant.workloads.jobs.generate import Workload, generate
+from cotenant.workloads.jobs.options import TraceOptions
+from cotenant.workloads.jobs.select import load_trace
+
+MAX_POINTS = 100_000
+POLICY = tuple(TrainingConfig.model_fields)
+CLUSTER = ("cluster", "gpu", "cpus_per_node", "memory_per_node", "storage_mbps")
+TEXTS = ("arrivals", "durations", "gpu_mix", "split", "split_mode")
+DRAWN = ("jobs", "like", "load")  # of a trace that is drawn
+# of a trace that is read
+READ = (
+    "trace", "rate_scale", "gpu_counts", "max_jobs", "from", "to", "tenant", "only_gpus", "min_duration",
+    "max_duration",
+)  # fmt: skip
+TRACE = (*READ, *DRAWN, "rate", *TEXTS, "seed")
+# what a record says of how its trace and cluster were made, for reports to tell runs apart
+SHOWN = (
+    "load", "rate", "split", "gpu_mix", "arrivals", "durations", "rate_scale", "from", "to", "tenant", "only_gpus",
+    "cpus_per_node",
+)  # fmt: skip
+KNOWN = {"title", *POLICY, *CLUSTER, *TRACE}
+
+Point = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep file: its title, the options with one value, and the axes (options with several)."""
+
+    title: str
+    fixed: Point
+    axes: dict[str, list[Any]]
+
+    def points(self) -> Iterator[Point]:
+        """Every combination, the last axis fastest."""
+        for values in itertools.product(*self.axes.values()):
+            yield {**self.fixed, **dict(zip(self.axes, values, strict=True))}
+
+    def one_at_a_time(self, names: tuple[str, ...]) -> Iterator[Point]:
+        """The first point, then each other value of the named axes with all else as in the first point."""
+        first = {**self.fixed, **{name: values[0] for name, values in self.axes.items()}}
+        yield first
+        for name in names:
+            for value in self.axes.get(name, [])[1:]:
+                yield {**first, name: value}
+
+    def __len__(self) -> int:
+        n = 1
+        for values in self.axes.values():
+            n *= len(values)
+        return n
+
+
+def read_sweep(path: Path, changes: Sequence[str] = ()) -> Sweep:
+    """Read and check a sweep file; InputError names file, line and field.
+
+    `changes`: "name=value" in YAML, which go over what the file says; paths in them are relative to the working folder.
+    """
+    read = _load(path)
+    with read.located():
+        options = _checked(read.content, path)
+    options |= _changes(changes)
+    title = str(options.pop("title", path.stem))
+    axes = {name: value for name, value in options.items() if isinstance(value, list) and len(value) > 1}
+    fixed = {
+        name: value[0] if isinstance(value, list) else value for name, value in options.items() if name not in axes
+    }
+    sweep = Sweep(title, fixed, axes)
+    if len(sweep) > MAX_POINTS:
+        raise InputError(f"has {len(sweep):,} combinations; at most {MAX_POINTS:,}", file=path)
+    with read.located():
+        _check_points(sweep, path)
+    return sweep
+
+
+def _load(path: Path) -> YamlFile:
+    read = read_yaml(path)
+    if not isinstance(read.content, dict) or not read.content:
+        raise InputError("is not a sweep file: it needs options such as ordering: [fifo, las]", file=path)
+    return read
+
+
+def _changes(texts: Sequence[str]) -> Point:
+    """Changes of the command line as options, with their paths made absolute."""
+    raw: Point = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            raw[name.strip()] = parse_yaml(value).content
+        except InputError:
+            raise InputError(f"the value of {text!r} is not YAML", field="set") from None
+        if not equals or raw[name.strip()] is None:
+            raise InputError(f"{text!r} is not NAME=VALUE, such as seed=[1,2,3]", field="set")
+    options = _checked(raw, None)
+    here = Path.cwd()
+    for name, value in options.items():
+        if isinstance(value, list):
+            options[name] = [located({name: item}, here)[name] for item in value]
+        else:
+            options[name] = located({name: value}, here)[name]
+    return options
+
+
+def _checked(raw: Point, path: Path | None) -> Point:
+    """The options by their names with underscores, each a value or a list of values."""
+    options: Point = {}
+    for key, value in raw.items():
+        name = str(key).replace("-", "_")
+        if name not in KNOWN:
+            raise InputError(f"is not an option of a sweep; known: {', '.join(sorted(KNOWN))}", file=path, field=name)
+        for item in value if isinstance(value, list) and value else [value]:
+            if not isinstance(item, str | int | float):
+                raise InputError("needs a value or a list of values", file=path, field=name)
+        if isinstance(value, list) and len(set(map(str, value))) < len(value):
+            raise InputError("names a value twice", file=path, field=name)
+        options[name] = value
+    return options
+
+
+def _check_points(sweep: Sweep, path: Path) -> None:
+    """Find wrong values before the first run starts, each axis by itself."""
+    from cotenant.sim.jobs.training import policy_of
+
+    _check_trace_options(sweep, path)
+    try:
+        for point in sweep.one_at_a_time(POLICY):
+            config = config_of(point, path.parent)
+            profiles = load_profiles(config.profiles)
+            policy_of(config, profiles)
+        for point in sweep.one_at_a_time(CLUSTER):
+            cluster = cluster_of(point, path.parent)
+        for point in sweep.one_at_a_time(("seed",)):
+            _whole(point.get("seed", 1), "seed")
+        for point in sweep.one_at_a_time(tuple(name for name in TRACE if name != "seed")):
+            _check_measure(point, trace_of(_small(point), cluster, profiles, path.parent), path)
+    except InputError as error:
+        if error.file is not None:
+            raise
+        raise InputError(error.message, file=path, field=error.field) from None
+
+
+def _check_trace_options(sweep: Sweep, path: Path) -> None:
+    names = {*sweep.fixed, *sweep.axes}
+    if "trace" not in names and "jobs" not in names:
+        raise InputError("needs a trace, or jobs: N for drawn ones", file=path, field="trace")
+    kind, others = ("read", DRAWN) if "trace" in names else ("drawn", READ)
+    for name in others:
+        if name in names:
+            hint = "max_jobs, rate_scale and rate" if kind == "read" else "jobs, load and rate"
+            raise InputError(f"is not for a trace that is {kind}; such a trace takes {hint}", file=path, field=name)
+
+
+def _check_measure(point: Point, trace: Trace, path: Path) -> None:
+    measure = config_of(point).measure
+    jobs = point.get("jobs", len(trace.jobs))
+    if measure is not None and measure[0] >= int(jobs):
+        raise InputError(f"begins at job {measure[0]:,}; there are {int(jobs):,}", file=path, field="measure")
+
+
+def _small(point: Point) -> Point:
+    """The point with few jobs drawn: enough to find what is wrong with it."""
+    if "jobs" not in point:
+        return point
+    return {**point, "jobs": min(_whole(point["jobs"], "jobs"), 100)}
+
+
+def key_of(point: Point, base: Path) -> str:
+    """Name of a point's folder: a hash of its options, of the files they name, and of the program's version."""
+    content = {name: _digest_of(path) for name, path in _paths(point, base).items()}
+    text = json.dumps([point, content, version("cotenant")], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        status = path.stat()
+        return _digest(path, status.st_mtime_ns, status.st_size)
+    except OSError:
+        return ""  # whoever reads it says what is wrong
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(path: Path, mtime_ns: int, size_bytes: int) -> str:
+    """Hash of a file's content, read once as long as its time and size stay as they are."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _paths(point: Point, base: Path) -> dict[str, Path]:
+    """The files that a point names, by option."""
+    found = {}
+    for name, value in point.items():
+        text = str(value)
+        form, _, last = text.rpartition(":")
+        drawn_from = name in ("arrivals", "durations") and text.startswith("trace:")
+        is_file = name in ("trace", "gittins_sample", "profiles") or drawn_from
+        if is_file or (name == "cluster" and (form or not re.fullmatch(r"\s*\d+x\d+\s*", text))):
+            found[name] = base / last
+    return found
+
+
+def located(point: Point, base: Path) -> Point:
+    """The point with its paths made relative to the working folder."""
+    paths = {}
+    for name, path in _paths(point, base).items():
+        form, colon, _ = str(point[name]).rpartition(":")
+        paths[name] = f"{form}{colon}{path}"
+    return {**point, **paths}
+
+
+def config_of(point: Point, base: Path = Path()) -> TrainingConfig:
+    """The point's policy and engine options."""
+    point = located(point, base)
+    return training_config({name: point[name] for name in POLICY if name in point})
+
+
+def cluster_of(point: Point, base: Path) -> Cluster:
+    """The point's cluster."""
+    point = located(point, base)
+    cpus, storage, memory = (point.get(name) for name in ("cpus_per_node", "storage_mbps", "memory_per_node"))
+    return parse_cluster(
+        str(point.get("cluster", "16x8")),
+        gpu=str(point["gpu"]) if "gpu" in point else None,
+        cpus_per_node=None if cpus is None else _number(cpus, "cpus-per-node"),
+        memory_per_node=memory,
+        storage_mbps=None if storage is None else _number(storage, "storage-mbps"),
+    )
+
+
+def trace_of(point: Point, cluster: Cluster, profiles: Profiles, base: Path) -> Trace:
+    """The point's trace: read, or drawn from its seed."""
+    point = located(point, base)
+    texts: dict[str, Any] = {name: str(point[name]) for name in TEXTS if name in point}
+    seed = _whole(point.get("seed", 1), "seed")
+    rate = parse_rate_per_s(point["rate"], "rate") if "rate" in point else None
+    if "trace" in point:
+        options = TraceOptions(
+            rate_scale=_number(point.get("rate_scale", 1.0), "rate_scale"),
+            gpu_counts=str(point.get("gpu_counts", "all")),
+            max_jobs=_whole(point["max_jobs"], "max_jobs") if "max_jobs" in point else None,
+            from_s=parse_seconds(point.get("from", 0.0), "from"),
+            to_s=_seconds(point, "to"),
+            tenants=(str(point["tenant"]),) if "tenant" in point else (),
+            only_gpus=tuple(_whole(part, "only_gpus") for part in str(point["only_gpus"]).split(","))
+            if "only_gpus" in point
+            else (),
+            min_duration_s=parse_seconds(point.get("min_duration", 0.0), "min_duration"),
+            max_duration_s=_seconds(point, "max_duration"),
+            rate_per_s=rate,
+            seed=seed,
+            **texts,
+        )
+        return load_trace(str(point["trace"]), options, classes=profiles.classes, iteration_s=profiles.iteration_s)
+    load = point.get("load")
+    workload = Workload(
+        jobs=_whole(point["jobs"], "jobs"),
+        like=str(point.get("like", "synergy")),
+        rate_per_s=rate,
+        load=parse_fraction(load, "load", most=100.0) if load is not None else None,
+        cluster_gpus=cluster.total_gpus,
+        seed=seed,
+        **texts,
+    )
+    return generate(workload, profiles.classes, profiles.iteration_s).trace
+
+
+def _number(value: Any, field: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{value!r} is not a number", field=field) from None
+
+
+def _seconds(point: Point, name: str) -> float:
+    return parse_seconds(point[name], name) if name in point else math.inf
+
+
+def _whole(value: Any, field: str) -> int:
+    number = _number(value, field)
+    if not number.is_integer():
+        raise InputError(f"{value!r} is not a whole number", field=field)
+    return int(number)

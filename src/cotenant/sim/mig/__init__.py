@@ -1,0 +1,1 @@
+"""MIG partition policies in virtual time."""

@@ -1,0 +1,259 @@
+"""Makes partition decisions true on simulated GPUs and charges what they cost."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotenant.core.events import Kind, Reason
+from cotenant.core.mig import Geometry, Placement
+from cotenant.policy.mig.decide import PartitionRules, Tenancy, cost_table, fit_mask, replan
+from cotenant.policy.mig.optimizer import PartitionPlan
+from cotenant.profiles.mig.speeds import mps_speed
+from cotenant.sim.mig.state import Clock, Entry, GpuState, Mode, Work, share_of
+
+Predict = Callable[[int, int], np.ndarray]  # (job, co-runners measured with it) -> believed speeds by kind
+
+
+@dataclass
+class PartitionInput:
+    """What a run needs. Arrays by job: arrival, gpus (whole numbers), work in seconds of the whole GPU, launch time.
+
+    `speeds`: (jobs, kinds) true speeds, 0 where the job may not run. `qos_floor`: least speed, 0..1. `nodes`: node of
+    every GPU. `predict`: what miso believes after measuring; None predicts without error.
+    """
+
+    geo: Geometry
+    nodes: list[int]
+    arrival_s: np.ndarray
+    gpus: np.ndarray
+    work_s: np.ndarray
+    launch_s: np.ndarray
+    speeds: np.ndarray
+    qos_floor: np.ndarray
+    predict: Predict | None = None
+
+
+class Enforcer:
+    """Makes decisions true on simulated GPUs: stops, reshapes, starts, shares, measures; charges time and logs."""
+
+    def __init__(self, data: PartitionInput, rules: PartitionRules) -> None:
+        self.data, self.rules, self.geo = data, rules, data.geo
+        on = 1.0 if rules.overheads else 0.0
+        self.reconfigure_s, self.profile_s = rules.reconfigure_s * on, rules.profile_s * on
+        self.checkpoint_s, self.launch_s = rules.checkpoint_s * on, data.launch_s * on
+        self.downtime_s = self.reconfigure_s + self.checkpoint_s + self.launch_s
+        self.clock, self.work = Clock(), Work(data.work_s)
+        first = set(rules.layout) if rules.policy == "static" and rules.layout else set(self.geo.whole)
+        mode = Mode.SHARED if rules.policy == "mps" else Mode.MIG
+        self.gpus = [GpuState(i, node, set(first), mode=mode) for i, node in enumerate(data.nodes)]
+        # static: free instances, the largest last, of equal ones the lowest GPU last
+        self.free = sorted((self.slice_size(p), -g.index, p) for g in self.gpus for p in g.instances)
+        self.queue: deque[int] = deque()
+        self.claimed: list[GpuState] = []  # GPUs that a waiting gang keeps closed to those behind it
+        self.known = np.full(len(data.arrival_s), not rules.profiles)
+        believed = _prior(self.geo, data.speeds) if rules.profiles else data.speeds
+        self.believed = np.where(believed >= data.qos_floor[:, None], believed, 0.0)
+        self.masks = fit_mask(self.believed)
+        self.cost = cost_table(self.geo, rules, self.believed)
+        self.log: list[Entry] = []
+        self._started: set[int] = set()
+        self.steps = self.reconfigurations = self.profilings = 0
+
+    def slice_size(self, place: Placement) -> float:
+        profile = self.geo.profiles[place.kind]
+        return profile.compute + profile.memory_slots / 100
+
+    def drop(self, gpu: GpuState, job: int) -> None:
+        gpu.jobs.remove(job)
+        place = gpu.place.pop(job, None)
+        if gpu.mode is Mode.GANG:
+            gpu.mode = Mode.SHARED if self.rules.policy == "mps" else Mode.MIG
+            if self.rules.layout is not None:
+                self.reshape(gpu, set(self.rules.layout))
+        elif place is not None and self.rules.policy == "static":
+            insort(self.free, (self.slice_size(place), -gpu.index, place))
+        if gpu.mode is Mode.SHARED:
+            self.share(gpu, None)
+        if gpu.mode is Mode.PROFILE and not gpu.jobs:
+            gpu.mode, gpu.version = Mode.MIG, gpu.version + 1
+
+    def tenancy(self, gpu: GpuState) -> Tenancy:
+        return Tenancy(tuple(gpu.jobs), tuple(gpu.place.get(j) for j in gpu.jobs))
+
+    def apply(self, gpu: GpuState, jobs: list[int], plan: PartitionPlan) -> None:
+        """Give each job its instance: those whose instance changes stop, the GPU is reshaped, they start again."""
+        now = self.clock.now
+        target = dict(zip(jobs, plan.placements, strict=True))
+        change = any(p not in gpu.instances for p in target.values())
+        everyone = self.rules.disturb == "all" and change
+        moving = [j for j in jobs if everyone or gpu.place.get(j) != target[j]]
+        for job in moving:
+            self.work.stop(job, now)
+        gpu.jobs, gpu.place = list(jobs), target
+        delay = self.reshape(gpu, set(target.values())) if change else 0.0
+        gpu.version += 1
+        for job in moving:
+            saved = self.checkpoint_s if job in self._started else 0.0
+            self.seat(gpu, job, now + saved + delay + float(self.launch_s[job]))
+
+    def reshape(self, gpu: GpuState, wanted: set[Placement]) -> float:
+        """Create the wanted instances, keeping idle ones beside them where they fit; the time that takes."""
+        kept = set(wanted)
+        for place in sorted(gpu.instances - wanted):
+            if self.geo.fits(kept | {place}):
+                kept.add(place)
+        gpu.instances = kept
+        gpu.version += 1
+        self.reconfigurations += 1
+        gpu.busy_until = self.clock.now + self.reconfigure_s
+        if self.reconfigure_s > 0:
+            self.clock.at(gpu.busy_until, "free", gpu.index)
+        return self.reconfigure_s
+
+    def seat(self, gpu: GpuState, job: int, ready: float) -> None:
+        place = gpu.place[job]
+        speed = float(self.data.speeds[job, self.geo.kinds.index(place.kind)])
+        self.begin(job, (gpu.index,), ready, speed, share_of(self.geo, place))
+
+    def sit(self, gpu: GpuState, job: int, place: Placement) -> None:
+        """Start a job on an instance that exists."""
+        gpu.jobs.append(job)
+        gpu.place[job] = place
+        gpu.version += 1
+        self.seat(gpu, job, self.clock.now + float(self.launch_s[job]))
+
+    def begin(
+        self, job: int, gpus: tuple[int, ...], ready: float, speed: float, share: float,
+        why: Reason = Reason.NEW_LAYOUT,
+    ) -> None:
+        first = job not in self._started
+        if first:
+            self._started.add(job)
+            self.work.start[job] = self.clock.now
+        else:
+            self.work.restarts[job] += 1
+        waited = not first and not self.work.gpu[job]
+        kind = Kind.START if first else Kind.RESUME if waited else Kind.MOVE
+        self.work.gpu[job] = gpus
+        self.work.run(job, self.clock.now, ready, speed, self.clock)
+        self.note(job, kind, Reason.IN_ORDER if first or waited else why, speed, share)
+
+    def share(self, gpu: GpuState, newcomer: int | None) -> None:
+        """MPS without partitions: everyone's speed follows the number of sharers; only the newcomer has to launch."""
+        now = self.clock.now
+        gpu.version += 1
+        if not gpu.jobs:
+            return
+        for job, speed in zip(gpu.jobs, self.shared_speeds(gpu.jobs), strict=True):
+            if job == newcomer:
+                self.begin(job, (gpu.index,), now + float(self.launch_s[job]), float(speed), 1.0 / len(gpu.jobs))
+            else:
+                self.work.run(job, now, max(now, self.work.since[job]), float(speed), self.clock)
+                self.note(job, Kind.RESIZE, Reason.REPLACED, float(speed), 1.0 / len(gpu.jobs))
+
+    def shared_speeds(self, jobs: list[int]) -> np.ndarray:
+        """Speeds of jobs on one GPU under MPS; a job whose floor is above its level gets the GPU alone, unlimited."""
+        level = 1.0 / self.rules.mps_jobs
+        speeds = mps_speed(self.data.speeds[jobs], self.geo, len(jobs), level)
+        if len(jobs) == 1 and speeds[0] < self.data.qos_floor[jobs[0]]:
+            return mps_speed(self.data.speeds[jobs], self.geo, 1, 1.0)
+        return speeds
+
+    def promote(self) -> None:
+        """Static: when nobody waits, move jobs from small slices to larger free ones, the smallest slice first."""
+        if self.queue:
+            return
+        seated = sorted(
+            (self.slice_size(p), g.index, j) for g in self.gpus if g.mode is Mode.MIG for j, p in g.place.items()
+        )
+        for size, source, job in seated:
+            for slot in reversed(self.free):
+                gpu = self.gpus[-slot[1]]
+                if slot[0] <= size:
+                    break
+                old = self.gpus[source].place[job]
+                if self.usable(gpu) and self.gains(job, old, slot[2]):
+                    self.work.stop(job, self.clock.now)
+                    self.drop(self.gpus[source], job)
+                    self.free.remove(slot)
+                    self.sit(gpu, job, slot[2])
+                    break
+
+    def usable(self, gpu: GpuState) -> bool:
+        """Whether a job may go to an instance of it now."""
+        return gpu.mode is Mode.MIG and self.clock.now >= gpu.busy_until and not gpu.draining
+
+    def gains(self, job: int, old: Placement, new: Placement) -> bool:
+        """Whether a job is faster on the new instance by enough to pay its restart within the horizon."""
+        kinds = self.geo.kinds
+        before, after = (float(self.believed[job, kinds.index(p.kind)]) for p in (old, new))
+        return after * (1.0 - min(float(self.launch_s[job]) / self.rules.horizon_s, 1.0)) > before
+
+    # ---- profiling under MPS
+
+    def begin_profile(self, gpu: GpuState, job: int) -> None:
+        """Stop everyone, switch the GPU to one instance with MPS, run all together and measure."""
+        now = self.clock.now
+        for other in gpu.jobs:
+            self.work.stop(other, now)
+        gpu.jobs.append(job)
+        gpu.place = {}
+        gpu.mode = Mode.PROFILE
+        gpu.instances = set(self.geo.whole)
+        gpu.version += 1
+        self.profilings += 1
+        speeds = mps_speed(self.data.speeds[gpu.jobs], self.geo, len(gpu.jobs), 0.5)
+        saved = self.checkpoint_s if len(gpu.jobs) > 1 else 0.0
+        ready = now + saved + self.reconfigure_s
+        for other, speed in zip(gpu.jobs, speeds, strict=True):
+            share = 1.0 / len(gpu.jobs)
+            launched = ready + float(self.launch_s[other])
+            self.begin(other, (gpu.index,), launched, float(speed), share, Reason.MEASURED)
+            self.note(other, Kind.PROFILE, Reason.MEASURED, float(speed), share)
+        end = ready + max(float(self.launch_s[j]) for j in gpu.jobs) + self.profile_s
+        self.clock.at(end, "measured", gpu.index, gpu.version)
+
+    def measured(self, gpu: GpuState) -> None:
+        """Profiling is over: believe what was predicted from it and partition; who no longer fits waits again."""
+        gpu.mode = Mode.MIG
+        for job in gpu.jobs:
+            speeds = self.data.speeds[job]
+            if self.data.predict is not None:
+                speeds = np.where(speeds > 0, self.data.predict(job, len(gpu.jobs)), 0.0)
+            believed = np.where(speeds >= self.data.qos_floor[job], speeds, 0.0)
+            if believed[0] <= 0:  # no estimate may rule out the whole GPU, or the job would wait for ever
+                believed[0] = self.data.speeds[job, 0]
+            self.believed[job] = believed
+            self.known[job] = True
+            self.masks[job] = fit_mask(self.believed[[job]])[0]
+            self.cost[job] = cost_table(self.geo, self.rules, self.believed[[job]])[0]
+        while True:
+            open_place = Tenancy(tuple(gpu.jobs), (None,) * len(gpu.jobs))
+            plan = replan(self.geo, self.rules, self.believed, open_place, self.downtime_s)
+            if plan is not None:
+                break
+            self.evict(gpu, gpu.jobs[-1])
+        gpu.instances = set()
+        self.apply(gpu, gpu.jobs, plan)
+
+    def evict(self, gpu: GpuState, job: int) -> None:
+        """Back to the head of the queue: with what is now believed of it, it does not fit here."""
+        self.work.stop(job, self.clock.now)
+        self.work.gpu[job] = ()
+        gpu.jobs.remove(job)
+        self.queue.appendleft(job)
+        self.note(job, Kind.PREEMPT, Reason.BELOW_FLOOR)
+
+    def note(self, job: int, kind: Kind, reason: Reason, speed: float = 0.0, share: float = 0.0) -> None:
+        self.log.append(Entry(self.clock.now, job, kind, reason, speed, self.work.gpu[job], share))
+
+
+def _prior(geo: Geometry, speeds: np.ndarray) -> np.ndarray:
+    """What is believed of a job before it was measured: the square root of the compute share, where it fits."""
+    share = np.array([p.compute / geo.compute_slices for p in geo.profiles.values()])
+    return np.where(speeds > 0, np.sqrt(share), 0.0)

@@ -1,0 +1,111 @@
+"""State of the partition executor: GPUs with their instances, jobs with the work they have left."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from cotenant.core.events import Kind, Reason
+from cotenant.core.mig import Geometry, Placement
+
+
+class Mode(IntEnum):
+    """What a GPU is doing."""
+
+    MIG = 0  #: instances, one job each
+    PROFILE = 1  #: one whole instance, its jobs measured under MPS
+    SHARED = 2  #: MPS without partitions (policy mps)
+    GANG = 3  #: held whole by a job of several GPUs
+
+
+@dataclass
+class GpuState:
+    """One GPU. `instances` exist on it; `place` says which of them a job holds; busy until its layout has changed.
+
+    `draining`: a gang waits for it, for those behind that gang in the queue. `revisit`: a job left while it was busy.
+    """
+
+    index: int
+    node: int
+    instances: set[Placement]
+    jobs: list[int] = field(default_factory=list)
+    place: dict[int, Placement] = field(default_factory=dict)
+    mode: Mode = Mode.MIG
+    busy_until: float = 0.0
+    version: int = 0
+    draining: bool = False
+    revisit: bool = False
+
+
+@dataclass
+class Entry:
+    """One line of the event log before it becomes a record."""
+
+    time_s: float
+    job: int
+    kind: Kind
+    reason: Reason
+    speed: float
+    gpus: tuple[int, ...]
+    share: float
+
+
+class Clock:
+    """A time-ordered queue; equal times leave in the order they came."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, str, int, int]] = []
+        self._count = 0
+        self.now = 0.0
+
+    def at(self, time_s: float, what: str, subject: int, version: int = 0) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (time_s, self._count, what, subject, version))
+
+    def next(self) -> tuple[str, int, int] | None:
+        if not self._heap:
+            return None
+        self.now, _, what, subject, version = heapq.heappop(self._heap)
+        return what, subject, version
+
+
+class Work:
+    """Progress of every job: work left in seconds of a whole GPU, speed since a time that may lie ahead (launching)."""
+
+    def __init__(self, work_s: np.ndarray) -> None:
+        n = len(work_s)
+        self.left: list[float] = [float(w) for w in work_s]
+        self.rate = [0.0] * n
+        self.since = [0.0] * n
+        self.version = [0] * n
+        self.gpu: list[tuple[int, ...]] = [()] * n
+        self.start = [float("nan")] * n
+        self.finish = [float("nan")] * n
+        self.restarts = [0] * n
+
+    def settle(self, job: int, now: float) -> None:
+        """Book the work done until now."""
+        if now > self.since[job]:
+            self.left[job] = max(0.0, self.left[job] - self.rate[job] * (now - self.since[job]))
+            self.since[job] = now
+
+    def run(self, job: int, now: float, ready: float, rate: float, clock: Clock) -> None:
+        """Work at `rate` from `ready` on, and schedule the end."""
+        self.settle(job, now)
+        self.rate[job], self.since[job] = rate, ready
+        self.version[job] += 1
+        if rate > 0:
+            clock.at(ready + self.left[job] / rate, "finish", job, self.version[job])
+
+    def stop(self, job: int, now: float) -> None:
+        self.settle(job, now)
+        self.rate[job] = 0.0
+        self.version[job] += 1
+
+
+def share_of(geo: Geometry, placement: Placement) -> float:
+    """Compute slices of an instance as a fraction of the GPU."""
+    return geo.profiles[placement.kind].compute / geo.compute_slices

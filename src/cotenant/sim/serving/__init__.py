@@ -1,0 +1,1 @@
+"""Inference services in virtual time, request by request."""

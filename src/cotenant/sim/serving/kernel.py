@@ -1,0 +1,252 @@
+"""Compiled loop of the serving simulator: requests in virtual time through the dispatcher that a server uses.
+
+Events are arrivals (an array in time order), gpulets that finish or whose held batch is due, and closed-loop clients.
+The last two are leaves of a tournament tree, so the next event is its root.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cotenant.policy.compiled import bare, inner
+from cotenant.policy.serving.dispatch_kernel import Desk, finish, idle_let, offer, start
+
+PENDING, OK, LATE, DROPPED, FULL = 0, 1, 2, 3, 4
+
+# one request of one service; app: instance of the application it belongs to, or -1; client: closed-loop client, or -1
+RECORD = np.dtype(
+    [("svc", "i4"), ("app", "i4"), ("client", "i4"), ("let", "i4"), ("batch", "i4"), ("outcome", "i4"),
+     ("arrived", "f8"), ("started", "f8"), ("finished", "f8"), ("deadline", "f8")],
+    align=True,
+)  # fmt: skip
+# how a service is reached: its application or -1, ms from the application's arrival to this stage's deadline, stages it
+# waits for, its children
+STAGE = np.dtype(
+    [("app", "i8"), ("budget", "f8"), ("parents", "i8"), ("local", "i8"), ("child", "i8"), ("children", "i8")],
+    align=True,
+)  # fmt: skip
+INSTANCE = np.dtype(
+    [("app", "i8"), ("left", "i8"), ("outcome", "i8"), ("arrived", "f8"), ("finished", "f8")], align=True
+)
+# what a seat's batch costs beside what runs now
+COST = np.dtype([("lat", "f8"), ("over", "f8"), ("own", "f8"), ("press", "f8")], align=True)
+
+
+class Run(NamedTuple):
+    """All state of a run. tree (2 * leaves): lets first, then clients; cursor: [rows used, next arrival, instances];
+    what: service of an arrival, or -1 - application; roots (A, R) first stages, -1 padded; stages (A); slo (A) ms;
+    client_svc (C); mates: other gpulets of a gpulet's GPU (L, J), -1 padded; alpha0, margin (seats);
+    rows: room for the requests of one batch."""
+
+    D: Desk
+    tree: np.ndarray
+    rec: np.ndarray
+    cursor: np.ndarray
+    times: np.ndarray
+    what: np.ndarray
+    stage: np.ndarray
+    children: np.ndarray
+    instances: np.ndarray
+    joined: np.ndarray
+    roots: np.ndarray
+    stages: np.ndarray
+    slo: np.ndarray
+    client_svc: np.ndarray
+    mates: np.ndarray
+    cost: np.ndarray
+    scale: np.ndarray
+    rows: np.ndarray
+    planned: bool
+    end: float
+
+
+@inner
+def set_time(tree: np.ndarray, leaf: int, time: float) -> None:
+    """Set the time of a leaf and its ancestors' minima."""
+    node = leaf + tree.shape[0] // 2
+    tree[node] = time
+    node >>= 1
+    while node >= 1:
+        least = min(tree[2 * node], tree[2 * node + 1])
+        if tree[node] == least:
+            break
+        tree[node] = least
+        node >>= 1
+
+
+@bare
+def set_leaf(tree: np.ndarray, leaf: int, time: float) -> None:
+    """`set_time` for callers outside compiled code."""
+    set_time(tree, leaf, time)
+
+
+@inner
+def next_leaf(tree: np.ndarray) -> int:
+    """The leaf with the least time (the first of equals)."""
+    node, half = 1, tree.shape[0] // 2
+    while node < half:
+        node = 2 * node if tree[2 * node] <= tree[2 * node + 1] else 2 * node + 1
+    return node - half
+
+
+@inner
+def batch_time(R: Run, i: int) -> float:
+    """Milliseconds that the batch just started on gpulet i takes."""
+    D = R.D
+    k, n = D.lets[i].seat, D.lets[i].n
+    if R.planned:
+        return D.exec_ms[k, n]
+    x, busy = 0.0, False
+    for m in range(R.mates.shape[1]):
+        j = R.mates[i, m]
+        if j >= 0 and D.lets[j].busy == 1:
+            x += R.cost[D.lets[j].seat, D.lets[j].n].press
+            busy = True
+    alpha = max(1.0, R.scale[k, 0] + R.cost[k, n].own + x) if busy else 1.0
+    return (R.cost[k, n].lat * alpha + R.cost[k, n].over) * R.scale[k, 1]
+
+
+@inner
+def lose(R: Run, row: int, now: float, outcome: int) -> None:
+    """A request was dropped: its application fails, its client tries again after a while."""
+    R.rec[row].outcome = outcome
+    R.rec[row].finished = now
+    a = R.rec[row].app
+    if a >= 0 and R.instances[a].outcome == PENDING:
+        R.instances[a].outcome = DROPPED
+        R.instances[a].finished = now
+    c = R.rec[row].client
+    if c >= 0:
+        patience = R.rec[row].deadline - R.rec[row].arrived
+        set_time(R.tree, R.D.lets.shape[0] + c, now + (patience if patience < np.inf else 1.0))
+
+
+@inner
+def kick(R: Run, i: int, now: float) -> None:
+    """Let idle gpulet i start what it can; log what was dropped on the way."""
+    D = R.D
+    n = start(D, i, now)
+    for x in range(D.ndrops[0]):
+        lose(R, D.drops[x].tag, now, DROPPED)
+    D.ndrops[0] = 0
+    if n > 0:
+        set_time(R.tree, i, now + batch_time(R, i))
+    else:
+        set_time(R.tree, i, D.lets[i].due)
+
+
+@inner
+def arrive(R: Run, s: int, now: float, app: int, client: int, deadline: float) -> None:
+    """A request of service s arrives; an idle gpulet starts at once."""
+    D = R.D
+    row = R.cursor[0]
+    R.cursor[0] = row + 1
+    R.rec[row].svc = s
+    R.rec[row].app = app
+    R.rec[row].client = client
+    R.rec[row].let = -1
+    R.rec[row].arrived = now
+    R.rec[row].deadline = deadline
+    if offer(D, s, now, deadline, row) < 0:
+        lose(R, row, now, FULL)
+        return
+    i = idle_let(D, s)
+    if i >= 0:
+        kick(R, i, now)
+
+
+@inner
+def arrive_app(R: Run, app: int, now: float) -> None:
+    """An application's request arrives: its first stages get one each."""
+    a = R.cursor[2]
+    R.cursor[2] = a + 1
+    R.instances[a].app = app
+    R.instances[a].left = R.stages[app]
+    R.instances[a].arrived = now
+    for x in range(R.roots.shape[1]):
+        s = R.roots[app, x]
+        if s >= 0:
+            arrive(R, s, now, a, -1, now + R.stage[s].budget)
+
+
+@inner
+def advance_app(R: Run, a: int, s: int, now: float) -> None:
+    """Stage s of application instance a has finished: its children may start, or the instance is done."""
+    R.instances[a].left -= 1
+    if R.instances[a].outcome != PENDING:
+        return
+    if R.instances[a].left == 0:
+        R.instances[a].finished = now
+        took = now - R.instances[a].arrived
+        R.instances[a].outcome = OK if took <= R.slo[R.instances[a].app] else LATE
+        return
+    for x in range(R.stage[s].child, R.stage[s].child + R.stage[s].children):
+        c = R.children[x]
+        R.joined[a, R.stage[c].local] += 1
+        if R.joined[a, R.stage[c].local] == R.stage[c].parents:
+            arrive(R, c, now, a, -1, R.instances[a].arrived + R.stage[c].budget)
+
+
+@inner
+def complete(R: Run, i: int, now: float) -> None:
+    """Gpulet i has finished a batch: record it, pass applications and clients on, start the next."""
+    D = R.D
+    k, n, first = D.lets[i].seat, D.lets[i].n, D.lets[i].seq
+    s = D.seats[k].svc
+    mask = D.ring.shape[1] - 1
+    finish(D, i)
+    # freed first and started at once: what the batch brings about below arrives after it
+    for x in range(n):
+        R.rows[x] = D.ring[s, (first + x) & mask].tag
+    started = D.lets[i].started
+    kick(R, i, now)
+    for x in range(n):
+        row = R.rows[x]
+        R.rec[row].let = i
+        R.rec[row].batch = n
+        R.rec[row].started = started
+        R.rec[row].finished = now
+        R.rec[row].outcome = OK if now <= R.rec[row].deadline + 1e-9 else LATE
+        if R.rec[row].client >= 0:
+            set_time(R.tree, D.lets.shape[0] + R.rec[row].client, now)
+        if R.rec[row].app >= 0:
+            advance_app(R, R.rec[row].app, s, now)
+
+
+@bare
+def run(R: Run) -> float:
+    """Run to the end: arrivals up to `end` ms, then until nothing is left. Returns the time of the last event, or -1
+    when the record is full."""
+    now = 0.0
+    lets = R.D.lets.shape[0]
+    reserve = R.children.shape[0] + R.roots.shape[1] + R.D.exec_ms.shape[1] * (1 + R.children.shape[0])
+    while True:
+        if R.cursor[0] + reserve > R.rec.shape[0]:
+            return -1.0
+        x = R.cursor[1]
+        arrival = R.times[x] if x < R.times.shape[0] else np.inf
+        due = R.tree[1]
+        if due == np.inf and arrival == np.inf:
+            return now
+        if arrival <= due:
+            now = arrival
+            R.cursor[1] = x + 1
+            if R.what[x] >= 0:
+                s = R.what[x]
+                arrive(R, s, now, -1, -1, now + R.stage[s].budget)
+            else:
+                arrive_app(R, -1 - R.what[x], now)
+            continue
+        leaf = next_leaf(R.tree)
+        now = due
+        if leaf >= lets:
+            set_time(R.tree, leaf, np.inf)
+            if now < R.end:
+                s = R.client_svc[leaf - lets]
+                arrive(R, s, now, -1, leaf - lets, now + R.stage[s].budget)
+        elif R.D.lets[leaf].busy == 1:
+            complete(R, leaf, now)
+        else:
+            kick(R, leaf, now)

@@ -1,0 +1,107 @@
+"""The token engine with memory: turns wait while the policy's moves are carried out, at given rates.
+
+It drives the very objects that the agent drives: policy/shares for turns, policy/residency for who is on the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cotenant.core.units import format_bytes
+from cotenant.policy.residency import GpuResidency, MoveRates, ResidencySettings
+from cotenant.policy.shares import Grant, QuotaSettings
+from cotenant.sim.shares.engine import Load, TokenEngine, _Tenant
+
+
+@dataclass(frozen=True)
+class Card:
+    """Memory of every GPU of the engine, and how moves go. Sizes in bytes."""
+
+    capacity_bytes: int
+    memory: Mapping[str, int]  # tenant -> what it holds; all of it can move
+    settings: ResidencySettings = field(default_factory=ResidencySettings)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One switch: who came, how much left and came, from when to when."""
+
+    gpu: str
+    tenant: str
+    out_bytes: int
+    in_bytes: int
+    start_ns: int
+    end_ns: int
+
+
+class MovingTokenEngine(TokenEngine):
+    """Loads whose memory may exceed the card. `moves` are the switches as they happened; tenants start off the GPU."""
+
+    def __init__(
+        self,
+        loads: Iterable[Load],
+        settings: QuotaSettings,
+        card: Card,
+        gpus: Iterable[str] = ("0",),
+        rates: MoveRates | None = None,
+    ) -> None:
+        names = tuple(gpus)
+        super().__init__(loads, settings, names)
+        self.rates = rates or MoveRates()
+        self.residency = {gpu: GpuResidency(card.capacity_bytes, card.settings, MoveRates()) for gpu in names}
+        self.moves: list[Moved] = []
+        self._last_move_ns = dict.fromkeys(names, 0)
+        for name, gpu in self._tenants:
+            self.residency[gpu].resize(name, movable=card.memory.get(name, 0), resident=0)
+
+    def moving_ns(self, start_ns: int, end_ns: int) -> int:
+        """Time inside [start, end) that went to moves."""
+        return sum(max(0, min(m.end_ns, end_ns) - max(m.start_ns, start_ns)) for m in self.moves)
+
+    def _may_begin(self, tenant: _Tenant, grant: Grant) -> bool:
+        """See TokenEngine: not before everything of the tenant is there."""
+        residency, machine = self.residency[grant.gpu], self.broker.gpus[grant.gpu]
+        if machine.turn is not None and machine.turn.paused_ns is not None:
+            return False
+        switch = residency.switch(grant.tenant, line=self.broker.line(grant.gpu, self.now_ns))
+        if switch.short_bytes:
+            raise ValueError(f"{grant.tenant} does not fit the card: {format_bytes(switch.short_bytes)} are lacking")
+        if not switch.in_bytes:
+            residency.used(grant.tenant, self.now_ns)
+            return True
+        machine.pause(grant.tenant, grant.epoch, self.now_ns)
+        seconds = self.rates.seconds(switch.out_bytes, switch.in_bytes)
+        end_ns = self.now_ns + int(seconds * 1e9)
+        moved = Moved(grant.gpu, grant.tenant, switch.out_bytes, switch.in_bytes, self.now_ns, end_ns)
+        for victim in switch.out:
+            self._place(grant.gpu, victim.tenant, -victim.size)
+        self._place(grant.gpu, grant.tenant, switch.in_bytes)
+        residency.rates.observe(switch.out_bytes, switch.in_bytes, seconds)
+        self._at(end_ns, self._arrived, moved, grant.epoch)
+        return False
+
+    def _place(self, gpu: str, name: str, change: int) -> None:
+        occupant = self.residency[gpu].occupants[name]
+        self.residency[gpu].resize(name, movable=occupant.movable_bytes, resident=occupant.resident_bytes + change)
+
+    def _arrived(self, moved: Moved, epoch: int) -> None:
+        self.moves.append(moved)
+        self._last_move_ns[moved.gpu] = moved.end_ns - moved.start_ns
+        floor_ns = self.residency[moved.gpu].floor_ns(moved.end_ns - moved.start_ns)
+        machine = self.broker.gpus[moved.gpu]
+        out = machine.resume(moved.tenant, epoch, self.now_ns, floor_ns)
+        if out:
+            self._obey(out)
+        elif moved.tenant in machine.accounts:
+            self._obey(self.broker.release(moved.gpu, moved.tenant, epoch, self.now_ns, None, "gone"))
+
+    def _idle_release_ns(self, tenant: _Tenant) -> int:
+        """An idle holder keeps its turn for as long as bringing the next one in would cost."""
+        residency = self.residency[tenant.gpu]
+        least_ns = tenant.load.idle_release_ns
+        if residency.everybody_fits:
+            return least_ns
+        others = [name for name in residency.occupants if name != tenant.load.name]
+        costs = [residency.idle_patience_ns(tenant.load.name, [name]) for name in others]
+        return max(least_ns, self._last_move_ns[tenant.gpu], *costs)

@@ -1,0 +1,1 @@
+"""Clusters as users write them: 16x8, YAML, and the files of public simulators."""

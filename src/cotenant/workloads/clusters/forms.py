@@ -1,0 +1,214 @@
+"""Every way to write a cluster: 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv, tiresias:FILE.csv."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.errors import InputError
+from cotenant.core.gpus import Gpu, find_gpu
+from cotenant.core.units import counted, parse_bytes
+from cotenant.workloads.table import check_path
+from cotenant.workloads.table_files import read_csv
+
+DEFAULT_GPU = "A100-40GB"
+CPUS_PER_GPU = 3.0
+MEMORY_BYTES_PER_GPU = 62_500_000_000
+STORAGE_MBPS = 500.0
+SHORT = re.compile(r"^(\d+)x(\d+)$")
+# the public Synergy simulator's server where its INI file leaves a key out
+INI_DEFAULTS = {"racks": 1.0, "gpus_per_server": 8.0, "cpus_per_server": 24.0, "dram_per_server": 500.0,
+                "sspeed_per_server": 300.0}  # fmt: skip
+
+
+def parse_cluster(
+    spec: str,
+    *,
+    gpu: str | None = None,
+    cpus_per_node: float | None = None,
+    memory_per_node: str | float | None = None,
+    storage_mbps: float | None = None,
+    remarks: list[str] | None = None,
+) -> Cluster:
+    """The cluster that `spec` names; InputError where it names none.
+
+    `gpu` is a catalog name, `memory_per_node` a quantity like 500GB; where given they replace what short forms, INI and
+    Tiresias files say, and fill what a YAML file leaves open. An Alibaba node list states all of it: giving them there
+    is an error. Sentences about nodes left out are appended to `remarks`.
+    """
+    wishes = Wishes(gpu, cpus_per_node, memory_per_node, storage_mbps)
+    notes = remarks if remarks is not None else []
+    short = SHORT.match(spec.strip())
+    if short:
+        return _short(spec, int(short.group(1)), int(short.group(2)), wishes)
+    kind, colon, path = spec.partition(":")
+    if colon and not path and kind in ("synergy-ini", "openb", "tiresias"):
+        raise InputError(f"{spec!r} names no file; write {kind}:FILE", field="cluster")
+    if colon and kind == "synergy-ini":
+        return _synergy_ini(path, wishes)
+    if colon and kind == "openb":
+        return _openb(path, wishes, notes)
+    if colon and kind == "tiresias":
+        return _tiresias(path, wishes)
+    if Path(spec).suffix.lower() in (".yaml", ".yml"):
+        from cotenant.workloads.clusters.node_groups import read_cluster_yaml
+
+        return read_cluster_yaml(spec, wishes)
+    raise InputError(
+        f"{spec!r} is no cluster; write NODESxGPUS like 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv or "
+        "tiresias:FILE.csv",
+        field="cluster",
+    )
+
+
+class Wishes:
+    """What the command line says about nodes, checked; None where it says nothing."""
+
+    def __init__(
+        self,
+        gpu: str | None,
+        cpus_per_node: float | None,
+        memory_per_node: str | float | None,
+        storage_mbps: float | None,
+    ) -> None:
+        self.gpu: Gpu | None = find_gpu(gpu, field="gpu") if gpu else None
+        for name, value in (("cpus-per-node", cpus_per_node), ("storage-mbps", storage_mbps)):
+            if value is not None and not 0 < value < 1e9:
+                raise InputError(f"{value:g} is not above 0", field=name)
+        self.cpus = cpus_per_node
+        self.storage_mbps = storage_mbps
+        self.memory_bytes: int | None = None
+        if memory_per_node is not None:
+            self.memory_bytes = parse_bytes(memory_per_node, field="memory-per-node")
+            if self.memory_bytes <= 0:
+                raise InputError("a node needs memory above 0", field="memory-per-node")
+
+    def group(
+        self, count: int, gpus: int, cpus: float | None, memory_bytes: float | None, storage_mbps: float | None = None
+    ) -> NodeGroup:
+        """Equal nodes: the command line first, then the file, then the defaults per GPU."""
+        return NodeGroup(
+            count=count,
+            gpus=gpus,
+            gpu=self.gpu or find_gpu(DEFAULT_GPU),
+            cpus=_first(self.cpus, cpus, CPUS_PER_GPU * gpus),
+            memory_bytes=round(_first(self.memory_bytes, memory_bytes, MEMORY_BYTES_PER_GPU * gpus)),
+            storage_mbps=_first(self.storage_mbps, storage_mbps, STORAGE_MBPS),
+        )
+
+
+def _first(*values: float | None) -> float:
+    return next(float(value) for value in values if value is not None)
+
+
+def _short(spec: str, nodes: int, gpus: int, wishes: Wishes) -> Cluster:
+    try:
+        return Cluster((wishes.group(nodes, gpus, None, None),))
+    except InputError as error:
+        raise InputError(f"{spec!r}: {error.message}", field="cluster") from None
+
+
+def _synergy_ini(path: str, wishes: Wishes) -> Cluster:
+    text = check_path(path).read_bytes().decode("utf-8", errors="replace")
+    parser = configparser.ConfigParser(inline_comment_prefixes=("#", ";"), strict=False, interpolation=None)
+    try:
+        parser.read_string(text)
+    except configparser.MissingSectionHeaderError as error:
+        raise InputError("the file has no section; it needs [CLUSTER]", file=path, line=error.lineno) from None
+    except configparser.ParsingError as error:
+        raise InputError("the line is not KEY = VALUE", file=path, line=error.errors[0][0]) from None
+    except configparser.Error as error:
+        raise InputError(f"the file is not INI: {str(error).splitlines()[0]}", file=path) from None
+    section = next((name for name in parser.sections() if name.upper() == "CLUSTER"), None)
+    if section is None:
+        raise InputError("the file has no section [CLUSTER]", file=path)
+
+    def number(key: str, *, whole: bool = False) -> float:
+        written = parser[section].get(key)
+        if written is None and key in INI_DEFAULTS:
+            return INI_DEFAULTS[key]
+        try:
+            value = float(written if written is not None else "nan")
+        except ValueError:
+            value = float("nan")
+        if not 0 < value < 1e9 or (whole and value != int(value)):
+            message = f"{written!r} is not a {'whole ' if whole else ''}number above 0" if written else "is missing"
+            raise InputError(message, file=path, line=_line_of(text, key), field=key)
+        return value
+
+    nodes = int(number("racks", whole=True) * number("servers_per_rack", whole=True))
+    group = wishes.group(
+        nodes,
+        int(number("gpus_per_server", whole=True)),
+        number("cpus_per_server"),
+        number("dram_per_server") * 1e9,
+        number("sspeed_per_server"),
+    )
+    return Cluster((group,), source=path)
+
+
+def _line_of(text: str, key: str) -> int | None:
+    for index, line in enumerate(text.splitlines(), start=1):
+        if re.match(rf"\s*{re.escape(key)}\s*[=:]", line, re.IGNORECASE):
+            return index
+    return None
+
+
+def _openb(path: str, wishes: Wishes, notes: list[str]) -> Cluster:
+    """Alibaba's node list. Nodes without GPUs run no training jobs and are left out; equal nodes become one group."""
+    given = (("gpu", wishes.gpu), ("cpus-per-node", wishes.cpus), ("memory-per-node", wishes.memory_bytes))
+    for name, value in given:
+        if value is not None:
+            raise InputError(f"a node list states each node; leave --{name} out", file=path, field=name)
+    table = read_csv(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"))
+    table.require("cpu_milli", "memory_mib", "gpu", "model")
+    if not len(table):
+        raise InputError("the node list is empty", file=path)
+    gpus = table.numbers("gpu", least=0, most=1024, whole=True)
+    cpu_only = int((gpus == 0).sum())
+    if cpu_only:
+        notes.append(f"{counted(cpu_only, 'node')} without GPUs left out of the cluster")
+        table.leave_out(gpus == 0, "no GPUs")
+    rows = zip(
+        table.numbers("gpu").tolist(),
+        table.texts("model").tolist(),
+        table.numbers("cpu_milli", above=0).tolist(),
+        table.numbers("memory_mib", above=0).tolist(),
+        strict=True,
+    )
+    groups: list[NodeGroup] = []
+    for (n_gpus, model, cpu_milli, memory_mib), count in Counter(rows).items():
+        try:
+            found = find_gpu(model)
+        except InputError as error:
+            row = int(np.argmax(table.texts("model") == model))
+            table.fail(row, "model", error.message)
+        groups.append(
+            NodeGroup(
+                count=count,
+                gpus=int(n_gpus),
+                gpu=found,
+                cpus=cpu_milli / 1000,
+                memory_bytes=round(memory_mib * 2**20),
+                storage_mbps=wishes.storage_mbps or STORAGE_MBPS,
+                name=f"{found.name.lower()}-{len(groups)}",
+            )
+        )
+    return Cluster(tuple(groups), source=path)
+
+
+def _tiresias(path: str, wishes: Wishes) -> Cluster:
+    """Tiresias' cluster file: one row of switches, nodes per switch, GPUs, CPUs and GB per node."""
+    names = ("num_switch", "num_node_p_switch", "num_gpu_p_node", "num_cpu_p_node", "mem_p_node")
+    table = read_csv(path, names)
+    table.require(*names)
+    if len(table) != 1:
+        raise InputError(f"the file has {len(table)} rows below its header; one is needed", file=path)
+    switches, nodes, gpus = (int(table.numbers(name, above=0, most=1e6, whole=True)[0]) for name in names[:3])
+    cpus, memory_gb = (float(table.numbers(name, above=0, most=1e9)[0]) for name in names[3:])
+    return Cluster((wishes.group(switches * nodes, gpus, cpus, memory_gb * 1e9),), source=path)

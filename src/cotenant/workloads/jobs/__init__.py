@@ -1,0 +1,1 @@
+"""Traces of training jobs: one reader per format, filters, synthetic generators."""

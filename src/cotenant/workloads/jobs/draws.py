@@ -1,0 +1,255 @@
+"""Arrivals, durations and GPU counts as random draws, parsed from the way users write them.
+
+Every drawn part has its own stream of the seed, so that drawing one part anew leaves the others as they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.core.units import parse_seconds
+from cotenant.core.work import Floats, Ints
+from cotenant.workloads.table import MAX_SECONDS
+
+STREAMS = ("arrivals", "durations", "gpus", "models", "tenants")
+MAX_CV = 1000.0
+MAX_RUN = 1_000_000
+LEAST_RATE_PER_S = 1e-11  # one arrival within the longest time that a trace may hold
+Sample = Callable[[np.random.Generator, int], Floats]  # (rng, n) -> n values
+Arrivals = Callable[[np.random.Generator, int, float], Floats]  # (rng, n, rate per second) -> n sorted times
+
+
+def stream(seed: int, part: str) -> np.random.Generator:
+    """The random stream of one part of a trace."""
+    if not 0 <= seed < 2**63:
+        raise InputError(f"{seed} is not a seed; a seed is a whole number from 0 below 2^63", field="seed")
+    return np.random.default_rng([seed, STREAMS.index(part)])
+
+
+def round_ms(seconds: Floats, field: str) -> Floats:
+    """To whole milliseconds: short numbers in files, and far below what scheduling can tell apart. InputError about
+    `field` where a time is beyond what a trace may hold."""
+    if len(seconds) and not seconds.max() <= MAX_SECONDS:
+        raise InputError(f"gives times beyond {MAX_SECONDS:g} s, the most that makes sense here", field=field)
+    rounded: Floats = np.round(seconds, 3)
+    return rounded
+
+
+def check_rate(rate_per_s: float) -> None:
+    """InputError for a rate of arrivals that no trace has."""
+    if not LEAST_RATE_PER_S <= rate_per_s < 1e9:
+        raise InputError("the rate must be above 0, such as 8/h, and within reason", field="rate")
+
+
+# -- durations
+
+
+def parse_durations(text: str, empirical: Callable[[str], Floats]) -> Sample:
+    """two-part | two-part-short | lognormal:MEDIAN:SIGMA | trace:F, `empirical` giving the durations of F.
+
+    two-part: 80 % 60 * 10^U(1.5, 3) s, the rest 60 * 10^U(3, 4) s; two-part-short: 60 * 10^U(1.5, 2.5) s and
+    60 * 10^U(2.5, 2.7) s. Both are the public Synergy simulator's. A trace's durations are drawn with replacement.
+    """
+    kind, _, rest = text.partition(":")
+    if text == "two-part":
+        return lambda rng, n: _two_part(rng, n, (1.5, 3.0), (3.0, 4.0))
+    if text == "two-part-short":
+        return lambda rng, n: _two_part(rng, n, (1.5, 2.5), (2.5, 2.7))
+    if kind == "lognormal":
+        median_s, sigma = _lognormal(text, rest)
+        return lambda rng, n: np.maximum(median_s * np.exp(sigma * rng.standard_normal(n)), 0.001)
+    if kind == "trace" and rest:
+        values = empirical(rest)
+        return lambda rng, n: values[rng.integers(0, len(values), n)]
+    raise InputError(
+        f"unknown durations {text!r}; write two-part, two-part-short, lognormal:MEDIAN:SIGMA (such as "
+        "lognormal:20min:1.5) or trace:FORMAT:PATH",
+        field="durations",
+    )
+
+
+def _lognormal(text: str, rest: str) -> tuple[float, float]:
+    median, colon, sigma_text = rest.partition(":")
+    try:
+        sigma = float(sigma_text)
+    except ValueError:
+        sigma = math.nan
+    median_s = parse_seconds(median, field="durations") if colon and median else math.nan
+    if not (median_s > 0 and 0 <= sigma <= 10):
+        raise InputError(
+            f"{text!r} is not lognormal:MEDIAN:SIGMA with a median above 0 and a sigma of 0 to 10, "
+            "such as lognormal:20min:1.5",
+            field="durations",
+        )
+    return median_s, sigma
+
+
+def _two_part(rng: np.random.Generator, n: int, common: tuple[float, float], rare: tuple[float, float]) -> Floats:
+    is_common = rng.random(n) < 0.8
+    u = rng.random(n)
+    exponent = np.where(is_common, common[0] + u * (common[1] - common[0]), rare[0] + u * (rare[1] - rare[0]))
+    seconds: Floats = 60.0 * 10.0**exponent
+    return seconds
+
+
+# -- arrivals
+
+
+def parse_arrivals(text: str, empirical: Callable[[str], Floats]) -> Arrivals:
+    """poisson | static | bursty:CV | lognormal:CV | hyperexp:SHARE,MEAN[,RUN];... | trace:F -> a function (rng, n, rate
+    per second) -> sorted arrival times.
+
+    poisson: exponential gaps; bursty and lognormal: Gamma and lognormal gaps whose standard deviation is CV times
+    their mean; hyperexp: each gap exponential with one of these means, by their shares, all means scaled to the rate,
+    the gaps of one mean coming in runs of RUN on average (geometric; 1, the default: independent gaps); trace: the
+    arrivals that `empirical` gives for F, scaled to the rate (as they are where it is NaN), and repeated where F is
+    shorter. The first job of drawn gaps arrives after one of them.
+    """
+    kind, _, rest = text.partition(":")
+    if text == "poisson":
+        return lambda rng, n, rate: np.cumsum(rng.exponential(1.0 / rate, n))
+    if text == "poisson-seconds":  # gaps in whole seconds, rounded up, as the public Synergy simulator draws them
+        return lambda rng, n, rate: np.cumsum(np.ceil(rng.exponential(1.0 / rate, n)))
+    if text == "poisson-gap":  # the gap itself is Poisson: nearly constant; twice as fast for the first third (MISO)
+        return _poisson_gap
+    if text == "static":
+        return lambda rng, n, rate: np.zeros(n)
+    if kind == "bursty":
+        shape = 1.0 / _cv(text, rest) ** 2
+        return lambda rng, n, rate: np.cumsum(rng.gamma(shape, 1.0 / (rate * shape), n))
+    if kind == "lognormal":
+        # variance over squared mean is exp(sigma^2) - 1, the mean exp(mu + sigma^2 / 2)
+        variance = math.log1p(_cv(text, rest) ** 2)
+        sigma, mu = math.sqrt(variance), -variance / 2
+        return lambda rng, n, rate: np.cumsum(np.exp(mu + sigma * rng.standard_normal(n)) / rate)
+    if kind == "hyperexp":
+        shares, means, runs = _phases(text, rest)
+        return lambda rng, n, rate: np.cumsum(
+            means[_phase_of_each(rng, n, shares, runs)] * rng.exponential(1.0 / rate, n)
+        )
+    if kind == "trace" and rest:
+        times = empirical(rest)
+        return lambda rng, n, rate: _repeated(times - times[0], n, rate)
+    raise InputError(
+        f"unknown arrivals {text!r}; write poisson, static, bursty:CV or lognormal:CV (such as bursty:4), "
+        "hyperexp:SHARE,MEAN[,RUN];... or trace:FORMAT:PATH",
+        field="arrivals",
+    )
+
+
+def is_random(arrivals: str) -> bool:
+    """Whether these arrivals depend on a seed."""
+    return arrivals != "static" and not arrivals.startswith("trace:")
+
+
+def _cv(text: str, rest: str) -> float:
+    try:
+        cv = float(rest)
+    except ValueError:
+        cv = math.nan
+    if not 0.01 <= cv <= MAX_CV:
+        kind = text.partition(":")[0]
+        raise InputError(f"{text!r} is not {kind}:CV, CV being 0.01 to {MAX_CV:g}, such as {kind}:4", field="arrivals")
+    return cv
+
+
+def _phases(text: str, rest: str) -> tuple[Floats, Floats, Floats]:
+    """Shares (of 1), means (1 over all gaps) and mean runs of the phases of hyperexponential gaps."""
+    try:
+        phases = np.array([([float(x) for x in part.split(",")] + [1.0])[:3] for part in rest.split(";")])
+    except ValueError:
+        phases = np.empty(0)
+    if (
+        phases.ndim != 2
+        or phases.shape[1] != 3
+        or max(part.count(",") for part in rest.split(";")) > 2
+        or not ((phases >= 1e-9) & (phases <= 1e12)).all()
+        or not ((phases[:, 2] >= 1) & (phases[:, 2] <= MAX_RUN)).all()
+    ):
+        raise InputError(
+            f"{text!r} is not hyperexp:SHARE,MEAN[,RUN];SHARE,MEAN[,RUN] with numbers from 1e-9 to 1e12 and runs "
+            f"from 1 to {MAX_RUN:,}, such as hyperexp:90,10,50;10,400",
+            field="arrivals",
+        )
+    shares, means = phases[:, 0] / phases[:, 0].sum(), phases[:, 1]
+    return shares, means / (shares * means).sum(), phases[:, 2]
+
+
+def _phase_of_each(rng: np.random.Generator, n: int, shares: Floats, runs: Floats) -> Ints:
+    """(n,) phases in runs of geometric length. Runs are chosen by share / length, so that gaps have the shares."""
+    by_run = shares / runs / (shares / runs).sum()
+    index = np.arange(len(shares), dtype=np.float64)
+    # what is left of a geometric run is geometric too: with its first phase by the shares all of it is stationary
+    phases = [draw_choice(rng, 1, index, shares).astype(np.int64)]
+    lengths = [rng.geometric(1.0 / runs[phases[0]])]
+    have = int(lengths[0].sum())
+    while have < n:
+        more = int((n - have) / float((by_run * runs).sum())) + 16
+        phases.append(draw_choice(rng, more, index, by_run).astype(np.int64))
+        lengths.append(rng.geometric(1.0 / runs[phases[-1]]))
+        have += int(lengths[-1].sum())
+    each: Ints = np.repeat(np.concatenate(phases), np.concatenate(lengths))[:n]
+    return each
+
+
+def _poisson_gap(rng: np.random.Generator, n: int, rate: float) -> Floats:
+    mean = np.where(np.arange(n) < n // 3, 0.5 / rate, 1.0 / rate)
+    return np.cumsum(rng.poisson(mean).astype(np.float64))
+
+
+def _repeated(times: Floats, n: int, rate: float) -> Floats:
+    if len(times) < n:
+        # a repetition starts one mean gap after the end of the one before
+        gap = times[-1] / max(len(times) - 1, 1)
+        rounds = -(-n // len(times))
+        times = np.concatenate([times + k * (times[-1] + gap) for k in range(rounds)])
+    times = times[:n]
+    if not math.isnan(rate):
+        if n > 1 and times[-1] == 0:
+            raise InputError("the arrivals to scale are all at the same time; leave the rate out", field="rate")
+        own = (n - 1) / times[-1] if n > 1 else rate
+        times = times * (own / rate)
+    return times
+
+
+# -- GPU counts
+
+
+def parse_gpu_mix(text: str) -> tuple[Floats, Floats]:
+    """(GPU counts, probabilities) from 1:70,2:10,4:15,8:5; counts may be parts of one GPU (0.5:20). Weights need not
+    add up to anything."""
+    counts, weights = [], []
+    for part in text.split(","):
+        count_text, colon, weight_text = part.partition(":")
+        try:
+            count, weight = float(count_text), float(weight_text.strip().removesuffix("%"))
+        except ValueError:
+            _bad_mix(text, part)
+        valid = 0.001 <= count <= 100_000 and (count < 1 or count == int(count)) and 0 <= weight < math.inf
+        if not colon or not valid or count in counts:
+            _bad_mix(text, part)
+        counts.append(count)
+        weights.append(weight)
+    total = sum(weights)
+    if total <= 0:
+        raise InputError(f"the weights in {text!r} are all 0", field="gpu-mix")
+    return np.array(counts), np.array(weights) / total
+
+
+def _bad_mix(text: str, part: str) -> NoReturn:
+    raise InputError(
+        f"{part.strip()!r} in {text!r} is not GPUS:WEIGHT with a new GPU count; write it like 1:70,2:10,4:15,8:5",
+        field="gpu-mix",
+    )
+
+
+def draw_choice(rng: np.random.Generator, n: int, values: Floats, probabilities: Floats) -> Floats:
+    """n values drawn with these probabilities."""
+    edges = np.cumsum(probabilities)
+    chosen: Floats = values[np.minimum(np.searchsorted(edges, rng.random(n), side="right"), len(values) - 1)]
+    return chosen

@@ -1,0 +1,43 @@
+"""Microsoft Philly 2017 as a job list: timestamp (local, no zone), duration [s], num_gpus, gpu_time [GPU-s], cluster.
+
+The data of Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads", ATC'19.
+The list has no job ids and no status: a job's id is its row, from 0, and every row counts as a finished job.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from cotenant.core.work import Floats, Trace
+from cotenant.workloads.jobs.options import TraceOptions
+from cotenant.workloads.table import MAX_SECONDS, Table
+from cotenant.workloads.table_files import read_csv
+
+COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
+
+
+def read(path: str, options: TraceOptions) -> Trace:
+    """Jobs of the list; the virtual cluster is the tenant; the earliest kept arrival is time 0."""
+    table = read_csv(path, COLUMNS)
+    table.require("timestamp", "duration", "num_gpus")
+    table.leave_out(table.gpu_counts("num_gpus") == 0, "with 0 GPUs")
+    table.leave_out(table.numbers("duration", least=0, most=MAX_SECONDS) == 0, "without duration")
+    arrival_s = _timestamps(table, "timestamp")
+    return table.trace(
+        f"philly:{path}",
+        id=np.array([str(row) for row in table.rows.tolist()], dtype=object),
+        arrival_s=arrival_s - arrival_s.min() if len(table) else arrival_s,
+        gpus=table.gpu_counts("num_gpus"),
+        duration_s=table.numbers("duration"),
+        tenant=table.texts("cluster", optional=True),
+    )
+
+
+def _timestamps(table: Table, name: str) -> Floats:
+    """Seconds since 1970 of local times like 2017-10-09 07:01:55; no zone is assumed, differences are what counts."""
+    written = pl.Series(table.texts(name).tolist(), dtype=pl.String)
+    parsed = written.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)
+    table.refuse(parsed.is_null().to_numpy(), name, "{} is not a time like 2017-10-09 07:01:55")
+    seconds: Floats = parsed.dt.epoch("us").to_numpy().astype(np.float64) / 1e6
+    return seconds

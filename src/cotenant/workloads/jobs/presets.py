@@ -1,0 +1,100 @@
+"""Workloads that look like a public one: arrivals, durations, GPU counts, models and tenants as measured there.
+
+Sources, as facts in our own tables:
+- synergy: the workload constants of the public Synergy simulator (Mohan et al., OSDI'22).
+- miso: durations and the mix of 100 jobs of the public MISO controller (Li et al., SoCC'22).
+- fleet-smoke: ours, for real runs of pretend jobs on four nodes of two GPUs and six cores: 20 to 120 s each, models
+  that gain from cores beside models that do not, and demands that fit beside each other on such a node.
+- philly: quantiles and shares of the Philly job list (Jeon et al., ATC'19; Microsoft, CC-BY-4.0), 72,590 jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cotenant.core.work import Floats
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What `--like NAME` fills in where the user says nothing. Durations are either a text as users write them or
+    quantile tables: for 1 GPU (and parts of one), and for more."""
+
+    arrivals: str
+    rate_per_s: float
+    gpu_mix: str
+    durations: str = ""
+    quantiles: tuple[tuple[float, ...], ...] = ()
+    probabilities: tuple[float, ...] = ()
+    models: Mapping[str, float] = field(default_factory=dict)  #: weights; empty: by the split
+    tenants: Mapping[str, float] = field(default_factory=dict)
+    #: cores and GB that a job of a model asks for at best, per GPU; not stated: as its profile says
+    asks_per_gpu: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def draw_durations(self, rng: np.random.Generator, gpus: Floats) -> Floats:
+        """Durations in seconds from the quantile tables, log-linear between their points."""
+        u = rng.random(len(gpus))
+        single, many = (np.exp(np.interp(u, self.probabilities, np.log(table))) for table in self.quantiles)
+        chosen: Floats = np.where(gpus <= 1, single, many)
+        return chosen
+
+
+_MISO_S = (120, 120, 120, 120, 120, 131, 148, 167, 186, 211, 244, 289, 355, 449, 584, 758, 1049, 1538, 2186, 3363, 6082)
+_PHILLY_P = (
+    0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95,
+    0.965, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975, 0.999, 0.9995, 0.9999, 1,
+)  # fmt: skip
+_PHILLY_ONE_S = (
+    1, 51, 61, 67, 72, 87, 163, 266, 465, 651, 957, 1420, 1790, 2160, 2560, 2840, 4010, 5500, 8720, 11100, 18400,
+    30200, 65500, 89100, 126000, 174000, 261000, 431000, 915000, 1570000, 2660000, 3260000,
+)
+_PHILLY_MANY_S = (
+    2, 12, 15, 17, 20, 22, 28, 56, 110, 185, 447, 962, 3420, 9100, 15700, 31300, 68700, 104000, 177000, 190000,
+    223000, 262000, 361000, 454000, 530000, 635000, 868000, 1400000, 2060000, 2580000, 2710000, 2750000,
+)
+# shares [%], means [s] and runs of gaps: three phases of greatest likelihood; the fourth, for hours of silence, gives
+# the whole the list's mean (126.37 s) and CV (14.09); the runs give it the list's unevenness of minutes and hours
+_PHILLY_GAPS = "hyperexp:23.93,4,50;46.27,10.58,50;29.74,312,50;0.0492,56400"
+
+PRESETS: dict[str, Preset] = {
+    "synergy": Preset("poisson-seconds", 8 / 3600, "1:70,2:10,4:15,8:5", durations="two-part"),
+    "miso": Preset(
+        "poisson-gap",
+        1 / 60,
+        "1:100",
+        quantiles=(_MISO_S, _MISO_S),
+        probabilities=tuple(k / 20 for k in range(21)),
+        models={
+            "transformer_train32": 12, "gnn_train128": 9, "transformer_train128": 9, "embedding_train64": 7,
+            "embedding_train128": 7, "gnn_train512": 6, "resnet_train128": 6, "gnn_train256": 6,
+            "embedding_train256": 6, "mobilenet_train64": 5, "resnet_train256": 5, "resnet_train64": 4,
+            "mobilenet_train128": 3, "resnet_train512": 3, "mobilenet_train256": 3, "transformer_train64": 3,
+            "embedding_train512": 2, "transformer_train16": 2, "mobilenet_train512": 2,
+        },
+    ),
+    "philly": Preset(
+        _PHILLY_GAPS,
+        28.49 / 3600,
+        "1:68589,2:1706,4:1203,8:993,12:7,16:34,24:4,32:54",
+        quantiles=(_PHILLY_ONE_S, _PHILLY_MANY_S),
+        probabilities=_PHILLY_P,
+        tenants={
+            "6214e9": 41226, "11cb48": 16091, "6c71a0": 9953, "103959": 1934, "0e4a51": 1435, "ed69ec": 1137,
+            "2869ce": 422, "e13805": 374, "23dbec": 8, "51b7ef": 4, "925e2b": 3, "795a4c": 3,
+        },
+    ),
+    "fleet-smoke": Preset(
+        "poisson-gap",
+        0.25,
+        "1:80,2:20",
+        quantiles=((20, 120), (20, 120)),
+        probabilities=(0, 1),
+        models={"alexnet": 20, "res18": 20, "mobilenet": 10, "transformer": 25, "gnmt": 25},
+        asks_per_gpu={
+            "alexnet": (5, 62.5), "res18": (5, 62.5), "mobilenet": (5, 62.5), "transformer": (1, 20), "gnmt": (1, 20),
+        },
+    ),
+}  # fmt: skip

@@ -1,0 +1,70 @@
+"""The one list of trace formats, and `FORMAT:PATH`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from pathlib import Path
+
+from cotenant.core.errors import InputError
+from cotenant.core.work import Trace
+from cotenant.workloads.jobs.options import TraceOptions
+from cotenant.workloads.jobs.recognise import looks_like
+from cotenant.workloads.table import MissingColumnError
+
+# format -> (module with `read(path, options) -> Trace`, one line of help). A new reader is one module and one line.
+FORMATS: dict[str, tuple[str, str]] = {
+    "native": ("cotenant.workloads.jobs.native", "CSV or Parquet: id, arrival_s, gpus, duration_s or iterations, ..."),
+    "synergy": ("cotenant.workloads.jobs.synergy", "headerless CSV: id, model, arrival_s, iterations, gpus"),
+    "philly": ("cotenant.workloads.jobs.philly", "Microsoft Philly 2017 as a job list (CSV)"),
+    "philly-json": ("cotenant.workloads.jobs.philly_json", "Microsoft Philly 2017, the original job log (JSON)"),
+    "chronus": ("cotenant.workloads.jobs.chronus", "Philly-derived jobs with deadlines (Chronus, CSV)"),
+    "openb": ("cotenant.workloads.jobs.openb", "Alibaba 2023 GPU-sharing cluster, pod list (CSV)"),
+    "tiresias": ("cotenant.workloads.jobs.tiresias", "testbed trace (Tiresias, CSV)"),
+    "miso": ("cotenant.workloads.jobs.miso", "jobs with their latency on every MIG slice (MISO, CSV)"),
+}
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """("philly", "jobs.csv") from "philly:jobs.csv". A path alone, ending in .csv or .parquet, is native."""
+    name, colon, path = spec.partition(":")
+    if colon and name in FORMATS:
+        if not path:
+            raise InputError(f"{spec!r} names no file; write {name}:PATH", field="trace")
+        return name, path
+    if Path(spec).suffix.lower() in (".csv", ".parquet") and (not colon or Path(spec).exists()):
+        return "native", spec
+    near = difflib.get_close_matches(name, list(FORMATS), n=1)
+    hint = f"did you mean {near[0]}:{path or 'PATH'}?" if near else f"write FORMAT:PATH, FORMAT being {_listed()}"
+    raise InputError(f"unknown trace format in {spec!r}; {hint}", field="trace")
+
+
+def read_trace(spec: str, options: TraceOptions | None = None) -> Trace:
+    """Read `FORMAT:PATH` as it stands, without the filters and draws of `options` (select.load_trace applies them).
+
+    The readers themselves use only `time_unit`, `attempts`, and whether arrivals and durations will be drawn anew.
+    """
+    name, path = split_spec(spec)
+    options = options or TraceOptions()
+    if options.time_unit and name != "chronus":
+        raise InputError(f"the {name} format states its time unit; --time-unit is for chronus", field="time-unit")
+    if options.attempts != TraceOptions.attempts and name != "philly-json":
+        raise InputError(f"the {name} format has no attempts; --attempts is for philly-json", field="attempts")
+    try:
+        trace: Trace = importlib.import_module(FORMATS[name][0]).read(path, options)
+    except MissingColumnError as missing:
+        fitting = looks_like(missing.header)
+        if fitting is None or fitting == f"{name}:":
+            raise
+        raise InputError(
+            f"the file is not in the {name} format (it has no column {missing.field!r}); it looks like {fitting}{path}",
+            file=missing.file,
+            line=missing.line,
+            field=missing.field,
+        ) from None
+    return trace
+
+
+def _listed() -> str:
+    names = list(FORMATS)
+    return f"{', '.join(names[:-1])} or {names[-1]}"

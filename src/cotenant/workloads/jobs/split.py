@@ -1,0 +1,89 @@
+"""Models for jobs that have none: classes by shares, models in turn within a class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import lcm
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.core.work import Ints, Names
+from cotenant.workloads.jobs.draws import stream
+from cotenant.workloads.jobs.options import SPLIT_MODES
+
+CLASSES = ("image", "language", "speech")
+
+
+def parse_split(text: str) -> tuple[Fraction, ...]:
+    """Shares of image, language and speech jobs from "20,70,10"; they need not add up to 100."""
+    parts = text.split(",")
+    try:
+        shares = tuple(Fraction(part.strip().removesuffix("%")).limit_denominator(1000) for part in parts)
+    except (ValueError, ZeroDivisionError):
+        shares = ()
+    if len(shares) != len(CLASSES) or any(not 0 <= share <= 1_000_000 for share in shares) or sum(shares) == 0:
+        raise InputError(
+            f"{text!r} is not a split; write the shares of {', '.join(CLASSES)} like 20,70,10", field="split"
+        )
+    return shares
+
+
+def assign_models(
+    n: int, split: str, classes: Mapping[str, Sequence[str]], *, mode: str = "overall", seed: int = 0
+) -> Names:
+    """Model names for n jobs in arrival order. `classes` maps image, language and speech to their models.
+
+    overall: each job gets the class that lacks most of its share so far (a tie: the first of image, language, speech);
+    nothing is random. random: the class is drawn by its share with the seed. Either way the models of a class take
+    turns in their order.
+    """
+    shares = parse_split(split)
+    for name, share in zip(CLASSES, shares, strict=True):
+        if share and not classes.get(name):
+            raise InputError(f"the profile has no {name} models, but the split asks for {name} jobs", field="split")
+    if mode == "overall":
+        codes = _largest_deficit(n, shares)
+    elif mode == "random":
+        edges = np.cumsum(np.array([float(share) for share in shares]) / float(sum(shares)))
+        drawn = np.searchsorted(edges, stream(seed, "models").random(n), side="right")
+        last = max(k for k, share in enumerate(shares) if share)  # rounding may leave the last edge below 1
+        codes = np.minimum(drawn, last)
+    else:
+        raise InputError(f"unknown split mode {mode!r}; it is {' or '.join(SPLIT_MODES)}", field="split-mode")
+    models = np.full(n, "", dtype=object)
+    for code, name in enumerate(CLASSES):
+        rows = np.flatnonzero(codes == code)
+        if len(rows):
+            models[rows] = np.array(classes[name], dtype=object)[np.arange(len(rows)) % len(classes[name])]
+    return models
+
+
+def _largest_deficit(n: int, shares: tuple[Fraction, ...]) -> Ints:
+    """Class of each of n jobs: the largest (share - part so far), in whole numbers so that ties are ties.
+
+    The deficits are all that a choice depends on, so once they repeat, so does the sequence.
+    """
+    scale = lcm(*(share.denominator for share in shares))
+    targets = [int(share * scale) for share in shares]
+    total = sum(targets)
+    wanted = [c for c, target in enumerate(targets) if target]  # a class without a share wins no tie
+    # share - count/k, times k * total; at k = 0 all are 0 and the shares themselves decide
+    lack = [0] * len(targets)
+    chosen: list[int] = []
+    seen: dict[tuple[int, ...], int] = {}
+    for k in range(n):
+        key = tuple(lack)
+        if k and key in seen:
+            start = seen[key]
+            cycle = np.array(chosen[start:], dtype=np.int64)
+            rest = np.resize(cycle, n - k)
+            return np.concatenate([np.array(chosen, dtype=np.int64), rest])
+        if k:
+            seen[key] = k
+        pick = max(wanted, key=lambda c: (lack[c] if k else targets[c], -c))
+        chosen.append(pick)
+        lack = [have + target for have, target in zip(lack, targets, strict=True)]
+        lack[pick] -= total
+    return np.array(chosen, dtype=np.int64)

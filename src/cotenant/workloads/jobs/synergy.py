@@ -1,0 +1,26 @@
+"""The public Synergy simulator's replay file: headerless rows of id, model, arrival_s, iterations, gpus."""
+
+from __future__ import annotations
+
+from cotenant.core.work import Trace
+from cotenant.workloads.jobs.native import MAX_ITERATIONS
+from cotenant.workloads.jobs.options import TraceOptions
+from cotenant.workloads.table import MAX_SECONDS
+from cotenant.workloads.table_files import read_csv
+
+COLUMNS = ("id", "model", "arrival_s", "iterations", "gpus")
+
+
+def read(path: str, options: TraceOptions) -> Trace:
+    """Jobs of a replay file. Arrivals stay as written: the public simulator's first round depends on them."""
+    table = read_csv(path, names=COLUMNS)
+    gpus = table.gpu_counts("gpus")
+    table.refuse(gpus <= 0, "gpus", "{} must be above 0: a job needs at least a part of one GPU")
+    return table.trace(
+        f"synergy:{path}",
+        id=table.texts("id"),
+        model=table.texts("model"),
+        arrival_s=table.numbers("arrival_s", least=0, most=MAX_SECONDS),
+        iterations=table.numbers("iterations", above=0, most=MAX_ITERATIONS),
+        gpus=gpus,
+    )

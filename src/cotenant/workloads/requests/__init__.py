@@ -1,0 +1,1 @@
+"""Request arrivals: arrival processes, recorded traces, scenario sets."""

@@ -1,0 +1,169 @@
+"""Arrival processes of requests: sorted arrival times in seconds from the start of a run.
+
+    poisson              exponential gaps
+    constant             equal gaps
+    gamma:CV             gamma gaps with this coefficient of variation (1: Poisson, above: bursts)
+    mmpp:R1,D1;R2,D2...  Poisson whose rate moves through states: rate factor R, mean stay D seconds (exponential);
+                         factors are scaled so that the mean rate is the asked one
+    closed:N             N clients, each sends when its last request is answered (the simulator makes these)
+    trace:FORMAT:FILE    recorded requests (see requests.py), scaled to the asked rate when one is given
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+
+KINDS = ("poisson", "constant", "gamma", "mmpp", "closed", "trace")
+BURSTS = "mmpp:1,5;6,1"  # five seconds of the base rate, one of six times it, in the mean
+MAX_REQUESTS = 50_000_000
+MAX_CV = 100.0
+MAX_STAYS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """A parsed arrival process: `kind` and its parameters."""
+
+    kind: str
+    cv: float = 1.0
+    states: tuple[tuple[float, float], ...] = ()  # (rate factor, mean stay in s), mmpp
+    clients: int = 0
+    format: str = ""
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "gamma":
+            return f"gamma:{self.cv:g}"
+        if self.kind == "mmpp":
+            return "mmpp:" + ";".join(f"{r:g},{d:g}" for r, d in self.states)
+        if self.kind == "closed":
+            return f"closed:{self.clients}"
+        return f"trace:{self.format}:{self.path}" if self.kind == "trace" else self.kind
+
+
+def _positive(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value <= 0:
+        raise InputError(f"{what} {text!r} is not a positive number", field="arrivals")
+    return value
+
+
+def parse_arrivals(text: str) -> Arrivals:
+    """Read the command-line form of an arrival process."""
+    kind, _, rest = (BURSTS if text == "bursts" else text).partition(":")
+    if kind in ("poisson", "constant") and not rest:
+        return Arrivals(kind)
+    if kind == "gamma" and rest:
+        cv = _positive(rest, "coefficient of variation")
+        if cv > MAX_CV:
+            raise InputError(f"a coefficient of variation of {cv:g} is over {MAX_CV:g}", field="arrivals")
+        return Arrivals(kind, cv=cv)
+    if kind == "mmpp" and rest:
+        states = []
+        for part in rest.split(";"):
+            rate, comma, stay = part.partition(",")
+            if not comma:
+                raise InputError(f"mmpp state {part!r} is not RATE_FACTOR,MEAN_SECONDS", field="arrivals")
+            factor = 0.0 if rate.strip() in ("0", "0.0") else _positive(rate, "rate factor")
+            states.append((factor, _positive(stay, "mean stay")))
+        if len(states) < 2 or not any(r > 0 for r, _ in states):
+            raise InputError("mmpp needs two states or more, one with a rate above 0", field="arrivals")
+        return Arrivals(kind, states=tuple(states))
+    if kind == "closed" and rest.isdigit() and 1 <= int(rest) <= 100_000:
+        return Arrivals(kind, clients=int(rest))
+    if kind == "trace":
+        form, _, path = rest.partition(":")
+        if form and path:
+            return Arrivals(kind, format=form, path=path)
+    raise InputError(
+        f"{text!r} is not an arrival process; write poisson, constant, bursts, gamma:CV, mmpp:R1,D1;R2,D2, closed:N "
+        "or trace:FORMAT:FILE",
+        field="arrivals",
+    )
+
+
+def draw(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
+    """(n,) arrival times in [0, duration_s), ascending, of an open process other than a trace."""
+    if not math.isfinite(rate_rps) or rate_rps <= 0:
+        raise InputError(f"a rate of {rate_rps:g} requests/s is not positive", field="rate_rps")
+    if not math.isfinite(duration_s) or duration_s <= 0:
+        raise InputError(f"a duration of {duration_s:g} s is not positive", field="duration")
+    if rate_rps * duration_s > MAX_REQUESTS:
+        raise InputError(f"{rate_rps * duration_s:.3g} requests are over {MAX_REQUESTS:,}", field="duration")
+    if process.kind == "constant":
+        return np.arange(math.ceil(rate_rps * duration_s)) / rate_rps
+    if process.kind == "poisson":
+        return np.sort(rng.random(rng.poisson(rate_rps * duration_s)) * duration_s)
+    if process.kind == "gamma":
+        shape = 1.0 / process.cv**2
+        return _renewal(lambda n: rng.gamma(shape, 1.0 / (shape * rate_rps), n), rate_rps, duration_s)
+    if process.kind == "mmpp":
+        return _mmpp(process, rate_rps, duration_s, rng)
+    raise InputError(f"{process} is not drawn from a rate", field="arrivals")
+
+
+def _renewal(gaps: Callable[[int], np.ndarray], rate_rps: float, duration_s: float) -> np.ndarray:
+    parts, last = [], 0.0
+    while last < duration_s:
+        times = last + np.cumsum(gaps(int(rate_rps * (duration_s - last) * 1.1) + 16))
+        parts.append(times)
+        last = float(times[-1])
+    times = np.concatenate(parts)
+    return times[times < duration_s]
+
+
+def _mmpp(process: Arrivals, rate_rps: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
+    """States are visited in order, round and round; the mean rate over stays is the asked one."""
+    factors = np.array([r for r, _ in process.states])
+    stays = np.array([d for _, d in process.states])
+    factors = factors * stays.sum() / (factors * stays).sum()
+    if duration_s > MAX_STAYS * stays.mean():
+        raise InputError(f"the run is over {MAX_STAYS:,} of its mean stays: make them longer", field="arrivals")
+    out, now, state = [], 0.0, int(rng.integers(len(stays)))
+    while now < duration_s:
+        end = min(duration_s, now + rng.exponential(stays[state]))
+        count = rng.poisson(rate_rps * factors[state] * (end - now))
+        out.append(np.sort(now + rng.random(count) * (end - now)))
+        now, state = end, (state + 1) % len(stays)
+    return np.concatenate(out)
+
+
+def fit_to(
+    times_s: np.ndarray,
+    rate_rps: float | None,
+    duration_s: float,
+    span_s: float | None = None,
+    total: float | None = None,
+) -> np.ndarray:
+    """Recorded times made to last `duration_s`: stretched to the asked mean rate (None: as recorded), repeated when too
+    short. The shape of the trace is kept. `span_s`: the length of one round, where the format says so; `total`: the
+    requests of a whole round, where `times_s` are only as many as the duration needs."""
+    if not math.isfinite(duration_s) or duration_s <= 0:
+        raise InputError(f"a duration of {duration_s:g} s is not positive", field="duration")
+    if len(times_s) == 0 and total is None:
+        raise InputError("the trace has no requests", field="arrivals")
+    if span_s is not None:
+        times, span = np.sort(times_s), span_s
+    else:
+        times = np.sort(times_s) - times_s.min()
+        span = float(times[-1]) * len(times) / max(1, len(times) - 1)  # the last request is followed by a mean gap
+    if span <= 0:
+        raise InputError("all requests of the trace come at one time", field="arrivals")
+    if rate_rps is not None:
+        scale = (total or len(times)) / (rate_rps * span)
+        times, span = times * scale, span * scale
+    rounds = math.ceil(duration_s / span)
+    if rounds * len(times) > MAX_REQUESTS:
+        raise InputError(f"{rounds * len(times):,} requests are over {MAX_REQUESTS:,}", field="duration")
+    times = (times[None, :] + (np.arange(rounds) * span)[:, None]).ravel()
+    kept: np.ndarray = times[times < duration_s]
+    return kept

@@ -1,0 +1,222 @@
+"""Readers of recorded requests: when they came. One function per format; whatever is wrong names file and line.
+
+    azure-llm    CSV with TIMESTAMP (date, time, up to seven fractional digits)
+    mooncake     one JSON object a line, `timestamp` in ms
+    servegen     windows of a client (start s, rate, CV, ...) as CSV, or a tar of such files: the clients are added up,
+                 their requests drawn anew, window by window, with gamma gaps of the window's rate and CV
+    disb         JSON of clients (periodic, poisson, continuous), each a process of its own: see disb_clients
+    offsets-ms   integer millisecond offsets within one minute, which repeats
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.core.units import counted
+from cotenant.workloads.requests.arrivals import MAX_REQUESTS, Arrivals
+
+WRAP_S = 60.0
+FORMATS = ("azure-llm", "mooncake", "servegen", "disb", "offsets-ms")
+_MAX_MEMBER = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Times in seconds, ascending; `span_s` where the format fixes the length of a round; `total` requests of the whole
+    round, where only its beginning was drawn; remarks: what was mended."""
+
+    times_s: np.ndarray
+    span_s: float | None = None
+    remarks: tuple[str, ...] = ()
+    total: float | None = None
+
+
+def read_requests(
+    form: str, path: str | Path, seed: int = 0, rate_rps: float | None = None, duration_s: float = math.inf
+) -> Recorded:
+    """Read a file of recorded requests in one of FORMATS (disb has clients instead: disb_clients).
+
+    Requests that are drawn anew (servegen) are drawn as far as `duration_s` at `rate_rps` (None: as recorded) needs.
+    """
+    readers = {"azure-llm": _azure, "mooncake": _mooncake, "offsets-ms": _offsets}
+    where = Path(path)
+    if form == "servegen":
+        return _servegen(where, seed, rate_rps, duration_s)
+    if form not in readers:
+        raise InputError(f"unknown request format {form!r}; known: {', '.join(FORMATS)}", field="arrivals")
+    times = np.fromiter(readers[form](where), np.float64)
+    if not len(times):
+        raise InputError("has no requests", file=where)
+    back = int((np.diff(times) < 0).sum())
+    remarks = (f"{counted(back, 'request was', 'requests were')} out of order; sorted by time",) if back else ()
+    if form == "offsets-ms":
+        return Recorded(np.sort(times), WRAP_S, remarks)
+    return Recorded(np.sort(times) - times.min(), None, remarks)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if number > MAX_REQUESTS:
+                    raise InputError(f"more than {MAX_REQUESTS:,} lines", file=path)
+                if line.strip():
+                    yield number, line.strip()
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    except UnicodeDecodeError:
+        raise InputError("is not text in UTF-8", file=path) from None
+
+
+def _azure(path: Path) -> Iterator[float]:
+    lines = _lines(path)
+    _, header = next(lines, (0, ""))
+    names = [c.strip() for c in header.split(",")]
+    if "TIMESTAMP" not in names:
+        raise InputError("has no column TIMESTAMP", file=path, line=1)
+    column = names.index("TIMESTAMP")
+    for number, line in lines:
+        cells = line.split(",")
+        try:
+            whole, _, fraction = cells[column].partition(".")
+            # only differences count, so the missing time zone does not matter
+            seconds = (datetime.fromisoformat(whole) - datetime(2000, 1, 1)).total_seconds()
+            yield seconds + (float("0." + fraction) if fraction else 0.0)
+        except (ValueError, IndexError, TypeError):
+            raise InputError("TIMESTAMP is not a date and time", file=path, line=number, field="TIMESTAMP") from None
+
+
+def _mooncake(path: Path) -> Iterator[float]:
+    for number, line in _lines(path):
+        try:
+            value = json.loads(line)["timestamp"]
+        except (ValueError, KeyError, TypeError):
+            raise InputError("is not a JSON object with timestamp", file=path, line=number) from None
+        yield _finite(value, path, number, "timestamp") / 1000.0
+
+
+def _offsets(path: Path) -> Iterator[float]:
+    for number, line in _lines(path):
+        for cell in line.replace(",", " ").split():
+            if not cell.isdigit():
+                raise InputError(f"{cell!r} is not a whole number of milliseconds", file=path, line=number)
+            if int(cell) >= WRAP_S * 1000:
+                raise InputError(f"{cell} ms is past the minute that repeats", file=path, line=number)
+            yield int(cell) / 1000.0
+
+
+def _finite(value: Any, path: Path, line: int, field: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0:
+        raise InputError(f"{value!r} is not a number of at least 0", file=path, line=line, field=field)
+    return number
+
+
+def _servegen_texts(path: Path) -> Iterator[tuple[str, str]]:
+    """(name, text) of each client's windows."""
+    if ".tar" in path.name or path.suffix in (".tgz", ".txz"):
+        try:
+            with tarfile.open(path) as tar:
+                for member in tar:
+                    if member.isfile() and member.name.endswith("-trace.csv") and member.size <= _MAX_MEMBER:
+                        file = tar.extractfile(member)
+                        assert file is not None
+                        yield member.name, file.read().decode("utf-8", errors="replace")
+        except (OSError, tarfile.TarError) as error:
+            raise InputError(f"cannot read the archive: {error}", file=path) from None
+    else:
+        yield path.name, "\n".join(line for _, line in _lines(path))
+
+
+def _servegen_windows(path: Path) -> list[np.ndarray]:
+    """Per client (windows, 4): start s, length s, rate, CV. The length is the gap between starts, or 600 s."""
+    clients = []
+    for name, text in _servegen_texts(path):
+        windows = []
+        for number, line in enumerate(text.splitlines(), start=1):
+            cells = line.split(",")
+            if len(cells) < 3:
+                raise InputError(f"{name}: a row is start,rate,cv,...", file=path, line=number)
+            windows.append([_finite(c, path, number, f) for c, f in zip(cells, ("start", "rate", "cv"), strict=False)])
+        step = windows[1][0] - windows[0][0] if len(windows) > 1 else 600.0
+        if step <= 0:
+            raise InputError(f"{name}: windows must start one after another", file=path, line=2, field="start")
+        clients.append(np.array([(start, step, rate, cv) for start, rate, cv in windows]).reshape(-1, 4))
+    return clients
+
+
+def _servegen(path: Path, seed: int, rate_rps: float | None, duration_s: float) -> Recorded:
+    """Rows with no rate are idle windows. Weeks of many clients are billions of requests, so windows past those that
+    the run reaches are counted, not drawn; each client draws from a stream of its own, so a longer run begins alike."""
+    clients = _servegen_windows(path)
+    total = sum(float((w[:, 1] * w[:, 2]).sum()) for w in clients)
+    if not total:
+        raise InputError("has no requests", file=path)
+    end = max(float((w[:, 0] + w[:, 1]).max()) for w in clients if len(w))
+    reach = duration_s if rate_rps is None else duration_s * rate_rps * end / total
+    parts, drawn = [], 0
+    for client, windows in enumerate(clients):
+        rng = np.random.default_rng([seed, client])
+        for start, step, rate, cv in windows[(windows[:, 0] < reach) & (windows[:, 2] > 0)]:
+            shape = 1.0 / max(cv, 0.05) ** 2
+            count = int(rate * step * 1.5 + 10 * max(cv, 1.0) * math.sqrt(rate * step) + 10)
+            drawn += count
+            if drawn > MAX_REQUESTS:
+                raise InputError(f"more than {MAX_REQUESTS:,} requests; a shorter run needs fewer", file=path)
+            gaps = rng.gamma(shape, 1.0 / (shape * rate), count)
+            # a renewal process in equilibrium does not begin with an arrival
+            times = start + np.cumsum(gaps) - gaps[0] * rng.random()
+            parts.append(times[times < start + step])
+    times = np.sort(np.concatenate(parts)) if parts else np.zeros(0)
+    return Recorded(times, end) if reach >= end else Recorded(times, end, total=total)
+
+
+@dataclass(frozen=True)
+class DisbClient:
+    """One client of a DISB file: the process of its requests, its rate (0 for closed ones), its priority (0 first)."""
+
+    name: str
+    model: str
+    arrivals: Arrivals
+    rate_rps: float
+    priority: int | None
+
+
+def disb_clients(path: str | Path) -> list[DisbClient]:
+    """Read a DISB file: periodic clients are constant, poisson ones Poisson, continuous ones one closed-loop client."""
+    where = Path(path)
+    text = "\n".join(line for _, line in _lines(where))
+    try:
+        tasks = json.loads(text)["tasks"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError("is not a JSON object with tasks", file=where) from None
+    out = []
+    for i, task in enumerate(tasks):
+        try:
+            load, client = task["load"], task.get("client", {})
+            kind, name = load["type"], str(task["id"])
+            model = str(client.get("model_name", name))
+        except (KeyError, TypeError, AttributeError):
+            raise InputError("needs id and load.type", file=where, field=f"tasks[{i}]") from None
+        if kind in ("periodic", "uniform", "poisson"):
+            rate = _finite(load.get("frequency"), where, 0, f"tasks[{i}].load.frequency")
+            process = Arrivals("poisson" if kind == "poisson" else "constant")
+        elif kind in ("continuous", "closed"):
+            rate, process = 0.0, Arrivals("closed", clients=1)
+        else:
+            raise InputError(f"unknown load type {kind!r}", file=where, field=f"tasks[{i}].load.type")
+        out.append(DisbClient(name, model, process, rate, load.get("priority")))
+    return out

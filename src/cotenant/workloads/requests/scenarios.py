@@ -1,0 +1,115 @@
+"""Sets of planning scenarios (which models at which rates and SLOs) and plans for them, as CSV.
+
+Scenarios: scenario,model,rate_rps,slo_ms. Plans: scenario,gpu,partition_pct,slot,model,batch,duty_ms.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from cotenant.core.errors import InputError
+from cotenant.core.serving import ServingPlan
+
+Row = tuple[str, float, float]  # model, rate_rps, slo_ms
+SCENARIO_COLUMNS = ("scenario", "model", "rate_rps", "slo_ms")
+PLAN_COLUMNS = ("scenario", "gpu", "partition_pct", "slot", "model", "batch", "duty_ms")
+
+# the SLOs of the gpulet paper's models: twice a batch of 32 alone
+SLO_MS = {
+    "lenet1": 5.0, "googlenet": 66.0, "resnet50": 108.0, "ssd-mobilenetv1": 202.0, "vgg16": 142.0, "mnasnet1_0": 62.0,
+    "mobilenet_v2": 64.0, "densenet161": 202.0, "bert": 22.0,
+}  # fmt: skip
+_FIVE = ("lenet1", "googlenet", "resnet50", "ssd-mobilenetv1", "vgg16")
+_LADDERS = {  # mix -> requests/s of each model per step
+    "equal": dict.fromkeys(_FIVE, 10.0),
+    "scen1": {"googlenet": 100.0, "bert": 100.0, "mnasnet1_0": 50.0, "mobilenet_v2": 50.0},
+    "scen2": {"densenet161": 10.0, "vgg16": 10.0},
+    "scen3": {"resnet50": 10.0, "vgg16": 10.0, "mobilenet_v2": 10.0},
+    "scen4": {"ssd-mobilenetv1": 10.0, "mnasnet1_0": 10.0, "densenet161": 10.0},
+    "scen5": {"lenet1": 10.0, "ssd-mobilenetv1": 10.0, "vgg16": 10.0, "mnasnet1_0": 10.0},
+}
+LADDER_STEPS = 160
+SETS = ("gpulet-1023", "gpulet-19682", "ladder")
+
+
+def generate(like: str) -> Iterator[tuple[str, list[Row]]]:
+    """The scenarios of a public set, by name; nothing is random."""
+    if like == "gpulet-1023":
+        yield from _combinations(_FIVE, (0.0, 200.0, 400.0, 600.0), 4)
+    elif like == "gpulet-19682":
+        yield from _combinations(tuple(SLO_MS), (0.0, 100.0, 200.0), 5)
+    elif like == "ladder":
+        for name, mix in _LADDERS.items():
+            for step in range(1, LADDER_STEPS + 1):
+                yield f"{name}-{step:03d}", [(m, rate * step, SLO_MS[m]) for m, rate in mix.items()]
+    else:
+        raise InputError(f"unknown scenario set {like!r}; known: {', '.join(SETS)}", field="like")
+
+
+def _combinations(models: tuple[str, ...], rates: tuple[float, ...], digits: int) -> Iterator[tuple[str, list[Row]]]:
+    """Every combination of rates but the empty one; the last model's rate changes fastest."""
+    for number, combo in enumerate(itertools.product(rates, repeat=len(models))):
+        if number:
+            rows = [(m, r, SLO_MS[m]) for m, r in zip(models, combo, strict=True) if r]
+            yield f"combo-{number:0{digits}d}", rows
+
+
+def write_scenarios(scenarios: Iterable[tuple[str, list[Row]]], file: IO[str]) -> int:
+    """Write scenarios as CSV; returns how many."""
+    out = csv.writer(file, lineterminator="\n")
+    out.writerow(SCENARIO_COLUMNS)
+    count = 0
+    for name, rows in scenarios:
+        count += 1
+        out.writerows((name, m, f"{rate:g}", f"{slo:g}") for m, rate, slo in rows)
+    return count
+
+
+def read_scenarios(path: str | Path) -> dict[str, list[Row]]:
+    """Scenarios in file order; a rate or SLO that is not positive and finite is an error with its line."""
+    found: dict[str, list[Row]] = {}
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            missing = [c for c in SCENARIO_COLUMNS if c not in (reader.fieldnames or ())]
+            if missing:
+                raise InputError(f"has no column {', '.join(missing)}", file=path, line=1)
+            for row in reader:
+                line = reader.line_num
+                rate, slo = (_positive(row[c], path, line, c) for c in ("rate_rps", "slo_ms"))
+                if not row["scenario"] or not row["model"]:
+                    raise InputError("scenario and model must not be empty", file=path, line=line)
+                rows = found.setdefault(row["scenario"], [])
+                if any(m == row["model"] for m, _, _ in rows):
+                    raise InputError(f"{row['model']} is twice in {row['scenario']}", file=path, line=line)
+                rows.append((row["model"], rate, slo))
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    except UnicodeDecodeError:
+        raise InputError("is not text in UTF-8", file=path) from None
+    if not found:
+        raise InputError("has no scenarios", file=path)
+    return found
+
+
+def _positive(text: str | None, path: str | Path, line: int, field: str) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value <= 0:
+        raise InputError(f"{text!r} is not a positive finite number", file=path, line=line, field=field)
+    return value
+
+
+def plan_rows(scenario: str, plan: ServingPlan) -> Iterator[tuple[object, ...]]:
+    """A plan as rows of PLAN_COLUMNS; duty in full precision, since a rounded one may break a promise."""
+    for let in plan.gpulets:
+        percent = f"{let.percent:g}"
+        for seat in let.seats:
+            yield scenario, let.gpu, percent, let.slot, seat.model, seat.batch, repr(let.duty_ms)

@@ -1,0 +1,254 @@
+"""A file of rows under inspection: columns are checked as they are taken, and every complaint names line and field."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from cotenant.core.errors import InputError
+from cotenant.core.units import counted
+from cotenant.core.work import Floats, Jobs, Names, Trace
+
+csv.field_size_limit(2**31 - 1)  # a complaint about a cell of any length must find its line
+MAX_GPUS_PER_JOB = 100_000
+LEAST_PART = 0.001  # of a GPU: policies count in thousandths
+MAX_SECONDS = 1e11  # three thousand years: anything above is a wrong unit or a broken number
+Mask = NDArray[np.bool_]
+
+
+class MissingColumnError(InputError):
+    """A column that is needed is absent from the `header` of a file."""
+
+    header: tuple[str, ...] = ()
+
+
+class Table:
+    """Rows of one file. `left_out` counts the rows taken out so far, by reason; `remarks` collects sentences."""
+
+    def __init__(self, path: str | Path, frame: pl.DataFrame, *, header: bool, text: bool = True) -> None:
+        self.path = str(path)
+        self.columns = tuple(frame.columns)
+        self.header = self.columns  #: every column of the file, those that were not read included
+        self.left_out: dict[str, int] = {}
+        self.remarks: list[str] = []
+        self._text = text
+        self._header = header
+        self.rows: NDArray[np.int64] = np.arange(frame.height)  #: row of the file, from 0, of each row here
+        self._frame = frame
+        if text and frame.width:
+            blank = frame.select(pl.all_horizontal(pl.all().is_null())).to_series().to_numpy()
+            if blank.any():  # empty lines of a text file are no rows
+                self._keep(~blank)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    # -- complaints
+
+    def line(self, row: int) -> int | None:
+        """Line of the file, from 1, where row `row` starts; None for a file without lines."""
+        if not self._text:
+            return None
+        return _line_of_row(self.path, int(self.rows[row]) + (1 if self._header else 0))
+
+    def fail(self, row: int, field: str, message: str) -> NoReturn:
+        """Raise InputError about one row."""
+        if not self._text:
+            message = f"{message} (row {int(self.rows[row]) + 1})"
+        raise InputError(message, file=self.path, line=self.line(row), field=field)
+
+    def refuse(self, wrong: Mask, field: str, message: str) -> None:
+        """InputError about the first wrong row, if any; `{}` in the message becomes the cell as written."""
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            cell = self._frame[field][row] if field in self.columns else ""
+            self.fail(row, field, message.format(repr(cell) if isinstance(cell, str) else f"{cell}"))
+
+    def require(self, *names: str) -> None:
+        """InputError where a column is absent."""
+        for name in names:
+            if name not in self.columns:
+                shown = ", ".join(self.header[:12]) + (", ..." if len(self.header) > 12 else "")
+                missing = MissingColumnError(
+                    f"the file has no column {name!r}; it has {shown or 'none'}",
+                    file=self.path,
+                    line=1 if self._text else None,
+                    field=name,
+                )
+                missing.header = self.header
+                raise missing
+
+    def leave_out(self, rows: Mask, reason: str) -> None:
+        """Take rows out and count them under `reason`."""
+        count = int(rows.sum())
+        if count:
+            self.left_out[reason] = self.left_out.get(reason, 0) + count
+            self._keep(~rows)
+
+    def _keep(self, rows: Mask) -> None:
+        self._frame = self._frame.filter(pl.Series(rows))
+        self.rows = self.rows[rows]
+
+    # -- columns
+
+    def empty(self, name: str) -> Mask:
+        """Where the cell holds nothing."""
+        series = self._frame[name]
+        if series.dtype == pl.String:
+            return (series.is_null() | (series.str.strip_chars() == "")).to_numpy()
+        return series.is_null().to_numpy()
+
+    def numbers(
+        self,
+        name: str,
+        *,
+        optional: bool = False,
+        least: float | None = None,
+        above: float | None = None,
+        most: float = math.inf,
+        whole: bool = False,
+    ) -> Floats:
+        """A column as floats; empty cells are NaN where optional. InputError where a cell is no finite number or is
+        out of bounds (`least` and `most` belong to the range, `above` does not)."""
+        if name not in self.columns and optional:
+            return np.full(len(self), np.nan)
+        self.require(name)
+        empty = self.empty(name)
+        if not optional:
+            self.refuse(empty, name, "the cell is empty; a number is needed")
+        series = self._frame[name]
+        if series.dtype == pl.String:
+            series = series.str.strip_chars()
+        if series.dtype.is_nested() or series.dtype.is_temporal():  # the cast would make numbers of some of these
+            raise InputError(f"the column holds {series.dtype}, not numbers", file=self.path, field=name)
+        try:
+            values = series.cast(pl.Float64, strict=False).to_numpy().copy()
+        except pl.exceptions.PolarsError:
+            raise InputError(f"the column holds {series.dtype}, not numbers", file=self.path, field=name) from None
+        if values.dtype != np.float64:
+            values = values.astype(np.float64)
+        self.refuse(~np.isfinite(values) & ~empty, name, "{} is not a finite number")
+        stated = ~empty
+        with np.errstate(invalid="ignore"):
+            if least is not None:
+                self.refuse(stated & (values < least), name, f"{{}} must be at least {least:g}")
+            if above is not None:
+                self.refuse(stated & (values <= above), name, f"{{}} must be above {above:g}")
+            self.refuse(stated & (values > most), name, f"{{}} is more than {most:g}, the most that makes sense here")
+            if whole:
+                self.refuse(stated & (values != np.floor(values)), name, "{} is not a whole number")
+        values[empty] = np.nan
+        return values
+
+    def texts(self, name: str, *, optional: bool = False) -> Names:
+        """A column as str objects, equal texts sharing one object; "" where empty (and optional)."""
+        if name not in self.columns and optional:
+            return np.full(len(self), "", dtype=object)
+        self.require(name)
+        if not optional:
+            self.refuse(self.empty(name), name, "the cell is empty")
+        series = self._frame[name]
+        if series.dtype != pl.String:
+            if series.dtype.is_nested() or series.dtype == pl.Binary:
+                raise InputError(f"the column holds {series.dtype}, not text", file=self.path, field=name)
+            series = series.cast(pl.String, strict=False)
+        elif self._text:
+            series = series.str.strip_chars()
+        series = series.fill_null("")
+        distinct = series.unique(maintain_order=True)
+        if not len(series) or len(distinct) * 2 > len(series):
+            return np.array(series.to_list(), dtype=object).reshape(len(series))
+        codes = series.replace_strict(distinct, np.arange(len(distinct)), return_dtype=pl.Int64).to_numpy()
+        shared: Names = np.array(distinct.to_list(), dtype=object)[codes]
+        return shared
+
+    def gpu_counts(self, name: str) -> Floats:
+        """A column of GPU counts: whole numbers, or a fraction of one GPU; zero is for the caller to judge."""
+        values = self.numbers(name, least=0, most=MAX_GPUS_PER_JOB)
+        part = (values > 1) & (values != np.floor(values))
+        self.refuse(part, name, "{} GPUs is neither a whole number nor a fraction of one GPU")
+        tiny = (values > 0) & (values < LEAST_PART)
+        self.refuse(tiny, name, f"{{}} GPUs is less than {LEAST_PART:g}, the smallest part of a GPU")
+        return values
+
+    # -- the result
+
+    def trace(self, source: str, **columns: Any) -> Trace:
+        """Jobs of these columns (each as long as the table), sorted by arrival, equal times in file order.
+
+        `id` must be among the columns and unique. Re-ordering is remarked upon.
+        """
+        n = len(self)
+        self._unique(columns["id"])
+        jobs = Jobs.build(n, **columns)
+        late = int((np.diff(jobs.arrival_s) < 0).sum()) if n else 0
+        if late:
+            behind = int((jobs.arrival_s < np.maximum.accumulate(jobs.arrival_s)).sum())
+            jobs = jobs.take(np.argsort(jobs.arrival_s, kind="stable"))
+            early = counted(behind, "row arrives", "rows arrive")
+            self.remarks.append(f"{early} before a row above; the rows were sorted by time")
+        equal = int((np.diff(jobs.arrival_s) == 0).sum()) if n else 0
+        if equal:
+            again = counted(equal, "row arrives", "rows arrive")
+            self.remarks.append(f"{again} at the same time as another; the order of the file is kept")
+        trace = Trace(jobs=jobs, source=source, left_out=dict(self.left_out), remarks=list(self.remarks))
+        if self._text:
+            trace.line_of = _Lines(self.path, columns["id"], self.rows + (1 if self._header else 0))
+        if not n and not self.left_out:
+            raise InputError("the trace is empty", file=self.path)
+        return trace
+
+    def _unique(self, ids: Names) -> None:
+        series = pl.Series(ids.tolist(), dtype=pl.String)
+        again = ~series.is_first_distinct().to_numpy()
+        if again.any():
+            row = int(np.argmax(again))
+            first = int(np.argmax(ids == ids[row]))
+            where = f"line {self.line(first)}" if self._text else f"row {int(self.rows[first]) + 1}"
+            field = next((c for c in ("id", "job_id", "jobid", "name") if c in self.columns), "id")
+            self.fail(row, field, f"the id {ids[row]!r} is already on {where}; ids must be unique")
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Where jobs stand in a file of text, found when asked for. `rows[i]`: row of the file, from 0, of job `ids[i]`."""
+
+    path: str
+    ids: Names
+    rows: NDArray[np.int64]
+
+    def __call__(self, job: str) -> int | None:
+        found = np.flatnonzero(self.ids == job)
+        return _line_of_row(self.path, int(self.rows[found[0]])) if len(found) else None
+
+
+def _line_of_row(path: str, row: int) -> int:
+    """Line, from 1, where a row (from 0, a header included) of a CSV file starts."""
+    start = 1
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file)
+        for index, _ in enumerate(reader):
+            if index == row:
+                return start
+            start = reader.line_num + 1
+    return start
+
+
+def check_path(path: str | Path) -> Path:
+    """The path of a readable file; InputError otherwise."""
+    if not str(path):
+        raise InputError("a file is needed, but its name is empty")
+    found = Path(path)
+    try:
+        with found.open("rb"):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot read it: {error.strerror or error}", file=path) from None
+    return found

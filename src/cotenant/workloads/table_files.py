@@ -1,0 +1,100 @@
+"""CSV and Parquet files as tables; whatever is wrong with the file itself becomes one sentence."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import polars as pl
+
+from cotenant.core.errors import InputError
+from cotenant.workloads.table import Table, check_path
+
+
+def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: Sequence[str] | None = None) -> Table:
+    """A table of texts from a CSV file.
+
+    `columns`: read only these of the header's (those present), so that memory stays bounded. `names`: the file has no
+    header and these are its columns, all of them.
+    """
+    found = check_path(path)
+    header = list(names) if names else _header(found)
+    wanted = [c for c in header if columns is None or c in columns]
+    try:
+        if names:
+            frame = pl.read_csv(found, has_header=False, schema=dict.fromkeys(header, pl.String))
+        else:
+            # by position: the parser would keep the spaces around names that are stripped here
+            positions = [header.index(name) for name in wanted] or [0]
+            frame = pl.read_csv(found, columns=positions, infer_schema=False)
+            frame.columns = wanted or ["-"]
+    except pl.exceptions.NoDataError:
+        raise InputError("the file is empty", file=path) from None
+    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
+        _explain(found, len(header), error)
+    table = Table(path, frame, header=names is None)
+    table.header = tuple(header)
+    return table
+
+
+def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
+    """A table of the given columns (those present) of a Parquet file."""
+    found = check_path(path)
+    try:
+        with found.open("rb") as file:
+            # a truncated file has no footer; asking polars about it would print a trace of its own
+            head = file.read(4)
+            file.seek(-min(4, found.stat().st_size), 2)
+            tail = file.read(4)
+        if head != b"PAR1" or tail != b"PAR1":
+            raise InputError("the file is not Parquet or is cut off: it lacks the end mark", file=path)
+        header = tuple(pl.read_parquet_schema(found))
+        frame = pl.read_parquet(found, columns=[c for c in header if c in columns])
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        # damage inside a page can make the Parquet library give up in ways of its own
+        raise InputError(f"the Parquet file is damaged: {str(error).splitlines()[0]}", file=path) from None
+    table = Table(path, frame, header=False, text=False)
+    table.header = header
+    return table
+
+
+def _header(path: Path) -> list[str]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = [cell.strip() for cell in next(csv.reader(file), [])]
+    except UnicodeDecodeError as error:
+        _explain(path, 0, error)
+    except csv.Error as error:
+        raise InputError(f"the first line is not CSV: {error}", file=path, line=1) from None
+    if not header:
+        raise InputError("the file is empty", file=path)
+    for name in header:
+        if header.count(name) > 1:
+            raise InputError(f"the header names {name!r} twice", file=path, line=1, field=name)
+    return header
+
+
+def _explain(path: Path, width: int, error: Exception) -> NoReturn:
+    """Find the line that a CSV parser choked on and say what is wrong there."""
+    data = path.read_bytes()
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as wrong:
+        line = data.count(b"\n", 0, wrong.start) + 1
+        raise InputError("the file is not UTF-8 text", file=path, line=line) from None
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        lines = data.split(b"\n")
+        start = 1
+        try:
+            for row in reader:
+                if len(row) > width:
+                    raise InputError(f"the row has {len(row)} cells instead of {width}", file=path, line=start)
+                if b"".join(lines[start - 1 : reader.line_num]).count(b'"') % 2:
+                    raise csv.Error("a quote inside a cell that does not start with one")
+                start = reader.line_num + 1
+        except csv.Error:
+            raise InputError("the file is not CSV: the quotes of the row do not match", file=path, line=start) from None
+    raise InputError(f"the file is not CSV: {str(error).splitlines()[0]}", file=path) from None

@@ -1,0 +1,121 @@
+"""An agent as a real process, for the tests of the node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cotenant.agent.ipc.client import ControlClient
+
+# The unix socket path must stay under 108 bytes, which pytest's own temporary folders do not promise.
+AGENT = """
+import asyncio, json, sys
+from pathlib import Path
+from cotenant.agent.__main__ import serve
+from cotenant.agent.daemon import AgentOptions
+from cotenant.devices.gpus import Gpu, uuid_text
+import cotenant.agent.__main__ as main
+folder, source, trace, count = sys.argv[1:5]
+gpus = tuple(Gpu(uuid_text(bytes([i + 1]) * 16), "Test GPU", 8 << 30, i, soft=True) for i in range(int(count)))
+options = AgentOptions(Path(folder), source or None, Path(trace) if trace else None, gpus=gpus)
+sys.argv = sys.argv[:1]
+from cotenant.core.errors import InputError, WorkError
+try:
+    asyncio.run(serve(options))
+except (InputError, WorkError) as error:
+    print(error, file=sys.stderr)
+    sys.exit(2 if isinstance(error, InputError) else 1)
+"""
+
+
+def gpu_uuid(index: int) -> bytes:
+    """UUID bytes of the agent fixture's GPUs."""
+    return bytes([index + 1]) * 16
+
+
+class AgentProcess:
+    """An agent in a folder of its own."""
+
+    def __init__(self, folder: Path, config: str = "", trace: str = "", gpus: int = 1) -> None:
+        self.folder = folder
+        self.arguments = [str(folder), config, trace, str(gpus)]
+        self.process: subprocess.Popen[bytes]
+        self.start()
+
+    def start(self) -> None:
+        self.log = open(self.folder / "agent.log", "ab")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", AGENT, *self.arguments], stderr=self.log, stdout=self.log, start_new_session=True
+        )
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the agent ended: {self.said()}")
+            try:
+                self.client().close()
+                return
+            except Exception:
+                time.sleep(0.02)
+        raise AssertionError(f"the agent did not come up: {self.said()}")
+
+    def said(self) -> str:
+        return (self.folder / "agent.log").read_text()
+
+    def client(self) -> ControlClient:
+        return ControlClient(self.folder, timeout_s=20)
+
+    def call(self, op: str, **order: Any) -> dict[str, Any]:
+        with self.client() as client:
+            return client.call(op, **order)
+
+    def tenant(self, name: str) -> dict[str, Any]:
+        rows = [t for t in self.call("list")["tenants"] if t["name"] == name]
+        assert rows, f"no tenant {name}"
+        return rows[0]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.log.close()
+
+
+def wait_for(check: Callable[[], Any], seconds: float = 5.0, what: str = "") -> Any:
+    """Poll until `check` is true; returns its value."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = check()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what or check}")
+        time.sleep(0.01)
+
+
+def declare(folder: Path, text: str) -> str:
+    """Write an agent config file; returns its path."""
+    path = folder / "agent.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

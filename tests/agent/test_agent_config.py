@@ -1,0 +1,156 @@
+"""Agent configuration: both formats, every kind of mistake with its place, and files that are replaced."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cotenant.agent.config.files import load, parse_gemini
+from cotenant.agent.file_watch import FileWatch
+from cotenant.core.errors import InputError
+from cotenant.policy.shares import MS_NS, SECOND_NS
+
+GIB = 1 << 30
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "agent.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_yaml(tmp_path: Path) -> None:
+    config = load(
+        write(
+            tmp_path,
+            """
+            gpus: soft
+            quota: 100ms
+            window: 5s
+            fail: open
+            discipline: weighted-round-robin
+            tenants:
+              - {name: a, request: 30%, limit: 60%, memory: 8GiB}
+              - {name: team/b, request: 0.5, weight: 2, user: 1234}
+            """,
+        )
+    )
+    assert config.gpus == ("soft",)
+    assert config.fail == "open"
+    assert config.quota.quota_ns == 100 * MS_NS
+    assert config.quota.min_quota_ns == 100 * MS_NS
+    assert config.quota.window_ns == 5 * SECOND_NS
+    assert config.quota.discipline == "weighted-round-robin"
+    a, b = config.tenants
+    assert (a.name, a.request, a.limit, a.memory_bytes) == ("a", 0.3, 0.6, 8 * GIB)
+    assert (b.name, b.request, b.limit, b.weight) == ("team/b", 0.5, 1.0, 2.0)
+    assert (a.uid, b.uid) == (None, 1234)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("qouta: 5ms", "unknown setting 'qouta'; did you mean quota?"),
+        ("quota: [", "not valid YAML"),
+        ("- a", "must hold settings"),
+        ("fail: maybe", "'maybe' is not open or closed"),
+        ("quota: 5parsecs", "unknown time unit 'parsecs'"),
+        ("{quota: 5ms, min_quota: 10ms}", "min_quota <= quota"),
+        ("discipline: fair", "known: request-limit"),
+        ("tenants: {a: 1}", "write a list"),
+        ("tenants: [{request: 10%}]", "not a tenant name"),
+        ("tenants: [{name: a}, {name: a}]", "there twice"),
+        ("tenants: [{name: a, request: 60%, limit: 50%}]", "over its own limit of 50%"),
+        ("tenants: [{name: a, request: 120%}]", "over 100%"),
+        ("tenants: [{name: a, limit: 0%}]", "over 0 %"),
+        ("tenants: [{name: a, memroy: 1GiB}]", "did you mean memory?"),
+        ("tenants: [{name: '../../x'}]", "not a tenant name"),
+        ('tenants: [{name: "a\\n"}]', "not a tenant name"),
+        ("tenants: [{name: a, user: nobody-has-this-name}]", "there is no user 'nobody-has-this-name'"),
+        ("tenants: [{name: a, user: -5}]", "there is no user"),
+        ("gpus: []", "list of GPU UUIDs"),
+        ("gpus: soft\ntenants:\n- name: a\n  request: 120%", "agent.yaml, line 4, field tenants[0].request: '120%'"),
+        ("quota: [1]", "[1] is not a quantity"),
+        ("most_moving: {a: 1}", "is not a quantity"),
+        ("alone_after:", "None is not a quantity"),
+        ("copies: {period: [1]}", "is not a quantity"),
+        ("discipline: [fair]", "unknown discipline"),
+        (f"window: 1{'0' * 400}", "the number is too large"),
+        ("tenants: [{name: a, priority: .inf}]", "not a tenant"),
+        ("quota: 5ms\nfail: open\nquota: 6ms", "agent.yaml, line 3, field quota: quota is already given on line 1"),
+    ],
+)
+def test_mistakes_in_yaml(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(write(tmp_path, text))
+    assert words in str(caught.value)
+    assert "agent.yaml" in str(caught.value)
+
+
+def test_gemini_file() -> None:
+    specs = parse_gemini("2\nclient1 0.5 1.0 1073741824\nns/client2 0.25 0.5 2147483648\n")
+    assert [(s.name, s.request, s.limit, s.memory_bytes) for s in specs] == [
+        ("client1", 0.5, 1.0, GIB),
+        ("ns/client2", 0.25, 0.5, 2 * GIB),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("a 0.5 1.0 5\n", "not the number of tenants"),
+        ("1\na 0.5 1 5\nb 0.5 1 5\n", "line 1: it says 1 tenants, but 2 follow"),
+        ("1\na 0.5 1\n", "line 2: 3 fields"),
+        ("1\na x 1 5\n", "line 2, field REQUEST"),
+        ("1\na 0.9 0.5 5\n", "over its own limit"),
+        ("2\na 0.6 1 5\nb 0.6 1 5\n", "add up to 120%"),
+        ("2\na 0.6 1 5\na 0.3 1 5\n", "line 3: the tenant a is there twice"),
+        ("1\n" + "n" * 64 + " 0.1 1 5\n", "not a tenant name"),
+        ("1\na nan 1 5\n", "line 2"),
+        ("1\na 0.1 1 -5\n", "negative"),
+    ],
+)
+def test_mistakes_in_a_gemini_file(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "resource-config.txt"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load(f"gemini:{path}")
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        load(str(tmp_path / "none.yaml"))
+    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        load(str(tmp_path))
+    (tmp_path / "bin").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not UTF-8"):
+        load(str(tmp_path / "bin"))
+
+
+def test_a_change_is_seen_however_it_comes(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    path.write_text("1")
+    watch = FileWatch(path)
+    assert not watch.changed()
+    path.write_text("22")  # in place
+    assert watch.changed()
+    assert not watch.changed()
+    (tmp_path / "new").write_text("33")  # by rename: a new inode of the same size
+    os.replace(tmp_path / "new", path)
+    assert watch.changed()
+    path.unlink()
+    assert not watch.changed()  # gone is not changed
+    for version in ("v1", "v2"):  # as Kubernetes does: a symbolic link to a folder is swapped
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "c").write_text(version)
+    (tmp_path / "data").symlink_to("v1")
+    path.symlink_to("data/c")
+    assert watch.changed()
+    (tmp_path / "data.new").symlink_to("v2")
+    os.replace(tmp_path / "data.new", tmp_path / "data")
+    assert watch.changed()

@@ -1,0 +1,71 @@
+"""`cotenant bench budget`: best-effort work beside a floor that is always up, by the part that `beside` allows."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from typer.testing import CliRunner
+
+from cotenant.bench.colocation import parse_ls
+from cotenant.bench.colocation_budget import Budget, bytes_moved, measure
+from cotenant.cli.bench import app
+from cotenant.core.errors import InputError
+
+MIB = 1 << 20
+
+
+def test_a_unit_reads_and_writes_all_of_it() -> None:
+    assert bytes_moved("add64") == bytes_moved("copy64") == 128 * MIB
+    for load in ("mm4096", "train-resnet50", "add", "profile:x"):
+        with pytest.raises(InputError, match="write addN or copyN"):
+            bytes_moved(load)
+
+
+@pytest.mark.slow
+def test_best_effort_work_beside_a_service_has_the_part_of_the_time_that_was_set() -> None:
+    """An unmodified program under the shim: a tenth, a third and all of the time, one launch after the other."""
+    said: list[str] = []
+    wanted = Budget(parse_ls("resnet50:4:100"), parts=(1.0,), beside=(0.1, 0.33, 1.0), block_s=0.5)
+    found = measure("soft", wanted, progress=said.append)
+    moved = [row["be_gb_per_s"] for row in found["rows"]]
+    assert [row["beside"] for row in found["rows"]] == [0.1, 0.33, 1.0]
+    assert moved[0] / moved[2] == pytest.approx(0.1, abs=0.05)
+    assert moved[1] / moved[2] == pytest.approx(0.33, abs=0.12)
+    assert all(low < high for low, high in pairwise(moved))
+    assert moved[2] < 3000.0  # what one such kernel moves alone
+    assert found["budget"]["slowdown"] <= 1.05
+    assert len(said) == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field"),
+    [
+        ("--be", "mm4096", "--be"),
+        ("--sms", "0%,50%", "--sms"),
+        ("--beside", "120%", "--beside"),
+        ("--ls", "vgg:1:1", "--ls"),
+        ("--block", "0s", "--block"),
+        ("--tolerated", "much", "--tolerated"),
+        ("--gpus", "nowhere", "--gpus"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_starts(option: str, value: str, field: str) -> None:
+    done = CliRunner().invoke(app, ["budget", option, value])
+    assert isinstance(done.exception, InputError)
+    assert done.exception.field == field
+
+
+def test_what_is_printed_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(chosen: dict[str, float]) -> str:
+        result = {"gpu": "X", "be": "add64", "tolerated": 1.05, "rows": [], "budget": chosen}
+        monkeypatch.setattr("cotenant.bench.colocation_budget.measure", lambda *_, **__: result)
+        assert json.loads(CliRunner().invoke(app, ["budget", "--json"]).stdout) == result
+        return CliRunner().invoke(app, ["budget"]).stdout
+
+    some = measured({"beside": 0.67, "slowdown": 1.05, "gb_per_s": 1100.4, "be_sms": 0.25})
+    assert "within 5%" in some
+    assert "{beside: 67%}" in some
+    assert "--limit 25%" in some
+    assert "not at all" in measured({"beside": 0.0, "slowdown": 1.0, "gb_per_s": 0.0, "be_sms": 0.0})

@@ -1,0 +1,360 @@
+"""Copies of real processes under the real agent and shim, on the software GPU with a slow link."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_harness import wait_for
+from swap_node import CONTEXT, Node
+
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.copies.page import PAGE_BYTES
+from cotenant.agent.copies.queue import TO_DEVICE, join
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.tenants.launcher import Launch, program_environment, register
+from cotenant.bench.harness import Bench, Workload
+from cotenant.bench.pcie import percentile, together
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("resource") is None, reason="Linux only")
+MIB = 1 << 20
+LINK = 200.0  # MB/s: one chunk of 1 MiB takes 5.2 ms, so that a busy machine is in time
+COPIES: dict[str, Any] = {"chunk": MIB, "period": 4 * MIB}
+PROGRAMS = Path(__file__).resolve().parents[2] / "bench" / "gpu" / "pcie_programs.py"
+
+
+@pytest.fixture(autouse=True)
+def slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTENANT_SOFTGPU_LINK_MBPS", f"{LINK:g}")
+
+
+def settings(**copies: Any) -> dict[str, Any]:
+    return {"copies": COPIES | copies}
+
+
+def spec(name: str, weight: float | None = None, **more: Any) -> TenantSpec:
+    return TenantSpec(name, mechanism="mps", copy_weight=weight, **more)
+
+
+def copier(bench: Bench, given: TenantSpec, *arguments: object) -> Workload:
+    program = ["cotenant.bench.copying", *map(str, arguments or ("h2d", "pinned", "async", 4 * MIB))]
+    workload = bench.tenant("copy", given, program=program)
+    workload.wait_ready()
+    return workload
+
+
+def row(bench: Bench, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(r for r in bench.tenants() if r["name"] == name)["gpus"][0]
+    return found
+
+
+def call_checks(bench: Bench, given: TenantSpec | None) -> dict[str, Any]:
+    """The program that checks what copies carry and in which order."""
+    script = f"import sys, json; sys.path.insert(0, {str(PROGRAMS.parent)!r}); import pcie_programs;"
+    command = [sys.executable, "-c", script + "print(json.dumps(pcie_programs.checks()))"]
+    source = str(Path(__file__).resolve().parents[2] / "src")
+    environment = dict(bench.environment) | {"PYTHONPATH": source, "COTENANT_CHECK_BYTES": str(5 * MIB + 12345)}
+    client = ControlClient(bench.folder)
+    bench._clients.append(client)
+    if given is None:
+        from cotenant.softgpu.build import build
+
+        environment["COTENANT_BENCH_LIBRARY"] = str(build())
+    else:
+        environment |= program_environment(register(client, Launch(bench.folder, given, command)))
+        environment |= {key: value for key, value in bench.environment.items() if "SOFTGPU" in key}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if given is not None:
+        client.call("started", name=given.name, pid=process.pid)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def all_good(found: Any) -> bool:
+    return all(all_good(value) for value in found.values()) if isinstance(found, dict) else found is True
+
+
+@contextmanager
+def quick_link(mbps: int = 8000) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COTENANT_SOFTGPU_LINK_MBPS", str(mbps))
+        yield
+
+
+def test_copies_carry_the_same_and_keep_their_order() -> None:
+    """By stream and by thread, pinned and pageable, linear and by rows; captures are left alone."""
+    with quick_link(), Bench("soft", settings()) as bench:
+        native = call_checks(bench, None)
+        assert all_good(native), native
+        paced = call_checks(bench, spec("stream", 1.0))
+        assert all_good(paced), paced
+        wait_for(lambda: not any(r["name"] == "stream" for r in bench.tenants()), 2.0, "it has ended")
+    with quick_link(), Bench("soft", settings(paced="thread")) as bench:
+        threaded = call_checks(bench, spec("thread", 1.0))
+        # the thread waits itself: contents and order hold, the call does not return early
+        assert threaded["in_order"]["content"]
+        assert threaded["in_order"]["waited_for_the_kernel"]
+        assert all(all_good(threaded[key]) for key in threaded if " " in key)
+        assert threaded["rows"] is True
+
+
+def test_two_tenants_share_by_weight_and_lose_little() -> None:
+    with Bench("soft", settings()) as bench:
+        one, three = copier(bench, spec("one", 1.0)), copier(bench, spec("three", 3.0))
+        rates = together([one, three], 1.5)
+        assert rates[0] / sum(rates) == pytest.approx(0.25, abs=0.05)
+        assert sum(rates) > 0.3 * LINK * 1e6, "the link is kept busy, as far as a shared machine lets the workers run"
+        queue = row(bench, "three")["copies"]
+        assert queue["weight"] == 3.0
+        assert queue["rank"] == "normal"
+        assert queue["to_device"]["bytes"] > 0
+        assert queue["to_host"]["bytes"] == 0
+
+
+def test_weights_change_while_they_copy() -> None:
+    with Bench("soft", settings()) as bench:
+        pair = [copier(bench, spec("a", 1.0)), copier(bench, spec("b", 1.0))]
+        with ControlClient(bench.folder) as client:
+            answer = client.call("set", name="b", copy_weight=4.0)
+        assert answer["copy_weight"] == 4.0
+        rates = together(pair, 1.2)
+        assert rates[1] / sum(rates) == pytest.approx(0.8, abs=0.06)
+
+
+def test_pageable_and_both_directions() -> None:
+    with Bench("soft", settings()) as bench:
+        specs = [spec("a", 1.0), spec("b", 3.0)]
+        pair = [copier(bench, one, "d2h", "pageable", "sync", 4 * MIB) for one in specs]
+        rates = together(pair, 1.8)
+        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.09)
+        assert row(bench, "b")["copies"]["to_host"]["bytes"] > 0
+
+
+def test_who_fills_the_link_does_not_wait_for_a_thread_that_copies_pageable_memory() -> None:
+    """The thread moves a quarter of what the link could: by bytes alone the other would be held to that."""
+    with Bench("soft", settings()) as bench:
+        pinned = copier(bench, spec("pinned", 1.0))
+        pageable = copier(bench, spec("pageable", 1.0), "h2d", "pageable", "sync", 4 * MIB)
+        rates = together([pinned, pageable], 1.5)
+        assert rates[0] > 0.5 * LINK * 1e6, "of 0.715 that the other leaves"
+        assert rates[1] > 0.15 * LINK * 1e6, "of 0.285 that its thread can do"
+        assert row(bench, "pageable")["copies"]["to_device"]["chunks"] > 10
+
+
+def test_a_latency_sensitive_copy_waits_for_two_chunks_at_most() -> None:
+    with Bench("soft", settings()) as bench:
+        be = copier(bench, spec("be", 1.0, best_effort=True), "h2d", "pinned", "async", 16 * MIB)
+        ls = copier(bench, spec("ls", latency_sensitive=True), "h2d", "pinned", "sync", MIB, 30)
+        ls.begin(0.8)
+        alone = ls.result()["latencies_us"]
+        be.begin(1.8)
+        time.sleep(0.2)
+        ls.begin(1.2)
+        beside = ls.result()["latencies_us"]
+        be.result()
+        chunk_us = MIB / LINK
+        wait = percentile(beside, 0.9) - percentile(alone, 0.5)
+        assert wait < 2 * chunk_us + 1500, f"{wait / chunk_us:.2f} chunks"
+        assert row(bench, "ls")["copies"]["rank"] == "ahead"
+
+
+def test_turns_are_only_where_they_are_wanted() -> None:
+    """Without the setting and without a weight nobody pays; the first tenant with a weight switches its GPU on."""
+    with quick_link(1000), Bench("soft", {}) as bench:  # with the default chunk of 8 MiB
+        plain = copier(bench, spec("plain"))
+        plain.block(0.2)
+        assert row(bench, "plain")["copies"] is None
+        weighted = copier(bench, spec("weighted", 2.0))
+        together([plain, weighted], 0.5)
+        for name in ("plain", "weighted"):  # the running one takes turns from now on
+            assert row(bench, name)["copies"]["to_device"]["chunks"] > 5
+        assert row(bench, "plain")["copies"]["weight"] == 1.0
+        weighted.close()
+        for _ in range(100):
+            if row(bench, "plain")["copies"] is None or len(bench.tenants()) == 1:
+                break
+            time.sleep(0.05)
+        before = row(bench, "plain")["copies"]["to_device"]["bytes"]
+        plain.block(0.2)
+        assert row(bench, "plain")["copies"]["to_device"]["bytes"] == before, "off again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_that_dies_or_stands_still_holds_nobody_up(number: signal.Signals) -> None:
+    with Bench("soft", settings()) as bench:
+        stays, goes = copier(bench, spec("stays", 1.0)), copier(bench, spec("goes", 1.0))
+        stays.begin(2.0)
+        goes.begin(2.0)
+        time.sleep(0.7)
+        goes.process.send_signal(number)
+        at_ns = time.monotonic_ns()
+        block = stays.result()
+        goes.process.kill()
+        after = [mark for mark in block["marks"] if mark[0] > at_ns + 400e6]
+        seconds = (after[-1][0] - after[0][0]) / 1e9
+        assert (after[-1][1] - after[0][1]) / seconds > 0.3 * LINK * 1e6, "it has the link to itself"
+        pauses = [b[0] - a[0] for a, b in zip(block["marks"][1:], block["marks"][2:], strict=False) if b[0] > at_ns]
+        assert max(pauses) < 500e6
+
+
+def test_an_agent_that_is_killed_and_comes_back() -> None:
+    """Meanwhile the processes go on taking turns among themselves; afterwards on the new agent's page."""
+    with Bench("soft", settings() | {"fail": "open", "reconnect": 0.02}) as bench:
+        pair = [copier(bench, spec("one", 1.0)), copier(bench, spec("three", 3.0))]
+        assert bench._agent is not None
+        bench._agent.kill()
+        bench._agent.wait()
+        rates = together(pair, 1.0)
+        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.09)
+        agent = [sys.executable, "-m", "cotenant.agent"]
+        bench._agent = subprocess.Popen(
+            [*agent, "--dir", str(bench.folder), "--gpus", "soft", "--config", str(bench.folder / "agent.json")],
+            stderr=bench.log,
+            stdout=bench.log,
+            env=bench.environment,
+        )
+        bench._wait_for_agent()
+        for _ in range(200):
+            if all(len(r["pids"]) == 1 for r in bench.tenants()):
+                break
+            time.sleep(0.02)
+        rates = together(pair, 1.0)
+        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.09)
+        assert row(bench, "three")["copies"]["to_device"]["bytes"] > 0
+
+
+def test_a_worker_without_the_shim_takes_part() -> None:
+    with Bench("soft", settings()) as bench, ControlClient(bench.folder) as client:
+        answer = register(client, Launch(bench.folder, spec("worker", 1.0), ["worker"]))
+        gpu = bytes.fromhex(answer["gpus"][0]["uuid"].removeprefix("GPU-").replace("-", ""))
+        joined = join(answer["socket"], answer["token"], gpu)
+        assert joined is not None
+        queue, connection = joined
+        assert queue.chunk_bytes == MIB
+        with queue.turn(TO_DEVICE, MIB):
+            assert any(word >> 48 == queue.participant for word in queue.layout.links[0].slots)
+        assert not any(queue.layout.links[0].slots)
+        counted = row(bench, "worker")["copies"]["to_device"]
+        assert (counted["bytes"], counted["chunks"]) == (MIB, 1)
+        # one that goes with a slot in its hand
+        assert queue.ask(TO_DEVICE, MIB) is not None
+        other = join(answer["socket"], answer["token"], gpu)
+        assert other is not None
+        connection.close()
+        for _ in range(100):
+            if not any(other[0].layout.links[0].slots):
+                break
+            time.sleep(0.02)
+        assert not any(other[0].layout.links[0].slots), "the agent gives back what it held"
+        other[1].close()
+        other[0].close()
+        queue.close()
+
+
+def test_a_page_that_is_overwritten_holds_nobody_up_for_long() -> None:
+    """A wild pointer of a tenant: parameters come back with the agent, claims and clocks mend by themselves."""
+    with Bench("soft", settings()) as bench, ControlClient(bench.folder) as client:
+        pair = [copier(bench, spec("one", 1.0)), copier(bench, spec("three", 3.0))]
+        answer = register(client, Launch(bench.folder, spec("wild", 1.0), ["wild"]))
+        gpu = bytes.fromhex(answer["gpus"][0]["uuid"].removeprefix("GPU-").replace("-", ""))
+        joined = join(answer["socket"], answer["token"], gpu)
+        assert joined is not None
+        queue, connection = joined
+        wild = random.Random(1)
+        for workload in pair:
+            workload.begin(5.0)
+        time.sleep(0.3)
+        for _ in range(2000):
+            at = wild.randrange(0, PAGE_BYTES, 8)
+            queue._map[at : at + 8] = wild.randbytes(8)
+        at_ns = time.monotonic_ns()
+        blocks = [workload.result() for workload in pair]
+        for block in blocks:
+            late = [mark for mark in block["marks"] if mark[0] > at_ns + 3.3e9]
+            assert late[-1][1] > late[0][1], "both go on"
+        rates = together(pair, 1.0)
+        assert rates[1] / sum(rates) == pytest.approx(0.75, abs=0.09)
+        assert "put right" in (bench.folder / "agent.log").read_text()
+        connection.close()
+        queue.close()
+
+
+def test_copies_on_the_device_are_cut_for_best_effort_tenants_only() -> None:
+    script = """
+import ctypes
+from cotenant.bench.driver import Driver
+cuda = Driver()
+size = ctypes.c_size_t((8 << 20) + 5)
+a, b = ctypes.c_void_p(), ctypes.c_void_p()
+cuda.call("cuMemAlloc_v2", ctypes.byref(a), size)
+cuda.call("cuMemAlloc_v2", ctypes.byref(b), size)
+text = bytes(range(251)) * (size.value // 251 + 1)
+cuda.call("cuMemcpyHtoD_v2", a, text, size)
+cuda.call("cuMemcpyDtoD_v2", b, a, size)
+cuda.call("cuMemcpyDtoDAsync_v2", b, a, size, cuda.stream())
+cuda.synchronise()
+back = ctypes.create_string_buffer(size.value)
+cuda.call("cuMemcpyDtoH_v2", back, b, size)
+assert back.raw == text[: size.value]
+print("ready", flush=True)
+input()
+"""
+    with quick_link(), Bench("soft", settings(slice=2 * MIB)) as bench:
+        copies = {}
+        for name, best_effort in (("be", True), ("normal", False)):
+            client = ControlClient(bench.folder)
+            bench._clients.append(client)
+            command = [sys.executable, "-c", script]
+            given = spec(name, 1.0, best_effort=best_effort)
+            environment = dict(bench.environment)
+            environment |= program_environment(register(client, Launch(bench.folder, given, command)))
+            environment |= {key: value for key, value in bench.environment.items() if "SOFTGPU" in key}
+            environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2] / "src")
+            pipes = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE}
+            process = subprocess.Popen(command, env=environment, text=True, **pipes)
+            client.call("started", name=name, pid=process.pid)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            for _ in range(60):  # counters are published a few times a second
+                copies[name] = next(r for r in bench.tenants() if r["name"] == name)["copies"]
+                if copies[name] >= (12 if best_effort else 4):
+                    break
+                time.sleep(0.02)
+            process.communicate("\n", timeout=20)
+        # 8 MiB and 5 bytes in pieces of 2 MiB: five for each of the two; the two over the link count once
+        assert copies == {"be": 12, "normal": 4}
+
+
+def test_contents_that_move_take_turns_too(short_folder: Path) -> None:
+    """Memory on its way off the GPU and back passes the same queues, in pieces, and arrives intact."""
+    with quick_link(2000):
+        node = Node(short_folder, 2 * CONTEXT + 300 * MIB, copies={"chunk": MIB, "period": 8 * MIB, "alone": MIB})
+    try:
+        programs = [node.program(name) for name in ("a", "b")]
+        assert [program.ask("take(200)") for program in programs] == ["0", "0"]
+        for program in programs:
+            program.tell("work(1)")
+        assert [program.answer().split()[1] for program in programs] == ["intact", "intact"]
+        for name in ("a", "b"):
+            gpu = node.tenant(name)["gpus"][0]
+            moves = node.where(name)
+            assert moves["moves_out"] > 0
+            assert moves["moves_in"] > 0
+            out, back = gpu["copies"]["to_host"], gpu["copies"]["to_device"]
+            assert out["bytes"] > 50 * MIB, "what left the GPU"
+            assert back["bytes"] > 50 * MIB, "what came back: the program itself copies less than 8 MiB"
+            assert out["chunks"] > 50, "in pieces"
+    finally:
+        node.close()

@@ -1,0 +1,392 @@
+"""The floor: its page against the header, who may join, and an unmodified best-effort program that keeps off it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_harness import AgentProcess, wait_for
+
+import cotenant.shim
+from cotenant.agent.config.colocation import parse_colocation
+from cotenant.agent.config.files import TenantSpec, load
+from cotenant.agent.gate import page as floor_page
+from cotenant.agent.gate.client import join_floor
+from cotenant.agent.gate.page import FloorLayout
+from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.core.errors import InputError
+from cotenant.devices.gpus import uuid_bytes
+from cotenant.policy.colocation.gate import RuleKind, WorkClass
+from cotenant.shim.build import compiler
+
+HEADER = Path(cotenant.shim.__file__).parent / "floor.h"
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_laid_out_as_the_header_says(tmp_path: Path) -> None:
+    fields = [name for name, _ in FloorLayout._fields_]
+    facts = {f"floor.{name}": getattr(FloorLayout, name).offset for name in fields}
+    facts |= {"floor_join.role": 80, "floor_reply.work_sms": 4, "floor_reply.interval_ns": 8}
+    facts |= {"floor_join.wants_kernels": 84, "floor_reply.kernels": 16}
+    facts |= {"floor_join.wants_words": 88, "floor_reply.words": 20, "floor_words.raised": 0}
+    facts |= {"kernel.key": 0, "kernel.duration_ns": 8, "kernel.sms": 12, "kernel.work_class": 14}
+    numbers = {
+        "COTENANT_FLOOR_BYTES": floor_page.FLOOR_BYTES,
+        "COTENANT_FLOOR_MAGIC": floor_page.FLOOR_MAGIC,
+        "COTENANT_FLOOR_VERSION": floor_page.FLOOR_VERSION,
+        "COTENANT_FLOOR_HOLDERS": floor_page.HOLDERS,
+        "COTENANT_FLOOR_JOIN": floor_page.JOIN,
+        "COTENANT_FLOOR_PAGE": floor_page.PAGE,
+        "COTENANT_FLOOR_KERNELS": floor_page.KERNELS,
+        "COTENANT_FLOOR_WORDS": floor_page.WORDS,
+        "COTENANT_FLOOR_LATENCY_SENSITIVE": floor_page.LATENCY_SENSITIVE,
+        "COTENANT_FLOOR_BEST_EFFORT": floor_page.BEST_EFFORT,
+        **{f"COTENANT_SCHEME_{kind.name}": int(kind) for kind in RuleKind},
+        **{f"COTENANT_WORK_{kind.name}": int(kind) for kind in WorkClass if kind},
+    }
+    lines = [f'printf("{n} %zu\\n", offsetof(struct cotenant_{n.replace(".", ", ")}));' for n in facts]
+    lines += [f'printf("{n} %u\\n", (unsigned){n});' for n in numbers]
+    source = tmp_path / "facts.c"
+    source.write_text(
+        f'#include <stdio.h>\n#include <stddef.h>\n#include "{HEADER}"\nint main(void) {{ {"".join(lines)} }}'
+    )
+    subprocess.run([compiler(), str(source), "-o", str(tmp_path / "facts")], check=True)
+    said = subprocess.run([str(tmp_path / "facts")], check=True, capture_output=True, text=True).stdout
+    assert {line.split()[0]: int(line.split()[1]) for line in said.splitlines()} == facts | numbers
+    assert ctypes.sizeof(FloorLayout) == floor_page.FLOOR_BYTES
+
+
+@pytest.fixture
+def agent(start_agent: Any) -> AgentProcess:
+    started: AgentProcess = start_agent()
+    return started
+
+
+def uuid_of(agent: AgentProcess) -> str:
+    return str(agent.call("status")["gpus"][0]["uuid"])
+
+
+def ask(agent: AgentProcess, message: bytes) -> tuple[bytes, list[int]]:
+    """What the floor's socket answers, with descriptors; b"" when it hangs up."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(5)
+    connection.connect(str(agent.folder / floor_page.SOCKET))
+    connection.send(message)
+    reply, fds, *_ = socket.recv_fds(connection, 512, 2)
+    connection.close()
+    return reply, list(fds)
+
+
+def test_only_ls_gets_a_writable_page_and_its_size_is_sealed(agent: AgentProcess) -> None:
+    reply, fds = ask(agent, floor_page.pack_join(uuid_bytes(uuid_of(agent)), floor_page.LATENCY_SENSITIVE))
+    assert floor_page.holder_of(reply) == 0
+    mmap.mmap(fds[0], floor_page.FLOOR_BYTES).close()
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(fds[0], 0)
+    os.close(fds[0])
+
+
+@pytest.mark.parametrize("what", ["stranger", "unknown gpu", "unknown role", "short", "other message"])
+def test_who_may_not_join_is_hung_up_on(agent: AgentProcess, what: str) -> None:
+    uuid = uuid_bytes(uuid_of(agent))
+    good = floor_page.pack_join(uuid, floor_page.LATENCY_SENSITIVE)
+    message = {
+        "stranger": floor_page.pack_join(uuid, floor_page.BEST_EFFORT),  # no tenant of this agent
+        "unknown gpu": floor_page.pack_join(bytes(16), floor_page.LATENCY_SENSITIVE),
+        "unknown role": floor_page.pack_join(uuid, 9),
+        "short": good[:100],
+        "other message": good[:6] + b"\x01\x00" + good[8:],
+    }[what]
+    assert ask(agent, message) == (b"", [])
+    assert agent.call("status")["gpus"]  # it goes on
+
+
+def test_holders_are_told_apart_and_a_place_is_given_again(agent: AgentProcess) -> None:
+    uuid = uuid_of(agent)
+    first, second = join_floor(agent.folder, uuid), join_floor(agent.folder, uuid)
+    first.raise_()
+    holders = agent.call("colocation")["gpus"][uuid]["holders"]
+    assert [h["up"] for h in holders] == [True, False]
+    assert all(h["pid"] == os.getpid() for h in holders)
+    first.close()
+    wait_for(lambda: len(agent.call("colocation")["gpus"][uuid]["holders"]) == 1)
+    third = join_floor(agent.folder, uuid)
+    assert len(agent.call("colocation")["gpus"][uuid]["holders"]) == 2
+    second.close()
+    third.close()
+
+
+def test_work_that_is_on_its_way_raises_the_floor_for_who_will_do_it(agent: AgentProcess) -> None:
+    uuid = uuid_of(agent)
+    sender = join_floor(agent.folder, uuid)
+    code = "import sys; from pathlib import Path; from cotenant.agent.gate.client import join_floor\n"
+    code += (
+        "floor = join_floor(Path(sys.argv[1]), sys.argv[2]); print(flush=True); sys.stdin.readline(); floor.lower()\n"
+    )
+    code += "print(flush=True); sys.stdin.readline()"
+    command = [sys.executable, "-c", code, str(agent.folder), uuid]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        assert not sender.raise_for(os.getppid()), "nobody on the floor"
+        for how in ("work", "dies"):
+            assert sender.raise_for(worker.pid, WorkClass.MEMORY)
+            assert list(sender._mapping.raised)[:3] == [0, WorkClass.MEMORY, 0]
+            assert sender.others_up()
+            if how == "work":
+                worker.stdin.write("\n")
+                worker.stdin.flush()
+                worker.stdout.readline()
+                assert not sender.others_up(), "who has done the work lowers"
+        assert [h["raises"] for h in agent.call("colocation")["gpus"][uuid]["holders"]] == [0, 0]
+        worker.kill()
+    wait_for(lambda: not sender.others_up(), 1.0, "what the dead would have done is lowered")
+    assert not sender.raise_for(worker.pid)
+    sender.close()
+
+
+def test_the_page_is_full_after_64_holders(agent: AgentProcess) -> None:
+    uuid = uuid_of(agent)
+    floors = [join_floor(agent.folder, uuid) for _ in range(floor_page.HOLDERS)]
+    with pytest.raises(Exception, match="did not let this process"):
+        join_floor(agent.folder, uuid)
+    for floor in floors:
+        floor.close()
+
+
+def test_a_page_that_was_written_over_is_mended(agent: AgentProcess) -> None:
+    """An LS process may write there; noise from one must neither shut others out nor hold the floor for ever."""
+    uuid = uuid_of(agent)
+    floor, other = join_floor(agent.folder, uuid), join_floor(agent.folder, uuid)
+    noise = random.Random(5)
+    floor._mapping.memory[:] = bytes(noise.getrandbits(8) for _ in range(floor_page.FLOOR_BYTES))
+    wait_for(lambda: floor._mapping.layout.magic == floor_page.FLOOR_MAGIC, 3.0, "the agent writes its part again")
+    wait_for(lambda: "written over" in (agent.folder / "agent.log").read_text(), 3.0, "and says so")
+    third = join_floor(agent.folder, uuid)
+    state = agent.call("colocation")["gpus"][uuid]
+    assert state["bounded"]
+    assert len(state["holders"]) == 3
+    assert sum(bool(up) for up in floor._mapping.raised[2:]) == 0
+    assert not third.others_up(), "signs of life from the far future are none"
+    for each in (floor, other, third):
+        each.close()
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_scheme_is_set_and_brings_its_own_times(agent: AgentProcess) -> None:
+    assert agent.call("colocation")["scheme"] == "tidal"
+    assert agent.call("colocation", scheme="orion")["interval_us"] == 160.0
+    assert agent.call("colocation", scheme="tidal", interval_ns=50_000)["interval_us"] == 50.0
+    for wrong in (
+        {"scheme": "best"},
+        {"interval_ns": 1},
+        {"interval_ns": "x"},
+        {"beside": 2.0},
+        {"interval_ns": math.inf},
+        {"hold_limit_ns": math.nan},
+        {"sm_threshold": 1.5},
+        {"intervall_ns": 60_000},
+    ):
+        with pytest.raises(InputError):
+            agent.call("colocation", **wrong)
+    assert agent.call("colocation")["interval_us"] == 50.0
+
+
+def test_whole_numbers_may_be_written_as_others_are(agent: AgentProcess) -> None:
+    """What the page cannot hold must not stay in the settings: it would keep all later ones out."""
+    found = agent.call("colocation", interval_ns=2e5, sm_threshold=3.0)
+    assert (found["interval_us"], found["sm_threshold"]) == (200.0, 3)
+    assert agent.call("colocation", scheme="orion")["scheme"] == "orion"
+
+
+def test_settings_are_read_from_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text(
+        "colocation: {scheme: tidal, interval: 200us, beside: 5%, hold_limit: 1s, stretch: 2.5, check: 1ms, "
+        "ahead: 5ms, ahead_below: 30%}\n"
+    )
+    found = load(str(path)).colocation
+    assert (found.interval_ns, found.beside, found.hold_limit_ns, found.lead_ns) == (200_000, 0.05, 10**9, 10_000)
+    assert (found.ahead_ns, found.ahead_below) == (5_000_000, 0.3)
+    assert parse_colocation("static").scheme == "static"
+    path.write_text("tenants: [{name: a, best_effort: true, in_flight: 400us}]\n")
+    assert load(str(path)).tenants[0].in_flight_ns == 400_000
+    path.write_text("tenants: [{name: a, in_flight: 400us}]\n")
+    with pytest.raises(InputError, match="only a best-effort tenant"):
+        load(str(path))
+    path.write_text("tenants: [{name: a, in_flight: 1h}]\n")
+    with pytest.raises(InputError, match="1 us to 1 s"):
+        load(str(path))
+    path.write_text("colocation: {intervall: 200us}\n")
+    with pytest.raises(InputError, match="did you mean interval"):
+        load(str(path))
+
+
+# -- an unmodified program ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[tuple[Rig, Program]]:
+    with Rig("soft", together=False) as started:
+        be = started.be().wait_ready()
+        be.ask("load mm2048", 60)
+        yield started, be
+
+
+def test_it_does_not_launch_while_the_floor_is_up(rig: tuple[Rig, Program]) -> None:
+    started, be = rig
+    started.scheme("tidal", hold_limit_ns=5_000_000_000)
+    floor = join_floor(started.bench.folder, started.uuid)
+    be.tell("times 0.8")
+    time.sleep(0.3)
+    floor.raise_()
+    up = time.monotonic_ns()
+    time.sleep(0.2)
+    down = time.monotonic_ns()
+    floor.lower()
+    times = be.answer()["times_ns"]
+    floor.close()
+    slack = 20_000_000  # a launch that passed before may be on its way while the machine is busy
+    assert not [at for at in times if up + slack < at < down]
+    assert [at for at in times if at < up]
+    assert [at for at in times if at > down]
+
+
+def test_a_silent_holder_is_not_waited_for_for_ever(rig: tuple[Rig, Program]) -> None:
+    started, be = rig
+    started.scheme("tidal", hold_limit_ns=100_000_000)
+    floor = join_floor(started.bench.folder, started.uuid)
+    floor.raise_()
+    began = time.monotonic()
+    block = be.ask("run 0.3")
+    assert time.monotonic() - began < 5
+    assert block["count"] > 0
+    floor.raise_()
+    floor._mapping.raised_ns[floor._mapping.holder] = time.monotonic_ns() + 10**15  # nonsense
+    assert be.ask("run 0.3")["count"] > 0
+    floor.close()
+
+
+def test_schemes_without_a_gate_do_not_wait(rig: tuple[Rig, Program]) -> None:
+    started, be = rig
+    started.scheme("mps-plus", hold_limit_ns=5_000_000_000)
+    floor = join_floor(started.bench.folder, started.uuid)
+    floor.raise_()
+    began = time.monotonic()
+    assert be.ask("run 0.2")["count"] > 0
+    assert time.monotonic() - began < 3
+    floor.close()
+    started.scheme("tidal")
+
+
+def test_an_unmodified_latency_sensitive_program_holds_the_floor_while_it_works(rig: tuple[Rig, Program]) -> None:
+    """The program under the shim launches and waits; BE is let in between its bursts, and only there."""
+    started, be = rig
+    started.scheme("tidal", hold_limit_ns=5_000_000_000)
+    spec = TenantSpec("ls", mechanism="time", latency_sensitive=True)
+    ls = started.tenant(spec, ["cotenant.bench.be_loads", started.bench.backend]).wait_ready()
+    ls.ask("load mm4096", 60)
+
+    def up() -> bool:
+        return any(h["up"] for h in started.scheme("tidal")["gpus"][started.uuid]["holders"])
+
+    wait_for(lambda: not up(), 3.0, "the floor falls when nothing is left")
+    ls.tell("run 0.6")
+    time.sleep(0.2)
+    assert up()
+    be.tell("times 0.6")
+    block = ls.answer()
+    times = be.answer()["times_ns"]
+    wait_for(lambda: not up(), 3.0, "the floor falls at the end")
+    inside = [at for at in times if at < block["end_ns"] - 50_000_000]
+    after = [at for at in times if at > block["end_ns"]]
+    assert len(inside) < 5
+    assert len(after) > 20
+    ls.close()
+
+
+def soonest_150(times: list[int]) -> int:
+    """Least time in which 150 launches went, of the first ones, in ns."""
+    return min(last - first for first, last in zip(times[:150], times[20:170], strict=True))
+
+
+def test_a_tenant_may_have_more_in_flight_than_the_scheme_says(rig: tuple[Rig, Program]) -> None:
+    """What fits is launched at once, instead of one after the other."""
+    started, _ = rig
+    started.scheme("tidal", hold_limit_ns=5_000_000_000)
+    deep = TenantSpec("deep", mechanism="time", best_effort=True, in_flight_ns=5_000_000)
+    be = started.tenant(deep, ["cotenant.bench.be_loads", started.bench.backend]).wait_ready()
+    floor = join_floor(started.bench.folder, started.uuid)  # somebody is there
+    be.ask("load mm2048", 60)
+    times = be.ask("times 0.3")["times_ns"]
+    floor.close()
+    be.close()
+    # 25 us kernels: at the start 200 of them fit into 5 ms. Of the scheme's 100 us, 20 would take at least 400 us.
+    assert soonest_150(times) < 300_000
+
+
+def test_where_nobody_is_latency_sensitive_nothing_is_bounded(rig: tuple[Rig, Program]) -> None:
+    """The bound costs work and protects nobody; it is there once somebody joins, and for a while after a start."""
+    started, be = rig
+    started.scheme("tidal", hold_limit_ns=5_000_000_000)
+
+    def bounded() -> bool:
+        return bool(started.scheme("tidal")["gpus"][started.uuid]["bounded"])
+
+    wait_for(lambda: not bounded(), 10.0, "nobody has joined")
+    waited = started.tenants()["be"]["gate_wait_s"]
+    be.ask("times 0.3")
+    assert started.tenants()["be"]["gate_wait_s"] < waited + 0.05
+    floor = join_floor(started.bench.folder, started.uuid)
+    assert bounded()
+    be.ask("times 0.3")
+    wait_for(lambda: started.tenants()["be"]["gate_wait_s"] > waited + 0.1, 3.0, "launches wait for those in flight")
+    floor.close()
+    wait_for(lambda: not bounded(), 3.0, "the last one has left")
+
+
+def test_who_is_held_off_is_told(rig: tuple[Rig, Program]) -> None:
+    started, be = rig
+    started.scheme("tidal", hold_limit_ns=5_000_000_000)
+
+    def standing() -> str:
+        return str(started.tenants()["be"]["gpus"][0]["floor"])
+
+    floor = join_floor(started.bench.folder, started.uuid)
+    assert standing() == ""
+    with floor.held():
+        assert standing() == "held off"
+        started.scheme("mps-plus")
+        assert standing() == "", "nothing is held off under this scheme"
+        started.scheme("tidal")
+    assert standing() == ""
+    floor.close()
+    assert be.ask("run 0.05")["count"] > 0
+
+
+def test_the_agent_counts_best_effort_processes_and_their_waits(rig: tuple[Rig, Program]) -> None:
+    started, _ = rig
+    floor = join_floor(started.bench.folder, started.uuid)
+    with floor.held():
+        state = started.scheme("tidal")["gpus"][started.uuid]
+    floor.close()
+    assert state["best_effort_processes"] == 1
+    tenant = started.tenants()["be"]
+    assert tenant["gate_wait_s"] > 0
+    assert not tenant["warnings"]

@@ -1,0 +1,69 @@
+"""Who is on the floor while the agent, or what it is told, changes under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from agent_harness import AgentProcess, declare, wait_for
+from fake_shim import FakeShim
+
+from cotenant.agent.gate import page as floor_page
+from cotenant.agent.gate.client import Floor, join_floor
+from cotenant.policy.colocation.gate import WorkClass
+
+
+def test_who_lowers_while_another_agent_is_found_stays_down(agent: AgentProcess) -> None:
+    """The thread that goes over to the next agent's page has just read that the floor is up."""
+
+    class Racing(Floor):
+        up, reads = 0, -1
+
+        @property  # type: ignore[override]
+        def _class(self) -> int:
+            up, self.reads = self.up, self.reads - 1
+            if self.reads == 0:
+                self.lower()  # another thread
+            return up
+
+        @_class.setter
+        def _class(self, up: int) -> None:
+            self.up = up
+
+    floor = Racing(agent.folder / floor_page.SOCKET, str(agent.call("status")["gpus"][0]["uuid"]))
+    floor.raise_()
+    assert floor._mapping.raised[0] == WorkClass.UNKNOWN
+    floor.reads = 1
+    floor._moved_to(floor._mapping)
+    assert floor._mapping.raised[0] == 0
+    floor.close()
+
+
+def test_a_class_that_changes_under_a_running_program_is_said(
+    start_agent: Callable[..., AgentProcess], tmp_path: Path
+) -> None:
+    """Its processes have joined the floor as what they were: a table that calls them something else would be wrong."""
+    text = "gpus: soft\ntenants: [{name: t, %s: true, mechanism: mps}]\n"
+    agent = start_agent(config=declare(tmp_path, text % "best_effort"))
+    answer = agent.call("register", tenant={"name": "t"})
+    shim = FakeShim(agent.folder, answer["token"])
+    declare(tmp_path, text % "latency_sensitive")
+    wait_for(lambda: agent.tenant("t")["class"] == "latency-sensitive", 5.0)
+    (said,) = agent.tenant("t")["warnings"]
+    assert said == "it is latency-sensitive from its next start on: what runs now stays best-effort"
+    shim.close()
+
+
+def test_who_is_not_believed_any_more_is_not_said_to_be_up(agent: AgentProcess) -> None:
+    floor = join_floor(agent.folder, str(agent.call("status")["gpus"][0]["uuid"]))
+
+    def up() -> bool:
+        ((holder,),) = ([h["up"] for h in gpu["holders"]] for gpu in agent.call("colocation")["gpus"].values())
+        return bool(holder)
+
+    floor.raise_()
+    assert up()
+    wait_for(lambda: not up(), 2.0, "it has not raised again for half a second, and best-effort work goes on")
+    floor.raise_()
+    assert up()
+    floor.close()

@@ -1,0 +1,123 @@
+"""Daemons: what a program leaves behind is its tenant, wherever it has gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from agent_harness import AgentProcess, wait_for
+from fake_shim import FakeShim, register
+
+from cotenant.agent.tenants.orphans import by_token
+from cotenant.agent.tenants.processes import is_zombie
+
+# Forks twice with a session between, as daemons do; the grandchild tells its pid, sleeps and only then says hello.
+DAEMON = """
+import os, sys, time
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+open(sys.argv[1] + ".new", "w").write(str(os.getpid())); os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(float(sys.argv[2]))
+sys.path[:0] = sys.argv[4:]
+from fake_shim import FakeShim
+from pathlib import Path
+shim = FakeShim(Path(sys.argv[3]), os.environ["COTENANT_TOKEN"])
+open(sys.argv[1] + ".answer", "w").write(str(shim.answer["type"]) + " ")
+time.sleep(60)
+"""
+HELLO_REPLY = 64
+
+
+def start(agent: AgentProcess, folder: Path, after_s: float) -> tuple[int, str]:
+    """A tenant `d` whose program is such a daemon and has ended. Returns the daemon's pid and the tenant's token."""
+    here = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src")]
+    told = folder / "pid"
+    with agent.client() as launcher:
+        token = register(launcher, "d")["token"]
+        program = subprocess.Popen(
+            [sys.executable, "-c", DAEMON, str(told), str(after_s), str(agent.folder), *here],
+            env=os.environ | {"COTENANT_TOKEN": token},
+        )
+        launcher.call("started", name="d", pid=program.pid)
+        assert program.wait(20) == 0
+    wait_for(told.exists, 20.0)
+    return int(told.read_text()), token
+
+
+def test_a_daemon_that_uses_the_gpu_late_is_still_its_tenant(agent: AgentProcess, tmp_path: Path) -> None:
+    """It has left parent, group and session, and says hello 1.5 s after its program ended."""
+    daemon, _ = start(agent, tmp_path, 1.5)
+    time.sleep(0.8)
+    assert agent.tenant("d")["root_pid"] is None
+    wait_for((tmp_path / "pid.answer").exists, 20.0)
+    wait_for(lambda: (tmp_path / "pid.answer").read_text(), 5.0)
+    assert int((tmp_path / "pid.answer").read_text()) == HELLO_REPLY
+    wait_for(lambda: agent.tenant("d")["pids"] == [daemon], 5.0)
+    os.kill(daemon, 9)
+    wait_for(lambda: not agent.call("list")["tenants"], 5.0, "with the last of it the tenant goes")
+
+
+def test_stop_finds_a_daemon_that_has_not_used_the_gpu(agent: AgentProcess, tmp_path: Path) -> None:
+    daemon, token = start(agent, tmp_path, 60)
+    assert [key.pid for key in by_token([token])[token]] == [daemon]
+    answer = agent.call("stop", name="d", grace_s=2.0)
+    assert answer["left"] == []
+    assert is_zombie(daemon)  # or gone
+    wait_for(lambda: not agent.call("list")["tenants"], 5.0)
+    assert by_token([token]) == {}
+
+
+def test_the_next_agent_knows_a_daemon_too(agent: AgentProcess, tmp_path: Path) -> None:
+    daemon, token = start(agent, tmp_path, 60)
+    time.sleep(1.0)
+    agent.kill()
+    agent.start()
+    assert agent.tenant("d")["pids"] == []
+    shim = FakeShim(agent.folder, token)
+    assert shim.answer["type"] == HELLO_REPLY
+    shim.close()
+    time.sleep(0.3)
+    assert agent.tenant("d")
+    os.kill(daemon, 9)
+    wait_for(lambda: not agent.call("list")["tenants"], 5.0)
+
+
+def test_a_dead_leader_that_nobody_reaps_keeps_no_tenant(agent: AgentProcess) -> None:
+    """Its process group is there as long as somebody has not waited for it; what counts is who lives in it."""
+    with agent.client() as launcher:
+        for name, script, stays in (("alone", "exec sleep 60", False), ("led", "sleep 60 & exec sleep 60", True)):
+            token = register(launcher, name)["token"]
+            environment = os.environ | {"COTENANT_TOKEN": token}
+            program = subprocess.Popen(["sh", "-c", script], env=environment, start_new_session=True)
+            launcher.call("started", name=name, pid=program.pid)
+            time.sleep(0.3)
+            os.kill(program.pid, 9)
+            time.sleep(1.0)
+            assert is_zombie(program.pid)
+            assert (name in {row["name"] for row in agent.call("list")["tenants"]}) == stays
+            os.killpg(program.pid, 9)
+            wait_for(lambda: not agent.call("list")["tenants"], 5.0)
+            program.wait(5)
+
+
+@pytest.mark.parametrize("programs", [30])
+def test_many_programs_that_end_at_once_cost_one_look(start_agent: Callable[..., AgentProcess], programs: int) -> None:
+    """They leave nothing behind, and the agent forgets all of them soon."""
+    agent = start_agent()
+    with agent.client() as launcher:
+        running = []
+        for number in range(programs):
+            token = register(launcher, f"t{number}")["token"]
+            running.append(subprocess.Popen(["sleep", "1"], env=os.environ | {"COTENANT_TOKEN": token}))
+            launcher.call("started", name=f"t{number}", pid=running[-1].pid)
+        assert len(agent.call("list")["tenants"]) == programs
+        for process in running:
+            process.kill()
+            process.wait()
+        wait_for(lambda: not agent.call("list")["tenants"], 3.0)

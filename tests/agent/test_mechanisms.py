@@ -1,0 +1,205 @@
+"""Mechanisms: what each grants, what each says about itself, and the MPS daemon's life against a stand-in command."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.ipc.wire import SlotFlag
+from cotenant.agent.mechanisms import MECHANISMS, make_mechanisms
+from cotenant.agent.mechanisms.mps import Mps
+from cotenant.agent.tenants.tenants import Registry, Tenant
+from cotenant.core.errors import InputError, WorkError
+from cotenant.devices.gpus import Gpu
+
+REAL = Gpu("GPU-11111111-2222-3333-4444-555555555555", "H100", 80 << 30, 0)
+SOFT = Gpu("GPU-00000000-2222-3333-4444-555555555555", "soft", 8 << 30, 0, soft=True)
+
+FAKE = """#!/bin/sh
+d="$CUDA_MPS_PIPE_DIRECTORY"
+if [ "$1" = "-d" ]; then
+  [ -e "$d/refuse" ] && { echo "An instance of this daemon is already running" >&2; exit 1; }
+  [ -e "$d/slow" ] && sleep 1
+  echo "start $CUDA_VISIBLE_DEVICES" >> "$d/calls"; touch "$d/alive"; exit 0
+fi
+read order
+echo "$order" >> "$d/calls"
+[ -e "$d/mute" ] && [ "$order" = get_server_list ] && exit 1
+[ -e "$d/alive" ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
+case "$order" in quit*) [ -e "$d/slow" ] && { rm "$d/slow"; sleep 1; }; rm "$d/alive";; esac
+"""
+
+
+@pytest.fixture
+def mps(tmp_path: Path) -> Mps:
+    command = tmp_path / "mps-control"
+    command.write_text(FAKE)
+    command.chmod(0o755)
+    return Mps(tmp_path, command=str(command))
+
+
+def calls(environment: dict[str, str]) -> list[str]:
+    return (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "calls").read_text().splitlines()
+
+
+def answers(mps: Mps) -> bool:
+    """Whether there is a daemon for the GPU, and it answers."""
+    try:
+        mps.ask(REAL.uuid, "get_server_list")
+    except WorkError:
+        return False
+    return True
+
+
+def test_one_daemon_per_gpu_lives_from_the_first_tenant_to_the_last(mps: Mps) -> None:
+    first = mps.grant(TenantSpec("a", limit=0.25, memory_bytes=2 << 30), (REAL,))
+    second = mps.grant(TenantSpec("b", limit=0.5, priority=-1), (REAL,))
+    assert first.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert first.environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=2048M"
+    assert first.environment["CUDA_MPS_CLIENT_PRIORITY"] == "0"
+    assert second.environment["CUDA_MPS_CLIENT_PRIORITY"] == "1"
+    assert first.slot_flags == SlotFlag.UNGATED
+    assert calls(first.environment) == [f"start {REAL.uuid}", "get_server_list"]
+    assert answers(mps)
+    mps.revoke("a", (REAL,))
+    assert answers(mps)
+    mps.revoke("b", (REAL,))
+    mps.close()
+    assert calls(first.environment)[-1] == "quit -t 5"
+    assert not answers(mps)
+
+
+def test_a_daemon_that_is_slow_to_end_holds_up_nobody_but_the_next_one(mps: Mps) -> None:
+    """The agent's one thread gives turns meanwhile; a new daemon on that GPU starts after the old one has ended."""
+    environment = mps.grant(TenantSpec("a"), (REAL,)).environment
+    (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "slow").touch()
+    began = time.monotonic()
+    mps.revoke("a", (REAL,))
+    assert time.monotonic() - began < 0.5
+    mps.grant(TenantSpec("b"), (REAL,))
+    assert time.monotonic() - began >= 1.0
+    assert calls(environment)[2:] == ["quit -t 5", "get_server_list", f"start {REAL.uuid}", "get_server_list"]
+    assert answers(mps)
+
+
+def test_what_is_prepared_is_granted_at_once_and_ended_if_nobody_comes(mps: Mps, tmp_path: Path) -> None:
+    """A slow start happens in `prepare`, for which the agent has another thread; two who prepare start one daemon."""
+    pipe = tmp_path / f"mps-{REAL.uuid[-12:]}" / "pipe"
+    pipe.mkdir(parents=True)
+    (pipe / "slow").touch()
+    both = [threading.Thread(target=mps.prepare, args=((REAL,),)) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    (pipe / "slow").unlink()
+    began = time.monotonic()
+    environment = mps.grant(TenantSpec("a"), (REAL,)).environment
+    assert time.monotonic() - began < 0.5
+    assert [call for call in calls(environment) if call.startswith("start")] == [f"start {REAL.uuid}"]
+    mps.settle((REAL,))
+    assert answers(mps), "somebody has come"
+    mps.revoke("a", (REAL,))
+    mps.prepare((REAL,))
+    mps.settle((REAL,))
+    mps.close()
+    assert not answers(mps)
+
+
+def test_a_daemon_that_starts_and_does_not_answer_is_ended(mps: Mps, tmp_path: Path) -> None:
+    pipe = tmp_path / f"mps-{REAL.uuid[-12:]}" / "pipe"
+    pipe.mkdir(parents=True)
+    (pipe / "mute").touch()
+    with pytest.raises(WorkError, match="refused 'get_server_list'"):
+        mps.grant(TenantSpec("a"), (REAL,))
+    mps.close()
+    assert (pipe / "calls").read_text().splitlines()[-1] == "quit -t 5"
+
+
+def test_a_daemon_that_died_is_not_healthy_and_close_does_not_mind(mps: Mps) -> None:
+    environment = mps.grant(TenantSpec("a"), (REAL,)).environment
+    os.unlink(Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "alive")
+    assert not answers(mps)
+    mps.close()
+
+
+def test_the_daemon_of_a_killed_agent_is_taken_over(mps: Mps, tmp_path: Path) -> None:
+    environment = mps.grant(TenantSpec("a"), (REAL,)).environment
+    after = Mps(tmp_path, command=mps._command)
+    after.grant(TenantSpec("a"), (REAL,))
+    assert calls(environment).count(f"start {REAL.uuid}") == 1
+    after.revoke("a", (REAL,))
+    after.close()
+    assert calls(environment)[-1] == "quit -t 5"
+
+
+def test_mps_on_the_software_gpu_needs_no_daemon(mps: Mps) -> None:
+    given = mps.grant(TenantSpec("a", limit=0.25), (SOFT,))
+    assert given.slot_flags == SlotFlag.UNGATED
+    assert given.environment == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
+    mps.revoke("a", (SOFT,))
+
+
+def test_mps_says_why_it_cannot(mps: Mps, tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="one GPU"):
+        mps.grant(TenantSpec("a"), (REAL, SOFT))
+    with pytest.raises(WorkError, match="is not installed"):
+        Mps(tmp_path, command="/no/such/mps").grant(TenantSpec("a"), (REAL,))
+    pipe = tmp_path / f"mps-{REAL.uuid[-12:]}" / "pipe"
+    pipe.mkdir(parents=True, exist_ok=True)
+    (pipe / "refuse").touch()
+    with pytest.raises(WorkError, match="already running"):
+        mps.grant(TenantSpec("a"), (REAL,))
+
+
+def test_capabilities_are_honest(tmp_path: Path) -> None:
+    told = {kind.name: kind(tmp_path).capabilities() for kind in MECHANISMS}
+    assert told["whole"].exclusive
+    assert told["time"].gated
+    assert not told["mps"].gated
+    assert "fixed once" in told["mps"].resize
+    assert "one server serves one user" in told["mps"].isolation
+    assert "killed inside a kernel" in told["mps"].isolation
+    assert "cannot be stopped" in told["time"].isolation
+    assert Mps(tmp_path).resize(TenantSpec("a"), (REAL,)).startswith("memory at once")
+
+
+@pytest.mark.parametrize(
+    ("kind", "below", "priority"),
+    [
+        ({"best_effort": True}, True, "1"),
+        ({"best_effort": True}, False, "0"),
+        ({"best_effort": True, "priority": 1}, True, "0"),
+        ({"best_effort": True, "priority": -1}, False, "1"),
+        ({"latency_sensitive": True}, True, "0"),
+        ({}, True, "0"),
+    ],
+)
+def test_a_scheme_puts_best_effort_clients_of_mps_below_others(
+    tmp_path: Path, mps: Mps, kind: dict[str, Any], below: bool, priority: str
+) -> None:
+    registry = Registry([REAL], make_mechanisms(tmp_path) | {"mps": mps})
+    tenant = registry.admit(TenantSpec("a", mechanism="mps", **kind), 0)
+    assert tenant.environment(below=below)["CUDA_MPS_CLIENT_PRIORITY"] == priority
+    assert "CUDA_MPS_CLIENT_PRIORITY" not in registry_of_time(tmp_path).environment(below=True)
+
+
+def registry_of_time(folder: Path) -> Tenant:
+    return Registry([REAL], make_mechanisms(folder)).admit(TenantSpec("t", best_effort=True), 0)
+
+
+def test_mechanisms_do_not_mix_on_one_gpu(tmp_path: Path, mps: Mps) -> None:
+    registry = Registry([REAL], make_mechanisms(tmp_path) | {"mps": mps})
+    registry.admit(TenantSpec("a", request=0.2), 0)
+    with pytest.raises(InputError, match="shared by time"):
+        registry.admit(TenantSpec("b", mechanism="mps"), 0)
+    with pytest.raises(InputError, match="unknown mechanism 'magic'; known: whole, time, mps"):
+        registry.admit(TenantSpec("b", mechanism="magic"), 0)
+    with pytest.raises(InputError, match="a limit needs time or mps"):
+        Registry([REAL], make_mechanisms(tmp_path)).admit(TenantSpec("c", limit=0.5, mechanism="whole"), 0)

@@ -1,0 +1,100 @@
+"""The end of an MPS server is noticed within a second, and told once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from typing import Any, cast
+
+import pytest
+
+from cotenant.agent.mechanisms.mps import Mps
+from cotenant.agent.mechanisms.mps_watch import MpsWatch
+from cotenant.core.errors import WorkError
+from cotenant.serving.workers.base import WorkerSpec
+from cotenant.serving.workers.engine import Engine
+
+
+class Daemon:
+    """As much of Mps as the watch looks at: a daemon whose server is any process."""
+
+    def __init__(self, answer: str) -> None:
+        self.answer, self.here, self.asked = answer, True, 0
+
+    def gpus(self) -> tuple[str, ...]:
+        return ("GPU-1",) if self.here else ()
+
+    def ask(self, uuid: str, order: str) -> str:
+        self.asked += 1
+        assert (uuid, order) == ("GPU-1", "get_server_list")
+        if not self.answer:
+            raise WorkError("nobody answers")
+        return self.answer
+
+
+def watch(daemon: Daemon, died: list[str]) -> MpsWatch:
+    return MpsWatch(cast(Mps, daemon), died.append)
+
+
+def test_a_server_that_is_killed_is_noticed_within_a_second() -> None:
+    server = subprocess.Popen(["sleep", "60"])
+    died: list[str] = []
+    daemon = Daemon(f"{server.pid}\n")
+
+    async def run() -> float:
+        looking = asyncio.create_task(watch(daemon, died).run())
+        await asyncio.sleep(0.9)
+        assert not died
+        assert daemon.asked == 1  # once it is known, the kernel tells
+        server.kill()
+        killed = time.monotonic()
+        server.wait()
+        daemon.answer = ""
+        while not died:
+            assert time.monotonic() - killed < 5
+            await asyncio.sleep(0.02)
+        noticed = time.monotonic() - killed
+        looking.cancel()
+        return noticed
+
+    assert asyncio.run(run()) < 1.0
+    assert died == ["GPU-1"]
+
+
+def test_a_daemon_that_was_quit_is_no_fault() -> None:
+    server = subprocess.Popen(["sleep", "60"])
+    died: list[str] = []
+    daemon = Daemon(str(server.pid))
+    looker = watch(daemon, died)
+    asyncio.run(looker.look())
+    daemon.here = False
+    server.kill()
+    server.wait()
+    asyncio.run(looker.look())
+    assert died == []
+
+
+@pytest.mark.parametrize("answer", ["", "\n", "no server\n", "999999999\n"])
+def test_no_server_yet_is_no_fault(answer: str) -> None:
+    died: list[str] = []
+    looker = watch(Daemon(answer), died)
+    asyncio.run(looker.look())
+    asyncio.run(looker.look())
+    assert died == []
+
+
+def test_a_worker_whose_device_is_lost_knows_it() -> None:
+    class Model:
+        info: Any = None
+        broken = False
+
+        def lost(self) -> bool:
+            return self.broken
+
+    engine = Engine(WorkerSpec("w", 0, "X", "100%", 1.0, "mps", ()))
+    model = Model()
+    engine._models["a"] = cast(Any, model)
+    assert not engine.lost()
+    model.broken = True
+    assert engine.lost()

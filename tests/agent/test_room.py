@@ -1,0 +1,157 @@
+"""Room for what is about to be taken: contexts, programs that are parked whole, cards on which others hold memory."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from swap_node import CONTEXT, MIB, Node, Program, nodes_in
+
+from cotenant.agent.memory.residency import Residency
+from cotenant.policy.residency import GpuResidency, ResidencySettings
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
+
+
+@pytest.fixture
+def node(short_folder: Path) -> Iterator[Callable[..., Node]]:
+    with nodes_in(short_folder) as make:
+        yield make
+
+
+@pytest.mark.parametrize("mode", ["swap", "park"])
+def test_a_third_tenant_can_start_on_a_full_card(node: Callable[..., Node], mode: str) -> None:
+    """Its context has to be there at once: the others make way, though they run."""
+    here = node(3 * CONTEXT + 200 * MIB, swap_memory=4096 * MIB)
+    first = [here.program(name, mode, 700 * MIB) for name in ("a", "b")]
+    # 200 of 456 MiB beside two contexts are left for a third one, whose context takes 256
+    assert [program.ask("take(200)") for program in first] == ["0", "0"]
+    for program in first:
+        program.tell("work(1)")
+    third = here.program("c", mode, 700 * MIB)
+    assert third.ask("take(96)") == "0"
+    assert third.ask("check()") == "intact"
+    assert all(program.answer().endswith("intact") for program in first)
+
+
+def test_a_program_that_is_parked_whole_parks_others_for_its_memory(node: Callable[..., Node]) -> None:
+    here = node(2 * CONTEXT + 500 * MIB, swap_memory=4096 * MIB)
+    one, two = (here.program(name, "park", 900 * MIB) for name in ("a", "b"))
+    assert one.ask("take(200)") == "0"
+    assert two.ask("take(200)") == "0"
+    assert one.ask("take(320)") == "0"  # 520 + 200 are over the 500 beside two contexts
+    assert here.tenant("a")["gpus"][0]["memory_used_bytes"] == 520 * MIB + CONTEXT
+    assert two.ask("check()") == "intact"
+    assert one.ask("check()") == "intact"
+
+
+def test_memory_held_by_a_stranger_is_found_out(node: Callable[..., Node]) -> None:
+    """An unknown program holds a third of the card, far over what a first guess allows for: tenants share the rest,
+    and what the stranger gives back is used again."""
+    here = node(2 * CONTEXT + 1024 * MIB, context_reserve=CONTEXT)
+    stranger = Program(here, "stranger", None)
+    assert stranger.ask("take(256)") == "0"  # 512 MiB with its context
+    programs = [here.program(name, "swap", 700 * MIB) for name in ("a", "b")]
+    # 512 MiB are left beside two contexts
+    assert [program.ask("take(304)") for program in programs] == ["0", "0"]
+    for program in programs:
+        program.tell("work(0.8)")
+    assert all(program.answer().endswith("intact") for program in programs)
+    assert min(here.where(name)["moves_in"] for name in ("a", "b")) > 0
+    stranger.process.kill()
+    stranger.process.wait()
+    assert programs[0].ask("take(128)") == "0"
+    assert [program.ask("check()") for program in programs] == ["intact", "intact"]
+
+
+def test_a_tenant_that_makes_room_gets_no_turn_meanwhile(node: Callable[..., Node], short_folder: Path) -> None:
+    """It would hand it back at once and ask again: thousands of turns, and a move that starves."""
+    here = node(2 * CONTEXT + 320 * MIB)
+    one, two = (here.program(name) for name in ("a", "b"))
+    assert one.ask("take(240)") == "0"
+    one.tell("work(2)")
+    assert two.ask("take(240)") == "0"
+    two.tell("work(1)")
+    assert one.answer().endswith("intact")
+    assert two.answer().endswith("intact")
+    # turns of at least 20 ms each
+    assert sum(here.tenant(name)["gpus"][0]["turns"] for name in ("a", "b")) < 300
+
+
+def test_what_several_ask_for_at_once_is_waited_for(node: Callable[..., Node]) -> None:
+    """Three grow at the same time: what each has asked for and not taken stands in the way for a moment only."""
+    here = node(3 * CONTEXT + 520 * MIB, swap_memory=4096 * MIB)
+    programs = [here.program(name, "swap", 700 * MIB) for name in ("a", "b", "c")]
+    answers: list[str] = []
+
+    def grow(program: Program) -> None:
+        answers.append(program.ask("take(360, 120)"))
+        answers.append(program.ask("check()"))
+
+    threads = [threading.Thread(target=grow, args=(program,)) for program in programs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(answers) == ["0", "0", "0", "intact", "intact", "intact"], (answers, here.said())
+
+
+def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
+    """A turn pays for its own move of 30 ms, not for the second in which somebody else moved before."""
+    floors: list[int] = []
+    turn = SimpleNamespace(account=SimpleNamespace(name="a"), epoch=7)
+    broker = SimpleNamespace(
+        turns=SimpleNamespace(gpus={"g": SimpleNamespace(turn=turn)}),
+        resume_turn=lambda gpu, name, epoch, floor_ns: floors.append(floor_ns),
+    )
+
+    async def run() -> None:
+        residency: Any = object.__new__(Residency)
+        residency.agent = SimpleNamespace(broker=broker)
+        residency._locks, residency._retries, residency._last_move_ns = {"g": asyncio.Lock()}, {}, {"g": 10**9}
+        residency.gpus = {"g": GpuResidency(100, ResidencySettings(0.25))}
+        residency.gpus["g"].resize("a", movable=80, resident=80)
+        residency.gpus["g"].resize("b", movable=80, resident=0)
+
+        async def switch(tenant: object, gpu: str) -> None:
+            residency._last_move_ns[gpu] += 30_000_000
+
+        residency._switch = switch
+        async with residency._locks["g"]:
+            task = asyncio.create_task(residency._bring(SimpleNamespace(name="a"), "g", 7))
+            await asyncio.sleep(0.1)
+        await task
+        await residency._bring(SimpleNamespace(name="a"), "g", 6)  # a turn that has been taken back: nothing happens
+
+    asyncio.run(run())
+    assert floors == [90_000_000]  # 30 ms x (1 - 0.25) / 0.25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["swap", "park", "managed"])
+def test_a_context_that_nobody_reckoned_with_finds_room(node: Callable[..., Node], mode: str) -> None:
+    """Nothing is reserved for contexts, so the sums say that all fits; the driver says that it does not."""
+    here = node(3 * CONTEXT + 200 * MIB, swap_memory=4096 * MIB, context_reserve=0)
+    first = [here.program(name, mode, 700 * MIB) for name in ("a", "b")]
+    assert [program.ask("take(200)") for program in first] == ["0", "0"]
+    assert [program.ask("work(0.1)").split()[1] for program in first] == ["intact", "intact"]
+    third = here.program("c", mode, 700 * MIB)
+    assert third.ask("take(48)") == "0"
+    assert [program.ask("check()") for program in (third, *first)] == ["intact"] * 3
+
+
+def test_what_a_program_parked_whole_takes_is_refused_by_the_driver_first(node: Callable[..., Node]) -> None:
+    """Nothing is reserved for contexts, and two of them take half of the card."""
+    here = node(2 * CONTEXT + 500 * MIB, swap_memory=4096 * MIB, context_reserve=0)
+    one, two = (here.program(name, "park", 900 * MIB) for name in ("a", "b"))
+    assert one.ask("take(320)") == "0"
+    assert two.ask("take(520)") == "0"
+    assert [row["name"] for row in here.call("parked")["parked"]] == ["a"]
+    assert one.ask("check()") == "intact"
+    assert two.ask("check()") == "intact"

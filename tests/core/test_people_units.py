@@ -1,0 +1,34 @@
+"""Counts and memory as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.gpus import find_gpu
+from cotenant.core.units import counted, format_memory
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (2**40, "1 TiB"), (3 * 2**39, "1,536 GiB"), (786_432 * 2**20, "768 GiB"), (500 * 10**9, "500 GB"),
+        (62_500_000_000, "62.5 GB"), (10**12, "1 TB"), (1_500 * 10**9, "1.5 TB"), (10**18, "1000 PB"),
+        (10**6, "0.001 GB"), (2**29, "0.5369 GB"),
+    ],
+)  # fmt: skip
+def test_memory_keeps_the_units_it_was_given_in(n: int, text: str) -> None:
+    assert format_memory(n) == text
+
+
+def test_counts() -> None:
+    assert counted(1, "row") == "1 row"
+    assert counted(0, "row") == "0 rows"
+    assert counted(119_176, "GPU-hour") == "119,176 GPU-hours"
+    assert (counted(1, "row is", "rows are"), counted(2, "row is", "rows are")) == ("1 row is", "2 rows are")
+
+
+def test_a_cluster_describes_itself() -> None:
+    gpu = find_gpu("H100-80GB")
+    cluster = Cluster((NodeGroup(1_600, 8, gpu, 96, 2**40), NodeGroup(1, 1, gpu, 1, 62_500_000_000)))
+    assert cluster.describe() == "1,600 x 8 H100-80GB, 96 CPUs, 1 TiB; 1 x 1 H100-80GB, 1 CPU, 62.5 GB"

@@ -1,0 +1,227 @@
+"""The load generator's own gRPC client against the reference implementation of gRPC, and against our server."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.loadgen.grpc import SERVICE, GrpcPayload, field, fields, varint
+from cotenant.loadgen.http2 import FIRST_WINDOW, Http2Client, frame, literal
+from cotenant.loadgen.payload import parse_target
+from cotenant.loadgen.result import LoadResult
+from cotenant.loadgen.run import LoadTest, run_here
+from cotenant.loadgen.schedule import parse_service
+from cotenant.serving.protocol.tensors import Tensor
+from cotenant.workloads.requests.arrivals import parse_arrivals
+
+grpc = pytest.importorskip("grpc")
+Behave = Callable[[dict[int, Any], Any], bytes]
+
+
+def echo(request: dict[int, Any], context: Any) -> bytes:
+    return field(1, request[1]) + field(3, request[3]) + field(7, b"x" * 40)
+
+
+@contextlib.contextmanager
+def reference_server(behave: Behave, sizes: int = 4) -> Iterator[str]:
+    """A server by the grpc library: model `a` with one FP32 input [-1, sizes]."""
+
+    def metadata(message: bytes, context: Any) -> bytes:
+        if dict(fields(message))[1] != b"a":
+            context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
+        shape = varint(-1) + varint(sizes)
+        return field(1, b"a") + field(4, field(1, b"X") + field(2, b"FP32") + field(3, shape))
+
+    def infer(message: bytes, context: Any) -> bytes:
+        return behave(dict(fields(message)), context)
+
+    class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: Any) -> Any:
+            found = {SERVICE + "ModelMetadata": metadata, SERVICE + "ModelInfer": infer}.get(details.method)
+            return found and grpc.unary_unary_rpc_method_handler(found)
+
+    server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.max_receive_message_length", -1)])
+    server.add_generic_rpc_handlers((Handler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"grpc://127.0.0.1:{port}"
+    finally:
+        server.stop(0.2).wait()
+
+
+def send(url: str, rate: float = 100, slo_ms: float | None = None, **more: Any) -> LoadResult:
+    service = replace(parse_service(f"a={rate:g}", parse_arrivals("constant")), slo_ms=slo_ms)
+    return run_here(replace(LoadTest(parse_target(url), (service,), 1.0), **more))
+
+
+def counts(result: LoadResult) -> tuple[int, int, int, int, int]:
+    row = result.summary()["services"]["a"]
+    return row["sent"], row["ok"], row["late"], row["dropped"], row["failed"]
+
+
+def test_the_reference_server_answers_every_call() -> None:
+    ids: list[bytes] = []
+
+    def behave(request: dict[int, Any], context: Any) -> bytes:
+        ids.append(request[3])
+        return echo(request, context)
+
+    with reference_server(behave) as url:
+        result = send(url, 300)
+    assert counts(result) == (300, 300, 0, 0, 0)
+    assert len(set(ids)) == 300
+    assert 2 <= result.connections <= 5  # a window that opens late costs one more
+
+
+def test_statuses_are_told_apart() -> None:
+    codes = ["RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED"]
+
+    def behave(request: dict[int, Any], context: Any) -> bytes:
+        number = int(request[3], 16)
+        if number < len(codes):
+            context.abort(getattr(grpc.StatusCode, codes[number]), "as asked")
+        if number == 5:
+            time.sleep(2.6)
+        if number == 6:
+            return field(1, b"b") + field(3, request[3])
+        if number == 7:
+            return field(1, b"a") + field(3, b"00000000")
+        if number == 8:
+            context.set_trailing_metadata((("cotenant-executed-ms", "2.5"),))
+        return echo(request, context)
+
+    with reference_server(behave) as url:
+        result = send(url, 10, slo_ms=2500.0)
+    assert counts(result) == (10, 2, 1, 3, 4)
+    assert result.wrong == 2
+    assert result.rows["inference"].max() == 2.5
+
+
+def test_bodies_beyond_every_window_arrive_whole() -> None:
+    """4 MB a call is 64 windows of a connection: the client has to wait for the server to open them again."""
+    sizes = 1_000_000
+
+    def behave(request: dict[int, Any], context: Any) -> bytes:
+        assert len(request[7]) == 4 * sizes
+        return echo(request, context)
+
+    with reference_server(behave, sizes) as url:
+        result = send(url, 12)
+    assert counts(result) == (12, 12, 0, 0, 0)
+
+
+def test_a_call_without_an_answer_fails_alone() -> None:
+    def behave(request: dict[int, Any], context: Any) -> bytes:
+        if int(request[3], 16) == 3:
+            time.sleep(4.0)
+        return echo(request, context)
+
+    with reference_server(behave) as url:
+        result = send(url, 20, timeout_s=2.5)
+    assert counts(result) == (20, 19, 0, 0, 1), result.reasons
+
+
+def test_a_server_that_goes_away_fails_what_is_open_and_no_more() -> None:
+    with reference_server(echo) as url:
+        first = send(url, 50)
+        assert counts(first)[1] == 50
+    with pytest.raises(WorkError, match="cannot reach grpc://"):
+        send(url)
+
+
+def test_an_unknown_model_is_wrong_input() -> None:
+    with reference_server(echo) as url, pytest.raises(InputError, match="no model 'z'"):
+        run_here(LoadTest(parse_target(url), (parse_service("z=10", parse_arrivals("constant")),), 1.0))
+
+
+def test_our_server_answers_over_grpc() -> None:
+    from cotenant.serving.server import running
+
+    services = {
+        "gpus": {"count": 1, "model": "RTX2080Ti"},
+        "backend": "timed",
+        "services": [{"name": "a", "model": "lenet1", "rate_rps": 100, "slo_ms": 2000}],
+    }
+    with running(services, http=None, grpc="127.0.0.1:0") as server:
+        result = send(f"grpc://{server.grpc_address}", 100, slo_ms=2000.0)
+    assert counts(result) == (100, 100, 0, 0, 0)
+
+
+def test_what_is_not_http2_is_said() -> None:
+    client = Http2Client()
+    with pytest.raises(ValueError, match="not HTTP/2"):
+        client.feed(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_windows_hold_back_and_let_go() -> None:
+    client = Http2Client()
+    client.out.clear()
+    body = bytes(FIRST_WINDOW + 10)
+    stream = client.request(literal(b"a", b"b"), body)
+    sent = sum(len(x) for kind, _, x in frames(bytes(client.out)) if kind == 0)
+    assert sent == FIRST_WINDOW
+    client.out.clear()
+    client.feed(frame(8, 0, 0, (100).to_bytes(4, "big")))
+    assert not client.out  # the connection's window alone does not open the stream's
+    client.feed(frame(8, 0, stream, (4).to_bytes(4, "big")))
+    client.feed(frame(8, 0, stream, (100).to_bytes(4, "big")))
+    rest = [(flags, len(x)) for kind, flags, x in frames(bytes(client.out)) if kind == 0]
+    assert rest == [(0, 4), (1, 6)]
+
+
+def frames(data: bytes) -> list[tuple[int, int, bytes]]:
+    found, at = [], 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 3], "big")
+        found.append((data[at + 3], data[at + 4], data[at + 9 : at + 9 + size]))
+        at += 9 + size
+    return found
+
+
+@given(st.binary(max_size=400), st.integers(1, 30))
+def test_answers_may_come_in_any_pieces(payload: bytes, piece: int) -> None:
+    client = Http2Client()
+    stream = client.request(literal(b"a", b"b"), b"")
+    whole = (
+        frame(4, 0, 0)
+        + frame(1, 4, stream, literal(b":status", b"200"))
+        + frame(0, 0, stream, payload)
+        + frame(6, 0, 0, bytes(8))
+        + frame(1, 5, stream, literal(b"grpc-status", b"0"))
+    )
+    ended = [s for at in range(0, len(whole), piece) for s in client.feed(whole[at : at + piece])]
+    assert [(s.number, bytes(s.data), s.headers[b"grpc-status"]) for s in ended] == [(stream, payload, b"0")]
+
+
+@given(st.dictionaries(st.integers(1, 2000), st.binary(max_size=50)))
+def test_messages_survive(values: dict[int, bytes]) -> None:
+    assert dict(fields(b"".join(field(k, v) for k, v in values.items()))) == values
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        list(fields(data))
+
+
+def test_a_request_holds_what_the_protocol_asks_for() -> None:
+    message = GrpcPayload("m", [Tensor("X", "FP32", (1, 2), bytes(8))], deadline_ms=5).request(0xAB)
+    found = list(fields(message))
+    assert (1, b"m") in found
+    assert (3, b"000000ab") in found
+    assert (7, bytes(8)) in found
+    tensor = dict(fields(dict(found)[5]))  # type: ignore[arg-type]
+    assert (tensor[1], tensor[2], tensor[3]) == (b"X", b"FP32", bytes((1, 2)))
+    entry = dict(fields(dict(found)[4]))  # type: ignore[arg-type]
+    assert entry[1] == b"timeout"
+    assert dict(fields(entry[2]))[2] == 5000  # type: ignore[arg-type]

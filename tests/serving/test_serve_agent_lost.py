@@ -1,0 +1,66 @@
+"""A worker dies while the node's agent is gone or hangs: others are answered, and it is made when that is back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from serve_setup import deployment, infer, plan
+
+from cotenant.bench.harness import Bench, with_source
+from cotenant.serving.server import running
+
+WITHIN_S = 1.0
+
+
+def worker_of(name: str, bench: Bench) -> int:
+    row = next(row for row in bench.tenants() if f"-{name}-" in row["name"])
+    return int(row["root_pid"])
+
+
+def until(check: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_ends_without_an_agent_is_made_when_there_is_one(how: signal.Signals, tmp_path: Path) -> None:
+    services = deployment([{"name": "a", "slo_ms": 300}, {"name": "b", "slo_ms": 300}], tmp_path)
+    said: list[str] = []
+    with (
+        Bench("soft", {}) as bench,
+        running(
+            services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder, say=said.append
+        ) as made,
+    ):
+        for name in ("a", "b"):  # both are on the floor
+            assert infer(made.http_url, name)[0] == 200
+        agent, pid = bench._agent, worker_of("a", bench)
+        assert agent is not None
+        agent.send_signal(how)
+        if how is signal.SIGKILL:
+            agent.wait()
+        os.kill(pid, signal.SIGKILL)
+        seen = []
+        for _ in range(5):
+            asked = time.monotonic()
+            seen.append(infer(made.http_url, "b")[0])
+            assert time.monotonic() - asked < WITHIN_S, "the gateway does not wait for the agent"
+            time.sleep(0.1)
+        assert 200 in seen
+        assert infer(made.http_url, "a")[0] == 503
+        if how is signal.SIGKILL:
+            assert [line for line in said if "0/50%/0 waits for its worker: no agent answers at" in line]
+            with_agent = with_source(bench.environment)
+            bench._agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=with_agent)
+        else:
+            agent.send_signal(signal.SIGCONT)
+        until(lambda: infer(made.http_url, "a")[0] == 200, 8.0)
+        assert worker_of("a", bench) != pid

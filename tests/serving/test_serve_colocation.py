@@ -1,0 +1,400 @@
+"""Workers on the floor: LS ones raise it around batches, BE ones wait, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serve_setup import deployment, infer, plan
+
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.gate.client import Floor, join_floor
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.tenants.launcher import Launch, register
+from cotenant.bench.colocation_rig import Program
+from cotenant.bench.harness import Bench
+from cotenant.core.errors import InputError, WorkError
+from cotenant.policy.colocation import WorkClass
+from cotenant.serving.server import running
+from cotenant.serving.workers.base import ModelSpec, WorkerSpec
+from cotenant.serving.workers.colocation import SIGN_S, Claim, Colocation, Turnstile
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    """An agent with a software GPU."""
+    with Bench("soft", {}) as started:
+        yield started
+
+
+def uuid_of(bench: Bench) -> str:
+    with ControlClient(bench.folder) as client:
+        return str(client.call("status")["gpus"][0]["uuid"])
+
+
+def raises(bench: Bench) -> int:
+    with ControlClient(bench.folder) as client:
+        return sum(h["raises"] for gpu in client.call("colocation")["gpus"].values() for h in gpu["holders"])
+
+
+def wait_until(check: object, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not check():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_latency_sensitive_service_raises_the_floor_for_each_batch(bench: Bench, tmp_path: Path) -> None:
+    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path)
+    with running(services, plan=plan({"a": 1}), colocation="tidal", agent=bench.folder) as server:
+        before = raises(bench)
+        for _ in range(5):
+            assert infer(server.http_url, "a")[0] == 200
+        assert raises(bench) - before == 5
+        with ControlClient(bench.folder) as client:
+            state = client.call("colocation")
+        assert state["scheme"] == "tidal"
+        assert not any(h["up"] for h in state["gpus"][uuid_of(bench)]["holders"])
+
+
+def test_the_floor_shows_the_class_of_the_service_whose_batch_runs(bench: Bench, tmp_path: Path) -> None:
+    """`work_class` of the file, whether a service has its worker alone or shares it with one of another class."""
+    entries = [
+        {"name": "a", "slo_ms": 5000, "work_class": "memory"},
+        {"name": "b", "slo_ms": 5000, "work_class": "compute"},
+        {"name": "c", "slo_ms": 5000},
+    ]
+    watch = join_floor(bench.folder, uuid_of(bench))
+
+    def shown(url: str, service: str) -> set[int]:
+        seen: set[int] = set()
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.is_set():
+                seen.update(bytes(watch._mapping.raised))
+
+        watching = threading.Thread(target=look)
+        watching.start()
+        assert infer(url, service)[0] == 200
+        over.set()
+        watching.join()
+        return seen - {0}
+
+    services = deployment(entries, tmp_path)
+    for gpulets in ([{"a": 1}, {"b": 1, "c": 1}], [{"a": 1, "b": 1}, {"c": 1}]):
+        with running(services, plan=plan(*gpulets), colocation="orion", agent=bench.folder) as server:
+            assert shown(server.http_url, "a") == {WorkClass.MEMORY}
+            assert shown(server.http_url, "b") == {WorkClass.COMPUTE}
+            assert shown(server.http_url, "c") == {WorkClass.UNKNOWN}
+    watch.close()
+
+
+def test_the_floor_is_up_when_a_batch_is_sent_and_down_when_it_is_answered(bench: Bench, tmp_path: Path) -> None:
+    """Not for best-effort services, and nobody stays on the floor for workers that have gone."""
+    entries = [
+        {"name": "a", "slo_ms": 5000, "work_class": "compute"},
+        {"name": "b", "slo_ms": 60_000, "class": "best-effort"},
+    ]
+    services = deployment(entries, tmp_path)
+    watch = join_floor(bench.folder, uuid_of(bench))
+    sent: list[tuple[str, set[int]]] = []
+    before = Colocation.coming
+
+    def coming(made: Colocation, spec: WorkerSpec, service: str) -> None:
+        before(made, spec, service)
+        sent.append((service, set(bytes(watch._mapping.raised))))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Colocation, "coming", coming)
+        with running(services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder) as server:
+            for service in ("a", "a", "b", "a"):
+                assert infer(server.http_url, service)[0] == 200
+                wait_until(lambda: not watch.others_up(), 0.4)
+    # a worker joins the floor while its first batch is on its way
+    assert sent[1:] == [("a", {0, WorkClass.COMPUTE}), ("b", {0}), ("a", {0, WorkClass.COMPUTE})]
+    wait_until(lambda: sum(pid > 0 for pid in watch._mapping.layout.pid) == 1)
+    watch.close()
+
+
+def test_workers_that_only_take_time_are_tenants_too(bench: Bench, tmp_path: Path) -> None:
+    """Class, memory and weight of a service hold at the agent, and the start says where."""
+    entries = [
+        {"name": "a", "slo_ms": 5000, "memory": "2GiB", "copy_weight": 3},
+        {"name": "b", "slo_ms": 60_000, "class": "best-effort"},
+    ]
+    said: list[str] = []
+    services = deployment(entries, tmp_path)
+    with running(services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder, say=said.append):
+        tenants = {row["name"].split("-")[2]: row for row in bench.tenants()}
+        assert tenants["a"]["class"] == "latency-sensitive"
+        assert tenants["b"]["class"] == "best-effort"
+        assert tenants["a"]["gpus"][0]["memory_limit_bytes"] == 2 << 30
+        assert tenants["a"]["gpus"][0]["copies"]["weight"] == 3
+        assert tenants["a"]["root_pid"]
+        with ControlClient(bench.folder) as client:  # as `cotenant run --best-effort --mechanism mps` beside the server
+            train = TenantSpec("train", mechanism="mps", best_effort=True)
+            assert register(client, Launch(bench.folder, train, ["train"]))
+    assert any(line.startswith("co-location: tidal on GPU 0 (Cotenant Software GPU) of the agent in") for line in said)
+    wait_until(lambda: not bench.tenants())
+
+
+def test_who_holds_best_effort_work_off_is_told_of_a_worker_without_a_device_too(bench: Bench) -> None:
+    floor = join_floor(bench.folder, uuid_of(bench))  # this process is the worker, which never talks to the GPU
+    with ControlClient(bench.folder) as client:
+        mine = TenantSpec("mine", mechanism="mps", latency_sensitive=True)
+        register(client, Launch(bench.folder, mine, ["mine"]))
+        client.call("started", name="mine", pid=os.getpid())
+        assert bench.tenants()[0]["gpus"][0]["floor"] == ""
+        with floor.held():
+            assert bench.tenants()[0]["gpus"][0]["floor"] == "holds"
+        assert bench.tenants()[0]["gpus"][0]["floor"] == ""
+    floor.close()
+
+
+def test_a_worker_on_a_gpu_is_under_the_shim_and_held_off(bench: Bench, tmp_path: Path) -> None:
+    """What a best-effort worker gets as environment makes any program a tenant that the floor holds off."""
+    model = ModelSpec("night batch", "m", "onnx", None, "1", 8, latency_sensitive=False)
+    spec = WorkerSpec("0/50%/0#1", 0, "X", "50%", 0.5, "mps", (model,))
+    made = Colocation("tidal", bench.folder, {"night batch": Claim(1 << 30, 2.0)})
+    environment = bench.environment | made.environment(spec)
+    environment |= {key: value for key, value in bench.environment.items() if "SOFTGPU" in key}
+    be = Program("be", ["cotenant.bench.be_loads", "driver"], environment)
+    try:
+        be.wait_ready()
+        made.started(spec, be.process.pid)
+        be.ask("load mm2048", 60)
+        (row,) = bench.tenants()
+        assert row["name"].startswith(f"serve-{os.getpid()}-night-batch-")
+        assert (row["class"], row["limit"], row["gpus"][0]["memory_limit_bytes"]) == ("best-effort", 0.5, 1 << 30)
+        floor = join_floor(bench.folder, uuid_of(bench))
+        floor.raise_()
+        be.tell("run 0.4")
+        time.sleep(0.2)
+        down = time.monotonic_ns()
+        floor.lower()
+        block = be.answer()
+        floor.close()
+        assert all(done == 0 for at, done in block["marks"] if at < down)  # launched or not
+        assert block["count"] > 1000
+        made.released(spec)
+    finally:
+        be.close()
+        made.close()
+
+
+def test_the_scheme_of_a_server_goes_with_it(bench: Bench, tmp_path: Path) -> None:
+    """The agent's own setting is in force again afterwards, unless somebody has set another one meanwhile."""
+
+    def scheme() -> str:
+        with ControlClient(bench.folder) as client:
+            return str(client.call("status")["colocation"])
+
+    assert scheme() == "tidal"
+    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path)
+    with running(services, plan=plan({"a": 1}), colocation="static", agent=bench.folder):
+        assert scheme() == "static"
+    wait_until(lambda: scheme() == "tidal")
+    served = running(services, plan=plan({"a": 1}), colocation="static", agent=bench.folder)
+    with served, ControlClient(bench.folder) as client:
+        client.call("colocation", scheme="orion")
+    time.sleep(0.2)
+    assert scheme() == "orion"
+
+
+def test_an_agent_that_comes_back_is_told_the_scheme_again(tmp_path: Path) -> None:
+    with Bench("soft", {}) as bench:
+        made = Colocation("static", bench.folder, {})
+        agent = bench._agent
+        assert agent is not None
+        agent.kill()
+        agent.wait()
+        bench._agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=bench.environment)
+
+        def scheme() -> str:
+            try:
+                with ControlClient(bench.folder) as client:
+                    return str(client.call("status")["colocation"])
+            except WorkError:
+                return ""
+
+        wait_until(lambda: scheme() == "static", 20.0)
+        made.close()
+        wait_until(lambda: scheme() == "tidal")
+
+
+def test_what_a_shared_process_cannot_keep_is_said(bench: Bench, tmp_path: Path) -> None:
+    """Two classes in one worker: BE batches wait between LS ones only, and a reservation needs both to state theirs."""
+    entries = [{"name": "a", "slo_ms": 5000, "memory": "2GiB"}, {"name": "b", "slo_ms": 60_000, "class": "best-effort"}]
+    said: list[str] = []
+    services = deployment(entries, tmp_path)
+    with running(services, plan=plan({"a": 1, "b": 1}), colocation="tidal", agent=bench.folder, say=said.append):
+        pass
+    assert any("b shares a process with a latency-sensitive service" in line for line in said)
+    assert any("no memory is reserved for a: b, in the same process, states none" in line for line in said)
+
+
+@pytest.mark.parametrize(("mechanism", "between_batches"), [("green", True), ("mps", False)])
+def test_what_green_contexts_cannot_keep_is_said(bench: Bench, mechanism: str, between_batches: bool) -> None:
+    """A best-effort worker there changes its SMs itself, and the shim does not hold it up."""
+    said: list[str] = []
+    made = Colocation("tidal", bench.folder, {}, timed=True, say=said.append)
+    model = ModelSpec("b", "b", "timed", None, "1", 4, latency_sensitive=False)
+    made.environment(WorkerSpec("0/50%/0#1", 0, "X", "50%", 0.5, mechanism, (model,)))
+    made.close()
+    assert any("b on green contexts: held off between batches only" in line for line in said) == between_batches
+
+
+@pytest.mark.parametrize("scheme", ["tidal", None])
+def test_plans_of_a_server_keep_classes_apart(bench: Bench, tmp_path: Path, scheme: str | None) -> None:
+    """The first plan and the next, where the same services share a worker if no scheme is in force."""
+    entries = [{"name": "a", "slo_ms": 5000}, {"name": "b", "slo_ms": 60_000, "class": "best-effort"}]
+    services = deployment(entries, tmp_path)
+    with running(services, colocation=scheme, agent=bench.folder) as server:
+        for _ in range(2):
+            seats = sorted([s["service"] for s in let["seats"]] for let in server.status()["gpulets"])
+            assert [sorted(names) for names in seats] == ([["a", "b"]] if scheme is None else [["a"], ["b"]])
+            server.call(server.server.replanner.wanted.set)
+            before = server.server.stats.replans
+            wait_until(lambda: server.server.stats.replans > before, 30)  # noqa: B023 - called in this round
+
+
+def test_a_best_effort_service_waits_while_somebody_holds_the_floor(bench: Bench, tmp_path: Path) -> None:
+    entry = {"name": "b", "slo_ms": 60_000, "class": "best-effort"}
+    services = deployment([entry], tmp_path)
+    with running(services, plan=plan({"b": 1}), colocation="tidal", agent=bench.folder) as server:
+        assert infer(server.http_url, "b")[0] == 200
+        floor = join_floor(bench.folder, uuid_of(bench))
+        took: list[float] = []
+
+        def ask() -> None:
+            began = time.monotonic()
+            assert infer(server.http_url, "b")[0] == 200
+            took.append(time.monotonic() - began)
+
+        floor.raise_()
+        asking = threading.Thread(target=ask)
+        asking.start()
+        for _ in range(10):
+            time.sleep(0.03)
+            floor.raise_()  # a sign of life
+        assert not took
+        floor.lower()
+        asking.join(10)
+        floor.close()
+        assert took[0] >= 0.3
+        assert raises(bench) == 0  # a best-effort worker never raises, and the other has left
+
+
+def test_one_scheme_of_the_list_and_an_agent_are_needed(bench: Bench, tmp_path: Path) -> None:
+    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path)
+    wrong_name = running(services, plan=plan({"a": 1}), colocation="sideways", agent=bench.folder)
+    with pytest.raises(InputError, match="unknown co-location scheme"), wrong_name:
+        pass
+    no_agent = running(services, plan=plan({"a": 1}), colocation="tidal", agent=tmp_path / "nowhere")
+    with pytest.raises(WorkError, match="no agent answers"), no_agent:
+        pass
+
+
+def test_what_a_scheme_does_to_mechanism_and_sms_is_said(bench: Bench, tmp_path: Path) -> None:
+    """`temporal` has workers take turns whatever the file's mechanism is, `static` cuts what was planned."""
+    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path)
+    said: list[str] = []
+    with ControlClient(bench.folder) as client:
+        train = TenantSpec("train", mechanism="mps", best_effort=True)
+        register(client, Launch(bench.folder, train, ["train"]))
+        refused = running(services, plan=plan({"a": 1}), colocation="temporal", agent=bench.folder)
+        with pytest.raises(InputError, match=r"temporal runs its workers under .* time: .*\(train\)"), refused:
+            pass
+    with running(services, plan=plan({"a": 1}), colocation="static", agent=bench.folder, say=said.append):
+        assert [row["limit"] for row in bench.tenants()] == [0.25 * 0.5]  # a quarter of the half that was planned
+    assert any("a latency-sensitive gpulet has 25%, a best-effort one 75%" in line for line in said)
+
+
+def test_a_turnstile_tells_the_classes_of_a_mixed_worker_apart(bench: Bench) -> None:
+    ours = join_floor(bench.folder, uuid_of(bench))
+    other = join_floor(bench.folder, uuid_of(bench))
+    gate = Turnstile(ours, frozenset({"be"}), gated=False)
+    gate.enter("ls")
+    assert other.others_up()
+    assert not ours.others_up()
+    gate.enter("be")  # its own batch does not hold it up
+    gate.leave("ls")
+    assert not other.others_up()
+    ours.close()
+    other.close()
+
+
+def test_a_long_batch_is_protected_to_its_end(bench: Bench) -> None:
+    """Longer than a holder is believed that does not raise again (0.5 s)."""
+    ours, other = (join_floor(bench.folder, uuid_of(bench)) for _ in range(2))
+    gate = Turnstile(ours, frozenset(), gated=False)
+    gate.enter("ls")
+    for _ in range(40):
+        assert other.others_up()
+        time.sleep(0.03)
+    gate.leave("ls")
+    time.sleep(2 * SIGN_S)
+    assert not other.others_up()
+
+
+def test_a_worker_on_green_contexts_shrinks_while_ls_works_and_grows_again(bench: Bench) -> None:
+    ours, other = join_floor(bench.folder, uuid_of(bench)), join_floor(bench.folder, uuid_of(bench))
+    steps: list[float] = []
+    gate = Turnstile(ours, frozenset({"be"}), gated=False, beside=0.125, whole=0.75, resize=steps.append)
+    gate.enter("be")
+    other.raise_()
+    gate.enter("be")
+    gate.enter("be")
+    other.lower()
+    gate.enter("be")
+    assert steps == [0.125, 0.75]
+    ours.close()
+    other.close()
+
+
+def test_a_killed_holder_is_lowered_at_once_and_a_silent_one_after_the_limit(bench: Bench) -> None:
+    watcher = join_floor(bench.folder, uuid_of(bench))
+    doomed = join_floor(bench.folder, uuid_of(bench))
+    doomed.raise_()
+    assert watcher.others_up()
+    doomed._closed = True  # as the kernel does for a killed process: the connection ends, nothing is lowered
+    doomed._mapping.connection.shutdown(2)
+    doomed._mapping.connection.close()
+    wait_until(lambda: not watcher.others_up(), 1.0)
+    with ControlClient(bench.folder) as client:
+        client.call("colocation", hold_limit_ns=50_000_000)
+    silent = join_floor(bench.folder, uuid_of(bench))
+    silent.raise_()
+    assert watcher.others_up()
+    time.sleep(0.08)
+    assert not watcher.others_up()
+    silent.close()
+    watcher.close()
+
+
+def test_a_holder_finds_the_agents_successor(tmp_path: Path) -> None:
+    with Bench("soft", {}) as bench:
+        floor: Floor = join_floor(bench.folder, uuid_of(bench))
+        agent = bench._agent
+        assert agent is not None
+        agent.kill()
+        agent.wait()
+        floor.raise_()  # the page goes on working
+        bench._agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=bench.environment)
+        wait_until(lambda: (bench.folder / "floor.sock").exists() and bool(_up(bench)), 20.0)
+        wait_until(lambda: _up(bench) == [True], 1.0)  # it joins first, and raises then
+        floor.close()
+
+
+def _up(bench: Bench) -> list[bool]:
+    try:
+        with ControlClient(bench.folder) as client:
+            return [h["up"] for h in client.call("colocation")["gpus"][uuid_of(bench)]["holders"]]
+    except WorkError:
+        return []

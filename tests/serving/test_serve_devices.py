@@ -1,0 +1,102 @@
+"""Which GPU a worker sees and what enforces its part, without a GPU: the finding of GPUs is a stand-in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_setup import deployment, plan
+
+from cotenant.bench.onnx_model import perceptron
+from cotenant.core.errors import WorkError
+from cotenant.devices.gpus import Gpu
+from cotenant.serving.server import running
+from cotenant.serving.workers import devices
+from cotenant.serving.workers.base import WorkerSpec
+from cotenant.serving.workers.devices import Devices, mig_instances
+from cotenant.serving.workers.local import LocalWorkers
+
+GPUS = (Gpu("GPU-aaaa", "X", 1, 0), Gpu("GPU-bbbb", "X", 1, 1))
+LIST = """GPU 0: X (UUID: GPU-aaaa)
+  MIG 1g.10gb     Device  0: (UUID: MIG-one)
+  MIG 1g.10gb     Device  1: (UUID: MIG-two)
+  MIG 3g.40gb     Device  2: (UUID: MIG-three)
+GPU 1: X (UUID: GPU-bbbb)
+  MIG 1g.10gb     Device  0: (UUID: MIG-other)
+"""
+
+
+def spec(name: str, gpu: int = 0, partition: str = "1g", fraction: float = 0.4, mechanism: str = "mig") -> WorkerSpec:
+    return WorkerSpec(name, gpu, "X", partition, fraction, mechanism, ())
+
+
+def test_mig_instances_are_given_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Done:
+        stdout = LIST
+
+    monkeypatch.setattr(devices.subprocess, "run", lambda *a, **k: Done())
+    assert mig_instances(GPUS[0]) == [("1g.10gb", "MIG-one"), ("1g.10gb", "MIG-two"), ("3g.40gb", "MIG-three")]
+    made = Devices("mig", 2, lambda: GPUS)
+    given = [made.environment(spec(name))["CUDA_VISIBLE_DEVICES"] for name in "ab"]
+    assert given == ["MIG-one", "MIG-two"]
+    with pytest.raises(WorkError, match="GPU 0 has no free MIG instance 1g"):
+        made.environment(spec("c"))
+    assert made.environment(spec("d", 1))["CUDA_VISIBLE_DEVICES"] == "MIG-other"
+    made.released(spec("a"))
+    assert made.environment(spec("e"))["CUDA_VISIBLE_DEVICES"] == "MIG-one"
+    made.close()
+
+
+def test_whole_gpus_and_too_few_of_them() -> None:
+    made = Devices("time", 2, lambda: GPUS)
+    assert made.environment(spec("a", 1, "100%", 1.0, "time")) == {"CUDA_VISIBLE_DEVICES": "GPU-bbbb"}
+    made.close()
+    with pytest.raises(WorkError, match="has 3 GPUs; 2 can be used here"):
+        Devices("time", 3, lambda: GPUS)
+
+
+def test_mps_percentages(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, str]] = []
+
+    def grant(self: Any, tenant: Any, gpus: Any) -> Any:
+        asked.append((tenant.limit, gpus[0].uuid))
+
+        class Enforcement:
+            environment = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{tenant.limit * 100:g}"}  # noqa: RUF012
+
+        return Enforcement()
+
+    monkeypatch.setattr("cotenant.serving.workers.devices.Mps.grant", grant)
+    for mechanism, limit in (("mps", 0.4), ("green", 1.0)):  # a ladder says itself what it uses
+        made = Devices(mechanism, 1, lambda: GPUS)
+        assert made.environment(spec("a", 0, "40%", 0.4, mechanism))["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa"
+        assert asked.pop() == (limit, "GPU-aaaa")
+        made.close()
+
+
+def test_cores_stand_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight cores as two GPUs of four; shares are whole cores, those that nobody has first."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    made = LocalWorkers("cores", 2)
+    assert made.cores_of_gpu(0) == [0, 1, 2, 3]
+    assert made.cores_of_gpu(1) == [4, 5, 6, 7]
+    listener: Any = None
+    found = [made.create(spec(n, gpu, "p", f, "cores"), listener).cores  # type: ignore[attr-defined]
+             for n, gpu, f in (("a", 0, 0.5), ("b", 0, 0.25), ("c", 0, 0.1), ("d", 1, 1.0))]  # fmt: skip
+    assert found == [(0, 1), (2,), (3,), (4, 5, 6, 7)]
+
+
+def test_no_gpu_is_said_with_what_can_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.serving.workers.devices.discover", _nothing)
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").write_bytes(perceptron(4))
+    services = deployment([{"name": "a", "model": str(tmp_path / "m"), "slo_ms": 5000, "backend": "auto"}], tmp_path)
+    with pytest.raises(WorkError, match="no NVIDIA GPU was found here: `mechanism: cores`"), running(
+        services, plan=plan({"a": 1})
+    ):
+        pass
+
+
+def _nothing(wanted: Any) -> Any:
+    raise WorkError("none")

@@ -1,0 +1,222 @@
+"""Plans that change under load: what moves, what stays, and that nobody notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_setup import ask, deployment, infer, plan
+
+from cotenant.serving.backends.timed import offset
+from cotenant.serving.server import Running, running
+
+
+class Load:
+    """Requests one after another on a few threads; keeps every answer."""
+
+    def __init__(self, server: Running, services: tuple[str, ...], threads: int = 2) -> None:
+        self.answers: list[tuple[str, int]] = []
+        self.wrong: list[Any] = []
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(server.http_url, name, i))
+            for i in range(threads) for name in services
+        ]  # fmt: skip
+
+    def _run(self, url: str, name: str, number: int) -> None:
+        value = float(number)
+        while not self._stop.is_set():
+            value += 1.0
+            status, _, body = infer(url, name, (value,))
+            self.answers.append((name, status))
+            if status != 200 or body["model_name"] != name or body["outputs"][0]["data"] != [value + offset(name)]:
+                self.wrong.append((name, status, body))
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(20)
+
+
+def put(server: Running, made: Any) -> None:
+    """Put a plan in force while the server runs."""
+    import asyncio
+
+    asyncio.run_coroutine_threadsafe(server.server.crew.apply(made), server.loop).result(30)
+
+
+def pids(server: Running) -> dict[str, int]:
+    return {let["name"]: let["pid"] for let in server.status()["gpulets"] if let["state"] == "serving"}
+
+
+def test_plans_change_under_load_and_no_request_is_lost(tmp_path: Path) -> None:
+    services = deployment([{"name": n, "slo_ms": 5000} for n in "abc"], tmp_path, gpus=2)
+    first = plan({"a": 4, "b": 4}, {"c": 4}, gpus=2)
+    with running(services, plan=first) as server:
+        with Load(server, ("a", "b", "c")) as load:
+            for made in (
+                plan({"a": 4}, {"b": 4, "c": 2}, gpus=2),
+                plan({"a": 8}, {"b": 4, "c": 8}, gpus=2),  # other batches only: no worker is made anew
+                plan({"c": 1, "a": 1}, {"b": 2}, {"a": 2}, gpus=2),
+                first,
+            ):
+                time.sleep(0.4)
+                put(server, made)
+            time.sleep(0.3)
+        assert not load.wrong
+        counted = Counter(load.answers)
+        assert set(counted) == {("a", 200), ("b", 200), ("c", 200)}
+        status = server.status()
+        assert {s["name"]: s["received"] for s in status["services"]} == {n: counted[n, 200] for n in "abc"}
+        assert status["worker_deaths"] == 0
+        assert status["switches"] == 5
+        end = time.monotonic() + 10
+        while len(server.status()["gpulets"]) != 2:  # old workers have gone
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_other_batches_keep_the_workers(tmp_path: Path) -> None:
+    services = deployment([{"name": "a", "slo_ms": 5000}, {"name": "b", "slo_ms": 5000}], tmp_path)
+    with running(services, plan=plan({"a": 2, "b": 2}, {"b": 4})) as server:
+        before = pids(server)
+        put(server, plan({"a": 8, "b": 1}, {"b": 2}))
+        assert pids(server) == before
+        put(server, plan({"a": 8}, {"b": 2}))  # b has gone from one gpulet: its worker just is not asked for it
+        assert pids(server) == before
+
+
+def test_rates_drive_plans_and_gpus(tmp_path: Path) -> None:
+    """The planner process plans for the file's rates, then for what is asked: fewer GPUs after three periods."""
+    services = deployment(
+        [{"name": "a", "slo_ms": 100, "rate_rps": 400}, {"name": "b", "slo_ms": 100, "rate_rps": 100}],
+        tmp_path, gpus=4, replan={"period": "0.6s", "headroom": 1.1}, least_rate=0.02, verify=False, forecast="ewma",
+    )  # fmt: skip
+    log = tmp_path / "gpus.csv"
+    with running(services, gpus_log=log) as server:
+        began = server.status()
+        assert began["gpus_in_use"] >= 2
+        assert not began["note"]
+        with Load(server, ("b",), threads=1) as load:
+            end = time.monotonic() + 40
+            while server.status()["gpus_in_use"] >= began["gpus_in_use"]:
+                assert time.monotonic() < end, server.status()
+                time.sleep(0.2)
+        assert not load.wrong
+        assert server.status()["replans"] > 3
+    rows = [line.split(",") for line in log.read_text().splitlines()]
+    assert rows[0] == ["time_s", "gpus_in_use", "gpus_held", "gpulets", "allocated"]
+    assert int(rows[-1][1]) < began["gpus_in_use"]
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_said_and_the_rest_is_served(tmp_path: Path) -> None:
+    services = deployment(
+        [{"name": "a", "slo_ms": 100, "rate_rps": 50, "priority": 1}, {"name": "b", "slo_ms": 100, "rate_rps": 5000}],
+        tmp_path, verify=False,
+    )  # fmt: skip
+    with running(services) as server:
+        assert infer(server.http_url, "a")[0] == 200
+        assert "do not suffice: b" in server.status()["note"]
+
+
+def test_new_files_are_loaded_beside_the_old_ones(tmp_path: Path) -> None:
+    """Hot reload: a new version is served after `load`; one that cannot be loaded leaves the old one in service."""
+    folder = tmp_path / "models" / "a"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "timed.json").write_text("{}")
+    services = deployment([{"name": "a", "model": str(folder), "slo_ms": 5000}], tmp_path)
+    with running(services, plan=plan({"a": 4})) as server:
+        assert infer(server.http_url, "a")[2]["model_version"] == "1"
+        (folder / "2").mkdir()
+        (folder / "2" / "timed.json").write_text('{"faults": {"on_load": "error"}}')
+        with Load(server, ("a",)) as load:
+            status, _, body = ask(server.http_url, "/v2/repository/models/a/load", {}, "POST", timeout=30)
+            assert status == 400
+            assert "as the drill asked for" in body["error"]
+            assert infer(server.http_url, "a")[2]["model_version"] == "1"
+            (folder / "2" / "timed.json").write_text("{}")
+            assert ask(server.http_url, "/v2/repository/models/a/load", {}, "POST", timeout=30)[0] == 200
+            assert infer(server.http_url, "a")[2]["model_version"] == "2"
+        assert not load.wrong
+        assert ask(server.http_url, "/v2/models/a/versions/1/ready")[0] == 404
+
+
+@pytest.mark.parametrize("priority", [0, -1])
+def test_lower_priorities_are_refused_first(tmp_path: Path, priority: int) -> None:
+    """A server that has nearly all that it takes has room for those above priority 0 only."""
+    services = deployment(
+        [{"name": "a", "slo_ms": 5000, "priority": priority}, {"name": "b", "slo_ms": 5000, "priority": 1}],
+        tmp_path, listen={"max_in_flight": 10},
+    )  # fmt: skip
+    with running(services, plan=plan({"a": 1, "b": 1})) as server:
+        server.call(lambda: setattr(server.server.gateway, "open", 9))
+        assert infer(server.http_url, "a")[0] == 429
+        assert infer(server.http_url, "b")[0] == 200
+        server.call(lambda: setattr(server.server.gateway, "open", 0))
+
+
+@pytest.mark.slow
+def test_a_trouble_of_the_planner_leaves_the_plan_in_force(tmp_path: Path) -> None:
+    services = deployment(
+        [{"name": "a", "slo_ms": 100, "rate_rps": 50}], tmp_path, replan={"period": "0.5s"}, verify=False
+    )
+    with running(services) as server:
+        process = server.server.replanner.process._process
+        assert process is not None
+        process.kill()
+        end = time.monotonic() + 20
+        while server.status()["replans"] < 4:  # it is started again and answers
+            assert infer(server.http_url, "a")[0] == 200
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+
+def test_what_is_unloaded_holds_no_memory(tmp_path: Path) -> None:
+    """The worker that had it goes, although what is left of its gpulet could have stayed there."""
+    services = deployment([{"name": "a", "slo_ms": 5000}, {"name": "b", "slo_ms": 5000}], tmp_path)
+    with running(services, plan=plan({"a": 2, "b": 2}, {"a": 2})) as server:
+        before = pids(server)
+        assert ask(server.http_url, "/v2/repository/models/b/unload", {}, "POST", timeout=30)[0] == 200
+        after = pids(server)
+        assert set(after.values()) & set(before.values()) == {before["0/50%/1"]}
+        assert infer(server.http_url, "a")[0] == 200
+        assert infer(server.http_url, "b")[0] == 503
+
+
+def test_a_gpu_that_goes_away_leaves_the_plan(tmp_path: Path) -> None:
+    """As when a node is lost: its gpulets are gone at once, nobody is blamed, the rest serves."""
+    from cotenant.serving.workers.local import LocalWorkers
+
+    class Losing(LocalWorkers):
+        left: tuple[int, ...] = (0, 1)
+
+        def gpus(self) -> tuple[int, ...]:
+            return self.left
+
+    factory = Losing("mps", 2, timed=True)
+    services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path, gpus=2)
+    with running(services, plan=plan({"a": 2}, {"a": 2}, {"a": 2}, gpus=2), workers=factory) as server:
+        gone = pids(server)["1/50%/0"]
+        factory.left = (0,)
+        os.kill(gone, signal.SIGKILL)
+        end = time.monotonic() + 10
+        while set(pids(server)) != {"0/50%/0", "0/50%/1"}:
+            assert time.monotonic() < end, server.status()
+            time.sleep(0.05)
+        assert infer(server.http_url, "a")[0] == 200
+        factory.left = (0, 1)  # and when it comes back it is used again
+        while len(pids(server)) != 3:
+            assert time.monotonic() < end + 10
+            time.sleep(0.05)

@@ -1,0 +1,44 @@
+"""`cotenant top --url` on a running server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from serve_setup import deployment, infer, plan
+
+from cotenant.serving.server import running
+
+
+def test_top_shows_services_and_gpulets(tmp_path: Path, call: Any) -> None:
+    (tmp_path / "tokens").write_text("# of the first team\nsecret-token\nanother-token\n")
+    services = deployment(
+        [{"name": "a", "slo_ms": 5000}, {"name": "b", "slo_ms": 5000}], tmp_path,
+        listen={"tokens": str(tmp_path / "tokens")},
+    )  # fmt: skip
+    with running(services, plan=plan({"a": 4})) as server:
+        assert infer(server.http_url, "a", headers={"authorization": "Bearer secret-token"})[0] == 200
+        token = ("--token", tmp_path / "tokens")
+        code, out, _ = call("top", "--url", server.http_url, "--once", *token)
+        assert code == 0
+        row = next(line.split() for line in out.splitlines() if line.startswith("a "))
+        assert row[5:10] == ["5,000", "100.00%", "0", "0", "0"] or row[5:7] == ["5000", "100.00%"]
+        assert "a (4)" in out
+        assert "b: the plan has no place for it" in out
+        code, out, _ = call("top", "--url", server.http_url, "--json", *token)
+        assert json.loads(out)["services"][0]["outcomes"]["ok"] == 1
+        code, _, err = call("top", "--url", server.http_url, "--once")
+        assert (code, "asks for a token: give --token FILE" in err) == (1, True)
+        test = ("load", "--url", server.http_url, "--service", "a=20", "--duration", "0.5s", "--json")
+        code, out, _ = call(*test, *token)
+        assert (code, json.loads(out)["services"]["a"]["failed"]) == (0, 0)
+        code, _, err = call(*test)
+        assert (code, "asks for a token that it knows" in err) == (2, True)
+        code, _, err = call("top", "--url", server.http_url, "--once", "--token", tmp_path / "empty")
+        assert (code, "names the file that holds the token" in err) == (2, True)
+        url = server.http_url
+    code, _, err = call("top", "--url", url, "--once")
+    assert code == 1
+    assert "is not reached" in err
+    assert call("top", "--url", "ftp://x", "--once")[0] == 2
