@@ -187,18 +187,6 @@ def faults(_keep: Keep) -> dict[str, Any]:
     }
 
 
-def probe_channels(_keep: Keep) -> dict[str, Any]:
-    from cotenant.bench.channels import probe
-
-    return probe(seconds=40.0)
-
-
-def colouring(_keep: Keep) -> dict[str, Any]:
-    from cotenant.bench.colouring import measure
-
-    return measure(seconds=60.0)
-
-
 def side_by_side(name: str) -> Callable[[Keep], dict[str, Any]]:
     """A step of pcie_designs.py."""
 
@@ -223,8 +211,6 @@ STEPS: dict[str, tuple[Callable[[Keep], dict[str, Any]], int]] = {
     "cost_alone": (cost_alone, 100),
     "faults": (faults, 40),
     "tenant_curve": (tenant_curve, 120),
-    "probe_channels": (probe_channels, 90),
-    "colouring": (colouring, 120),
 }
 
 

@@ -1,4 +1,4 @@
-"""cotenant bench pcie, probe channels and profile kernels on the command line."""
+"""cotenant bench pcie and profile kernels on the command line."""
 
 from __future__ import annotations
 
@@ -58,21 +58,6 @@ def test_a_profiled_program_is_given_time() -> None:
     done = cotenant("profile", "kernels", "--gpus", "soft", "--timeout", "0", "--", "true")
     assert done.code == 2
     assert "--timeout" in done.err
-
-
-def test_no_gpu_no_probe() -> None:
-    done = cotenant("probe", "channels", "--json")
-    assert done.code == 1
-    assert "no CUDA driver" in done.err
-    assert "docs/benchmarks/channels.md" in done.err
-    done = cotenant("probe", "channels", "--gpu", "soft")
-    assert done.code == 2
-    assert "real one" in done.err
-    done = cotenant("probe", "channels", "--seconds", "1")
-    assert done.code == 2
-    done = cotenant("probe", "channels", "--gpu", "GPU-none")
-    assert done.code == 2
-    assert "--gpu: no GPU 'GPU-none' here" in done.err
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

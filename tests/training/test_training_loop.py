@@ -214,6 +214,27 @@ class TestLease:
         assert (code, loop.step) == (None, 30)
 
 
+def test_a_data_set_learns_the_memory_of_the_lease_and_of_each_change(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Data:
+        def set_memory_budget(self, memory_bytes: int) -> None:
+            seen.append(memory_bytes)
+
+    class Loader:
+        dataset: Any = Data()
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(300))
+
+    write_lease(tmp_path, 0, Lease(memory_bytes=1000))
+    for step in cotenant.loop(Loader(), folder=tmp_path):
+        if step == 20:
+            write_lease(tmp_path, 0, Lease(memory_bytes=3000))
+        time.sleep(0.002)
+    assert seen == [1000, 3000]
+
+
 def test_progress_is_told(tmp_path: Path) -> None:
     loop = cotenant.loop(range(40), checkpoint=Model(), folder=tmp_path, epochs=2)
     for _ in loop:

@@ -35,7 +35,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench": ("cotenant.cli.bench", "Comparisons against a baseline of the same run: shares, copies, schemes."),
     "kube": ("cotenant.cli.kube", "Kubernetes: webhook, device plugin, manifests, Helm chart."),
     "slurm": ("cotenant.cli.slurm", "Slurm: prolog and epilog that give a job its share."),
-    "probe": ("cotenant.cli.probe", "What a GPU shows of itself without a driver patch: memory channels."),
     "plan": ("cotenant.cli.plan", "Cut GPUs into gpulets for services under SLOs."),
     "serve": ("cotenant.cli.serve", "Answer inference requests for many models on shared GPUs."),
     "infer": ("cotenant.cli.infer", "Run one model on one share of this machine, for a first look."),

@@ -14,27 +14,24 @@ from cotenant.policy.jobs.arrays import Array, Demand
 
 
 class Ordering(NamedTuple):
-    """One ordering: its code in kernels, when its key changes (never, when the job runs, always), and in words."""
+    """One ordering: its code in kernels, and in words."""
 
     code: int
-    changes: int
     summary: str
 
 
-NEVER, WHEN_RUN, ALWAYS = 0, 1, 2
-
 ORDERINGS: dict[str, Ordering] = {
-    "fifo": Ordering(0, NEVER, "first come, first served"),
-    "sjf": Ordering(1, NEVER, "shortest job first, by its whole run time"),
-    "srtf": Ordering(2, WHEN_RUN, "shortest remaining run time first"),
-    "srsf": Ordering(3, WHEN_RUN, "shortest remaining service first: remaining run time x GPUs"),
-    "las": Ordering(4, WHEN_RUN, "least attained service first: GPU-time received so far"),
-    "las-queues": Ordering(5, WHEN_RUN, "least attained service in discrete queues, first come first served in each"),
-    "gittins": Ordering(6, WHEN_RUN, "largest Gittins index of the distribution of GPU-time first"),
-    "ftf": Ordering(7, ALWAYS, "finish-time fairness: the job treated worst goes first"),
-    "ftf-public": Ordering(8, ALWAYS, "the public Synergy simulator's inverted finish-time fairness, for comparison"),
-    "drf": Ordering(9, NEVER, "smallest dominant share of ideal demand first"),
-    "tetris": Ordering(10, WHEN_RUN, "smallest demand x remaining run time first"),
+    "fifo": Ordering(0, "first come, first served"),
+    "sjf": Ordering(1, "shortest job first, by its whole run time"),
+    "srtf": Ordering(2, "shortest remaining run time first"),
+    "srsf": Ordering(3, "shortest remaining service first: remaining run time x GPUs"),
+    "las": Ordering(4, "least attained service first: GPU-time received so far"),
+    "las-queues": Ordering(5, "least attained service in discrete queues, first come first served in each"),
+    "gittins": Ordering(6, "largest Gittins index of the distribution of GPU-time first"),
+    "ftf": Ordering(7, "finish-time fairness: the job treated worst goes first"),
+    "ftf-public": Ordering(8, "the public Synergy simulator's inverted finish-time fairness, for comparison"),
+    "drf": Ordering(9, "smallest dominant share of ideal demand first"),
+    "tetris": Ordering(10, "smallest demand x remaining run time first"),
 }
 FIFO, SJF, SRTF, SRSF, LAS, LAS_QUEUES, GITTINS, FTF, FTF_PUBLIC, DRF, TETRIS = range(11)
 RESERVED_PRIORITY = np.iinfo(np.int64).max

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +14,7 @@ from cotenant.serving.protocol.tensors import (
     Buffer,
     Tensor,
     TensorError,
-    array_of,
     check_size,
-    elements,
     from_list,
     unpack_strings,
 )
@@ -193,40 +190,3 @@ def encode_answer(request: InferRequest, answer: InferAnswer) -> tuple[bytes, in
     if not binary:
         return text, None
     return b"".join((text, *binary)), len(text)
-
-
-def encode_request(inputs: Sequence[Tensor], *, binary: bool = True, request_id: str = "") -> tuple[bytes, int | None]:
-    """(body, length of its JSON part, None without binary data) of a request, for clients."""
-    entries: list[dict[str, Any]] = []
-    for tensor in inputs:
-        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if binary:
-            entry["parameters"] = {"binary_data_size": len(tensor.data)}
-        else:
-            entry["data"] = array_of(tensor.data, tensor.datatype, (elements(tensor.shape),)).tolist()
-        entries.append(entry)
-    head: dict[str, Any] = {"inputs": entries}
-    if request_id:
-        head["id"] = request_id
-    if not binary:
-        return orjson.dumps(head), None
-    head["parameters"] = {"binary_data_output": True}
-    text = orjson.dumps(head)
-    return b"".join((text, *(tensor.data for tensor in inputs))), len(text)
-
-
-def decode_answer(body: Buffer, header_length: str | None) -> dict[str, Tensor]:
-    """Outputs by name from the body of an answer, for clients."""
-    view = memoryview(body)
-    length = len(view) if header_length is None else int(header_length)
-    head = orjson.loads(view[:length])
-    found, at = {}, length
-    for entry in head["outputs"]:
-        size = entry.get("parameters", {}).get("binary_data_size")
-        shape = tuple(entry["shape"])
-        if size is None:
-            found[entry["name"]] = from_list(entry["name"], entry["datatype"], shape, entry["data"])
-        else:
-            found[entry["name"]] = Tensor(entry["name"], entry["datatype"], shape, view[at : at + size])
-            at += size
-    return found
