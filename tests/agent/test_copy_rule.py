@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_sources import SHIM
 
-import cotenant.shim
 from cotenant.agent.copies.page import DIRECTIONS, LINKS, PAGE_BYTES, VERSION, CopyLayout, CopyLink, CopyPage, CopyQueue
 from cotenant.agent.copies.queue import PAGEABLE, Ticket
 from cotenant.agent.copies.queue import CopyQueue as Queue
@@ -371,7 +371,7 @@ def test_python_and_c_agree_on_the_page(tmp_path: Path) -> None:
         for field, *_ in layout._fields_:
             facts[f"{name}.{field}"] = getattr(layout, field).offset
             lines.append(f'printf("{name}.{field} %zu\\n", offsetof(struct {name}, {field}));')
-    header = Path(cotenant.shim.__file__).parent / "copy_page.h"
+    header = SHIM / "copy_page.h"
     source = tmp_path / "facts.c"
     source.write_text(
         f'#include <stdio.h>\n#include <stddef.h>\n#include "{header}"\nint main(void) {{\n'

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 from agent_harness import AgentProcess, wait_for
+from native_sources import SHIM
 
-import cotenant.shim
 from cotenant.agent.config.colocation import parse_colocation
 from cotenant.agent.config.files import TenantSpec, load
 from cotenant.agent.gate import page as floor_page
@@ -30,7 +30,7 @@ from cotenant.devices.gpus import uuid_bytes
 from cotenant.policy.colocation.gate import RuleKind, WorkClass
 from cotenant.shim.build import compiler
 
-HEADER = Path(cotenant.shim.__file__).parent / "floor.h"
+HEADER = SHIM / "floor.h"
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

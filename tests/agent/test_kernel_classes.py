@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from native_sources import SHIM
 from typer.testing import CliRunner
 
 from cotenant.agent.config.colocation import known_kernels
@@ -80,7 +81,7 @@ def test_of_a_long_name_what_a_profile_keeps_counts() -> None:
     long = "k" * kernel_table.NAME_BYTES
     rows = [KernelRow(long + "a", (), 30, 1, COMPUTE), KernelRow(long + "b", (), 20, 1, COMPUTE)]
     assert rows_of(compiled(rows)) == {hashed(long.encode()): (0, 1, COMPUTE)}
-    header = (SOURCE / "cotenant/shim/floor.h").read_text()
+    header = (SHIM / "floor.h").read_text()
     assert f"#define COTENANT_KERNEL_NAME {kernel_table.NAME_BYTES}u" in header
 
 

@@ -10,12 +10,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from native_sources import SHIM
 
-import cotenant.shim
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.page import PageLayout, Slot
 
-HEADER = Path(cotenant.shim.__file__).parent / "protocol.h"
+HEADER = SHIM / "protocol.h"
 
 ENUMS: dict[str, type[enum.IntEnum] | type[enum.IntFlag]] = {
     "": wire.Type,

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from native_sources import SHIM
 
 from cotenant.core.errors import InputError
 from cotenant.kube import names
@@ -51,9 +52,8 @@ def test_the_first_driver_of_a_list_is_found(tmp_path: Path) -> None:
         "int main(int n, char **v) { char f[COTENANT_PATH_BYTES];"
         ' const char *p = cot_first_file(n > 1 ? v[1] : NULL, f); puts(p ? p : "none"); return 0; }\n'
     )
-    include = Path(__file__).resolve().parents[2] / "src" / "cotenant" / "shim"
     try:
-        subprocess.run(["cc", f"-I{include}", str(source), "-o", str(tmp_path / "t")], check=True)
+        subprocess.run(["cc", f"-I{SHIM}", str(source), "-o", str(tmp_path / "t")], check=True)
     except FileNotFoundError:
         pytest.skip("no C compiler")
     there = tmp_path / "libcuda.so.1"

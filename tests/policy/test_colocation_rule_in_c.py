@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from colocation_events import EVENTS, US
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_sources import SHIM
 
-import cotenant.shim
 from cotenant.policy.colocation import APART, GateState, Rule, WorkClass, ended, may_go, share_ns, went
 from cotenant.policy.colocation.gate import RuleKind
 
@@ -63,9 +62,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         pytest.skip("no C compiler")
     folder = tmp_path_factory.mktemp("rule")
     (folder / "rule.c").write_text(SOURCE)
-    headers = Path(cotenant.shim.__file__).parent
     subprocess.run(
-        [compiler, "-O2", "-shared", "-fPIC", f"-I{headers}", "-o", str(folder / "rule.so"), str(folder / "rule.c")],
+        [compiler, "-O2", "-shared", "-fPIC", f"-I{SHIM}", "-o", str(folder / "rule.so"), str(folder / "rule.c")],
         check=True,
     )
     library = ctypes.CDLL(str(folder / "rule.so"))

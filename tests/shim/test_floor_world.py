@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from native_sources import SHIM
 
-import cotenant.shim
 from cotenant.policy.colocation import APART, settings_for
 
 US, MS = 1_000, 1_000_000
@@ -74,8 +74,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("no C compiler")
     out = tmp_path_factory.mktemp("world") / "world.so"
-    shim, source = Path(cotenant.shim.__file__).parent, Path(__file__).parent / "floor_world.c"
-    flags = ["-O2", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{shim}"]
+    source = Path(__file__).parent / "floor_world.c"
+    flags = ["-O2", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{SHIM}"]
     subprocess.run([compiler, *flags, "-o", str(out), str(source), "-lpthread"], check=True)
     library = ctypes.CDLL(str(out))
     library.world_divide.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_bool]

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from native_sources import SHIM, SOFTGPU
 
 from cotenant.core.errors import InputError
 from cotenant.shim import build as shim_build
@@ -45,7 +46,7 @@ def test_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_the_compiler_has_nothing_to_warn_of() -> None:
     """One name inside another is how a macro came to charge a number that was never set."""
-    folders = [shim_build.SOURCES, shim_build.SOURCES.parent / "softgpu", Path(__file__).parent]
+    folders = [SHIM, SOFTGPU, Path(__file__).parent]
     strict = ["-fsyntax-only", "-Wshadow", "-Werror", "-Wno-missing-field-initializers", "-I", str(folders[0])]
     sources = [source for folder in folders for source in sorted(folder.glob("*.c"))]
 

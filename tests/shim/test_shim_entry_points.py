@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_agent import ATTACH, HELLO, FakeAgent
+from native_sources import SHIM
 from shim_tenants import Tenants
 
 from cotenant.shim import build as shim_build
@@ -70,7 +71,7 @@ def test_other_names_of_the_driver_lead_to_the_shim(tenants: Tenants, agent: Age
 def test_shim_exports_whatever_the_driver_exports(shim_library: Path, soft_library: Path) -> None:
     exported = set(defined_symbols(shim_library, dynamic=True))
     assert {name for name in defined_symbols(soft_library, dynamic=True) if name.startswith("cu")} <= exported
-    known = set((shim_build.SOURCES / "driver_exports.txt").read_text().split())
+    known = set((SHIM / "driver_exports.txt").read_text().split())
     assert known <= exported
     assert len(known) > 700
     ours = {"dlopen", "cotenant_memory_of", "cotenant_turn_left_ns"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_agent import FakeAgent
+from native_sources import SHIM
 from shim_tenants import Tenants
 
 from cotenant.shim import build as shim_build
@@ -65,7 +66,7 @@ def test_without_a_cap_nvml_is_left_alone(tenants: Tenants, agent: Agents, soft_
 
 def test_nvml_shim_exports_whatever_the_library_exports(soft_nvml: Path) -> None:
     exported = set(defined_symbols(shim_build.build_nvml(soft_nvml), dynamic=True))
-    known = set((shim_build.SOURCES / "nvml_exports.txt").read_text().split())
+    known = set((SHIM / "nvml_exports.txt").read_text().split())
     assert known <= exported
     assert {name for name in defined_symbols(soft_nvml, dynamic=True) if name.startswith("nvml")} <= exported
     assert len(known) > 390

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from native_sources import SOFTGPU
 
 from cotenant.shim import build as shim_build
-from cotenant.softgpu import build as soft_build
 
 NOW = 1_000_000
 STUB = (
@@ -48,9 +48,8 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], 
         monkeypatch.setitem(os.environ, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", str(percent))
         stub, target = tmp_path / "stub.c", tmp_path / f"share{percent}.so"
         stub.write_text(STUB)
-        folder = soft_build.SOFT_SOURCES
-        sources = [str(stub), str(folder / "share.c")]
-        shim_build.run_compiler(["-O1", "-shared", "-fPIC", f"-I{folder}", *sources, "-o", str(target)])
+        sources = [str(stub), str(SOFTGPU / "share.c")]
+        shim_build.run_compiler(["-O1", "-shared", "-fPIC", f"-I{SOFTGPU}", *sources, "-o", str(target)])
         library = ctypes.CDLL(str(target))
         library.ask.restype = ctypes.c_uint64
         library.ask.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32]

@@ -23,7 +23,9 @@ from cotenant.core.errors import InputError
 from cotenant.shim.elf import defined_symbols
 from cotenant.shim.stubs import stub_assembly
 
-SOURCES = Path(__file__).resolve().parent
+STUBS = Path(__file__).with_name("stubs.py")
+NATIVE = Path(__file__).resolve().parents[3] / "native"
+SOURCES = NATIVE / "shim"
 C_FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-fno-semantic-interposition", "-Wall", "-Wextra")
 DRIVER_PLACES = (
     "/usr/local/nvidia/lib64",
@@ -156,7 +158,7 @@ def build(driver: Path | None = None, *, cache: Path | None = None) -> Path:
             ]
         )
 
-    parts = [*texts, (SOURCES / "stubs.py").read_bytes(), "\n".join(sorted(exports)).encode()]
+    parts = [*texts, STUBS.read_bytes(), "\n".join(sorted(exports)).encode()]
     return cached("libcotenant-shim.so", parts, make, cache)
 
 
@@ -176,7 +178,7 @@ def build_nvml(library: Path | None = None, *, cache: Path | None = None) -> Pat
         linking = ["-shared", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,-z,now"]
         run_compiler([*linking, str(made), str(assembly), "-o", str(target), "-ldl", "-lpthread"])
 
-    parts = [source.read_bytes(), (SOURCES / "stubs.py").read_bytes(), "\n".join(sorted(exports)).encode()]
+    parts = [source.read_bytes(), STUBS.read_bytes(), "\n".join(sorted(exports)).encode()]
     return cached("libcotenant-nvml.so", parts, make, cache)
 
 

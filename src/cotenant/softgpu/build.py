@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cotenant.shim.build import C_FLAGS, SOURCES, cached, run_compiler
+from cotenant.shim.build import C_FLAGS, NATIVE, SOURCES, cached, run_compiler
 
-SOFT_SOURCES = Path(__file__).resolve().parent
+SOFT_SOURCES = NATIVE / "softgpu"
 LIBRARY = "libcotenant-softgpu.so"
 
 

@@ -39,7 +39,7 @@ class Contention:
 @cache
 def read_table() -> Contention:
     """The constants of softgpu/contention.h."""
-    header = Path(__file__).resolve().parents[2] / "softgpu" / "contention.h"
+    header = Path(__file__).resolve().parents[4] / "native" / "softgpu" / "contention.h"
     values = {name: int(a or b) for name, a, b in _DEFINE.findall(header.read_text())}
     kinds = ("UNKNOWN", "MEMORY", "COMPUTE")
     return Contention(
