@@ -14,7 +14,7 @@ from colocation_faults import GPU, TOGETHER
 from colocation_held import MECHANISM
 
 from cotenant.agent.config.files import TenantSpec
-from cotenant.agent.gate.kernel_table import compiled, most_class
+from cotenant.agent.config.kernel_table import compiled, most_class
 from cotenant.bench.colocation import (
     FILLS_SMS,
     Plan,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.agent.config.file_watch import FileWatch
 from cotenant.agent.config.files import load, parse_gemini
-from cotenant.agent.file_watch import FileWatch
 from cotenant.core.errors import InputError
 from cotenant.policy.shares import MS_NS, SECOND_NS
 

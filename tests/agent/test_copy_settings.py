@@ -12,7 +12,7 @@ from cotenant.agent.config.copies import parse_copies, with_options
 from cotenant.agent.config.files import TenantSpec, check_spec, parse_config
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.ipc.wire import SlotFlag
-from cotenant.agent.tenants.tenants import spec_from_dict, spec_to_dict
+from cotenant.agent.tenants.registry import spec_from_dict, spec_to_dict
 from cotenant.core.errors import InputError
 from cotenant.policy.copies import QUEUES, CopySettings, Rank
 

@@ -13,8 +13,8 @@ import pytest
 from agent_harness import AgentProcess, wait_for
 from fake_shim import FakeShim, register
 
+from cotenant.agent.processes import is_zombie
 from cotenant.agent.tenants.orphans import by_token
-from cotenant.agent.tenants.processes import is_zombie
 
 # Forks twice with a session between, as daemons do; the grandchild tells its pid, sleeps and only then says hello.
 DAEMON = """

@@ -16,14 +16,14 @@ import pytest
 from native_sources import SHIM
 from typer.testing import CliRunner
 
+from cotenant.agent.config import kernel_table
 from cotenant.agent.config.colocation import known_kernels
 from cotenant.agent.config.files import TenantSpec, check_spec, load
-from cotenant.agent.gate import kernel_table
+from cotenant.agent.config.kernel_table import ENTRY, compiled, entries_of, hashed, most_class
 from cotenant.agent.gate.client import join_floor
-from cotenant.agent.gate.kernel_table import ENTRY, compiled, entries_of, hashed, most_class
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import Launch, register
-from cotenant.agent.tenants.tenants import spec_from_dict, spec_to_dict
+from cotenant.agent.tenants.registry import spec_from_dict, spec_to_dict
 from cotenant.bench.colocation import FILLS_SMS, known_work
 from cotenant.bench.colocation_rig import Rig
 from cotenant.bench.colocation_virtual import be_work

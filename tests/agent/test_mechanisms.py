@@ -14,7 +14,7 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.wire import SlotFlag
 from cotenant.agent.mechanisms import MECHANISMS, make_mechanisms
 from cotenant.agent.mechanisms.mps import Mps
-from cotenant.agent.tenants.tenants import Registry, Tenant
+from cotenant.agent.tenants.registry import Registry, Tenant
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.gpus import Gpu
 

@@ -26,8 +26,8 @@ from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.memory.backing import host_memory
 from cotenant.agent.memory.parked import Parked
 from cotenant.agent.memory.whole import WholeProcesses
+from cotenant.agent.processes import key_of
 from cotenant.agent.tenants.launcher import Launch, register
-from cotenant.agent.tenants.processes import key_of
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.gpus import uuid_bytes
 

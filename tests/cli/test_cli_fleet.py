@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.agent.tenants.processes import is_zombie
+from cotenant.agent.processes import is_zombie
 from cotenant.fleet.session import Fleet, FleetOptions
 
 Call = Callable[..., tuple[int, str, str]]

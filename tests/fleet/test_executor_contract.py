@@ -331,6 +331,6 @@ def _runner_of(pid: int) -> int:
 
 
 def _alive(pid: int) -> bool:
-    from cotenant.agent.tenants.processes import is_zombie
+    from cotenant.agent.processes import is_zombie
 
     return not is_zombie(pid)

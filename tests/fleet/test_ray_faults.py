@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.agent.tenants.processes import descendants, key_of
+from cotenant.agent.processes import descendants, key_of
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.session import Fleet, FleetOptions
 

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cotenant.agent import reconfigure
+from cotenant.agent import processes, reconfigure
 from cotenant.agent.config import files as configs
+from cotenant.agent.config.file_watch import FileWatch
 from cotenant.agent.config.files import AgentConfig, TenantSpec
-from cotenant.agent.file_watch import FileWatch
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.gate.page import SOCKET as FLOOR_SOCKET
 from cotenant.agent.ipc.control import Caller, ControlServer
@@ -33,10 +33,10 @@ from cotenant.agent.memory.parking import Parking
 from cotenant.agent.memory.residency import Residency
 from cotenant.agent.operations import Operations
 from cotenant.agent.owners.holders import Place, place_of
-from cotenant.agent.tenants import processes, state
+from cotenant.agent.tenants import state
 from cotenant.agent.tenants.orphans import Heirs
+from cotenant.agent.tenants.registry import Registry, Tenant
 from cotenant.agent.tenants.takeover import take_over
-from cotenant.agent.tenants.tenants import Registry, Tenant
 from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.trace import TurnTrace
 from cotenant.core.errors import WorkError

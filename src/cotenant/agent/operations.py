@@ -10,15 +10,15 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from cotenant.agent import processes
 from cotenant.agent.config.colocation import changed
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.control import Caller, Handler
 from cotenant.agent.memory.orders import MemoryOrders
 from cotenant.agent.memory.residency_row import residency_row
 from cotenant.agent.owners.holding import Holding
-from cotenant.agent.tenants import processes
 from cotenant.agent.tenants.orphans import by_token
-from cotenant.agent.tenants.tenants import Tenant, spec_from_dict
+from cotenant.agent.tenants.registry import Tenant, spec_from_dict
 from cotenant.core.errors import InputError, WorkError
 from cotenant.policy.colocation import scheme_named
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotenant.agent.gate.kernel_table import compiled
+from cotenant.agent.config.kernel_table import compiled
 from cotenant.bench.be_loads import KIND
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.overhead import median

@@ -149,7 +149,7 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
     import math
     from pathlib import Path
 
-    from cotenant.agent.gate.kernel_table import compiled, most_class
+    from cotenant.agent.config.kernel_table import compiled, most_class
     from cotenant.bench.colocation import Plan, measure, parse_be, parse_ls, parse_schemes
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_seconds

@@ -225,7 +225,7 @@ def wait_for_end(pid: int, timeout_s: float) -> bool:
             return True
         except PermissionError:
             return False
-        from cotenant.agent.tenants.processes import is_zombie
+        from cotenant.agent.processes import is_zombie
 
         if is_zombie(pid):
             return True

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from cotenant.agent.gate import kernel_table
+from cotenant.agent.config import kernel_table
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_fraction, parse_seconds
 from cotenant.policy.colocation import ColocationSettings, settings_for

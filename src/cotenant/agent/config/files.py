@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cotenant.agent.config import kernel_table
 from cotenant.agent.config.colocation import check_work, known_kernels, parse_colocation
 from cotenant.agent.config.copies import parse_copies
 from cotenant.agent.config.swap import parse_swap
-from cotenant.agent.gate import kernel_table
 from cotenant.core import yamlfile
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds

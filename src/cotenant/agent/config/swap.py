@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cotenant.agent.memory.backing import GRANULE
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_bytes, parse_fraction
 
+GRANULE = 2 << 20  # of memory behind addresses, as the driver makes it
 LARGEST_PIECE = 16 << 30
 
 

@@ -12,7 +12,7 @@ from cotenant.policy.copies import QUEUES, CopySettings, Rank
 if TYPE_CHECKING:
     from cotenant.agent.config.files import TenantSpec
     from cotenant.agent.ipc.session import Session
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 MAX_PARTICIPANTS = 0xFFFF
 

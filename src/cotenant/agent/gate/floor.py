@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cotenant.agent.gate import kernel_table
+from cotenant.agent.config import kernel_table
 from cotenant.agent.gate import page as floor_page
 from cotenant.agent.gate.page import BEST_EFFORT, LATENCY_SENSITIVE, FloorPage
 from cotenant.agent.gate.shares import Shares, slot_of
 from cotenant.agent.ipc.listener import Listener
 from cotenant.agent.ipc.wire import MESSAGE_BYTES
-from cotenant.agent.tenants.processes import Peer, peer_of
-from cotenant.agent.tenants.tenants import Tenant
+from cotenant.agent.processes import Peer, peer_of
+from cotenant.agent.tenants.registry import Tenant
 from cotenant.devices.clock import CardClock, card_clock
 from cotenant.devices.gpus import uuid_text
 from cotenant.policy.colocation import APART, ColocationSettings, WorkClass, next_duty, scheme_named

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from cotenant.agent.tenants.processes import Peer, peer_of
+from cotenant.agent.processes import Peer, peer_of
 from cotenant.core.errors import InputError, WorkError
 
 MAX_LINE = 64 << 10

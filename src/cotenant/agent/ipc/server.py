@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cotenant.agent import processes
 from cotenant.agent.config.files import AgentConfig
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.ipc import wire
@@ -20,8 +21,7 @@ from cotenant.agent.ipc.session import Session
 from cotenant.agent.ipc.wire import BadMessageError, FailMode, SlotFlag, Status
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.owners.holders import PATIENCE_S, Holders, NotYetError, Place, place_of
-from cotenant.agent.tenants import processes
-from cotenant.agent.tenants.tenants import Registry, Tenant
+from cotenant.agent.tenants.registry import Registry, Tenant
 from cotenant.agent.turns.broker import Broker
 
 if TYPE_CHECKING:

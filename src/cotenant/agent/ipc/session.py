@@ -13,11 +13,11 @@ from cotenant.agent.ipc.page import Page
 from cotenant.agent.ipc.wire import BadMessageError, Family, SlotFlag, Status, Type
 from cotenant.agent.memory.ledger import HOST
 from cotenant.agent.memory.moves import MoveState
-from cotenant.agent.tenants.processes import Peer, ProcessKey
+from cotenant.agent.processes import Peer, ProcessKey
 
 if TYPE_CHECKING:
     from cotenant.agent.ipc.server import ShimServer
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 MAX_UNSENT = 256  # messages kept for a process that does not read
 

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cotenant.agent.config.swap import GRANULE
 from cotenant.core.errors import InputError
-
-GRANULE = 2 << 20
 
 
 def available_bytes() -> int:

@@ -16,7 +16,7 @@ from cotenant.agent.ipc.wire import MoveFlag, Status, Type
 
 if TYPE_CHECKING:
     from cotenant.agent.ipc.session import Session
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 EVERYTHING = 1 << 62
 SLOWEST_BPS = 0.2e9  # a move slower than this has stopped

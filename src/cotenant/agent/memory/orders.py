@@ -12,7 +12,7 @@ from cotenant.core.errors import InputError, WorkError
 
 if TYPE_CHECKING:
     from cotenant.agent.daemon import Agent
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 MOST_S = 3600.0
 

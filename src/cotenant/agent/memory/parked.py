@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cotenant.agent.tenants.processes import ProcessKey
+from cotenant.agent.processes import ProcessKey
 
 if TYPE_CHECKING:
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 
 @dataclass

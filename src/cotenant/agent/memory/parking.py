@@ -13,18 +13,18 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
+from cotenant.agent import processes
 from cotenant.agent.memory.moves import MoveCount
 from cotenant.agent.memory.parked import Parked, movable_first
 from cotenant.agent.memory.relocation import relocate
 from cotenant.agent.memory.residency import MOVED_BY_PROCESS, Residency
 from cotenant.agent.memory.whole import WholeProcesses
-from cotenant.agent.tenants import processes
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.checkpoint import CheckpointError
 
 if TYPE_CHECKING:
     from cotenant.agent.daemon import Agent
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 LOCK_S = 10.0
 WISH_S = 1.0

@@ -10,7 +10,7 @@ from cotenant.devices import gpus
 
 if TYPE_CHECKING:
     from cotenant.agent.daemon import Agent
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 
 def relocate(agent: Agent, tenant: Tenant, target: str) -> None:

@@ -23,7 +23,7 @@ from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 if TYPE_CHECKING:
     from cotenant.agent.daemon import Agent
     from cotenant.agent.ipc.session import Session
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 RETRY_S = 0.5
 MOST_RETRY_S = 10.0

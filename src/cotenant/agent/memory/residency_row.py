@@ -8,7 +8,7 @@ from cotenant.agent.memory.moves import MoveCount
 
 if TYPE_CHECKING:
     from cotenant.agent.memory.residency import Residency
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 
 def residency_row(residency: Residency, tenant: Tenant, gpu: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cotenant.devices import gpus
 if TYPE_CHECKING:
     from cotenant.agent.ipc.session import Session
     from cotenant.agent.memory.residency import Residency
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
     from cotenant.policy.residency import Switch
 
 CARD_OVERHEAD_BYTES = 512 << 20  # of a real card: what the driver keeps of what NVML calls its memory

@@ -8,17 +8,17 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from cotenant.agent import processes
 from cotenant.agent.ipc.wire import Family
 from cotenant.agent.memory.parked import Parked
-from cotenant.agent.tenants import processes
-from cotenant.agent.tenants.processes import ProcessKey
+from cotenant.agent.processes import ProcessKey
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices import gpus
 from cotenant.devices.checkpoint import INVALID_VALUE, MAPS, OLDEST_DRIVER, Checkpointer, CheckpointError
 
 if TYPE_CHECKING:
     from cotenant.agent.daemon import Agent
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 SLOWEST_BPS = 0.4e9  # a checkpoint or restore slower than this has stopped (measured: 1.8e9 and 4.3e9)
 FREE_WITHIN_S = 3.0

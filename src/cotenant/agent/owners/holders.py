@@ -17,7 +17,7 @@ from cotenant.agent.ipc.wire import BadMessageError, Status
 
 if TYPE_CHECKING:
     from cotenant.agent.ipc.session import Session
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 PATIENCE_S = 8.0  # a process may be faster than the news of its pod; a shim waits 10 s for an answer
 MAX_TOKEN = 63  # what HELLO has room for

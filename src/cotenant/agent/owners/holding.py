@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.agent.ipc.control import Caller, Handler
 from cotenant.agent.owners.holders import Holder
-from cotenant.agent.tenants.tenants import Tenant, spec_from_dict, spec_to_dict
+from cotenant.agent.tenants.registry import Tenant, spec_from_dict, spec_to_dict
 from cotenant.core.errors import InputError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import program_environment
-from cotenant.agent.tenants.tenants import spec_to_dict
+from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.units import parse_bytes, parse_fraction
 

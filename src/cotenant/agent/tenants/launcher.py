@@ -14,7 +14,7 @@ from typing import Any
 import cotenant.shim
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
-from cotenant.agent.tenants.tenants import spec_to_dict
+from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, WorkError
 
 KILL_AFTER_S = 10.0

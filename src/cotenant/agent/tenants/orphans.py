@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from cotenant.agent.tenants.processes import ProcessKey, alive, in_group, is_zombie, key_of
-from cotenant.agent.tenants.tenants import Tenant
+from cotenant.agent.processes import ProcessKey, alive, in_group, is_zombie, key_of
+from cotenant.agent.tenants.registry import Tenant
 
 FIRST_LOOK_S = 0.01
 LAST_LOOK_S = 0.5

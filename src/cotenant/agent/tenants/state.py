@@ -12,8 +12,8 @@ from typing import Any
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.memory.moves import MoveCount
 from cotenant.agent.owners.holders import Holder
-from cotenant.agent.tenants.processes import ProcessKey, alive
-from cotenant.agent.tenants.tenants import Tenant, spec_from_dict, spec_to_dict
+from cotenant.agent.processes import ProcessKey, alive
+from cotenant.agent.tenants.registry import Tenant, spec_from_dict, spec_to_dict
 from cotenant.core.errors import InputError
 
 

@@ -14,7 +14,7 @@ from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, Q
 
 if TYPE_CHECKING:
     from cotenant.agent.ipc.session import Session
-    from cotenant.agent.tenants.tenants import Tenant
+    from cotenant.agent.tenants.registry import Tenant
 
 _REASONS: dict[int, str] = {Reason.IDLE: "idle", Reason.EXIT: "exit"}  # all others: released
 SAFETY_NS = 1_000_000_000

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cotenant.agent.tenants.processes import peer_of
+from cotenant.agent.processes import peer_of
 from cotenant.core.errors import InputError, WorkError
 from cotenant.fleet.controller import answers
 from cotenant.fleet.controller.controller import Controller

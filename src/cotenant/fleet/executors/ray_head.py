@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from cotenant.agent.tenants.processes import ProcessKey, alive, descendants, key_of
+from cotenant.agent.processes import ProcessKey, alive, descendants, key_of
 from cotenant.core.errors import WorkError
 from cotenant.fleet.store import LOCK_FILE
 

@@ -13,7 +13,7 @@ from cotenant.agent.mechanisms import Enforcement, Mechanism
 from cotenant.agent.mechanisms.mps import CLIENT_PRIORITY
 from cotenant.agent.memory.backing import HostMemory
 from cotenant.agent.owners.holders import Holder
-from cotenant.agent.tenants.processes import ProcessKey
+from cotenant.agent.processes import ProcessKey
 from cotenant.core.errors import InputError
 from cotenant.devices.gpus import Gpu
 from cotenant.policy.shares import Share
