@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Rows = tuple[NDArray[np.int32], NDArray[np.int32], Floats]
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,16 @@ class Solution:
     gap: float
 
 
+def compressed(matrix: Floats) -> Rows:
+    """A dense matrix by rows without its zeros, as `solve_milp` takes it."""
+    rows, columns = np.nonzero(matrix)
+    starts = np.searchsorted(rows, np.arange(len(matrix) + 1))
+    return starts.astype(np.int32), columns.astype(np.int32), matrix[rows, columns]
+
+
 def solve_milp(
     cost: Floats,
-    rows: tuple[NDArray[np.int32], NDArray[np.int32], Floats],
+    rows: Rows,
     row_lower: Floats,
     row_upper: Floats,
     lower: Floats,

@@ -33,8 +33,9 @@ def bound_of(prices: np.ndarray, worth: np.ndarray, demand: np.ndarray, counts: 
     """(least common factor on the demand that a price proves to be the limit, that price's index)."""
     best, at = np.inf, 0
     for i in range(prices.shape[0]):
-        value = np.dot(prices[i], demand)
-        most = 0.0
+        value, most = 0.0, 0.0
+        for s in range(demand.shape[0]):
+            value += prices[i, s] * demand[s]
         for t in range(counts.shape[0]):
             most += counts[t] * worth[i, t]
         if value > 0.0 and most / value < best:

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
 
 from cotenant.policy.serving.packing.prices import CoverTable, dual_prices
-from cotenant.policy.solver import solve_milp
+from cotenant.policy.solver import compressed, solve_milp
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,9 @@ def prove(table: CoverTable, rates: np.ndarray, counts: np.ndarray, time_limit_s
         return Proof(factor, "infeasible")
     kinds = np.zeros((len(counts), len(table.caps)))
     kinds[table.kind, np.arange(len(table.caps))] = 1.0
-    rows = sparse.csr_matrix(np.vstack([table.caps.T, kinds]))
     n = len(table.caps)
     found = solve_milp(
-        np.ones(n), (rows.indptr, rows.indices, rows.data),
+        np.ones(n), compressed(np.vstack([table.caps.T, kinds])),
         np.concatenate([rates * spare, np.zeros(len(counts))]),
         np.concatenate([np.full(len(rates), np.inf), counts.astype(float)]),
         np.zeros(n), np.full(n, float(counts.sum())), np.ones(n, bool), time_limit_s=time_limit_s,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
 
 from cotenant.core.errors import WorkError
 from cotenant.policy.serving.packing.kernel import Tables
 from cotenant.policy.serving.packing.patterns import Pattern, patterns
-from cotenant.policy.solver import solve_milp
+from cotenant.policy.solver import compressed, solve_milp
 
 PRICES = 48
 
@@ -33,10 +32,9 @@ class CoverTable:
 
 def dual_prices(caps: np.ndarray, direction: np.ndarray) -> np.ndarray:
     """(S,) prices at which no pattern earns more than 1 and `direction` is worth most: the dual of the pattern LP."""
-    rows = sparse.csr_matrix(caps)
     k, services = caps.shape
     solution = solve_milp(
-        direction, (rows.indptr, rows.indices, rows.data), np.full(k, -np.inf), np.ones(k),
+        direction, compressed(caps), np.full(k, -np.inf), np.ones(k),
         np.zeros(services), np.full(services, np.inf), np.zeros(services, bool), maximise=True, time_limit_s=10.0,
     )  # fmt: skip
     if solution.x is None:
