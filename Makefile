@@ -20,7 +20,7 @@ test-slow: $(STAMP)
 	$(BIN)/pytest -q -m "slow and not extras"
 
 test-extras: $(STAMP)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 ray==2.60.0
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray]'
 	$(BIN)/pytest -q -m extras tests
 
 lint: $(STAMP)

@@ -10,7 +10,6 @@ import sys
 from typing import Any, NoReturn
 
 import typer
-from typer._click.exceptions import ClickException, NoArgsIsHelpError  # typer carries its own click
 from typer.core import TyperCommand, TyperGroup
 
 # verb -> (module that exposes `app`, one line of help). Modules are imported when their verb is used.
@@ -122,7 +121,7 @@ def main() -> None:
         fail(str(error), 2)
     except WorkError as error:
         fail(str(error), 1)
-    except ClickException as error:
+    except typer.TyperException as error:
         fail_usage(error)
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 130)
@@ -159,14 +158,14 @@ def one_line(sentence: str) -> str:
     return line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
 
 
-def fail_usage(error: ClickException) -> NoReturn:
+def fail_usage(error: typer.TyperException) -> NoReturn:
     """A command line that cannot be parsed: one sentence; the help where nothing was given at all."""
-    if isinstance(error, NoArgsIsHelpError):
-        error.show()
-        sys.exit(2)
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "cotenant"
     message = error.format_message().strip().rstrip(".")
+    if not message or message.startswith("Usage: "):  # the help, which typer has printed already where it has rich
+        print(message, end="\n" if message else "", file=sys.stderr)
+        sys.exit(2)
     fail(f"{message[:1].lower()}{message[1:]}; see {path} --help", error.exit_code)
 
 
