@@ -26,7 +26,7 @@ enum cotenant_floor_role { COTENANT_FLOOR_LATENCY_SENSITIVE = 1, COTENANT_FLOOR_
 /* What work needs most.  A raised byte holds the class of the LS work that is active; 0 there: down. */
 enum cotenant_work_class { COTENANT_WORK_UNKNOWN = 1, COTENANT_WORK_MEMORY = 2, COTENANT_WORK_COMPUTE = 3 };
 
-/* Rules of BE; floor_rule.h holds them. */
+/* Rules of BE; floor/floor_rule.h holds them. */
 enum cotenant_floor_scheme {
     COTENANT_SCHEME_FREE = 0,     /* no gate: mps-plus, static */
     COTENANT_SCHEME_TEMPORAL = 1, /* one kernel at a time, and only while LS is idle */

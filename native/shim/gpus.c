@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "shim.h"
-#include "swap.h"
+#include "swap/swap.h"
 
 #define PUBLISH_NS 200000000
 #define SM_COUNT_ATTRIBUTE 16

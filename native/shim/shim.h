@@ -1,23 +1,19 @@
 /* Internals of the driver shim.  What crosses the process boundary is in protocol.h.
  *
- * driver.c   finds and opens the real driver, hands out entry points
- * wire.c     messages on the socket
- * rpc.c      sending, and calls that wait for a reply
- * agent.c    the connection, the helper thread, the start of any thread
- * gate.c     may this launch go; how much is queued
- * calls.c    how many calls went and are on their way, by thread
- * fence.c    what launches are predicted to cost
- * kernels.c  times of kernels, for a program that is being profiled
- * work.c     what kind of work a kernel is, of a program that was profiled
- * floor*.c   best-effort tenants: nothing beside latency-sensitive work, little in flight
- * holder.c   latency-sensitive tenants: they hold the floor while they have work
- * link.c     copies over the link: whole, or in turn with others' (paced.c in their stream, copies.c grants them)
- * turn.c     a turn's life: open, close, drain, report
- * gpus.c     the GPUs and their contexts
- * streams.c  the streams a process uses: which hold work, which capture; draining
- * memory.c   what the process holds, by family; asks the agent before it grows
- * swap*.c    memory that leaves the GPU and comes back: see swap.h
- * wrap_*.c   the replaced driver functions, thin
+ * driver.c    finds and opens the real driver, hands out entry points
+ * gpus.c      the GPUs and their contexts
+ * wrap/       the replaced driver functions, thin
+ * gate/       may this launch go (gate.c); a turn's life: open, close, drain, report (turn.c); times of kernels for a program
+ *             that is being profiled (kernels.c), and what kind of work a kernel is once it was (work.c)
+ * inflight/   what launches are predicted to cost (fence.c), how many calls went and are on their way, by thread (calls.c),
+ *             which streams hold work and which capture (streams.c)
+ * floor/      best-effort tenants: nothing beside latency-sensitive work, little in flight; latency-sensitive tenants hold
+ *             the floor while they have work (holder.c)
+ * copies/     copies over the link: whole, or in turn with others' (link.c; paced.c in their stream, copies.c grants them)
+ * memory/     what the process holds, by family; asks the agent before it grows
+ * swap/       memory that leaves the GPU and comes back: see swap.h
+ * ipc/        the connection to the agent, the helper thread, the start of any thread (agent.c); calls that wait for a
+ *             reply (rpc.c); messages on the socket (wire.c)
  */
 #ifndef COTENANT_SHIM_H
 #define COTENANT_SHIM_H
@@ -152,7 +148,7 @@ extern HIDDEN __thread struct thread *cot_thread __attribute__((tls_model("initi
 extern HIDDEN __thread struct calls *cot_calls __attribute__((tls_model("initial-exec")));
 extern HIDDEN pthread_mutex_t cot_lock; /* gates, connection state, waiting threads */
 
-#include "fence.h"
+#include "inflight/fence.h"
 
 /* What gate_slow tells the caller. */
 enum gate_answer { GATE_GO = 0, GATE_PASS = 1 /* into a capture, or nothing to enforce: not counted */ };
@@ -299,7 +295,7 @@ HIDDEN void cot_floor_enter(struct thread *t, struct cost *cost);
 HIDDEN void cot_floor_context_gone(struct gpu *gpu, CUcontext context);
 HIDDEN void cot_floor_after_fork(struct gpu *gpu);
 
-/* ---- floor_join.c ---- */
+/* ---- floor/join.c ---- */
 struct cotenant_floor;
 struct cotenant_floor_words;
 HIDDEN struct cotenant_floor *cot_floor_page(struct gpu *gpu, uint32_t role, int *fd, struct cotenant_message *reply,

@@ -45,7 +45,7 @@ class CState(ctypes.Structure):
 
 
 SOURCE = """
-#include "floor_rule.h"
+#include "floor/floor_rule.h"
 int may_go(struct floor_rule *r, struct floor_state *s, uint32_t c, int64_t n, int64_t t)
 { return floor_may_go(r, s, c, n, t); }
 void went(struct floor_rule *r, struct floor_state *s, uint32_t c, int64_t n, int64_t t)

@@ -1,4 +1,4 @@
-/* The shim's own gate of best-effort launches (floor.c, floor_pieces.c, floor_ahead.c) in virtual time, before a GPU of one stream.
+/* The shim's own gate of best-effort launches (floor.c, floor/pieces.c, floor/ahead.c) in virtual time, before a GPU of one stream.
  *
  * Every look at the clock takes LOOK_NS, so waiting makes time pass.  A kernel starts launch_ns after its launch or when what is in
  * front of it ends; an event takes
@@ -18,11 +18,11 @@ static int world_sleep(const struct timespec *time, struct timespec *left);
 #define FLOOR_TICKS world_ticks
 static uint64_t world_ticks(void);
 
-#include "floor.c"
-#include "floor_pieces.c"
+#include "floor/floor.c"
+#include "floor/pieces.c"
 #undef NAP_NS
 #undef STALL_NS
-#include "floor_ahead.c"
+#include "floor/ahead.c"
 
 #define LOOK_NS 100
 #define WAIT_NS 2200

@@ -1,4 +1,4 @@
-"""Best-effort work that is launched before its time and held on the device, in virtual time (floor_ahead.c).
+"""Best-effort work that is launched before its time and held on the device, in virtual time (floor/ahead.c).
 
 A training step has parts of long kernels and parts of short ones, which its host is too slow for. Left alone it keeps
 its GPU busy by running ahead.

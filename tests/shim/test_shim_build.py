@@ -47,8 +47,8 @@ def test_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_the_compiler_has_nothing_to_warn_of() -> None:
     """One name inside another is how a macro came to charge a number that was never set."""
     folders = [SHIM, SOFTGPU, Path(__file__).parent]
-    strict = ["-fsyntax-only", "-Wshadow", "-Werror", "-Wno-missing-field-initializers", "-I", str(folders[0])]
-    sources = [source for folder in folders for source in sorted(folder.glob("*.c"))]
+    strict = ["-fsyntax-only", "-Wshadow", "-Werror", "-Wno-missing-field-initializers", f"-I{SHIM}"]
+    sources = [source for folder in folders for source in sorted(folder.rglob("*.c"))]
 
     def check(source: Path) -> str:
         command = [os.environ.get("CC", "cc"), *shim_build.C_FLAGS, *strict, str(source)]

@@ -1,6 +1,6 @@
 """Who moves the next chunk over a GPU's link: weighted fair queues, one per tenant and direction.
 
-The rule that shim/copy_rule.h carries out on a shared page, as a pure state machine: the oracle of its tests, and what
+The rule that copy_rule.h carries out on a shared page, as a pure state machine: the oracle of its tests, and what
 a simulator can drive. A queue's vruntime grows by bytes over weight, as in Linux's completely fair scheduler. The next
 chunk is the waiting queue's with the least vruntime, queues of rank AHEAD before all others; the queue whose slice it
 is goes on until the slice is used up, or it is a slice before the one with the least. Formulas (B bytes, w weight, P

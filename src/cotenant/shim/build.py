@@ -125,7 +125,7 @@ def known_exports(driver: Path | None) -> set[str]:
 
 
 def _shim_sources() -> list[Path]:
-    return [path for path in sorted(SOURCES.glob("*.c")) if not path.name.startswith("nvml")]
+    return [path for path in sorted(SOURCES.rglob("*.c")) if not path.name.startswith("nvml")]
 
 
 def build(driver: Path | None = None, *, cache: Path | None = None) -> Path:
@@ -133,13 +133,13 @@ def build(driver: Path | None = None, *, cache: Path | None = None) -> Path:
     _require_machine()
     exports = known_exports(driver)
     sources = _shim_sources()
-    texts = [path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))]
+    texts = [path.read_bytes() for path in sorted(SOURCES.rglob("*.[ch]"))]
 
     def make(scratch: Path, target: Path) -> None:
         objects, wrapped = [], set()
         for source in sources:
-            made = scratch / (source.stem + ".o")
-            run_compiler([*C_FLAGS, "-c", str(source), "-o", str(made)])
+            made = scratch / ("-".join(source.relative_to(SOURCES).parts) + ".o")
+            run_compiler([*C_FLAGS, f"-I{SOURCES}", "-c", str(source), "-o", str(made)])
             objects.append(str(made))
             wrapped |= {name for name in defined_symbols(made, dynamic=False) if _is_entry_point(name)}
         assembly = scratch / "exports.S"

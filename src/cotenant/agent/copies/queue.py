@@ -31,7 +31,7 @@ RESCUE_S = 2.0
 
 # the rule of copy_rule.h behind plain functions
 _SOURCE = """
-#include "copy_rule.h"
+#include "copies/copy_rule.h"
 #define EXPORT __attribute__((visibility("default")))
 EXPORT int queue_try(struct cotenant_copy_page *page, unsigned direction, unsigned queue, unsigned participant,
                      uint64_t bytes, uint64_t now_ns, struct copy_ticket *ticket)
@@ -76,7 +76,7 @@ class Ticket(ctypes.Structure):
 @functools.cache
 def library() -> ctypes.CDLL:
     """The compiled rule, built once per source."""
-    parts = [_SOURCE.encode(), *((SOURCES / name).read_bytes() for name in ("copy_rule.h", "copy_page.h"))]
+    parts = [_SOURCE.encode(), *((SOURCES / name).read_bytes() for name in ("copies/copy_rule.h", "copy_page.h"))]
 
     def make(scratch: Path, target: Path) -> None:
         source = scratch / "queue.c"

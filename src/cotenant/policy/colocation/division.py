@@ -15,7 +15,7 @@ Key = TypeVar("Key")
 
 
 def share_ns(interval_ns: int, parts: int) -> int:
-    """What a process may have in flight that has one of `parts` parts of `interval_ns`; shim/floor_rule.h is the same
+    """What a process may have in flight that has one of `parts` parts of `interval_ns`; floor_rule.h is the same
     in C. 1 ns, not 0, for one that has none: a launch with nothing in front of it goes whatever it takes."""
     return max(1, interval_ns // max(1, parts))
 

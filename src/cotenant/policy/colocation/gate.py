@@ -1,4 +1,4 @@
-"""The rule of best-effort launches: a state machine over predicted times. shim/floor_rule.h is the same in C.
+"""The rule of best-effort launches: a state machine over predicted times. shim/floor/floor_rule.h is the same in C.
 
 Times are whole nanoseconds, so that both give the same answers to the same events; a test compares them.
 """

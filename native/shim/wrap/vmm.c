@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "shim.h"
-#include "swap.h"
+#include "swap/swap.h"
 
 #define BUCKETS 1024
 

@@ -1,7 +1,7 @@
-/* Best-effort tenants: every launch asks the floor (floor.h) and the rule (floor_rule.h) before it goes.
+/* Best-effort tenants: every launch asks the floor (floor.h) and the rule (floor/floor_rule.h) before it goes.
  *
  * A best-effort process takes this path for each launch; other tenants never come here.  What is in flight is kept in pieces
- * (floor_pieces.h).
+ * (floor/pieces.h).
  *
  * Two threads of a process may launch at once: one lock per GPU makes one sequence of them.  It is never taken inside
  * cot_lock, and cot_capture_lock only inside it. */
@@ -9,7 +9,7 @@
 #include <sched.h>
 #include <time.h>
 
-#include "floor_pieces.h"
+#include "floor/pieces.h"
 
 #define LEAST_PIECE_NS 25000
 #define SPIN_NS 60000                 /* then other threads may have the processor */

@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "swap.h"
+#include "swap/swap.h"
 
 /* Libraries that hand the physical memory of plain allocations to other processes or to the network as soon as they are
  * there: a program that has one loaded keeps all its memory where it is.  $COTENANT_FIXED_WITH names more, separated by

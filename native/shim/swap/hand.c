@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "swap.h"
+#include "swap/swap.h"
 
 #define AS_DESCRIPTOR SWAP_SHARED_AS_DESCRIPTOR
 

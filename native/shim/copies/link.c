@@ -5,7 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "copies.h"
+#include "copies/copies.h"
 
 #define SPIN_NS 500000 /* a nap takes 60 us */
 #define NAP_NS 15000

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "swap.h"
+#include "swap/swap.h"
 
 #define TELL_BYTES (UINT64_C(64) << 20)
 #define FULL_PATIENCE_NS UINT64_C(1000000000) /* memory that another process gives back may take a moment */

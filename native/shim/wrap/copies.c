@@ -2,7 +2,7 @@
  * makes in pieces.  Where nothing of the kind is switched on, they pass through the gate as every other copy. */
 #include <string.h>
 
-#include "host_copy.h"
+#include "copies/host_copy.h"
 
 enum { TO_DEVICE, TO_HOST }; /* cotenant_copy_direction */
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3, MEMORY_UNIFIED = 4 };

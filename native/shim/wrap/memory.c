@@ -1,6 +1,6 @@
 /* Plain, pitched, managed, array and pinned host allocations, and the questions about how much there is. */
 #include "shim.h"
-#include "swap.h"
+#include "swap/swap.h"
 
 DECLARE_REAL(cuCtxGetDevice);
 

@@ -1,7 +1,7 @@
 /* Copies, memsets and prefetches.  All arguments are integers or pointers, so one shape per number of arguments will
  * do; the tables say which argument is the stream and which the size.  Copies that may take turns on the link are in
- * wrap_copies.c and wrap_batches.c. */
-#include "host_copy.h"
+ * wrap/copies.c and wrap/batches.c. */
+#include "copies/host_copy.h"
 
 #define P(n) word a##n
 #define PLAIN_WORD(stream) ((CUstream)(stream))

@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "copy_page.h"
-#include "host_copy.h"
-#include "swap.h"
+#include "copies/host_copy.h"
+#include "swap/swap.h"
 
 #define STAGES 4
 #define STAGE_BYTES (UINT64_C(16) << 20)

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "swap.h"
+#include "swap/swap.h"
 
 #define CU_ACCESS_READ_WRITE 3
 #define CU_ALLOCATION_PINNED 1
@@ -64,7 +64,7 @@ CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t ha
     return result;
 }
 
-/* The same with new memory, which may go to another process one day (swap_hand.c). */
+/* The same with new memory, which may go to another process one day (swap/hand.c). */
 CUresult cot_swap_map_piece(struct region *region, uint32_t index)
 {
     static _Atomic bool cannot_share;

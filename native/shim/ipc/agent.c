@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "shim.h"
-#include "swap.h"
+#include "swap/swap.h"
 
 #define CONNECT_PATIENCE_NS UINT64_C(10000000000)
 #define STRANGER_PATIENCE_NS UINT64_C(2000000000)

@@ -1,6 +1,6 @@
-/* Pieces of best-effort work in flight (floor_pieces.h): when they end, and what that teaches.  The caller holds floor->lock. */
+/* Pieces of best-effort work in flight (floor/pieces.h): when they end, and what that teaches.  The caller holds floor->lock. */
 #define _GNU_SOURCE
-#include "floor_pieces.h"
+#include "floor/pieces.h"
 
 #define CHAIN 8              /* most pieces that one event stands for */
 #define DOUBT 4

@@ -1,6 +1,6 @@
 /* Functions that give away the memory behind an address, or touch it past the gate: what a program whose memory moves
  * must not do unnoticed.  Without movable allocations all of them are the driver's own. */
-#include "swap.h"
+#include "swap/swap.h"
 
 #define CU_POINTER_ATTRIBUTE_P2P_TOKENS 5
 

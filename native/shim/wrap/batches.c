@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host_copy.h"
+#include "copies/host_copy.h"
 
 enum { TO_DEVICE, TO_HOST }; /* cotenant_copy_direction */
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3, MEMORY_UNIFIED = 4 };

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "shim.h"
-#include "swap.h"
+#include "swap/swap.h"
 
 #define BUCKETS 4096
 

@@ -1,12 +1,12 @@
 /* Movable memory: allocations of a tenant that oversubscribes keep their addresses while their contents are elsewhere.
  *
  * swap.c          terms with the agent; what is where; which orders may run
- * swap_list.c     the list of allocations
- * swap_region.c   an allocation's life: addresses, pieces of memory behind them, small ones packed into one piece
- * swap_move.c     the mover thread: contents out and in
- * swap_copy.c     copies between a piece and its place in host memory; pinning of that memory
- * swap_hand.c     device memory that goes from one process to the next
- * wrap_swap.c     driver functions that a moved allocation would break
+ * swap/list.c     the list of allocations
+ * swap/region.c   an allocation's life: addresses, pieces of memory behind them, small ones packed into one piece
+ * swap/move.c     the mover thread: contents out and in
+ * swap/copy.c     copies between a piece and its place in host memory; pinning of that memory
+ * swap/hand.c     device memory that goes from one process to the next
+ * wrap/swap.c     driver functions that a moved allocation would break
  *
  * A piece is HERE (memory behind the address), AWAY (contents in host memory) or EMPTY (never had any: allocated while
  * its process was away).  Pieces change between HERE and the others only on the mover thread while `moving` is set, or
@@ -93,7 +93,7 @@ HIDDEN bool cot_swap_wait_allowed(uint64_t total_bytes); /* mover: false when th
 HIDDEN bool cot_swap_make_room(struct gpu *gpu, uint64_t bytes, bool *later);
 HIDDEN bool cot_swap_room_now(struct gpu *gpu, uint64_t bytes, uint32_t flags); /* for what cannot come with the next turn */
 
-/* ---- swap_list.c ---- */
+/* ---- swap/list.c ---- */
 #define SMALLEST_SLOT 512
 #define SLAB_CLASSES 12 /* 512 B to 1 MiB */
 #define LARGEST_SLOT (SWAP_GRANULE / 2)
@@ -118,7 +118,7 @@ HIDDEN struct region **cot_swap_snapshot(const struct gpu *gpu, uint32_t *count)
 HIDDEN void cot_swap_backing_range(uint64_t *low, uint64_t *high);
 HIDDEN void cot_swap_list_reset(void);
 
-/* ---- swap_region.c ---- */
+/* ---- swap/region.c ---- */
 HIDDEN CUresult cot_swap_allocate(struct gpu *gpu, CUdeviceptr *out, uint64_t bytes);
 HIDDEN bool cot_swap_free(CUdeviceptr address, CUresult *result); /* false: not one of ours */
 HIDDEN void cot_swap_forget_context(struct gpu *gpu, CUcontext context);
@@ -128,10 +128,10 @@ HIDDEN CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint
 HIDDEN CUresult cot_swap_map_piece(struct region *region, uint32_t index);
 HIDDEN CUresult cot_swap_unmap_piece(struct region *region, uint32_t index);
 
-/* ---- swap_move.c ---- */
+/* ---- swap/move.c ---- */
 HIDDEN void *cot_swap_mover(void *unused);
 
-/* ---- swap_hand.c ---- */
+/* ---- swap/hand.c ---- */
 #define SWAP_KEPT 32
 struct swap_hand {
     int socket; /* -1: nobody to hand over to or take from */
@@ -152,7 +152,7 @@ HIDDEN int cot_hand_part_with(struct region_piece *piece);
 HIDDEN bool cot_hand_free(void);
 HIDDEN void cot_hand_reset_after_fork(void);
 
-/* ---- swap_copy.c ---- */
+/* ---- swap/copy.c ---- */
 struct lane; /* one stream with its events */
 HIDDEN struct lane *cot_swap_lane(struct gpu *gpu, bool out); /* mover: makes it at the first call */
 HIDDEN CUresult cot_swap_copy(struct lane *lane, CUdeviceptr device, uint64_t backing, uint64_t bytes, uint32_t ticket);

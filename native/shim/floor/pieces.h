@@ -6,7 +6,7 @@
 #ifndef COTENANT_FLOOR_PIECES_H
 #define COTENANT_FLOOR_PIECES_H
 
-#include "floor_rule.h"
+#include "floor/floor_rule.h"
 #include "shim.h"
 
 #define PIECES 128 /* power of two */
@@ -34,7 +34,7 @@ struct floor_ticks {
     uint64_t ns_per_2_20;             /* so many ns take 2^20 ticks; 0: not known */
 };
 
-/* Launches that are held on the device (floor_ahead.c). */
+/* Launches that are held on the device (floor/ahead.c). */
 struct floor_ahead {
     struct cotenant_floor_words *shown; /* the second page; NULL: not to be had */
     struct cotenant_floor_words *before; /* that of the agent before, which streams may wait for still */
@@ -97,7 +97,7 @@ HIDDEN bool cot_pieces_full(const struct floor *floor);
 
 HIDDEN bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns);
 
-/* ---- floor_ahead.c ---- */
+/* ---- floor/ahead.c ---- */
 #define AHEAD_PIECE_NS 500000 /* between two events, by which the host knows how far ahead it is */
 
 /* Whether the open piece takes no more launches. */

@@ -3,8 +3,8 @@
 #ifndef COTENANT_COPIES_H
 #define COTENANT_COPIES_H
 
-#include "copy_rule.h"
-#include "host_copy.h"
+#include "copies/copy_rule.h"
+#include "copies/host_copy.h"
 #include "shim.h"
 
 struct copy_link { /* this process on the copy page of a GPU */

@@ -7,7 +7,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "floor_pieces.h"
+#include "floor/pieces.h"
 
 #define ANSWER_PATIENCE_S 2
 #define FIRST_PATIENCE_NS UINT64_C(1000000000) /* before it is tried again, twice as long each time */

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "swap.h"
+#include "swap/swap.h"
 
 #define BUCKETS 4096
 

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "floor_pieces.h"
+#include "floor/pieces.h"
 #include "words.h"
 
 #define NAP_NS 200000

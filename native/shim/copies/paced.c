@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "copies.h"
+#include "copies/copies.h"
 #include "words.h"
 
 #define SPIN_NS 500000         /* how long a thread that waits looks without a pause: a nap takes 60 us, as much as a piece */

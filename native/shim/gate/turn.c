@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "shim.h"
-#include "swap.h"
+#include "swap/swap.h"
 
 #define CLOSE_POLL_NS 20000
 #define DRAIN_POLL_NS 30000

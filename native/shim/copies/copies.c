@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "copies.h"
+#include "copies/copies.h"
 
 #define LEAST_NAP_NS 10000
 #define MOST_NAP_NS 1000000
