@@ -12,7 +12,8 @@ import pytest
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.wire import SlotFlag
-from cotenant.agent.mechanisms import MECHANISMS, make_mechanisms
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.base import By, Use
 from cotenant.agent.mechanisms.mps import Mps
 from cotenant.agent.tenants.registry import Registry, Tenant
 from cotenant.core.errors import InputError, WorkError
@@ -159,10 +160,14 @@ def test_mps_says_why_it_cannot(mps: Mps, tmp_path: Path) -> None:
 
 
 def test_capabilities_are_honest(tmp_path: Path) -> None:
-    told = {kind.name: kind(tmp_path).capabilities() for kind in MECHANISMS}
+    told = {name: kind.capabilities for name, kind in mechanisms.MECHANISMS.items()}
     assert told["whole"].exclusive
     assert told["time"].gated
     assert not told["mps"].gated
+    assert (told["time"].time_by, told["time"].sms_by) == (By.SHIM, By.NOTHING)
+    assert (told["mps"].time_by, told["mps"].sms_by) == (By.NOTHING, By.DRIVER)
+    assert (told["mig"].sms_by, told["mig"].memory_by) == (By.HARDWARE, By.HARDWARE)
+    assert {name for name, row in told.items() if row.live_resize} == {"whole", "time", "green"}
     assert "fixed once" in told["mps"].resize
     assert "one server serves one user" in told["mps"].isolation
     assert "killed inside a kernel" in told["mps"].isolation
@@ -184,22 +189,22 @@ def test_capabilities_are_honest(tmp_path: Path) -> None:
 def test_a_scheme_puts_best_effort_clients_of_mps_below_others(
     tmp_path: Path, mps: Mps, kind: dict[str, Any], below: bool, priority: str
 ) -> None:
-    registry = Registry([REAL], make_mechanisms(tmp_path) | {"mps": mps})
+    registry = Registry([REAL], mechanisms.make(tmp_path, Use.TENANT) | {"mps": mps})
     tenant = registry.admit(TenantSpec("a", mechanism="mps", **kind), 0)
     assert tenant.environment(below=below)["CUDA_MPS_CLIENT_PRIORITY"] == priority
     assert "CUDA_MPS_CLIENT_PRIORITY" not in registry_of_time(tmp_path).environment(below=True)
 
 
 def registry_of_time(folder: Path) -> Tenant:
-    return Registry([REAL], make_mechanisms(folder)).admit(TenantSpec("t", best_effort=True), 0)
+    return Registry([REAL], mechanisms.make(folder, Use.TENANT)).admit(TenantSpec("t", best_effort=True), 0)
 
 
 def test_mechanisms_do_not_mix_on_one_gpu(tmp_path: Path, mps: Mps) -> None:
-    registry = Registry([REAL], make_mechanisms(tmp_path) | {"mps": mps})
+    registry = Registry([REAL], mechanisms.make(tmp_path, Use.TENANT) | {"mps": mps})
     registry.admit(TenantSpec("a", request=0.2), 0)
     with pytest.raises(InputError, match="shared by time"):
         registry.admit(TenantSpec("b", mechanism="mps"), 0)
     with pytest.raises(InputError, match="unknown mechanism 'magic'; known: whole, time, mps"):
         registry.admit(TenantSpec("b", mechanism="magic"), 0)
     with pytest.raises(InputError, match="a limit needs time or mps"):
-        Registry([REAL], make_mechanisms(tmp_path)).admit(TenantSpec("c", limit=0.5, mechanism="whole"), 0)
+        Registry([REAL], mechanisms.make(tmp_path, Use.TENANT)).admit(TenantSpec("c", limit=0.5, mechanism="whole"), 0)

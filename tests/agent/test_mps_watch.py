@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from cotenant.agent.mechanisms.mps import Mps
 from cotenant.agent.mechanisms.mps_watch import MpsWatch
 from cotenant.core.errors import WorkError
 from cotenant.serving.workers.base import WorkerSpec
@@ -34,7 +33,7 @@ class Daemon:
 
 
 def watch(daemon: Daemon, died: list[str]) -> MpsWatch:
-    return MpsWatch(cast(Mps, daemon), died.append)
+    return MpsWatch(daemon, died.append)
 
 
 def test_a_server_that_is_killed_is_noticed_within_a_second() -> None:
@@ -94,7 +93,7 @@ def test_a_worker_whose_device_is_lost_knows_it() -> None:
 
     engine = Engine(WorkerSpec("w", 0, "X", "100%", 1.0, "mps", ()))
     model = Model()
-    engine._models["a"] = cast(Any, model)
+    engine._models["a"] = model
     assert not engine.lost()
     model.broken = True
     assert engine.lost()

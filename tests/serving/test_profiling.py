@@ -91,7 +91,7 @@ def test_neighbours_slow_each_other_by_a_factor(tmp_path: Path) -> None:
         (["--batches", "0"], "not batch sizes"),
         (["--partitions", "0%"], "runs nothing"),
         (["--partitions", "120%"], "is over 100%"),
-        (["--mechanism", "magic"], "is not cores, mps or green"),
+        (["--mechanism", "magic"], "is not one of mps, green, cores"),
         (["--margin", "0.5"], "is not 1 to 100"),
         (["--against", "/nowhere"], "is no folder"),
     ],

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from serve_setup import deployment, plan
 
+from cotenant.agent.mechanisms import mig
+from cotenant.agent.mechanisms.mig import mig_instances
 from cotenant.bench.onnx_model import perceptron
 from cotenant.core.errors import WorkError
 from cotenant.devices.gpus import Gpu
 from cotenant.serving.server import running
-from cotenant.serving.workers import devices
 from cotenant.serving.workers.base import WorkerSpec
-from cotenant.serving.workers.devices import Devices, mig_instances
+from cotenant.serving.workers.devices import Devices
 from cotenant.serving.workers.local import LocalWorkers
 
 GPUS = (Gpu("GPU-aaaa", "X", 1, 0), Gpu("GPU-bbbb", "X", 1, 1))
@@ -35,7 +36,7 @@ def test_mig_instances_are_given_out_once(monkeypatch: pytest.MonkeyPatch) -> No
     class Done:
         stdout = LIST
 
-    monkeypatch.setattr(devices.subprocess, "run", lambda *a, **k: Done())
+    monkeypatch.setattr(mig.subprocess, "run", lambda *a, **k: Done())
     assert mig_instances(GPUS[0]) == [("1g.10gb", "MIG-one"), ("1g.10gb", "MIG-two"), ("3g.40gb", "MIG-three")]
     made = Devices("mig", 2, lambda: GPUS)
     given = [made.environment(spec(name))["CUDA_VISIBLE_DEVICES"] for name in "ab"]
@@ -67,7 +68,7 @@ def test_mps_percentages(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return Enforcement()
 
-    monkeypatch.setattr("cotenant.serving.workers.devices.Mps.grant", grant)
+    monkeypatch.setattr("cotenant.agent.mechanisms.mps.Mps.grant", grant)
     for mechanism, limit in (("mps", 0.4), ("green", 1.0)):  # a ladder says itself what it uses
         made = Devices(mechanism, 1, lambda: GPUS)
         assert made.environment(spec("a", 0, "40%", 0.4, mechanism))["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa"

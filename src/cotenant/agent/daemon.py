@@ -25,8 +25,8 @@ from cotenant.agent.gate.page import SOCKET as FLOOR_SOCKET
 from cotenant.agent.ipc.control import Caller, ControlServer
 from cotenant.agent.ipc.server import ShimServer
 from cotenant.agent.live import Live, promise
-from cotenant.agent.mechanisms import make_mechanisms
-from cotenant.agent.mechanisms.mps_faults import watch_mps
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.base import Use
 from cotenant.agent.memory.backing import host_memory
 from cotenant.agent.memory.ledger import HOST, Ledger
 from cotenant.agent.memory.parking import Parking
@@ -97,7 +97,7 @@ class Agent:
         self.folder = options.folder
         self.config = self.load_config()
         self.gpus = within(self.config.gpu_memory_bytes, options.gpus or discover(self.config.gpus))
-        self.mechanisms = make_mechanisms(self.folder)
+        self.mechanisms = mechanisms.make(self.folder, Use.TENANT)
         self.registry = Registry(self.gpus, self.mechanisms, host_memory(self.config.swap_memory_bytes))
         self.ledger = Ledger()
         for gpu in self.gpus:
@@ -148,7 +148,8 @@ class Agent:
             for number in (signal.SIGTERM, signal.SIGINT):
                 with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                     loop.add_signal_handler(number, self.stop)
-            tasks = [asyncio.create_task(self._housekeeping()), asyncio.create_task(watch_mps(self))]
+            tasks = [asyncio.create_task(self._housekeeping())]
+            tasks += [asyncio.create_task(kind.watch(self._gpu_lost)) for kind in self.mechanisms.values()]
             if self.options.source:
                 tasks.append(asyncio.create_task(self._watch(configs.config_path(self.options.source))))
             ready()
@@ -254,7 +255,7 @@ class Agent:
             self.ledger.keep(tenant.name, gpu.uuid, tenant.kept_bytes, movable=movable)
             self.server.publish_memory(tenant, gpu.uuid)
             self.server.publish_kept(gpu.uuid)
-        if self.mechanisms[tenant.spec.mechanism].capabilities().gated:
+        if self.mechanisms[tenant.spec.mechanism].capabilities.gated:
             self.broker.join(tenant)
         self.server.copies.join(tenant)
 
@@ -332,6 +333,12 @@ class Agent:
                 self.log(f"{self.folder}/state.json cannot be written ({error.strerror}): a restart would lose tenants")
             self._saved_fault = str(error)
         return not self._saved_fault
+
+    def _gpu_lost(self, uuid: str, text: str) -> None:
+        """The tenants of a GPU have lost it."""
+        self.log(text)
+        for tenant in self.registry.on_gpu(uuid):
+            tenant.warn(text)
 
     async def _watch(self, path: Path) -> None:
         watch = FileWatch(path)

@@ -87,7 +87,7 @@ class Operations:
 
     async def mechanisms(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """What each mechanism can do."""
-        return {name: m.capabilities().as_dict() for name, m in self.agent.mechanisms.items()}
+        return {name: m.capabilities.as_dict() for name, m in self.agent.mechanisms.items()}
 
     async def list_tenants(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Every tenant with what it asked for and what it got."""
@@ -231,14 +231,12 @@ class Operations:
             caller.registered.append(tenant.name)
         agent.save()
         environment = tenant.environment(below=scheme_named(agent.floors.settings.scheme).be_below)
-        soft = any(gpu.soft for gpu in tenant.gpus)
-        if soft or tenant.spec.mechanism != "mps":
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in tenant.gpus)
+        environment.setdefault("CUDA_VISIBLE_DEVICES", ",".join(gpu.uuid for gpu in tenant.gpus))
         return {
             "name": tenant.name,
             "token": tenant.token,
             "socket": str(agent.server.path),
-            "soft": soft,
+            "soft": any(gpu.soft for gpu in tenant.gpus),
             "parked": tenant.name in agent.parking.parked,
             "gpus": [gpu.as_dict() for gpu in tenant.gpus],
             "environment": environment,

@@ -17,6 +17,8 @@ from typing import Any
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.base import Use
 from cotenant.agent.tenants.launcher import Launch, program_environment, register
 from cotenant.bench.harness import Bench, with_source
 from cotenant.bench.overhead import core_of_its_own
@@ -117,7 +119,7 @@ class Rig:
         self.together, self.pinned = together, pinned
         self.core: dict[str, str] = {}
         self.bench = Bench(gpus, settings or {})
-        self.mechanism = "mps" if together else "time"
+        self.mechanism = mechanisms.choose(Use.TENANT, concurrent=together)
         self._programs: list[Program] = []
         self._clients: list[ControlClient] = []
         self._stack = ExitStack()

@@ -123,7 +123,7 @@ def run_once(
     """Run the program to its end on a part of the SMs; its kernels by key. WorkError when it fails."""
     folder = rig.bench.folder / f"kernels{number}"
     folder.mkdir()
-    spec = TenantSpec(f"profiled{number}", limit=part, mechanism="mps")
+    spec = TenantSpec(f"profiled{number}", limit=part, mechanism=rig.mechanism)
     with ControlClient(rig.bench.folder) as client:
         answer = register(client, Launch(rig.bench.folder, spec, list(command)))
         environment = rig.with_shim(answer) | {VARIABLE: str(folder / "times")}

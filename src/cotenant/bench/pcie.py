@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from cotenant.agent.config.files import TenantSpec, check_spec
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.base import Use
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.shares import COUNT, between
 from cotenant.core.errors import InputError
@@ -121,7 +123,7 @@ def measure(
         size, chunk_bytes = size or SOFT_PAGEABLE_COPY, chunk_bytes or SOFT_PAGEABLE_CHUNK
     size = size or (SOFT_COPY if gpus == "soft" else COPY)
     # everybody at once: a tenant under `time` copies only in its turns, which is another question
-    mechanism = mechanism or "mps"
+    mechanism = mechanism or mechanisms.choose(Use.TENANT, concurrent=True)
     program = ["cotenant.bench.copying", direction, memory, mode, str(size)]
     settings = settings_for(gpus, chunk_bytes, period_bytes, paced)
     with slow_soft_link(gpus, SOFT_LINK_MBPS), Bench(gpus, settings) as bench:

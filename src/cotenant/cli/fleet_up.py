@@ -156,6 +156,9 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
 
 def _partition_planner(name: str, options: FleetOptions) -> Planner:
     """The partition policy that was named, enforced as this fleet's GPUs can."""
+    from cotenant.agent.mechanisms import registry as mechanisms
+    from cotenant.agent.mechanisms.base import Use
+    from cotenant.agent.mechanisms.mig import Mig
     from cotenant.fleet.controller.miso import MisoPlanner
     from cotenant.fleet.session import node_specs
 
@@ -163,8 +166,9 @@ def _partition_planner(name: str, options: FleetOptions) -> Planner:
         raise InputError(f"{name!r} is not a policy that partitions live; there is miso", field="policy")
     gpus = [gpu for node in node_specs(options) for gpu in node.gpus]
     if any(gpu.instances for gpu in gpus):  # MIG is on
-        return MisoPlanner(mechanism="mig")
-    return MisoPlanner(mechanism="mps" if {gpu.kind for gpu in gpus} == {"real"} else "time")
+        return MisoPlanner(mechanism=Mig.name)
+    together = {gpu.kind for gpu in gpus} == {"real"}
+    return MisoPlanner(mechanism=mechanisms.choose(Use.JOB, concurrent=together))
 
 
 def _executor(given: dict[str, Any]) -> str:

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.base import Use
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 MOST = 10_000_000
+MECHANISMS = "|".join(mechanisms.names(Use.PROFILE))
 
 
 @app.command()
@@ -22,7 +26,7 @@ def infer(
     batch: Annotated[int, typer.Option(min=1, max=1024, help="Items of a batch.")] = 1,
     interval: Annotated[str, typer.Option(help="Time from one batch to the next; 0s: one after the other.")] = "0s",
     share: Annotated[str, typer.Option(help="Part of the machine's cores, or of the GPU.")] = "100%",
-    mechanism: Annotated[str, typer.Option(help="cores, mps or green: what the share is a part of.")] = "cores",
+    mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="What the share is a part of.")] = "cores",
     backend: Annotated[str, typer.Option(help="auto, onnx, torch or timed.")] = "auto",
     shape: Annotated[list[str] | None, typer.Option(help="INPUT=3x224x224 where a model takes any size.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random input.")] = 0,
@@ -41,8 +45,7 @@ def infer(
     fraction, gap_s = parse_fraction(share, field="share"), parse_seconds(interval, field="interval")
     if fraction <= 0:
         raise InputError("a share of 0 % runs nothing", field="share")
-    if mechanism not in ("cores", "mps", "green"):
-        raise InputError(f"{mechanism!r} is not cores, mps or green", field="mechanism")
+    capabilities = mechanisms.find(mechanism, Use.PROFILE).capabilities
     if backend not in BACKENDS:
         raise InputError(f"{backend!r} is not one of {', '.join(BACKENDS)}", field="backend")
     name, found = find_model(model, backend)  # type: ignore[arg-type]
@@ -64,13 +67,13 @@ def infer(
         finally:
             await factory.close()
 
-    content = {"model": name, "backend": found.backend, "share": fraction, "mechanism": mechanism} | asyncio.run(
-        whole()
-    )
+    whose = "GPU" if capabilities.needs_gpu else "cores"
+    content = {"model": name, "backend": found.backend, "share": fraction, "mechanism": mechanism}
+    content |= asyncio.run(whole())
     if as_json:
         print(json.dumps(content))
     else:
-        show(content)
+        show(content, whose)
 
 
 async def run_batches(
@@ -112,9 +115,9 @@ async def run_batches(
     }
 
 
-def show(content: dict[str, Any]) -> None:
-    """The figures for people."""
-    share = f"{content['share']:.0%} of the {'cores' if content['mechanism'] == 'cores' else 'GPU'}"
+def show(content: dict[str, Any], whose: str) -> None:
+    """The figures for people; `whose`: what the share is a part of."""
+    share = f"{content['share']:.0%} of the {whose}"
     print(f"{content['model']} ({content['backend']}) on {share}: loaded in {content['load_s']:.2f} s")
     print(f"{content['batches']:,} batches of {content['batch']}: {content['items_per_s']:,.1f} items/s")
     for name, what in (("inference_ms", "in the model"), ("latency_ms", "since it was due")):

@@ -6,16 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.base import Use
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cotenant.serving.workers.profiling import ProfileRun
 
+MECHANISMS = "|".join(mechanisms.names(Use.PROFILE))
+
 
 def service(
     model: Annotated[str, typer.Argument(help="Folder of a model: NAME/VERSION/model.onnx, model.pt2, model.pt.")],
     out: Annotated[str, typer.Option(help="The profile; a model is added to one that is there.")],
-    mechanism: Annotated[str, typer.Option(help="cores, mps or green: what a partition is a part of.")] = "cores",
+    mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="What a partition is a part of.")] = "cores",
     partitions: Annotated[
         str | None, typer.Option(help="50%,100% ...; by default every number of cores, or 10% to 100% of a GPU.")
     ] = None,
@@ -77,8 +82,7 @@ def _run_of(
     from cotenant.serving.workers.onemodel import find_model
     from cotenant.serving.workers.profiling import ProfileRun, core_partitions
 
-    if mechanism not in ("cores", "mps", "green"):
-        raise InputError(f"{mechanism!r} is not cores, mps or green", field="mechanism")
+    capabilities = mechanisms.find(mechanism, Use.PROFILE).capabilities
     if backend not in BACKENDS:
         raise InputError(f"{backend!r} is not one of {', '.join(BACKENDS)}", field="backend")
     if margin is not None and not (math.isfinite(margin) and 1 <= margin <= 100):
@@ -88,7 +92,7 @@ def _run_of(
         raise InputError(f"{batches!r} are not batch sizes; write 1,2,4,8", field="batches")
     if partitions is None:
         labels = (
-            core_partitions() if mechanism == "cores" else {f"{p}%": p / 100 for p in (10, 20, 40, 50, 60, 80, 100)}
+            {f"{p}%": p / 100 for p in (10, 20, 40, 50, 60, 80, 100)} if capabilities.needs_gpu else core_partitions()
         )
     else:
         fractions = [parse_fraction(p.strip(), field="partitions") for p in partitions.split(",")]
@@ -96,7 +100,7 @@ def _run_of(
             raise InputError("a partition of 0 % runs nothing", field="partitions")
         labels = {f"{round(f * 100, 4):g}%": f for f in fractions}
     if gpu is None:
-        gpu = "CPU" if mechanism == "cores" else _gpu_name()
+        gpu = _gpu_name() if capabilities.needs_gpu else "CPU"
     name, found = find_model(model, backend)  # type: ignore[arg-type]
     return ProfileRun(
         name, found, mechanism, labels, tuple(sorted({int(b) for b in sizes})), parse_seconds(seconds, "seconds"),

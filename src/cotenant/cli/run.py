@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
+from cotenant.agent.mechanisms.base import Use
+from cotenant.agent.mechanisms.registry import DEFAULT, names
+
 app = typer.Typer(add_completion=False)
 
 Text = str | None
+MECHANISMS = "|".join(names(Use.TENANT))
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -26,7 +30,7 @@ def run(
     empty_cache: Annotated[
         str, typer.Option(metavar="turn|iteration", help="Give PyTorch's cached memory back before it would be moved.")
     ] = "off",
-    mechanism: Annotated[str, typer.Option(metavar="time|whole|mps", help="How the share is enforced.")] = "time",
+    mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="How the share is enforced.")] = DEFAULT,
     priority: Annotated[int, typer.Option(help="For discipline priority: larger goes first.")] = 0,
     weight: Annotated[float, typer.Option(help="For discipline weighted-round-robin.")] = 0.0,
     best_effort: Annotated[

@@ -91,6 +91,8 @@ def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: 
 
 
 def _gated(config: AgentConfig, source: str) -> list[TenantSpec]:
+    from cotenant.agent.mechanisms import registry as mechanisms
+    from cotenant.agent.mechanisms.base import Use
     from cotenant.core.errors import InputError
 
     if not config.tenants:
@@ -98,7 +100,7 @@ def _gated(config: AgentConfig, source: str) -> list[TenantSpec]:
     for spec in config.tenants:
         if max(spec.gpu_count, len(spec.gpus)) > 1:
             raise InputError(f"{spec.name} has several GPUs; one GPU is simulated", file=source, field="tenants")
-        if spec.mechanism != "time":
+        if not mechanisms.find(spec.mechanism, Use.TENANT, field="tenants").capabilities.gated:
             raise InputError(
                 f"{spec.name} takes no turns: its mechanism is {spec.mechanism}", file=source, field="tenants"
             )

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.agent.config.files import parse_yaml, read_text
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.base import Use
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 SLICE = re.compile(r"^([1-7])g(\.\d+gb)?(\+me)?$")
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-MECHANISMS = ("time", "mps")
 MOST_GPUS = 4096
 MOST_RETRIES = 1000
 
@@ -136,8 +137,8 @@ def _check_gpus(spec: JobSpec) -> None:
         raise InputError(f"{spec.gpus:.2%} of a GPU is less than 1%", field="share")
     if spec.slice is not None and (not isinstance(spec.slice, str) or not SLICE.match(spec.slice)):
         raise InputError(f"{str(spec.slice)[:40]!r} is not a MIG slice such as 2g or 3g.40gb", field="slice")
-    if spec.mechanism is not None and spec.mechanism not in MECHANISMS:
-        raise InputError(f"{str(spec.mechanism)[:40]!r} is not one of {', '.join(MECHANISMS)}", field="mechanism")
+    if spec.mechanism is not None:
+        mechanisms.find(str(spec.mechanism), Use.JOB)
 
 
 def _check_environment(env: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError
 from cotenant.kube import names
 from cotenant.kube.mutate import preload
@@ -134,7 +135,7 @@ def _order(pod: Mapping[str, Any], share: ContainerShare, ids: list[str], gpus: 
         "memory_bytes": share.memory_bytes,
         "gpus": gpus,
         "gpu_count": len(gpus),
-        "mechanism": "whole" if share.whole else "time",
+        "mechanism": mechanisms.EXCLUSIVE if share.whole else mechanisms.DEFAULT,
     }
     return Order(metadata["uid"], share.container, container_id(pod, share.container), tenant)
 
@@ -173,7 +174,7 @@ def injected(pod: Mapping[str, Any], share: ContainerShare) -> bool:
 
 def described(tenant: Mapping[str, Any], where: str) -> str:
     """A tenant's share for people."""
-    if tenant["mechanism"] == "whole":
+    if tenant["mechanism"] == mechanisms.EXCLUSIVE:
         return f"has all of {where}"
     memory = tenant["memory_bytes"]
     amount = "all memory" if memory is None else f"{memory / 2**30:.4g} GiB"

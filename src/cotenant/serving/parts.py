@@ -43,7 +43,7 @@ def local_factory(
         raw = config.deployment.raw
         services = raw.services if raw is not None else ()
         claims = {s.name: Claim(s.memory, s.copy_weight, s.work_class) for s in services}
-        needs_none = timed or mechanism == "cores"
+        needs_none = timed or not config.deployment.capabilities.needs_gpu
         folder = options.agent or default_folder()
         colocation = Colocation(config.deployment.colocation, folder, claims, timed=needs_none, say=say)
     return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=limit_s, colocation=colocation)

@@ -17,6 +17,7 @@ from cotenant.agent.config import kernel_table
 from cotenant.agent.config.colocation import check_work, known_kernels, parse_colocation
 from cotenant.agent.config.copies import parse_copies
 from cotenant.agent.config.swap import parse_swap
+from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core import yamlfile
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
@@ -46,7 +47,7 @@ class TenantSpec:
     weight: float = 0.0
     gpus: tuple[str, ...] = ()
     gpu_count: int = 1
-    mechanism: str = "time"
+    mechanism: str = mechanisms.DEFAULT
     uid: int | None = None
     best_effort: bool = False
     work_class: str = "unknown"  # what its kernels need most: unknown, memory, compute; for the scheme orion
@@ -303,7 +304,7 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
             weight=float(entry.get("weight", 0.0)),
             gpus=gpus,
             gpu_count=max(1, len(gpus)),
-            mechanism=str(entry.get("mechanism", "time")),
+            mechanism=str(entry.get("mechanism", mechanisms.DEFAULT)),
             uid=_user(entry["user"]) if "user" in entry else None,
             best_effort=_flag(entry, "best_effort"),
             oversubscribe=str(entry.get("oversubscribe", "none")),

@@ -1,15 +1,34 @@
-"""What every mechanism offers: grant, resize, revoke, and an honest account of what it can do."""
+"""What a mechanism is: the way a share of a GPU is enforced, and what holds under it."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import enum
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
-if TYPE_CHECKING:
-    from cotenant.agent.config.files import TenantSpec
-    from cotenant.devices.gpus import Gpu
+from cotenant.agent.ipc.wire import SlotFlag
+from cotenant.devices.gpus import Gpu
+
+
+class Use(enum.Enum):
+    """Where a mechanism may be named."""
+
+    TENANT = "tenant"  # tenants of a node's agent
+    SERVICE = "service"  # workers of a server
+    JOB = "job"  # parts of a GPU for jobs of the fleet
+    PROFILE = "profile"  # `infer` and `profile service`
+
+
+class By(enum.StrEnum):
+    """What enforces a promise."""
+
+    HARDWARE = "hardware"  # set from outside the tenant, kept by the GPU
+    DRIVER = "driver"  # NVIDIA's driver or its MPS server
+    SHIM = "shim"  # the driver shim in the tenant's process
+    SYSTEM = "operating system"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
@@ -20,8 +39,18 @@ class Capabilities:
     memory: str
     resize: str
     isolation: str
-    exclusive: bool  # no other tenant on the same GPU
-    gated: bool  # takes turns through the broker
+    time_by: By = By.NOTHING  # what keeps a tenant to its part of the GPU's time
+    sms_by: By = By.NOTHING  # what keeps a tenant to its part of the SMs
+    memory_by: By = By.NOTHING
+    needs_gpu: bool = True
+    exclusive: bool = False  # no other tenant on the same GPU
+    gated: bool = False  # takes turns through the broker
+    concurrent: bool = False  # kernels of several tenants run at once
+    live_resize: bool = False  # a changed share holds for programs that run already
+    worker_parts: bool = True  # a worker may have part of a GPU
+    worker_resizes: bool = False  # a worker's own process enforces its share and changes it between two batches
+    instances: bool = False  # a share is a device of its own, with a UUID and a place on the GPU
+    mixes_with: tuple[str, ...] = ()  # mechanisms whose tenants may be on the same GPU, beside its own
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
@@ -29,43 +58,78 @@ class Capabilities:
         return asdict(self)
 
 
+class ShareSpec(Protocol):
+    """What a mechanism reads of a tenant."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def limit(self) -> float: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class WorkerShare:
+    """A share of one GPU for a process that is no tenant of an agent. `partition`: its label in a profile."""
+
+    name: str
+    limit: float = 1.0
+    partition: str = ""
+    priority: int = 0
+    memory_bytes: int | None = None
+
+
 @dataclass(frozen=True)
 class Enforcement:
-    """What a grant gives the launcher and the broker: environment of the program, flags of its page's slot."""
+    """What a grant gives the launcher and the broker: environment of the program, what of it is different for programs
+    that run below others, flags of its page's slot."""
 
     environment: dict[str, str] = field(default_factory=dict)
     slot_flags: int = 0
+    below: dict[str, str] = field(default_factory=dict)
 
 
-class Mechanism(ABC):
+class Mechanism:
     """One way to enforce shares. Methods raise WorkError when the machine cannot do it."""
 
     name: ClassVar[str]
+    uses: ClassVar[frozenset[Use]]
+    capabilities: ClassVar[Capabilities]
 
     def __init__(self, folder: Path) -> None:
+        """`folder`: where its runtime files go."""
         self.folder = folder
 
-    @abstractmethod
-    def capabilities(self) -> Capabilities:
-        """What holds and what does not."""
+    def prepare(self, gpus: tuple[Gpu, ...]) -> None:
+        """Do beforehand what takes long in `grant`; called in another thread."""
 
-    def prepare(self, gpus: tuple[Gpu, ...]) -> None:  # noqa: B027 most mechanisms need nothing
-        """Whatever takes long before a `grant` there; called in another thread, while the agent's own gives turns."""
+    def settle(self, gpus: tuple[Gpu, ...]) -> None:
+        """A grant that was prepared did not come about: end what is not used."""
 
-    def settle(self, gpus: tuple[Gpu, ...]) -> None:  # noqa: B027
-        """A grant that was prepared did not come about: end what nobody uses."""
-
-    @abstractmethod
-    def grant(self, spec: TenantSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
+    def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """Prepare the GPUs for a tenant."""
+        return Enforcement(slot_flags=0 if self.capabilities.gated else SlotFlag.UNGATED)
 
-    @abstractmethod
-    def resize(self, spec: TenantSpec, gpus: tuple[Gpu, ...]) -> str:
-        """Make a changed share true; says from when on it holds."""
+    def resize(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> str:
+        """Make a changed share true; returns from when on it holds."""
+        return "at once"
 
-    @abstractmethod
     def revoke(self, name: str, gpus: tuple[Gpu, ...]) -> None:
         """The tenant has gone."""
 
-    def close(self) -> None:  # noqa: B027 most mechanisms own nothing
-        """Stop whatever this mechanism started."""
+    def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
+        """Environment of a worker's process on its share."""
+        return {"CUDA_VISIBLE_DEVICES": gpu.uuid} | self.grant(share, (gpu,)).environment
+
+    def worker_gone(self, name: str) -> None:
+        """A worker's process has ended."""
+
+    async def watch(self, lost: Callable[[str, str], None]) -> None:
+        """Call `lost` with a GPU's UUID and a sentence when its tenants have lost it; runs until it is cancelled, or
+        returns where there is nothing to watch."""
+
+    def close(self) -> None:
+        """Stop what this mechanism started."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cotenant.agent.ipc.wire import SlotFlag
-from cotenant.agent.mechanisms.base import Capabilities, Enforcement, Mechanism
+from cotenant.agent.mechanisms.base import By, Capabilities, Enforcement, Mechanism, ShareSpec, Use
+from cotenant.agent.mechanisms.mps_watch import MpsWatch
 from cotenant.core.errors import WorkError
-
-if TYPE_CHECKING:
-    from cotenant.agent.config.files import TenantSpec
-    from cotenant.devices.gpus import Gpu
+from cotenant.devices.gpus import Gpu
 
 PATIENCE_S = 20
 CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # 0 normal, 1 below: a hint to the server, without preemption
@@ -32,6 +30,23 @@ class Mps(Mechanism):
     """An MPS control daemon per GPU, started with the first tenant there and quit after the last."""
 
     name = "mps"
+    uses = frozenset({Use.TENANT, Use.SERVICE, Use.JOB, Use.PROFILE})
+    capabilities = Capabilities(
+        compute="at most limit percent of the SMs; the request is not enforced, and memory bandwidth and caches are"
+        " shared by all",
+        memory="capped by the shim per tenant; MPS's own pinned limit backs it per process",
+        resize="an SM percentage is fixed once a process has connected: a new one is for processes started later",
+        isolation="address spaces are apart, faults are not: a client killed inside a kernel or a fatal GPU error"
+        " can take every client of the server with it; one server serves one user",
+        sms_by=By.DRIVER,
+        memory_by=By.SHIM,
+        concurrent=True,
+        notes=(
+            "the percentage travels in the environment: a tenant that changes it before its first CUDA call has"
+            " what it sets, up to the server's default",
+            "needs nvidia-cuda-mps-control; on the software GPU tenants run at once without it",
+        ),
+    )
 
     def __init__(self, folder: Path, command: str = "nvidia-cuda-mps-control") -> None:
         super().__init__(folder)
@@ -39,24 +54,6 @@ class Mps(Mechanism):
         self._daemons: dict[str, _Daemon] = {}
         self._ending: dict[str, threading.Thread] = {}  # UUID -> whoever waits for its daemon's end
         self._starting = threading.Lock()
-
-    def capabilities(self) -> Capabilities:
-        """See Mechanism."""
-        return Capabilities(
-            compute="at most limit percent of the SMs; the request is not enforced, and memory bandwidth and caches are"
-            " shared by all",
-            memory="capped by the shim per tenant; MPS's own pinned limit backs it per process",
-            resize="an SM percentage is fixed once a process has connected: a new one is for processes started later",
-            isolation="address spaces are apart, faults are not: a client killed inside a kernel or a fatal GPU error"
-            " can take every client of the server with it; one server serves one user",
-            exclusive=False,
-            gated=False,
-            notes=(
-                "the percentage travels in the environment: a tenant that changes it before its first CUDA call has"
-                " what it sets, up to the server's default",
-                "needs nvidia-cuda-mps-control; on the software GPU tenants run at once without it",
-            ),
-        )
 
     def prepare(self, gpus: tuple[Gpu, ...]) -> None:
         """See Mechanism: the start of a daemon takes from 10 ms to PATIENCE_S."""
@@ -74,7 +71,7 @@ class Mps(Mechanism):
         with self._starting:
             return self._daemons.get(gpu.uuid) or self._start(gpu)
 
-    def grant(self, spec: TenantSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
+    def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
         """See Mechanism."""
         if len(gpus) != 1:
             raise WorkError("mps gives a tenant one GPU; start one tenant per GPU")
@@ -93,9 +90,9 @@ class Mps(Mechanism):
         }
         if spec.memory_bytes is not None:
             environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, spec.memory_bytes >> 20)}M"
-        return Enforcement(environment, SlotFlag.UNGATED)
+        return Enforcement(environment, SlotFlag.UNGATED, below={CLIENT_PRIORITY: "1"})
 
-    def resize(self, spec: TenantSpec, gpus: tuple[Gpu, ...]) -> str:
+    def resize(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> str:
         """See Mechanism."""
         return "memory at once, the SM percentage for processes started from now on"
 
@@ -108,6 +105,15 @@ class Mps(Mechanism):
             daemon.tenants.discard(name)
             if not daemon.tenants:
                 self._quit(gpu.uuid)
+
+    async def watch(self, lost: Callable[[str, str], None]) -> None:
+        """See Mechanism: the clients of a server that dies end with an error."""
+
+        def died(uuid: str) -> None:
+            text = f"the MPS server of GPU {uuid} has died: programs on it have lost their GPU and must start again"
+            lost(uuid, text)
+
+        await MpsWatch(self, died).run()
 
     def close(self) -> None:
         """Quit every daemon, and wait for their ends."""

@@ -6,9 +6,19 @@ import asyncio
 import os
 import select
 from collections.abc import Callable
+from typing import Protocol
 
-from cotenant.agent.mechanisms.mps import Mps
 from cotenant.core.errors import WorkError
+
+
+class MpsDaemons(Protocol):
+    """The MPS control daemons that are watched."""
+
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that have a daemon now."""
+
+    def ask(self, uuid: str, order: str) -> str:
+        """Answer of a GPU's daemon; WorkError where there is none."""
 
 
 class MpsWatch:
@@ -17,7 +27,7 @@ class MpsWatch:
 
     PERIOD_S = 0.4
 
-    def __init__(self, mps: Mps, died: Callable[[str], None]) -> None:
+    def __init__(self, mps: MpsDaemons, died: Callable[[str], None]) -> None:
         """`died` is called with a GPU's UUID."""
         self._mps, self._died = mps, died
         self._servers: dict[str, tuple[int, int]] = {}  # UUID -> (pid, pidfd)

@@ -317,7 +317,7 @@ class Parking:
         return tenant
 
     def _gated(self, tenant: Tenant) -> bool:
-        return bool(self.agent.mechanisms[tenant.spec.mechanism].capabilities().gated)
+        return bool(self.agent.mechanisms[tenant.spec.mechanism].capabilities.gated)
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Any:

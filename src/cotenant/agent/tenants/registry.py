@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cotenant.agent.config.files import TenantSpec, check_spec
-from cotenant.agent.mechanisms import Enforcement, Mechanism
-from cotenant.agent.mechanisms.mps import CLIENT_PRIORITY
+from cotenant.agent.mechanisms import registry as mechanism_list
+from cotenant.agent.mechanisms.base import Enforcement, Mechanism
 from cotenant.agent.memory.backing import HostMemory
 from cotenant.agent.owners.holders import Holder
 from cotenant.agent.processes import ProcessKey
@@ -56,10 +56,8 @@ class Tenant:
     def environment(self, *, below: bool) -> dict[str, str]:
         """What a program that starts now gets. `below`: the scheme of co-location puts best-effort work below others,
         unless its priority says otherwise."""
-        found = dict(self.enforcement.environment)
-        if below and self.spec.best_effort and self.spec.priority == 0 and CLIENT_PRIORITY in found:
-            found[CLIENT_PRIORITY] = "1"
-        return found
+        lower = below and self.spec.best_effort and self.spec.priority == 0
+        return self.enforcement.environment | (self.enforcement.below if lower else {})
 
     def share(self) -> Share:
         """Its promise in the broker's words."""
@@ -221,14 +219,16 @@ class Registry:
         # a tenant parked by order is promised nothing until it is back
         others = [other for other in self.on_gpu(gpu.uuid, without=spec.name) if other.name not in self.away]
         where = f"GPU {gpu.index} ({gpu.name})"
-        mine = self.mechanisms[spec.mechanism]
-        if mine.capabilities().exclusive and spec.limit < 1.0:
-            raise InputError(f"{spec.mechanism} gives the whole GPU; a limit needs time or mps", field="--limit")
+        mine = self.mechanisms[spec.mechanism].capabilities
+        if mine.exclusive and spec.limit < 1.0:
+            shared = " or ".join(name for name, kind in self.mechanisms.items() if not kind.capabilities.exclusive)
+            raise InputError(f"{spec.mechanism} gives the whole GPU; a limit needs {shared}", field="--limit")
         for other in others:
-            theirs = self.mechanisms[other.spec.mechanism]
-            if mine.capabilities().exclusive or theirs.capabilities().exclusive:
-                raise InputError(f"{where} is shared with {other.name}: whole does not fit", field="--mechanism")
-            if other.spec.mechanism != spec.mechanism:
+            theirs = self.mechanisms[other.spec.mechanism].capabilities
+            if mine.exclusive or theirs.exclusive:
+                alone = spec.mechanism if mine.exclusive else other.spec.mechanism
+                raise InputError(f"{where} is shared with {other.name}: {alone} does not fit", field="--mechanism")
+            if not mechanism_list.mix(spec.mechanism, other.spec.mechanism):
                 raise InputError(
                     f"{where} is shared by {other.spec.mechanism} ({other.name}); {spec.mechanism} beside it would not"
                     " hold its promises",
@@ -244,10 +244,11 @@ class Registry:
 
     def _memory_fits(self, spec: TenantSpec, gpu: Gpu, others: list[TenantSpec], where: str) -> None:
         """Promises that stay on the card and the largest of those that can leave it must fit together."""
-        if spec.oversubscribe != "none" and not self.mechanisms[spec.mechanism].capabilities().gated:
+        if spec.oversubscribe != "none" and not self.mechanisms[spec.mechanism].capabilities.gated:
+            gated = " or ".join(name for name, kind in self.mechanisms.items() if kind.capabilities.gated)
             raise InputError(
-                f"{spec.name} is to oversubscribe under {spec.mechanism}: only turns (--mechanism time) say when memory"
-                " may move",
+                f"{spec.name} is to oversubscribe under {spec.mechanism}: only turns (--mechanism {gated}) say when"
+                " memory may move",
                 field="--oversubscribe",
             )
         if spec.memory_bytes is not None:
@@ -299,7 +300,7 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
             weight=float(data.get("weight") or 0.0),
             gpus=tuple(str(g) for g in data.get("gpus") or ()),
             gpu_count=int(data.get("gpu_count") or 1),
-            mechanism=str(data.get("mechanism") or "time"),
+            mechanism=str(data.get("mechanism") or mechanism_list.DEFAULT),
             best_effort=bool(data.get("best_effort")),
             oversubscribe=str(data.get("oversubscribe") or "none"),
             copy_weight=None if data.get("copy_weight") is None else float(data["copy_weight"]),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.mig import Mig
 from cotenant.fleet.controller.state import Assignment, GpuShare
 from cotenant.fleet.nodes import NodeSpec
 
@@ -23,7 +25,7 @@ class GpuChooser:
         if share.instance is not None:
             return share.instance not in self._taken
         taken = self._taken.get(share.uuid, 0.0)
-        if taken and self._mechanism[share.uuid] != share.mechanism:
+        if taken and not mechanisms.mix(self._mechanism[share.uuid], share.mechanism):
             return False
         return taken + share.fraction <= 1 + EPSILON
 
@@ -67,7 +69,7 @@ class GpuChooser:
             for instance in gpu.instances:
                 if wanted in (instance.profile, instance.profile.split(".")[0]) and instance.uuid not in self._taken:
                     fraction = int(instance.profile[0]) / 7
-                    share = GpuShare(gpu.uuid, fraction, "mig", instance.profile, instance.uuid)
+                    share = GpuShare(gpu.uuid, fraction, Mig.name, instance.profile, instance.uuid)
                     self._take(share)
                     return share
         return None

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.mps import Mps
 from cotenant.core.errors import InputError
 from cotenant.core.events import Reason
 from cotenant.core.mig import Geometry, Placement, geometry, kind_of
@@ -37,7 +39,7 @@ class MisoPlanner:
     """
 
     def __init__(
-        self, rules: PartitionRules | None = None, *, mechanism: str = "mps", measure_s: float = 10.0,
+        self, rules: PartitionRules | None = None, *, mechanism: str = Mps.name, measure_s: float = 10.0,
         restart_s: float = 10.0, model: MpsMigModel | None = None,
     ) -> None:  # fmt: skip
         self.rules = rules or PartitionRules("miso", profile_after_s=0.0)
@@ -287,11 +289,11 @@ class MisoPlanner:
             plan.assign[name] = Assignment((place,), 0, 1.0)
 
     def _place(self, node: NodeSpec, uuid: str, wish: Wish) -> Place:
-        if self.mechanism == "mig":
+        if mechanisms.find(self.mechanism).capabilities.instances:
             # alone or measured: on the instance that takes everything, in the latter case with others under MPS
             whole = self._gpus[uuid].geo.whole[0]
             limit = wish.limit if wish.measuring else None
-            share = GpuShare(uuid, wish.share, "mig", wish.slice or f"{whole.kind}@{whole.start}", None, limit)
+            share = GpuShare(uuid, wish.share, self.mechanism, wish.slice or f"{whole.kind}@{whole.start}", None, limit)
         elif wish.limit >= 1 and not wish.measuring:
             share = GpuShare(uuid)
         else:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.cluster import Cluster, NodeGroup
 from cotenant.core.errors import InputError
 from cotenant.core.events import Reason
@@ -180,7 +181,7 @@ class JobPlanner:
             else:
                 moved.append(grant)
         for grant in moved:
-            places = self._choose(grant, by_id[grant.job].spec.mechanism or "time", nodes, chooser)
+            places = self._choose(grant, by_id[grant.job].spec.mechanism or mechanisms.DEFAULT, nodes, chooser)
             if places is None:
                 plan.waiting[grant.job] = Reason.GPUS_FULL
             else:

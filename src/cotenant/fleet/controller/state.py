@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.events import Reason
 from cotenant.fleet.jobs import JobSpec
 
@@ -24,7 +25,7 @@ class GpuShare:
 
     uuid: str
     fraction: float = 1.0
-    mechanism: str = "whole"
+    mechanism: str = mechanisms.EXCLUSIVE
     slice: str | None = None
     instance: str | None = None
     limit: float | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.mechanisms.base import WorkerShare
 from cotenant.agent.mechanisms.mps import Mps
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.mig import Placement
@@ -79,7 +79,7 @@ class MigSlices:
 
     def _enter(self, attempt: str, uuid: str, limit: float) -> dict[str, str]:
         instance = Gpu(uuid, "MIG", 0, 0)
-        granted = self._mps.grant(TenantSpec(attempt, 0.0, limit, mechanism="mps"), (instance,))
+        granted = self._mps.grant(WorkerShare(attempt, limit), (instance,))
         self._under_mps[attempt] = instance
         return granted.environment
 

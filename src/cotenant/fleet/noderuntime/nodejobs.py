@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import WorkError
 from cotenant.fleet.noderuntime.attempt import ENDED, LIMITS_FILE, NEW, ORDER_FILE, Page, runner_command
 from cotenant.fleet.nodes import NodeSpec
@@ -230,7 +231,8 @@ class NodeJobs:
     def _slice(self, order: dict[str, Any]) -> dict[str, str]:
         """Make the job's MIG slice, unless it is an instance that existed before; what its processes need there."""
         share = order["gpus"][0] if order["gpus"] else {}
-        if share.get("mechanism") != "mig" or share.get("instance") is not None:
+        instances = bool(share) and mechanisms.find(share["mechanism"]).capabilities.instances
+        if not instances or share.get("instance") is not None:
             return {}
         from cotenant.fleet.noderuntime.mig_slices import MigSlices
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError, WorkError
 from cotenant.fleet.nodes import NodeSpec
 
@@ -59,7 +60,7 @@ def enter(order: dict[str, Any], environment: dict[str, str]) -> tuple[Tenancy, 
                 "limit": limit,
                 "gpus": [share["uuid"] for share in shares],
                 "gpu_count": len(shares),
-                "mechanism": "whole" if whole else shares[0]["mechanism"],
+                "mechanism": mechanisms.EXCLUSIVE if whole else shares[0]["mechanism"],
             },
         )
         added = program_environment(answer)

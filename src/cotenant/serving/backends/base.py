@@ -23,13 +23,14 @@ BACKENDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Share:
-    """What a backend may use: `cores` where CPU cores stand for SMs, else a `fraction` of the GPU it sees, which under
-    green contexts begins at the fraction `start` of the SMs."""
+    """What a backend may use: `cores` where CPU cores stand for SMs, else (`on_gpu`) a `fraction` of the GPU it sees.
+    `resizes`: the backend keeps to the share itself, by green contexts, from the fraction `start` of the SMs on."""
 
     fraction: float
-    mechanism: str
     cores: tuple[int, ...] = ()
     start: float = 0.0
+    on_gpu: bool = False
+    resizes: bool = False
 
 
 class Backend(Protocol):

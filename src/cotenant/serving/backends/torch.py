@@ -1,8 +1,8 @@
 """Models run by PyTorch: exported programs (model.pt2) and TorchScript (model.pt), on a GPU's share or on CPU cores.
 
 On a GPU every batch size of a ladder has a CUDA graph with fixed buffers; a batch runs the smallest graph that holds
-it. Under mechanism `green` graphs are captured on a green context of the share's size, and another share is another
-rung of the ladder: a switch between two batches. Other mechanisms (MPS, MIG, time) act from outside the process.
+it. Where the share is the backend's to keep (mechanism `green`), graphs are captured on a green context of the share's
+size, and another share is another context: a switch between two batches. Other mechanisms act from outside the process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TorchModel:
 
         began = time.monotonic()
         self._torch, self._share = torch, share
-        on_gpu = torch.cuda.is_available() and share.mechanism != "cores"
+        on_gpu = torch.cuda.is_available() and share.on_gpu
         self._device = torch.device("cuda" if on_gpu else "cpu")
         # beside a GPU threads only copy batches: more than one of them wait for each other longer than that takes
         torch.set_num_threads(len(share.cores) if share.cores else 1)
@@ -109,7 +109,7 @@ class TorchModel:
 
     def resize(self, fraction: float) -> None:
         """See Backend. Graphs of a rung are captured the first time that it is stepped on."""
-        if self._share.mechanism == "green" and self._device.type == "cuda":
+        if self._share.resizes and self._device.type == "cuda":
             if self._ladder is None:
                 from cotenant.serving.backends.green import Ladder
 

@@ -43,9 +43,9 @@ class Problem:
 
 
 def restrict(
-    profile: ServingProfile, labels: Sequence[str] | None, mechanism: str, max_gpulets: int | None
+    profile: ServingProfile, labels: Sequence[str] | None, max_gpulets: int | None, *, instances: bool
 ) -> ServingProfile:
-    """A profile with only these partitions; InputError where one is not profiled or the mechanism cannot make it."""
+    """A profile with only these partitions; InputError where one is not profiled or, with `instances`, no MIG slice."""
     chosen = profile.partitions
     if labels is not None:
         known = {p.label: p for p in profile.partitions}
@@ -56,7 +56,7 @@ def restrict(
                 field="partitions",
             )
         chosen = tuple(known[label] for label in dict.fromkeys(labels))
-    if mechanism == "mig" and (not profile.slots or any(not p.slots for p in chosen)):
+    if instances and (not profile.slots or any(not p.slots for p in chosen)):
         raise InputError(f"the {profile.gpu} profile has no MIG slices (partitions with slots)", field="mechanism")
     if not chosen:
         raise InputError("there are no partitions to choose from", field="partitions")
@@ -80,8 +80,9 @@ def build_problem(deployment: Deployment, profile: str | Path | None = None, gpu
         found = load_profile(model, path)
         with deployment.located():
             loaded[model] = restrict(
-                replace(found, gpu=model), deployment.partitions, deployment.mechanism, deployment.max_gpulets
-            )
+                replace(found, gpu=model), deployment.partitions, deployment.max_gpulets,
+                instances=deployment.capabilities.instances,
+            )  # fmt: skip
     types = {model: i for i, model in enumerate(loaded)}
     first = next(iter(loaded.values()))
     apps = tuple((app, tuple(stages(app, first))) for app in deployment.applications)

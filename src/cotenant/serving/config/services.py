@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.base import Capabilities, Use
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
 from cotenant.core.serving import APPLICATIONS, Application, Service
@@ -18,7 +20,6 @@ from cotenant.core.yamlfile import YamlFile, read_yaml
 
 MAX_GPUS = 100_000
 MOST_PRIORITY = 10**9
-Mechanism = Literal["mps", "green", "mig", "time", "cores"]
 
 
 def _quantity(parse: Any, value: Any) -> Any:
@@ -102,7 +103,7 @@ class ServicesFile(BaseModel):
     model_config = ConfigDict(extra="allow")
     gpus: GpusEntry | None = None
     cluster: str | None = None
-    mechanism: Mechanism = "mps"
+    mechanism: str = "mps"
     partitions: list[str | float] | None = None
     max_gpulets: int | None = Field(default=None, ge=1, le=64)
     max_models: int = Field(default=3, ge=1, le=4)
@@ -123,7 +124,7 @@ class Deployment:
     gpu_models: tuple[str, ...]
     services: tuple[Service, ...]
     applications: tuple[Application, ...]
-    mechanism: Mechanism
+    mechanism: str
     partitions: tuple[str, ...] | None
     profiles: Mapping[str, str]
     headroom: float
@@ -135,6 +136,11 @@ class Deployment:
     colocation: str | None = None
     raw: ServicesFile | None = None
     source: YamlFile | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What holds under its mechanism."""
+        return mechanisms.find(self.mechanism).capabilities
 
     def located(self) -> AbstractContextManager[None]:
         """Complaints about what the file says, raised inside without a line or a file, get those of the file."""
@@ -200,7 +206,8 @@ def _deployment(raw: ServicesFile, path: str | Path) -> Deployment:
         for s in raw.services
     )  # fmt: skip
     partitions = None if raw.partitions is None else tuple(_label(p, i) for i, p in enumerate(raw.partitions))
-    if raw.mechanism == "time":
+    parts = mechanisms.find(raw.mechanism, Use.SERVICE).capabilities.worker_parts
+    if not parts:
         partitions = ("100%",)
     profiles = raw.profile if isinstance(raw.profile, dict) else {"": raw.profile} if raw.profile else {}
     base = Path(path).parent
@@ -215,7 +222,7 @@ def _deployment(raw: ServicesFile, path: str | Path) -> Deployment:
         profiles={gpu: str(p if Path(p).is_absolute() else base / p) for gpu, p in profiles.items()},
         headroom=raw.replan.headroom,
         period_s=raw.replan.period,
-        max_gpulets=1 if raw.mechanism == "time" else raw.max_gpulets,
+        max_gpulets=raw.max_gpulets if parts else 1,
         max_models=raw.max_models,
         arrivals={
             **{s.name: s.arrivals for s in raw.services if s.arrivals},

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.base import Use
 from cotenant.core.errors import InputError, WorkError
 from cotenant.policy.colocation import WorkClass
 from cotenant.serving.workers.base import WorkerSpec
@@ -95,7 +97,7 @@ class Colocation:
             names = " and ".join(model.service for model in spec.models if not model.latency_sensitive)
             self._say(f"{names} shares a process with a latency-sensitive service: held off between batches only")
         # workers on green contexts change their SMs between batches; others are gated by the shim, kernel by kernel
-        elastic = spec.mechanism == "green"
+        elastic = mechanisms.find(spec.mechanism).capabilities.worker_resizes
         if elastic and best_effort:
             names = " and ".join(model.service for model in spec.models)
             self._say(f"{names} on green contexts: held off between batches only, under mechanism mps kernel by kernel")
@@ -134,7 +136,7 @@ class Colocation:
             memory_bytes=sum(memory) if len(memory) == len(claims) else None,
             priority=-1 if best_effort and self.scheme.be_below else 0,
             gpus=(uuid,),
-            mechanism="mps" if self.scheme.together else "time",
+            mechanism=mechanisms.choose(Use.TENANT, concurrent=self.scheme.together),
             best_effort=best_effort and not elastic,
             copy_weight=max(claim.copy_weight for claim in claims),
             latency_sensitive=not best_effort,

@@ -195,8 +195,8 @@ class Crew:
 
     @property
     def _elastic(self) -> bool:
-        """Whether a worker's share can be resized between two batches: under green contexts."""
-        return self.config.deployment.mechanism == "green"
+        """Whether a worker changes its share itself, between two batches."""
+        return self.config.deployment.capabilities.worker_resizes
 
     async def _resized(self, plan: ServingPlan, lets: Sequence[Let]) -> None:
         """Give workers that stay the share that the plan has for them."""

@@ -1,21 +1,17 @@
-"""Which GPU a worker process sees, and what enforces its part of it: environment variables for each mechanism."""
+"""Which GPU a worker process sees, and what enforces its part of it: its mechanism's environment variables."""
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cotenant.agent.config.files import TenantSpec
-from cotenant.agent.mechanisms.mps import Mps
+from cotenant.agent.mechanisms import registry as mechanisms
+from cotenant.agent.mechanisms.base import WorkerShare
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.gpus import Gpu, discover
 from cotenant.serving.workers.base import WorkerSpec
-
-_MIG_LINE = re.compile(r"MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)")
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
@@ -32,62 +28,26 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 class Devices:
-    """Gives workers their GPUs. MPS daemons are started with the first worker on a GPU and quit at the end."""
+    """Gives workers their GPUs. What a mechanism starts on a GPU for the first worker there is ended by `close`."""
 
     def __init__(self, mechanism: str, count: int, find: Callable[[], tuple[Gpu, ...]] = visible_gpus) -> None:
-        self.mechanism = mechanism
         self.gpus = find()
         if len(self.gpus) < count:
             raise WorkError(f"the services file has {count} GPUs; {len(self.gpus)} can be used here")
         self._folder = tempfile.TemporaryDirectory(prefix="cotenant-")
-        self._mps = Mps(Path(self._folder.name))
-        self._taken: dict[str, str] = {}  # worker -> MIG instance
+        self._mechanism = mechanisms.find(mechanism)(Path(self._folder.name))
 
     def environment(self, spec: WorkerSpec) -> Mapping[str, str]:
         """What a worker's process gets beside its own environment."""
-        gpu = self.gpus[spec.gpu]
-        if self.mechanism == "mig":
-            return {"CUDA_VISIBLE_DEVICES": self._instance(spec, gpu)}
-        seen = {"CUDA_VISIBLE_DEVICES": gpu.uuid}
-        if self.mechanism == "time":
-            return seen
-        # green contexts of several processes run at once under MPS only; what they may use, their ladders say
-        limit = 1.0 if self.mechanism == "green" else spec.fraction
-        tenant = TenantSpec(name=spec.name, limit=limit, mechanism="mps")
-        return {**seen, **self._mps.grant(tenant, (gpu,)).environment}
-
-    def _instance(self, spec: WorkerSpec, gpu: Gpu) -> str:
-        """A MIG instance of the partition's size that nobody has."""
-        found = [uuid for size, uuid in mig_instances(gpu) if size.split(".")[0] == spec.partition.split(".")[0]]
-        free = [uuid for uuid in found if uuid not in self._taken.values()]
-        if not free:
-            what = f"GPU {gpu.index} has no free MIG instance {spec.partition}"
-            raise WorkError(f"{what}: make the plan's layout with cotenant mig apply")
-        self._taken[spec.name] = free[0]
-        return free[0]
+        share = WorkerShare(spec.name, spec.fraction, spec.partition)
+        return self._mechanism.worker_environment(share, self.gpus[spec.gpu])
 
     def released(self, spec: WorkerSpec) -> None:
         """A worker has ended."""
-        self._taken.pop(spec.name, None)
+        self._mechanism.worker_gone(spec.name)
 
     def close(self) -> None:
-        """Quit the daemons."""
-        self._mps.close()
+        """All workers have ended."""
+        self._mechanism.close()
         self._folder.cleanup()
 
-
-def mig_instances(gpu: Gpu) -> list[tuple[str, str]]:
-    """(size, UUID) of the MIG instances of a GPU."""
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    found: list[tuple[str, str]] = []
-    mine = False
-    for line in done.stdout.splitlines():
-        if line.startswith("GPU "):
-            mine = gpu.uuid in line
-        match = _MIG_LINE.search(line)
-        if match and mine:
-            found.append((match.group(1), match.group(2)))
-    return found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.serving.backends.base import Backend, Share, open_backend
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor, from_array, to_array
 from cotenant.serving.workers.base import Job, LoadError, Result, WorkerSpec
@@ -21,7 +22,8 @@ class Engine:
 
     def __init__(self, spec: WorkerSpec, cores: tuple[int, ...] = ()) -> None:
         self.spec = spec
-        self.share = Share(spec.fraction, spec.mechanism, cores, spec.start)
+        capabilities = mechanisms.find(spec.mechanism).capabilities
+        self.share = Share(spec.fraction, cores, spec.start, capabilities.needs_gpu, capabilities.worker_resizes)
         self._models: dict[str, Backend] = {}
 
     def load(self, loading: Callable[[str], None] = lambda service: None) -> dict[str, ModelInfo]:

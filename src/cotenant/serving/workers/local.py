@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor
 from cotenant.serving.workers.arena import Arena, aligned
@@ -316,7 +317,7 @@ class LocalWorkers:
         one."""
         self._colocation = colocation
         self._devices: Devices | Colocation | None = colocation
-        if colocation is None and mechanism != "cores" and not timed:
+        if colocation is None and mechanisms.find(mechanism).capabilities.needs_gpu and not timed:
             from cotenant.serving.workers.devices import Devices
 
             self._devices = Devices(mechanism, gpus)
@@ -330,7 +331,8 @@ class LocalWorkers:
 
     def create(self, spec: WorkerSpec, listener: WorkerListener) -> Worker:
         """See WorkerFactory."""
-        cores = self._cores_for(spec) if spec.mechanism == "cores" else ()
+        needs_gpu = mechanisms.find(spec.mechanism).capabilities.needs_gpu
+        cores = () if needs_gpu else self._cores_for(spec)
         environment = {"OMP_NUM_THREADS": str(max(1, len(cores)))}
         if self._devices is not None and self._colocation is None:
             environment.update(self._devices.environment(spec))

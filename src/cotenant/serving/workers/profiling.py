@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.record.files import atomic_file
 from cotenant.serving.workers.base import WorkerFactory
@@ -41,6 +42,11 @@ class ProfileRun:
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     gpu: str = "CPU"
     margin: float | None = None
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether it is measured on a GPU; else on CPU cores."""
+        return mechanisms.find(self.mechanism).capabilities.needs_gpu
 
     @property
     def cells(self) -> list[tuple[str, int]]:
@@ -143,13 +149,13 @@ def _one(
 async def _partition(
     run: ProfileRun, factory: WorkerFactory, partial: Partial, label: str, batches: Sequence[int]
 ) -> None:
-    before = _gpu_used(run.mechanism)
+    before = _gpu_used() if run.needs_gpu else 0
     async with _one(run, factory, label, run.partitions[label]) as model:
         if not model.info.batchable and max(batches) > 1:
             raise InputError(f"{run.name} takes one item at a time: profile it with --batches 1", field="batches")
         for batch in batches:
             partial.put(f"cell/{label}/{batch}", await measure_cell(model, batch, run.seconds))
-        resident = model.resident_bytes() if run.mechanism == "cores" else _gpu_used(run.mechanism) - before
+        resident = _gpu_used() - before if run.needs_gpu else model.resident_bytes()
         known = partial.rows.get("memory", {"load_s": [], "bytes": 0})
         loads = [*known["load_s"], model.load_s]
         partial.put("memory", {"load_s": loads, "bytes": max(known["bytes"], resident)})
@@ -158,7 +164,7 @@ async def _partition(
 async def _base_bytes(run: ProfileRun, factory: WorkerFactory) -> int:
     """Main memory of a worker with no model: what each gpulet costs before any. On a GPU the context is in the model's
     figure, which counts it once per model: more than there is, never less."""
-    if run.mechanism != "cores":
+    if run.needs_gpu:
         return 0
     from cotenant.serving.workers.base import WorkerSpec
 
@@ -196,10 +202,8 @@ async def _beside(run: ProfileRun, factory: WorkerFactory, name: str, found: Fou
     }
 
 
-def _gpu_used(mechanism: str) -> int:
-    """Bytes of the visible GPU in use, 0 on cores."""
-    if mechanism == "cores":
-        return 0
+def _gpu_used() -> int:
+    """Bytes of the visible GPU in use."""
     import subprocess
 
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
@@ -213,9 +217,9 @@ def _gpu_used(mechanism: str) -> int:
         raise WorkError("nvidia-smi does not say how much GPU memory is used") from None
 
 
-def machine_memory(mechanism: str) -> int:
+def machine_memory(run: ProfileRun) -> int:
     """Bytes of the memory that models share."""
-    if mechanism == "cores":
+    if not run.needs_gpu:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     from cotenant.devices.gpus import discover
 
@@ -252,8 +256,8 @@ def assemble(run: ProfileRun, rows: Mapping[str, Any], earlier: Mapping[str, Any
     margin = run.margin if run.margin is not None else round(min(1.5, max(1.02, spread)), 4)
     return {
         "gpu": run.gpu,
-        "source": f"measured by cotenant profile service on {today}: {describe_machine(run.mechanism)}",
-        "memory_mb": round(machine_memory(run.mechanism) / 1e6, 3),
+        "source": f"measured by cotenant profile service on {today}: {describe_machine(run)}",
+        "memory_mb": round(machine_memory(run) / 1e6, 3),
         "usable": 0.9,
         "per_gpulet_mb": round(rows["base_bytes"] / 1e6, 3),
         "max_gpulets": most_gpulets(run.partitions),
@@ -269,13 +273,13 @@ def most_gpulets(partitions: Mapping[str, float]) -> int:
     return max(1, min(64, int(1.0 / min(partitions.values()) + 1e-9)))
 
 
-def describe_machine(mechanism: str) -> str:
+def describe_machine(run: ProfileRun) -> str:
     """In words, for the profile's provenance."""
-    if mechanism != "cores":
+    if run.needs_gpu:
         from cotenant.devices.gpus import discover
 
         gpu = discover([os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]])[0]
-        return f"{gpu.name} under {mechanism}"
+        return f"{gpu.name} under {run.mechanism}"
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:

@@ -23,7 +23,7 @@ CELL_S = 0.1
 def wanted(config: ServingConfig, profile: str | Path | None) -> bool:
     """Whether there is nothing to plan with but this machine's cores (as one GPU) to measure on."""
     deployment = config.deployment
-    if profile is not None or deployment.profiles or deployment.mechanism != "cores":
+    if profile is not None or deployment.profiles or deployment.capabilities.needs_gpu:
         return False
     shipped = {name.upper() for name in shipped_profiles()}
     return len(deployment.gpu_models) == 1 and deployment.gpu_models[0].upper() not in shipped

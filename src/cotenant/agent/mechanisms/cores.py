@@ -1,0 +1,26 @@
+"""cores: CPU cores stand for the SMs of a GPU; a worker is pinned to its part of them."""
+
+from __future__ import annotations
+
+from cotenant.agent.mechanisms.base import By, Capabilities, Mechanism, Use, WorkerShare
+from cotenant.devices.gpus import Gpu
+
+
+class Cores(Mechanism):
+    """Workers on whole CPU cores, for machines without a GPU."""
+
+    name = "cores"
+    uses = frozenset({Use.SERVICE, Use.PROFILE})
+    capabilities = Capabilities(
+        compute="whole CPU cores; two workers share a core only when there are fewer cores than they need",
+        memory="not enforced",
+        resize="a new process",
+        isolation="processes of the operating system",
+        sms_by=By.SYSTEM,
+        needs_gpu=False,
+        concurrent=True,
+    )
+
+    def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
+        """See Mechanism."""
+        return {}

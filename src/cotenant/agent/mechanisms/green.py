@@ -1,0 +1,32 @@
+"""green: a worker opens contexts on part of the SMs itself and changes its part between two batches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cotenant.agent.mechanisms.base import By, Capabilities, Use, WorkerShare
+from cotenant.agent.mechanisms.mps import Mps
+from cotenant.devices.gpus import Gpu
+
+
+class Green(Mps):
+    """Green contexts of several processes run at once under MPS only, so each worker is a client with all SMs; its
+    contexts keep it to its part."""
+
+    name = "green"
+    uses = frozenset({Use.SERVICE, Use.PROFILE})
+    capabilities = Capabilities(
+        compute="the SMs of the worker's green context and no others; memory bandwidth and caches are shared by all",
+        memory="not enforced",
+        resize="between two batches, by the worker itself",
+        isolation=Mps.capabilities.isolation,
+        sms_by=By.DRIVER,
+        concurrent=True,
+        live_resize=True,
+        worker_resizes=True,
+        notes=("needs a backend that opens green contexts, and CUDA 12.4 or newer",),
+    )
+
+    def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
+        """See Mechanism."""
+        return super().worker_environment(dataclasses.replace(share, limit=1.0), gpu)

@@ -1,0 +1,67 @@
+"""mig: a worker has a MIG instance of its partition's size to itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from cotenant.agent.mechanisms.base import By, Capabilities, Mechanism, Use, WorkerShare
+from cotenant.core.errors import WorkError
+from cotenant.devices.gpus import Gpu
+
+_MIG_LINE = re.compile(r"MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)")
+
+
+class Mig(Mechanism):
+    """Gives out the instances that a GPU's layout has; `cotenant mig apply` makes the layout."""
+
+    name = "mig"
+    uses = frozenset({Use.SERVICE})
+    capabilities = Capabilities(
+        compute="the SMs, caches and memory bandwidth of the instance",
+        memory="the instance's own",
+        resize="a new process, on another instance",
+        isolation="as between two GPUs: faults and errors stay in the instance",
+        sms_by=By.HARDWARE,
+        memory_by=By.HARDWARE,
+        concurrent=True,
+        instances=True,
+        notes=("sizes and places are those of the GPU's MIG profiles; MIG must be on",),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._taken: dict[str, str] = {}  # worker -> UUID of its instance
+
+    def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
+        """See Mechanism: an instance of the partition's size that no other worker has."""
+        size = share.partition.split(".")[0]
+        taken = set(self._taken.values())
+        free = [uuid for kind, uuid in mig_instances(gpu) if kind.split(".")[0] == size and uuid not in taken]
+        if not free:
+            what = f"GPU {gpu.index} has no free MIG instance {share.partition}"
+            raise WorkError(f"{what}: make the plan's layout with cotenant mig apply")
+        self._taken[share.name] = free[0]
+        return {"CUDA_VISIBLE_DEVICES": free[0]}
+
+    def worker_gone(self, name: str) -> None:
+        """See Mechanism."""
+        self._taken.pop(name, None)
+
+
+def mig_instances(gpu: Gpu) -> list[tuple[str, str]]:
+    """(size, UUID) of the MIG instances of a GPU."""
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    found: list[tuple[str, str]] = []
+    mine = False
+    for line in done.stdout.splitlines():
+        if line.startswith("GPU "):
+            mine = gpu.uuid in line
+        match = _MIG_LINE.search(line)
+        if match and mine:
+            found.append((match.group(1), match.group(2)))
+    return found

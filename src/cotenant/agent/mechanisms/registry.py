@@ -1,0 +1,49 @@
+"""The one list of mechanisms. Every other list of them (configuration, command line, fleet) is taken from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cotenant.agent.mechanisms.base import Mechanism, Use
+from cotenant.agent.mechanisms.cores import Cores
+from cotenant.agent.mechanisms.green import Green
+from cotenant.agent.mechanisms.mig import Mig
+from cotenant.agent.mechanisms.mps import Mps
+from cotenant.agent.mechanisms.time import Time
+from cotenant.agent.mechanisms.whole import Whole
+from cotenant.core.errors import InputError
+
+MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Whole, Time, Mps, Green, Mig, Cores)}
+DEFAULT = Time.name  # of a tenant or job that names none
+EXCLUSIVE = Whole.name  # of one that has its GPUs to itself
+
+
+def names(use: Use) -> tuple[str, ...]:
+    """The mechanisms that may be named there."""
+    return tuple(name for name, kind in MECHANISMS.items() if use in kind.uses)
+
+
+def find(name: str, use: Use | None = None, *, field: str = "mechanism") -> type[Mechanism]:
+    """A mechanism by name; InputError lists those that may be named where `use` says."""
+    kind = MECHANISMS.get(name)
+    if kind is None or (use is not None and use not in kind.uses):
+        known = names(use) if use is not None else tuple(MECHANISMS)
+        raise InputError(f"{name[:40]!r} is not one of {', '.join(known)}", field=field)
+    return kind
+
+
+def choose(use: Use, *, concurrent: bool) -> str:
+    """The first mechanism under which tenants run at once, or one after the other."""
+    shared = (name for name in names(use) if not MECHANISMS[name].capabilities.exclusive)
+    return next(name for name in shared if MECHANISMS[name].capabilities.concurrent == concurrent)
+
+
+def mix(one: str, other: str) -> bool:
+    """Whether tenants of two mechanisms may be on one GPU: where one of them permits the other."""
+    mine, theirs = MECHANISMS[one].capabilities, MECHANISMS[other].capabilities
+    return one == other or other in mine.mixes_with or one in theirs.mixes_with
+
+
+def make(folder: Path, use: Use) -> dict[str, Mechanism]:
+    """One of each that may be used there, with their runtime files under `folder`."""
+    return {name: MECHANISMS[name](folder) for name in names(use)}
