@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cotenant.core.lines import encode, serve_pipe
+
 STATES = {0: "running", 1: "locked", 2: "checkpointed", 3: "failed"}
 CALLS = {
     "lock": "cuCheckpointProcessLock",
@@ -108,9 +110,7 @@ class Driver:
 
 def main() -> int:
     """Serve orders from standard input until it ends."""
-    driver = Driver(sys.argv[1])
-    for line in sys.stdin:
-        print(json.dumps(driver.run(json.loads(line))), flush=True)
+    serve_pipe(lambda: Driver(sys.argv[1]).run)
     return 0
 
 
@@ -172,7 +172,7 @@ class Checkpointer:
             assert process.stdout is not None
             silence = "the process that calls the driver has ended (the agent's log has its last words)"
             try:
-                process.stdin.write(json.dumps({"op": op, "pid": pid} | more).encode() + b"\n")
+                process.stdin.write(encode({"op": op, "pid": pid} | more))
                 await process.stdin.drain()
                 line = await asyncio.wait_for(process.stdout.readline(), within_s)
             except TimeoutError:

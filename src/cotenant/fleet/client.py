@@ -6,8 +6,8 @@ import os
 import socket
 from pathlib import Path
 
-from cotenant.agent.ipc.client import LineClient
 from cotenant.core.errors import WorkError
+from cotenant.core.lines import LineClient
 
 
 def default_folder() -> Path:

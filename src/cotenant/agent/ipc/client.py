@@ -1,49 +1,12 @@
-"""Callers of sockets that speak JSON lines: one order, one answer. The agent's control socket is one."""
+"""A caller of the agent's control socket."""
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
-from typing import Any, Self
 
-from cotenant.core.errors import InputError, WorkError
-
-
-class LineClient:
-    """An open connection to `who` (the agent, the fleet) at `where`. Raises InputError or WorkError as it answers."""
-
-    def __init__(self, connection: socket.socket, who: str, where: str) -> None:
-        self._socket = connection
-        self._file = connection.makefile("rb")
-        self._peer = f"the {who} at {where}"
-
-    def call(self, op: str, **order: Any) -> dict[str, Any]:
-        """Send one order and return the answer."""
-        try:
-            self._socket.sendall(json.dumps({"op": op} | order).encode() + b"\n")
-            line = self._file.readline()
-        except OSError as error:
-            raise WorkError(f"{self._peer} does not answer: {error.strerror or error}") from None
-        if not line:
-            raise WorkError(f"{self._peer} has gone")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            if answer.get("kind") == "input":
-                raise InputError(answer["error"], field=answer.get("field"), file=answer.get("file"))
-            raise WorkError(answer["error"])
-        return answer
-
-    def close(self) -> None:
-        """Hang up."""
-        self._file.close()
-        self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+from cotenant.core.errors import WorkError
+from cotenant.core.lines import LineClient
 
 
 class ControlClient(LineClient):

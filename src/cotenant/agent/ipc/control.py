@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import resource
 import socket
@@ -14,6 +12,8 @@ from typing import Any
 
 from cotenant.agent.processes import Peer, peer_of
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.line_server import Lines, LineServer
+from cotenant.core.lines import encode, failure, order_of
 
 MAX_LINE = 64 << 10
 MAX_CALLERS = 4096  # of one user; a launcher keeps one while its program runs
@@ -51,72 +51,40 @@ class ControlServer:
         self._operations = operations
         self._on_gone = on_gone
         self._log = log
-        self._server: asyncio.AbstractServer | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = LineServer(self._admit, self._answer, self._gone, most_bytes=MAX_LINE)
         self._callers: Counter[int] = Counter()  # connections by user
 
     async def listen(self, mode: int) -> None:
         """Open the socket."""
-        self.path.unlink(missing_ok=True)
-        try:
-            self._server = await asyncio.start_unix_server(self._serve, str(self.path), limit=MAX_LINE, backlog=1024)
-            os.chmod(self.path, mode)
-        except OSError as error:
-            raise WorkError(f"{self.path}: cannot listen: {error.strerror or error}") from None
+        await self._server.listen(self.path, mode)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        raw: socket.socket = writer.get_extra_info("socket")._sock
-        caller = Caller(peer_of(raw))
+    async def _admit(self, connection: socket.socket, lines: Lines) -> Caller:
+        caller, most = Caller(peer_of(connection)), most_callers()
+        if self._callers[caller.peer.uid] >= most:
+            raise WorkError(f"user {caller.peer.uid} already has {most} connections to this agent")
         self._callers[caller.peer.uid] += 1
-        try:
-            most = most_callers()
-            if self._callers[caller.peer.uid] > most:
-                await asyncio.wait_for(reader.readline(), 1.0)  # an answer is read only after the order is sent
-                text = f"user {caller.peer.uid} already has {most} connections to this agent"
-                writer.write(json.dumps({"error": text, "kind": "work"}).encode() + b"\n")
-                return
-            while line := await reader.readline():
-                writer.write(json.dumps(await self._answer(caller, line)).encode() + b"\n")
-                await writer.drain()
-        except (ConnectionError, TimeoutError, ValueError, asyncio.CancelledError):
-            pass  # gone, or a line over the limit
-        finally:
-            self._tasks.discard(task)
-            self._callers[caller.peer.uid] -= 1
-            if not self._callers[caller.peer.uid]:
-                del self._callers[caller.peer.uid]
-            self._on_gone(caller)
-            for undo in reversed(caller.undo):
-                undo()
-            writer.close()
+        return caller
 
-    async def _answer(self, caller: Caller, line: bytes) -> dict[str, Any]:
+    def _gone(self, caller: Caller) -> None:
+        self._callers[caller.peer.uid] -= 1
+        if not self._callers[caller.peer.uid]:
+            del self._callers[caller.peer.uid]
+        self._on_gone(caller)
+        for undo in reversed(caller.undo):
+            undo()
+
+    async def _answer(self, caller: Caller, line: bytes) -> bytes:
         try:
-            order = json.loads(line)
-        except (ValueError, RecursionError):
-            return {"error": "not a JSON object", "kind": "input"}
-        if not isinstance(order, dict) or not isinstance(order.get("op"), str):
-            return {"error": "an order is a JSON object with an op", "kind": "input"}
-        operation = self._operations.get(order["op"])
-        if operation is None:
-            return {"error": f"unknown op {order['op']!r}", "kind": "input"}
-        try:
-            return await operation(caller, order)
-        except InputError as error:
-            return {"error": error.message, "field": error.field, "kind": "input"}
-        except WorkError as error:
-            return {"error": str(error), "kind": "work"}
-        except Exception as error:  # a fault of ours must not take the agent down
-            self._log(f"the order {order.get('op')} failed: {error!r}")
-            return {"error": f"the agent failed on this order: {error}", "kind": "work"}
+            order = order_of(line)
+            operation = self._operations.get(order["op"])
+            if operation is None:
+                raise InputError(f"unknown op {order['op']!r}")
+            return encode(await operation(caller, order))
+        except Exception as error:
+            return encode(failure(error, "agent", self._log))
 
     async def close(self) -> None:
         """Stop listening."""
-        if self._server is not None:
-            self._server.close()
-            for task in list(self._tasks):
-                task.cancel()
-            self.path.unlink(missing_ok=True)
+        self._server.close()
+        self._server.hang_up()
+        self.path.unlink(missing_ok=True)

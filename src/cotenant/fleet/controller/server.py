@@ -1,21 +1,22 @@
-"""The fleet's door: JSON lines over a unix socket, or over loopback with a token. One thread per connection."""
+"""The fleet's door: JSON lines over a unix socket, or over loopback with a token. """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
-import json
 import os
 import secrets
 import socket
-import socketserver
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cotenant.agent.processes import peer_of
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.line_server import Lines, LineServer
+from cotenant.core.lines import encode, failure, order_of
 from cotenant.fleet.controller import answers
 from cotenant.fleet.controller.controller import Controller
 from cotenant.fleet.jobs import spec_from_dict
@@ -26,71 +27,11 @@ PORT_FILE = "port"
 MAX_LINE = 32 << 20  # ten thousand jobs at once
 MOST_CALLERS = 256
 IDLE_S = 3600.0
-TOKEN_S = 10.0
+TOKEN_S, MAX_TOKEN = 10.0, 4096
+LAST_ANSWERS_S = 1.0
 
-
-class _Handler(socketserver.StreamRequestHandler):
-    """One connection: orders in, answers out, until it is closed."""
-
-    server: _Listener
-
-    def handle(self) -> None:
-        door, slots = self.server.door, self.server.slots
-        if not slots.acquire(blocking=False):
-            self._say({"error": f"{MOST_CALLERS} connections are open already", "kind": "work"})
-            return
-        try:
-            self.connection.settimeout(IDLE_S)
-            if not self._known():
-                self._say({"error": "the token is wrong or missing", "kind": "input", "field": "token"})
-                return
-            while line := self.rfile.readline(MAX_LINE):
-                if not line.endswith(b"\n"):
-                    self._say({"error": f"an order is at most {MAX_LINE >> 20} MiB long", "kind": "input"})
-                    return
-                self._say(door.answer(line))
-        except OSError:
-            return
-        finally:
-            slots.release()
-
-    def _known(self) -> bool:
-        """Who may give orders: this user and root over the unix socket, who has the token over loopback."""
-        if self.server.address_family == socket.AF_UNIX:
-            return peer_of(self.connection).uid in (0, os.geteuid())
-        # a stranger has so long in all, however he drips: his connection is one of few
-        late = threading.Timer(TOKEN_S, _hang_up, (self.connection,))
-        late.daemon = True
-        late.start()
-        try:
-            given = self.rfile.readline(4096).strip()
-        finally:
-            late.cancel()
-        return hmac.compare_digest(given, self.server.door.token.encode())
-
-    def _say(self, answer: dict[str, Any]) -> None:
-        self.wfile.write(json.dumps(answer).encode() + b"\n")
-
-
-class _Listener(socketserver.ThreadingMixIn, socketserver.BaseServer):
-    door: Door
-    slots: threading.BoundedSemaphore  # each listener its own: strangers on the port do not lock the owner out
-    address_family: socket.AddressFamily
-
-
-class _Unix(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
-    request_queue_size = 128
-    door: Door
-    slots: threading.BoundedSemaphore
-
-
-class _Loopback(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 128
-    door: Door
-    slots: threading.BoundedSemaphore
+T = TypeVar("T")
+Known = Callable[[socket.socket, Lines], Awaitable[bool]]
 
 
 class Door:
@@ -101,66 +42,90 @@ class Door:
         self.folder = controller.options.folder
         self.token = secrets.token_urlsafe(32)
         self.port: int | None = None
-        self._listeners: list[socketserver.BaseServer] = []
-        path = self.folder / SOCKET_FILE
-        path.unlink(missing_ok=True)
-        before = os.umask(0o177)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="fleet door", daemon=True).start()
+        self._servers: list[LineServer[Any]] = []
         try:
-            self._listen(_Unix(str(path), _Handler))
-        except OSError as error:
-            raise WorkError(f"{path}: cannot listen: {error.strerror or error}") from None
-        finally:
-            os.umask(before)
-        if port is not None:
-            self._open_port(port)
-
-    def _open_port(self, port: int) -> None:
-        try:
-            listener = _Loopback(("127.0.0.1", port), _Handler)
-        except OSError as error:
+            self._do(self._listen(self._owner, lambda server: server.listen(self.folder / SOCKET_FILE, 0o600)))
+            if port is not None:
+                self.port = self._do(self._listen(self._bearer, lambda server: server.listen_loopback(port)))
+        except WorkError:
             self.close()
-            raise WorkError(f"127.0.0.1:{port}: cannot listen: {error.strerror or error}") from None
-        self.port = int(listener.server_address[1])
-        for name, text in ((TOKEN_FILE, self.token), (PORT_FILE, str(self.port))):
-            descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text + "\n")
-        self._listen(listener)
+            raise
+        if self.port is not None:
+            for name, text in ((TOKEN_FILE, self.token), (PORT_FILE, str(self.port))):
+                descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "w") as file:
+                    file.write(text + "\n")
 
-    def _listen(self, listener: Any) -> None:
-        listener.door, listener.slots = self, threading.BoundedSemaphore(MOST_CALLERS)
-        self._listeners.append(listener)
-        threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _listen(self, known: Known, opened: Callable[[LineServer[Any]], Awaitable[T]]) -> T:
+        slots = asyncio.Semaphore(MOST_CALLERS)  # each its own: strangers on the port do not lock the owner out
+
+        async def admit(connection: socket.socket, lines: Lines) -> None:
+            if slots.locked():
+                raise WorkError(f"{MOST_CALLERS} connections are open already")
+            await slots.acquire()
+            try:
+                if not await known(connection, lines):
+                    raise InputError("the token is wrong or missing", field="token")
+            except BaseException:
+                slots.release()
+                raise
+
+        server = LineServer(admit, self._answer, lambda _: slots.release(), most_bytes=MAX_LINE, idle_s=IDLE_S)
+        self._servers.append(server)
+        return await opened(server)
+
+    async def _owner(self, connection: socket.socket, lines: Lines) -> bool:
+        return peer_of(connection).uid in (0, os.geteuid())
+
+    async def _bearer(self, connection: socket.socket, lines: Lines) -> bool:
+        """Who shows the token in its first line; however slowly it comes, the caller has so long in all."""
+        try:
+            given = await asyncio.wait_for(lines.next(MAX_TOKEN), TOKEN_S)
+        except TimeoutError:
+            return False
+        return hmac.compare_digest(given.strip(), self.token.encode())
+
+    async def _answer(self, _: object, line: bytes) -> bytes:
+        """In a thread of its own, which waits for the controller's; a daemon, so that the process can end meanwhile."""
+        done: asyncio.Future[bytes] = self._loop.create_future()
+
+        def carry_out() -> None:
+            answer = self.answer(line)
+            self._loop.call_soon_threadsafe(done.set_result, answer)
+
+        threading.Thread(target=carry_out, name="fleet order", daemon=True).start()
+        return await done
+
+    async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
+        await asyncio.gather(*(server.ended() for server in self._servers))
+        self._loop.call_soon(self._loop.stop)
 
     def close(self) -> None:
-        """Stop listening."""
-        for listener in self._listeners:
-            listener.shutdown()
-            listener.server_close()
+        """Stop listening. Answers that are under way still go out."""
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(LAST_ANSWERS_S)
         for name in (SOCKET_FILE, TOKEN_FILE, PORT_FILE):
             (self.folder / name).unlink(missing_ok=True)
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
-    def answer(self, line: bytes) -> dict[str, Any]:
+    def answer(self, line: bytes) -> bytes:
         """Carry out one order; whatever is wrong with it is the answer."""
         try:
-            order = json.loads(line)
-            if not isinstance(order, dict) or not isinstance(order.get("op"), str):
-                raise InputError("an order is a JSON object with an op")
+            order = order_of(line)
             operation: Callable[[dict[str, Any]], dict[str, Any]] | None = getattr(self, f"_op_{order['op']}", None)
             if operation is None:
                 raise InputError(f"unknown op {order['op'][:40]!r}")
-            return operation(order)
-        except (ValueError, RecursionError):
-            return {"error": "not a JSON object", "kind": "input"}
-        except InputError as error:
-            return {"error": error.message, "field": error.field, "file": error.file, "kind": "input"}
-        except WorkError as error:
-            return {"error": str(error), "kind": "work"}
-        except Exception as error:  # a fault of ours must not close the door
-            self.controller.options.log(f"the order {line[:80]!r} failed: {error!r}")
-            return {"error": f"the controller failed on this order: {error}", "kind": "work"}
+            return encode(operation(order))
+        except Exception as error:
+            return encode(failure(error, "controller", self.controller.options.log))
 
     def _op_submit(self, order: dict[str, Any]) -> dict[str, Any]:
         jobs = order.get("jobs")
@@ -231,11 +196,6 @@ class Door:
                 raise InputError("must be a time of 0 s to a day", field="within")
             self.controller.call(lambda: self.controller.drain(float(within_s)))
         return {"ok": True, "pid": os.getpid()}
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # gone already
-        connection.shutdown(socket.SHUT_RD)
 
 
 def _whole_characters(raw: bytes) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
-import select
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import WorkError
+from cotenant.core.lines import LineClient
 from cotenant.fleet.executors import ray_head
 from cotenant.fleet.executors.base import Executor, Orders
 from cotenant.fleet.nodes import NodeSpec, node_from_dict
@@ -47,8 +47,9 @@ class RayExecutor(Executor):
         }
         self._members: dict[str, NodeSpec] = {}
         self._process: subprocess.Popen[bytes] | None = None
+        self._bridge: LineClient | None = None  # to the process, once it has answered
+        self._coming: LineClient | None = None  # to the process that was started last
         self._lock = threading.Lock()
-        self._buffer = b""
         self._trouble = ""
         self._connecting: threading.Thread | None = None
         self._closed = False
@@ -71,8 +72,7 @@ class RayExecutor(Executor):
     def exchange(self, epoch: int, orders: Orders) -> dict[str, dict[str, Any] | None]:
         """See Executor."""
         # the machine's monotonic clock numbers exchanges: it rises through every restart of the bridge
-        order = {"op": "exchange", "epoch": epoch, "number": time.monotonic_ns(), "orders": orders}
-        answer = self._call(order)
+        answer = self._call("exchange", epoch=epoch, number=time.monotonic_ns(), orders=orders)
         if answer is None:
             return dict.fromkeys(orders)
         found: dict[str, dict[str, Any] | None] = answer["answers"]
@@ -80,7 +80,7 @@ class RayExecutor(Executor):
 
     def read_log(self, node: str, path: str, offset: int) -> tuple[bytes, int]:
         """See Executor."""
-        answer = self._call({"op": "log", "node": node, "path": path, "offset": offset})
+        answer = self._call("log", node=node, path=path, offset=offset)
         if answer is None:
             return b"", max(0, offset)
         return base64.b64decode(answer["raw"]), int(answer["next"])
@@ -88,6 +88,8 @@ class RayExecutor(Executor):
     def close(self) -> None:
         """See Executor."""
         self._closed = True
+        if self._coming is not None and self._coming is not self._bridge:
+            self._coming.hang_up()
         if self._connecting is not None:
             self._connecting.join(CONNECT_S)
         with self._lock:
@@ -95,59 +97,35 @@ class RayExecutor(Executor):
 
     def shutdown(self) -> None:
         """See Executor."""
-        if self._process is not None:
-            self._call({"op": "retire"})
+        if self._bridge is not None:
+            self._call("retire")
         self.close()
         if self.address is None:
             ray_head.stop(self.folder)
 
     # -- the bridge ------------------------------------------------------------------------------------------------
 
-    def _call(self, order: dict[str, Any]) -> dict[str, Any] | None:
+    def _call(self, op: str, **order: Any) -> dict[str, Any] | None:
         """One order to the bridge; None when there is none, and a new one is being started."""
         with self._lock:
-            if self._process is None:
+            if self._bridge is None:
                 self._reconnect()
                 return None
-            answer = self._ask(order)
-            if answer is None:
+            try:
+                answer = self._bridge.call(op, **order)
+            except WorkError:
                 self._trouble = "Ray does not answer; connecting anew"
                 self._members = {}
                 self._end_bridge()
                 self._reconnect()
                 return None
-            self._members = {name: _spec(spec) for name, spec in answer["members"].items()}
-            self._settings["homes"], self._settings["machines"] = answer["homes"], answer["machines"]
+            self._take(answer)
             self._trouble = "" if self._members else "no node of the Ray cluster answers"
             return answer
 
-    def _ask(self, order: dict[str, Any]) -> dict[str, Any] | None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            return None
-        return self._read(self._process, ANSWER_S)
-
-    def _read(self, process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any] | None:
-        """One line of the bridge; None when it has ended or says nothing in time."""
-        assert process.stdout is not None
-        deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._buffer:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or self._closed or not select.select([process.stdout], [], [], min(left_s, 0.5))[0]:
-                if left_s <= 0 or self._closed or process.poll() is not None:
-                    return None
-                continue
-            chunk = process.stdout.read1(1 << 20)  # type: ignore[attr-defined]
-            if not chunk:
-                return None
-            self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    def _take(self, answer: dict[str, Any]) -> None:
+        self._members = {name: _spec(spec) for name, spec in answer["members"].items()}
+        self._settings["homes"], self._settings["machines"] = answer["homes"], answer["machines"]
 
     def _reconnect(self) -> None:
         """Start a bridge in the background: connecting takes seconds, and jobs need the controller meanwhile."""
@@ -163,38 +141,38 @@ class RayExecutor(Executor):
             self._trouble = str(error)
             time.sleep(1.0)
             return
-        with (self.folder / LOG_FILE).open("ab") as log:
+        ours, theirs = socket.socketpair()
+        with theirs, (self.folder / LOG_FILE).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", BRIDGE, json.dumps(self._settings | {"address": address})],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=log,
                 env=ray_head.environment(self.folder if self.address is None else self._token_folder),
             )  # fmt: skip
-        self._buffer = b""
-        hello = self._read(process, CONNECT_S)
-        if hello is None or self._closed:
+        self._coming = bridge = LineClient(ours, "process", f"the Ray cluster {address}")
+        bridge.within(0.0 if self._closed else CONNECT_S)
+        try:
+            hello = bridge.call("members")
+        except WorkError:
+            bridge.close()
             process.kill()
             process.wait()
             self._trouble = f"the Ray cluster at {address} cannot be reached; see {self.folder / LOG_FILE}"
             return
-        self._settings["homes"] = hello["homes"]
-        self._members = {name: _spec(spec) for name, spec in hello["members"].items()}
+        bridge.within(ANSWER_S)
+        self._take(hello)
         self._trouble = "" if self._members else "no node of the Ray cluster has a GPU"
-        self._process = process
+        self._process, self._bridge = process, bridge
 
     def _end_bridge(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
+        process, bridge, self._bridge = self._process, self._bridge, None
+        if process is None or bridge is None:
             return
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+        bridge.close()
         try:
             process.wait(2.0)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def _spec(data: dict[str, Any]) -> NodeSpec:

@@ -1,4 +1,4 @@
-"""The process that speaks Ray for the controller, JSON lines on pipes: `python -m cotenant.fleet.executors.ray_bridge`.
+"""The process that speaks Ray for the controller, JSON lines: `python -m cotenant.fleet.executors.ray_bridge`.
 
 Ray ends a driver whose cluster has gone, and takes hundreds of megabytes: both stay out of the controller this way. One
 actor per node, detached and without resources, holds that node's `NodeJobs`; Ray carries orders and reports, knows who
@@ -14,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from cotenant.core.lines import serve_pipe
 
 ANSWER_S = 4.0
 LOOK_EVERY_S = 1.0
@@ -132,6 +134,18 @@ class Bridge:
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
+    def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Carry out an order. Every answer has the members and where they are; `members` asks for nothing else."""
+        found: dict[str, Any] = {}
+        if order["op"] == "exchange":
+            found["answers"] = self.exchange(order["epoch"], order["number"], order["orders"])
+        elif order["op"] == "log":
+            found["raw"], found["next"] = self.log(order["node"], order["path"], order["offset"])
+        elif order["op"] == "retire":
+            self.retire()
+        places = {"homes": self.settings["homes"], "machines": self.settings["machines"]}
+        return found | {"members": self.members()} | places
+
     def exchange(self, epoch: int, number: int, orders: dict[str, list[Any]]) -> dict[str, Any]:
         """See Executor.exchange."""
         self.look()
@@ -216,23 +230,8 @@ class NodeActor:
 
 
 def main() -> None:
-    """Serve the controller until its pipe closes."""
-    settings = json.loads(sys.argv[1])
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print must not look like answers
-    bridge = Bridge(settings)
-    answers.write(json.dumps({"ready": True, "members": bridge.members(), "homes": settings["homes"]}) + "\n")
-    for line in sys.stdin:
-        order = json.loads(line)
-        answer: dict[str, Any] = {}
-        if order["op"] == "exchange":
-            answer["answers"] = bridge.exchange(order["epoch"], order["number"], order["orders"])
-        elif order["op"] == "log":
-            answer["raw"], answer["next"] = bridge.log(order["node"], order["path"], order["offset"])
-        elif order["op"] == "retire":
-            bridge.retire()
-        answer |= {"members": bridge.members(), "homes": settings["homes"], "machines": settings["machines"]}
-        answers.write(json.dumps(answer) + "\n")
+    """Serve the controller until its connection closes."""
+    serve_pipe(lambda: Bridge(json.loads(sys.argv[1])).answer)
 
 
 if __name__ == "__main__":

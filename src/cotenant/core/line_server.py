@@ -1,0 +1,135 @@
+"""The server of JSON lines (lines.py): limits on the length of a line, on connections and on their silence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.lines import encode, failure
+
+C = TypeVar("C")
+REFUSED_S = 1.0  # for the order of a caller who is refused: a client reads an answer only after it has sent an order
+CHUNK = 1 << 16
+
+
+class Lines:
+    """Lines of a stream. No more than one line and a chunk of it is held."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._held = bytearray()
+
+    async def next(self, most: int) -> bytes:
+        """The next line of at most `most` bytes; empty at the end. InputError: it is longer."""
+        seen = 0
+        while (end := self._held.find(b"\n", seen)) < 0:
+            seen = len(self._held)
+            if seen > most:
+                raise InputError(f"an order is at most {most} bytes long")
+            chunk = await self._reader.read(CHUNK)
+            if not chunk:
+                end = seen - 1
+                break
+            self._held += chunk
+        line = bytes(self._held[: end + 1])
+        if len(line) > most:
+            raise InputError(f"an order is at most {most} bytes long")
+        del self._held[: end + 1]
+        return line
+
+
+class LineServer(Generic[C]):
+    """Answers orders, one at a time per connection.
+
+    `admit` makes a caller of a new connection, and may take lines from it first; InputError and WorkError refuse it.
+    `answer` carries out a line. `gone` is called once for each caller that was admitted. `idle_s` (None: no limit) is
+    how long a caller may be silent.
+    """
+
+    def __init__(
+        self, admit: Callable[[socket.socket, Lines], Awaitable[C]], answer: Callable[[C, bytes], Awaitable[bytes]],
+        gone: Callable[[C], None], *, most_bytes: int, idle_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self._admit, self._answer, self._gone = admit, answer, gone
+        self._most, self._idle_s = most_bytes, idle_s
+        self._servers: list[asyncio.AbstractServer] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: set[asyncio.Task[None]] = set()  # those that wait for an order
+        self._closed = False
+
+    async def listen(self, path: Path, mode: int) -> None:
+        """Open a unix socket. WorkError where that fails."""
+        path.unlink(missing_ok=True)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            made.bind(str(path))
+            os.chmod(path, mode)  # before anybody can connect
+            self._servers.append(await asyncio.start_unix_server(self._serve, sock=made, limit=CHUNK, backlog=1024))
+        except OSError as error:
+            made.close()
+            raise WorkError(f"{path}: cannot listen: {error.strerror or error}") from None
+
+    async def listen_loopback(self, port: int) -> int:
+        """Open a port of 127.0.0.1 (0: any that is free) and return it. WorkError where that fails."""
+        try:
+            server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=CHUNK, backlog=128)
+        except OSError as error:
+            raise WorkError(f"127.0.0.1:{port}: cannot listen: {os.strerror(error.errno or 0).lower()}") from None
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        lines = Lines(reader)
+        try:
+            try:
+                caller = await self._admit(writer.get_extra_info("socket")._sock, lines)
+            except (InputError, WorkError) as error:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(lines.next(self._most), REFUSED_S)
+                writer.write(encode(failure(error)))
+                return
+            try:
+                while not self._closed:
+                    self._idle.add(task)
+                    line = await asyncio.wait_for(lines.next(self._most), self._idle_s)
+                    self._idle.discard(task)
+                    if not line:
+                        break
+                    writer.write(await self._answer(caller, line))
+                    await writer.drain()
+            finally:
+                self._gone(caller)
+        except InputError as error:  # a line over the limit: where the next one begins is not known
+            writer.write(encode(failure(error)))
+        except (ConnectionError, TimeoutError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            self._idle.discard(task)
+            writer.close()
+
+    def close(self) -> None:
+        """Stop listening, and end connections: at once, or after the answer to the order that is being carried out."""
+        self._closed = True
+        for server in self._servers:
+            server.close()
+        for task in list(self._idle):
+            task.cancel()
+
+    def hang_up(self) -> None:
+        """End every connection now."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def ended(self) -> None:
+        """Until every connection has ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,108 @@
+"""JSON lines over sockets and pipes: an order `{"op": NAME, ...}` a line, an answer a line. Servers: line_server.py.
+
+An order that failed is answered by `{"error", "kind": "input" | "work", "field", "file"}`, which callers raise again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, Self
+
+from cotenant.core.errors import InputError, WorkError
+
+Message = dict[str, Any]
+
+
+def encode(message: Message) -> bytes:
+    """A message as a line."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def order_of(line: bytes) -> Message:
+    """The order of a line. InputError: it is none."""
+    try:
+        order = json.loads(line)
+    except (ValueError, RecursionError):
+        raise InputError("not a JSON object") from None
+    if not isinstance(order, dict) or not isinstance(order.get("op"), str):
+        raise InputError("an order is a JSON object with an op")
+    return order
+
+
+def failure(error: Exception, server: str = "server", log: Callable[[str], None] | None = None) -> Message:
+    """The answer to an order that failed; a fault of ours is logged and does not end the server."""
+    if isinstance(error, InputError):
+        return {"error": error.message, "field": error.field, "file": error.file, "kind": "input"}
+    if isinstance(error, WorkError):
+        return {"error": str(error), "kind": "work"}
+    if log is not None:
+        log(f"an order failed: {error!r}")
+    return {"error": f"the {server} failed on this order: {error}", "kind": "work"}
+
+
+class LineClient:
+    """An open connection to `who` (the agent, the fleet) at `where`. Raises InputError or WorkError as it answers."""
+
+    def __init__(self, connection: socket.socket, who: str, where: str) -> None:
+        self._socket = connection
+        self._file = connection.makefile("rb")
+        self._peer = f"the {who} at {where}"
+
+    def call(self, op: str, **order: Any) -> Message:
+        """Send one order and return the answer."""
+        try:
+            self._socket.sendall(encode({"op": op} | order))
+            line = self._file.readline()
+        except OSError as error:
+            raise WorkError(f"{self._peer} does not answer: {error.strerror or error}") from None
+        if not line:
+            raise WorkError(f"{self._peer} has gone")
+        answer: Message = json.loads(line)
+        if "error" in answer:
+            if answer.get("kind") == "input":
+                raise InputError(answer["error"], field=answer.get("field"), file=answer.get("file"))
+            raise WorkError(answer["error"])
+        return answer
+
+    def within(self, timeout_s: float) -> None:
+        """How long the other end may take from now on."""
+        self._socket.settimeout(timeout_s)
+
+    def hang_up(self) -> None:
+        """End the connection under a call that another thread waits in."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._file.close()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve_pipe(start: Callable[[], Callable[[Message], Message]]) -> None:
+    """Answer the orders on standard input until it ends: the loop of a helper process.
+
+    `start` makes what answers. Both streams are the caller's alone: what libraries print goes to standard error, and
+    a process started meanwhile does not keep the caller from noticing this one's end.
+    """
+    source, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    answer = start()
+    for line in source:
+        answers.write(encode(answer(json.loads(line))))
+        answers.flush()
