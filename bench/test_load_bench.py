@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.loadgen.payload import parse_target
 from cotenant.loadgen.run import LoadTest, run_here
 from cotenant.loadgen.schedule import parse_service
+from cotenant.loadgen.target import parse_target
 from cotenant.workloads.requests.arrivals import parse_arrivals
 
 SERVER = Path(__file__).with_name("canned_server.py")

@@ -26,7 +26,7 @@ from cases import Keep, each  # noqa: E402
 from cotenant.serving.backends.base import Share  # noqa: E402
 from cotenant.serving.backends.torch import TorchModel  # noqa: E402
 from cotenant.serving.protocol.tensors import Tensor  # noqa: E402
-from cotenant.serving.workers.base import Job, ModelSpec, Result, Worker, WorkerSpec  # noqa: E402
+from cotenant.serving.worker import Job, ModelSpec, Result, Worker, WorkerSpec  # noqa: E402
 
 ON_GPU = Path("/dev/nvidiactl").exists()  # without one: only to try this script, on the processor
 FOLDER = Path(tempfile.mkdtemp(prefix="cotenant-backend-"))

@@ -11,7 +11,7 @@ import pytest
 
 from cotenant.agent.mechanisms.mps_watch import MpsWatch
 from cotenant.core.errors import WorkError
-from cotenant.serving.workers.base import WorkerSpec
+from cotenant.serving.worker import WorkerSpec
 from cotenant.serving.workers.engine import Engine
 
 

@@ -16,10 +16,10 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.extras, pytest.mark.slow]
 
 from cotenant.loadgen.loop import Loop  # noqa: E402
-from cotenant.loadgen.payload import parse_target  # noqa: E402
 from cotenant.loadgen.result import LoadResult  # noqa: E402
 from cotenant.loadgen.run import LoadTest, run_here  # noqa: E402
 from cotenant.loadgen.schedule import parse_service  # noqa: E402
+from cotenant.loadgen.target import parse_target  # noqa: E402
 from cotenant.workloads.requests.arrivals import parse_arrivals  # noqa: E402
 
 PERIOD_S = 4.0

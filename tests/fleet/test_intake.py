@@ -11,9 +11,9 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.fleet.controller.intake import admit
 from cotenant.fleet.controller.planners import JobPlanner, View
 from cotenant.fleet.controller.profiles import ProfileBook
-from cotenant.fleet.controller.state import Job
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import pretend_nodes
+from cotenant.fleet.state import Job
 from cotenant.policy.jobs.choice import JobPolicy
 
 NODES = pretend_nodes(1, 2, "A100-40GB", 40 << 30, 6.0, 125 * 10**9)

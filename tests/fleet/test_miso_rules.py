@@ -13,9 +13,9 @@ from cotenant.core.events import Reason
 from cotenant.core.mig import Placement, geometry
 from cotenant.fleet.controller.miso import MisoPlanner
 from cotenant.fleet.controller.miso_gpu import MisoGpu, Wish
-from cotenant.fleet.controller.state import Job
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import NodeGpu, NodeSpec
+from cotenant.fleet.state import Job
 from cotenant.profiles.mig.mps_columns import predictor_input
 
 A100 = geometry("A100-40GB", double_memory=False)

@@ -12,9 +12,9 @@ from cotenant.core.events import Reason
 from cotenant.fleet.controller.gpuchoice import GpuChooser
 from cotenant.fleet.controller.planners import JobPlanner, View, cluster_of
 from cotenant.fleet.controller.profiles import ProfileBook
-from cotenant.fleet.controller.state import PARKED, UP, Assignment, Attempt, GpuShare, Job, Place, assignment_from_dict
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import MigInstance, NodeGpu, NodeSpec, node_from_dict, pretend_nodes
+from cotenant.fleet.state import PARKED, UP, Assignment, Attempt, GpuShare, Job, Place, assignment_from_dict
 from cotenant.policy.jobs.choice import JobPolicy
 
 GIB = 1 << 30

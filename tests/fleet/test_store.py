@@ -10,8 +10,8 @@ from cotenant.core.errors import WorkError
 from cotenant.core.events import Kind
 from cotenant.fleet.controller.job_table import Book
 from cotenant.fleet.controller.recording import record_of
-from cotenant.fleet.controller.state import FINISHED, Assignment, Attempt, GpuShare, Place
 from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
 from cotenant.fleet.store import FleetLock, Store, StoreError
 
 SPEC = JobSpec("job", ("true",), env={"A": "b"})

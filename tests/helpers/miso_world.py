@@ -9,9 +9,9 @@ import numpy as np
 from cotenant.fleet.controller.miso import MisoPlanner
 from cotenant.fleet.controller.miso_gpu import Wish
 from cotenant.fleet.controller.planners import FleetPlan, View
-from cotenant.fleet.controller.state import Attempt, Job
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import NodeGpu, NodeSpec
+from cotenant.fleet.state import Attempt, Job
 
 SPEEDS = {"flat": [1.0, 0.98, 0.97, 0.9, 0.8], "steep": [1.0, 0.6, 0.5, 0.3, 0.15]}  # 7g 4g 3g 2g 1g
 

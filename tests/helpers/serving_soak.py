@@ -19,10 +19,11 @@ import yaml
 
 from cotenant.loadgen.experiment import ServerProcess
 from cotenant.loadgen.http import HttpTransport
-from cotenant.loadgen.payload import Payload, parse_target
+from cotenant.loadgen.payload import Payload
 from cotenant.loadgen.result import LoadResult
 from cotenant.loadgen.run import LoadTest, run_here
 from cotenant.loadgen.schedule import LoadService
+from cotenant.loadgen.target import parse_target
 from cotenant.serving.backends.timed import offset
 from cotenant.serving.protocol.tensors import Tensor
 from cotenant.workloads.requests.arrivals import parse_arrivals

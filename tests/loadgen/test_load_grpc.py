@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from cotenant.core.errors import InputError, WorkError
 from cotenant.loadgen.grpc import SERVICE, GrpcPayload, field, fields, varint
 from cotenant.loadgen.http2 import FIRST_WINDOW, Http2Client, frame, literal
-from cotenant.loadgen.payload import parse_target
 from cotenant.loadgen.result import LoadResult
 from cotenant.loadgen.run import LoadTest, run_here
 from cotenant.loadgen.schedule import parse_service
+from cotenant.loadgen.target import parse_target
 from cotenant.serving.protocol.tensors import Tensor
 from cotenant.workloads.requests.arrivals import parse_arrivals
 

@@ -16,10 +16,10 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.loadgen.http import HttpTransport
 from cotenant.loadgen.loop import Loop
 from cotenant.loadgen.options import parse_load_arrivals
-from cotenant.loadgen.payload import parse_target
 from cotenant.loadgen.result import COLUMNS, LoadResult
 from cotenant.loadgen.run import LoadTest, ask_forms, make_transport, run_here, run_load
 from cotenant.loadgen.schedule import LoadService, parse_service
+from cotenant.loadgen.target import parse_target
 from cotenant.workloads.requests.arrivals import parse_arrivals
 
 

@@ -21,7 +21,7 @@ from cotenant.bench.harness import Bench
 from cotenant.core.errors import InputError, WorkError
 from cotenant.policy.colocation import WorkClass
 from cotenant.serving.server import running
-from cotenant.serving.workers.base import ModelSpec, WorkerSpec
+from cotenant.serving.worker import ModelSpec, WorkerSpec
 from cotenant.serving.workers.colocation import SIGN_S, Claim, Colocation, Turnstile
 
 

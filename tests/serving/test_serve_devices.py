@@ -14,7 +14,7 @@ from cotenant.bench.onnx_model import perceptron
 from cotenant.core.errors import WorkError
 from cotenant.devices.gpus import Gpu
 from cotenant.serving.server import running
-from cotenant.serving.workers.base import WorkerSpec
+from cotenant.serving.worker import WorkerSpec
 from cotenant.serving.workers.devices import Devices
 from cotenant.serving.workers.local import LocalWorkers
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cotenant.serving.dispatch.pool import Let
-from cotenant.serving.live_rows import Got
+from cotenant.serving.gateway.live_rows import Got
 
 
 def gpulet(percent: float) -> Any:

@@ -14,7 +14,7 @@ from cotenant.core.errors import InputError
 from cotenant.serving.config.server import ModelEntry
 from cotenant.serving.protocol.tensors import Tensor, TensorSpec, from_array, to_array
 from cotenant.serving.server import running
-from cotenant.serving.workers.base import Job, LoadError, ModelSpec, WorkerSpec
+from cotenant.serving.worker import Job, LoadError, ModelSpec, WorkerSpec
 from cotenant.serving.workers.engine import Engine
 from cotenant.serving.workers.repository import find, parse_text_proto
 

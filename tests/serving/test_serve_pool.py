@@ -17,7 +17,7 @@ from cotenant.serving.dispatch.pool import Let, Pool
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.protocol.oip import InferRequest
 from cotenant.serving.protocol.tensors import Tensor
-from cotenant.serving.workers.base import Job, Result, WorkerSpec
+from cotenant.serving.worker import Job, Result, WorkerSpec
 
 PROFILES = {"X": parse_profile(PROFILE, "made up")}
 SERVICES = [

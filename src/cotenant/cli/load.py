@@ -85,8 +85,8 @@ def load(
     from cotenant.core.record.files import check_writable
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.loadgen.options import parse_factor, parse_shapes, read_load_services
-    from cotenant.loadgen.payload import parse_target
     from cotenant.loadgen.run import LoadTest
+    from cotenant.loadgen.target import parse_target
 
     if form not in ("binary", "json"):
         raise InputError(f"{form!r} is not binary or json", field="format")

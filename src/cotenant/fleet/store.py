@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import WorkError
-from cotenant.fleet.controller.state import ENDED, OVER, Assignment, Attempt, Job, assignment_from_dict
 from cotenant.fleet.jobs import JobSpec, spec_from_dict
+from cotenant.fleet.state import ENDED, OVER, Assignment, Attempt, Job, assignment_from_dict
 
 DB_FILE = "fleet.db"
 LOCK_FILE = "fleet.lock"

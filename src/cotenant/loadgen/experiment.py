@@ -22,10 +22,10 @@ from cotenant.core.serving import Application, Service, ServingPlan
 from cotenant.core.units import parse_seconds
 from cotenant.core.yamlfile import parse_yaml, read_yaml
 from cotenant.loadgen.options import parse_factor, parse_load_arrivals
-from cotenant.loadgen.payload import parse_target
 from cotenant.loadgen.result import LoadResult
 from cotenant.loadgen.run import LoadTest, Progress, run_load
 from cotenant.loadgen.schedule import LoadService
+from cotenant.loadgen.target import parse_target
 from cotenant.serving.config.planning import Problem, build_problem
 from cotenant.serving.config.services import Deployment, parse_services, read_services
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from cotenant.core.errors import InputError, WorkError
 from cotenant.loadgen.http2 import Http2Client, Stream, literal
 from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop
-from cotenant.loadgen.payload import ASK_WITHIN_S, Target
+from cotenant.loadgen.target import ASK_WITHIN_S, Target
 from cotenant.serving.protocol.tensors import Tensor
 
 SERVICE = "/inference.GRPCInferenceService/"

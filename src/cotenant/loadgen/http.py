@@ -15,7 +15,8 @@ from typing import Any
 
 from cotenant.core.errors import WorkError
 from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop
-from cotenant.loadgen.payload import Payload, Target
+from cotenant.loadgen.payload import Payload
+from cotenant.loadgen.target import Target
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from cotenant.core.errors import InputError
 from cotenant.core.serving import Application, Service
-from cotenant.loadgen.payload import Target, ask_slos
+from cotenant.loadgen.payload import ask_slos
 from cotenant.loadgen.schedule import LoadService, parse_service
+from cotenant.loadgen.target import Target
 from cotenant.workloads.requests.arrivals import Arrivals, parse_arrivals
 from cotenant.workloads.requests.readers import FORMATS
 

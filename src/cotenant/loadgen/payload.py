@@ -5,99 +5,23 @@ The number comes back as the protocol's request `id`, so that an answer that bel
 
 from __future__ import annotations
 
-import http.client
 import json
 import math
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import numpy as np
 
 from cotenant.core.errors import InputError, WorkError
+from cotenant.loadgen.grpc import ask_inputs
+from cotenant.loadgen.target import Target
 from cotenant.serving.protocol.oip import HEADER_LENGTH
 from cotenant.serving.protocol.tensors import DTYPES, Tensor, pack_strings
 
 FREE_SIZE = 4  # of a dimension that takes any size
 MAX_BYTES = 256 << 20
-ASK_WITHIN_S = 10.0
-
-
-@dataclass(frozen=True)
-class Target:
-    """A server: `scheme` http, https or grpc(s), and what its port wants to see."""
-
-    scheme: str
-    host: str
-    port: int
-    prefix: str = ""
-    token: str | None = None
-    cafile: str | None = None
-    insecure: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.authority}{self.prefix}"
-
-    @property
-    def authority(self) -> str:
-        """HOST:PORT, an IPv6 address in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_grpc(self) -> bool:
-        return self.scheme.startswith("grpc")
-
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """For https and grpcs, None otherwise."""
-        if self.scheme not in ("https", "grpcs"):
-            return None
-        try:
-            context = ssl.create_default_context(cafile=self.cafile)
-        except OSError as error:
-            raise InputError(f"cannot read certificates: {error.strerror or error}", file=self.cafile) from None
-        if self.insecure:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return context
-
-    def ask(self, path: str) -> tuple[int, Any]:
-        """GET a JSON object; status and content (None where it is no JSON)."""
-        context = self.ssl_context()
-        made: http.client.HTTPConnection = (
-            http.client.HTTPConnection(self.host, self.port, timeout=ASK_WITHIN_S)
-            if context is None
-            else http.client.HTTPSConnection(self.host, self.port, timeout=ASK_WITHIN_S, context=context)
-        )
-        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
-        try:
-            made.request("GET", self.prefix + path, headers=headers)
-            answer = made.getresponse()
-            text = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise WorkError(f"cannot reach {self}: {getattr(error, 'strerror', None) or error}") from None
-        finally:
-            made.close()
-        try:
-            return answer.status, json.loads(text)
-        except ValueError:
-            return answer.status, None
-
-
-def parse_target(url: str, token: str | None = None, cafile: str | None = None, insecure: bool = False) -> Target:
-    """http://host:port, https://..., grpc://host:port, grpcs://...; a bare host:port is http."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname or port == -1:
-        raise InputError(f"{url!r} is no address; write http://HOST:PORT or grpc://HOST:PORT", field="url")
-    if not (url + (token or "")).isprintable() or " " in url + (token or ""):
-        raise InputError("an address or token holds spaces or control characters", field="url")
-    default = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 8001}[parts.scheme]
-    return Target(parts.scheme, parts.hostname, port or default, parts.path.rstrip("/"), token, cafile, insecure)
-
 
 @dataclass(frozen=True)
 class Form:
@@ -109,8 +33,6 @@ class Form:
 def ask_form(target: Target, model: str) -> Form:
     """A model's inputs as its server tells them; InputError where the server does not have the model."""
     if target.is_grpc:
-        from cotenant.loadgen.grpc import ask_inputs
-
         return Form(ask_inputs(target, model))
     status, content = target.ask(f"/v2/models/{quote(model, safe=':')}")
     if status in (401, 403):

@@ -16,9 +16,10 @@ from typing import Any
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.loadgen.loop import Loop, Transport
-from cotenant.loadgen.payload import Form, Payload, Target, ask_form, random_inputs
+from cotenant.loadgen.payload import Form, Payload, ask_form, random_inputs
 from cotenant.loadgen.result import LoadResult, merge, rows_of
 from cotenant.loadgen.schedule import LoadService, Schedule, build_schedule
+from cotenant.loadgen.target import Target
 
 TELL_S = 0.1  # between two looks at what is over, of a sender that tells
 START_IN_S = 0.6  # senders start together, so long after they are all ready

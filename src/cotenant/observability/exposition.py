@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from cotenant.observability.metrics import Metric
+from cotenant.observability.metric import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

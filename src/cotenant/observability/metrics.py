@@ -6,24 +6,10 @@ Names follow Prometheus's conventions: a base unit at the end (`_seconds`, `_byt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-Kind = Literal["gauge", "counter", "histogram"]
+from cotenant.observability import metrics_kube
+from cotenant.observability.metric import Metric
 
 TURN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One metric family. `buckets`: upper bounds of a histogram, in its unit, without +Inf."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
 
 GPU_INFO = Metric("cotenant_gpu_info", "gauge", "1 for each GPU of this agent.", ("gpu", "index", "model"))
 GPU_MEMORY = Metric("cotenant_gpu_memory_bytes", "gauge", "Memory of the GPU.", ("gpu",))
@@ -187,6 +173,4 @@ FLEET: tuple[Metric, ...] = (
 
 def every() -> tuple[Metric, ...]:
     """All live metrics, in the order of documents and dashboards."""
-    from cotenant.observability import metrics_kube as live_kube
-
-    return AGENT + SERVER + FLEET + live_kube.WEBHOOK + live_kube.PLUGIN
+    return AGENT + SERVER + FLEET + metrics_kube.WEBHOOK + metrics_kube.PLUGIN

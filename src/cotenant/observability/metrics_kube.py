@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cotenant.observability.metrics import Metric
+from cotenant.observability.metric import Metric
 
 REVIEW_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cotenant.observability.metrics import Metric
+from cotenant.observability.metric import Metric
 
 
 @dataclass(frozen=True)

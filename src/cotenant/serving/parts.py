@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from cotenant.core.errors import InputError
 from cotenant.serving.config.planning import Problem
 from cotenant.serving.config.server import ModelEntry, ServingConfig
 from cotenant.serving.gateway.http1 import HttpLimits
-from cotenant.serving.workers.base import WorkerFactory
+from cotenant.serving.worker import WorkerFactory
 from cotenant.serving.workers.repository import find
-
-if TYPE_CHECKING:
-    from cotenant.serving.server import Options
 
 
 def http_limits(config: ServingConfig) -> HttpLimits:
@@ -27,9 +24,9 @@ def http_limits(config: ServingConfig) -> HttpLimits:
 
 
 def local_factory(
-    config: ServingConfig, problem: Problem, options: Options, say: Callable[[str], None]
+    config: ServingConfig, problem: Problem, agent: Path | None, say: Callable[[str], None]
 ) -> WorkerFactory:
-    """Worker processes of this machine, with devices where a model needs one."""
+    """Worker processes of this machine, on devices where a model needs one. `agent`: the node's agent's folder."""
     from cotenant.serving.workers.local import LocalWorkers
 
     timed = all(_only_takes_time(entry) for entry in config.models.values())
@@ -44,7 +41,7 @@ def local_factory(
         services = raw.services if raw is not None else ()
         claims = {s.name: Claim(s.memory, s.copy_weight, s.work_class) for s in services}
         needs_none = timed or not config.deployment.capabilities.needs_gpu
-        folder = options.agent or default_folder()
+        folder = agent or default_folder()
         colocation = Colocation(config.deployment.colocation, folder, claims, timed=needs_none, say=say)
     return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=limit_s, colocation=colocation)
 

@@ -20,6 +20,7 @@ from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER
 from cotenant.serving.config.planning import Problem, build_problem
 from cotenant.serving.config.server import ServingConfig, parse_address, read_serving, read_tokens, tls_context
 from cotenant.serving.config.services import parse_services, read_services, with_scheme
+from cotenant.serving.dispatch.admission import Admission
 from cotenant.serving.dispatch.apps import Applications
 from cotenant.serving.dispatch.pool import TICK_S, Pool
 from cotenant.serving.dispatch.requestlog import GPU_COLUMNS, REQUEST_COLUMNS, CsvLog
@@ -27,12 +28,12 @@ from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.gateway import doors
 from cotenant.serving.gateway.api import Api, Tokens
 from cotenant.serving.gateway.http1 import HttpFront
-from cotenant.serving.gateway.requests import Gateway, Limits
+from cotenant.serving.gateway.requests import Gateway
 from cotenant.serving.gateway.routes import Routes
 from cotenant.serving.parts import http_limits, is_compiled, local_factory, raise_file_limit
+from cotenant.serving.planning.crew import Crew
 from cotenant.serving.planning.replanner import Replanner
-from cotenant.serving.workers.base import WorkerFactory
-from cotenant.serving.workers.crew import Crew
+from cotenant.serving.worker import WorkerFactory
 from cotenant.serving.workers.quick import measured
 from cotenant.serving.workers.quick import wanted as quick_wanted
 from cotenant.serving.workers.repository import stamp
@@ -82,17 +83,16 @@ class Server:
         slos = {s.name: s.slo_ms for s in problem.services} | {app.name: app.slo_ms for app, _ in problem.applications}
         self.stats = Stats(slos, log)
         self.pool = Pool(problem.services, problem.profiles, self.stats, self._lost, entry.hold)
-        self.factory = factory or local_factory(config, problem, options, say)
+        self.factory = factory or local_factory(config, problem, options.agent, say)
         self.crew = Crew(config, problem.profiles, self.pool, self.stats, self.factory, self._tell)
         self.replanner = Replanner(
             config, problem, self.pool, self.crew, self.stats, self.factory, options.planner, self._tell
         )
         self.replanner.fixed = options.plan
         self.crew.trouble = self.replanner.wanted.set
-        applications = Applications(problem.applications, config.wiring)
-        limits = Limits(entry.listen.max_in_flight, config.concurrency)
-        self.gateway = Gateway(self.pool, self.stats, limits, applications, self.crew.why_not)
-        applications.gateway = self.gateway
+        admission = Admission(self.pool, self.stats, self.crew.why_not, config.concurrency)
+        applications = Applications(admission, problem.applications, config.wiring)
+        self.gateway = Gateway(admission, applications, entry.listen.max_in_flight)
         self.api = Api(self.gateway, self.crew, self.replanner, self.stats, self.tokens, entry.listen.max_body)
         self.routes = Routes(self.api, self._connections, lambda: self.http_url)
         self.front = HttpFront(self.routes.handle, http_limits(config), self._failed)

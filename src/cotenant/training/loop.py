@@ -32,8 +32,9 @@ from cotenant.training.contract import (
 )
 from cotenant.training.gang import Gang, apart_rank, find_gang
 from cotenant.training.leases import LeaseWatch
+from cotenant.training.loaders import find_source
 from cotenant.training.measuring import Measuring
-from cotenant.training.sources import Source, find_source
+from cotenant.training.sources import Source
 from cotenant.training.state import States, find_states
 
 REPORT_S = 0.5  # between reports of progress

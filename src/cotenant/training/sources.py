@@ -7,12 +7,10 @@ needs no saving, and it does not change with the number of workers, which follow
 from __future__ import annotations
 
 import itertools
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from cotenant.core.errors import InputError
 from cotenant.training.randomness import Stream, derive
 
 
@@ -88,41 +86,6 @@ class IterableSource(Source):
     def length(self) -> int | None:
         """See Source."""
         return self._length
-
-
-def find_source(loader: Any, most_workers: int = 16) -> Source:
-    """The source for a loader: torch's DataLoader, a sequence, an iterable, or a function of the epoch."""
-    data = sys.modules.get("torch.utils.data")
-    if data is not None and isinstance(loader, data.DataLoader):
-        from cotenant.training.torch_source import torch_source
-
-        return torch_source(loader, most_workers)
-    if isinstance(loader, Sequence) and not isinstance(loader, str | bytes):
-        return SequenceSource(loader)
-    if isinstance(loader, Iterator):
-        raise InputError(
-            "the loader is an iterator, which cannot begin again: give what it was made of, or a function of the epoch",
-            field="loader",
-        )
-    if isinstance(loader, Iterable):
-        return IterableSource(lambda epoch: _at_epoch(loader, epoch), _length(loader), loader)
-    if callable(loader):
-        return IterableSource(loader, None)
-    raise InputError(f"{type(loader).__name__} is neither iterable nor a function of the epoch", field="loader")
-
-
-def _at_epoch(loader: Any, epoch: int) -> Iterable[Any]:
-    if hasattr(loader, "set_epoch"):
-        loader.set_epoch(epoch)
-    iterable: Iterable[Any] = loader
-    return iterable
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def tell_memory(dataset: Any, memory_bytes: int) -> None:

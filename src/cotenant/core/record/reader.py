@@ -12,8 +12,17 @@ import polars as pl
 
 from cotenant.core.errors import InputError
 from cotenant.core.record.record import Events, Placements, Record
-from cotenant.core.record.schema import EVENTS, JOBS, ROUNDS, SCHEMA_VERSION, RunInfo
-from cotenant.core.record.writer import EVENTS_FILE, JOBS_FILE, ROUNDS_FILE, RUN_FILE
+from cotenant.core.record.schema import (
+    EVENTS,
+    EVENTS_FILE,
+    JOBS,
+    JOBS_FILE,
+    ROUNDS,
+    ROUNDS_FILE,
+    RUN_FILE,
+    SCHEMA_VERSION,
+    RunInfo,
+)
 
 _SCALARS = [name for name in EVENTS if name not in ("nodes", "node_gpus")]
 

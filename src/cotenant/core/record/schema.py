@@ -17,6 +17,10 @@ from typing import Any
 
 import polars as pl
 
+RUN_FILE = "run.json"
+JOBS_FILE = "jobs.parquet"
+EVENTS_FILE = "events.parquet"
+ROUNDS_FILE = "rounds.parquet"
 SCHEMA_VERSION = 1
 
 JOBS: dict[str, pl.DataType] = {

@@ -13,13 +13,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from cotenant.core.errors import WorkError
 from cotenant.core.record.files import AtomicFolder
+from cotenant.core.record.reader import read_record
 from cotenant.core.record.record import Events, Placements, Record
-from cotenant.core.record.schema import EVENTS, JOBS, ROUNDS, RunInfo
+from cotenant.core.record.schema import (
+    EVENTS,
+    EVENTS_FILE,
+    JOBS,
+    JOBS_FILE,
+    ROUNDS,
+    ROUNDS_FILE,
+    RUN_FILE,
+    RunInfo,
+)
 
-RUN_FILE = "run.json"
-JOBS_FILE = "jobs.parquet"
-EVENTS_FILE = "events.parquet"
-ROUNDS_FILE = "rounds.parquet"
 ROW_GROUP = 1 << 18
 _SPILL_ROWS = 1 << 19  # events kept in memory before they go to disk: some 40 MB
 _NUMPY: dict[str, Any] = {
@@ -129,8 +135,6 @@ class RecordWriter:
             self._record = self._in_memory(rounds)
         else:
             self._write(rounds)
-            from cotenant.core.record.reader import read_record
-
             self._record = read_record(self._folder.path)
         return self._record
 

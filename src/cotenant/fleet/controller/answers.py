@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from cotenant.core.errors import InputError
 from cotenant.core.events import Kind, Reason
 from cotenant.fleet.controller.apply import log_path
-from cotenant.fleet.controller.state import STOPPING, Job
 from cotenant.fleet.jobs import spec_from_dict
+from cotenant.fleet.state import STOPPING, Job
 
 if TYPE_CHECKING:
     from cotenant.fleet.controller.controller import Controller

@@ -14,9 +14,9 @@ from cotenant.fleet.controller.job_table import Book, ask_stop, holds_gpus
 from cotenant.fleet.controller.leases import Leases
 from cotenant.fleet.controller.planners import FleetPlan
 from cotenant.fleet.controller.reports import Absorber, begun
-from cotenant.fleet.controller.state import PARKED, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
 from cotenant.fleet.executors.base import job_folder
 from cotenant.fleet.nodes import NodeSpec
+from cotenant.fleet.state import PARKED, STARTING, STOPPING, UP, Assignment, Attempt, Job, Place
 
 EPSILON = 1e-6
 MOST_STARTS = 64  # in one step: hundreds at once would hold up everything else

@@ -28,11 +28,11 @@ from cotenant.fleet.controller.log import log_to_stderr
 from cotenant.fleet.controller.planners import FleetPlan, Planner, View
 from cotenant.fleet.controller.reports import Absorber
 from cotenant.fleet.controller.rounds import round_row
-from cotenant.fleet.controller.state import CANCELLED, Job
 from cotenant.fleet.executors.base import Executor
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.noderuntime.tenancy import can_park
 from cotenant.fleet.nodes import NodeSpec, by_number
+from cotenant.fleet.state import CANCELLED, Job
 from cotenant.fleet.store import FleetLock, Store, StoreError
 
 T = TypeVar("T")

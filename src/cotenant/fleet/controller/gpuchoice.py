@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.mig import Mig
-from cotenant.fleet.controller.state import Assignment, GpuShare
 from cotenant.fleet.nodes import NodeSpec
+from cotenant.fleet.state import Assignment, GpuShare
 
 EPSILON = 1e-6
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from cotenant.core.errors import InputError
 from cotenant.fleet.controller.planners import Planner
 from cotenant.fleet.controller.profiles import keep_profiles
-from cotenant.fleet.controller.state import Job
 from cotenant.fleet.jobs import JobSpec, check_spec
 from cotenant.fleet.nodes import NodeSpec
+from cotenant.fleet.state import Job
 
 PROFILES_FOLDER = "profiles"
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from cotenant.core.events import Kind, Reason
-from cotenant.fleet.controller.state import (
+from cotenant.fleet.jobs import JobSpec
+from cotenant.fleet.state import (
     ENDED,
     OVER,
     PARKED,
@@ -21,7 +22,6 @@ from cotenant.fleet.controller.state import (
     Attempt,
     Job,
 )
-from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.store import Event, Store, StoreError
 
 

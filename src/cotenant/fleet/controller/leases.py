@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cotenant.fleet.controller.state import PARKED, STARTING, UP, Job
+from cotenant.fleet.state import PARKED, STARTING, UP, Job
 
 LOST_MARGIN_S = 1.0
 

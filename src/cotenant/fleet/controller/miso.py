@@ -21,9 +21,9 @@ from cotenant.core.events import Reason
 from cotenant.core.mig import Geometry, Placement, geometry, kind_of
 from cotenant.fleet.controller.miso_gpu import MisoGpu, Wish
 from cotenant.fleet.controller.planners import FleetPlan, View
-from cotenant.fleet.controller.state import Assignment, GpuShare, Job, Place
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import NodeGpu, NodeSpec
+from cotenant.fleet.state import Assignment, GpuShare, Job, Place
 from cotenant.policy.mig.decide import PartitionRules, Tenancy, choose_gpu, cost_table, fit_mask, replan, warm_up
 from cotenant.profiles.mig.mps_mig import MpsMigModel
 

@@ -19,9 +19,9 @@ from cotenant.core.plan import Grant, Snapshot
 from cotenant.core.work import Jobs
 from cotenant.fleet.controller.gpuchoice import GpuChooser
 from cotenant.fleet.controller.profiles import ProfileBook
-from cotenant.fleet.controller.state import PARKED, STOPPING, Assignment, Job, Place
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import NodeGpu, NodeSpec
+from cotenant.fleet.state import PARKED, STOPPING, Assignment, Job, Place
 from cotenant.policy.jobs.choice import JobPolicy
 from cotenant.policy.jobs.demand import runnable_jobs
 from cotenant.policy.jobs.plan import plan_jobs

@@ -17,9 +17,9 @@ from cotenant.core.record.writer import RecordWriter
 from cotenant.core.work import Jobs
 from cotenant.fleet.controller.planners import cluster_of, jobs_of
 from cotenant.fleet.controller.profiles import ProfileBook
-from cotenant.fleet.controller.state import Job
 from cotenant.fleet.jobs import spec_from_dict
 from cotenant.fleet.nodes import NodeSpec, by_number, node_from_dict
+from cotenant.fleet.state import Job
 from cotenant.fleet.store import Store
 from cotenant.policy.jobs.arrays import IDEAL
 from cotenant.policy.jobs.demand import build_workload

@@ -7,7 +7,8 @@ from typing import Any
 from cotenant.core.events import Kind, Reason
 from cotenant.fleet.controller.counts import Counts
 from cotenant.fleet.controller.job_table import Book, ask_stop
-from cotenant.fleet.controller.state import (
+from cotenant.fleet.noderuntime import attempt as pages
+from cotenant.fleet.state import (
     CANCELLED,
     ENDED,
     FAILED,
@@ -21,7 +22,6 @@ from cotenant.fleet.controller.state import (
     Attempt,
     Job,
 )
-from cotenant.fleet.noderuntime import attempt as pages
 from cotenant.training.contract import PREEMPTED_EXIT
 
 BACK_OFF_MOST_S = 60.0

@@ -11,7 +11,7 @@ import numpy as np
 from cotenant.serving.protocol.tensors import ModelInfo
 
 if TYPE_CHECKING:
-    from cotenant.serving.workers.base import ModelSpec
+    from cotenant.serving.worker import ModelSpec
 
 # name -> (module, files of a version's folder that it runs)
 BACKENDS: dict[str, tuple[str, tuple[str, ...]]] = {

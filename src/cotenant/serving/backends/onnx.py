@@ -12,7 +12,7 @@ from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, TensorSpec
 
 if TYPE_CHECKING:
     from cotenant.serving.backends.base import Share
-    from cotenant.serving.workers.base import ModelSpec
+    from cotenant.serving.worker import ModelSpec
 
 PLATFORM = "onnxruntime_onnx"
 # element types as ONNX Runtime names them -> the protocol's

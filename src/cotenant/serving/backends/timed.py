@@ -22,7 +22,7 @@ from cotenant.serving.protocol.tensors import NAMES, ModelInfo, TensorSpec
 
 if TYPE_CHECKING:
     from cotenant.serving.backends.base import Share
-    from cotenant.serving.workers.base import ModelSpec
+    from cotenant.serving.worker import ModelSpec
 
 DEFAULT_INPUT = {"name": "INPUT", "datatype": "FP32", "shape": [-1]}
 SPIN_S = 0.0003  # a sleeping process wakes up to this late

@@ -17,7 +17,7 @@ from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, TensorSpec
 
 if TYPE_CHECKING:
     from cotenant.serving.backends.base import Share
-    from cotenant.serving.workers.base import ModelSpec
+    from cotenant.serving.worker import ModelSpec
 
 # batch sizes that get a graph: steps of at most a third, so that little is computed for nothing
 GRAPH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from cotenant.core.serving import Application
 from cotenant.policy.serving.packing.applications import Stage
+from cotenant.serving.dispatch.admission import Admission
 from cotenant.serving.dispatch.calls import Kind, Outcome, Refusal, Reply
 from cotenant.serving.protocol.oip import InferAnswer, InferRequest
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor, TensorSpec
-
-if TYPE_CHECKING:
-    from cotenant.serving.gateway.requests import Gateway
 
 Wiring = Mapping[str, Mapping[str, str]]  # stage -> its input -> "INPUT" of the request, or "STAGE.OUTPUT"
 
@@ -49,13 +46,15 @@ class _Run:
 
 
 class Applications:
-    """All applications of a server. `gateway` is set once it exists."""
-
-    gateway: Gateway
+    """All applications of a server."""
 
     def __init__(
-        self, applications: Sequence[tuple[Application, Sequence[Stage]]], wiring: Mapping[str, Wiring] | None = None
+        self,
+        admission: Admission,
+        applications: Sequence[tuple[Application, Sequence[Stage]]],
+        wiring: Mapping[str, Wiring] | None = None,
     ) -> None:
+        self.admission = admission
         self._graphs: dict[str, _Graph] = {}
         self._whose: dict[str, str] = {}
         for app, stages in applications:
@@ -84,7 +83,7 @@ class Applications:
         graph = self._graphs[request.model]
         if request.version not in ("", "1"):
             raise Refusal(Kind.UNKNOWN, f"application {request.model!r} has no versions")
-        infos = {name: self.gateway.ready(stage.service.name).info for name, stage in graph.stages.items()}
+        infos = {name: self.admission.ready(stage.service.name).info for name, stage in graph.stages.items()}
         known = [spec.name for spec in _outputs(graph, infos)]
         unknown = next((x for x in request.outputs or () if x not in known), None)
         if unknown is not None:
@@ -94,8 +93,8 @@ class Applications:
         if given != needed:
             raise Refusal(Kind.WRONG, f"takes the inputs {', '.join(sorted(needed))}; got {', '.join(sorted(given))}")
         waits = {name: len(parents) for name, parents in graph.parents.items()}
-        run = _Run(graph, request, reply, self.gateway.pool.now_ms(), len(graph.stages), waits)
-        self.gateway.stats.services[request.model].received += 1
+        run = _Run(graph, request, reply, self.admission.pool.now_ms(), len(graph.stages), waits)
+        self.admission.stats.services[request.model].received += 1
         for name, count in waits.items():
             if count == 0:
                 self._stage(run, name)
@@ -104,9 +103,9 @@ class Applications:
         if run.done:
             return
         stage = run.graph.stages[name]
-        elapsed = self.gateway.pool.now_ms() - run.arrived_ms
+        elapsed = self.admission.pool.now_ms() - run.arrived_ms
         try:
-            loaded = self.gateway.ready(stage.service.name)
+            loaded = self.admission.ready(stage.service.name)
             inputs = []
             for spec in loaded.info.inputs:
                 found = _source(run.graph, name, spec.name, run.outputs, run.request)
@@ -115,7 +114,7 @@ class Applications:
             due = stage.deadline_ms - elapsed
             if run.request.timeout_ms is not None:
                 due = min(due, run.request.timeout_ms - elapsed)
-            self.gateway.submit(own, lambda answer: self._answered(run, name, answer), due)
+            self.admission.submit(own, lambda answer: self._answered(run, name, answer), due)
         except Refusal as refusal:
             self._end(run, Refusal(refusal.kind, f"stage {name}: {refusal.message}", refusal.retry_s))
 
@@ -140,9 +139,9 @@ class Applications:
             return
         run.done = True
         app = run.graph.app
-        took = self.gateway.pool.now_ms() - run.arrived_ms
+        took = self.admission.pool.now_ms() - run.arrived_ms
         outcome = _outcome(refusal, took, run.request.timeout_ms or app.slo_ms)
-        self.gateway.stats.unit(app.name, run.arrived_ms, 0.0, 0, "", took, outcome, took)
+        self.admission.stats.unit(app.name, run.arrived_ms, 0.0, 0, "", took, outcome, took)
         if refusal is not None:
             run.reply(refusal)
             return
@@ -157,7 +156,7 @@ class Applications:
     def info(self, name: str) -> ModelInfo:
         """Inputs and outputs of an application as if it were a model; Refusal when a stage is not ready."""
         graph = self._graphs[name]
-        infos = {short: self.gateway.ready(stage.service.name).info for short, stage in graph.stages.items()}
+        infos = {short: self.admission.ready(stage.service.name).info for short, stage in graph.stages.items()}
         return ModelInfo(_inputs(graph, infos), _outputs(graph, infos), True, "cotenant_application")
 
 

@@ -19,7 +19,7 @@ from cotenant.profiles.serving.latency import ModelProfile, Partition, ServingPr
 from cotenant.serving.dispatch.calls import Call, Kind, Outcome, Refusal, Unit
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor
-from cotenant.serving.workers.base import Job, Result, Worker
+from cotenant.serving.worker import Job, Result, Worker
 
 TICK_S = 0.02
 HUNG_FACTOR, HUNG_SLOS, HUNG_LEAST_MS = 10.0, 2.0, 1000.0

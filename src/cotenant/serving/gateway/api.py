@@ -15,9 +15,9 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.gateway.requests import Gateway
+from cotenant.serving.planning.crew import ApplyError, Crew
 from cotenant.serving.planning.replanner import Replanner
 from cotenant.serving.protocol.tensors import ModelInfo, TensorSpec
-from cotenant.serving.workers.crew import ApplyError, Crew
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics", "parameters"]
 
@@ -52,7 +52,7 @@ class Api:
     ) -> None:
         self.gateway, self.crew, self.replanner, self.stats = gateway, crew, replanner, stats
         self.tokens, self.body_limit = tokens, body_limit
-        self.pool = gateway.pool
+        self.pool = gateway.admission.pool
         self.decisions: deque[tuple[int, float, str]] = deque(maxlen=50)  # (number, unix time, sentence)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -95,7 +95,7 @@ class Api:
             if wanted not in ("", "1"):
                 raise Refusal(Kind.UNKNOWN, f"application {name!r} has no versions")
             return self.gateway.applications.info(name), "1"
-        loaded = self.gateway.ready(name, wanted)
+        loaded = self.gateway.admission.ready(name, wanted)
         return loaded.info, loaded.version
 
     def model_metadata(self, name: str, wanted: str) -> dict[str, Any]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import time
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 from urllib.parse import quote
 
-if TYPE_CHECKING:
-    from cotenant.serving.gateway.http2 import Connection
+from cotenant.serving.gateway.http1 import HttpLimits
 
 FRAME = struct.Struct(">HBBBI")
 PREFIX = struct.Struct(">BI")
@@ -42,6 +42,37 @@ def trailers(status: int, message: str, extra: bytes = b"") -> bytes:
     if message:
         block += _literal(b"grpc-message", quote(message, safe=" !#$&'()*+,/:;=?@[]~").encode()[:4000])
     return block + extra
+
+
+class Front(Protocol):
+    """What a stream needs of the port that its connection came in by."""
+
+    @property
+    def limits(self) -> HttpLimits:
+        """Limits on sizes and times."""
+
+    @property
+    def guard(self) -> Callable[[bytes], tuple[int, str] | None]:
+        """Status and message for a caller without a valid token, None for others."""
+
+    @property
+    def failed(self) -> Callable[[BaseException], None]:
+        """Takes errors that a handler did not expect."""
+
+
+class Connection(Protocol):
+    """What a stream needs of its connection. `window`: bytes that may be sent on all streams together."""
+
+    window: int
+    most_frame: int
+    transport: asyncio.Transport
+
+    @property
+    def front(self) -> Front:
+        """The port."""
+
+    def forget(self, stream: Stream) -> None:
+        """The stream has ended."""
 
 
 class Slot:

@@ -16,7 +16,7 @@ from cotenant.observability.http import MOST_VIEWERS, SECURITY, is_loopback, pag
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.gateway.api import Api
 from cotenant.serving.gateway.http1 import JSON, Exchange
-from cotenant.serving.live_rows import Got, exposition, rows
+from cotenant.serving.gateway.live_rows import Got, exposition, rows
 from cotenant.serving.protocol.oip import InferAnswer, InferRequest, WireError, decode_request, encode_answer
 from cotenant.serving.protocol.openapi import document
 

@@ -19,9 +19,9 @@ from cotenant.serving.config.planning import Problem
 from cotenant.serving.config.server import ServingConfig
 from cotenant.serving.dispatch.pool import Pool
 from cotenant.serving.dispatch.stats import Stats
+from cotenant.serving.planning.crew import ApplyError, Crew
 from cotenant.serving.planning.planner import LENGTH, Ask
-from cotenant.serving.workers.base import WorkerFactory
-from cotenant.serving.workers.crew import ApplyError, Crew
+from cotenant.serving.worker import WorkerFactory
 
 SAMPLE_S = 0.5
 LEAST_RATE = 0.01  # a service that nobody asks is still planned for, so that it stays reachable

@@ -23,7 +23,7 @@ from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
 from cotenant.core.errors import InputError, WorkError
 from cotenant.policy.colocation import WorkClass
-from cotenant.serving.workers.base import WorkerSpec
+from cotenant.serving.worker import WorkerSpec
 
 if TYPE_CHECKING:
     from cotenant.agent.gate.client import Floor, Holder

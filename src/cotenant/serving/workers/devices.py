@@ -11,7 +11,7 @@ from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import WorkerShare
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.gpus import Gpu, discover
-from cotenant.serving.workers.base import WorkerSpec
+from cotenant.serving.worker import WorkerSpec
 
 
 def visible_gpus() -> tuple[Gpu, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.serving.backends.base import Backend, Share, open_backend
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor, from_array, to_array
-from cotenant.serving.workers.base import Job, LoadError, Result, WorkerSpec
+from cotenant.serving.worker import Job, LoadError, Result, WorkerSpec
 
 MOST_SAID = 500  # characters of a model's own error that go to the client
 

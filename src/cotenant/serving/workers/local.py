@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor
+from cotenant.serving.worker import Job, LoadError, Result, UnavailableError, Worker, WorkerListener, WorkerSpec
 from cotenant.serving.workers.arena import Arena, aligned
-from cotenant.serving.workers.base import Job, LoadError, Result, UnavailableError, Worker, WorkerListener, WorkerSpec
 from cotenant.serving.workers.main import MOST_MESSAGE
 
 if TYPE_CHECKING:

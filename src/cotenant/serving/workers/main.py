@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor
+from cotenant.serving.worker import Job, LoadError, Result, WorkerSpec
 from cotenant.serving.workers.arena import Arena, aligned
-from cotenant.serving.workers.base import Job, LoadError, Result, WorkerSpec
 from cotenant.serving.workers.colocation import Turnstile, turnstile
 from cotenant.serving.workers.engine import Engine, said
 

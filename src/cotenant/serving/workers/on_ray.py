@@ -16,7 +16,7 @@ from typing import Any
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor
-from cotenant.serving.workers.base import Job, LoadError, Result, Worker, WorkerListener, WorkerSpec
+from cotenant.serving.worker import Job, LoadError, Result, Worker, WorkerListener, WorkerSpec
 from cotenant.serving.workers.local import LOAD_LIMIT_S, LocalWorkers
 
 PING_S, SILENT_S = 0.5, 3.0

@@ -14,7 +14,7 @@ import numpy as np
 from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.config.server import Backend, ModelEntry
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor, pack_strings
-from cotenant.serving.workers.base import Job, LoadError, ModelSpec, Result, Worker, WorkerFactory, WorkerSpec
+from cotenant.serving.worker import Job, LoadError, ModelSpec, Result, Worker, WorkerFactory, WorkerSpec
 from cotenant.serving.workers.local import LocalWorkers
 from cotenant.serving.workers.repository import Found, find
 

@@ -19,7 +19,7 @@ from typing import Any
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.record.files import atomic_file
-from cotenant.serving.workers.base import WorkerFactory
+from cotenant.serving.worker import WorkerFactory
 from cotenant.serving.workers.onemodel import OneModel, Sample, local_factory
 from cotenant.serving.workers.repository import Found
 
@@ -166,7 +166,7 @@ async def _base_bytes(run: ProfileRun, factory: WorkerFactory) -> int:
     figure, which counts it once per model: more than there is, never less."""
     if run.needs_gpu:
         return 0
-    from cotenant.serving.workers.base import WorkerSpec
+    from cotenant.serving.worker import WorkerSpec
 
     class Nobody:
         def finished(self, *_: Any) -> None: ...

@@ -12,7 +12,7 @@ from typing import Any
 from cotenant.core.errors import InputError
 from cotenant.profiles.serving.latency_files import shipped_profiles
 from cotenant.serving.config.server import ServingConfig
-from cotenant.serving.workers.base import LoadError
+from cotenant.serving.worker import LoadError
 from cotenant.serving.workers.profiling import Partial, ProfileRun, assemble, core_partitions, measure
 from cotenant.serving.workers.repository import find
 

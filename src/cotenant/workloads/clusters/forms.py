@@ -11,15 +11,13 @@ import numpy as np
 
 from cotenant.core.cluster import Cluster, NodeGroup
 from cotenant.core.errors import InputError
-from cotenant.core.gpus import Gpu, find_gpu
-from cotenant.core.units import counted, parse_bytes
+from cotenant.core.gpus import find_gpu
+from cotenant.core.units import counted
+from cotenant.workloads.clusters.node_groups import read_cluster_yaml
+from cotenant.workloads.clusters.node_options import STORAGE_MBPS, NodeOptions
 from cotenant.workloads.table import check_path
 from cotenant.workloads.table_files import read_csv
 
-DEFAULT_GPU = "A100-40GB"
-CPUS_PER_GPU = 3.0
-MEMORY_BYTES_PER_GPU = 62_500_000_000
-STORAGE_MBPS = 500.0
 SHORT = re.compile(r"^(\d+)x(\d+)$")
 # the public Synergy simulator's server where its INI file leaves a key out
 INI_DEFAULTS = {"racks": 1.0, "gpus_per_server": 8.0, "cpus_per_server": 24.0, "dram_per_server": 500.0,
@@ -41,7 +39,7 @@ def parse_cluster(
     Tiresias files say, and fill what a YAML file leaves open. An Alibaba node list states all of it: giving them there
     is an error. Sentences about nodes left out are appended to `remarks`.
     """
-    wishes = Wishes(gpu, cpus_per_node, memory_per_node, storage_mbps)
+    wishes = NodeOptions(gpu, cpus_per_node, memory_per_node, storage_mbps)
     notes = remarks if remarks is not None else []
     short = SHORT.match(spec.strip())
     if short:
@@ -56,8 +54,6 @@ def parse_cluster(
     if colon and kind == "tiresias":
         return _tiresias(path, wishes)
     if Path(spec).suffix.lower() in (".yaml", ".yml"):
-        from cotenant.workloads.clusters.node_groups import read_cluster_yaml
-
         return read_cluster_yaml(spec, wishes)
     raise InputError(
         f"{spec!r} is no cluster; write NODESxGPUS like 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv or "
@@ -66,54 +62,14 @@ def parse_cluster(
     )
 
 
-class Wishes:
-    """What the command line says about nodes, checked; None where it says nothing."""
-
-    def __init__(
-        self,
-        gpu: str | None,
-        cpus_per_node: float | None,
-        memory_per_node: str | float | None,
-        storage_mbps: float | None,
-    ) -> None:
-        self.gpu: Gpu | None = find_gpu(gpu, field="gpu") if gpu else None
-        for name, value in (("cpus-per-node", cpus_per_node), ("storage-mbps", storage_mbps)):
-            if value is not None and not 0 < value < 1e9:
-                raise InputError(f"{value:g} is not above 0", field=name)
-        self.cpus = cpus_per_node
-        self.storage_mbps = storage_mbps
-        self.memory_bytes: int | None = None
-        if memory_per_node is not None:
-            self.memory_bytes = parse_bytes(memory_per_node, field="memory-per-node")
-            if self.memory_bytes <= 0:
-                raise InputError("a node needs memory above 0", field="memory-per-node")
-
-    def group(
-        self, count: int, gpus: int, cpus: float | None, memory_bytes: float | None, storage_mbps: float | None = None
-    ) -> NodeGroup:
-        """Equal nodes: the command line first, then the file, then the defaults per GPU."""
-        return NodeGroup(
-            count=count,
-            gpus=gpus,
-            gpu=self.gpu or find_gpu(DEFAULT_GPU),
-            cpus=_first(self.cpus, cpus, CPUS_PER_GPU * gpus),
-            memory_bytes=round(_first(self.memory_bytes, memory_bytes, MEMORY_BYTES_PER_GPU * gpus)),
-            storage_mbps=_first(self.storage_mbps, storage_mbps, STORAGE_MBPS),
-        )
-
-
-def _first(*values: float | None) -> float:
-    return next(float(value) for value in values if value is not None)
-
-
-def _short(spec: str, nodes: int, gpus: int, wishes: Wishes) -> Cluster:
+def _short(spec: str, nodes: int, gpus: int, wishes: NodeOptions) -> Cluster:
     try:
         return Cluster((wishes.group(nodes, gpus, None, None),))
     except InputError as error:
         raise InputError(f"{spec!r}: {error.message}", field="cluster") from None
 
 
-def _synergy_ini(path: str, wishes: Wishes) -> Cluster:
+def _synergy_ini(path: str, wishes: NodeOptions) -> Cluster:
     text = check_path(path).read_bytes().decode("utf-8", errors="replace")
     parser = configparser.ConfigParser(inline_comment_prefixes=("#", ";"), strict=False, interpolation=None)
     try:
@@ -159,7 +115,7 @@ def _line_of(text: str, key: str) -> int | None:
     return None
 
 
-def _openb(path: str, wishes: Wishes, notes: list[str]) -> Cluster:
+def _openb(path: str, wishes: NodeOptions, notes: list[str]) -> Cluster:
     """Alibaba's node list. Nodes without GPUs run no training jobs and are left out; equal nodes become one group."""
     given = (("gpu", wishes.gpu), ("cpus-per-node", wishes.cpus), ("memory-per-node", wishes.memory_bytes))
     for name, value in given:
@@ -202,7 +158,7 @@ def _openb(path: str, wishes: Wishes, notes: list[str]) -> Cluster:
     return Cluster(tuple(groups), source=path)
 
 
-def _tiresias(path: str, wishes: Wishes) -> Cluster:
+def _tiresias(path: str, wishes: NodeOptions) -> Cluster:
     """Tiresias' cluster file: one row of switches, nodes per switch, GPUs, CPUs and GB per node."""
     names = ("num_switch", "num_node_p_switch", "num_gpu_p_node", "num_cpu_p_node", "mem_p_node")
     table = read_csv(path, names)

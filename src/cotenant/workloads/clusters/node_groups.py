@@ -11,7 +11,7 @@ from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
 from cotenant.core.units import parse_bytes
 from cotenant.core.yamlfile import read_yaml
-from cotenant.workloads.clusters.forms import DEFAULT_GPU, Wishes
+from cotenant.workloads.clusters.node_options import DEFAULT_GPU, NodeOptions
 from cotenant.workloads.table import check_path
 
 
@@ -62,7 +62,7 @@ class ClusterFile(BaseModel):
     nodes: list[NodesEntry] = Field(min_length=1)
 
 
-def read_cluster_yaml(path: str, wishes: Wishes) -> Cluster:
+def read_cluster_yaml(path: str, wishes: NodeOptions) -> Cluster:
     """The cluster of a YAML file; InputError names line and field."""
     check_path(path)
     read = read_yaml(path)
@@ -81,7 +81,7 @@ def read_cluster_yaml(path: str, wishes: Wishes) -> Cluster:
     return Cluster(tuple(_group(entry, wishes) for entry in described.nodes), source=path)
 
 
-def _group(entry: NodesEntry, wishes: Wishes) -> NodeGroup:
+def _group(entry: NodesEntry, wishes: NodeOptions) -> NodeGroup:
     # the file goes first here: its groups may differ, and one option for all of them must not level them
     defaults = wishes.group(entry.count, entry.gpus, None, None)
     gpu = find_gpu(entry.gpu) if entry.gpu else wishes.gpu or find_gpu(DEFAULT_GPU)

@@ -17,7 +17,7 @@ from cotenant.serving.config.server import ServingConfig
 from cotenant.serving.dispatch.pool import Let, Loaded, Pool
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.protocol.tensors import ModelInfo
-from cotenant.serving.workers.base import LoadError, ModelSpec, UnavailableError, Worker, WorkerFactory, WorkerSpec
+from cotenant.serving.worker import LoadError, ModelSpec, UnavailableError, Worker, WorkerFactory, WorkerSpec
 from cotenant.serving.workers.repository import Found, find
 
 RESTARTS = 3  # attempts in a row before a service counts as failed
