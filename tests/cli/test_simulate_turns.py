@@ -104,3 +104,15 @@ def test_files_that_no_gpu_can_run(tmp_path: Path) -> None:
         done = cotenant("simulate", "--agent", path)
         assert done.code == 2
         assert said in done.err
+
+
+def test_slices_of_the_hardware_in_place_of_turns(file: str) -> None:
+    """c has no request and a limit of 10 %; b works 4 ms and pauses 16, so it cannot use its half."""
+    rows = simulate("--agent", file, "--mechanism", "slices", "--load", "b=1ms:4ms/16ms", "--duration", "20s")
+    assert rows["c"]["work_share"] <= 0.11
+    assert 0.1 < rows["b"]["work_share"] <= 0.2
+    assert rows["a"]["work_share"] >= 0.65
+    assert rows["b"]["wait_ms_p50"] >= 0.22
+    refused = cotenant("simulate", "--agent", file, "--mechanism", "slices", "--card", "80GiB")
+    assert refused.code == 2
+    assert "--mechanism time" in refused.err

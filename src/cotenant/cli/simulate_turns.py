@@ -34,6 +34,9 @@ def simulate(
         str | None, typer.Option(help="Memory of the GPU: tenants hold their `memory` of it. Default: all fits.")
     ] = None,
     duration: Annotated[str, typer.Option(help="Length of the run in virtual time.")] = "60s",
+    mechanism: Annotated[
+        str | None, typer.Option(metavar="time|slices", help="How shares are enforced (default: as the file says).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Say what each tenant of an agent's file would get of one GPU, by the broker and policy that the agent runs."""
@@ -45,12 +48,55 @@ def simulate(
     if not 0 < seconds <= 86_400:
         raise InputError(f"a run of {seconds:g} s is not over 0 and at most a day", field="--duration")
     config = read(agent)
-    specs = _gated(config, agent)
-    answer = outcome(config, _loads(specs, load or [], config), _card(specs, card, config), seconds)
+    if mechanism not in (None, "time", "slices"):
+        raise InputError(f"{mechanism!r} is not time or slices", field="--mechanism")
+    specs, by = _simulated(config, agent, mechanism)
+    if by == "slices" and card is not None:
+        raise InputError("memory moves under turns only: add --mechanism time", field="--card")
+    loads = _loads(specs, load or [], config)
+    if by == "slices":
+        answer = sliced(loads, {spec.name: work_kind(spec) for spec in specs}, seconds)
+    else:
+        answer = outcome(config, loads, _card(specs, card, config), seconds)
     if as_json:
         print(json.dumps(answer))
+    elif by == "slices":
+        _show_sliced(answer)
     else:
         _show(answer)
+
+
+def work_kind(spec: TenantSpec) -> str:
+    """The class of a tenant's work."""
+    return "best-effort" if spec.best_effort else "latency-sensitive" if spec.latency_sensitive else "normal"
+
+
+def sliced(loads: list[Load], classes: dict[str, str], seconds: float) -> dict[str, Any]:
+    """Run the loads for `seconds` of virtual time under the hardware's time slices.
+
+    For each tenant: `work_share`, `least` and `most` of all windows of 2 s, and where its work ends, `wait_ms_p50` and
+    `wait_ms_p99`: how much longer it took than alone.
+    """
+    from cotenant.policy.shares.slices import SliceSettings
+    from cotenant.sim.shares.slices import SliceEngine
+
+    end_ns, window_ns = int(seconds * 1e9), min(int(seconds * 1e9), SliceSettings.window_ns)
+    engine = SliceEngine(loads, classes=classes)
+    result = engine.run(end_ns)
+    rows = []
+    for x in loads:
+        windows = result.windows(x.name, window_ns)
+        waits = sorted((end - came - (x.busy_ns or 0)) / 1e6 for name, came, end in result.bursts if name == x.name)
+        rows.append({
+            "name": x.name, "request": x.share.request, "limit": x.share.limit,
+            "work_share": result.worked_ns(x.name, 0, end_ns) / end_ns, "least": min(windows), "most": max(windows),
+            "wait_ms_p50": waits[len(waits) // 2] if waits else None,
+            "wait_ms_p99": waits[len(waits) * 99 // 100] if waits else None,
+        })  # fmt: skip
+    return {
+        "mechanism": "slices", "seconds": seconds, "window_s": window_ns / 1e9, "tenants": rows,
+        "work_share": sum(row["work_share"] for row in rows), "switches": result.switches, "orders": len(result.orders),
+    }  # fmt: skip
 
 
 def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: float) -> dict[str, Any]:
@@ -90,24 +136,28 @@ def outcome(config: AgentConfig, loads: list[Load], card: Card | None, seconds: 
     }  # fmt: skip
 
 
-def _gated(config: AgentConfig, source: str) -> list[TenantSpec]:
+def _simulated(config: AgentConfig, source: str, given: str | None) -> tuple[list[TenantSpec], str]:
+    """The file's tenants, and the one mechanism that they share."""
     from cotenant.agent.mechanisms import registry as mechanisms
     from cotenant.agent.mechanisms.base import Use
     from cotenant.core.errors import InputError
 
     if not config.tenants:
         raise InputError("the file names no tenants", file=source, field="tenants")
+    by = given or config.tenants[0].mechanism
     for spec in config.tenants:
         if max(spec.gpu_count, len(spec.gpus)) > 1:
             raise InputError(f"{spec.name} has several GPUs; one GPU is simulated", file=source, field="tenants")
-        if not mechanisms.find(spec.mechanism, Use.TENANT, field="tenants").capabilities.gated:
+        if (given or spec.mechanism) != by or not (
+            by == "slices" or mechanisms.find(by, Use.TENANT, field="tenants").capabilities.gated
+        ):
             raise InputError(
                 f"{spec.name} takes no turns: its mechanism is {spec.mechanism}", file=source, field="tenants"
             )
     requests = sum(spec.request for spec in config.tenants)
     if requests > 1.0 + 1e-9:
         raise InputError(f"requests of one GPU add up to {requests:.0%}", file=source, field="tenants")
-    return list(config.tenants)
+    return list(config.tenants), by
 
 
 def _loads(specs: list[TenantSpec], given: list[str], config: AgentConfig) -> list[Load]:
@@ -169,6 +219,25 @@ def _card(specs: list[TenantSpec], memory: str | None, config: AgentConfig) -> C
         raise InputError(f"tenants that cannot leave the GPU hold {format_bytes(stays)} of it", field="--card")
     moving = {spec.name: spec.memory_bytes or 0 for spec in specs if spec.oversubscribe != "none"}
     return Card(room, moving, ResidencySettings(config.most_moving))
+
+
+def _show_sliced(answer: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("tenant")
+    for title in ("request", "limit", "works", f"least in {answer['window_s']:g} s", "most", "waits p50", "p99"):
+        table.add_column(title, justify="right")
+    for row in answer["tenants"]:
+        cells = [row["name"], *(f"{row[x]:.0%}" for x in ("request", "limit"))]
+        cells += [f"{row[x]:.1%}" for x in ("work_share", "least", "most")]
+        cells += ["" if row[x] is None else f"{row[x]:.2f} ms" for x in ("wait_ms_p50", "wait_ms_p99")]
+        table.add_row(*cells)
+    console = Console()
+    console.print(table)
+    text = f"slices, {answer['seconds']:g} s in virtual time: the GPU works {answer['work_share']:.1%}"
+    console.print(f"{text}, {answer['switches']:,} switches", highlight=False, soft_wrap=True)
 
 
 def _show(answer: dict[str, Any]) -> None:

@@ -1,0 +1,426 @@
+"""Time slices of one GPU as a pure state machine: who is there and what each got go in, slices come out.
+
+The GPU itself takes turns among channel groups: each that has work runs for its slice and is then stopped in the middle
+of whatever kernel runs; one without work is skipped at once. Shares are ratios of slices. What a ratio cannot say is a
+schedule over a short period: a limit (a tenant that runs alone is taken off the GPU for the rest of the period), and
+tenants that run one at a time (beside a latency-sensitive tenant, tenants of several GPUs, and where gaps between short
+bursts would cost more in switches than a turn does). Periods begin at multiples of their length on the clock, so that
+GPUs with the same tenants have the same one running.
+
+Times are nanoseconds, passed in; slices are microseconds, as the hardware takes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cotenant.policy.shares.account import MS_NS, SECOND_NS, Share
+
+
+@dataclass(frozen=True)
+class SliceSettings:
+    """What the hardware does, and what may be spent. Nanoseconds; measured on an H100 (docs/decisions/0125)."""
+
+    switch_ns: int = 220_000
+    longest_ns: int = 48 * MS_NS  # longer slices are cut
+    shortest_ns: int = 200_000
+    switching: float = 0.01  # of the time, at most so much goes to switches between tenants that always have work
+    window_ns: int = 2 * SECOND_NS  # over which a share holds
+    edge: float = 0.006  # of a share, at most so much is lost where a window cuts a period
+    step_ns: int = 200 * MS_NS  # between two corrections
+    period_ns: int = 100 * MS_NS  # of limits; of tenants that run one at a time: each has as much
+    loss: float = 0.1  # switches of a tenant with gaps cost more than that: tenants run one at a time
+
+
+class SetSlice(NamedTuple):
+    """All groups of the tenant get this slice."""
+
+    gpu: str
+    tenant: str
+    slice_us: int
+
+
+class Stop(NamedTuple):
+    """Take the tenant's channels off the GPU, in the middle of what runs."""
+
+    gpu: str
+    tenant: str
+
+
+class Go(NamedTuple):
+    """Put them on again."""
+
+    gpu: str
+    tenant: str
+
+
+SliceInstruction = SetSlice | Stop | Go
+
+
+class Usage(NamedTuple):
+    """What a tenant has had since it came: GPU time, how often it began to run, and how often it ended for want of
+    work (not at the end of its slice)."""
+
+    busy_ns: int = 0
+    runs: int = 0
+    yields: int = 0
+
+
+CLASSES = ("normal", "latency-sensitive", "best-effort")
+TINY_US = 1  # of who has to make way at once
+TURNS_AGAIN_STEPS = 40
+NO_REQUEST = 0.005  # share of tenants without a request where requests leave nothing
+
+
+class Had(NamedTuple):
+    """What a tenant had in a stretch of time: its length, how much of it it was on the GPU's list, and its usage."""
+
+    span_ns: int = 0
+    on_ns: int = 0
+    usage: Usage = Usage()
+
+    @property
+    def part(self) -> float:
+        """Of the time."""
+        return self.usage.busy_ns / self.span_ns if self.span_ns else 0.0
+
+
+@dataclass(eq=False)
+class SliceTenant:
+    """One tenant on one GPU."""
+
+    name: str
+    share: Share
+    work_class: str
+    groups: int = 0  # compute groups that it has there
+    slice_us: int = 0  # as set; 0: never
+    on: bool = True
+    correction: float = 1.0  # of its slice, for what it got
+    duty: float = 1.0  # part of a period in which it may run
+    debt_ns: float = 0.0  # time over its limit that is still to be made up for
+    owed_ns: float = 0.0  # time under its share, where it has gaps
+    total: Usage = field(default_factory=Usage)
+    history: deque[tuple[int, int, Usage]] = field(default_factory=deque)  # (when, time on the list, usage so far)
+    _on_ns: int = 0
+    _since_ns: int = 0
+
+    def put(self, on: bool, now_ns: int) -> None:
+        """On the GPU's list or off it, from now on."""
+        if self.on:
+            self._on_ns += now_ns - self._since_ns
+        self.on, self._since_ns = on, now_ns
+
+    def forget(self, now_ns: int) -> None:
+        """What it had before tells nothing any more; `begin` is called with what it has had until now."""
+        self.history.clear()
+        if self.total == Usage():
+            self.begin(Usage(), now_ns)
+
+    def begin(self, total: Usage, now_ns: int) -> None:
+        """What it has from now on counts, if nothing does yet."""
+        self.put(self.on, now_ns)
+        if not self.history:
+            self.history.append((now_ns, self._on_ns, total))
+
+    def had(self, now_ns: int, total: Usage, window_ns: int) -> Had:
+        """Take what it has had since it came; what it had since the last time."""
+        self.put(self.on, now_ns)
+        self.total = total
+        self.history.append((now_ns, self._on_ns, total))
+        while len(self.history) > 2 and self.history[1][0] <= now_ns - window_ns:
+            self.history.popleft()
+        return self._since(-2) if len(self.history) > 1 else Had()
+
+    def window(self) -> Had:
+        """What it had in the window, as far as that is known."""
+        return self._since(0) if self.history else Had()
+
+    def _since(self, index: int) -> Had:
+        (then_ns, then_on_ns, then), (now_ns, on_ns, total) = self.history[index], self.history[-1]
+        more = Usage(total.busy_ns - then.busy_ns, total.runs - then.runs, total.yields - then.yields)
+        return Had(now_ns - then_ns, on_ns - then_on_ns, more)
+
+    def has_gaps(self) -> bool:
+        """Whether most of its runs ended for want of work."""
+        usage = self.window().usage
+        return usage.runs > 0 and usage.yields > 0.5 * usage.runs
+
+
+class GpuSlices:
+    """Slices of one GPU. Every event method returns instructions; `wake_ns` says when `advance` is due next."""
+
+    def __init__(self, gpu: str, settings: SliceSettings | None = None) -> None:
+        self.gpu = gpu
+        self.settings = settings or SliceSettings()
+        self.tenants: dict[str, SliceTenant] = {}
+        self.squeeze = 1.0  # of the slices of tenants that always have work, for one with gaps
+        self.one_at_a_time = False  # for a tenant whose gaps are too many
+        self._turns_again = 0  # steps until tenants may be run one at a time again
+        self._next_step_ns = 0
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def join(self, name: str, share: Share, work_class: str, now_ns: int) -> list[SliceInstruction]:
+        """Add a tenant, or change its share."""
+        if work_class not in CLASSES:
+            raise ValueError(f"{work_class!r} is no class of work; known: {', '.join(CLASSES)}")
+        known = self.tenants.get(name)
+        if known is None:
+            self.tenants[name] = SliceTenant(name, share, work_class)
+        else:
+            known.share, known.work_class, known.duty, known.debt_ns = share, work_class, 1.0, 0.0
+        return self._changed(now_ns)
+
+    def leave(self, name: str, now_ns: int) -> list[SliceInstruction]:
+        """Forget a tenant."""
+        if self.tenants.pop(name, None) is None:
+            return []
+        return self._changed(now_ns)
+
+    def groups(self, name: str, count: int, now_ns: int) -> list[SliceInstruction]:
+        """The tenant now has so many compute groups on this GPU. All of them are set again: a new one has no slice."""
+        tenant = self.tenants[name]
+        came = tenant.groups == 0 and count > 0
+        tenant.groups, tenant.slice_us = count, 0
+        tenant.put(True, now_ns)  # as the hardware has a new group; where it may not run, all are stopped again below
+        return self._changed(now_ns) if came or not count else self._apply(now_ns)
+
+    def used(self, usage: Mapping[str, Usage], now_ns: int) -> list[SliceInstruction]:
+        """What tenants have had, counted since they came. It is looked at every `step_ns`."""
+        known = {name: total for name, total in usage.items() if name in self.tenants and self.tenants[name].groups}
+        for name, total in known.items():
+            self.tenants[name].begin(total, now_ns)
+        if now_ns < self._next_step_ns:
+            return self._switch(now_ns)
+        self._next_step_ns = now_ns + self.settings.step_ns
+        had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
+        self._correct({name: step for name, step in had.items() if step.span_ns > 0})
+        return self._apply(now_ns)
+
+    def advance(self, now_ns: int) -> list[SliceInstruction]:
+        """Let time pass."""
+        return self._switch(now_ns)
+
+    def wake_ns(self, now_ns: int) -> int | None:
+        """When `advance` is due: the next moment at which a tenant is taken off or put on. None: never."""
+        plan, period_ns = self._plan()
+        edges = sorted({edge for begin, end in plan.values() for edge in (begin, end)} - {period_ns} | {0})
+        if not plan:
+            return None
+        start_ns, phase = now_ns - now_ns % period_ns, now_ns % period_ns
+        return next((start_ns + edge for edge in edges if edge > phase), start_ns + period_ns)
+
+    # -- shares ----------------------------------------------------------------------------------------------------
+
+    def present(self) -> list[SliceTenant]:
+        """Tenants that have groups here."""
+        return [tenant for tenant in self.tenants.values() if tenant.groups > 0]
+
+    def shares(self) -> dict[str, float]:
+        """Part of the GPU of each tenant that is present while all have work: by request, at most the limit."""
+        here = self.present()
+        left = max(0.0, 1.0 - sum(t.share.request for t in here))
+        without = [t for t in here if not t.share.request]
+        spare = max(NO_REQUEST, left / max(1, len(without)))
+        weights = {t.name: t.share.request or spare for t in here}
+        limits = {t.name: t.share.limit for t in here}
+        return _divide(weights, limits)
+
+    def shortest_period_ns(self, shares: Mapping[str, float]) -> float:
+        """Sum of all slices: long enough for the switches, short enough for the window and the hardware."""
+        settings = self.settings
+        if len(shares) < 2:
+            return float(settings.longest_ns)
+        period_ns = len(shares) * settings.switch_ns / settings.switching
+        edge = max(share * (1.0 - share) for share in shares.values())
+        if edge > 0:
+            period_ns = min(period_ns, settings.edge * settings.window_ns / edge)
+        return min(period_ns, settings.longest_ns / max(shares.values()))
+
+    def _slices(self) -> dict[str, int]:
+        """Microseconds for each tenant that is present."""
+        here, settings = self.present(), self.settings
+        background, guarded = self._background()
+        longest_us = settings.longest_ns // 1000
+        if guarded:
+            names = {t.name for t in background}
+            return {t.name: TINY_US if t.name in names else longest_us for t in here}
+        shares = self.shares()
+        period_ns = self.shortest_period_ns(shares)
+        out: dict[str, int] = {}
+        for tenant in here:
+            scale = tenant.correction * (1.0 if tenant.has_gaps() else self.squeeze)
+            slice_ns = shares[tenant.name] * period_ns * scale / tenant.groups
+            out[tenant.name] = round(max(settings.shortest_ns, min(slice_ns, settings.longest_ns)) / 1000)
+        return out if len(here) > 1 else dict.fromkeys(out, longest_us)
+
+    def _background(self) -> tuple[list[SliceTenant], bool]:
+        """Tenants that make way for latency-sensitive ones, and whether there are such."""
+        here = self.present()
+        rest = [t for t in here if t.work_class != "latency-sensitive"]
+        return rest, len(rest) < len(here)
+
+    # -- the schedule over a period --------------------------------------------------------------------------------
+
+    def _plan(self) -> tuple[dict[str, tuple[int, int]], int]:
+        """From when to when in a period each tenant may run that may not always; length of the period."""
+        period_ns = self.settings.period_ns
+        background, guarded = self._background()
+        alone = self.one_at_a_time or guarded or any(t.share.gang for t in background)
+        if len(background) > 1 and alone:
+            periods = max(1, self.settings.window_ns // (period_ns * len(background)))  # whole ones in every window
+            return self._turns(background, self.settings.window_ns // periods)
+        limited = {t.name: (0, round(t.duty * period_ns)) for t in self.present() if t.duty < 1.0}
+        return limited, period_ns
+
+    def _turns(self, tenants: list[SliceTenant], period_ns: int) -> tuple[dict[str, tuple[int, int]], int]:
+        whole = self.shares()
+        weights = {t.name: whole[t.name] for t in sorted(tenants, key=lambda t: t.name)}
+        parts = _divide(weights, {t.name: t.share.limit for t in tenants})
+        plan, begin = dict[str, tuple[int, int]](), 0
+        for name, part in parts.items():
+            end = min(period_ns, begin + round(part * self.tenants[name].duty * period_ns))
+            plan[name] = (begin, end)
+            begin += round(part * period_ns)
+        return plan, period_ns
+
+    def _switch(self, now_ns: int) -> list[SliceInstruction]:
+        """Who may run now, as far as that has changed: first those that may not any more."""
+        plan, period_ns = self._plan()
+        phase = now_ns % period_ns
+        stops: list[SliceInstruction] = []
+        goes: list[SliceInstruction] = []
+        for tenant in self.present():
+            begin, end = plan.get(tenant.name, (0, period_ns))
+            on = begin <= phase < end
+            if on != tenant.on:
+                tenant.put(on, now_ns)
+                (goes if on else stops).append((Go if on else Stop)(self.gpu, tenant.name))
+        return stops + goes
+
+    def _apply(self, now_ns: int) -> list[SliceInstruction]:
+        out: list[SliceInstruction] = []
+        for name, slice_us in self._slices().items():
+            tenant = self.tenants[name]
+            if tenant.slice_us == 0 or abs(slice_us - tenant.slice_us) > 0.02 * tenant.slice_us:
+                tenant.slice_us = slice_us
+                out.append(SetSlice(self.gpu, name, slice_us))
+        return out + self._switch(now_ns)
+
+    def _changed(self, now_ns: int) -> list[SliceInstruction]:
+        """Somebody came, went, or was promised something else: what was measured before tells nothing."""
+        self.squeeze, self.one_at_a_time = 1.0, False
+        lone = len(self.present()) == 1
+        for tenant in self.tenants.values():
+            tenant.forget(now_ns)
+            tenant.correction, tenant.owed_ns = 1.0, 0.0
+            tenant.duty = tenant.share.limit if lone else 1.0
+        self._next_step_ns = now_ns + self.settings.step_ns
+        return self._apply(now_ns)
+
+    # -- corrections -----------------------------------------------------------------------------------------------
+
+    def _correct(self, steps: Mapping[str, Had]) -> None:
+        for name, step in steps.items():
+            self._correct_limit(self.tenants[name], step)
+        here = [self.tenants[name] for name in steps]
+        if len(here) < 2 or self._background()[1]:
+            return
+        shares = self.shares()
+        if self.one_at_a_time:
+            self._leave_turns(here, shares)
+            return
+        busy = [t for t in here if not t.has_gaps() and t.window().usage.busy_ns > 0]
+        self._correct_busy(busy, shares)
+        self._correct_gaps(busy, steps, shares)
+
+    def _correct_limit(self, tenant: SliceTenant, step: Had) -> None:
+        """Part of a period in which it may run: its limit, less what it had too much, over how much of the GPU it gets
+        while it may."""
+        limit, settings = tenant.share.limit, self.settings
+        if limit >= 1.0:
+            return
+        debt_ns = tenant.debt_ns + step.usage.busy_ns - limit * step.span_ns
+        tenant.debt_ns = max(-0.05 * settings.period_ns, min(debt_ns, settings.window_ns / 2))
+        had = tenant.window()
+        density = had.usage.busy_ns / had.on_ns if had.on_ns else 0.0
+        if tenant.duty >= 1.0 and (had.part < limit + 0.002 or tenant.debt_ns < 0.05 * settings.period_ns):
+            return
+        if density <= 0.01:
+            tenant.duty = 1.0
+            return
+        wanted = (limit - tenant.debt_ns / (settings.window_ns / 4)) / min(1.0, density)
+        tenant.duty = max(limit / 4, min(wanted, 1.0))
+
+    def _correct_busy(self, busy: list[SliceTenant], shares: Mapping[str, float]) -> None:
+        """Ratios among tenants that always have work: what one got over another is taken out of its slice."""
+        had = {t.name: t.window().part for t in busy}
+        together, promised = sum(had.values()), sum(shares[t.name] for t in busy)
+        known = all(t.window().span_ns >= self.settings.window_ns / 2 for t in busy)
+        if len(busy) < 2 or not known or together <= 0 or promised <= 0 or any(t.duty < 1.0 for t in busy):
+            return
+        for tenant in busy:
+            should, has = shares[tenant.name] / promised, had[tenant.name] / together
+            if abs(should - has) > 0.005 and has > 0:
+                factor = max(0.9, min((should / has) ** 0.3, 1.1))
+                tenant.correction = max(0.5, min(tenant.correction * factor, 2.0))
+
+    def _correct_gaps(self, busy: list[SliceTenant], steps: Mapping[str, Had], shares: Mapping[str, float]) -> None:
+        """A tenant with gaps waits for a whole round of the others after each: shorten them until it has its share.
+
+        A cycle of it is a burst and a rest. Where the rest is much longer than the others' round the gaps are its own,
+        and nothing that others do shortens them.
+        """
+        settings = self.settings
+        together = sum(step.part for step in steps.values())
+        round_ns = sum(t.slice_us * 1000.0 * t.groups + settings.switch_ns for t in busy) + settings.switch_ns
+        fixed_ns = (len(busy) + 1) * settings.switch_ns
+        wanted, loss = 2.0 * self.squeeze, 0.0
+        for name, step in steps.items():
+            tenant, usage = self.tenants[name], step.usage
+            if tenant in busy or not usage.runs or not usage.busy_ns:
+                continue
+            target = shares[name] * min(1.0, together)
+            if tenant.share.request:
+                target = min(target, tenant.share.request + 0.01)
+            burst_ns, rest_ns = usage.busy_ns / usage.runs, (step.span_ns - usage.busy_ns) / usage.runs
+            if rest_ns > 1.5 * round_ns:
+                tenant.owed_ns = 0.0
+                continue
+            worst_ns = 0.05 * settings.window_ns
+            tenant.owed_ns = max(-worst_ns, min(tenant.owed_ns + (target - step.part) * step.span_ns, worst_ns))
+            target = max(0.5 * target, min(target + tenant.owed_ns / settings.window_ns, 0.98))
+            rest_wanted_ns = burst_ns * (1.0 - target) / target
+            factor = max(0.0, rest_wanted_ns - fixed_ns) / max(1.0, rest_ns - fixed_ns)
+            wanted = min(wanted, self.squeeze * max(0.2, min(factor, 2.0)))
+            loss = max(loss, fixed_ns / (burst_ns + max(fixed_ns, rest_wanted_ns)))
+        nominal_ns = min((t.slice_us * 1000.0 / self.squeeze for t in busy), default=1.0)
+        self.squeeze = max(min(1.0, settings.shortest_ns / nominal_ns), min(wanted, 1.0))
+        if loss > settings.loss and self.squeeze < 1.0 and self._turns_again == 0:
+            self.one_at_a_time, self.squeeze = True, 1.0
+        self._turns_again = max(0, self._turns_again - 1)
+
+    def _leave_turns(self, here: list[SliceTenant], shares: Mapping[str, float]) -> None:
+        """A tenant that does not use its turn should not have it: slices, which skip who has no work, for a while."""
+        known = all(t.window().span_ns >= self.settings.window_ns / 2 for t in here)
+        if known and any(t.window().part < 0.5 * shares[t.name] for t in here):
+            self.one_at_a_time, self._turns_again = False, TURNS_AGAIN_STEPS
+
+
+def _divide(weights: Mapping[str, float], limits: Mapping[str, float]) -> dict[str, float]:
+    """One whole by weight, at most each one's limit; what limits leave goes to the others. They may leave some."""
+    parts = dict.fromkeys(weights, 0.0)
+    left, open_ = 1.0, dict(weights)
+    while open_ and left > 1e-12:
+        weight = sum(open_.values())
+        full = [name for name, own in open_.items() if left * own / weight >= limits[name] - 1e-12]
+        if not full:
+            return parts | {name: left * own / weight for name, own in open_.items()}
+        for name in full:
+            parts[name] = limits[name]
+            del open_[name]
+        left = 1.0 - sum(parts.values())
+    return parts

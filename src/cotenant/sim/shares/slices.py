@@ -1,0 +1,256 @@
+"""One GPU whose hardware takes turns among channel groups, in virtual time, steered by the policy that the agent runs.
+
+A group that has work runs for its slice and is cut in the middle of whatever kernel runs; each change of groups costs a
+switch; a group without work is skipped at once. What the policy orders takes as long to come true as on a card. Each
+tenant is one group. Deterministic; times in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.policy.shares import Share
+from cotenant.policy.shares.slices import (
+    GpuSlices,
+    SetSlice,
+    SliceInstruction,
+    SliceSettings,
+    Stop,
+    Usage,
+)
+from cotenant.sim.shares.engine import Load
+
+NEVER_NS = 2**63
+POLL_NS = 100_000_000
+DRIVER_SLICE_NS = 2_048_000  # what a new group has
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What an H100 does (docs/decisions/0125). `bias_ns`: how much longer than its slice a run is."""
+
+    switch_ns: int = 220_000
+    bias_ns: int = 0
+    longest_ns: int = 50_000_000
+    set_ns: int = 340_000
+    stop_ns: int = 440_000  # from the order until nothing of the group runs
+    go_ns: int = 350_000
+
+
+@dataclass(eq=False)
+class _Group:
+    load: Load
+    work_class: str
+    slice_ns: int = DRIVER_SLICE_NS
+    enabled: bool = True
+    left_ns: int = 0  # work that it has now; NEVER_NS: without end
+    came_ns: int = 0  # when that work came
+    alive: bool = False
+    busy_ns: int = 0
+    runs: int = 0
+    yields: int = 0
+
+    @property
+    def runnable(self) -> bool:
+        return self.alive and self.enabled and self.left_ns > 0
+
+
+@dataclass
+class SliceResult:
+    """`spans`: (tenant, start_ns, end_ns) of GPU work; `bursts`: (tenant, came_ns, end_ns) of work that has ended."""
+
+    spans: list[tuple[str, int, int]] = field(default_factory=list)
+    bursts: list[tuple[str, int, int]] = field(default_factory=list)
+    orders: list[tuple[int, SliceInstruction]] = field(default_factory=list)
+    switches: int = 0
+    end_ns: int = 0
+
+    def worked_ns(self, tenant: str, start_ns: int, end_ns: int) -> int:
+        """GPU time of a tenant inside [start, end)."""
+        return sum(max(0, min(e, end_ns) - max(b, start_ns)) for name, b, e in self.spans if name == tenant)
+
+    def windows(self, tenant: str, window_ns: int, start_ns: int = 0, step_ns: int = 100_000_000) -> list[float]:
+        """Its part of every window of that length that begins at `start_ns` or later."""
+        found = []
+        while start_ns + window_ns <= self.end_ns:
+            found.append(self.worked_ns(tenant, start_ns, start_ns + window_ns) / window_ns)
+            start_ns += step_ns
+        return found
+
+
+class SliceEngine:
+    """Runs loads against a GpuSlices. `classes` names tenants that are not normal."""
+
+    def __init__(
+        self,
+        loads: Iterable[Load],
+        settings: SliceSettings | None = None,
+        hardware: Hardware | None = None,
+        classes: dict[str, str] | None = None,
+    ) -> None:
+        self.policy = GpuSlices("0", settings)
+        self.hardware = hardware or Hardware()
+        self.result = SliceResult()
+        self.now_ns = 0
+        self._groups = {load.name: _Group(load, (classes or {}).get(load.name, "normal")) for load in loads}
+        self._order = list(self._groups.values())
+        self._current: _Group | None = None
+        self._switched_ns = 0  # when the switch under way ends
+        self._slice_end_ns = 0
+        self._span_ns: int | None = None  # since when it works
+        self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._serial = 0
+        self._wake_ns = NEVER_NS
+        for group in self._order:
+            self._at(group.load.start_ns, self._come, group)
+            if group.load.stop_ns is not None:
+                self._at(group.load.stop_ns, self._die, group)
+        self._at(POLL_NS, self._poll)
+
+    def run(self, until_ns: int) -> SliceResult:
+        """Advance to `until_ns`; may be called again to go on."""
+        while self.now_ns < until_ns:
+            at_ns = min(self._queue[0][0] if self._queue else NEVER_NS, until_ns)
+            self._work(at_ns)
+            while self._queue and self._queue[0][0] <= self.now_ns:
+                _, _, call, arguments = heapq.heappop(self._queue)
+                call(*arguments)
+        self._end_span()
+        self.result.end_ns = until_ns
+        return self.result
+
+    def change(self, at_ns: int, name: str, share: Share) -> None:
+        """Change a tenant's share at a moment (`cotenant set`)."""
+        self._at(at_ns, self._join, self._groups[name], share)
+
+    # -- the hardware ----------------------------------------------------------------------------------------------
+
+    def _work(self, until_ns: int) -> None:
+        """Let the GPU work; stops early where a group's work ends, since that may bring an event."""
+        while self.now_ns < until_ns:
+            if self._switched_ns > self.now_ns:
+                self.now_ns = min(until_ns, self._switched_ns)
+                if self.now_ns < self._switched_ns:
+                    return
+            runnable = [group for group in self._order if group.runnable]
+            if not self._choose(runnable):
+                continue
+            current = self._current
+            if current is None or not current.runnable:
+                self.now_ns = until_ns
+                return
+            if self._span_ns is None:
+                self._span_ns = self.now_ns
+            end_ns = min(until_ns, self.now_ns + current.left_ns)
+            if len(runnable) > 1:
+                end_ns = min(end_ns, self._slice_end_ns)
+            elif self.now_ns >= self._slice_end_ns:  # alone: the timer begins again
+                length_ns = self._run_ns(current)
+                self._slice_end_ns += -(-(self.now_ns + 1 - self._slice_end_ns) // length_ns) * length_ns
+            used_ns = end_ns - self.now_ns
+            current.busy_ns += used_ns
+            if current.left_ns != NEVER_NS:
+                current.left_ns -= used_ns
+            self.now_ns = end_ns
+            if current.left_ns == 0:
+                self._end_span()
+                self.result.bursts.append((current.load.name, current.came_ns, end_ns))
+                self._at(end_ns + max(1, current.load.pause_ns), self._burst, current)
+                return
+
+    def _choose(self, runnable: list[_Group]) -> bool:
+        """Change groups where that is due. False: a switch has begun."""
+        current = self._current
+        over = self.now_ns >= self._slice_end_ns and len(runnable) > 1
+        if current is not None and current.runnable and not over:
+            return True
+        self._end_span()
+        at = -1 if current is None else self._order.index(current)
+        chosen = next((g for g in (*self._order[at + 1 :], *self._order[: at + 1]) if g.runnable), None)
+        if chosen is None:
+            return True
+        if current is not None and not current.runnable and chosen is not current:
+            current.yields += 1
+        self._slice_end_ns = self.now_ns + self._run_ns(chosen)
+        if chosen is current:
+            return True
+        chosen.runs += 1
+        self._current = chosen
+        self.result.switches += 1
+        self._switched_ns = self.now_ns + self.hardware.switch_ns
+        self._slice_end_ns += self.hardware.switch_ns
+        return False
+
+    def _run_ns(self, group: _Group) -> int:
+        slice_ns = min(group.slice_ns, self.hardware.longest_ns)
+        return max(1000, slice_ns + self.hardware.bias_ns)
+
+    def _end_span(self) -> None:
+        if self._current is not None and self._span_ns is not None and self.now_ns > self._span_ns:
+            self.result.spans.append((self._current.load.name, self._span_ns, self.now_ns))
+        self._span_ns = None
+
+    # -- tenants and the agent -------------------------------------------------------------------------------------
+
+    def _at(self, at_ns: int, call: Callable[..., None], *arguments: Any) -> None:
+        self._serial += 1
+        heapq.heappush(self._queue, (at_ns, self._serial, call, arguments))
+
+    def _come(self, group: _Group) -> None:
+        group.alive = True
+        self._join(group, group.load.share)
+        self._obey(self.policy.groups(group.load.name, 1, self.now_ns))
+        self._burst(group)
+
+    def _join(self, group: _Group, share: Share) -> None:
+        self._obey(self.policy.join(group.load.name, share, group.work_class, self.now_ns))
+
+    def _burst(self, group: _Group) -> None:
+        if group.alive:
+            group.left_ns = NEVER_NS if group.load.busy_ns is None else group.load.busy_ns
+            group.came_ns = self.now_ns
+
+    def _die(self, group: _Group) -> None:
+        if group is self._current:
+            self._end_span()
+        group.alive, group.left_ns = False, 0
+        self._obey(self.policy.leave(group.load.name, self.now_ns))
+
+    def _poll(self) -> None:
+        usage = {name: Usage(g.busy_ns, g.runs, g.yields) for name, g in self._groups.items() if g.alive}
+        self._obey(self.policy.used(usage, self.now_ns))
+        self._at(self.now_ns + POLL_NS, self._poll)
+
+    def _advance(self, at_ns: int) -> None:
+        if at_ns == self._wake_ns:
+            self._wake_ns = NEVER_NS
+            self._obey(self.policy.advance(self.now_ns))
+
+    def _obey(self, instructions: list[SliceInstruction]) -> None:
+        cost = self.hardware
+        done_ns = self.now_ns
+        for step in instructions:
+            self.result.orders.append((self.now_ns, step))
+            if isinstance(step, SetSlice):
+                done_ns += cost.set_ns
+            else:
+                done_ns += cost.stop_ns if isinstance(step, Stop) else cost.go_ns
+            self._at(done_ns, self._carry_out, step)
+        wake_ns = self.policy.wake_ns(self.now_ns)
+        if wake_ns is not None and wake_ns != self._wake_ns:
+            self._wake_ns = wake_ns
+            self._at(wake_ns, self._advance, wake_ns)
+
+    def _carry_out(self, step: SliceInstruction) -> None:
+        group = self._groups[step.tenant]
+        if isinstance(step, SetSlice):
+            group.slice_ns = step.slice_us * 1000
+            if group is self._current:
+                self._slice_end_ns = min(self._slice_end_ns, self.now_ns + self._run_ns(group))
+        else:
+            if group is self._current and isinstance(step, Stop):
+                self._end_span()
+            group.enabled = not isinstance(step, Stop)

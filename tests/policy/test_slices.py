@@ -1,0 +1,166 @@
+"""Time slices of a GPU: shares add up, every tenant runs, and orders to the hardware are few."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.policy.shares import MS_NS, SECOND_NS, Share
+from cotenant.policy.shares.slices import CLASSES, Go, GpuSlices, SetSlice, SliceSettings, Stop, Usage
+
+SETTINGS = SliceSettings()
+REQUESTS = st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.2, 0.3]), min_size=1, max_size=6)
+
+
+def gpu_with(*shares: Share, classes: tuple[str, ...] = ()) -> GpuSlices:
+    gpu = GpuSlices("0")
+    for number, share in enumerate(shares):
+        gpu.join(f"t{number}", share, classes[number] if classes else "normal", 0)
+        gpu.groups(f"t{number}", 1, 0)
+    return gpu
+
+
+def slices(gpu: GpuSlices) -> dict[str, int]:
+    return {name: tenant.slice_us for name, tenant in gpu.tenants.items()}
+
+
+@pytest.mark.parametrize("requests", [(0.5, 0.5), (0.3, 0.7), (0.2, 0.3, 0.5), (0.1, 0.9)])
+def test_slices_are_to_each_other_as_requests(requests: tuple[float, ...]) -> None:
+    found = slices(gpu_with(*map(Share, requests)))
+    runs = list(found.values())
+    assert [run / sum(runs) for run in runs] == pytest.approx(requests, abs=0.001)
+    switching = len(runs) * SETTINGS.switch_ns / (sum(runs) * 1000)
+    assert switching <= (0.011 if len(runs) == 2 else 0.014)
+    assert max(runs) * 1000 <= SETTINGS.longest_ns
+
+
+def test_a_tenant_alone_has_the_longest_slice_and_is_never_stopped() -> None:
+    gpu = gpu_with(Share(0.2))
+    assert slices(gpu) == {"t0": SETTINGS.longest_ns // 1000}
+    assert gpu.wake_ns(0) is None
+
+
+def test_several_groups_share_their_tenants_slice() -> None:
+    gpu = gpu_with(Share(0.5), Share(0.5))
+    before = gpu.tenants["t0"].slice_us
+    assert [step.tenant for step in gpu.groups("t0", 2, 5) if isinstance(step, SetSlice)] == ["t0"]
+    assert 2 * gpu.tenants["t0"].slice_us == pytest.approx(before, abs=2)
+
+
+def test_a_limit_alone_is_on_for_that_part_of_every_period() -> None:
+    gpu = gpu_with(Share(0.25, 0.25))
+    assert gpu.wake_ns(0) == 25 * MS_NS
+    assert gpu.advance(25 * MS_NS) == [Stop("0", "t0")]
+    assert gpu.wake_ns(25 * MS_NS) == 100 * MS_NS
+    assert gpu.advance(100 * MS_NS) == [Go("0", "t0")]
+
+
+def test_limits_that_slices_keep_need_no_stopping() -> None:
+    gpu = gpu_with(Share(0.3, 0.3), Share(0.7, 0.7))
+    assert gpu.wake_ns(0) is None
+
+
+def test_a_new_group_of_a_stopped_tenant_is_stopped_too() -> None:
+    gpu = gpu_with(Share(0.25, 0.25))
+    gpu.advance(30 * MS_NS)
+    assert Stop("0", "t0") in gpu.groups("t0", 2, 40 * MS_NS)
+
+
+def test_best_effort_makes_way_by_the_shortest_slice() -> None:
+    gpu = gpu_with(Share(0.5), Share(), classes=("latency-sensitive", "best-effort"))
+    assert slices(gpu) == {"t0": SETTINGS.longest_ns // 1000, "t1": 1}
+    assert gpu.wake_ns(0) is None
+    gpu.groups("t0", 0, 5)  # the service has gone
+    assert gpu.tenants["t1"].slice_us == SETTINGS.longest_ns // 1000
+
+
+def test_beside_a_service_one_best_effort_tenant_runs_at_a_time() -> None:
+    gpu = gpu_with(Share(), Share(), Share(), classes=("latency-sensitive", "best-effort", "best-effort"))
+    now_ns, seen = 0, set()
+    for _ in range(20):
+        on = tuple(name for name in ("t1", "t2") if gpu.tenants[name].on)
+        assert len(on) == 1
+        assert gpu.tenants["t0"].on
+        seen.add(on)
+        wake_ns = gpu.wake_ns(now_ns)
+        assert wake_ns is not None
+        assert wake_ns > now_ns
+        now_ns = wake_ns
+        steps = gpu.advance(now_ns)
+        assert [type(step) for step in steps] == [Stop, Go]  # first off, then on
+    assert seen == {("t1",), ("t2",)}
+
+
+def test_tenants_of_several_gpus_run_at_the_same_time_on_all() -> None:
+    gang = ("0", "1")
+    gpus = [GpuSlices(name) for name in gang]
+    for gpu, names in zip(gpus, (("a", "b"), ("b", "a")), strict=True):  # whatever the order in which they came
+        for name in names:
+            gpu.join(name, Share(0.5, gang=gang), "normal", 0)
+            gpu.groups(name, 1, 0)
+    for now_ns in range(0, SECOND_NS, 10 * MS_NS):
+        for gpu in gpus:
+            gpu.advance(now_ns)
+        assert [n for n, t in sorted(gpus[0].tenants.items()) if t.on] == [
+            n for n, t in sorted(gpus[1].tenants.items()) if t.on
+        ]
+
+
+@given(requests=REQUESTS, limits=st.lists(st.sampled_from([0.3, 0.5, 1.0]), min_size=6, max_size=6))
+def test_shares_add_up_and_keep_limits(requests: list[float], limits: list[float]) -> None:
+    if sum(requests) > 1.0:
+        return
+    shares = gpu_with(*(Share(r, max(r, x)) for r, x in zip(requests, limits, strict=False))).shares()
+    whole = min(1.0, sum(max(r, x) for r, x in zip(requests, limits, strict=False)))
+    assert sum(shares.values()) == pytest.approx(whole)
+    for (request, limit), share in zip(zip(requests, limits, strict=False), shares.values(), strict=True):
+        assert 0 < share <= max(request, limit) + 1e-9
+        assert share >= request * (0.97 if sum(requests) > 0.97 else 1.0) - 1e-9
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "leave", "groups", "used", "used", "used", "advance", "wake", "wake"]),
+        st.sampled_from(["a", "b", "c", "d"]),
+        st.sampled_from([Share(), Share(0.3), Share(0.2, 0.25), Share(0.5, 0.5)]),
+        st.sampled_from(CLASSES),
+        st.integers(0, 3),
+        st.sampled_from([0, 1, 7 * MS_NS, 60 * MS_NS, 210 * MS_NS, 3 * SECOND_NS]),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(events=EVENTS)
+def test_any_sequence_of_events_keeps_the_rules(events: list) -> None:
+    gpu, now_ns = GpuSlices("0"), 0
+    busy: dict[str, int] = {}
+    for kind, name, share, work_class, number, step_ns in events:
+        now_ns += step_ns
+        if kind == "join":
+            out = gpu.join(name, share, work_class, now_ns)
+            busy.setdefault(name, 0)
+        elif kind == "leave":
+            busy.pop(name, None)
+            out = gpu.leave(name, now_ns)
+        elif kind == "groups" and name in gpu.tenants:
+            out = gpu.groups(name, number, now_ns)
+        elif kind == "used":
+            busy = {n: b + number * 20 * MS_NS for n, b in busy.items()}
+            out = gpu.used({n: Usage(b, b // MS_NS, number) for n, b in busy.items()}, now_ns)
+        elif kind == "wake":
+            now_ns = max(now_ns, gpu.wake_ns(now_ns) or now_ns)
+            out = gpu.advance(now_ns)
+        else:
+            out = gpu.advance(now_ns)
+        here = {tenant.name for tenant in gpu.present()}
+        assert {step.tenant for step in out} <= here
+        assert len([s for s in out if isinstance(s, SetSlice)]) <= len(here)
+        assert all(t.slice_us >= 1 and t.slice_us * 1000 <= SETTINGS.longest_ns for t in gpu.present())
+        # somebody may run, unless limits alone keep all off
+        if here and all(t.share.limit >= 1.0 for t in gpu.present()):
+            assert any(t.on for t in gpu.present())
+        wake_ns = gpu.wake_ns(now_ns)
+        assert wake_ns is None or wake_ns > now_ns
