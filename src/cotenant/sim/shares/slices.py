@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotenant.policy.shares import Share
+from cotenant.policy.shares.slice_tenant import Usage
 from cotenant.policy.shares.slices import (
     GpuSlices,
     SetSlice,
     SliceInstruction,
     SliceSettings,
     Stop,
-    Usage,
 )
 from cotenant.sim.shares.engine import Load
 
