@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.abi.protocol import MESSAGE_BYTES, MessageType
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.client import ControlClient
-from cotenant.agent.ipc.wire import Type
 from cotenant.agent.tenants.launcher import Launch, register
 
 TENANTS = 1000
@@ -60,9 +60,9 @@ def drive(sockets: dict[int, socket.socket], seconds: float) -> tuple[int, float
     poll = select.epoll()
     for fd in sockets:
         poll.register(fd, select.EPOLLIN)
-    request = wire.pack(Type.TOKEN_REQUEST, {}, slot=0)
+    request = wire.pack(MessageType.TOKEN_REQUEST, {}, slot=0)
     epoch_at = wire.HEADER.size
-    release = bytearray(wire.pack(Type.TOKEN_RELEASE, {"reason": 1, "drained": 1, "wants_more": 1}, slot=0))
+    release = bytearray(wire.pack(MessageType.TOKEN_RELEASE, {"reason": 1, "drained": 1, "wants_more": 1}, slot=0))
     for sock in sockets.values():
         sock.send(request)
     grants = 0
@@ -70,9 +70,9 @@ def drive(sockets: dict[int, socket.socket], seconds: float) -> tuple[int, float
     until = began + seconds
     while time.monotonic() < until:
         for fd, _ in poll.poll(0.5):
-            data = sockets[fd].recv(wire.MESSAGE_BYTES)
+            data = sockets[fd].recv(MESSAGE_BYTES)
             kind = data[6]
-            if kind not in (Type.TOKEN_GRANT, Type.TOKEN_REQUEST):
+            if kind not in (MessageType.TOKEN_GRANT, MessageType.TOKEN_REQUEST):
                 continue
             grants += 1
             release[epoch_at : epoch_at + 8] = data[epoch_at : epoch_at + 8]

@@ -1,4 +1,4 @@
-/* Internals of the driver shim.  What crosses the process boundary is in protocol.h.
+/* Internals of the driver shim.  What crosses the process boundary is in abi/.
  *
  * driver.c    finds and opens the real driver, hands out entry points
  * gpus.c      the GPUs and their contexts
@@ -24,7 +24,8 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
-#include "protocol.h"
+#include "../abi/protocol.h"
+#include "../abi/tenant_page.h"
 
 struct cost;
 struct ring;

@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #include "../shim/cuda_abi.h"
-#include "contention.h"
+#include "../abi/contention.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define SOFT_MAX_DEVICES 16

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cotenant.abi.protocol import BODY_OF, MESSAGE_BYTES, NO_SLOT, MessageType
+from cotenant.abi.tenant_page import PAGE_BYTES, PageLayout
 from cotenant.agent.ipc import wire
-from cotenant.agent.ipc.page import PageLayout
-from cotenant.agent.ipc.wire import Type
 
 
 class FakeShim:
@@ -29,8 +29,8 @@ class FakeShim:
 
     def hello(self, token: str, **fields: Any) -> dict[str, Any]:
         values = {"pid": os.getpid(), "token": token.encode(), "program": b"fake", "shim_version": 1} | fields
-        self.send(Type.HELLO, values)
-        data, control, _flags, _ = self.socket.recvmsg(wire.MESSAGE_BYTES, socket.CMSG_SPACE(16))
+        self.send(MessageType.HELLO, values)
+        data, control, _flags, _ = self.socket.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(16))
         if not data:
             self.answer = {"type": 0}
             return self.answer
@@ -41,7 +41,7 @@ class FakeShim:
                 fds.frombytes(payload[:4])
                 import mmap
 
-                self.page = PageLayout.from_buffer(mmap.mmap(fds[0], wire.PAGE_BYTES))
+                self.page = PageLayout.from_buffer(mmap.mmap(fds[0], PAGE_BYTES))
                 os.close(fds[0])
         return self.answer
 
@@ -49,14 +49,14 @@ class FakeShim:
     def parse(data: bytes) -> dict[str, Any]:
         head = wire.parse_head(data)
         found: dict[str, Any] = {"type": head.type, "sequence": head.sequence, "status": head.status, "slot": head.slot}
-        name = wire.BODY_OF.get(head.type)
+        name = BODY_OF.get(head.type)
         if name:
             found |= wire.fields(name, data)
         if name == "text":
             found["text"] = wire.text_of(found["text"])
         return found
 
-    def send(self, kind: Type, values: dict[str, Any] | None = None, slot: int = wire.NO_SLOT) -> int:
+    def send(self, kind: MessageType, values: dict[str, Any] | None = None, slot: int = NO_SLOT) -> int:
         self.sequence += 1
         self.socket.send(wire.pack(kind, values, sequence=self.sequence, slot=slot, sent_ns=time.monotonic_ns()))
         return self.sequence
@@ -66,12 +66,12 @@ class FakeShim:
         if not select.select([self.socket], [], [], seconds)[0]:
             return {}
         try:
-            data = self.socket.recv(wire.MESSAGE_BYTES + 1)
+            data = self.socket.recv(MESSAGE_BYTES + 1)
         except ConnectionResetError:
             data = b""
         return self.parse(data) if data else {"type": 0}
 
-    def wait(self, kind: Type, seconds: float = 5.0) -> dict[str, Any]:
+    def wait(self, kind: MessageType, seconds: float = 5.0) -> dict[str, Any]:
         """The next message of a type; others are passed over."""
         deadline = time.monotonic() + seconds
         while True:
@@ -82,18 +82,18 @@ class FakeShim:
                 return message
 
     def attach(self, uuid: bytes) -> int:
-        self.send(Type.GPU_ATTACH, {"uuid": uuid, "total_bytes": 8 << 30, "name": b"Test GPU"})
-        reply = self.wait(Type.GPU_REPLY)
+        self.send(MessageType.GPU_ATTACH, {"uuid": uuid, "total_bytes": 8 << 30, "name": b"Test GPU"})
+        reply = self.wait(MessageType.GPU_REPLY)
         assert reply["status"] == 0, reply
         return int(reply["slot"])
 
     def request(self, slot: int = 0, burst_ns: int = 0) -> None:
-        self.send(Type.TOKEN_REQUEST, {"burst_ns": burst_ns}, slot)
+        self.send(MessageType.TOKEN_REQUEST, {"burst_ns": burst_ns}, slot)
 
     def take(self, slot: int = 0, seconds: float = 5.0) -> dict[str, Any]:
         """Request and wait for the grant."""
         self.request(slot)
-        return self.wait(Type.TOKEN_GRANT, seconds)
+        return self.wait(MessageType.TOKEN_GRANT, seconds)
 
     def release(self, epoch: int, slot: int = 0, *, more: bool = False, reason: int = 1, drained: bool = True) -> None:
         values = {
@@ -103,14 +103,14 @@ class FakeShim:
             "drained": int(drained),
             "wants_more": int(more),
         }
-        self.send(Type.TOKEN_RELEASE, values, slot)
+        self.send(MessageType.TOKEN_RELEASE, values, slot)
 
     def reserve(self, size: int, slot: int = 0, family: int = 1) -> dict[str, Any]:
-        self.send(Type.MEMORY_RESERVE, {"family": family, "bytes": size}, slot)
-        return self.wait(Type.MEMORY_REPLY)
+        self.send(MessageType.MEMORY_RESERVE, {"family": family, "bytes": size}, slot)
+        return self.wait(MessageType.MEMORY_REPLY)
 
     def commit(self, reservation: int, size: int, slot: int = 0, family: int = 1) -> None:
-        self.send(Type.MEMORY_COMMIT, {"family": family, "reservation": reservation, "bytes": size}, slot)
+        self.send(MessageType.MEMORY_COMMIT, {"family": family, "reservation": reservation, "bytes": size}, slot)
 
     def close(self) -> None:
         self.socket.close()

@@ -10,21 +10,21 @@ import pytest
 from agent_harness import AgentProcess, gpu_uuid, wait_for
 from fake_shim import FakeShim, register
 
-from cotenant.agent.ipc import wire
-from cotenant.agent.ipc.wire import Type
+from cotenant.abi.protocol import NO_SLOT, PROTOCOL_MAGIC, PROTOCOL_VERSION, MessageType
 
 GIB = 1 << 30
 # what counts, sizes and times are mostly wrong by
 ODD = (0, 1, 2, 7, 8, 9, 255, 2**16, 2**31, 2**32 - 1, 2**40, 2**62 - 1, 2**62, 2**63, 2**64 - 1)
-SPOKEN = [t for t in Type if t not in (Type.HELLO, Type.GOODBYE)]
+SPOKEN = [t for t in MessageType if t not in (MessageType.HELLO, MessageType.GOODBYE)]
 
 
 def odd_message(chance: random.Random) -> bytes:
     """A message with a right header and a body of odd numbers, or of noise."""
     words = [chance.choice(ODD) for _ in range(28)]
     body = struct.pack("=28Q", *words) if chance.random() < 0.7 else chance.randbytes(224)
-    kind, slot = chance.choice(SPOKEN), chance.choice((0, 0, 0, 1, 15, 16, wire.NO_SLOT))
-    head = struct.pack("=IHHQIIQ", wire.MAGIC, wire.VERSION, kind, chance.choice(ODD), 0, slot, chance.choice(ODD))
+    kind, slot = chance.choice(SPOKEN), chance.choice((0, 0, 0, 1, 15, 16, NO_SLOT))
+    odd = (chance.choice(ODD), 0, slot, chance.choice(ODD))
+    head = struct.pack("=IHHQIIQ", PROTOCOL_MAGIC, PROTOCOL_VERSION, kind, *odd)
     return head + body
 
 

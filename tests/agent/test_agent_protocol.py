@@ -15,8 +15,9 @@ import pytest
 from agent_harness import AgentProcess, declare, gpu_uuid, wait_for
 from fake_shim import FakeShim, register
 
+from cotenant.abi.protocol import NO_DEADLINE, NO_SLOT, MemoryFamily, MessageType, ReleaseReason, Status
+from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.ipc import wire
-from cotenant.agent.ipc.wire import Status, Type
 from cotenant.core.errors import InputError
 from cotenant.policy.shares import ENDLESS_NS
 
@@ -30,15 +31,14 @@ def test_two_tenants_take_turns(agent: AgentProcess) -> None:
         for shim in (a, b):
             assert shim.attach(gpu_uuid(0)) == 0
         first = a.take()
-        assert a.page is not None
-        assert a.page.slots[0].epoch == first["epoch"]
+        assert a.page is not None and a.page.slots[0].epoch == first["epoch"]  # noqa: PT018
         assert first["deadline_ns"] > time.monotonic_ns()
         b.request()
         assert b.receive(0.1) == {}  # one holder at a time
-        a.wait(Type.PAGE_UPDATE)  # somebody waits now: give back when idle
-        assert a.page.slots[0].flags & wire.SlotFlag.CONTENDED
-        a.release(first["epoch"], reason=wire.Reason.IDLE)
-        second = b.wait(Type.TOKEN_GRANT)
+        a.wait(MessageType.PAGE_UPDATE)  # somebody waits now: give back when idle
+        assert a.page.slots[0].flags & SlotFlag.CONTENDED
+        a.release(first["epoch"], reason=ReleaseReason.IDLE)
+        second = b.wait(MessageType.TOKEN_GRANT)
         assert b.page is not None
         assert b.page.slots[0].epoch == second["epoch"]
         assert a.page.slots[0].epoch == 0
@@ -57,13 +57,13 @@ def test_a_turn_ends_at_its_deadline_or_is_taken(agent: AgentProcess) -> None:
         b.attach(gpu_uuid(0))
         grant = a.take()
         b.request()
-        revoke = a.wait(Type.TOKEN_REVOKE, 2.0)
+        revoke = a.wait(MessageType.TOKEN_REVOKE, 2.0)
         assert revoke["epoch"] == grant["epoch"]
         assert a.page is not None
         assert a.page.slots[0].epoch == 0
         assert 0.2 < (time.monotonic_ns() - grant["deadline_ns"]) / 1e9 + 0.25 < 0.8
-        a.release(grant["epoch"], reason=wire.Reason.REVOKED)
-        b.wait(Type.TOKEN_GRANT)
+        a.release(grant["epoch"], reason=ReleaseReason.REVOKED)
+        b.wait(MessageType.TOKEN_GRANT)
 
 
 def test_a_lone_tenant_is_never_stopped_and_soon_has_no_deadline(
@@ -76,20 +76,20 @@ def test_a_lone_tenant_is_never_stopped_and_soon_has_no_deadline(
         a = FakeShim(agent.folder, register(launcher, "a")["token"])
         a.attach(gpu_uuid(0))
         grant = a.take()
-        moved = a.wait(Type.TOKEN_GRANT, 2.0)
+        moved = a.wait(MessageType.TOKEN_GRANT, 2.0)
         assert moved["deadline_ns"] == pytest.approx(time.monotonic_ns() + 250_000_000, abs=100_000_000)
-        moved = a.wait(Type.TOKEN_GRANT, 2.0)
+        moved = a.wait(MessageType.TOKEN_GRANT, 2.0)
         assert moved["epoch"] == grant["epoch"]
-        assert moved["deadline_ns"] == wire.NO_DEADLINE == ENDLESS_NS
+        assert moved["deadline_ns"] == NO_DEADLINE == ENDLESS_NS
         assert a.receive(0.6) == {}  # nothing more to be told
         b = FakeShim(agent.folder, register(launcher, "b")["token"])
         b.attach(gpu_uuid(0))
         asked = time.monotonic()
         b.request()
-        revoke = a.wait(Type.TOKEN_REVOKE)
+        revoke = a.wait(MessageType.TOKEN_REVOKE)
         assert revoke["epoch"] == grant["epoch"]
-        a.release(grant["epoch"], reason=wire.Reason.REVOKED)
-        answer = b.wait(Type.TOKEN_GRANT)
+        a.release(grant["epoch"], reason=ReleaseReason.REVOKED)
+        answer = b.wait(MessageType.TOKEN_GRANT)
         assert time.monotonic() - asked < 0.1  # typically below 1 ms
         assert answer["deadline_ns"] < time.monotonic_ns() + 10**9  # they have just met: turns, for a while
 
@@ -111,8 +111,8 @@ def test_memory_is_one_budget_for_all_processes(agent: AgentProcess) -> None:
         one.close()
         wait_for(lambda: two.page.slots[0].memory_used_bytes == 0, 1.0, "credited within 1 s")
         assert two.reserve(4 * GIB)["status"] == Status.OK
-        two.send(Type.MEMORY_QUERY, slot=0)  # a question about all of it names no family
-        assert two.wait(Type.MEMORY_REPLY)["used_bytes"] == 4 * GIB
+        two.send(MessageType.MEMORY_QUERY, slot=0)  # a question about all of it names no family
+        assert two.wait(MessageType.MEMORY_REPLY)["used_bytes"] == 4 * GIB
         assert any("out of memory" in text for text in agent.tenant("a")["warnings"])
 
 
@@ -135,7 +135,7 @@ def test_kill_9_of_the_holder_frees_turn_and_memory(agent: AgentProcess) -> None
         other.request()
         process.kill()
         began = time.monotonic()
-        other.wait(Type.TOKEN_GRANT, 1.0)
+        other.wait(MessageType.TOKEN_GRANT, 1.0)
         assert time.monotonic() - began < 1.0
         wait_for(lambda: agent.tenant("victim")["gpus"][0]["memory_used_bytes"] == 0, 1.0)
         process.wait()
@@ -154,7 +154,7 @@ def test_processes_of_a_tenant_share_its_turn(agent: AgentProcess) -> None:
         one.release(first["epoch"])
         assert b.receive(0.05) == {}  # the tenant's other process still holds the turn
         two.release(second["epoch"])
-        b.wait(Type.TOKEN_GRANT)
+        b.wait(MessageType.TOKEN_GRANT)
 
 
 def test_a_drain_that_fails_keeps_the_turn_until_it_ends(agent: AgentProcess) -> None:
@@ -168,7 +168,7 @@ def test_a_drain_that_fails_keeps_the_turn_until_it_ends(agent: AgentProcess) ->
         a.release(grant["epoch"], drained=False)
         assert b.receive(0.2) == {}
         a.release(grant["epoch"], drained=True)
-        b.wait(Type.TOKEN_GRANT)
+        b.wait(MessageType.TOKEN_GRANT)
 
 
 def test_set_acts_at_once(agent: AgentProcess) -> None:
@@ -210,8 +210,8 @@ def test_admission_promises_nothing_twice(start_agent: object) -> None:
                 register(launcher, "n", **{key: value})
         assert len(agent.call("list")["tenants"]) == 2
         gpu = FakeShim(agent.folder, second["token"])
-        gpu.send(Type.GPU_ATTACH, {"uuid": bytes([1]) * 16})
-        assert gpu.wait(Type.GPU_REPLY)["status"] == Status.DENIED  # b was placed on the other GPU
+        gpu.send(MessageType.GPU_ATTACH, {"uuid": bytes([1]) * 16})
+        assert gpu.wait(MessageType.GPU_REPLY)["status"] == Status.DENIED  # b was placed on the other GPU
         gpu.close()
     wait_for(lambda: not agent.call("list")["tenants"], 2.0, "what was never started goes")
 
@@ -224,12 +224,12 @@ BAD = [
     ("no token", lambda s: s.send(_hello()), Status.UNKNOWN_TENANT, "belongs to no tenant"),
     ("forged", lambda s: s.send(_hello(token=b"0" * 48)), Status.UNKNOWN_TENANT, "stopped, or forged"),
     ("oversized name", lambda s: s.send(_hello(token=b"n" * 64)), Status.BAD_MESSAGE, "too long"),
-    ("no hello", lambda s: s.send(wire.pack(Type.TOKEN_REQUEST, {}, slot=0)), Status.BAD_MESSAGE, "HELLO"),
+    ("no hello", lambda s: s.send(wire.pack(MessageType.TOKEN_REQUEST, {}, slot=0)), Status.BAD_MESSAGE, "HELLO"),
 ]
 
 
 def _hello(version: int = 1, token: bytes = b"") -> bytes:
-    data = bytearray(wire.pack(Type.HELLO, {"pid": 1, "token": token, "program": b"evil"}))
+    data = bytearray(wire.pack(MessageType.HELLO, {"pid": 1, "token": token, "program": b"evil"}))
     data[4:6] = version.to_bytes(2, sys.byteorder)
     return bytes(data)
 
@@ -245,7 +245,7 @@ def test_bad_clients_are_told_and_dropped(
         bad = FakeShim(agent.folder, hello=False)
         attack(bad.socket)  # type: ignore[operator]
         answer = bad.receive()
-        assert answer["type"] == Type.ERROR
+        assert answer["type"] == MessageType.ERROR
         assert answer["status"] == status
         assert words in answer["text"]
         assert bad.receive()["type"] == 0  # and closed
@@ -260,25 +260,25 @@ def test_after_hello_bad_messages_end_only_that_process(agent: AgentProcess) -> 
         good.attach(gpu_uuid(0))
         token = register(launcher, "bad")["token"]
         attacks = [
-            wire.pack(Type.TOKEN_REQUEST, {}, slot=3),
-            wire.pack(Type.HELLO, {}),
-            wire.pack(Type.TOKEN_GRANT, {}, slot=0),
-            wire.pack(Type.MEMORY_RESERVE, {"family": 99, "bytes": 1}, slot=0),
-            wire.pack(Type.MEMORY_RESERVE, {"family": 1, "bytes": 2**63}, slot=0),
+            wire.pack(MessageType.TOKEN_REQUEST, {}, slot=3),
+            wire.pack(MessageType.HELLO, {}),
+            wire.pack(MessageType.TOKEN_GRANT, {}, slot=0),
+            wire.pack(MessageType.MEMORY_RESERVE, {"family": 99, "bytes": 1}, slot=0),
+            wire.pack(MessageType.MEMORY_RESERVE, {"family": 1, "bytes": 2**63}, slot=0),
             os.urandom(256),
         ]
         for attack in attacks:
             bad = FakeShim(agent.folder, token)
             bad.attach(gpu_uuid(0))
             bad.socket.send(attack)
-            assert bad.receive()["type"] == Type.ERROR
+            assert bad.receive()["type"] == MessageType.ERROR
             assert bad.receive()["type"] == 0
         # lies that are no protocol errors change nothing
         liar = FakeShim(agent.folder, token)
         liar.attach(gpu_uuid(0))
         held = good.take()
         liar.release(held["epoch"])  # someone else's turn
-        liar.send(Type.MEMORY_RELEASE, {"family": 1, "bytes": GIB}, 0)
+        liar.send(MessageType.MEMORY_RELEASE, {"family": 1, "bytes": GIB}, 0)
         assert liar.reserve(GIB)["used_bytes"] == GIB  # giving back what was never taken gave no credit
         assert agent.tenant("good")["gpus"][0]["holding"]
 
@@ -299,7 +299,7 @@ def test_what_a_process_writes_into_its_page_gives_it_no_turn(agent: AgentProces
             shim.attach(gpu_uuid(0))
         good.take()
         assert liar.page is not None
-        liar.page.slots[0].flags |= wire.SlotFlag.UNGATED
+        liar.page.slots[0].flags |= SlotFlag.UNGATED
         liar.request()
         assert liar.receive(0.1) == {}, "somebody else has the turn"
 
@@ -312,7 +312,7 @@ def test_a_process_that_does_not_read_is_dropped_alone(agent: AgentProcess) -> N
         deaf = FakeShim(agent.folder, token)
         deaf.attach(gpu_uuid(0))
         deaf.socket.setblocking(False)
-        message = wire.pack(Type.MEMORY_QUERY, {"family": 1}, slot=0)
+        message = wire.pack(MessageType.MEMORY_QUERY, {"family": 1}, slot=0)
         sent = 0
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
@@ -391,10 +391,10 @@ def test_host_memory_that_a_process_brings_along_is_counted(agent: AgentProcess)
     """What a process had pinned before the agent was restarted, it tells as a sum; then it goes on by differences."""
     with agent.client() as launcher:
         shim = FakeShim(agent.folder, register(launcher, "a")["token"])
-        where = wire.NO_SLOT, wire.Family.HOST
-        shim.send(Type.MEMORY_STATE, {"family": wire.Family.HOST, "bytes": 3 * GIB})
+        where = NO_SLOT, MemoryFamily.HOST
+        shim.send(MessageType.MEMORY_STATE, {"family": MemoryFamily.HOST, "bytes": 3 * GIB})
         shim.commit(shim.reserve(GIB, *where)["reservation"], GIB, *where)
-        shim.send(Type.MEMORY_RELEASE, {"family": wire.Family.HOST, "bytes": 2 * GIB})
+        shim.send(MessageType.MEMORY_RELEASE, {"family": MemoryFamily.HOST, "bytes": 2 * GIB})
         wait_for(lambda: agent.tenant("a")["host_pinned_bytes"] == 2 * GIB)
         shim.close()
         wait_for(lambda: agent.tenant("a")["host_pinned_bytes"] == 0)

@@ -18,10 +18,9 @@ import pytest
 from agent_harness import AgentProcess, declare, wait_for
 from fake_shim import FakeShim, register
 
+from cotenant.abi.protocol import FLOOR_SOCKET, MessageType
 from cotenant.agent import daemon as agents
-from cotenant.agent.gate.page import SOCKET
 from cotenant.agent.ipc.client import ControlClient
-from cotenant.agent.ipc.wire import Type
 from cotenant.core.errors import InputError, WorkError
 
 
@@ -48,9 +47,9 @@ def test_other_users_have_what_the_configuration_gives_them(open_folder: Path) -
         with client:
             token = register(client, "mine", limit=None)["token"]
             own = FakeShim(agent.folder, token)
-            assert own.answer["type"] == Type.HELLO_REPLY
+            assert own.answer["type"] == MessageType.HELLO_REPLY
             thief = FakeShim(agent.folder, stolen)
-            assert thief.answer["type"] == Type.ERROR
+            assert thief.answer["type"] == MessageType.ERROR
             assert "user 65534 may not run as tenant theirs" in thief.answer["text"]
             with pytest.raises(InputError, match="belongs to another user"):
                 register(client, "theirs", limit=None)
@@ -160,12 +159,12 @@ def test_one_user_cannot_take_all_descriptors(agent: AgentProcess) -> None:
         held[-2].call("status")
         with pytest.raises(WorkError, match="already has 100 connections"):
             held[-1].call("status")
-        assert FakeShim(agent.folder, token).answer["type"] == Type.HELLO_REPLY
+        assert FakeShim(agent.folder, token).answer["type"] == MessageType.HELLO_REPLY
         for client in held:
             client.close()
 
 
-@pytest.mark.parametrize("name", ["agent.sock", SOCKET])
+@pytest.mark.parametrize("name", ["agent.sock", FLOOR_SOCKET])
 def test_an_agent_out_of_descriptors_waits_instead_of_spinning(agent: AgentProcess, name: str) -> None:
     """A connection that cannot be accepted stays ready: who asks again at once keeps a processor busy with it."""
     with agent.client() as client:

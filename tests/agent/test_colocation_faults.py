@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from agent_harness import wait_for
 
+from cotenant.abi.protocol import FLOOR_SOCKET
 from cotenant.agent.config.files import TenantSpec
-from cotenant.agent.gate import page as floor_page
 from cotenant.agent.gate.client import join_floor
 from cotenant.bench.colocation_rig import Rig
 
@@ -38,7 +38,7 @@ def test_ls_is_killed_while_it_holds_the_floor() -> None:
 def test_who_could_not_join_the_floor_at_first_is_on_it_a_little_later(kind: str) -> None:
     """The agent was too busy to answer: the program says so, works meanwhile, and tries again."""
     with Rig("soft", together=False) as rig:
-        there, away = rig.bench.folder / floor_page.SOCKET, rig.bench.folder / "away"
+        there, away = rig.bench.folder / FLOOR_SOCKET, rig.bench.folder / "away"
         there.rename(away)
         spec = TenantSpec("late", mechanism="time", **{kind: True})  # type: ignore[arg-type]
         program = rig.tenant(spec, ["cotenant.bench.be_loads", "driver"]).wait_ready()

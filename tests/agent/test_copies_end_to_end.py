@@ -18,8 +18,8 @@ import pytest
 from agent_harness import wait_for
 from swap_node import CONTEXT, Node
 
+from cotenant.abi.copy_page import COPY_PAGE_BYTES
 from cotenant.agent.config.files import TenantSpec
-from cotenant.agent.copies.page import PAGE_BYTES
 from cotenant.agent.copies.queue import TO_DEVICE, join
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import Launch, program_environment, register
@@ -277,7 +277,7 @@ def test_a_page_that_is_overwritten_holds_nobody_up_for_long() -> None:
             workload.begin(5.0)
         time.sleep(0.3)
         for _ in range(2000):
-            at = wild.randrange(0, PAGE_BYTES, 8)
+            at = wild.randrange(0, COPY_PAGE_BYTES, 8)
             queue._map[at : at + 8] = wild.randbytes(8)
         at_ns = time.monotonic_ns()
         blocks = [workload.result() for workload in pair]

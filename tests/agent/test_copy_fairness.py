@@ -9,7 +9,8 @@ from copy_world import Program, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.policy.copies import CREDIT_SLICES, CopySettings, Link, Rank
+from cotenant.abi.copy_page import CopyRank
+from cotenant.policy.copies import CREDIT_SLICES, CopySettings, Link
 
 MIB = 1 << 20
 CHUNK = 8 * MIB
@@ -83,7 +84,7 @@ def test_nobody_starves_beside_programs_that_come_and_go(
 def test_who_goes_ahead_finds_at_most_what_is_in_flight(
     given_weights: list[float], in_flight: int, think_us: int, seed: int
 ) -> None:
-    ls = Program(size=MIB, think_ns=think_us * 1000, rank=Rank.AHEAD, begin_ns=1_234_567)
+    ls = Program(size=MIB, think_ns=think_us * 1000, rank=CopyRank.AHEAD, begin_ns=1_234_567)
     world = World(chunked(in_flight=in_flight), [ls, *(Program(weight) for weight in given_weights)], seed=seed).run(
         0.05
     )
@@ -133,10 +134,10 @@ def test_pieces_are_larger_only_where_nobody_is_held_up() -> None:
     assert link.ask(1, 2, MIB, now_ns) is not None
     assert link.piece_bytes(0, now_ns + 199 * MS) == rules.chunk_bytes
     assert link.piece_bytes(0, now_ns + 201 * MS) == rules.alone_bytes
-    link.queues[2].weight_milli, link.queues[2].rank = 1000, Rank.AHEAD
+    link.queues[2].weight_milli, link.queues[2].rank = 1000, CopyRank.AHEAD
     assert link.piece_bytes(0, now_ns + 201 * MS) == rules.chunk_bytes, "one that goes ahead may come at any time"
     assert link.piece_bytes(2, now_ns) == rules.alone_bytes, "for it the others stop anyway"
-    link.queues[3].weight_milli, link.queues[3].rank = 1000, Rank.AHEAD
+    link.queues[3].weight_milli, link.queues[3].rank = 1000, CopyRank.AHEAD
     assert link.piece_bytes(2, now_ns) == rules.chunk_bytes
 
 

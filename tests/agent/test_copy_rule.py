@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_sources import SHIM
 
-from cotenant.agent.copies.page import DIRECTIONS, LINKS, PAGE_BYTES, VERSION, CopyLayout, CopyLink, CopyPage, CopyQueue
-from cotenant.agent.copies.queue import PAGEABLE, Ticket
+from cotenant.abi.copy_page import (
+    COPY_PAGE_BYTES,
+    COPY_PAGEABLE,
+    COPY_QUEUES,
+    CopyLinkLayout,
+    CopyRank,
+)
+from cotenant.agent.copies.page import CopyPage
 from cotenant.agent.copies.queue import CopyQueue as Queue
-from cotenant.policy.copies import NO_SLOT, QUEUES, SLOTS, CopySettings, Link, Rank, before, vtime
+from cotenant.agent.copies.queue import Ticket
+from cotenant.policy.copies import NO_SLOT, CopySettings, Link, before, vtime
 from cotenant.policy.copies import Queue as OracleQueue
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -31,20 +34,20 @@ class Both:
     `kind` 0 is pinned memory's link, 1 pageable memory's.
     """
 
-    def __init__(self, weights: list[int], ranks: list[Rank], given_settings: CopySettings = SETTINGS) -> None:
+    def __init__(self, weights: list[int], ranks: list[CopyRank], given_settings: CopySettings = SETTINGS) -> None:
         self.page = CopyPage(given_settings)
         # nobody else's queues: the oracle looks at all that it has
         self.links = [Link(given_settings, queues=[OracleQueue() for _ in weights]) for _ in range(2)]
         self.links[0].twin, self.links[1].twin = self.links[1], self.links[0]
         self.link = self.links[0]
         self.asks = [Queue(self.page.fd, number, number + 1) for number in range(len(weights))]
-        self.rows = [self.page.layout.links[0], self.page.layout.links[PAGEABLE]]
+        self.rows = [self.page.layout.links[0], self.page.layout.links[COPY_PAGEABLE]]
         self.row = self.rows[0]
         self.tickets: dict[tuple[int, int], Ticket] = {}  # by kind and slot
         for number, (weight, rank) in enumerate(zip(weights, ranks, strict=True)):
             self.describe(number, weight, rank)
 
-    def describe(self, number: int, weight: int, rank: Rank) -> None:
+    def describe(self, number: int, weight: int, rank: CopyRank) -> None:
         self.page.describe(number, weight / 1000, rank)
         for link in self.links:
             link.queues[number].weight_milli, link.queues[number].rank = weight, rank
@@ -64,7 +67,7 @@ class Both:
         self.page.close()
 
     def ask(self, number: int, size: int, now_ns: int, kind: int = 0) -> int | None:
-        ticket = self.asks[number].ask(kind * PAGEABLE, size, now_ns)
+        ticket = self.asks[number].ask(kind * COPY_PAGEABLE, size, now_ns)
         place = self.links[kind].ask(number, number + 1, size, now_ns)
         got = None if ticket is None else ticket.slot if ticket.word else NO_SLOT
         assert got == place
@@ -75,32 +78,32 @@ class Both:
 
     def done(self, place: int, now_ns: int, kind: int = 0) -> None:
         """As a process would: its ticket's word must still be there."""
-        self.asks[0].done(kind * PAGEABLE, self.tickets.pop((kind, place)))
+        self.asks[0].done(kind * COPY_PAGEABLE, self.tickets.pop((kind, place)))
         self.links[kind].done(place)
         self.agree(now_ns)
 
     def withdraw(self, number: int, kind: int = 0) -> None:
-        self.asks[number].withdraw(kind * PAGEABLE)
+        self.asks[number].withdraw(kind * COPY_PAGEABLE)
         self.links[kind].withdraw(number)
 
     def charge(self, number: int, size: int, kind: int) -> None:
-        self.asks[number].charge(kind * PAGEABLE, size)
+        self.asks[number].charge(kind * COPY_PAGEABLE, size)
         self.links[kind].charge(number, size)
 
     def rescue(self, number: int, now_ns: int, kind: int) -> None:
         queue = self.asks[number]
-        queue._rule.queue_rescue(queue._page, kind * PAGEABLE, number, now_ns)
+        queue._rule.queue_rescue(queue._page, kind * COPY_PAGEABLE, number, now_ns)
         self.links[kind].rescue(number, now_ns)
 
     def leave(self, number: int) -> None:
         """The agent says that a queue is nobody's."""
-        self.describe(number, 0, Rank.NORMAL)
+        self.describe(number, 0, CopyRank.NORMAL)
 
     def agree(self, now_ns: int) -> None:
         for kind in (0, 1):
-            self._agree(self.rows[kind], self.links[kind], kind * PAGEABLE, now_ns)
+            self._agree(self.rows[kind], self.links[kind], kind * COPY_PAGEABLE, now_ns)
 
-    def _agree(self, row: CopyLink, link: Link, direction: int, now_ns: int) -> None:
+    def _agree(self, row: CopyLinkLayout, link: Link, direction: int, now_ns: int) -> None:
         for number in range(len(self.asks)):
             mine, theirs = row.queues[number], link.queues[number]
             assert (mine.vruntime, mine.seen_ns, mine.active_ns, mine.bytes, mine.chunks) == (
@@ -113,7 +116,7 @@ class Both:
         for place, slot in enumerate(link.slots):
             assert (row.slots[place] >> 48) == (0 if slot is None else slot.participant)
         nearest = self.asks[0]._rule.queue_next(self.asks[0]._page, direction, now_ns)
-        assert (None if nearest == QUEUES else nearest) == link.next(now_ns)
+        assert (None if nearest == COPY_QUEUES else nearest) == link.next(now_ns)
 
 
 steps = st.lists(
@@ -133,12 +136,12 @@ steps = st.lists(
 @given(
     steps,
     st.lists(st.sampled_from([1, 250, 1000, 1000, 3000, 64000]), min_size=5, max_size=5),
-    st.lists(st.sampled_from([Rank.NORMAL, Rank.NORMAL, Rank.BEST_EFFORT, Rank.AHEAD]), min_size=5, max_size=5),
+    st.lists(st.sampled_from([CopyRank.NORMAL, *CopyRank]), min_size=5, max_size=5),
     st.integers(1, 4),
     st.sampled_from([0, (1 << 64) - (5 << 20)]),
 )
 def test_c_and_python_agree_step_by_step(
-    events: list[tuple[str, int, int, int, int]], weights: list[int], ranks: list[Rank], in_flight: int, origin: int
+    events: list[tuple[str, int, int, int, int]], weights: list[int], ranks: list[CopyRank], in_flight: int, origin: int
 ) -> None:
     chosen = CopySettings(
         chunk_bytes=MIB, period_bytes=8 * MIB, in_flight=in_flight, wait_lapse_ns=5 * MS, slot_lapse_ns=200 * MS
@@ -166,12 +169,14 @@ def test_c_and_python_agree_step_by_step(
     both.close()
 
 
-def run(weights: list[float], *, ranks: list[Rank] | None = None, rounds: int = 4000, chunk_ns: int = 40_000) -> Link:
+def run(
+    weights: list[float], *, ranks: list[CopyRank] | None = None, rounds: int = 4000, chunk_ns: int = 40_000
+) -> Link:
     """A link on which all copy without end: chunks end one after the other, whoever waits asks again at once."""
     link = Link(SETTINGS)
     for number, weight in enumerate(weights):
         link.queues[number].weight_milli = round(weight * 1000)
-        link.queues[number].rank = (ranks or [Rank.NORMAL] * len(weights))[number]
+        link.queues[number].rank = (ranks or [CopyRank.NORMAL] * len(weights))[number]
     now_ns = 10**12
     flying: list[int] = []
     for _ in range(rounds):
@@ -219,7 +224,7 @@ def test_who_slept_gets_three_slices_of_credit_not_its_past() -> None:
 
 
 def test_ahead_goes_first_and_stops_the_others_but_not_what_flies() -> None:
-    both = Both([1000, 1000], [Rank.NORMAL, Rank.AHEAD])
+    both = Both([1000, 1000], [CopyRank.NORMAL, CopyRank.AHEAD])
     now_ns = 10**12
     first, second = both.ask(0, MIB, now_ns), both.ask(0, MIB, now_ns)
     assert (first, second) == (0, 1)
@@ -236,7 +241,7 @@ def test_ahead_goes_first_and_stops_the_others_but_not_what_flies() -> None:
 
 def test_pinned_and_pageable_do_not_wait_for_each_other_but_for_those_ahead() -> None:
     """A thread that copies pageable memory keeps its turn for a millisecond: the link is not idle meanwhile."""
-    both = Both([1000, 1000, 1000], [Rank.NORMAL, Rank.NORMAL, Rank.AHEAD])
+    both = Both([1000, 1000, 1000], [CopyRank.NORMAL, CopyRank.NORMAL, CopyRank.AHEAD])
     now_ns = 10**12
     assert both.ask(0, MIB, now_ns, kind=1) == 0
     assert both.ask(0, MIB, now_ns, kind=1) == 1
@@ -253,7 +258,7 @@ def test_pinned_and_pageable_do_not_wait_for_each_other_but_for_those_ahead() ->
 
 
 def test_claims_of_the_dead_lapse() -> None:
-    both = Both([1000, 1000], [Rank.NORMAL] * 2)
+    both = Both([1000, 1000], [CopyRank.NORMAL] * 2)
     now_ns = 10**12
     assert both.ask(0, MIB, now_ns) == 0
     assert both.ask(0, MIB, now_ns) == 1
@@ -269,7 +274,7 @@ def test_claims_of_the_dead_lapse() -> None:
 
 
 def test_a_waiter_that_stopped_asking_is_passed_over() -> None:
-    both = Both([1000, 1000], [Rank.NORMAL] * 2)
+    both = Both([1000, 1000], [CopyRank.NORMAL] * 2)
     now_ns = 10**12
     assert both.ask(1, MIB, now_ns) == 0
     assert both.ask(0, MIB, now_ns) is None, "it is still the slice of queue 1, which may ask again"
@@ -281,7 +286,7 @@ def test_a_waiter_that_stopped_asking_is_passed_over() -> None:
 
 def test_a_queue_that_became_nobody_s_does_not_wait_for_ever() -> None:
     """Its tenant has gone, a process of it waits: without a weight it would never be the next, so it goes."""
-    both = Both([1000, 1000], [Rank.NORMAL] * 2)
+    both = Both([1000, 1000], [CopyRank.NORMAL] * 2)
     now_ns = 10**12
     assert (both.ask(0, MIB, now_ns), both.ask(0, MIB, now_ns)) == (0, 1)
     assert both.ask(1, MIB, now_ns) is None
@@ -301,14 +306,14 @@ def test_whatever_is_written_on_the_page_nobody_waits_for_ever(seed: int, words:
     """As by a wild pointer of a tenant: the agent puts its own right, each queue has a turn within two seconds more."""
     wild = random.Random(seed)
     page = CopyPage(SETTINGS)
-    ranks = [Rank.NORMAL, Rank.BEST_EFFORT, Rank.AHEAD]
+    ranks = [CopyRank.NORMAL, CopyRank.BEST_EFFORT, CopyRank.AHEAD]
     claims = {number: (1.0, rank) for number, rank in enumerate(ranks)}
     for number, (weight, rank) in claims.items():
         page.describe(number, weight, rank)
     asks = [Queue(page.fd, number, number + 1) for number in claims]
     assert not page.put_right(SETTINGS, claims)
     for _ in range(words):
-        at = wild.randrange(0, PAGE_BYTES, 8)
+        at = wild.randrange(0, COPY_PAGE_BYTES, 8)
         page._map[at : at + 8] = wild.randbytes(8)
     if also_the_clock:
         page.layout.links[0].min_vruntime = wild.randrange(1 << 64)
@@ -321,7 +326,7 @@ def test_whatever_is_written_on_the_page_nobody_waits_for_ever(seed: int, words:
     for step in range(2600):
         now_ns += MS
         for number, queue in enumerate(asks):
-            if ranks[number] == Rank.AHEAD and step % 10:
+            if ranks[number] == CopyRank.AHEAD and step % 10:
                 continue  # it goes before all others, so it must pause for them to be served
             if step > 2000 and number not in served:
                 queue._rule.queue_rescue(queue._page, 0, number, now_ns)
@@ -329,7 +334,7 @@ def test_whatever_is_written_on_the_page_nobody_waits_for_ever(seed: int, words:
             if ticket is not None:
                 served.add(number)
                 queue.done(0, ticket)
-                if ranks[number] == Rank.AHEAD:
+                if ranks[number] == CopyRank.AHEAD:
                     queue.withdraw(0)
         if len(served) == len(ranks):
             break
@@ -349,35 +354,3 @@ def test_vruntimes_wrap() -> None:
 def test_settings_out_of_range_are_refused(values: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="write"):
         CopySettings(**values)  # type: ignore[arg-type]
-
-
-def test_python_and_c_agree_on_the_page(tmp_path: Path) -> None:
-    names = {"cotenant_copy_page": CopyLayout, "cotenant_copy_link": CopyLink, "cotenant_copy_queue": CopyQueue}
-    facts = {
-        "COTENANT_COPY_MAGIC": 0x434F5059,
-        "COTENANT_COPY_VERSION": VERSION,
-        "COTENANT_COPY_PAGE_BYTES": PAGE_BYTES,
-        "COTENANT_COPY_QUEUES": QUEUES,
-        "COTENANT_COPY_SLOTS": SLOTS,
-        "COTENANT_COPY_DIRECTIONS": len(DIRECTIONS),
-        "COTENANT_COPY_LINKS": LINKS,
-        "COTENANT_COPY_PAGEABLE": PAGEABLE,
-        **{f"COTENANT_COPY_{rank.name}": int(rank) for rank in Rank},
-    }
-    lines = [f'printf("{name} %llu\\n", (unsigned long long){name});' for name in facts]
-    for name, layout in names.items():
-        facts[name] = ctypes.sizeof(layout)
-        lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
-        for field, *_ in layout._fields_:
-            facts[f"{name}.{field}"] = getattr(layout, field).offset
-            lines.append(f'printf("{name}.{field} %zu\\n", offsetof(struct {name}, {field}));')
-    header = SHIM / "copy_page.h"
-    source = tmp_path / "facts.c"
-    source.write_text(
-        f'#include <stdio.h>\n#include <stddef.h>\n#include "{header}"\nint main(void) {{\n'
-        + "\n".join(lines)
-        + "\n}\n"
-    )
-    subprocess.run(["cc", str(source), "-o", str(tmp_path / "facts")], check=True)
-    out = subprocess.run([str(tmp_path / "facts")], check=True, capture_output=True, text=True).stdout
-    assert {line.split()[0]: int(line.split()[1]) for line in out.splitlines()} == facts

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from cotenant.abi.copy_page import COPY_QUEUES, CopyRank
+from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.config.copies import parse_copies, with_options
 from cotenant.agent.config.files import TenantSpec, check_spec, parse_config
 from cotenant.agent.copies.links import Copies
-from cotenant.agent.ipc.wire import SlotFlag
 from cotenant.agent.tenants.registry import spec_from_dict, spec_to_dict
 from cotenant.core.errors import InputError
-from cotenant.policy.copies import QUEUES, CopySettings, Rank
+from cotenant.policy.copies import CopySettings
 
 MIB = 1 << 20
 
@@ -113,8 +114,8 @@ def test_the_first_with_a_weight_switches_its_gpu_on_and_the_last_off() -> None:
 def test_ranks() -> None:
     copies = Copies(CopySettings(always=True))
     for given, rank in (
-        (tenant("a"), Rank.NORMAL), (tenant("b", best_effort=True), Rank.BEST_EFFORT),
-        (tenant("c", latency_sensitive=True), Rank.AHEAD),
+        (tenant("a"), CopyRank.NORMAL), (tenant("b", best_effort=True), CopyRank.BEST_EFFORT),
+        (tenant("c", latency_sensitive=True), CopyRank.AHEAD),
     ):  # fmt: skip
         copies.join(given)
         row = copies.row(given, "G")
@@ -137,7 +138,7 @@ def test_a_queue_is_what_its_tenant_is_also_where_nobody_takes_turns_any_more() 
 
 def test_more_tenants_than_queues_and_queues_used_again() -> None:
     copies = Copies(CopySettings(always=True))
-    tenants = [tenant(f"t{n}") for n in range(QUEUES + 1)]
+    tenants = [tenant(f"t{n}") for n in range(COPY_QUEUES + 1)]
     for each in tenants:
         copies.join(each)
     assert copies.row(tenants[-1], "G") is None, "it copies without turns, and is told so"

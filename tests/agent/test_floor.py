@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 import os
@@ -17,56 +16,18 @@ from typing import Any
 
 import pytest
 from agent_harness import AgentProcess, wait_for
-from native_sources import SHIM
 
+from cotenant.abi.floor import FLOOR_BYTES, FLOOR_HOLDERS, FLOOR_MAGIC, FloorRole, WorkClass
+from cotenant.abi.protocol import FLOOR_SOCKET
 from cotenant.agent.config.colocation import parse_colocation
 from cotenant.agent.config.files import TenantSpec, load
 from cotenant.agent.gate import page as floor_page
 from cotenant.agent.gate.client import join_floor
-from cotenant.agent.gate.page import FloorLayout
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.core.errors import InputError
 from cotenant.devices.gpus import uuid_bytes
-from cotenant.policy.colocation.gate import RuleKind, WorkClass
-from cotenant.shim.build import compiler
-
-HEADER = SHIM / "floor.h"
-
 
 # -- the page ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_is_laid_out_as_the_header_says(tmp_path: Path) -> None:
-    fields = [name for name, _ in FloorLayout._fields_]
-    facts = {f"floor.{name}": getattr(FloorLayout, name).offset for name in fields}
-    facts |= {"floor_join.role": 80, "floor_reply.work_sms": 4, "floor_reply.interval_ns": 8}
-    facts |= {"floor_join.wants_kernels": 84, "floor_reply.kernels": 16}
-    facts |= {"floor_join.wants_words": 88, "floor_reply.words": 20, "floor_words.raised": 0}
-    facts |= {"kernel.key": 0, "kernel.duration_ns": 8, "kernel.sms": 12, "kernel.work_class": 14}
-    numbers = {
-        "COTENANT_FLOOR_BYTES": floor_page.FLOOR_BYTES,
-        "COTENANT_FLOOR_MAGIC": floor_page.FLOOR_MAGIC,
-        "COTENANT_FLOOR_VERSION": floor_page.FLOOR_VERSION,
-        "COTENANT_FLOOR_HOLDERS": floor_page.HOLDERS,
-        "COTENANT_FLOOR_JOIN": floor_page.JOIN,
-        "COTENANT_FLOOR_PAGE": floor_page.PAGE,
-        "COTENANT_FLOOR_KERNELS": floor_page.KERNELS,
-        "COTENANT_FLOOR_WORDS": floor_page.WORDS,
-        "COTENANT_FLOOR_LATENCY_SENSITIVE": floor_page.LATENCY_SENSITIVE,
-        "COTENANT_FLOOR_BEST_EFFORT": floor_page.BEST_EFFORT,
-        **{f"COTENANT_SCHEME_{kind.name}": int(kind) for kind in RuleKind},
-        **{f"COTENANT_WORK_{kind.name}": int(kind) for kind in WorkClass if kind},
-    }
-    lines = [f'printf("{n} %zu\\n", offsetof(struct cotenant_{n.replace(".", ", ")}));' for n in facts]
-    lines += [f'printf("{n} %u\\n", (unsigned){n});' for n in numbers]
-    source = tmp_path / "facts.c"
-    source.write_text(
-        f'#include <stdio.h>\n#include <stddef.h>\n#include "{HEADER}"\nint main(void) {{ {"".join(lines)} }}'
-    )
-    subprocess.run([compiler(), str(source), "-o", str(tmp_path / "facts")], check=True)
-    said = subprocess.run([str(tmp_path / "facts")], check=True, capture_output=True, text=True).stdout
-    assert {line.split()[0]: int(line.split()[1]) for line in said.splitlines()} == facts | numbers
-    assert ctypes.sizeof(FloorLayout) == floor_page.FLOOR_BYTES
 
 
 @pytest.fixture
@@ -83,7 +44,7 @@ def ask(agent: AgentProcess, message: bytes) -> tuple[bytes, list[int]]:
     """What the floor's socket answers, with descriptors; b"" when it hangs up."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(5)
-    connection.connect(str(agent.folder / floor_page.SOCKET))
+    connection.connect(str(agent.folder / FLOOR_SOCKET))
     connection.send(message)
     reply, fds, *_ = socket.recv_fds(connection, 512, 2)
     connection.close()
@@ -91,9 +52,9 @@ def ask(agent: AgentProcess, message: bytes) -> tuple[bytes, list[int]]:
 
 
 def test_only_ls_gets_a_writable_page_and_its_size_is_sealed(agent: AgentProcess) -> None:
-    reply, fds = ask(agent, floor_page.pack_join(uuid_bytes(uuid_of(agent)), floor_page.LATENCY_SENSITIVE))
+    reply, fds = ask(agent, floor_page.pack_join(uuid_bytes(uuid_of(agent)), FloorRole.LATENCY_SENSITIVE))
     assert floor_page.holder_of(reply) == 0
-    mmap.mmap(fds[0], floor_page.FLOOR_BYTES).close()
+    mmap.mmap(fds[0], FLOOR_BYTES).close()
     with pytest.raises(OSError, match="not permitted"):
         os.ftruncate(fds[0], 0)
     os.close(fds[0])
@@ -102,10 +63,10 @@ def test_only_ls_gets_a_writable_page_and_its_size_is_sealed(agent: AgentProcess
 @pytest.mark.parametrize("what", ["stranger", "unknown gpu", "unknown role", "short", "other message"])
 def test_who_may_not_join_is_hung_up_on(agent: AgentProcess, what: str) -> None:
     uuid = uuid_bytes(uuid_of(agent))
-    good = floor_page.pack_join(uuid, floor_page.LATENCY_SENSITIVE)
+    good = floor_page.pack_join(uuid, FloorRole.LATENCY_SENSITIVE)
     message = {
-        "stranger": floor_page.pack_join(uuid, floor_page.BEST_EFFORT),  # no tenant of this agent
-        "unknown gpu": floor_page.pack_join(bytes(16), floor_page.LATENCY_SENSITIVE),
+        "stranger": floor_page.pack_join(uuid, FloorRole.BEST_EFFORT),  # no tenant of this agent
+        "unknown gpu": floor_page.pack_join(bytes(16), FloorRole.LATENCY_SENSITIVE),
         "unknown role": floor_page.pack_join(uuid, 9),
         "short": good[:100],
         "other message": good[:6] + b"\x01\x00" + good[8:],
@@ -161,7 +122,7 @@ def test_work_that_is_on_its_way_raises_the_floor_for_who_will_do_it(agent: Agen
 
 def test_the_page_is_full_after_64_holders(agent: AgentProcess) -> None:
     uuid = uuid_of(agent)
-    floors = [join_floor(agent.folder, uuid) for _ in range(floor_page.HOLDERS)]
+    floors = [join_floor(agent.folder, uuid) for _ in range(FLOOR_HOLDERS)]
     with pytest.raises(Exception, match="did not let this process"):
         join_floor(agent.folder, uuid)
     for floor in floors:
@@ -173,8 +134,8 @@ def test_a_page_that_was_written_over_is_mended(agent: AgentProcess) -> None:
     uuid = uuid_of(agent)
     floor, other = join_floor(agent.folder, uuid), join_floor(agent.folder, uuid)
     noise = random.Random(5)
-    floor._mapping.memory[:] = bytes(noise.getrandbits(8) for _ in range(floor_page.FLOOR_BYTES))
-    wait_for(lambda: floor._mapping.layout.magic == floor_page.FLOOR_MAGIC, 3.0, "the agent writes its part again")
+    floor._mapping.memory[:] = bytes(noise.getrandbits(8) for _ in range(FLOOR_BYTES))
+    wait_for(lambda: floor._mapping.layout.magic == FLOOR_MAGIC, 3.0, "the agent writes its part again")
     wait_for(lambda: "written over" in (agent.folder / "agent.log").read_text(), 3.0, "and says so")
     third = join_floor(agent.folder, uuid)
     state = agent.call("colocation")["gpus"][uuid]

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from agent_harness import wait_for
 
+from cotenant.abi.floor import FloorRole, WorkClass
+from cotenant.abi.protocol import FLOOR_SOCKET
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.gate import page as floor_page
 from cotenant.agent.gate.client import Floor, _Mapping, join_floor
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.harness import with_source
 from cotenant.devices.gpus import uuid_bytes
-from cotenant.policy.colocation import WorkClass
 
 MS = 1_000_000
 HOLDER = """
@@ -202,8 +203,8 @@ def test_a_service_that_streams_cannot_see_is_waited_for_by_the_host(rig: tuple[
     started, be = rig
     started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(str(started.bench.folder / floor_page.SOCKET))
-    connection.send(floor_page.pack_join(uuid_bytes(started.uuid), floor_page.LATENCY_SENSITIVE))
+    connection.connect(str(started.bench.folder / FLOOR_SOCKET))
+    connection.send(floor_page.pack_join(uuid_bytes(started.uuid), FloorRole.LATENCY_SENSITIVE))
     reply, fds, *_ = socket.recv_fds(connection, 512, 2)
     holder = floor_page.holder_of(reply)
     assert holder is not None

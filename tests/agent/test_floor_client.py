@@ -8,9 +8,9 @@ from pathlib import Path
 from agent_harness import AgentProcess, declare, wait_for
 from fake_shim import FakeShim
 
-from cotenant.agent.gate import page as floor_page
+from cotenant.abi.floor import WorkClass
+from cotenant.abi.protocol import FLOOR_SOCKET
 from cotenant.agent.gate.client import Floor, join_floor
-from cotenant.policy.colocation.gate import WorkClass
 
 
 def test_who_lowers_while_another_agent_is_found_stays_down(agent: AgentProcess) -> None:
@@ -30,7 +30,7 @@ def test_who_lowers_while_another_agent_is_found_stays_down(agent: AgentProcess)
         def _class(self, up: int) -> None:
             self.up = up
 
-    floor = Racing(agent.folder / floor_page.SOCKET, str(agent.call("status")["gpus"][0]["uuid"]))
+    floor = Racing(agent.folder / FLOOR_SOCKET, str(agent.call("status")["gpus"][0]["uuid"]))
     floor.raise_()
     assert floor._mapping.raised[0] == WorkClass.UNKNOWN
     floor.reads = 1

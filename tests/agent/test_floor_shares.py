@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from agent_harness import wait_for
 
+from cotenant.abi.tenant_page import SlotLayout
 from cotenant.agent.gate.client import join_floor
 from cotenant.agent.gate.shares import Shares, slot_of
-from cotenant.agent.ipc.page import Slot
 from cotenant.bench.colocation_rig import Rig
 from cotenant.policy.colocation import APART, QUIET_NS, ColocationSettings
 
@@ -33,7 +33,7 @@ def test_the_slot_of_a_process_is_found_by_its_pid_and_gpu() -> None:
 
 def looked(count: int, works: list[set[int]], blind: bool = False) -> list[list[int]]:
     """What the slots say after each look; `works`: who launched just before it."""
-    slots = [Slot() for _ in range(count)]
+    slots = [SlotLayout() for _ in range(count)]
     now = [QUIET_NS * 10]
     seen = []
 

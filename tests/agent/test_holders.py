@@ -16,8 +16,8 @@ import pytest
 from fake_shim import FakeShim
 from held_agent import HeldAgent, pod_cgroup, uuid_of
 
+from cotenant.abi.protocol import MessageType, Status
 from cotenant.agent.gate.client import join_floor
-from cotenant.agent.ipc.wire import Status, Type
 from cotenant.agent.owners.holders import Place, container_token, place_in, place_of
 from cotenant.core.errors import InputError, WorkError
 
@@ -111,7 +111,7 @@ def test_a_process_gets_the_share_of_its_pod(held: HeldAgent) -> None:
     hold(held)
     held.put(pod_cgroup(UID, ID))
     shim = FakeShim(held.tenants)
-    assert shim.answer["type"] == Type.HELLO_REPLY
+    assert shim.answer["type"] == MessageType.HELLO_REPLY
     assert shim.answer["tenant"].rstrip(b"\0") == b"team/train/main"
     assert held.held()["team/train/main"]["processes"] == 1
 
@@ -199,7 +199,7 @@ def test_held_tenants_outlive_the_agent(held: HeldAgent) -> None:
     assert (row["id"], row["container"], row["container_id"]) == (UID, "main", ID)
     assert (row["request"], row["limit"], row["memory_bytes"], row["gpus"]) == (0.3, 0.6, 2 << 30, [uuid_of(0)])
     held.put(pod_cgroup(UID, ID))
-    assert FakeShim(held.tenants).answer["type"] == Type.HELLO_REPLY
+    assert FakeShim(held.tenants).answer["type"] == MessageType.HELLO_REPLY
 
 
 @pytest.mark.parametrize(

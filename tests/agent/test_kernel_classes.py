@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_sources import SHIM
 from typer.testing import CliRunner
 
+from cotenant.abi.floor import KERNEL, KERNEL_NAME, WorkClass
 from cotenant.agent.config import kernel_table
 from cotenant.agent.config.colocation import known_kernels
 from cotenant.agent.config.files import TenantSpec, check_spec, load
-from cotenant.agent.config.kernel_table import ENTRY, compiled, entries_of, hashed, most_class
+from cotenant.agent.config.kernel_table import compiled, entries_of, hashed, most_class
 from cotenant.agent.gate.client import join_floor
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import Launch, register
@@ -30,7 +30,6 @@ from cotenant.bench.colocation_virtual import be_work
 from cotenant.bench.kernel_profile import measure as profile_kernels
 from cotenant.cli.run import app as run_app
 from cotenant.core.errors import InputError
-from cotenant.policy.colocation import WorkClass
 from cotenant.profiles.kernels.contention import read_table
 from cotenant.profiles.kernels.profile import KernelRow, read_kernel_rows
 
@@ -54,7 +53,7 @@ def test_the_hash_is_fnv_1a() -> None:
 
 
 def rows_of(text: str) -> dict[int, tuple[int, ...]]:
-    return {key: tuple(rest) for key, *rest in ENTRY.iter_unpack(entries_of(text))}
+    return {key: tuple(rest) for key, *rest in KERNEL.iter_unpack(entries_of(text))}
 
 
 def test_a_name_stands_for_what_all_its_shapes_agree_on() -> None:
@@ -78,11 +77,9 @@ def test_of_too_many_kernels_the_longest_stay() -> None:
 
 
 def test_of_a_long_name_what_a_profile_keeps_counts() -> None:
-    long = "k" * kernel_table.NAME_BYTES
+    long = "k" * KERNEL_NAME
     rows = [KernelRow(long + "a", (), 30, 1, COMPUTE), KernelRow(long + "b", (), 20, 1, COMPUTE)]
     assert rows_of(compiled(rows)) == {hashed(long.encode()): (0, 1, COMPUTE)}
-    header = (SHIM / "floor.h").read_text()
-    assert f"#define COTENANT_KERNEL_NAME {kernel_table.NAME_BYTES}u" in header
 
 
 def test_a_graph_counts_as_what_most_of_the_time_is() -> None:
@@ -287,7 +284,7 @@ def test_a_kernel_with_a_long_name_is_found_in_its_profile(rig: Rig, tmp_path: P
     found = profile_kernels("soft", [sys.executable, "-c", TEMPLATES], classes=False)
     (row,) = found["kernels"]
     assert TEMPLATE.startswith(row["name"])
-    assert len(row["name"]) == kernel_table.NAME_BYTES < len(TEMPLATE)
+    assert len(row["name"]) == KERNEL_NAME < len(TEMPLATE)
     path = tmp_path / "p.json"
     path.write_text(json.dumps({"kernels": [row | {"work_class": "memory"}]}))
     told = compiled(read_kernel_rows(path))

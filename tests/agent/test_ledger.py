@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.agent.ipc.wire import NO_LIMIT, Family
+from cotenant.abi.protocol import NO_LIMIT, MemoryFamily
 from cotenant.agent.memory.ledger import Ledger
 
 GIB = 1 << 30
@@ -17,21 +17,21 @@ def test_reserve_commit_release() -> None:
     ledger.gpu("g", 8 * GIB)
     ledger.cap("t", "g", 4 * GIB)
     ledger.join(1, "t")
-    number = ledger.reserve(1, "g", Family.PLAIN, 3 * GIB)
+    number = ledger.reserve(1, "g", MemoryFamily.PLAIN, 3 * GIB)
     assert number is not None
     assert ledger.used("t", "g") == 3 * GIB  # charged before the driver is asked
-    assert ledger.reserve(1, "g", Family.PLAIN, 2 * GIB) is None
+    assert ledger.reserve(1, "g", MemoryFamily.PLAIN, 2 * GIB) is None
     assert ledger.commit(1, number, 2 * GIB)
     assert ledger.used("t", "g") == 2 * GIB
     assert not ledger.commit(1, number, 2 * GIB)  # a number counts once
-    assert ledger.release(1, "g", Family.PLAIN, 5 * GIB) == 2 * GIB
+    assert ledger.release(1, "g", MemoryFamily.PLAIN, 5 * GIB) == 2 * GIB
     assert ledger.used("t", "g") == 0
 
 
 def test_the_driver_refused() -> None:
     ledger = Ledger()
     ledger.join(1, "t")
-    number = ledger.reserve(1, "g", Family.VMM, GIB)
+    number = ledger.reserve(1, "g", MemoryFamily.VMM, GIB)
     assert number is not None
     ledger.commit(1, number, 0)
     assert ledger.used("t", "g") == 0
@@ -41,9 +41,9 @@ def test_contexts_are_charged_and_never_refused() -> None:
     ledger = Ledger()
     ledger.cap("t", "g", 100)
     ledger.join(1, "t")
-    assert ledger.reserve(1, "g", Family.CONTEXT, 500) is not None
+    assert ledger.reserve(1, "g", MemoryFamily.CONTEXT, 500) is not None
     assert ledger.used("t", "g") == 500
-    assert ledger.reserve(1, "g", Family.PLAIN, 1) is None
+    assert ledger.reserve(1, "g", MemoryFamily.PLAIN, 1) is None
 
 
 def test_a_cap_is_never_shown_above_the_card() -> None:
@@ -58,10 +58,10 @@ def test_a_dead_process_gives_back_its_own_part_only() -> None:
     ledger = Ledger()
     for process, size in ((1, GIB), (2, 2 * GIB)):
         ledger.join(process, "t")
-        number = ledger.reserve(process, "g", Family.POOL, size)
+        number = ledger.reserve(process, "g", MemoryFamily.POOL, size)
         assert number is not None
         ledger.commit(process, number, size)
-    ledger.reserve(1, "g", Family.PLAIN, 7)
+    ledger.reserve(1, "g", MemoryFamily.PLAIN, 7)
     assert ledger.drop(1) == {"g": GIB + 7}
     assert ledger.used("t", "g") == 2 * GIB
     assert ledger.drop(1) == {}
@@ -70,8 +70,8 @@ def test_a_dead_process_gives_back_its_own_part_only() -> None:
 def test_state_replaces_what_was_known() -> None:
     ledger = Ledger()
     ledger.join(1, "t")
-    ledger.state(1, "g", Family.PLAIN, 5)
-    ledger.state(1, "g", Family.PLAIN, 3)
+    ledger.state(1, "g", MemoryFamily.PLAIN, 5)
+    ledger.state(1, "g", MemoryFamily.PLAIN, 3)
     assert ledger.used("t", "g") == 3
     assert ledger.families("t", "g") == {"plain": 3}
 
@@ -81,7 +81,7 @@ OPERATIONS = st.lists(
         st.sampled_from(["reserve", "commit", "release", "state", "drop"]),
         st.integers(1, 3),
         st.sampled_from(["g0", "g1"]),
-        st.sampled_from([Family.PLAIN, Family.POOL]),
+        st.sampled_from([MemoryFamily.PLAIN, MemoryFamily.POOL]),
         st.integers(0, 100),
     ),
     max_size=60,
@@ -131,11 +131,11 @@ def test_what_was_taken_without_asking_is_charged_over_the_cap() -> None:
     ledger.cap("a", "gpu", 512 * MIB)
     ledger.join(1, "a")
     for _ in range(2):
-        ledger.take(1, "gpu", Family.GRAPH, 300 * MIB)
+        ledger.take(1, "gpu", MemoryFamily.GRAPH, 300 * MIB)
     assert ledger.used("a", "gpu") == 600 * MIB
     assert ledger.families("a", "gpu") == {"graph": 600 * MIB}
-    assert ledger.reserve(1, "gpu", Family.PLAIN, 1) is None
-    assert ledger.release(1, "gpu", Family.GRAPH, 600 * MIB) == 600 * MIB
+    assert ledger.reserve(1, "gpu", MemoryFamily.PLAIN, 1) is None
+    assert ledger.release(1, "gpu", MemoryFamily.GRAPH, 600 * MIB) == 600 * MIB
     assert ledger.used("a", "gpu") == 0
 
 
@@ -148,12 +148,12 @@ def test_what_is_kept_for_one_is_refused_to_the_others() -> None:
     for process, tenant in ((1, "be"), (2, "ls"), (3, "other")):
         ledger.join(process, tenant)
     assert ledger.left("be", "g") == 5 * GIB
-    taken = ledger.reserve(1, "g", Family.PLAIN, 4 * GIB)
+    taken = ledger.reserve(1, "g", MemoryFamily.PLAIN, 4 * GIB)
     assert taken is not None
-    assert ledger.reserve(3, "g", Family.POOL, GIB + 1) is None
-    assert ledger.reserve(3, "g", Family.CONTEXT, 2 * GIB) is not None, "contexts are never refused"
-    assert ledger.reserve(3, "g", Family.PLAIN, MIB) is None, "and count"
-    assert ledger.reserve(2, "g", Family.PLAIN, 2 * GIB) is not None, "its own is there"
+    assert ledger.reserve(3, "g", MemoryFamily.POOL, GIB + 1) is None
+    assert ledger.reserve(3, "g", MemoryFamily.CONTEXT, 2 * GIB) is not None, "contexts are never refused"
+    assert ledger.reserve(3, "g", MemoryFamily.PLAIN, MIB) is None, "and count"
+    assert ledger.reserve(2, "g", MemoryFamily.PLAIN, 2 * GIB) is not None, "its own is there"
     assert ledger.kept_from("be", "g") == GIB, "what it has taken is not kept twice"
     ledger.forget("ls")
     assert ledger.left("be", "g") == NO_LIMIT
@@ -166,7 +166,7 @@ def test_tenants_whose_contents_make_way_are_not_held_to_what_is_kept() -> None:
     ledger.keep("swapped", "g", None, movable=True)
     ledger.join(1, "swapped")
     ledger.join(2, "be")
-    assert ledger.reserve(1, "g", Family.VMM, 7 * GIB) is not None, "the agent moves it out of the way"
+    assert ledger.reserve(1, "g", MemoryFamily.VMM, 7 * GIB) is not None, "the agent moves it out of the way"
     assert ledger.left("be", "g") == 5 * GIB, "and what it holds takes nothing from the others"
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.config.files import TenantSpec
-from cotenant.agent.ipc.wire import SlotFlag
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import By, Use
 from cotenant.agent.mechanisms.mps import Mps

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.abi.tenant_page import PageLayout
 from cotenant.agent.config.files import TenantSpec
-from cotenant.agent.ipc.page import PageLayout
 from cotenant.bench.harness import Bench
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotenant.policy.copies import CopySettings, Link, Queue, Rank
+from cotenant.abi.copy_page import CopyRank
+from cotenant.policy.copies import CopySettings, Link, Queue
 
 START_NS = 10**9
 LINK_BYTES_PER_NS = 55.0
@@ -24,7 +25,7 @@ class Program:
     weight: float = 1.0
     size: int = 64 << 20
     think_ns: int | None = None
-    rank: Rank = Rank.NORMAL
+    rank: CopyRank = CopyRank.NORMAL
     begin_ns: int = 0
     left: int = 0
     flying: int = 0

@@ -16,7 +16,7 @@ from kube_node import Node, wait_for
 from kubelet_standin import AdmissionError
 from pods import pod, share
 
-from cotenant.agent.ipc.wire import Type
+from cotenant.abi.protocol import MessageType
 from cotenant.kube.units import gpu_of
 
 SHARE, MEMORY = "cotenant.dev/share", "cotenant.dev/memory"
@@ -49,7 +49,7 @@ def test_the_whole_conversation(node: Node) -> None:
 
     node.agent.put(pod_cgroup(train["metadata"]["uid"], "ab" * 32))
     shim = FakeShim(node.agent.tenants, "container:main")
-    assert shim.answer["type"] == Type.HELLO_REPLY, "a process of the pod reaches its tenant"
+    assert shim.answer["type"] == MessageType.HELLO_REPLY, "a process of the pod reaches its tenant"
     shim.close()
 
     node.finish(train)

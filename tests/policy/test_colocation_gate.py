@@ -7,13 +7,13 @@ from colocation_events import EVENTS, US
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.abi.floor import RuleKind, WorkClass
 from cotenant.core.errors import InputError
 from cotenant.policy.colocation import (
     ColocationSettings,
     CurvePoint,
     GateState,
     Rule,
-    WorkClass,
     allowed_ns,
     choose_budget,
     ended,
@@ -21,7 +21,7 @@ from cotenant.policy.colocation import (
     settings_for,
     went,
 )
-from cotenant.policy.colocation.gate import REST_NS, RuleKind, rested_at_ns
+from cotenant.policy.colocation.gate import REST_NS, rested_at_ns
 
 NONE, UNKNOWN, MEMORY, COMPUTE = WorkClass.NONE, WorkClass.UNKNOWN, WorkClass.MEMORY, WorkClass.COMPUTE
 

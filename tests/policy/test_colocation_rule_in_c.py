@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_sources import SHIM
 
-from cotenant.policy.colocation import APART, GateState, Rule, WorkClass, ended, may_go, share_ns, went
-from cotenant.policy.colocation.gate import RuleKind
+from cotenant.abi.floor import RuleKind, WorkClass
+from cotenant.policy.colocation import APART, GateState, Rule, ended, may_go, share_ns, went
 
 
 class CRule(ctypes.Structure):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from serve_setup import deployment, infer, plan
 
+from cotenant.abi.floor import WorkClass
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.gate.client import Floor, join_floor
 from cotenant.agent.ipc.client import ControlClient
@@ -19,7 +20,6 @@ from cotenant.agent.tenants.launcher import Launch, register
 from cotenant.bench.colocation_rig import Program
 from cotenant.bench.harness import Bench
 from cotenant.core.errors import InputError, WorkError
-from cotenant.policy.colocation import WorkClass
 from cotenant.serving.server import running
 from cotenant.serving.worker import ModelSpec, WorkerSpec
 from cotenant.serving.workers.colocation import SIGN_S, Claim, Colocation, Turnstile

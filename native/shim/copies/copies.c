@@ -1,4 +1,4 @@
-/* Copies over the link take turns with those of other tenants (copy_page.h, copy_rule.h).
+/* Copies over the link take turns with those of other tenants (abi/copy_page.h, copy_rule.h).
  *
  * A copy from or to pinned memory is cut into pieces that stay in the program's own stream, with this around each:
  *

@@ -17,7 +17,7 @@
 
 #include <stdbool.h>
 
-#include "copy_page.h"
+#include "../abi/copy_page.h"
 
 #define COPY_SCALE UINT64_C(16)
 #define COPY_CREDIT_SLICES UINT64_C(3)

@@ -1,4 +1,4 @@
-/* Best-effort tenants: every launch asks the floor (floor.h) and the rule (floor/floor_rule.h) before it goes.
+/* Best-effort tenants: every launch asks the floor (abi/floor.h) and the rule (floor/floor_rule.h) before it goes.
  *
  * A best-effort process takes this path for each launch; other tenants never come here.  What is in flight is kept in pieces
  * (floor/pieces.h).

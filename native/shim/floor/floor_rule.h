@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "floor.h"
+#include "../abi/floor.h"
 
 struct floor_rule {
     uint32_t scheme;

@@ -1,4 +1,4 @@
-/* Joining the floor of a GPU (floor.h), as a best-effort process or as one that holds it. */
+/* Joining the floor of a GPU (abi/floor.h), as a best-effort process or as one that holds it. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>

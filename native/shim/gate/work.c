@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "floor.h"
+#include "../abi/floor.h"
 #include "shim.h"
 
 #define SEEN 1024 /* power of two */

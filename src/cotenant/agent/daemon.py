@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cotenant.abi.protocol import FLOOR_SOCKET
 from cotenant.agent import processes, reconfigure
 from cotenant.agent.config import files as configs
 from cotenant.agent.config.file_watch import FileWatch
 from cotenant.agent.config.files import AgentConfig, TenantSpec
 from cotenant.agent.gate.floor import Floors
-from cotenant.agent.gate.page import SOCKET as FLOOR_SOCKET
 from cotenant.agent.ipc.control import Caller, ControlServer
 from cotenant.agent.ipc.server import ShimServer
 from cotenant.agent.live import Live, promise

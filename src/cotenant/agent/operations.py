@@ -14,6 +14,7 @@ from cotenant.agent import processes
 from cotenant.agent.config.colocation import changed
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.control import Caller, Handler
+from cotenant.agent.ipc.page import counters as counters_of
 from cotenant.agent.memory.orders import MemoryOrders
 from cotenant.agent.memory.residency_row import residency_row
 from cotenant.agent.owners.holding import Holding
@@ -99,7 +100,7 @@ class Operations:
         """A tenant with what it asked for and what it got, as `list` answers it."""
         spec = tenant.spec
         now_ns = time.monotonic_ns()
-        counters = [s.page.slots[slot].counters() for s in tenant.sessions for slot in s.slots]
+        counters = [counters_of(s.page.slots[slot]) for s in tenant.sessions for slot in s.slots]
         return {
             "name": tenant.name,
             "request": spec.request,

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+from cotenant.abi.protocol import MessageType
 from cotenant.agent.config.files import AgentConfig, TenantSpec, config_path
 from cotenant.agent.ipc import wire
 from cotenant.agent.operations import work_kind
@@ -59,7 +60,7 @@ def reload(agent: Agent) -> None:
     for session in agent.server.sessions:
         if session.welcome:
             session.page.layout.fail_mode = agent.server.fail_mode
-            session.send(wire.pack(wire.Type.PAGE_UPDATE))
+            session.send(wire.pack(MessageType.PAGE_UPDATE))
     _retire_unlisted(agent, {spec.name for spec in config.tenants})
     try:
         admit_declared(agent, config.tenants)

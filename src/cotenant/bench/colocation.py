@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cotenant.abi.floor import RuleKind, WorkClass
 from cotenant.agent.config.kernel_table import compiled
 from cotenant.bench.be_loads import KIND
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.overhead import median
 from cotenant.core.errors import InputError
 from cotenant.core.metrics.attainment import attainment
-from cotenant.policy.colocation import SCHEMES, Scheme, WorkClass, scheme_named
-from cotenant.policy.colocation.gate import RuleKind
+from cotenant.policy.colocation import SCHEMES, Scheme, scheme_named
 from cotenant.profiles.kernels.contention import read_table
 from cotenant.profiles.kernels.profile import KernelRow
 

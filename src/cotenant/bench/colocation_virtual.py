@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cotenant.abi.floor import WorkClass
 from cotenant.bench.be_loads import KIND, soft_kernel
 from cotenant.bench.colocation import Series, said, summary
 from cotenant.bench.ls_client import SOFT_KERNELS_NS, SOFT_SMS, poisson_arrivals
 from cotenant.core.errors import InputError
-from cotenant.policy.colocation import Scheme, WorkClass, settings_for
+from cotenant.policy.colocation import Scheme, settings_for
 from cotenant.profiles.kernels.contention import read_table
 from cotenant.profiles.kernels.profile import KernelWork, read_kernels
 from cotenant.sim.colocation import ColocationEngine, Job, alone

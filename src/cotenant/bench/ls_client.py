@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cotenant.abi.floor import WorkClass
 from cotenant.agent.gate.client import Holder, NullFloor, join_floor
 from cotenant.bench.workload import in_a_sentence
 from cotenant.core.errors import InputError
-from cotenant.policy.colocation import WorkClass
 
 SPIN_S = 0.0004
 SOFT_KERNELS_NS = [18_700] * 60  # with launch and notice 1.13 ms: an H100 under MPS

@@ -20,23 +20,14 @@ with is the credit on waking, three slices; one slice was measured to be too lit
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
+
+from cotenant.abi.copy_page import COPY_QUEUES, COPY_SLOTS, CopyRank
 
 SCALE = 16
 CREDIT_SLICES = 3
 WORD = 1 << 64
-QUEUES = 64
-SLOTS = 8
 NO_SLOT = -1
-
-
-class Rank(enum.IntEnum):
-    """enum cotenant_copy_class: AHEAD goes before the others, which share by weight."""
-
-    AHEAD = 0
-    NORMAL = 1
-    BEST_EFFORT = 2
 
 
 @dataclass(frozen=True)
@@ -73,8 +64,8 @@ class CopySettings:
             raise ValueError(f"pieces of {self.alone_bytes} bytes for a tenant alone: write 4 KiB to 1 TiB")
         if not 0 <= self.lead_ns <= 1_000_000_000:
             raise ValueError(f"a lead of {self.lead_ns} ns: write 0 to 1 s")
-        if not 1 <= self.in_flight <= SLOTS:
-            raise ValueError(f"{self.in_flight} chunks in flight: write 1 to {SLOTS}")
+        if not 1 <= self.in_flight <= COPY_SLOTS:
+            raise ValueError(f"{self.in_flight} chunks in flight: write 1 to {COPY_SLOTS}")
 
 
 @dataclass
@@ -82,7 +73,7 @@ class Queue:
     """One tenant in one direction. `seen_ns` 0: none of its copies waits; `active_ns`: when one last asked."""
 
     weight_milli: int = 0
-    rank: Rank = Rank.NORMAL
+    rank: CopyRank = CopyRank.NORMAL
     vruntime: int = 0
     seen_ns: int = 0
     active_ns: int = 0
@@ -104,8 +95,8 @@ class Link:
     """One direction of a GPU's link, for pinned or for pageable memory; `twin`: the other of the two."""
 
     settings: CopySettings
-    queues: list[Queue] = field(default_factory=lambda: [Queue() for _ in range(QUEUES)])
-    slots: list[Slot | None] = field(default_factory=lambda: [None] * SLOTS)
+    queues: list[Queue] = field(default_factory=lambda: [Queue() for _ in range(COPY_QUEUES)])
+    slots: list[Slot | None] = field(default_factory=lambda: [None] * COPY_SLOTS)
     min_vruntime: int = 0
     min_ahead: int = 0
     twin: Link | None = None
@@ -129,7 +120,7 @@ class Link:
         waiting = [i for i, q in enumerate(self.queues) if self.waits(q, now_ns)]
         if not waiting:
             return None
-        ahead = [i for i in waiting if self.queues[i].rank == Rank.AHEAD]
+        ahead = [i for i in waiting if self.queues[i].rank == CopyRank.AHEAD]
         pool = ahead or waiting
         best = pool[0]
         for i in pool[1:]:
@@ -144,7 +135,7 @@ class Link:
 
     def clock(self, queue: Queue) -> int:
         """Where the link is, for queues of that rank."""
-        return self.min_ahead if queue.rank == Rank.AHEAD else self.min_vruntime
+        return self.min_ahead if queue.rank == CopyRank.AHEAD else self.min_vruntime
 
     def is_sole(self, number: int) -> bool:
         """Whether nobody else has a queue."""
@@ -154,8 +145,8 @@ class Link:
         """What a copy that comes now is cut into."""
         others = [q for i, q in enumerate(self.queues) if i != number and q.weight_milli]
         copying = self._active(number, now_ns) or (self.twin is not None and self.twin._active(number, now_ns))
-        mine_ahead = self.queues[number].rank == Rank.AHEAD
-        if any(q.rank == Rank.AHEAD for q in others) or (copying and not mine_ahead):
+        mine_ahead = self.queues[number].rank == CopyRank.AHEAD
+        if any(q.rank == CopyRank.AHEAD for q in others) or (copying and not mine_ahead):
             return self.settings.chunk_bytes
         return max(self.settings.alone_bytes, self.settings.chunk_bytes)
 
@@ -171,12 +162,12 @@ class Link:
     def free_slot(self, ahead: bool, now_ns: int) -> int | None:
         """A place for one more chunk. Those ahead do not count the others; the others go only while none is ahead."""
         held = [slot for slot in self.slots if not self._free(slot, now_ns)]
-        held_ahead, most = self._ahead(now_ns), min(self.settings.in_flight, SLOTS)
+        held_ahead, most = self._ahead(now_ns), min(self.settings.in_flight, COPY_SLOTS)
         if held_ahead >= most if ahead else held_ahead or len(held) >= most:
             return None
         if not ahead and self.twin is not None and self.twin._ahead(now_ns):
             return None
-        places = range(SLOTS if ahead else most)
+        places = range(COPY_SLOTS if ahead else most)
         return next((i for i in places if self._free(self.slots[i], now_ns)), None)
 
     def _free(self, slot: Slot | None, now_ns: int) -> bool:
@@ -203,7 +194,7 @@ class Link:
         queue.seen_ns = queue.active_ns = now_ns
         if self.next(now_ns) != number:
             return None
-        ahead = queue.rank == Rank.AHEAD
+        ahead = queue.rank == CopyRank.AHEAD
         place = self.free_slot(ahead, now_ns)
         if place is None:
             return None
@@ -214,7 +205,7 @@ class Link:
     def _account(self, number: int, size: int, now_ns: int) -> None:
         queue = self.queues[number]
         if before(self.clock(queue), queue.vruntime):
-            if queue.rank == Rank.AHEAD:
+            if queue.rank == CopyRank.AHEAD:
                 self.min_ahead = queue.vruntime
             else:
                 self.min_vruntime = queue.vruntime
@@ -233,7 +224,7 @@ class Link:
     def rescue(self, number: int, now_ns: int) -> None:
         """A queue has waited for two seconds: it is the next of its rank, whatever its vruntime."""
         queue = self.queues[number]
-        rivals = [q for q in self.queues if (q.rank == Rank.AHEAD) == (queue.rank == Rank.AHEAD)]
+        rivals = [q for q in self.queues if (q.rank == CopyRank.AHEAD) == (queue.rank == CopyRank.AHEAD)]
         least = queue.vruntime
         for rival in rivals:
             if self.waits(rival, now_ns) and before(rival.vruntime, least):

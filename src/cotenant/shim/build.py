@@ -26,6 +26,7 @@ from cotenant.shim.stubs import stub_assembly
 STUBS = Path(__file__).with_name("stubs.py")
 NATIVE = Path(__file__).resolve().parents[3] / "native"
 SOURCES = NATIVE / "shim"
+ABI_HEADERS = tuple(sorted((NATIVE / "abi").glob("*.h")))
 C_FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-fno-semantic-interposition", "-Wall", "-Wextra")
 DRIVER_PLACES = (
     "/usr/local/nvidia/lib64",
@@ -133,7 +134,7 @@ def build(driver: Path | None = None, *, cache: Path | None = None) -> Path:
     _require_machine()
     exports = known_exports(driver)
     sources = _shim_sources()
-    texts = [path.read_bytes() for path in sorted(SOURCES.rglob("*.[ch]"))]
+    texts = [path.read_bytes() for path in (*sorted(SOURCES.rglob("*.[ch]")), *ABI_HEADERS)]
 
     def make(scratch: Path, target: Path) -> None:
         objects, wrapped = [], set()

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotenant.policy.colocation import ColocationSettings, GateState, Scheme, WorkClass, ended, may_go, went
-from cotenant.policy.colocation.gate import REST_NS, Rule, RuleKind, rested_at_ns
+from cotenant.abi.floor import RuleKind, WorkClass
+from cotenant.policy.colocation import ColocationSettings, GateState, Scheme, ended, may_go, went
+from cotenant.policy.colocation.gate import REST_NS, Rule, rested_at_ns
 from cotenant.profiles.kernels.contention import Contention, rates, read_table
 from cotenant.profiles.kernels.profile import KernelWork
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cotenant.shim.build import C_FLAGS, NATIVE, SOURCES, cached, run_compiler
+from cotenant.shim.build import ABI_HEADERS, C_FLAGS, NATIVE, SOURCES, cached, run_compiler
 
 SOFT_SOURCES = NATIVE / "softgpu"
+HEADERS = (*sorted(SOFT_SOURCES.glob("*.h")), *ABI_HEADERS, SOURCES / "cuda_abi.h")
 LIBRARY = "libcotenant-softgpu.so"
 
 
@@ -17,7 +18,7 @@ def build(*, cache: Path | None = None) -> Path:
     says so.
     """
     sources = [path for path in sorted(SOFT_SOURCES.glob("*.c")) if path.name != "soft_nvml.c"]
-    texts = [path.read_bytes() for path in (*sources, *sorted(SOFT_SOURCES.glob("*.h")), SOURCES / "cuda_abi.h")]
+    texts = [path.read_bytes() for path in (*sources, *HEADERS)]
 
     def make(scratch: Path, target: Path) -> None:
         del scratch
@@ -30,7 +31,7 @@ def build(*, cache: Path | None = None) -> Path:
 def build_nvml(*, cache: Path | None = None) -> Path:
     """Path of the software GPU's small stand-in for NVML, built if need be."""
     sources = [SOFT_SOURCES / name for name in ("soft_nvml.c", "state.c", "share.c")]
-    texts = [path.read_bytes() for path in (*sources, *sorted(SOFT_SOURCES.glob("*.h")), SOURCES / "cuda_abi.h")]
+    texts = [path.read_bytes() for path in (*sources, *HEADERS)]
 
     def make(scratch: Path, target: Path) -> None:
         del scratch

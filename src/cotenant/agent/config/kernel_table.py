@@ -1,4 +1,4 @@
-"""What is known of a tenant's kernels, as a table that its processes look launches up in: struct cotenant_kernel.
+"""What is known of a tenant's kernels, as a table that its processes look launches up in.
 
 Rows of `cotenant profile kernels` by a hash (FNV-1a, 64 bits) of name, grid and block, and by one of the name alone for
 launches of another shape, with what all rows of that name agree on. It travels with the tenant's description as text,
@@ -14,12 +14,11 @@ import os
 import struct
 from collections.abc import Iterable, Sequence
 
+from cotenant.abi.floor import KERNEL, KERNEL_NAME, WorkClass
 from cotenant.core.errors import InputError
-from cotenant.profiles.kernels.profile import CLASS_NAMES, UNKNOWN, KernelRow
+from cotenant.profiles.kernels.profile import CLASS_NAMES, KernelRow
 
 MOST = 2048  # entries, so that a description fits an order of the control socket
-NAME_BYTES = 511  # COTENANT_KERNEL_NAME: what counts of a name
-ENTRY = struct.Struct("=QIHBx")  # struct cotenant_kernel
 _SHAPE = struct.Struct("=6I")
 _LONGEST_NS, _MOST_SMS = (1 << 32) - 1, (1 << 16) - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
@@ -46,7 +45,7 @@ def compiled(rows: Sequence[KernelRow]) -> str:
     weighed: dict[int, tuple[int, KernelRow]] = {}
     by_name: dict[bytes, list[KernelRow]] = {}
     for row in sorted(rows, key=lambda row: -row.total_ns):
-        name = row.name.encode()[:NAME_BYTES]
+        name = row.name.encode()[:KERNEL_NAME]
         by_name.setdefault(name, []).append(row)
         if row.shape:
             weighed.setdefault(hashed(name + _SHAPE.pack(*row.shape)), (row.total_ns, row))
@@ -56,7 +55,7 @@ def compiled(rows: Sequence[KernelRow]) -> str:
     packed = []
     for key in sorted(kept):
         row = weighed[key][1]
-        packed.append(ENTRY.pack(key, min(row.duration_ns, _LONGEST_NS), min(row.sms, _MOST_SMS), row.work_class))
+        packed.append(KERNEL.pack(key, min(row.duration_ns, _LONGEST_NS), min(row.sms, _MOST_SMS), row.work_class))
     return base64.b64encode(b"".join(packed)).decode()
 
 
@@ -67,7 +66,7 @@ def _agreed(rows: Sequence[KernelRow]) -> KernelRow:
         rows[0].name,
         duration_ns=rows[0].duration_ns if len(rows) == 1 else 0,
         sms=sms.pop() if len(sms) == 1 else 0,
-        work_class=classes.pop() if len(classes) == 1 else UNKNOWN,
+        work_class=classes.pop() if len(classes) == 1 else WorkClass.UNKNOWN,
     )
 
 
@@ -77,10 +76,10 @@ def entries_of(text: str) -> bytes:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         data = b"?"
-    if len(data) % ENTRY.size or len(data) > MOST * ENTRY.size:
+    if len(data) % KERNEL.size or len(data) > MOST * KERNEL.size:
         raise InputError("not a table of kernels", field="kernels")
-    keys = [key for key, *_ in ENTRY.iter_unpack(data)]
-    if keys != sorted(set(keys)) or any(not 1 <= kind <= 3 for *_, kind in ENTRY.iter_unpack(data)):
+    keys = [key for key, *_ in KERNEL.iter_unpack(data)]
+    if keys != sorted(set(keys)) or any(not 1 <= kind <= 3 for *_, kind in KERNEL.iter_unpack(data)):
         raise InputError("not a table of kernels", field="kernels")
     return data
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from cotenant.agent.copies.page import PAGE_BYTES, CopyPage
-from cotenant.agent.ipc.wire import SlotFlag
-from cotenant.policy.copies import QUEUES, CopySettings, Rank
+from cotenant.abi.copy_page import COPY_PAGE_BYTES, COPY_QUEUES, CopyRank
+from cotenant.abi.tenant_page import SlotFlag
+from cotenant.agent.copies.page import CopyPage
+from cotenant.policy.copies import CopySettings
 
 if TYPE_CHECKING:
     from cotenant.agent.config.files import TenantSpec
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 MAX_PARTICIPANTS = 0xFFFF
 
 
-def rank_of(spec: TenantSpec) -> Rank:
+def rank_of(spec: TenantSpec) -> CopyRank:
     """Latency-sensitive tenants go ahead; best-effort ones have their copies on the device cut as well."""
-    return Rank.AHEAD if spec.latency_sensitive else Rank.BEST_EFFORT if spec.best_effort else Rank.NORMAL
+    return CopyRank.AHEAD if spec.latency_sensitive else CopyRank.BEST_EFFORT if spec.best_effort else CopyRank.NORMAL
 
 
 def asks_for_turns(spec: TenantSpec) -> bool:
@@ -59,7 +60,7 @@ class Copies:
         self._tenants.get(gpu, {}).pop(tenant.name, None)
         queue = self._queues.get(gpu, {}).pop(tenant.name, None)
         if queue is not None:
-            self._pages[gpu].describe(queue, 0.0, Rank.NORMAL)
+            self._pages[gpu].describe(queue, 0.0, CopyRank.NORMAL)
         self._refresh(gpu)
 
     def move(self, tenant: Tenant, gpu: str) -> None:
@@ -119,9 +120,9 @@ class Copies:
             self._pages[gpu] = CopyPage(self.settings)
         page, queues = self._pages[gpu], self._queues.setdefault(gpu, {})
         if tenant.name not in queues:
-            free = next((q for q in range(QUEUES) if q not in queues.values()), None)
+            free = next((q for q in range(COPY_QUEUES) if q not in queues.values()), None)
             if free is None:
-                tenant.warn(f"its copies take no turns: {QUEUES} tenants of the GPU do already")
+                tenant.warn(f"its copies take no turns: {COPY_QUEUES} tenants of the GPU do already")
                 return
             queues[tenant.name] = free
             page.clear(free)
@@ -140,7 +141,7 @@ class Copies:
                 return None
             self._participants[session, gpu] = next(n for n in self._numbers if n not in taken)
         number = self._participants[session, gpu]
-        return self._pages[gpu].fd, {"queue": queue, "participant": number, "page_bytes": PAGE_BYTES}
+        return self._pages[gpu].fd, {"queue": queue, "participant": number, "page_bytes": COPY_PAGE_BYTES}
 
     def drop(self, session: Session) -> None:
         """A process has gone; it is no longer among its tenant's sessions."""

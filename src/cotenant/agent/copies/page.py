@@ -1,4 +1,4 @@
-"""The page that tenants of a GPU share to take turns on its link: Python side of shim/copy_page.h."""
+"""The page that tenants of a GPU share to take turns on its link, as the agent makes and reads it."""
 
 from __future__ import annotations
 
@@ -8,82 +8,21 @@ import mmap
 import os
 from collections.abc import Mapping
 
-from cotenant.policy.copies import QUEUES, SLOTS, CopySettings, Rank
+from cotenant.abi.copy_page import (
+    COPY_LINKS,
+    COPY_MAGIC,
+    COPY_PAGE_BYTES,
+    COPY_QUEUES,
+    COPY_SLOTS,
+    COPY_VERSION,
+    CopyLinkLayout,
+    CopyPageLayout,
+    CopyRank,
+)
+from cotenant.policy.copies import CopySettings
 
-MAGIC = 0x434F5059
-VERSION = 3
-PAGE_BYTES = 20480
 DIRECTIONS = ("to_device", "to_host")
-LINKS = 4  # pinned to device and to host, then the same with pageable memory
-
-
-class CopyQueue(ctypes.Structure):
-    """struct cotenant_copy_queue."""
-
-    _fields_ = [
-        ("weight_milli", ctypes.c_uint32),
-        ("rank", ctypes.c_uint32),
-        ("vruntime", ctypes.c_uint64),
-        ("seen_ns", ctypes.c_uint64),
-        ("bytes", ctypes.c_uint64),
-        ("chunks", ctypes.c_uint64),
-        ("waited_ns", ctypes.c_uint64),
-        ("small", ctypes.c_uint64),
-        ("active_ns", ctypes.c_uint64),
-    ]
-    weight_milli: int
-    rank: int
-    vruntime: int
-    seen_ns: int
-    bytes: int
-    chunks: int
-    waited_ns: int
-    small: int
-    active_ns: int
-
-
-class CopyLink(ctypes.Structure):
-    """struct cotenant_copy_link."""
-
-    _fields_ = [
-        ("slots", ctypes.c_uint64 * SLOTS),
-        ("min_vruntime", ctypes.c_uint64),
-        ("slice", ctypes.c_uint64),
-        ("min_ahead", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64 * 5),
-        ("queues", CopyQueue * QUEUES),
-    ]
-    slots: ctypes.Array[ctypes.c_uint64]
-    min_vruntime: int
-    min_ahead: int
-    queues: ctypes.Array[CopyQueue]
-
-
-class CopyLayout(ctypes.Structure):
-    """struct cotenant_copy_page."""
-
-    _fields_ = [
-        ("magic", ctypes.c_uint32),
-        ("version", ctypes.c_uint32),
-        ("page_bytes", ctypes.c_uint32),
-        ("in_flight", ctypes.c_uint32),
-        ("chunk_bytes", ctypes.c_uint64),
-        ("period_bytes", ctypes.c_uint64),
-        ("small_bytes", ctypes.c_uint64),
-        ("slice_bytes", ctypes.c_uint64),
-        ("wait_lapse_ns", ctypes.c_uint64),
-        ("slot_lapse_ns", ctypes.c_uint64),
-        ("host_paced", ctypes.c_uint32),
-        ("reserved_0", ctypes.c_uint32),
-        ("alone_bytes", ctypes.c_uint64),
-        ("lead_ns", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64 * 21),
-        ("links", CopyLink * LINKS),
-    ]
-    links: ctypes.Array[CopyLink]
-
-
-HEADER_BYTES = ctypes.sizeof(CopyLayout) - LINKS * ctypes.sizeof(CopyLink)
+HEADER_BYTES = ctypes.sizeof(CopyPageLayout) - COPY_LINKS * ctypes.sizeof(CopyLinkLayout)
 
 
 class CopyPage:
@@ -92,22 +31,22 @@ class CopyPage:
     def __init__(self, settings: CopySettings) -> None:
         self.fd = os.memfd_create("cotenant-copies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(self.fd, PAGE_BYTES)
+            os.ftruncate(self.fd, COPY_PAGE_BYTES)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._map = mmap.mmap(self.fd, PAGE_BYTES)
+            self._map = mmap.mmap(self.fd, COPY_PAGE_BYTES)
         except OSError:
             os.close(self.fd)
             raise
-        self.layout = CopyLayout.from_buffer(self._map)
+        self.layout = CopyPageLayout.from_buffer(self._map)
         self.configure(settings)
         self._name()
 
     def _name(self) -> None:
-        self.layout.page_bytes = PAGE_BYTES
-        self.layout.version = VERSION
-        self.layout.magic = MAGIC
+        self.layout.page_bytes = COPY_PAGE_BYTES
+        self.layout.version = COPY_VERSION
+        self.layout.magic = COPY_MAGIC
 
-    def put_right(self, settings: CopySettings, queues: Mapping[int, tuple[float, Rank]]) -> bool:
+    def put_right(self, settings: CopySettings, queues: Mapping[int, tuple[float, CopyRank]]) -> bool:
         """Write what is the agent's once more, where a process has overwritten it. Whether anything was wrong.
 
         `queues`: weight and rank of each that is somebody's. What processes write mends itself: see copy_rule.h.
@@ -117,8 +56,8 @@ class CopyPage:
         self.configure(settings)
         self._name()
         wrong = bytes(memoryview(self._map)[:HEADER_BYTES]) != before
-        for number in range(QUEUES):
-            weight, rank = queues.get(number, (0.0, Rank.NORMAL))
+        for number in range(COPY_QUEUES):
+            weight, rank = queues.get(number, (0.0, CopyRank.NORMAL))
             wanted = (round(weight * 1000), int(rank))
             rows = [link.queues[number] for link in layout.links]
             if any((row.weight_milli, row.rank if weight else int(rank)) != wanted for row in rows):
@@ -133,7 +72,7 @@ class CopyPage:
             setattr(self.layout, name, getattr(settings, name))
         self.layout.host_paced = int(settings.host_paced)
 
-    def describe(self, queue: int, weight: float, rank: Rank) -> None:
+    def describe(self, queue: int, weight: float, rank: CopyRank) -> None:
         """Say whose weight and rank a queue has, on all links. Weight 0: nobody's."""
         for link in self.layout.links:
             link.queues[queue].rank = int(rank)
@@ -149,7 +88,7 @@ class CopyPage:
     def drop(self, queue: int, participant: int, last: bool) -> None:
         """A process has gone: its slots are free, and with the last of its tenant nobody waits in the queue."""
         for link in self.layout.links:
-            for index in range(SLOTS):
+            for index in range(COPY_SLOTS):
                 if link.slots[index] >> 48 == participant:
                     link.slots[index] = 0
             if last:
@@ -159,7 +98,7 @@ class CopyPage:
         """What a queue has moved and waited, by direction."""
         found: dict[str, dict[str, float]] = {}
         for number, name in enumerate(DIRECTIONS):
-            rows = [self.layout.links[at].queues[queue] for at in range(number, LINKS, len(DIRECTIONS))]
+            rows = [self.layout.links[at].queues[queue] for at in range(number, COPY_LINKS, len(DIRECTIONS))]
             found[name] = {
                 "bytes": sum(row.bytes for row in rows),
                 "chunks": sum(row.chunks for row in rows),

@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cotenant.agent.copies.page import PAGE_BYTES, CopyLayout
+from cotenant.abi.copy_page import COPY_PAGE_BYTES, CopyPageLayout
+from cotenant.abi.protocol import MESSAGE_BYTES, NO_SLOT, PROTOCOL_VERSION, MessageType
 from cotenant.core.errors import WorkError
-from cotenant.shim.build import C_FLAGS, SOURCES, cached, run_compiler
+from cotenant.shim.build import ABI_HEADERS, C_FLAGS, SOURCES, cached, run_compiler
 
 TO_DEVICE, TO_HOST = 0, 1
-PAGEABLE = 2  # added to a direction: copies of pageable memory take turns among themselves
 SPIN_S = 40e-6
 NAP_S = 20e-6
 RESCUE_S = 2.0
@@ -76,7 +76,7 @@ class Ticket(ctypes.Structure):
 @functools.cache
 def library() -> ctypes.CDLL:
     """The compiled rule, built once per source."""
-    parts = [_SOURCE.encode(), *((SOURCES / name).read_bytes() for name in ("copies/copy_rule.h", "copy_page.h"))]
+    parts = [_SOURCE.encode(), *(path.read_bytes() for path in (SOURCES / "copies" / "copy_rule.h", *ABI_HEADERS))]
 
     def make(scratch: Path, target: Path) -> None:
         source = scratch / "queue.c"
@@ -105,9 +105,9 @@ class CopyQueue:
 
     def __init__(self, fd: int, queue: int, participant: int) -> None:
         self.queue, self.participant = queue, participant
-        self._map = mmap.mmap(fd, PAGE_BYTES)
-        self.layout = CopyLayout.from_buffer(self._map)
-        if self.layout.magic == 0 or self.layout.page_bytes != PAGE_BYTES:
+        self._map = mmap.mmap(fd, COPY_PAGE_BYTES)
+        self.layout = CopyPageLayout.from_buffer(self._map)
+        if self.layout.magic == 0 or self.layout.page_bytes != COPY_PAGE_BYTES:
             raise WorkError("this is not a copy page of this version")
         self._page = ctypes.addressof(self.layout)
         self._rule = library()
@@ -176,14 +176,14 @@ def join(agent_socket: Path | str, token: str, gpu_uuid: bytes) -> tuple[CopyQue
 
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
-    def exchange(kind: wire.Type, fields: dict[str, Any] | None, slot: int = wire.NO_SLOT) -> tuple[bytes, list[int]]:
+    def exchange(kind: MessageType, fields: dict[str, Any] | None, slot: int = NO_SLOT) -> tuple[bytes, list[int]]:
         connection.send(wire.pack(kind, fields, sequence=int(kind), slot=slot))
         while True:
-            data, fds, _, _ = socket.recv_fds(connection, wire.MESSAGE_BYTES, 4)
+            data, fds, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 4)
             if not data:
                 raise WorkError(f"the agent at {agent_socket} closed the connection")
             head = wire.parse_head(data)
-            if head.type == wire.Type.ERROR:
+            if head.type == MessageType.ERROR:
                 raise WorkError(wire.text_of(wire.fields("text", data)["text"]))
             if head.sequence == int(kind):
                 return data, list(fds)
@@ -192,13 +192,14 @@ def join(agent_socket: Path | str, token: str, gpu_uuid: bytes) -> tuple[CopyQue
 
     try:
         connection.connect(str(agent_socket))
-        hello = {"pid": os.getpid(), "token": token.encode(), "program": b"copy queue", "shim_version": wire.VERSION}
-        _, fds = exchange(wire.Type.HELLO, hello)
+        hello = {"pid": os.getpid(), "token": token.encode(), "program": b"copy queue"}
+        hello["shim_version"] = PROTOCOL_VERSION
+        _, fds = exchange(MessageType.HELLO, hello)
         for fd in fds:
             os.close(fd)  # the page of turns on the GPU, which this process does not take
-        reply, _ = exchange(wire.Type.GPU_ATTACH, {"uuid": gpu_uuid, "name": b""})
+        reply, _ = exchange(MessageType.GPU_ATTACH, {"uuid": gpu_uuid, "name": b""})
         slot = wire.parse_head(reply).slot
-        data, fds = exchange(wire.Type.COPY_ATTACH, None, slot)
+        data, fds = exchange(MessageType.COPY_ATTACH, None, slot)
         terms = wire.fields("copies", data)
         if not fds:
             connection.close()

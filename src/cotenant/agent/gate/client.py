@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from cotenant.abi.floor import FLOOR_BYTES, FLOOR_MAGIC, FloorLayout, FloorRole, FloorWordsLayout, WorkClass
+from cotenant.abi.protocol import FLOOR_SOCKET, MESSAGE_BYTES
 from cotenant.agent.gate import page as floor_page
-from cotenant.agent.gate.page import FLOOR_BYTES, FLOOR_MAGIC, LATENCY_SENSITIVE, FloorLayout, Words
-from cotenant.agent.ipc.wire import MESSAGE_BYTES
 from cotenant.core.errors import WorkError
 from cotenant.devices.gpus import uuid_bytes
-from cotenant.policy.colocation import WorkClass
 
 RETRY_S = 0.05
 PATIENCE_S = 5.0
@@ -79,7 +78,7 @@ class _Mapping:
         self.layout = layout
         self.raised, self.raised_ns, self.raises = layout.raised, layout.raised_ns, layout.raises
         # an agent without a second page: what is written there is for nobody
-        self.words = Words.from_buffer(words[0]) if words else Words()
+        self.words = FloorWordsLayout.from_buffer(words[0]) if words else FloorWordsLayout()
 
     def raise_(self, work_class: int) -> None:
         self.show(self.holder, work_class)
@@ -89,10 +88,10 @@ class _Mapping:
         """That one is active: the time, the class, and then the word that streams wait for."""
         self.raised_ns[holder] = time.monotonic_ns()
         self.raised[holder] = work_class
-        self.words[holder] = 1
+        self.words.raised[holder] = 1
 
     def lower(self) -> None:
-        self.words[self.holder] = self.raised[self.holder] = 0
+        self.words.raised[self.holder] = self.raised[self.holder] = 0
 
 
 def _connect(path: Path, uuid: str) -> _Mapping:
@@ -100,7 +99,7 @@ def _connect(path: Path, uuid: str) -> _Mapping:
     connection.settimeout(PATIENCE_S)
     try:
         connection.connect(str(path))
-        connection.send(floor_page.pack_join(uuid_bytes(uuid), LATENCY_SENSITIVE, words=True))
+        connection.send(floor_page.pack_join(uuid_bytes(uuid), FloorRole.LATENCY_SENSITIVE, words=True))
         reply, fds, *_ = socket.recv_fds(connection, MESSAGE_BYTES + 1, 1)
         if floor_page.holder_of(reply) is not None and floor_page.words_follow(reply):
             second, more, *_ = socket.recv_fds(connection, MESSAGE_BYTES + 1, 1)
@@ -209,4 +208,4 @@ class Floor:
 
 def join_floor(folder: Path, uuid: str) -> Floor:
     """Join the floor of a GPU at the agent of `folder`. WorkError when there is none."""
-    return Floor(folder / floor_page.SOCKET, uuid)
+    return Floor(folder / FLOOR_SOCKET, uuid)

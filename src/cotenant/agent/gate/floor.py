@@ -12,18 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cotenant.abi.floor import FLOOR_HOLDERS, KERNEL, FloorRole, RuleKind, WorkClass
+from cotenant.abi.protocol import MESSAGE_BYTES
 from cotenant.agent.config import kernel_table
 from cotenant.agent.gate import page as floor_page
-from cotenant.agent.gate.page import BEST_EFFORT, LATENCY_SENSITIVE, FloorPage
+from cotenant.agent.gate.page import FloorPage
 from cotenant.agent.gate.shares import Shares, slot_of
 from cotenant.agent.ipc.listener import Listener
-from cotenant.agent.ipc.wire import MESSAGE_BYTES
 from cotenant.agent.processes import Peer, peer_of
 from cotenant.agent.tenants.registry import Tenant
 from cotenant.devices.clock import CardClock, card_clock
 from cotenant.devices.gpus import uuid_text
-from cotenant.policy.colocation import APART, ColocationSettings, WorkClass, next_duty, scheme_named
-from cotenant.policy.colocation.gate import RuleKind
+from cotenant.policy.colocation import APART, ColocationSettings, next_duty, scheme_named
 
 MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
@@ -122,7 +122,7 @@ class Floors:
         up = page.up(time.monotonic_ns())
         if kind == "best-effort":
             gated = scheme_named(self.settings.scheme).rule is not RuleKind.FREE and not self.settings.beside
-            here = any(m.role == BEST_EFFORT and m.gpu == gpu and m.peer.pid in pids for m in self._members)
+            here = any(m.role == FloorRole.BEST_EFFORT and m.gpu == gpu and m.peer.pid in pids for m in self._members)
             return "held off" if up and gated and here else ""
         return "holds" if any(m.holder in up and m.gpu == gpu and m.peer.pid in pids for m in self._members) else ""
 
@@ -205,26 +205,26 @@ class Floors:
         if page is None or not self._allowed(member, role, tenant):
             self._log(f"process {member.peer.pid} may not join the floor of {gpu}")
             return False
-        if role == LATENCY_SENSITIVE:
+        if role == FloorRole.LATENCY_SENSITIVE:
             taken = {other.holder for other in self._members if other.gpu == gpu}
-            member.holder = next((i for i in range(floor_page.HOLDERS) if i not in taken), None)
+            member.holder = next((i for i in range(FLOOR_HOLDERS) if i not in taken), None)
             if member.holder is None:
-                self._log(f"the floor of {gpu} has {floor_page.HOLDERS} holders already")
+                self._log(f"the floor of {gpu} has {FLOOR_HOLDERS} holders already")
                 return False
             page.layout.pid[member.holder] = member.peer.pid
             page.layout.raises[member.holder] = 0
         member.gpu, member.role, member.words = gpu, role, asked.wants_words
         self._count(gpu)
-        if role == BEST_EFFORT and tenant is not None:
+        if role == FloorRole.BEST_EFFORT and tenant is not None:
             find = partial(slot_of, tenant, member.peer.pid, gpu)
             self.shares[gpu].join(member, find)
         spec = tenant.spec if tenant is not None else None
         work_class = WORK_CLASSES[spec.work_class] if spec else WorkClass.UNKNOWN
         sms, interval_ns = (spec.work_sms, spec.in_flight_ns) if spec else (0, 0)
         table = kernel_table.entries_of(spec.kernels) if spec and asked.wants_kernels else b""
-        count = len(table) // kernel_table.ENTRY.size
+        count = len(table) // KERNEL.size
         reply = floor_page.pack_page(member.holder or 0, work_class, sms, interval_ns, count, words=asked.wants_words)
-        fd = page.fd if role == LATENCY_SENSITIVE else page.read_fd
+        fd = page.fd if role == FloorRole.LATENCY_SENSITIVE else page.read_fd
         try:
             socket.send_fds(member.socket, [reply], [fd])
             if count:
@@ -240,17 +240,18 @@ class Floors:
 
         Root of a container is nobody in particular.
         """
-        if role == LATENCY_SENSITIVE:
+        if role == FloorRole.LATENCY_SENSITIVE:
             own = member.peer.uid in (0, os.geteuid()) and not self._in_container(member.peer.pid)
             return own or (tenant is not None and tenant.spec.latency_sensitive)
-        return role == BEST_EFFORT and tenant is not None
+        return role == FloorRole.BEST_EFFORT and tenant is not None
 
     def _count(self, gpu: str) -> None:
         roles = [m.role for m in self._members if m.gpu == gpu]
         layout = self.pages[gpu].layout
-        layout.tenants = roles.count(BEST_EFFORT)
-        layout.present = max(roles.count(LATENCY_SENSITIVE), int(self._grace))
-        layout.present_words = sum(m.words for m in self._members if m.gpu == gpu and m.role == LATENCY_SENSITIVE)
+        layout.tenants = roles.count(FloorRole.BEST_EFFORT)
+        layout.present = max(roles.count(FloorRole.LATENCY_SENSITIVE), int(self._grace))
+        sensitive = [m for m in self._members if m.gpu == gpu and m.role == FloorRole.LATENCY_SENSITIVE]
+        layout.present_words = sum(m.words for m in sensitive)
 
     def _drop(self, member: Member) -> None:
         """A process has gone: what it held is lowered."""

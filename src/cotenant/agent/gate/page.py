@@ -1,62 +1,16 @@
-"""The floor of a GPU as a page of memory: the Python side of shim/floor.h. A test compares every offset."""
+"""The pages of a GPU's LS gate, and the messages that bring them to processes."""
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import mmap
 import os
-import struct
 from dataclasses import dataclass
 
-from cotenant.agent.ipc.wire import HEADER, MAGIC, MESSAGE_BYTES, VERSION
+from cotenant.abi.floor import FLOOR_BYTES, FLOOR_HOLDERS, FLOOR_MAGIC, FLOOR_VERSION, FloorLayout, FloorWordsLayout
+from cotenant.abi.protocol import MESSAGE_BYTES, PROTOCOL_MAGIC, PROTOCOL_VERSION, MessageType
+from cotenant.agent.ipc import wire
 from cotenant.policy.colocation import ColocationSettings, scheme_named
-
-SOCKET = "floor.sock"
-FLOOR_BYTES = 4096
-FLOOR_MAGIC = 0x464C4F52
-FLOOR_VERSION = 1
-HOLDERS = 64
-JOIN, PAGE, KERNELS, WORDS = 112, 113, 114, 115
-LATENCY_SENSITIVE, BEST_EFFORT = 1, 2
-
-_JOIN = struct.Struct("=16s64xIII132x")
-_REPLY = struct.Struct("=IIQII200x")
-
-
-class FloorLayout(ctypes.Structure):
-    """struct cotenant_floor."""
-
-    _fields_ = [
-        ("magic", ctypes.c_uint32),
-        ("version", ctypes.c_uint32),
-        ("page_bytes", ctypes.c_uint32),
-        ("holders", ctypes.c_uint32),
-        ("scheme", ctypes.c_uint32),
-        ("tenants", ctypes.c_uint32),
-        ("interval_ns", ctypes.c_uint64),
-        ("lead_ns", ctypes.c_uint64),
-        ("hold_limit_ns", ctypes.c_uint64),
-        ("beside_permille", ctypes.c_uint32),
-        ("sm_threshold", ctypes.c_uint32),
-        ("stretch_permille", ctypes.c_uint32),
-        ("present", ctypes.c_uint32),
-        ("check_ns", ctypes.c_uint64),
-        ("duty_permille", ctypes.c_uint32),
-        ("ahead_us", ctypes.c_uint32),
-        ("present_words", ctypes.c_uint32),
-        ("ahead_below_permille", ctypes.c_uint32),
-        ("reserved_agent", ctypes.c_uint8 * 168),
-        ("raised", ctypes.c_uint8 * HOLDERS),
-        ("reserved_raised", ctypes.c_uint8 * 192),
-        ("raised_ns", ctypes.c_uint64 * HOLDERS),
-        ("raises", ctypes.c_uint64 * HOLDERS),
-        ("pid", ctypes.c_uint32 * HOLDERS),
-        ("reserved", ctypes.c_uint8 * 2304),
-    ]
-
-
-Words = ctypes.c_uint8 * HOLDERS  # struct cotenant_floor_words: who is up, as streams see it
 
 
 @dataclass(frozen=True)
@@ -71,19 +25,23 @@ class Joining:
 
 def pack_join(uuid: bytes, role: int, *, words: bool = False) -> bytes:
     """FLOOR_JOIN."""
-    head = HEADER.pack(MAGIC, VERSION, JOIN, 1, 0, 0xFFFFFFFF, 0)
-    return head + _JOIN.pack(uuid, role, 0, int(words))
+    return wire.pack(MessageType.FLOOR_JOIN, {"uuid": uuid, "role": role, "wants_words": int(words)}, sequence=1)
+
+
+def _is(data: bytes, kind: MessageType) -> bool:
+    """Whether that is a message of this kind."""
+    if len(data) != MESSAGE_BYTES:
+        return False
+    magic, version, found, *_ = wire.HEADER.unpack_from(data)
+    return (magic, version, found) == (PROTOCOL_MAGIC, PROTOCOL_VERSION, kind)
 
 
 def parse_join(data: bytes) -> Joining | None:
     """A FLOOR_JOIN; None for anything else."""
-    if len(data) != MESSAGE_BYTES:
+    if not _is(data, MessageType.FLOOR_JOIN):
         return None
-    magic, version, kind, *_ = HEADER.unpack_from(data)
-    if (magic, version, kind) != (MAGIC, VERSION, JOIN):
-        return None
-    uuid, role, kernels, words = _JOIN.unpack_from(data, HEADER.size)
-    return Joining(uuid, role, kernels == 1, words == 1)
+    asked = wire.fields("floor_join", data)
+    return Joining(asked["uuid"], asked["role"], asked["wants_kernels"] == 1, asked["wants_words"] == 1)
 
 
 def pack_page(
@@ -91,36 +49,37 @@ def pack_page(
 ) -> bytes:
     """FLOOR_PAGE; the page itself travels beside it. `kernels`: entries of the table that follows; `words`: the second
     page follows, too."""
-    head = HEADER.pack(MAGIC, VERSION, PAGE, 1, 0, holder, 0)
-    return head + _REPLY.pack(work_class, work_sms, interval_ns, kernels, int(words))
+    reply = {"work_class": work_class, "work_sms": work_sms, "interval_ns": interval_ns, "kernels": kernels}
+    reply["words"] = int(words)
+    return wire.pack(MessageType.FLOOR_PAGE, reply, sequence=1, slot=holder)
 
 
 def pack_kernels() -> bytes:
     """FLOOR_KERNELS; the table travels beside it."""
-    return HEADER.pack(MAGIC, VERSION, KERNELS, 1, 0, 0, 0) + bytes(_REPLY.size)
+    return wire.pack(MessageType.FLOOR_KERNELS, sequence=1, slot=0)
 
 
 def pack_words() -> bytes:
     """FLOOR_WORDS; the second page travels beside it."""
-    return HEADER.pack(MAGIC, VERSION, WORDS, 1, 0, 0, 0) + bytes(_REPLY.size)
+    return wire.pack(MessageType.FLOOR_WORDS, sequence=1, slot=0)
 
 
 def words_follow(reply: bytes) -> bool:
     """Whether a FLOOR_PAGE says that FLOOR_WORDS follows."""
-    return bool(_REPLY.unpack_from(reply, HEADER.size)[4] == 1)
+    return bool(wire.fields("floor_reply", reply)["words"] == 1)
 
 
 def is_words(message: bytes) -> bool:
     """Whether that is a FLOOR_WORDS."""
-    return len(message) == MESSAGE_BYTES and HEADER.unpack_from(message)[:3] == (MAGIC, VERSION, WORDS)
+    return _is(message, MessageType.FLOOR_WORDS)
 
 
 def holder_of(reply: bytes) -> int | None:
     """The holder's index from a FLOOR_PAGE; None for anything else."""
-    if len(reply) != MESSAGE_BYTES:
+    if not _is(reply, MessageType.FLOOR_PAGE):
         return None
-    magic, version, kind, _sequence, status, slot, _ = HEADER.unpack_from(reply)
-    return slot if (magic, version, kind, status) == (MAGIC, VERSION, PAGE, 0) else None
+    head = wire.parse_head(reply)
+    return head.slot if head.status == 0 else None
 
 
 def _sealed(name: str) -> int:
@@ -141,13 +100,13 @@ class FloorPage:
         self._map = mmap.mmap(self.fd, FLOOR_BYTES)
         self.layout = FloorLayout.from_buffer(self._map)
         self._words_map = mmap.mmap(self.words_fd, FLOOR_BYTES)
-        self.words = Words.from_buffer(self._words_map)
+        self.words = FloorWordsLayout.from_buffer(self._words_map)
 
     def write(self, settings: ColocationSettings, duty: float) -> None:
         """Put settings into force, with the duty of now; BE processes see them at their next launch."""
         layout = self.layout
         layout.magic, layout.version = FLOOR_MAGIC, FLOOR_VERSION
-        layout.page_bytes, layout.holders = FLOOR_BYTES, HOLDERS
+        layout.page_bytes, layout.holders = FLOOR_BYTES, FLOOR_HOLDERS
         layout.interval_ns = settings.interval_ns
         layout.lead_ns = settings.lead_ns
         layout.hold_limit_ns = settings.hold_limit_ns
@@ -162,13 +121,13 @@ class FloorPage:
 
     def lower(self, holder: int) -> None:
         """That holder has gone."""
-        self.words[holder] = self.layout.raised[holder] = self.layout.pid[holder] = 0
+        self.words.raised[holder] = self.layout.raised[holder] = self.layout.pid[holder] = 0
 
     def up(self, now_ns: int) -> set[int]:
         """Holders that are up and believed."""
         layout = self.layout
         limit_ns = layout.hold_limit_ns
-        return {i for i in range(HOLDERS) if layout.raised[i] and abs(now_ns - layout.raised_ns[i]) < limit_ns}
+        return {i for i in range(FLOOR_HOLDERS) if layout.raised[i] and abs(now_ns - layout.raised_ns[i]) < limit_ns}
 
     def mend(self, settings: ColocationSettings, duty: float, holders: dict[int, int]) -> bool:
         """Write again what is the agent's, and clear what belongs to nobody. `holders`: index -> pid of those that are
@@ -180,7 +139,7 @@ class FloorPage:
             settings.hold_limit_ns,
         )
         self.write(settings, duty)
-        for index in range(HOLDERS):
+        for index in range(FLOOR_HOLDERS):
             pid = holders.get(index, 0)
             if layout.pid[index] != pid or (not pid and layout.raised[index]):
                 layout.pid[index], right = pid, False

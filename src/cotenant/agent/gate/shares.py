@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Hashable
 from time import monotonic_ns
 
-from cotenant.agent.ipc.page import Slot
+from cotenant.abi.tenant_page import SlotLayout
 from cotenant.agent.tenants.registry import Tenant
 from cotenant.policy.colocation import APART, LOOK_NS, QUIET_NS, ColocationSettings, next_parts
 
 
-def slot_of(tenant: Tenant, pid: int, gpu: str) -> Slot | None:
+def slot_of(tenant: Tenant, pid: int, gpu: str) -> SlotLayout | None:
     """A process's slot of a GPU; None where its process cannot be told from others, or is gone."""
     found = [s for s in tenant.sessions if s.peer.pid == pid and not s.closed]
     if pid == 0 or len(found) != 1:
@@ -28,7 +28,7 @@ class Shares:
 
     def __init__(self, clock_ns: Callable[[], int] = monotonic_ns) -> None:
         self.parts: dict[Hashable, int] = {}
-        self._finds: dict[Hashable, Callable[[], Slot | None]] = {}
+        self._finds: dict[Hashable, Callable[[], SlotLayout | None]] = {}
         self._clock_ns = clock_ns
         self._settings = ColocationSettings()
         self._timer: asyncio.TimerHandle | None = None
@@ -37,7 +37,7 @@ class Shares:
         """Settings from now on: a look that is due under those before comes as they said."""
         self._settings = settings
 
-    def join(self, member: Hashable, find: Callable[[], Slot | None]) -> None:
+    def join(self, member: Hashable, find: Callable[[], SlotLayout | None]) -> None:
         """A process has come: alone it has the whole bound, beside others one launch at a time until the next look."""
         self.parts[member] = APART if self.parts else 1
         self._finds[member] = find

@@ -12,13 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cotenant.abi.protocol import MESSAGE_BYTES, FailMode, MessageType, Status
+from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent import processes
 from cotenant.agent.config.files import AgentConfig
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.listener import Listener
 from cotenant.agent.ipc.session import Session
-from cotenant.agent.ipc.wire import BadMessageError, FailMode, SlotFlag, Status
+from cotenant.agent.ipc.wire import BadMessageError
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.owners.holders import PATIENCE_S, Holders, NotYetError, Place, place_of
 from cotenant.agent.tenants.registry import Registry, Tenant
@@ -99,7 +101,7 @@ class ShimServer:
     def _turn_away(self, connection: socket.socket, status: Status, text: str) -> None:
         self.refused_connections += 1
         with contextlib.suppress(OSError):
-            connection.send(wire.pack_text(wire.Type.ERROR, status, text))
+            connection.send(wire.pack_text(MessageType.ERROR, status, text))
         connection.close()
 
     def _hello_due(self, session: Session) -> None:
@@ -113,7 +115,7 @@ class ShimServer:
             if session.closed:
                 return
             try:
-                data = session.socket.recv(wire.MESSAGE_BYTES + 1)
+                data = session.socket.recv(MESSAGE_BYTES + 1)
             except BlockingIOError:
                 return
             except OSError:
@@ -237,7 +239,7 @@ class ShimServer:
         page.memory_limit_bytes = self.ledger.limit(tenant.name, gpu)
         page.memory_used_bytes = self.ledger.used(tenant.name, gpu)
         page.memory_kept_bytes = self.ledger.not_for(tenant.name, gpu)
-        page.uuid[:] = uuid
+        page.uuid[:] = list(uuid)
         spec = tenant.spec
         gate = SlotFlag.BEST_EFFORT if spec.best_effort else SlotFlag(0)
         gate |= SlotFlag.HOLDS_FLOOR if spec.latency_sensitive else SlotFlag(0)

@@ -8,9 +8,11 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cotenant.abi.protocol import NO_DEADLINE, NO_SLOT, MemoryFamily, MessageType, Oversubscribe, Status
+from cotenant.abi.tenant_page import MAX_GPUS, SlotFlag
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.page import Page
-from cotenant.agent.ipc.wire import BadMessageError, Family, SlotFlag, Status, Type
+from cotenant.agent.ipc.wire import BadMessageError
 from cotenant.agent.memory.ledger import HOST
 from cotenant.agent.memory.moves import MoveState
 from cotenant.agent.processes import Peer, ProcessKey
@@ -97,9 +99,9 @@ class Session:
             return
         self.server.loop.remove_writer(self.socket)
 
-    def fail(self, status: Status, text: str, sequence: int = 0, slot: int = wire.NO_SLOT) -> None:
+    def fail(self, status: Status, text: str, sequence: int = 0, slot: int = NO_SLOT) -> None:
         """Answer with ERROR."""
-        self.send(wire.pack_text(Type.ERROR, status, text, sequence=sequence, slot=slot))
+        self.send(wire.pack_text(MessageType.ERROR, status, text, sequence=sequence, slot=slot))
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -107,7 +109,7 @@ class Session:
         """Handle one message. BadMessageError: the caller answers and closes."""
         head = wire.parse_head(data)
         if not self.welcome:
-            if head.type != Type.HELLO:
+            if head.type != MessageType.HELLO:
                 raise BadMessageError(Status.BAD_MESSAGE, "the first message must be HELLO")
             self._hello(head.sequence, wire.fields("hello", data))
             return
@@ -123,13 +125,13 @@ class Session:
         self.tenant = tenant
         self.page = Page(self.number, self.server.fail_mode)
         reply = wire.pack(
-            Type.HELLO_REPLY,
+            MessageType.HELLO_REPLY,
             {
                 "connection_id": self.number,
                 "fail_mode": self.server.fail_mode,
                 "reconnect_ms": self.server.config.reconnect_ms,
                 "tenant": tenant.name.encode(),
-                "oversubscribe": wire.Oversubscribe[tenant.spec.oversubscribe.upper()],
+                "oversubscribe": Oversubscribe[tenant.spec.oversubscribe.upper()],
             },
             sequence=sequence,
         )
@@ -157,15 +159,15 @@ class Session:
                 status = Status.DENIED if known else Status.UNKNOWN_GPU
                 text = f"{self.program} used {uuid}, which is not among the GPUs of tenant {self.tenant.name}"
                 self.server.warn(self.tenant, text)
-                self.send(wire.pack(Type.GPU_REPLY, sequence=head.sequence, status=status))
+                self.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, status=status))
                 return
             slot = len(self.slots)
-            if slot >= wire.MAX_GPUS:
-                self.send(wire.pack(Type.GPU_REPLY, sequence=head.sequence, status=Status.TOO_MANY))
+            if slot >= MAX_GPUS:
+                self.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, status=Status.TOO_MANY))
                 return
             self.slots[slot] = uuid
             self.server.fill_slot(self, slot, raw)
-        self.send(wire.pack(Type.GPU_REPLY, sequence=head.sequence, slot=slot))
+        self.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, slot=slot))
 
     def _gpu(self, head: wire.Head) -> str:
         gpu = self.slots.get(head.slot)
@@ -177,7 +179,7 @@ class Session:
         self._gpu(head)
         burst_ns = wire.body("token_request", data)[0]
         if self.tenant.enforcement.slot_flags & SlotFlag.UNGATED:  # not as its page says, which it can write
-            self.send(wire.pack_grant(head.sequence, head.slot, 0, 1, wire.NO_DEADLINE, 0))
+            self.send(wire.pack_grant(head.sequence, head.slot, 0, 1, NO_DEADLINE, 0))
             return
         self.server.broker.request(self, head.slot, min(burst_ns, 1 << 62))
 
@@ -189,18 +191,18 @@ class Session:
 
     def _memory(self, head: wire.Head, data: bytes) -> None:
         family, reservation, size, _used, _limit = wire.body("memory", data)
-        if not Family.PLAIN <= family <= Family.HOST and head.type != Type.MEMORY_QUERY:
+        if not MemoryFamily.PLAIN <= family <= MemoryFamily.HOST and head.type != MessageType.MEMORY_QUERY:
             raise BadMessageError(Status.BAD_MESSAGE, f"memory family {family} is not known")
         if size >> 62:
             raise BadMessageError(Status.BAD_MESSAGE, f"{size} bytes is not an amount of memory")
-        host = family == Family.HOST or head.slot == wire.NO_SLOT
+        host = family == MemoryFamily.HOST or head.slot == NO_SLOT
         gpu = HOST if host else self._gpu(head)
         ledger, tenant = self.server.ledger, self.tenant.name
         number, status = 0, Status.OK
-        if family == Family.CONTEXT and size == 0 and head.type != Type.MEMORY_QUERY:
+        if family == MemoryFamily.CONTEXT and size == 0 and head.type != MessageType.MEMORY_QUERY:
             # its size is not known to the process: charge the reserve, give back all of it
             size = self.server.context_reserve_bytes(gpu)
-        if head.type == Type.MEMORY_RESERVE:
+        if head.type == MessageType.MEMORY_RESERVE:
             granted = ledger.reserve(self.number, gpu, family, size)
             if granted is None:
                 status = Status.OUT_OF_MEMORY
@@ -208,22 +210,22 @@ class Session:
             elif not host and self.server.residency.maker.crowded(self.tenant, gpu, family):
                 status = Status.DENIED
             number = granted or 0
-        elif head.type == Type.MEMORY_COMMIT and reservation == 0:
+        elif head.type == MessageType.MEMORY_COMMIT and reservation == 0:
             # could not be asked for before it was taken: memory of graphs, a pool that grew by itself
             ledger.take(self.number, gpu, family, size)
             if ledger.used(tenant, gpu) > ledger.limit(tenant, gpu):
                 self.server.over(self.tenant, gpu)
-        elif head.type == Type.MEMORY_COMMIT:
+        elif head.type == MessageType.MEMORY_COMMIT:
             # a reservation of an agent that has restarted is not known here: MEMORY_STATE brings the truth
             ledger.commit(self.number, reservation, size)
-        elif head.type == Type.MEMORY_RELEASE:
+        elif head.type == MessageType.MEMORY_RELEASE:
             ledger.release(self.number, gpu, family, size)
-        elif head.type == Type.MEMORY_STATE:
+        elif head.type == MessageType.MEMORY_STATE:
             ledger.state(self.number, gpu, family, size)
-        if head.type in (Type.MEMORY_RESERVE, Type.MEMORY_QUERY):
+        if head.type in (MessageType.MEMORY_RESERVE, MessageType.MEMORY_QUERY):
             used, limit = ledger.used(tenant, gpu), ledger.limit(tenant, gpu)
             self.send(wire.pack_memory_reply(head.sequence, head.slot, status, family, number, size, used, limit))
-        if head.type != Type.MEMORY_QUERY and not host:
+        if head.type != MessageType.MEMORY_QUERY and not host:
             self.server.publish_memory(self.tenant, gpu)
 
     def _backing(self, head: wire.Head, data: bytes) -> None:
@@ -246,10 +248,10 @@ class Session:
     def _attach_copies(self, head: wire.Head, data: bytes) -> None:
         given = self.server.copies.attach(self, self._gpu(head))
         if given is None:  # turns were switched off again, or there is no queue left
-            self.send(wire.pack(Type.COPY_REPLY, sequence=head.sequence, slot=head.slot, status=Status.DENIED))
+            self.send(wire.pack(MessageType.COPY_REPLY, sequence=head.sequence, slot=head.slot, status=Status.DENIED))
             return
         fd, terms = given
-        reply = wire.pack(Type.COPY_REPLY, terms, sequence=head.sequence, slot=head.slot)
+        reply = wire.pack(MessageType.COPY_REPLY, terms, sequence=head.sequence, slot=head.slot)
         self.send_with(reply, fd)
 
     def _warning(self, head: wire.Head, data: bytes) -> None:
@@ -271,21 +273,21 @@ class Session:
 
 
 _HANDLERS: dict[int, Callable[[Session, wire.Head, bytes], None]] = {
-    Type.GPU_ATTACH: Session._attach,
-    Type.TOKEN_REQUEST: Session._request,
-    Type.TOKEN_RELEASE: Session._release,
-    Type.MEMORY_RESERVE: Session._memory,
-    Type.MEMORY_COMMIT: Session._memory,
-    Type.MEMORY_RELEASE: Session._memory,
-    Type.MEMORY_QUERY: Session._memory,
-    Type.MEMORY_STATE: Session._memory,
-    Type.BURST_REPORT: Session._burst,
-    Type.MOVE_BACKING: Session._backing,
-    Type.MOVE_STATE: Session._moved,
-    Type.MOVE_PROGRESS: Session._moved,
-    Type.MOVE_DONE: Session._moved,
-    Type.MOVE_ROOM: Session._room,
-    Type.WARNING: Session._warning,
-    Type.GOODBYE: Session._goodbye,
-    Type.COPY_ATTACH: Session._attach_copies,
+    MessageType.GPU_ATTACH: Session._attach,
+    MessageType.TOKEN_REQUEST: Session._request,
+    MessageType.TOKEN_RELEASE: Session._release,
+    MessageType.MEMORY_RESERVE: Session._memory,
+    MessageType.MEMORY_COMMIT: Session._memory,
+    MessageType.MEMORY_RELEASE: Session._memory,
+    MessageType.MEMORY_QUERY: Session._memory,
+    MessageType.MEMORY_STATE: Session._memory,
+    MessageType.BURST_REPORT: Session._burst,
+    MessageType.MOVE_BACKING: Session._backing,
+    MessageType.MOVE_STATE: Session._moved,
+    MessageType.MOVE_PROGRESS: Session._moved,
+    MessageType.MOVE_DONE: Session._moved,
+    MessageType.MOVE_ROOM: Session._room,
+    MessageType.WARNING: Session._warning,
+    MessageType.GOODBYE: Session._goodbye,
+    MessageType.COPY_ATTACH: Session._attach_copies,
 }

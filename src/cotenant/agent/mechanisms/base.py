@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from cotenant.agent.ipc.wire import SlotFlag
+from cotenant.abi.tenant_page import SlotFlag
 from cotenant.devices.gpus import Gpu
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cotenant.agent.ipc.wire import SlotFlag
+from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.mechanisms.base import By, Capabilities, Enforcement, Mechanism, ShareSpec, Use
 from cotenant.agent.mechanisms.mps_watch import MpsWatch
 from cotenant.core.errors import WorkError

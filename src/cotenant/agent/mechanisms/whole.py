@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cotenant.agent.ipc.wire import SlotFlag
+from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.mechanisms.base import By, Capabilities, Enforcement, Mechanism, ShareSpec, Use
 from cotenant.devices.gpus import Gpu
 

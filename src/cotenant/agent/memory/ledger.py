@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cotenant.agent.ipc.wire import NO_LIMIT, Family
+from cotenant.abi.protocol import NO_LIMIT, MemoryFamily
 
 HOST = "host"  # stands for a GPU where pinned host memory is meant
 MAX_RESERVATIONS = 4096  # outstanding per connection
@@ -123,9 +123,9 @@ class Ledger:
         if len(holding.pending) >= MAX_RESERVATIONS:
             return None
         used = self.used(holding.tenant, gpu)
-        if family != Family.CONTEXT and used + size > self.limit(holding.tenant, gpu):
+        if family != MemoryFamily.CONTEXT and used + size > self.limit(holding.tenant, gpu):
             return None
-        if family != Family.CONTEXT and gpu != HOST and size > self.left(holding.tenant, gpu):
+        if family != MemoryFamily.CONTEXT and gpu != HOST and size > self.left(holding.tenant, gpu):
             return None
         self._next += 1
         holding.pending[self._next] = (gpu, family, size)
@@ -197,7 +197,7 @@ class Ledger:
             if holding.tenant == tenant:
                 for (g, family), size in holding.held.items():
                     if g == gpu:
-                        name = Family(family).name.lower()
+                        name = MemoryFamily(family).name.lower()
                         sums[name] = sums.get(name, 0) + size
         return sums
 

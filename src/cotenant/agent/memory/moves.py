@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cotenant.abi.protocol import MessageType, MoveFlag, Status
 from cotenant.agent.ipc import wire
-from cotenant.agent.ipc.wire import MoveFlag, Status, Type
 
 if TYPE_CHECKING:
     from cotenant.agent.ipc.session import Session
@@ -123,7 +123,7 @@ class Orders:
         self,
         session: Session,
         slot: int,
-        kind: Type,
+        kind: MessageType,
         values: dict[str, int],
         expected_bytes: int,
         on_progress: Callable[[int], None],
@@ -252,7 +252,7 @@ class Flow:
         self._now = (session, slot)
         hand = self.hand.taker if self.hand is not None else -1
         done = asyncio.ensure_future(
-            orders.give(session, slot, Type.MOVE_IN, {"bytes": self.allowed}, away, lambda moved: None, hand)
+            orders.give(session, slot, MessageType.MOVE_IN, {"bytes": self.allowed}, away, lambda moved: None, hand)
         )
         if self._failed:
             self._tell()
@@ -266,7 +266,7 @@ class Flow:
             return
         session, slot = self._now
         flags = MoveFlag.STOP if self._failed else 0
-        session.send(wire.pack(Type.MOVE_ALLOW, {"bytes": self.allowed, "flags": flags}, slot=slot))
+        session.send(wire.pack(MessageType.MOVE_ALLOW, {"bytes": self.allowed, "flags": flags}, slot=slot))
 
 
 def moved_well(end: MoveEnd) -> bool:

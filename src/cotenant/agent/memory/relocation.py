@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cotenant.abi.protocol import MessageType
 from cotenant.agent.ipc import wire
-from cotenant.agent.ipc.wire import Type
 from cotenant.devices import gpus
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def relocate(agent: Agent, tenant: Tenant, target: str) -> None:
         for slot, attached in list(session.slots.items()):
             if attached == home.uuid:
                 session.slots[slot] = target
-                session.page.slots[slot].uuid[:] = gpus.uuid_bytes(target)
+                session.page.slots[slot].uuid[:] = list(gpus.uuid_bytes(target))
     agent.server.copies.move(tenant, home.uuid)
     for session in tenant.sessions:
-        session.send(wire.pack(Type.PAGE_UPDATE))  # they join the floor and the link of that GPU
+        session.send(wire.pack(MessageType.PAGE_UPDATE))  # they join the floor and the link of that GPU
     agent.open_accounts(tenant)

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from cotenant.abi.protocol import MemoryFamily, MessageType, MoveFlag, Status
 from cotenant.agent.ipc import wire
-from cotenant.agent.ipc.wire import Family, MoveFlag, Status, Type
 from cotenant.agent.memory.backing import HostMemory, widest_gap
 from cotenant.agent.memory.moves import Flow, Handover, MoveCount, MoveEnd, MoveState, Orders, moved_well, owner
 from cotenant.agent.memory.room import CARD_OVERHEAD_BYTES, Room
@@ -126,7 +126,7 @@ class Residency:
         config = self.agent.config
         flags = MoveFlag.HAND if config.swap_hand else 0
         terms = {"backing_bytes": size, "piece_bytes": config.swap_piece_bytes, "flags": flags}
-        reply = wire.pack(Type.MOVE_BACKING_REPLY, terms, sequence=sequence)
+        reply = wire.pack(MessageType.MOVE_BACKING_REPLY, terms, sequence=sequence)
         if fd < 0:
             session.send(reply)
         else:
@@ -134,11 +134,11 @@ class Residency:
 
     def told(self, session: Session, kind: int, slot: int, sequence: int, status: int, values: dict[str, Any]) -> None:
         """MOVE_STATE, MOVE_PROGRESS and MOVE_DONE."""
-        if kind == Type.MOVE_PROGRESS:
+        if kind == MessageType.MOVE_PROGRESS:
             self.orders.progress(sequence, values["bytes"])
             return
         session.moves.setdefault(slot, MoveState()).take(values)
-        if kind == Type.MOVE_DONE:
+        if kind == MessageType.MOVE_DONE:
             self._mute.discard(session.number)
             self.orders.done(sequence, MoveEnd.told(status, values))
 
@@ -192,7 +192,7 @@ class Residency:
             movable = away = 0
             can_leave = False
             for session, _, state in self.states(tenant, gpu) if mode in MOVED_BY_PROCESS else ():
-                held = ledger.held(session.number, gpu, Family.PLAIN)
+                held = ledger.held(session.number, gpu, MemoryFamily.PLAIN)
                 movable += held
                 away += min(state.away, held)
                 able = (state.backing > 0 or mode == "managed") and not state.fixed
@@ -292,7 +292,7 @@ class Residency:
             return fault is None
         left = size
         for session, slot, state in self.states(tenant, gpu):
-            here = self.agent.ledger.held(session.number, gpu, Family.PLAIN) - state.away
+            here = self.agent.ledger.held(session.number, gpu, MemoryFamily.PLAIN) - state.away
             if left <= 0 or here <= 0 or state.fixed:
                 continue
             taken = [(s.low, s.high) for _, _, s in self.states(tenant, gpu)]
@@ -316,7 +316,7 @@ class Residency:
             freed(moved - told)
             told = moved
 
-        end = await self.orders.give(session, slot, Type.MOVE_OUT, values, values["bytes"], progress, hand)
+        end = await self.orders.give(session, slot, MessageType.MOVE_OUT, values, values["bytes"], progress, hand)
         if end.status is None and session.closed:
             freed(values["bytes"] - told)
             return None

@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from cotenant.abi.protocol import MemoryFamily, MessageType, MoveFlag, Status
 from cotenant.agent.ipc import wire
-from cotenant.agent.ipc.wire import Family, MoveFlag, Status, Type
 from cotenant.devices import gpus
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class Room:
     def crowded(self, tenant: Tenant, gpu: str, family: int) -> bool:
         """Whether what has just been reserved needs room that somebody else holds, or was promised. What does not move
         (contexts, arrays, all of a tenant that is parked whole) has to be there at once."""
-        moves = family == Family.PLAIN and tenant.spec.oversubscribe in ("swap", "managed")
+        moves = family == MemoryFamily.PLAIN and tenant.spec.oversubscribe in ("swap", "managed")
         anybody = any(other.spec.oversubscribe != "none" for other in self.agent.registry.on_gpu(gpu))
-        at_once = (family == Family.CONTEXT and anybody) or (tenant.spec.oversubscribe != "none" and not moves)
+        at_once = (family == MemoryFamily.CONTEXT and anybody) or (tenant.spec.oversubscribe != "none" and not moves)
         if moves and tenant.name in self.agent.parking:
             return True  # what its parking freed stays free
         return (at_once or moves) and self.residency.refresh(gpu).free_bytes < 0
@@ -66,7 +66,7 @@ class Room:
                 status = Status.OUT_OF_MEMORY
                 what = f"{size / 2**20:.0f} MiB more" if size else "a context"
                 tenant.warn(f"there was no room for {what}: {fault}")
-        session.send(wire.pack(Type.MOVE_ROOM_REPLY, sequence=sequence, slot=slot, status=status))
+        session.send(wire.pack(MessageType.MOVE_ROOM_REPLY, sequence=sequence, slot=slot, status=status))
 
     def _somebody_else_runs(self, tenant: Tenant, gpu: str) -> bool:
         turn = self.agent.broker.turns.gpus[gpu].turn
@@ -111,14 +111,14 @@ class Room:
             leaves = occupant.can_leave or (starting and other.spec.oversubscribe != "none")
             staying += occupant.fixed_bytes + (0 if leaves else occupant.resident_bytes)
             if leaves:  # what it is only asking for may come later
-                staying -= ledger.asked(other.name, gpu, Family.PLAIN)
+                staying -= ledger.asked(other.name, gpu, MemoryFamily.PLAIN)
         return staying <= residency.capacity_bytes - residency.overhead_bytes
 
     def uncharged_bytes(self, tenant: Tenant, gpu: str) -> int:
         """What contexts take for which nothing is charged (the software GPU's, without a setting): about so much."""
         slots = [(s, slot) for s in tenant.sessions for slot, attached in s.slots.items() if attached == gpu]
         made = [s for s, slot in slots if s.page.slots[slot].contexts]
-        return CONTEXT_BYTES * sum(not self.agent.ledger.held(s.number, gpu, Family.CONTEXT) for s in made)
+        return CONTEXT_BYTES * sum(not self.agent.ledger.held(s.number, gpu, MemoryFamily.CONTEXT) for s in made)
 
     def lack(self, gpu: str, plan: Switch, stay: list[str]) -> str:
         """Why there is no room."""

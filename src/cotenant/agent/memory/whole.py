@@ -8,8 +8,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from cotenant.abi.protocol import MemoryFamily
 from cotenant.agent import processes
-from cotenant.agent.ipc.wire import Family
 from cotenant.agent.memory.parked import Parked
 from cotenant.agent.processes import ProcessKey
 from cotenant.core.errors import InputError, WorkError
@@ -78,7 +78,7 @@ class WholeProcesses:
         for gpu in tenant.gpus:
             if gpu.uuid.startswith("MIG-"):
                 raise InputError(f"{name} runs on the MIG device {gpu.uuid}; the driver does not checkpoint those")
-            if self.agent.ledger.families(name, gpu.uuid).get(Family.MANAGED.name.lower(), 0):
+            if self.agent.ledger.families(name, gpu.uuid).get(MemoryFamily.MANAGED.name.lower(), 0):
                 raise InputError(f"{name} uses managed memory; the driver does not checkpoint that")
 
     async def _probe(self, name: str, keys: tuple[ProcessKey, ...]) -> tuple[ProcessKey, ...]:

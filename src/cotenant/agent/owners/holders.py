@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cotenant.agent.ipc.wire import BadMessageError, Status
+from cotenant.abi.protocol import Status
+from cotenant.agent.ipc.wire import BadMessageError
 
 if TYPE_CHECKING:
     from cotenant.agent.ipc.session import Session

@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cotenant.abi.protocol import MessageType, ReleaseReason
+from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.ipc import wire
-from cotenant.agent.ipc.wire import Reason, SlotFlag
 from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
 
 if TYPE_CHECKING:
     from cotenant.agent.ipc.session import Session
     from cotenant.agent.tenants.registry import Tenant
 
-_REASONS: dict[int, str] = {Reason.IDLE: "idle", Reason.EXIT: "exit"}  # all others: released
+_REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}  # all others: released
 SAFETY_NS = 1_000_000_000
 LATE_REPORT_NS = 20_000_000  # how far back a release may say that its work ended
 
@@ -293,7 +294,7 @@ class Broker:
             epoch = session.granted.get(slot)
             if epoch is not None:
                 session.page.slots[slot].epoch = 0
-                session.send(wire.pack(wire.Type.TOKEN_REVOKE, {"epoch": epoch}, slot=slot))
+                session.send(wire.pack(MessageType.TOKEN_REVOKE, {"epoch": epoch}, slot=slot))
         if not hold.members:
             self._loop.call_soon(self._give_back, hold, step.gpu)
 
@@ -325,7 +326,7 @@ class Broker:
             if flags != page.flags:
                 page.flags = flags
                 if contended:
-                    session.send(wire.pack(wire.Type.PAGE_UPDATE, slot=slot))
+                    session.send(wire.pack(MessageType.PAGE_UPDATE, slot=slot))
 
     # -- time ------------------------------------------------------------------------------------------------------
 

@@ -5,32 +5,15 @@ Times are whole nanoseconds, so that both give the same answers to the same even
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
+
+from cotenant.abi.floor import RuleKind, WorkClass
 
 WINDOW_NS = 10_000_000  # of time without LS work, after which tidal's bound is looked at again
 GAP_NS = 1_000_000
 STRETCH = 4000  # permille: with it LS finds up to the interval on average
 REST_NS = 200_000  # idle time is owed up to here, then paid at once: kernels in a row can be timed
 LONGEST_NS = 1_000_000_000  # so that products of two times fit into 64 bits in C
-
-
-class WorkClass(enum.IntEnum):
-    """What a piece of work needs most; 0 stands for no work."""
-
-    NONE = 0
-    UNKNOWN = 1
-    MEMORY = 2
-    COMPUTE = 3
-
-
-class RuleKind(enum.IntEnum):
-    """enum cotenant_floor_scheme: how BE launches are decided."""
-
-    FREE = 0
-    TEMPORAL = 1
-    ORION = 2
-    TIDAL = 3
 
 
 @dataclass(frozen=True)

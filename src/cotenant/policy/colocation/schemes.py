@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cotenant.abi.floor import RuleKind, WorkClass
 from cotenant.core.errors import InputError
 from cotenant.policy.colocation.division import share_ns
-from cotenant.policy.colocation.gate import Rule, RuleKind, WorkClass
+from cotenant.policy.colocation.gate import Rule
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,10 @@ under way, SMs held times a density per class; nobody gets more than it asks for
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
-_DEFINE = re.compile(r"^#define\s+(SOFT_\w+)\s+(?:UINT64_C\((\d+)\)|(\d+))\s*$", re.MULTILINE)
-CLASSES = ("", "unknown", "memory", "compute")  # by WorkClass
+from cotenant.abi import contention as soft
 
 
 @dataclass(frozen=True)
@@ -36,24 +32,21 @@ class Contention:
     switch_ns: int
 
 
-@cache
 def read_table() -> Contention:
-    """The constants of softgpu/contention.h."""
-    header = Path(__file__).resolve().parents[4] / "native" / "softgpu" / "contention.h"
-    values = {name: int(a or b) for name, a, b in _DEFINE.findall(header.read_text())}
+    """The software GPU's constants."""
     kinds = ("UNKNOWN", "MEMORY", "COMPUTE")
     return Contention(
-        values["SOFT_SM_COUNT"],
-        (0.0, *(values[f"SOFT_DEMAND_{kind}_PERMILLE"] / 1000 for kind in kinds)),
-        (0.0, *(values[f"SOFT_DENSITY_{kind}_PERMILLE"] / 1000 for kind in kinds)),
-        (1.0, 1.0, values["SOFT_FILL_MEMORY_PERMILLE"] / 1000, 1.0),
-        (1.0, 1.0, values["SOFT_REACH_MEMORY_PERMILLE"] / 1000, 1.0),
-        values["SOFT_SLICED_PERMILLE"] / 1000,
-        values["SOFT_TIME_SLICE_NS"],
-        values["SOFT_LAUNCH_NS"],
-        values["SOFT_NOTICE_NS"],
-        values["SOFT_EVENT_NS"],
-        values["SOFT_SWITCH_NS"],
+        soft.SM_COUNT,
+        (0.0, *(getattr(soft, f"DEMAND_{kind}_PERMILLE") / 1000 for kind in kinds)),
+        (0.0, *(getattr(soft, f"DENSITY_{kind}_PERMILLE") / 1000 for kind in kinds)),
+        (1.0, 1.0, soft.FILL_MEMORY_PERMILLE / 1000, 1.0),
+        (1.0, 1.0, soft.REACH_MEMORY_PERMILLE / 1000, 1.0),
+        soft.SLICED_PERMILLE / 1000,
+        soft.TIME_SLICE_NS,
+        soft.LAUNCH_NS,
+        soft.NOTICE_NS,
+        soft.EVENT_NS,
+        soft.SWITCH_NS,
     )
 
 

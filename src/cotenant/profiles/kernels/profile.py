@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cotenant.abi.floor import WorkClass
 from cotenant.core.errors import InputError
 
 ORION_HEAD = "Name,Profile,Memory_footprint,SM_usage,Duration"
-CLASS_NAMES = ("none", "unknown", "memory", "compute")
-UNKNOWN, MEMORY, COMPUTE = 1, 2, 3
+CLASS_NAMES = tuple(kind.name.lower() for kind in WorkClass)
 MOST_IN_CYCLE = 2000
-_ORION_CLASS = {"-1": UNKNOWN, "0": MEMORY, "1": COMPUTE}
+_ORION_CLASS = {"-1": WorkClass.UNKNOWN, "0": WorkClass.MEMORY, "1": WorkClass.COMPUTE}
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class KernelRow:
     shape: tuple[int, ...] = ()
     duration_ns: int = 0
     sms: int = 0
-    work_class: int = UNKNOWN
+    work_class: int = WorkClass.UNKNOWN
     count: int = 1
 
     @property

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cotenant.abi.floor import WorkClass
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
 from cotenant.core.errors import InputError, WorkError
-from cotenant.policy.colocation import WorkClass
 from cotenant.serving.worker import WorkerSpec
 
 if TYPE_CHECKING:
