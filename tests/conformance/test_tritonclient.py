@@ -227,10 +227,12 @@ def test_messages_agree_with_the_client_s() -> None:
         count = 0
         for field in own.fields:
             twin = other.fields_by_name[field.name]
-            enum = twin.type == twin.TYPE_ENUM and field.type == field.TYPE_INT32
-            assert (field.number, field.is_repeated) == (twin.number, twin.is_repeated), field.full_name
-            assert field.type == twin.type or enum, field.full_name
+            own_kind, kind = ((x.number, x.type, x.is_repeated) for x in (field, twin))
+            assert own_kind == kind, field.full_name
             count += 1
+            if field.enum_type is not None:
+                values, others = ({v.name: v.number for v in x.enum_type.values} for x in (field, twin))
+                assert values == others
             if field.message_type is not None:
                 count += walk(field.message_type, twin.message_type)
         return count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cotenant.serving.protocol.tensors import Tensor, TensorSpec, from_array, to
 from cotenant.serving.server import running
 from cotenant.serving.worker import Job, LoadError, ModelSpec, WorkerSpec
 from cotenant.serving.workers.engine import Engine
-from cotenant.serving.workers.repository import find, parse_text_proto
+from cotenant.serving.workers.repository import find, read_config
 
 onnx = pytest.importorskip("onnx")
 
@@ -70,32 +71,60 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert find(entry(None, "timed")).backend == "timed"
 
 
+CONFIG = Path("config.pbtxt")
+
+
 def test_configurations_in_protobuf_text() -> None:
-    text = '''
+    text = r'''
     # a comment
-    name: "m"  platform: 'onnxruntime_onnx'
-    max_batch_size: 8
+    name: "m" "n"  platform: 'onnxruntime_onnx'
+    max_batch_size: 0
     input [ { name: "x" data_type: TYPE_FP32 dims: [ 3, -1 ] }, { name: "k", data_type: TYPE_INT64, dims: 1 } ]
-    output { name: "y" data_type: TYPE_FP32 dims: 3 dims: 4 }
-    instance_group < kind: KIND_CPU >
-    dynamic_batching { }  parameters: { key: "a\\"b" value: { string_value: "1" } }
+    output { name: "y" data_type: 11 dims: 3 dims: 4; reshape < shape: 12 > }
+    instance_group < kind: KIND_CPU gpus: [] >
+    dynamic_batching { priority_queue_policy { key: 7 value: { timeout_action: DELAY } } }
+    parameters: { key: "a\"b\x41\n" value: { string_value: "1" } }
+    parameters [ { key: "c" value: { string_value: "\303\244" } } ]
     version_policy: { latest { num_versions: 1 } }
-    ratio: 0.5 on: true
     '''
-    found = parse_text_proto(text)
-    assert found["max_batch_size"] == 8
-    assert found["input"][0] == {"name": "x", "data_type": "TYPE_FP32", "dims": [3, -1]}
-    assert found["input"][1]["dims"] == 1
-    assert found["output"]["dims"] == [3, 4]
-    assert found["parameters"]["key"] == 'a"b'
-    assert found["ratio"] == 0.5
-    assert found["on"] is True
+    assert read_config(text, CONFIG) == {
+        "name": "mn",
+        "platform": "onnxruntime_onnx",
+        "max_batch_size": 0,
+        "input": [
+            {"name": "x", "data_type": "TYPE_FP32", "dims": [3, -1]},
+            {"name": "k", "data_type": "TYPE_INT64", "dims": [1]},
+        ],
+        "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [3, 4], "reshape": {"shape": [12]}}],
+        "instance_group": [{"kind": "KIND_CPU"}],
+        "dynamic_batching": {"priority_queue_policy": {7: {"timeout_action": "DELAY"}}},
+        "parameters": {'a"bA\n': {"string_value": "1"}, "c": {"string_value": "ä"}},
+        "version_policy": {"latest": {"num_versions": 1}},
+    }
+    assert read_config("  \n", CONFIG) == {}
+    assert "max_batch_size" not in read_config('name: "m"', CONFIG)
 
 
-@pytest.mark.parametrize("text", ["a {", "a: ", "a }", "a: [1", "1: 2", "a: @", '"x"', "a: {b: 1"])
-def test_what_is_no_protobuf_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_text_proto(text)
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("input {", 1, "expected"),
+        ("name: ", 1, "string"),
+        ("name }", 1, ""),
+        ("max_batch_size: 1\n1: 2", 2, ""),
+        ("name: @", 1, ""),
+        ('"x"', 1, ""),
+        ("max_batch_size: 8.5", 1, "8.5"),
+        ('\n\nmax_batchsize: 8', 3, 'no field named "max_batchsize"'),
+        ("input {\n nam: 'x' }", 2, 'no field named "nam"'),
+        ("input { data_type: TYPE_FP8 }", 1, "TYPE_FP8"),
+        ("ensemble_scheduling { }", 1, 'no field named "ensemble_scheduling"'),
+    ],
+)
+def test_what_is_no_configuration_is_refused_with_its_line(text: str, line: int, words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"config.pbtxt, line {line}: ")) as refused:
+        read_config(text, CONFIG)
+    assert words in refused.value.message
 
 
 # ---- models that run ----

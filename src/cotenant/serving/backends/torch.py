@@ -59,7 +59,7 @@ class TorchModel:
         outputs = self._probe(spec)
         self._sizes = [n for n in GRAPH_SIZES if n < spec.batch] + [spec.batch] if batchable else [1]
         static = on_gpu and all(size >= 0 for x in inputs for size in x.shape)
-        self._captured = static and not spec.config.get("no_graphs", False)
+        self._captured = static and not _set(spec, "no_graphs")
         self._graphs: dict[int, dict[int, _Graph]] = {}
         self._rung = 0
         self.info = ModelInfo(inputs, outputs, batchable, "pytorch")
@@ -77,7 +77,7 @@ class TorchModel:
                  for s, x in zip(shapes, self.info.inputs, strict=True)]  # fmt: skip
         with self._torch.inference_mode():
             found = self._eager([self._tensor(array, x) for array, x in zip(zeros, self.info.inputs, strict=True)])
-        entries = _entries(spec.config.get("output"))
+        entries = spec.config.get("output", [])
         names = [e["name"] for e in entries] if entries else [f"OUTPUT{i}" for i in range(len(found))]
         if len(names) != len(found):
             raise ValueError(f"the configuration names {len(names)} outputs; the model has {len(found)}")
@@ -85,7 +85,7 @@ class TorchModel:
         out = []
         for i, (name, tensor) in enumerate(zip(names, found, strict=True)):
             sizes = tuple(tensor.shape[1:] if self.info.batchable else tensor.shape)
-            wanted = tuple(int(x) for x in entries[i].get("dims", sizes)) if entries else sizes
+            wanted = tuple(entries[i].get("dims", sizes)) if entries else sizes
             free = any(size < 0 for x in self.info.inputs for size in x.shape)
             out.append(TensorSpec(name, shown[tensor.dtype], wanted if free else sizes))
         return tuple(out)
@@ -207,16 +207,16 @@ def _array(tensor: Any) -> np.ndarray:
     return found
 
 
-def _entries(raw: Any) -> list[dict[str, Any]]:
-    entries = raw if isinstance(raw, list) else [] if raw is None else [raw]
-    return [e for e in entries if isinstance(e, dict)]
+def _set(spec: ModelSpec, name: str) -> bool:
+    """Whether a parameter of the configuration is "true"."""
+    return bool(spec.config.get("parameters", {}).get(name, {}).get("string_value") == "true")
 
 
 def _load(torch: Any, spec: ModelSpec, device: Any) -> tuple[Any, tuple[TensorSpec, ...], bool]:
     """(what can be called, its inputs, whether its batch is free) of a version's folder."""
     assert spec.path is not None
     exported, script = Path(spec.path) / "model.pt2", Path(spec.path) / "model.pt"
-    configured = tuple(_from_config(entry) for entry in _entries(spec.config.get("input")))
+    configured = tuple(_from_config(entry) for entry in spec.config.get("input", []))
     if exported.is_file():
         program = torch.export.load(str(exported))
         found, free = _signature(torch, program)
@@ -236,8 +236,7 @@ def _from_config(entry: dict[str, Any]) -> TensorSpec:
     kind = "BYTES" if kind == "STRING" else kind
     if kind not in TORCH_NAMES:
         raise ValueError(f"input {entry.get('name')!r} has data_type {entry.get('data_type')!r}, which torch lacks")
-    dims = entry.get("dims", [])
-    return TensorSpec(str(entry["name"]), kind, tuple(int(x) for x in (dims if isinstance(dims, list) else [dims])))
+    return TensorSpec(str(entry.get("name", "")), kind, tuple(entry.get("dims", ())))
 
 
 def _signature(torch: Any, program: Any) -> tuple[tuple[TensorSpec, ...], bool]:

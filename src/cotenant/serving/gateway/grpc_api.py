@@ -11,7 +11,7 @@ import numpy as np
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.gateway.api import Api
 from cotenant.serving.gateway.http2_stream import Handler, Slot
-from cotenant.serving.protocol.messages import CONFIG_TYPES, SERVICE, classes
+from cotenant.serving.protocol.messages import SERVICE, classes
 from cotenant.serving.protocol.oip import InferAnswer, InferRequest, WireError, priority, timeout_ms
 from cotenant.serving.protocol.tensors import DTYPES, Tensor, TensorError, check_size, pack_strings
 
@@ -94,11 +94,7 @@ class GrpcApi:
         return {"ready": True}
 
     def _model_config(self, message: Any) -> dict[str, Any]:
-        config = self.api.model_config(message.name, message.version)
-        for side in ("input", "output"):
-            for entry in config[side]:
-                entry["data_type"] = CONFIG_TYPES.get(entry["data_type"].removeprefix("TYPE_"), 0)
-        return {"config": config}
+        return {"config": self.api.model_config(message.name, message.version)}
 
     def _statistics(self, message: Any) -> dict[str, Any]:
         return self.api.statistics(message.name, message.version)

@@ -1,142 +1,144 @@
-"""The messages of the Open Inference Protocol over gRPC, declared here and built by protobuf when first used.
-
-They live in a descriptor pool of their own: a client library in the same process may have registered its own copies of
-the same names. Field numbers are the protocol's.
-"""
+"""The messages of the Open Inference Protocol over gRPC, and a model's configuration; see core/protobuf.py."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
+from cotenant.core import protobuf
+
 PACKAGE = "inference"
 SERVICE = "/inference.GRPCInferenceService/"
 
-# message -> fields (number, name, type); type: a scalar, a message, [type] repeated, {value} a map from string
-_FIELDS: dict[str, list[tuple[int, str, Any]]] = {
-    "ServerLiveRequest": [],
-    "ServerLiveResponse": [(1, "live", "bool")],
-    "ServerReadyRequest": [],
-    "ServerReadyResponse": [(1, "ready", "bool")],
-    "ModelReadyRequest": [(1, "name", "string"), (2, "version", "string")],
-    "ModelReadyResponse": [(1, "ready", "bool")],
-    "ServerMetadataRequest": [],
-    "ServerMetadataResponse": [(1, "name", "string"), (2, "version", "string"), (3, "extensions", ["string"])],
-    "ModelMetadataRequest": [(1, "name", "string"), (2, "version", "string")],
-    "TensorMetadata": [(1, "name", "string"), (2, "datatype", "string"), (3, "shape", ["int64"])],
-    "ModelMetadataResponse": [
-        (1, "name", "string"), (2, "versions", ["string"]), (3, "platform", "string"),
-        (4, "inputs", ["TensorMetadata"]), (5, "outputs", ["TensorMetadata"]),
-    ],
-    "InferParameter": [
-        (1, "bool_param", "bool"), (2, "int64_param", "int64"), (3, "string_param", "string"),
-        (4, "double_param", "double"), (5, "uint64_param", "uint64"),
-    ],
-    "InferTensorContents": [
-        (1, "bool_contents", ["bool"]), (2, "int_contents", ["int32"]), (3, "int64_contents", ["int64"]),
-        (4, "uint_contents", ["uint32"]), (5, "uint64_contents", ["uint64"]), (6, "fp32_contents", ["float"]),
-        (7, "fp64_contents", ["double"]), (8, "bytes_contents", ["bytes"]),
-    ],
-    "InferInputTensor": [
-        (1, "name", "string"), (2, "datatype", "string"), (3, "shape", ["int64"]),
-        (4, "parameters", {"InferParameter"}), (5, "contents", "InferTensorContents"),
-    ],
-    "InferRequestedOutputTensor": [(1, "name", "string"), (2, "parameters", {"InferParameter"})],
-    "ModelInferRequest": [
-        (1, "model_name", "string"), (2, "model_version", "string"), (3, "id", "string"),
-        (4, "parameters", {"InferParameter"}), (5, "inputs", ["InferInputTensor"]),
-        (6, "outputs", ["InferRequestedOutputTensor"]), (7, "raw_input_contents", ["bytes"]),
-    ],
-    "InferOutputTensor": [
-        (1, "name", "string"), (2, "datatype", "string"), (3, "shape", ["int64"]),
-        (4, "parameters", {"InferParameter"}), (5, "contents", "InferTensorContents"),
-    ],
-    "ModelInferResponse": [
-        (1, "model_name", "string"), (2, "model_version", "string"), (3, "id", "string"),
-        (4, "parameters", {"InferParameter"}), (5, "outputs", ["InferOutputTensor"]),
-        (6, "raw_output_contents", ["bytes"]),
-    ],
-    "ModelStreamInferResponse": [(1, "error_message", "string"), (2, "infer_response", "ModelInferResponse")],
-    "ModelConfigRequest": [(1, "name", "string"), (2, "version", "string")],
-    "ModelInputConfig": [(1, "name", "string"), (2, "data_type", "int32"), (4, "dims", ["int64"])],
-    "ModelOutputConfig": [(1, "name", "string"), (2, "data_type", "int32"), (3, "dims", ["int64"])],
-    "ModelConfig": [
-        (1, "name", "string"), (2, "platform", "string"), (4, "max_batch_size", "int32"),
-        (5, "input", ["ModelInputConfig"]), (6, "output", ["ModelOutputConfig"]), (17, "backend", "string"),
-    ],
-    "ModelConfigResponse": [(1, "config", "ModelConfig")],
-    "ModelStatisticsRequest": [(1, "name", "string"), (2, "version", "string")],
-    "StatisticDuration": [(1, "count", "uint64"), (2, "ns", "uint64")],
-    "InferStatistics": [(1, "success", "StatisticDuration"), (2, "fail", "StatisticDuration")],
-    "ModelStatistics": [
-        (1, "name", "string"), (2, "version", "string"), (4, "inference_count", "uint64"),
-        (5, "execution_count", "uint64"), (6, "inference_stats", "InferStatistics"),
-    ],
-    "ModelStatisticsResponse": [(1, "model_stats", ["ModelStatistics"])],
-    "RepositoryIndexRequest": [(1, "repository_name", "string"), (2, "ready", "bool")],
-    "RepositoryIndexResponse.ModelIndex": [
-        (1, "name", "string"), (2, "version", "string"), (3, "state", "string"), (4, "reason", "string"),
-    ],
-    "RepositoryIndexResponse": [(1, "models", ["RepositoryIndexResponse.ModelIndex"])],
-    "RepositoryModelLoadRequest": [(1, "repository_name", "string"), (2, "model_name", "string")],
-    "RepositoryModelLoadResponse": [],
-    "RepositoryModelUnloadRequest": [(1, "repository_name", "string"), (2, "model_name", "string")],
-    "RepositoryModelUnloadResponse": [],
-}  # fmt: skip
-_ONEOFS = {"InferParameter": "parameter_choice"}
-_SCALARS = {
-    "double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "bool": 8, "string": 9, "bytes": 12, "uint32": 13,
-}  # fmt: skip
-_MESSAGE, _OPTIONAL, _REPEATED = 11, 1, 3
-
-# data types of model configurations, whose enum is numbered so
-CONFIG_TYPES = {
-    name: number
-    for number, name in enumerate(
-        ("INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32",
-         "FP64", "STRING", "BF16")
-    )
-}  # fmt: skip
-
-
-def _add(proto: Any, fields: list[tuple[int, str, Any]], name: str) -> None:
-    """Fields of one message; a map is a repeated message with a key and a value."""
-    if name in _ONEOFS:
-        proto.oneof_decl.add(name=_ONEOFS[name])
-    for number, key, kind in fields:
-        field = proto.field.add(name=key, number=number, label=_OPTIONAL)
-        if name in _ONEOFS:
-            field.oneof_index = 0
-        if isinstance(kind, set):
-            (value,) = kind
-            entry = key.title().replace("_", "") + "Entry"
-            nested = proto.nested_type.add(name=entry)
-            nested.options.map_entry = True
-            _add(nested, [(1, "key", "string"), (2, "value", value)], "")
-            kind = [f"{proto.name}.{entry}"]
-        if isinstance(kind, list):
-            field.label = _REPEATED
-            (kind,) = kind
-        if kind in _SCALARS:
-            field.type = _SCALARS[kind]
-        else:
-            field.type, field.type_name = _MESSAGE, f".{PACKAGE}.{kind}"
+_MESSAGES = {
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "bool live 1",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "bool ready 1",
+    "ModelReadyRequest": "string name 1, string version 2",
+    "ModelReadyResponse": "bool ready 1",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "string name 1, string version 2, [string] extensions 3",
+    "ModelMetadataRequest": "string name 1, string version 2",
+    "TensorMetadata": "string name 1, string datatype 2, [int64] shape 3",
+    "ModelMetadataResponse": (
+        "string name 1, [string] versions 2, string platform 3, [TensorMetadata] inputs 4, [TensorMetadata] outputs 5"
+    ),
+    "InferParameter": (
+        "bool bool_param 1, int64 int64_param 2, string string_param 3, double double_param 4, uint64 uint64_param 5"
+    ),
+    "InferTensorContents": (
+        "[bool] bool_contents 1, [int32] int_contents 2, [int64] int64_contents 3, [uint32] uint_contents 4, "
+        "[uint64] uint64_contents 5, [float] fp32_contents 6, [double] fp64_contents 7, [bytes] bytes_contents 8"
+    ),
+    "InferInputTensor": (
+        "string name 1, string datatype 2, [int64] shape 3, {InferParameter} parameters 4, "
+        "InferTensorContents contents 5"
+    ),
+    "InferRequestedOutputTensor": "string name 1, {InferParameter} parameters 2",
+    "ModelInferRequest": (
+        "string model_name 1, string model_version 2, string id 3, {InferParameter} parameters 4, "
+        "[InferInputTensor] inputs 5, [InferRequestedOutputTensor] outputs 6, [bytes] raw_input_contents 7"
+    ),
+    "InferOutputTensor": (
+        "string name 1, string datatype 2, [int64] shape 3, {InferParameter} parameters 4, "
+        "InferTensorContents contents 5"
+    ),
+    "ModelInferResponse": (
+        "string model_name 1, string model_version 2, string id 3, {InferParameter} parameters 4, "
+        "[InferOutputTensor] outputs 5, [bytes] raw_output_contents 6"
+    ),
+    "ModelStreamInferResponse": "string error_message 1, ModelInferResponse infer_response 2",
+    "ModelConfigRequest": "string name 1, string version 2",
+    "ModelConfigResponse": "ModelConfig config 1",
+    "ModelStatisticsRequest": "string name 1, string version 2",
+    "StatisticDuration": "uint64 count 1, uint64 ns 2",
+    "InferStatistics": "StatisticDuration success 1, StatisticDuration fail 2",
+    "ModelStatistics": (
+        "string name 1, string version 2, uint64 inference_count 4, uint64 execution_count 5, "
+        "InferStatistics inference_stats 6"
+    ),
+    "ModelStatisticsResponse": "[ModelStatistics] model_stats 1",
+    "RepositoryIndexRequest": "string repository_name 1, bool ready 2",
+    "RepositoryIndexResponse.ModelIndex": "string name 1, string version 2, string state 3, string reason 4",
+    "RepositoryIndexResponse": "[RepositoryIndexResponse.ModelIndex] models 1",
+    "RepositoryModelLoadRequest": "string repository_name 1, string model_name 2",
+    "RepositoryModelLoadResponse": "",
+    "RepositoryModelUnloadRequest": "string repository_name 1, string model_name 2",
+    "RepositoryModelUnloadResponse": "",
+    # of config.pbtxt, what a model that runs here can have: others (ensembles, sequences, operators) are refused
+    "ModelConfig": (
+        "string name 1, string platform 2, ModelVersionPolicy version_policy 3, int32? max_batch_size 4, "
+        "[ModelInput] input 5, [ModelOutput] output 6, [ModelInstanceGroup] instance_group 7, "
+        "string default_model_filename 8, {string} metric_tags 10, ModelDynamicBatching dynamic_batching 11, "
+        "ModelOptimizationPolicy optimization 12, {ModelParameter} parameters 14, [ModelWarmup] model_warmup 16, "
+        "string backend 17, ModelTransactionPolicy model_transaction_policy 19, ModelResponseCache response_cache 24"
+    ),
+    "ModelInput": (
+        "string name 1, DataType data_type 2, ModelInput.Format format 3, [int64] dims 4, "
+        "ModelTensorReshape reshape 5, bool is_shape_tensor 6, bool allow_ragged_batch 7, bool optional 8"
+    ),
+    "ModelOutput": (
+        "string name 1, DataType data_type 2, [int64] dims 3, string label_filename 4, ModelTensorReshape reshape 5, "
+        "bool is_shape_tensor 6"
+    ),
+    "ModelTensorReshape": "[int64] shape 1",
+    "ModelParameter": "string string_value 1",
+    "ModelVersionPolicy": (
+        "ModelVersionPolicy.Latest latest 1, ModelVersionPolicy.All all 2, ModelVersionPolicy.Specific specific 3"
+    ),
+    "ModelVersionPolicy.Latest": "uint32 num_versions 1",
+    "ModelVersionPolicy.All": "",
+    "ModelVersionPolicy.Specific": "[int64] versions 1",
+    "ModelInstanceGroup": (
+        "string name 1, int32 count 2, [int32] gpus 3, ModelInstanceGroup.Kind kind 4, [string] profile 5, "
+        "bool passive 7, string host_policy 9"
+    ),
+    "ModelDynamicBatching": (
+        "[int32] preferred_batch_size 1, uint64 max_queue_delay_microseconds 2, bool preserve_ordering 3, "
+        "uint64 priority_levels 4, uint64 default_priority_level 5, ModelQueuePolicy default_queue_policy 6, "
+        "{uint64 ModelQueuePolicy} priority_queue_policy 7"
+    ),
+    "ModelQueuePolicy": (
+        "ModelQueuePolicy.TimeoutAction timeout_action 1, uint64 default_timeout_microseconds 2, "
+        "bool allow_timeout_override 3, uint32 max_queue_size 4"
+    ),
+    "ModelOptimizationPolicy": (
+        "ModelOptimizationPolicy.Graph graph 1, ModelOptimizationPolicy.ModelPriority priority 2, "
+        "ModelOptimizationPolicy.Cuda cuda 3, "
+        "ModelOptimizationPolicy.ExecutionAccelerators execution_accelerators 4, "
+        "ModelOptimizationPolicy.PinnedMemoryBuffer input_pinned_memory 5, "
+        "ModelOptimizationPolicy.PinnedMemoryBuffer output_pinned_memory 6, "
+        "uint32 gather_kernel_buffer_threshold 7, bool eager_batching 8"
+    ),
+    "ModelOptimizationPolicy.Graph": "int32 level 1",
+    "ModelOptimizationPolicy.Cuda": "bool graphs 1, bool busy_wait_events 2, bool output_copy_stream 4",
+    "ModelOptimizationPolicy.ExecutionAccelerators": (
+        "[ModelOptimizationPolicy.ExecutionAccelerators.Accelerator] gpu_execution_accelerator 1, "
+        "[ModelOptimizationPolicy.ExecutionAccelerators.Accelerator] cpu_execution_accelerator 2"
+    ),
+    "ModelOptimizationPolicy.ExecutionAccelerators.Accelerator": "string name 1, {string} parameters 2",
+    "ModelOptimizationPolicy.PinnedMemoryBuffer": "bool enable 1",
+    "ModelWarmup": "string name 1, uint32 batch_size 2, {ModelWarmup.Input} inputs 3, uint32 count 4",
+    "ModelWarmup.Input": (
+        "DataType data_type 1, [int64] dims 2, bool zero_data 3, bool random_data 4, string input_data_file 5"
+    ),
+    "ModelTransactionPolicy": "bool decoupled 1",
+    "ModelResponseCache": "bool enable 1",
+}
+_ENUMS = {
+    "DataType": (
+        "TYPE_INVALID TYPE_BOOL TYPE_UINT8 TYPE_UINT16 TYPE_UINT32 TYPE_UINT64 TYPE_INT8 TYPE_INT16 TYPE_INT32 "
+        "TYPE_INT64 TYPE_FP16 TYPE_FP32 TYPE_FP64 TYPE_STRING TYPE_BF16"
+    ),
+    "ModelInput.Format": "FORMAT_NONE FORMAT_NHWC FORMAT_NCHW",
+    "ModelInstanceGroup.Kind": "KIND_AUTO KIND_GPU KIND_CPU KIND_MODEL",
+    "ModelQueuePolicy.TimeoutAction": "REJECT DELAY",
+    "ModelOptimizationPolicy.ModelPriority": "PRIORITY_DEFAULT PRIORITY_MAX PRIORITY_MIN",
+}
 
 
 @cache
 def classes() -> dict[str, Any]:
     """Message classes by name."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name="cotenant_oip.proto", package=PACKAGE, syntax="proto3")
-    made: dict[str, Any] = {}
-    for name in sorted(_FIELDS, key=lambda name: name.count(".")):
-        outer, _, inner = name.rpartition(".")
-        made[name] = made[outer].nested_type.add(name=inner) if outer else file.message_type.add(name=name)
-    for name, fields in _FIELDS.items():
-        _add(made[name], fields, name)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in _FIELDS
-    }
+    return protobuf.classes(PACKAGE, _MESSAGES, _ENUMS, {"InferParameter": "parameter_choice"})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,6 @@ from cotenant.serving.backends.base import BACKENDS
 from cotenant.serving.config.server import ModelEntry
 
 MOST_CONFIG = 1 << 20
-_TOKEN = re.compile(
-    r"\s*(?:\#[^\n]*\n?\s*)*"
-    r"""(?:("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|([A-Za-z_][\w.]*)|([-+]?[\d.][\w.+-]*)|([{}\[\]:,;<>]))"""
-)
 
 
 @dataclass(frozen=True)
@@ -124,85 +119,22 @@ def _config(path: Path) -> dict[str, Any]:
         raise InputError(f"cannot read: {error}", file=file) from None
     if len(text) > MOST_CONFIG:
         raise InputError("is too large for a configuration", file=file)
+    return read_config(text, file)
+
+
+def read_config(text: str, file: Path) -> dict[str, Any]:
+    """What a configuration in protobuf's text format sets. InputError names what it does not know, and where."""
+    if not text.strip():
+        return {}
+    from google.protobuf import text_format
+
+    from cotenant.core.protobuf import plain
+    from cotenant.serving.protocol.messages import classes
+
+    message = classes()["ModelConfig"]()
     try:
-        return parse_text_proto(text)
-    except ValueError as error:
-        raise InputError(f"not protobuf text: {error}", file=file) from None
-
-
-def parse_text_proto(text: str) -> dict[str, Any]:
-    """Protobuf's text format as plain data: a repeated field is a list, a message a dict, an enum its name."""
-    tokens = _tokens(text)
-    message, end = _message(tokens, "")
-    if end:
-        raise ValueError(f"{end!r} closes nothing")
-    return message
-
-
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    at = 0
-    text = text.rstrip()
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            rest = re.sub(r"\s*(#[^\n]*(\n|$)\s*)+", "", text[at:])
-            if not rest:
-                return
-            raise ValueError(f"unexpected {text[at : at + 20].strip()!r}")
-        at = match.end()
-        kind = ("string", "name", "number", "sign")[(match.lastindex or 1) - 1]
-        yield kind, match.group(match.lastindex or 1)
-
-
-def _message(tokens: Iterator[tuple[str, str]], closing: str) -> tuple[dict[str, Any], str]:
-    """Fields until the closing sign; (fields, sign that ended it)."""
-    out: dict[str, Any] = {}
-    lists: set[str] = set()
-    for kind, text in tokens:
-        if kind == "sign" and text in ",;":
-            continue
-        if kind == "sign" and text in "}>":
-            if text != closing:
-                raise ValueError(f"{text!r} closes nothing")
-            return out, text
-        if kind != "name":
-            raise ValueError(f"a field's name is expected, not {text!r}")
-        sign = next(tokens, ("", ""))
-        if sign == ("sign", ":"):
-            sign = next(tokens, ("", ""))
-        value = _value(tokens, sign)
-        if isinstance(value, list):
-            lists.add(text)
-            out[text] = [*out.get(text, []), *value]
-        elif text in out:
-            out[text] = [*(out[text] if text in lists else [out[text]]), value]
-            lists.add(text)
-        else:
-            out[text] = value
-    if closing:
-        raise ValueError(f"{closing!r} is missing at the end")
-    return out, ""
-
-
-def _value(tokens: Iterator[tuple[str, str]], token: tuple[str, str]) -> Any:
-    kind, text = token
-    if kind == "string":
-        return re.sub(r"\\(.)", r"\1", text[1:-1])
-    if kind == "name":
-        return {"true": True, "false": False}.get(text, text)
-    if kind == "number":
-        try:
-            return int(text, 0)
-        except ValueError:
-            return float(text)
-    if text in ("{", "<"):
-        return _message(tokens, "}" if text == "{" else ">")[0]
-    if text == "[":
-        items: list[Any] = []
-        for token in tokens:
-            if token == ("sign", "]"):
-                return items
-            if token != ("sign", ","):
-                items.append(_value(tokens, token))
-        raise ValueError("']' is missing at the end")
-    raise ValueError(f"a value is expected, not {text!r}" if text else "a value is missing at the end")
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        said = re.sub(r"^\d+:\d+ : ", "", str(error)).rstrip(".")
+        raise InputError(said[:1].lower() + said[1:], file=file, line=error.GetLine()) from None
+    return plain(message)
