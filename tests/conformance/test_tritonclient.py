@@ -69,7 +69,8 @@ def test_health_and_metadata(client: Any) -> None:
     assert c.is_server_ready()
     assert c.is_model_ready("a")
     assert c.is_model_ready("a", "1")
-    assert not c.is_model_ready("a", "7") if module.__name__.endswith("http") else True
+    assert not c.is_model_ready("a", "7")
+    assert not c.is_model_ready("nobody")
     form = {} if module.__name__.endswith("http") else {"as_json": True}
     assert c.get_server_metadata(**form)["name"] == "cotenant"
     metadata = c.get_model_metadata("a", **form)

@@ -15,7 +15,6 @@ from cotenant.core.cluster import Cluster
 from cotenant.core.gpus import find_gpu
 from cotenant.core.work import Trace
 from cotenant.policy.jobs.choice import JobPolicy
-from cotenant.policy.jobs.ordering import gittins_table
 from cotenant.profiles.training.tables import ModelProfile, Profiles
 from cotenant.sim.jobs.engine import EngineOptions
 
@@ -107,8 +106,7 @@ class Oracle:
         self.gittins: tuple[list[float], list[float]] = ([], [])
         if policy.ordering == "gittins":
             times = [j.g * j.isolated_s * j.total for j in self.jobs]
-            attained, index = gittins_table(list(policy.gittins_sample_gpu_s) or times)
-            self.gittins = attained.tolist(), index.tolist()
+            self.gittins = gittins_index(list(policy.gittins_sample_gpu_s) or times)
 
     # -- what a job needs and how fast it goes
 
@@ -575,3 +573,20 @@ def interpolate(p: ModelProfile, cores: float, gb: float) -> float:
         (1 - u) * (1 - v) * t[c0][m0] + (1 - u) * v * t[c0][m1] + u * (1 - v) * t[c1][m0] + u * v * t[c1][m1]
     )
     return float(value * min(1.0, cores / float(p.cpus_per_gpu[0])))
+
+
+def gittins_index(sample: list[float], points: int = 512) -> tuple[list[float], list[float]]:
+    """Attained service and its Gittins index, by the definition in docs/policies.md: sums over jobs, no cumulation."""
+    ranked = sorted(sample)
+    ends = sorted({ranked[math.floor(q / (points - 1) * (len(ranked) - 1) + 1e-9)] for q in range(points)})
+    attained = sorted({0.0, *ends})
+    index = []
+    for a in attained:
+        alive = [x for x in ranked if x > a]
+        gains = [
+            sum(x <= end for x in alive) / math.fsum(min(x, end) - a for x in alive)
+            for end in ends
+            if alive and end > a
+        ]
+        index.append(max(gains, default=0.0))
+    return attained, index
