@@ -262,7 +262,6 @@ class Agent:
     def set_root(self, tenant: Tenant, key: processes.ProcessKey) -> None:
         """The program of a tenant runs; from now on the tenant lives as long as the program or any of its processes."""
         tenant.root = key
-        tenant.launching = False
         fd = processes.pidfd(key)
         if fd is None:
             tenant.root = None

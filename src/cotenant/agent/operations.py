@@ -262,9 +262,10 @@ class Operations:
         self._check_user(caller, tenant)
         pid = order.get("pid")
         key = processes.key_of(pid if isinstance(pid, int) and pid > 0 else 0)
+        if tenant.name in caller.registered:  # not by a program that joins: its end would end the tenant
+            tenant.launching = False
         if key.start_ticks == 0 or caller.peer.pid not in processes.ancestors(key.pid):
             # `stop` signals that process and all below it: it must be the caller's own
-            tenant.launching = False
             self.agent.maybe_remove(tenant)
             return {"error": f"process {pid} is not one that process {caller.peer.pid} has started", "kind": "work"}
         if tenant.root is None:
