@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.core.errors import InputError
-from cotenant.core.record.files import atomic_file, check_writable
+from cotenant.core.files import atomic_file, check_writable
 
 
 def test_a_pipe_is_written_and_stays_one(tmp_path: Path) -> None:

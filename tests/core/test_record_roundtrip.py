@@ -18,8 +18,8 @@ from sample_records import hand_record, random_record
 
 from cotenant.core.errors import InputError
 from cotenant.core.events import Kind, Reason
+from cotenant.core.files import check_folder
 from cotenant.core.record import writer as writer_module
-from cotenant.core.record.files import check_folder
 from cotenant.core.record.reader import find_records, is_record, read_record
 from cotenant.core.record.record import jobs_table
 from cotenant.core.record.schema import EVENTS, JOBS, ROUNDS, RunInfo

@@ -51,7 +51,7 @@ def colocation(
     Prints {scheme: {be: figures}}: LS percentiles against alone with a 95 % interval, requests in time, and BE work
     against what it does alone and against the time that LS leaves.
     """
-    from cotenant.core.record.files import check_writable
+    from cotenant.core.files import check_writable
 
     if html:
         check_writable(html)

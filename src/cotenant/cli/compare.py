@@ -27,7 +27,7 @@ def compare(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Put any number of runs side by side, as a table or one HTML page."""
-    from cotenant.core.record.files import check_writable
+    from cotenant.core.files import check_writable
     from cotenant.core.record.reader import find_records, read_record
     from cotenant.profiles.training.tables import load_profiles
     from cotenant.report.runs import arrange, in_order, run_of

@@ -65,7 +65,7 @@ def experiment(
 def _write(outcome: Outcome, folder: Path) -> None:
     import json
 
-    from cotenant.core.record.files import atomic_file
+    from cotenant.core.files import atomic_file
     from cotenant.report.load import write_page
 
     with atomic_file(folder / "summary.json") as file:

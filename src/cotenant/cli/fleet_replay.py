@@ -94,7 +94,7 @@ def replay(
 
 
 def _check_out(out: Path) -> None:
-    from cotenant.core.record.files import check_folder
+    from cotenant.core.files import check_folder
 
     for name in ("measured", "simulated"):
         check_folder(out / name, "run.json")

@@ -45,7 +45,7 @@ def chart(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; made anew.")],
 ) -> None:
     """Write the Helm chart."""
-    from cotenant.core.record.files import AtomicFolder
+    from cotenant.core.files import AtomicFolder
     from cotenant.kube.chart import files
 
     folder = AtomicFolder(out, "Chart.yaml")

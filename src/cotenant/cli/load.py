@@ -82,7 +82,7 @@ def load(
     reported."""
     from cotenant.cli.token_file import shown_token
     from cotenant.core.errors import InputError
-    from cotenant.core.record.files import check_writable
+    from cotenant.core.files import check_writable
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.loadgen.options import parse_factor, parse_shapes, read_load_services
     from cotenant.loadgen.run import LoadTest
@@ -122,7 +122,7 @@ def _report(result: LoadResult, csv: str | None, html: str | None, as_json: bool
     import sys
 
     from cotenant.cli.load_view import show
-    from cotenant.core.record.files import atomic_file
+    from cotenant.core.files import atomic_file
 
     if csv is not None:
         with atomic_file(csv) as file:

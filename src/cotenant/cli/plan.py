@@ -82,7 +82,7 @@ def plan(
     headroom every service has. `plan scenarios --like SET --out F` generates scenario sets; `plan fit-interference
     --pairs F` fits the interference model of a profile."""
     from cotenant.core.errors import InputError
-    from cotenant.core.record.files import check_writable
+    from cotenant.core.files import check_writable
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner
 
@@ -230,7 +230,7 @@ def read_plan(path: str) -> ServingPlan:
 
 
 def _write(path: str, text: str) -> None:
-    from cotenant.core.record.files import atomic_file
+    from cotenant.core.files import atomic_file
 
     with atomic_file(path) as file:
         file.write(text)

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from cotenant.core.errors import InputError
-from cotenant.core.record.files import atomic_file
+from cotenant.core.files import atomic_file
 from cotenant.core.units import counted
 from cotenant.profiles.serving.interference_fit import fit_interference, read_pairs
 from cotenant.profiles.serving.latency_files import profile_to_dict, read_profile

@@ -13,7 +13,7 @@ from typing import Any
 
 from cotenant.cli.plan_notice import PACKING, say_compiling_serving
 from cotenant.core.errors import InputError
-from cotenant.core.record.files import atomic_file, check_writable
+from cotenant.core.files import atomic_file, check_writable
 from cotenant.core.serving import Service
 from cotenant.policy.serving.packing.planners import Packer
 from cotenant.policy.serving.packing.specs import Spec

@@ -51,7 +51,7 @@ def job(
 
     least, most = _cores(cpus, gpus, pretend_cores)
     if out is not None:
-        from cotenant.core.record.files import check_writable
+        from cotenant.core.files import check_writable
 
         check_writable(Path(out))
     size = _size(dataset)
@@ -67,7 +67,7 @@ def job(
     content = profile_table(title, points, float(gpus), data, more=_measured(points, data, steps))
     text = json.dumps(content, indent=1)
     if out is not None:
-        from cotenant.core.record.files import atomic_file
+        from cotenant.core.files import atomic_file
 
         with atomic_file(Path(out)) as file:
             file.write(text + "\n")

@@ -23,7 +23,7 @@ def kernels(
     """Time every kernel of an unmodified program by kernel, grid and block: duration, SMs, and what it needs most."""
     from cotenant.bench.kernel_profile import measure, path_of
     from cotenant.core.errors import InputError
-    from cotenant.core.record.files import atomic_file, check_writable
+    from cotenant.core.files import atomic_file, check_writable
     from cotenant.core.units import parse_seconds
 
     if path_of(command[0]) is None:

@@ -46,7 +46,7 @@ def service(
     from pathlib import Path
 
     from cotenant.cli.progress import jobs_progress
-    from cotenant.core.record.files import atomic_file, check_writable
+    from cotenant.core.files import atomic_file, check_writable
     from cotenant.profiles.serving.latency_files import parse_profile
     from cotenant.serving.workers.profiling import Partial, assemble, measure
 

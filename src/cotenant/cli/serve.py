@@ -40,7 +40,7 @@ def serve(
     period, move models without dropping a request, use more or fewer GPUs. Listens on loopback by default."""
     from cotenant.cli.plan import read_plan
     from cotenant.core.errors import InputError
-    from cotenant.core.record.files import check_writable
+    from cotenant.core.files import check_writable
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner
 
     require(NEEDED)

@@ -123,7 +123,7 @@ def simulate(
 
 def check_outputs(out: Path | None, *files: Path | None, holds: str = "run.json") -> None:
     """Find out before the work that results can be written; `holds` is in a folder that may be replaced or added to."""
-    from cotenant.core.record.files import check_folder, check_writable
+    from cotenant.core.files import check_folder, check_writable
 
     for file in files:
         if file is not None:
@@ -223,7 +223,7 @@ def write_jct(record: Record, jct_s: Any, path: Path) -> None:
     """job,jct_s for every job in trace order; empty where the job did not finish."""
     import math
 
-    from cotenant.core.record.files import atomic_file
+    from cotenant.core.files import atomic_file
 
     ids = record.jobs["id"].to_list()
     with atomic_file(path) as file:

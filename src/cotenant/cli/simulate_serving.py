@@ -63,7 +63,7 @@ def simulate(
 ) -> None:
     """Replay requests against a serving plan, with batching and drops: percentiles and SLO attainment per service."""
     from cotenant.core.errors import InputError
-    from cotenant.core.record.files import check_writable
+    from cotenant.core.files import check_writable
     from cotenant.core.units import parse_seconds
     from cotenant.serving.config.planning import build_problem
     from cotenant.serving.config.services import read_services, with_scheme
@@ -130,7 +130,7 @@ def run_scenario(
 
 
 def _write_tables(result: ServingResult, requests_csv: str | None, client_csv: str | None) -> None:
-    from cotenant.core.record.files import atomic_file
+    from cotenant.core.files import atomic_file
 
     for path, table in ((requests_csv, result.table), (client_csv, result.client_table)):
         if path is not None:

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cotenant.core.errors import InputError, WorkError
-from cotenant.core.record.files import atomic_file
+from cotenant.core.files import atomic_file
 from cotenant.core.serving import Application, Service, ServingPlan
 from cotenant.core.units import parse_seconds
 from cotenant.core.yamlfile import parse_yaml, read_yaml

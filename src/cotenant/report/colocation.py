@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from cotenant.core.record.files import atomic_file
+from cotenant.core.files import atomic_file
 
 Rows = dict[str, dict[str, dict[str, Any]]]  # scheme -> BE load -> figures
 COLUMNS = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.core.record.files import atomic_file
+from cotenant.core.files import atomic_file
 from cotenant.loadgen.loop import LATE, OK
 from cotenant.loadgen.result import LoadResult
 from cotenant.report.page import _plotly, _script_json

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from cotenant.core.errors import InputError
+from cotenant.core.files import atomic_file
 from cotenant.core.metrics.registry import lookup
-from cotenant.core.record.files import atomic_file
 from cotenant.report.distributions import cdf_points, ratio_to, rounded
 from cotenant.report.runs import Run, arrange, facet_name, moves_note
 from cotenant.report.table import COLUMNS, Column, best_rows, cell_texts

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from cotenant.core.errors import InputError
+from cotenant.core.files import atomic_file
 from cotenant.core.metrics.timeline import HOLDING
-from cotenant.core.record.files import atomic_file
 from cotenant.core.record.record import Placements, Record
 
 CLUSTER_PID = 1  # nodes follow: node n is process n + 2

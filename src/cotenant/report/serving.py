@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.core.record.files import atomic_file
+from cotenant.core.files import atomic_file
 from cotenant.report.page import _plotly, _script_json
 from cotenant.sim.serving.engine import ServingResult
 

@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from cotenant.core.errors import WorkError
-from cotenant.core.record.files import AtomicFolder
+from cotenant.core.files import AtomicFolder
 from cotenant.core.record.reader import read_record
 from cotenant.core.record.record import Events, Placements, Record
 from cotenant.core.record.schema import (

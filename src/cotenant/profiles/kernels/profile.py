@@ -72,7 +72,7 @@ def read_orion(path: Path) -> list[KernelWork]:
 
 def write_kernels(path: Path, kernels: Sequence[KernelWork], about: dict[str, object]) -> None:
     """Our own form: JSON, `kernels` in issue order with names of classes."""
-    from cotenant.core.record.files import atomic_file
+    from cotenant.core.files import atomic_file
 
     rows = [asdict(k) | {"work_class": CLASS_NAMES[k.work_class]} for k in kernels]
     with atomic_file(path) as file:

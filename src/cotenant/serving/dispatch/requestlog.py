@@ -11,7 +11,7 @@ from os import fstat
 from pathlib import Path
 
 from cotenant.core.errors import InputError
-from cotenant.core.record.files import cannot_write
+from cotenant.core.files import cannot_write
 
 REQUEST_COLUMNS = "service,received_s,queued_ms,batch,gpulet,executed_ms,outcome\n"
 GPU_COLUMNS = "time_s,gpus_in_use,gpus_held,gpulets,allocated\n"

@@ -18,7 +18,7 @@ from typing import Any
 
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError, WorkError
-from cotenant.core.record.files import atomic_file
+from cotenant.core.files import atomic_file
 from cotenant.serving.worker import WorkerFactory
 from cotenant.serving.workers.onemodel import OneModel, Sample, local_factory
 from cotenant.serving.workers.repository import Found

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cotenant.core.errors import WorkError
-from cotenant.core.record.files import atomic_file, cannot_write
+from cotenant.core.files import atomic_file, cannot_write
 from cotenant.profiles.training.tables import load_profiles
 from cotenant.sim.jobs.sweep_file import SHOWN, Point, Sweep, cluster_of, config_of, key_of, trace_of
 from cotenant.workloads.clusters.forms import parse_cluster

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from cotenant.core.errors import InputError
-from cotenant.core.record.files import atomic_file
+from cotenant.core.files import atomic_file
 from cotenant.core.work import Jobs
 from cotenant.workloads.jobs.native import COLUMNS
 
