@@ -20,7 +20,7 @@ from cotenant.policy.mig.decide import PartitionRules
 from cotenant.policy.mig.optimizer import best_partition
 from cotenant.sim.mig.run import best_static, run_partition
 from cotenant.workloads.jobs.miso import read
-from cotenant.workloads.jobs.options import TraceOptions
+from cotenant.workloads.trace_options import TraceOptions
 
 REFERENCE = {"trace_g8_j100_a60_s1": 8, "trace_g8_j1000_a100_s1": 8, "trace_g40_j1000_a10_s1": 40}
 

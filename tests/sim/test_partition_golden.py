@@ -16,7 +16,7 @@ from cotenant.core.mig import geometry, parse_layout
 from cotenant.policy.mig.decide import PartitionRules
 from cotenant.sim.mig.run import best_static, run_partition
 from cotenant.workloads.jobs.miso import read
-from cotenant.workloads.jobs.options import TraceOptions
+from cotenant.workloads.trace_options import TraceOptions
 
 TRACES = {  # GPUs, jobs, mean gap in seconds
     (8, 100, 60): "trace_g8_j100_a60_s1",

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from cotenant.core.errors import InputError
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.jobs.select import load_trace
+from cotenant.workloads.trace_options import TraceOptions
 
 H = "id,arrival_s,gpus,duration_s\n"
 PHILLY = "timestamp,duration,num_gpus,gpu_time,cluster\n"

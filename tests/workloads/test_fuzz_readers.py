@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cotenant.core.errors import InputError
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.jobs.registry import read_trace
+from cotenant.workloads.trace_options import TraceOptions
 
 HEADERS = {
     "native": "id,arrival_s,gpus,duration_s,iterations,model,priority",

@@ -9,7 +9,7 @@ import pytest
 
 from cotenant.core.errors import InputError
 from cotenant.workloads.jobs.miso import read, read_latencies
-from cotenant.workloads.jobs.options import TraceOptions
+from cotenant.workloads.trace_options import TraceOptions
 
 HEADER = (
     "order,job,model,arrival_s,duration_s,num_iters,launch_s,lat_7g.40gb,lat_4g.20gb,lat_3g.20gb,lat_2g.10gb,lat_1g.5gb"

@@ -11,9 +11,9 @@ import pytest
 from cotenant.core.errors import InputError
 from cotenant.workloads.clusters.forms import parse_cluster
 from cotenant.workloads.jobs.generate import Workload, generate
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.jobs.select import load_trace
 from cotenant.workloads.table import check_path
+from cotenant.workloads.trace_options import TraceOptions
 
 HEADER = "id,arrival_s,gpus,duration_s,model\n"
 CLASSES = {"image": ["res50"], "language": ["lstm"], "speech": ["m5"]}

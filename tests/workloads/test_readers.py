@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from cotenant.core.errors import InputError
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.jobs.registry import FORMATS, read_trace, split_spec
+from cotenant.workloads.trace_options import TraceOptions
 
 OPENB_HEADER = (
     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"

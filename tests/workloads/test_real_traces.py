@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cotenant.core.errors import InputError
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.jobs.registry import read_trace
 from cotenant.workloads.jobs.select import durations_in, load_trace
+from cotenant.workloads.trace_options import TraceOptions
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -9,8 +9,8 @@ import pytest
 
 from cotenant.core.errors import InputError
 from cotenant.core.work import Trace
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.jobs.select import load_trace
+from cotenant.workloads.trace_options import TraceOptions
 
 CLASSES = {"image": ("alexnet", "res18"), "language": ("gnmt",), "speech": ("m5",)}
 ITERATION_S = {"alexnet": 0.5, "gnmt": 2.0, "res18": 1.0, "m5": 1.0}

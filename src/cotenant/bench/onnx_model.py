@@ -5,7 +5,11 @@ Protobuf's wire format, with the field numbers of ONNX's public schema.
 
 from __future__ import annotations
 
-import numpy as np
+from cotenant.core.extras import needs
+
+with needs("serve"):
+    import numpy as np
+
 
 FLOAT, IR_VERSION, OPSET = 1, 8, 13
 

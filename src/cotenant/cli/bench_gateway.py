@@ -20,8 +20,8 @@ def gateway(
     import sys
 
     from cotenant.bench.gateway import SYSTEMS, measure
-    from cotenant.cli.serve import NEEDED, require
     from cotenant.core.errors import InputError
+    from cotenant.core.extras import require
 
     chosen = tuple(systems.split(",")) if systems else SYSTEMS
     unknown = [name for name in chosen if name not in SYSTEMS]
@@ -29,7 +29,7 @@ def gateway(
         raise InputError(f"unknown system {unknown[0]!r}; known: {', '.join(SYSTEMS)}", field="--systems")
     if not (1 <= connections <= 1000 and 0.2 <= seconds <= 600 and 1 <= rounds <= 100):
         raise InputError("1 to 1000 connections, 0.2 to 600 seconds and 1 to 100 rounds", field="--connections")
-    require((*NEEDED, "onnxruntime"))
+    require("serve", "httptools", "hpack", "google.protobuf", "onnxruntime")
     result = measure(chosen, connections, seconds, rounds, lambda text: print(text, file=sys.stderr, flush=True))
     if as_json:
         print(json.dumps(result))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cotenant.cli.trace_options import takes_trace_options
-from cotenant.workloads.jobs.options import TraceOptions
+from cotenant.workloads.trace_options import TraceOptions
 
 if TYPE_CHECKING:
     from cotenant.fleet.replay import ReplayOptions

@@ -50,6 +50,15 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("cotenant.cli.demo", "Six policies on a seeded trace, a table and an HTML report."),
 }
 
+# verb -> the extra that it needs; others need the base alone, or what their subcommand needs
+EXTRA_OF = {
+    **dict.fromkeys(("simulate", "sweep", "trace", "predict", "policies", "demo"), "sim"),
+    **dict.fromkeys(("compare", "explain"), "report"),
+    **dict.fromkeys(("mig", "plan"), "plan"),
+    **dict.fromkeys(("serve", "infer", "experiment", "load"), "serve"),
+    "fleet": "fleet",
+    "kube": "kube",
+}
 
 MOST_SHOWN = 2000  # characters of an error
 
@@ -123,6 +132,8 @@ def main() -> None:
         fail(str(error), 1)
     except typer.TyperException as error:
         fail_usage(error)
+    except ModuleNotFoundError as error:
+        fail_missing(error)
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 130)
     except BrokenPipeError:
@@ -167,6 +178,18 @@ def fail_usage(error: typer.TyperException) -> NoReturn:
         print(message, end="\n" if message else "", file=sys.stderr)
         sys.exit(2)
     fail(f"{message[:1].lower()}{message[1:]}; see {path} --help", error.exit_code)
+
+
+def fail_missing(error: ModuleNotFoundError) -> NoReturn:
+    """A module that an extra brings is not installed: name the extra, the verb's own where it brings it."""
+    from cotenant.core.extras import MissingExtraError, extra_of
+
+    verb = next((word for word in sys.argv[1:] if word in VERBS), "")
+    package_s = error.extra if isinstance(error, MissingExtraError) else None
+    extra = extra_of(error.name or "", preferred=EXTRA_OF.get(verb, package_s))
+    if extra is None:
+        raise error
+    fail(f"{verb} needs the extra \"{extra}\": pip install 'cotenant[{extra}]'", 2)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,17 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cotenant.cli.plan_notice import PACKING, say_compiling_serving
 from cotenant.core.errors import InputError
+from cotenant.core.extras import needs
 from cotenant.core.units import counted, parse_seconds
 from cotenant.policy.serving.autoscale import FORECASTS, Autoscaler
 from cotenant.policy.serving.packing.replan import Sizer
 from cotenant.policy.serving.packing.specs import Spec
 from cotenant.serving.config.planning import Problem
+
+with needs("plan"):
+    import numpy as np
 
 LEAST_RATE = 0.01  # a service without requests is still planned for, so that it stays reachable
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-NEEDED = ("httptools", "hpack", "google.protobuf")
-
 
 @app.command()
 def serve(
@@ -43,7 +41,6 @@ def serve(
     from cotenant.core.files import check_writable
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner
 
-    require(NEEDED)
     for path in (log, gpus_log):
         if path is not None:
             check_writable(str(path))
@@ -67,21 +64,6 @@ def serve(
         factory = importlib.import_module("cotenant.serving.workers.on_ray").connect(address, services, profile)
     server = build(services, options, profile=profile, gpus=gpus, factory=factory, say=_say)
     raise typer.Exit(_run(server, as_json))
-
-
-def require(modules: tuple[str, ...]) -> None:
-    """InputError unless what a server needs beside the base is installed."""
-    import importlib.util
-
-    from cotenant.core.errors import InputError
-
-    for module in modules:
-        try:
-            found = importlib.util.find_spec(module)
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
-            raise InputError(f"serving needs {module.partition('.')[0]}: pip install 'cotenant[serve]'")
 
 
 def _doors(services: str, http: str | None, grpc: str | None) -> tuple[str | None, str | None]:

@@ -10,7 +10,7 @@ import typer
 
 from cotenant.cli.partition_options import PartitionOptions, takes_partition_options
 from cotenant.cli.trace_options import ClusterOptions, takes_cluster_options, takes_trace_options
-from cotenant.workloads.jobs.options import TraceOptions
+from cotenant.workloads.trace_options import TraceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

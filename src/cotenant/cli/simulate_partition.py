@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cotenant.cli.trace_options import ClusterOptions
     from cotenant.core.record.record import Record
     from cotenant.sim.mig.run import PartitionOutcome
-    from cotenant.workloads.jobs.options import TraceOptions
+    from cotenant.workloads.trace_options import TraceOptions
 
 Run = tuple["Record", "PartitionOutcome"]
 SHARED = ("placement", "default_profile")  # options of job policies that partition policies have too

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.cli.trace_options import ClusterOptions, takes_cluster_options, takes_trace_options
-from cotenant.workloads.jobs.options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
+from cotenant.workloads.trace_options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
 
 if TYPE_CHECKING:
     from cotenant.core.work import Trace

@@ -21,7 +21,7 @@ import typer
 
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_rate_per_s, parse_seconds
-from cotenant.workloads.jobs.options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
+from cotenant.workloads.trace_options import DEFAULT_SEED, DEFAULT_SPLIT, TraceOptions
 
 if TYPE_CHECKING:
     from cotenant.core.cluster import Cluster

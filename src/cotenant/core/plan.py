@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cotenant.core.cluster import Cluster
 from cotenant.core.events import Reason
+from cotenant.core.extras import needs
 from cotenant.core.work import Jobs
+
+with needs("sim"):
+    import numpy as np
+    from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 

@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cotenant.core.cluster import Cluster
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.events import Kind
+from cotenant.core.extras import needs
 from cotenant.core.metrics.summary import Analysis
 from cotenant.core.record.record import Record
 from cotenant.core.work import Floats, Jobs, Trace
@@ -34,6 +32,10 @@ from cotenant.profiles.training.tables import ModelProfile, Profiles, load_profi
 from cotenant.sim.jobs.options import TrainingConfig
 from cotenant.sim.jobs.training import simulate
 from cotenant.training.timed import steps_per_iteration
+
+with needs("fleet"):
+    import numpy as np
+    from numpy.typing import NDArray
 
 PATIENCE = 5.0  # a run that takes this many times as long as simulated has failed
 OFF = 0.03  # a pretend job whose measured pace is further from what it was told is measured again

@@ -146,7 +146,7 @@ def connect(target: Target) -> socket.socket:
 
 def call(target: Target, method: str, message: bytes) -> tuple[int, str, bytes]:
     """One call that is waited for: status, what the server says of it, and the answer; WorkError without one."""
-    client = _new_client()
+    client = Http2Client()
     try:
         with connect(target) as channel:
             client.request(header_block(target, method), envelope(message))
@@ -164,13 +164,6 @@ def call(target: Target, method: str, message: bytes) -> tuple[int, str, bytes]:
     headers = ended[0].headers
     text = headers.get(b"grpc-message", b"").decode(errors="replace")
     return int(headers.get(b"grpc-status", b"2") or 2), text, bytes(ended[0].data[5:])
-
-
-def _new_client() -> Http2Client:
-    try:
-        return Http2Client()
-    except ImportError:
-        raise InputError("gRPC needs hpack: pip install 'cotenant[serve]'", field="url") from None
 
 
 def ask_inputs(target: Target, model: str) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
@@ -214,7 +207,7 @@ class Channel:
 
     def __init__(self, owner: GrpcTransport) -> None:
         self.owner = owner
-        self.client = _new_client()
+        self.client = Http2Client()
         self.socket = connect(owner.target)
         self.socket.setblocking(False)
         self.fd = self.socket.fileno()
@@ -280,7 +273,6 @@ class GrpcTransport:
     """Calls on as few connections as the server's limit of calls on each allows. See Transport."""
 
     def __init__(self, target: Target, payloads: Sequence[GrpcPayload], most: int) -> None:
-        _new_client()
         self.target, self.payloads, self.most = target, payloads, most
         self.block = header_block(target, "ModelInfer")
         self.loop: Loop

@@ -13,8 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numba
-import platformdirs
+from cotenant.core.extras import needs
+
+with needs("sim"):
+    import numba
+    import platformdirs
 
 # beside every file that says "njit" or "compiled": constants that numba freezes into code
 _CONSTANTS = ("policy/jobs/arrays.py", "sim/jobs/state.py")

@@ -7,8 +7,12 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from cotenant.core.extras import needs
+
+with needs("sim"):
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 Floats = NDArray[np.float64]
 Rows = tuple[NDArray[np.int32], NDArray[np.int32], Floats]

@@ -6,11 +6,13 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Generator
-from torch.utils.data import DataLoader, IterableDataset
-
+from cotenant.core.extras import needs
 from cotenant.training.randomness import Stream, apart, derive
 from cotenant.training.sources import IterableSource, Source, tell_memory
+
+with needs("torch"):
+    from torch import Generator
+    from torch.utils.data import DataLoader, IterableDataset
 
 
 class _Numbered(list[Any]):

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-import polars as pl
-from numpy.typing import NDArray
-
 from cotenant.core.errors import InputError
+from cotenant.core.extras import needs
 from cotenant.core.units import counted
 from cotenant.core.work import Floats, Jobs, Names, Trace
+
+with needs("sim"):
+    import numpy as np
+    import polars as pl
+    from numpy.typing import NDArray
 
 csv.field_size_limit(2**31 - 1)  # a complaint about a cell of any length must find its line
 MAX_GPUS_PER_JOB = 100_000

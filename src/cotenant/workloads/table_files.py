@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import polars as pl
-
 from cotenant.core.errors import InputError
+from cotenant.core.extras import needs
 from cotenant.workloads.table import Table, check_path
+
+with needs("sim"):
+    import polars as pl
 
 
 def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: Sequence[str] | None = None) -> Table:

@@ -1,1 +1,5 @@
 """Pure functions of a record."""
+
+from cotenant.core.extras import require
+
+require("report", "numpy", "polars")

@@ -1,1 +1,5 @@
 """Plans for changing request rates while the server runs."""
+
+from cotenant.core.extras import require
+
+require("serve", "numpy", "numba", "polars")

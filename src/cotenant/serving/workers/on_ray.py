@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cotenant.core.errors import InputError, WorkError
+from cotenant.core.errors import WorkError
+from cotenant.core.extras import needs
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor
 from cotenant.serving.worker import Job, LoadError, Result, Worker, WorkerListener, WorkerSpec
 from cotenant.serving.workers.local import LOAD_LIMIT_S, LocalWorkers
@@ -197,11 +198,9 @@ class RayWorkers:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
         """Join the cluster at `address` ("auto" for the one of this machine) and put an actor on each node; WorkError
-        when it cannot be reached, InputError when Ray is not installed."""
-        try:
+        when it cannot be reached, MissingExtraError when Ray is not installed."""
+        with needs("ray"):
             import ray
-        except ImportError:
-            raise InputError("--address needs Ray: pip install 'cotenant[ray]'", field="address") from None
         self._ray = ray
         self.count, self.say = gpus, say
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -26,8 +26,8 @@ from cotenant.profiles.training.tables import Profiles, load_profiles
 from cotenant.sim.jobs.options import TrainingConfig, training_config
 from cotenant.workloads.clusters.forms import parse_cluster
 from cotenant.workloads.jobs.generate import Workload, generate
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.jobs.select import load_trace
+from cotenant.workloads.trace_options import TraceOptions
 
 MAX_POINTS = 100_000
 POLICY = tuple(TrainingConfig.model_fields)

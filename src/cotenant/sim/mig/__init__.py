@@ -1,1 +1,5 @@
 """MIG partition policies in virtual time."""
+
+from cotenant.core.extras import require
+
+require("sim", "numpy", "numba", "polars")

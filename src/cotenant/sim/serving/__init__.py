@@ -1,1 +1,5 @@
 """Inference services in virtual time, request by request."""
+
+from cotenant.core.extras import require
+
+require("sim", "numpy", "numba", "polars")

@@ -14,9 +14,9 @@ import polars as pl
 from cotenant.core.errors import InputError
 from cotenant.core.work import Floats, Trace
 from cotenant.workloads.jobs.native import MAX_ITERATIONS
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.table import MAX_SECONDS, Table
 from cotenant.workloads.table_files import read_csv
+from cotenant.workloads.trace_options import TraceOptions
 
 UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
 COLUMNS = (

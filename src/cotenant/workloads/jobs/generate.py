@@ -20,11 +20,11 @@ from cotenant.workloads.jobs.draws import (
     round_ms,
     stream,
 )
-from cotenant.workloads.jobs.options import DEFAULT_SEED, DEFAULT_SPLIT
 from cotenant.workloads.jobs.presets import PRESETS, Preset
 from cotenant.workloads.jobs.registry import read_trace
 from cotenant.workloads.jobs.select import durations_in
 from cotenant.workloads.jobs.split import assign_models
+from cotenant.workloads.trace_options import DEFAULT_SEED, DEFAULT_SPLIT
 
 MAX_JOBS = 100_000_000
 

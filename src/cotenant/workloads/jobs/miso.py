@@ -17,9 +17,9 @@ from cotenant.core.mig import Geometry, geometry, kind_of
 from cotenant.core.mig_tables import TABLES
 from cotenant.core.work import Floats, Trace
 from cotenant.workloads.jobs.native import MAX_ITERATIONS, read_table
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.table import MAX_SECONDS, Table
 from cotenant.workloads.table_files import read_csv
+from cotenant.workloads.trace_options import TraceOptions
 
 
 @dataclass

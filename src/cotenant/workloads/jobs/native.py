@@ -9,9 +9,9 @@ import numpy as np
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
 from cotenant.core.work import Names, Trace
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.table import MAX_SECONDS, Table
 from cotenant.workloads.table_files import read_csv, read_parquet
+from cotenant.workloads.trace_options import TraceOptions
 
 COLUMNS = (
     "id", "arrival_s", "gpus", "duration_s", "iterations", "model",

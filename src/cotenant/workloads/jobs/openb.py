@@ -14,9 +14,9 @@ from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
 from cotenant.core.units import counted
 from cotenant.core.work import Floats, Names, Trace
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.table import MAX_SECONDS, Table
 from cotenant.workloads.table_files import read_csv
+from cotenant.workloads.trace_options import TraceOptions
 
 TIMES = ("creation_time", "deletion_time", "scheduled_time")
 COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "qos", "pod_phase", *TIMES)

@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 
 from cotenant.core.work import Floats, Trace
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.table import MAX_SECONDS, Table
 from cotenant.workloads.table_files import read_csv
+from cotenant.workloads.trace_options import TraceOptions
 
 COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
 

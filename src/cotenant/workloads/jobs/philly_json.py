@@ -18,8 +18,8 @@ import orjson
 from cotenant.core.errors import InputError
 from cotenant.core.units import counted
 from cotenant.core.work import Trace
-from cotenant.workloads.jobs.options import ATTEMPTS, TraceOptions
 from cotenant.workloads.table import MAX_GPUS_PER_JOB, Table, check_path
+from cotenant.workloads.trace_options import ATTEMPTS, TraceOptions
 
 EPOCH = datetime(1970, 1, 1)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cotenant.core.errors import InputError
 from cotenant.core.work import Trace
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.jobs.recognise import looks_like
 from cotenant.workloads.table import MissingColumnError
+from cotenant.workloads.trace_options import TraceOptions
 
 # format -> (module with `read(path, options) -> Trace`, one line of help). A new reader is one module and one line.
 FORMATS: dict[str, tuple[str, str]] = {

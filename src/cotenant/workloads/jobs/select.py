@@ -21,10 +21,10 @@ from cotenant.workloads.jobs.draws import (
     round_ms,
     stream,
 )
-from cotenant.workloads.jobs.options import DEFAULT_SPLIT, GPU_COUNTS, SPLIT_MODES, TraceOptions
 from cotenant.workloads.jobs.registry import read_trace
 from cotenant.workloads.jobs.split import assign_models, parse_split
 from cotenant.workloads.table import MAX_SECONDS
+from cotenant.workloads.trace_options import DEFAULT_SPLIT, GPU_COUNTS, SPLIT_MODES, TraceOptions
 
 Times = Mapping[str, float]
 

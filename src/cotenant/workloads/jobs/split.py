@@ -11,7 +11,7 @@ import numpy as np
 from cotenant.core.errors import InputError
 from cotenant.core.work import Ints, Names
 from cotenant.workloads.jobs.draws import stream
-from cotenant.workloads.jobs.options import SPLIT_MODES
+from cotenant.workloads.trace_options import SPLIT_MODES
 
 CLASSES = ("image", "language", "speech")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cotenant.core.work import Trace
 from cotenant.workloads.jobs.native import MAX_ITERATIONS
-from cotenant.workloads.jobs.options import TraceOptions
 from cotenant.workloads.table import MAX_SECONDS
 from cotenant.workloads.table_files import read_csv
+from cotenant.workloads.trace_options import TraceOptions
 
 COLUMNS = ("id", "model", "arrival_s", "iterations", "gpus")
 

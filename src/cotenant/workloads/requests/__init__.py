@@ -1,1 +1,5 @@
 """Request arrivals: arrival processes, recorded traces, scenario sets."""
+
+from cotenant.core.extras import require
+
+require("sim", "numpy")
