@@ -1,30 +1,32 @@
-"""A tiny agent for tests of the shim: one rule (everybody gets turns of the same length, in order), every message kept.
-
-It speaks the protocol by the offsets in protocol.h, read with ctypes, and shares no code with the real agent.
-"""
+"""A tiny agent for tests of the shim: one rule (all get turns of the same length, in order), every message kept."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import socket
-import struct
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-MAGIC, VERSION, BYTES, PAGE = 0x434F5445, 1, 256, 8192
-HELLO, ATTACH, REQUEST, RELEASE, RESERVE, COMMIT, MEM_RELEASE, QUERY, STATE, WARNING = 1, 2, 3, 4, 5, 6, 7, 8, 9, 11
-HELLO_REPLY, GPU_REPLY, GRANT, REVOKE, MEMORY_REPLY, UPDATE, ERROR = 64, 65, 66, 67, 68, 69, 70
-MOVE_STATE, MOVE_ROOM, MOVE_PROGRESS, MOVE_DONE, MOVE_BACKING = 80, 81, 82, 83, 84
-MOVE_OUT, MOVE_IN, MOVE_ALLOW, MOVE_ROOM_REPLY, MOVE_BACKING_REPLY = 88, 89, 90, 91, 92
-HEADER = struct.Struct("=IHHQIIQ")
-FOREVER = 2**64 - 1
-CONTENDED, UNGATED, UNFENCED = 2, 4, 8
+from cotenant.abi.protocol import (
+    BODY_OF,
+    MESSAGE_BYTES,
+    NO_DEADLINE,
+    NO_LIMIT,
+    NO_SLOT,
+    PROTOCOL_MAGIC,
+    PROTOCOL_VERSION,
+    MemoryFamily,
+    MessageType,
+    Status,
+)
+from cotenant.abi.tenant_page import MAX_GPUS, PAGE_BYTES, PageLayout, SlotFlag, SlotLayout
+from cotenant.agent.ipc.wire import fields, pack, parse_head
 
 
 @dataclass
@@ -33,13 +35,11 @@ class Message:
     slot: int
     sequence: int
     status: int
-    body: bytes
+    fields: dict[str, Any]
 
-    def u64(self, offset: int) -> int:
-        return int(struct.unpack_from("=Q", self.body, offset)[0])
-
-    def u32(self, offset: int) -> int:
-        return int(struct.unpack_from("=I", self.body, offset)[0])
+    def __getitem__(self, name: str) -> int:
+        """A number of the body."""
+        return int(self.fields[name])
 
 
 @dataclass
@@ -51,16 +51,16 @@ class Client:
     epoch: int = 0
     closed: bool = False
 
-    def slot(self, index: int, offset: int) -> ctypes.c_uint64:
-        return ctypes.c_uint64.from_buffer(self.page, 256 + 256 * index + offset)
+    def slot(self, index: int = 0) -> SlotLayout:
+        return PageLayout.from_buffer(self.page).slots[index]
 
-    def flags(self, value: int, slot: int = 0) -> None:
-        ctypes.c_uint32.from_buffer(self.page, 256 + 256 * slot + 56).value = value
-
-    def send(self, kind: int, body: bytes = b"", *, slot: int = 0xFFFFFFFF, sequence: int = 0, status: int = 0) -> None:
-        head = HEADER.pack(MAGIC, VERSION, kind, sequence, status, slot, time.monotonic_ns())
+    def send(
+        self, kind: MessageType, *, fd: int | None = None, slot: int = NO_SLOT, sequence: int = 0, status: int = 0,
+        **fields: Any,
+    ) -> None:  # fmt: skip
+        message = pack(kind, fields, slot=slot, sequence=sequence, status=status, sent_ns=time.monotonic_ns())
         with contextlib.suppress(OSError):
-            self.connection.send((head + body).ljust(BYTES, b"\0"))
+            socket.send_fds(self.connection, [message], [] if fd is None else [fd])
 
     def of(self, kind: int) -> list[Message]:
         return [message for message in self.messages if message.type == kind]
@@ -133,7 +133,7 @@ class FakeAgent:
         return sum(self.used.values())
 
     def releases(self) -> list[Message]:
-        return [message for client in self.clients for message in client.of(RELEASE)]
+        return [message for client in self.clients for message in client.of(MessageType.TOKEN_RELEASE)]
 
     def _accept(self) -> None:
         while True:
@@ -148,21 +148,24 @@ class FakeAgent:
 
     def _serve(self, connection: socket.socket) -> None:
         fd = os.memfd_create("page")
-        os.ftruncate(fd, PAGE)
-        page = mmap.mmap(fd, PAGE)
+        os.ftruncate(fd, PAGE_BYTES)
+        page = mmap.mmap(fd, PAGE_BYTES)
         client = Client(connection, page)
-        struct.pack_into("=IIII", page, 0, MAGIC, VERSION, PAGE, 16)
+        layout = PageLayout.from_buffer(page)
+        layout.magic, layout.version = PROTOCOL_MAGIC, PROTOCOL_VERSION
+        layout.page_bytes, layout.slot_count = PAGE_BYTES, MAX_GPUS
         with self.lock:
             self.clients.append(client)
         while True:
             try:
-                data = connection.recv(BYTES)
+                data = connection.recv(MESSAGE_BYTES)
             except OSError:
                 data = b""
-            if len(data) != BYTES:
+            if len(data) != MESSAGE_BYTES:
                 break
-            _, _, kind, sequence, status, slot, _ = HEADER.unpack_from(data)
-            message = Message(kind, slot, sequence, status, data[32:])
+            head = parse_head(data)
+            body = fields(BODY_OF[head.type], data) if head.type in BODY_OF else {}
+            message = Message(head.type, head.slot, head.sequence, head.status, body)
             while self.silent:
                 time.sleep(0.01)
             with self.lock:
@@ -178,56 +181,58 @@ class FakeAgent:
             self._grant_next()
         os.close(fd)
 
-    def _handle(self, client: Client, message: Message, fd: int) -> None:
-        if message.type == HELLO:
+    def _handle(self, client: Client, message: Message, fd: int | None) -> None:
+        if message.type == MessageType.HELLO:
             if self.refuse:
-                client.send(ERROR, struct.pack("=II", 3, 0) + b"unknown tenant\0", sequence=message.sequence, status=3)
+                refusal = Status.UNKNOWN_TENANT
+                why = {"code": refusal, "text": b"unknown tenant"}
+                client.send(MessageType.ERROR, sequence=message.sequence, status=refusal, **why)
                 return
-            body = (struct.pack("=QII", 7, self.fail_mode, 50) + b"test-tenant\0").ljust(80, b"\0")
-            body += struct.pack("=I", self.oversubscribe)
-            head = HEADER.pack(MAGIC, VERSION, HELLO_REPLY, message.sequence, 0, 0xFFFFFFFF, 0)
-            socket.send_fds(client.connection, [(head + body).ljust(BYTES, b"\0")], [fd])
-        elif message.type == ATTACH:
+            client.send(
+                MessageType.HELLO_REPLY, fd=fd, sequence=message.sequence, connection_id=7, fail_mode=self.fail_mode,
+                reconnect_ms=50, tenant=b"test-tenant", oversubscribe=self.oversubscribe,
+            )  # fmt: skip
+        elif message.type == MessageType.GPU_ATTACH:
             self._attach(client, message)
-        elif message.type == REQUEST:
+        elif message.type == MessageType.TOKEN_REQUEST:
             self.queue.append(client)
             self._grant_next()
-        elif message.type == RELEASE and self.holder is client and message.u32(76):
+        elif message.type == MessageType.TOKEN_RELEASE and self.holder is client and message["drained"]:
             self.holder = None
-            client.slot(0, 0).value = 0
+            client.slot().epoch = 0
             self._grant_next()
-        elif message.type == QUERY:
-            limit = FOREVER if self.memory_limit is None else self.memory_limit
-            body = struct.pack("=IIQQQQ", 0, 0, 0, 0, max(0, self.total_used), limit)
-            client.send(MEMORY_REPLY, body, slot=0, sequence=message.sequence)
-        elif message.type == MOVE_BACKING:
+        elif message.type == MessageType.MEMORY_QUERY:
+            limit = NO_LIMIT if self.memory_limit is None else self.memory_limit
+            numbers = {"used_bytes": max(0, self.total_used), "limit_bytes": limit}
+            client.send(MessageType.MEMORY_REPLY, slot=0, sequence=message.sequence, **numbers)
+        elif message.type == MessageType.MOVE_BACKING:
             memory = os.memfd_create("backing")
             os.ftruncate(memory, self.backing_there)
-            body = struct.pack("=5QQ", 0, 0, 0, 0, 0, self.backing_bytes)
-            head = HEADER.pack(MAGIC, VERSION, MOVE_BACKING_REPLY, message.sequence, 0, 0xFFFFFFFF, 0)
-            fds = [memory] if self.backing_bytes else []
-            socket.send_fds(client.connection, [(head + body).ljust(BYTES, b"\0")], fds)
+            fd = memory if self.backing_bytes else None
+            backing = {"backing_bytes": self.backing_bytes}
+            client.send(MessageType.MOVE_BACKING_REPLY, fd=fd, sequence=message.sequence, **backing)
             os.close(memory)
-        elif message.type == MOVE_ROOM:
-            status = self.room_answers.pop(0) if self.room_answers else 5
-            client.send(MOVE_ROOM_REPLY, slot=0, sequence=message.sequence, status=status)
-        elif message.type in (RESERVE, COMMIT, MEM_RELEASE):
+        elif message.type == MessageType.MOVE_ROOM:
+            status = self.room_answers.pop(0) if self.room_answers else Status.OUT_OF_MEMORY
+            client.send(MessageType.MOVE_ROOM_REPLY, slot=0, sequence=message.sequence, status=status)
+        elif message.type in (MessageType.MEMORY_RESERVE, MessageType.MEMORY_COMMIT, MessageType.MEMORY_RELEASE):
             self._memory(client, message)
 
     def _attach(self, client: Client, message: Message) -> None:
         """A slot for each GPU, in the order in which they come; turns are given on the first only."""
-        uuid = message.body[:16]
+        uuid = message.fields["uuid"]
         if uuid in self.denied:
-            client.send(GPU_REPLY, sequence=message.sequence, status=4)
+            client.send(MessageType.GPU_REPLY, sequence=message.sequence, status=Status.DENIED)
             return
         slot = client.uuids.index(uuid) if uuid in client.uuids else len(client.uuids)
         if slot == len(client.uuids):
             client.uuids.append(uuid)
-        for offset, value in ((16, self.inflight_ns), (24, self.idle_ns), (32, self.drain_ns)):
-            client.slot(slot, offset).value = value
-        client.slot(slot, 40).value = FOREVER if self.memory_limit is None else self.memory_limit
-        client.flags(1 | self.flags, slot)
-        client.send(GPU_REPLY, slot=slot, sequence=message.sequence)
+        row = client.slot(slot)
+        row.inflight_allowed_ns, row.idle_release_ns = self.inflight_ns, self.idle_ns
+        row.drain_timeout_ns = self.drain_ns
+        row.memory_limit_bytes = NO_LIMIT if self.memory_limit is None else self.memory_limit
+        row.flags = SlotFlag.ATTACHED | self.flags
+        client.send(MessageType.GPU_REPLY, slot=slot, sequence=message.sequence)
 
     def _grant_next(self) -> None:
         if self.holder is not None or not self.queue or not self.granting:
@@ -236,11 +241,12 @@ class FakeAgent:
         self.holder = client
         epoch = self.next_epoch
         self.next_epoch += 1
-        deadline = FOREVER if self.turn_ns is None else time.monotonic_ns() + self.turn_ns
-        client.slot(0, 8).value = deadline
-        client.slot(0, 0).value = epoch
+        deadline = NO_DEADLINE if self.turn_ns is None else time.monotonic_ns() + self.turn_ns
+        client.slot().deadline_ns = deadline
+        client.slot().epoch = epoch
         client.epoch = epoch
-        client.send(GRANT, struct.pack("=QQQ", epoch, deadline, self.inflight_ns), slot=0)
+        grant = {"epoch": epoch, "deadline_ns": deadline, "inflight_allowed_ns": self.inflight_ns}
+        client.send(MessageType.TOKEN_GRANT, slot=0, **grant)
 
     def resume(self) -> None:
         with self.lock:
@@ -250,47 +256,48 @@ class FakeAgent:
     def revoke(self) -> None:
         with self.lock:
             assert self.holder is not None
-            self.holder.slot(0, 0).value = 0
-            self.holder.send(REVOKE, struct.pack("=Q", self.holder.epoch), slot=0)
+            self.holder.slot().epoch = 0
+            self.holder.send(MessageType.TOKEN_REVOKE, slot=0, epoch=self.holder.epoch)
 
     def set_flags(self, flags: int) -> None:
         for client in self.clients:
-            client.flags(1 | flags)
-            client.send(UPDATE, slot=0)
+            client.slot().flags = SlotFlag.ATTACHED | flags
+            client.send(MessageType.PAGE_UPDATE, slot=0)
 
-    def move(self, kind: int, bytes_: int, *, base: int = 0, span: int = 0, client: int = 0) -> Message:
+    def move(self, kind: MessageType, bytes_: int, *, base: int = 0, span: int = 0, client: int = 0) -> Message:
         """Order a move and wait for its end."""
         to = self.clients[client]
-        before = len(to.of(MOVE_DONE))
-        to.send(kind, struct.pack("=QQQ", bytes_, base, span or self.backing_bytes), slot=0, sequence=1000 + before)
+        before = len(to.of(MessageType.MOVE_DONE))
+        span_of = {"bytes": bytes_, "base": base, "span_bytes": span or self.backing_bytes}
+        to.send(kind, slot=0, sequence=1000 + before, **span_of)
         deadline = time.monotonic() + 20
-        while len(to.of(MOVE_DONE)) == before:
+        while len(to.of(MessageType.MOVE_DONE)) == before:
             assert time.monotonic() < deadline, "the move did not end"
             time.sleep(0.002)
-        return to.of(MOVE_DONE)[-1]
+        return to.of(MessageType.MOVE_DONE)[-1]
 
     def _memory(self, client: Client, message: Message) -> None:
-        reservation, count = message.u64(8), message.u64(16)
-        family = message.u32(0)
-        if family == 8:
-            if message.type == RESERVE:
-                client.send(MEMORY_REPLY, sequence=message.sequence)
+        reservation, count, family = message["reservation"], message["bytes"], message["family"]
+        if family == MemoryFamily.HOST:
+            if message.type == MessageType.MEMORY_RESERVE:
+                client.send(MessageType.MEMORY_REPLY, sequence=message.sequence)
             return
         mine = self.used.get(id(client), 0)
-        if message.type == RESERVE:
-            count += self.context_bytes if family == 7 else 0
+        if message.type == MessageType.MEMORY_RESERVE:
+            count += self.context_bytes if family == MemoryFamily.CONTEXT else 0
             refused = self.memory_limit is not None and self.total_used + count > self.memory_limit
             number = self.next_reservation
             self.next_reservation += 1
             if not refused:
                 self.reservations[number] = count
                 self.used[id(client)] = mine + count
-            body = struct.pack("=IIQ", 0, 0, number)
-            client.send(MEMORY_REPLY, body, slot=0, sequence=message.sequence, status=5 * refused)
-        elif message.type == COMMIT:
-            kept = self.context_bytes if family == 7 else count
+            status = Status.OUT_OF_MEMORY if refused else Status.OK
+            reply = {"reservation": number}
+            client.send(MessageType.MEMORY_REPLY, slot=0, sequence=message.sequence, status=status, **reply)
+        elif message.type == MessageType.MEMORY_COMMIT:
+            kept = self.context_bytes if family == MemoryFamily.CONTEXT else count
             self.used[id(client)] = mine + kept - self.reservations.pop(reservation, 0)
         else:
-            self.used[id(client)] = mine - (self.context_bytes if family == 7 else count)
+            self.used[id(client)] = mine - (self.context_bytes if family == MemoryFamily.CONTEXT else count)
         for each in self.clients:
-            each.slot(0, 48).value = max(0, self.total_used)
+            each.slot().memory_used_bytes = max(0, self.total_used)

@@ -6,12 +6,13 @@ import statistics
 import time
 from collections.abc import Callable
 
-from fake_agent import UNFENCED, FakeAgent
+from fake_agent import FakeAgent
 from shim_tenants import Tenants
+
+from cotenant.abi.tenant_page import SlotFlag
 
 Agents = Callable[..., FakeAgent]
 MS = 1_000_000
-FENCES = 168  # where a slot counts them
 
 # Launches `timed` for as long as standard input says, never waiting for it: lines "NS SECONDS".
 FLOOD = """
@@ -60,7 +61,7 @@ def time_to_give_back(broker: FakeAgent) -> float:
         assert time.monotonic() < began + 20
         time.sleep(0.001)
     took = time.monotonic() - began
-    assert broker.releases()[-1].u32(76) == 1
+    assert broker.releases()[-1]["drained"] == 1
     broker.resume()
     return took
 
@@ -73,7 +74,7 @@ def test_fences_are_as_far_apart_as_nobody_minds(tenants: Tenants, agent: Agents
         launched = int(flood.answer())
         flood.process.communicate(timeout=20)
         assert 1000 <= launched <= 2200
-        fences = broker.clients[0].slot(0, FENCES).value
+        fences = broker.clients[0].slot().fences
         assert launched / 10 <= fences <= launched / 8 * 1.2 + 8
 
 
@@ -111,13 +112,13 @@ def test_a_kernel_that_has_become_longer_is_noticed(tenants: Tenants, agent: Age
 def test_a_tenant_that_is_not_fenced_launches_and_gives_back(tenants: Tenants, agent: Agents) -> None:
     """A tenant with the whole GPU has no fences, and what they cost others is measured by leaving them out: nothing is
     recorded, nothing waits, and yet a turn that is taken back ends."""
-    with agent(inflight_ns=2 * MS, flags=UNFENCED) as broker:
+    with agent(inflight_ns=2 * MS, flags=SlotFlag.UNFENCED) as broker:
         flood = Flood(tenants, broker)
         flood.order(MS, 0.01)
         flood.answer()  # what the first launch waits for is there
         flood.order(MS, 0.1)
         launched = int(flood.answer())
-        fences = broker.clients[0].slot(0, FENCES).value
+        fences = broker.clients[0].slot().fences
         assert launched > 200  # of 1 ms in 100 ms: twice as many as can have run
         assert fences == 0
         assert time_to_give_back(broker) < 20

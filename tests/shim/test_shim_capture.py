@@ -21,7 +21,7 @@ def test_capture_survives_ends_of_turns(tenants: Tenants, agent: Agents, resolve
     with agent(turn_ns=turn_ms * MS) as broker:
         process = tenants.client_run(broker, resolve, "capture", "300", "150", CLIENT_KERNEL_NS="20000")
         assert tenants.output(process).strip() == "capture nodes 300"
-        assert broker.clients[0].slot(0, 160).value == 20
+        assert broker.clients[0].slot().graph_launches == 20
 
 
 def test_capture_needs_no_turn_and_is_not_charged(tenants: Tenants, agent: Agents) -> None:
@@ -47,8 +47,8 @@ def test_capture_needs_no_turn_and_is_not_charged(tenants: Tenants, agent: Agent
         broker.resume()
         assert process.stdout.readline().strip() == "ran"
         process.wait(timeout=10)
-        assert client.slot(0, 144).value == 1
-        assert client.slot(0, 160).value == 1
+        assert client.slot().launches == 1
+        assert client.slot().graph_launches == 1
 
 
 def test_graph_launches_are_bounded_and_charged(tenants: Tenants, agent: Agents) -> None:
@@ -68,8 +68,8 @@ def test_graph_launches_are_bounded_and_charged(tenants: Tenants, agent: Agents)
         count = int(tenants.output(tenants.python(broker, script)))
         releases = broker.releases()
         assert len(releases) >= 8
-        used = sum(m.u64(8) for m in releases)
-        launched = sum(m.u64(40) for m in releases)
+        used = sum(m["used_ns"] for m in releases)
+        launched = sum(m["launches"] for m in releases)
         assert launched <= count
         assert launched * 10 * MS <= used * 1.001
-        assert sorted(m.u64(16) for m in releases)[len(releases) // 2] < 12 * MS
+        assert sorted(m["overuse_ns"] for m in releases)[len(releases) // 2] < 12 * MS

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fake_agent import UNGATED, FakeAgent
+from fake_agent import FakeAgent
 from shim_tenants import Tenants
 
+from cotenant.abi.protocol import MemoryFamily, MessageType
+from cotenant.abi.tenant_page import SlotFlag
+
+TAKEN = (MessageType.MEMORY_COMMIT, MessageType.MEMORY_RELEASE)
 Agents = Callable[..., FakeAgent]
 TWO = {"COTENANT_SOFTGPU_COUNT": "2"}
 PRELUDE = """
@@ -32,10 +36,10 @@ def test_launches_count_on_the_gpu_of_the_current_context(tenants: Tenants, agen
         "    cu('cuCtxPopCurrent_v2', byref(c_void_p()))\n"
         "for c in contexts: cu('cuCtxSetCurrent', c); cu('cuCtxSynchronize')\n"
     )
-    with agent(flags=UNGATED) as broker:
+    with agent(flags=SlotFlag.UNGATED) as broker:
         tenants.output(tenants.python(broker, script, **TWO))
         client = broker.clients[0]
-        assert [client.slot(slot, 144).value for slot in range(2)] == [25, 35]
+        assert [client.slot(slot).launches for slot in range(2)] == [25, 35]
         assert client.uuids == [b"cotenant0softgpu", b"cotenant1softgpu"]
 
 
@@ -46,7 +50,7 @@ def test_gpu_of_others_gives_no_context(tenants: Tenants, agent: Agents) -> None
         "print(raw('cuDevicePrimaryCtxRetain', byref(c), 1), raw('cuCtxCreate_v2', byref(c), 0, 1),"
         " raw('cuDevicePrimaryCtxRetain', byref(c), 0))\n"
     )
-    with agent(flags=UNGATED) as broker:
+    with agent(flags=SlotFlag.UNGATED) as broker:
         broker.denied.add(b"cotenant1softgpu")
         process = tenants.python(broker, script, **TWO)
         out, err = process.communicate(timeout=30)
@@ -64,10 +68,11 @@ def test_memory_of_a_gpu_of_others_is_refused_without_a_context_too(tenants: Ten
         "print(raw('cuMemAllocFromPoolAsync', byref(p), c_size_t(2 << 20), pool, None))\n"
         "print(raw('cuMemCreate', byref(p), c_size_t(2 << 20), (c_int * 8)(1, 0, 1, 7), c_uint64(0)))\n"
     )
-    with agent(flags=UNGATED) as broker:
+    with agent(flags=SlotFlag.UNGATED) as broker:
         broker.denied.add(b"cotenant1softgpu")
         assert tenants.output(tenants.python(broker, script, **TWO)).split() == ["800", "800", "800", "101"]
-        assert not [m for m in broker.clients[0].messages if m.type in (6, 7) and m.u32(0) in (4, 5)]
+        counted = {m["family"] for m in broker.clients[0].messages if m.type in TAKEN}
+        assert not counted & {MemoryFamily.POOL, MemoryFamily.VMM}
 
 
 def test_a_list_of_visible_devices_changes_no_identity(tenants: Tenants, agent: Agents) -> None:
@@ -76,7 +81,7 @@ def test_a_list_of_visible_devices_changes_no_identity(tenants: Tenants, agent: 
         "from cuda_calls import *\nkernel = function(start(), b'busy'); launch(kernel); cu('cuCtxSynchronize')\n"
         "p = c_uint64(); print(raw('cuMemAlloc_v2', byref(p), c_size_t(600 << 20)), mem_info()[1] >> 20)\n"
     )
-    with agent(flags=UNGATED, memory_limit=512 << 20) as broker:
+    with agent(flags=SlotFlag.UNGATED, memory_limit=512 << 20) as broker:
         out = tenants.output(tenants.python(broker, script, **TWO, CUDA_VISIBLE_DEVICES="1"))
         assert out.split() == ["2", "512"]
         assert broker.clients[0].uuids == [b"cotenant1softgpu"]
@@ -88,9 +93,10 @@ def test_memory_counts_on_the_device_of_the_allocation(tenants: Tenants, agent: 
         "p = c_uint64(); cu('cuCtxSetCurrent', contexts[0]); cu('cuMemAlloc_v2', byref(p), c_size_t(1 << 20))\n"
         "cu('cuCtxSetCurrent', contexts[1]); cu('cuMemFree_v2', p)\n"
     )
-    with agent(flags=UNGATED) as broker:
+    with agent(flags=SlotFlag.UNGATED) as broker:
         tenants.output(tenants.python(broker, script, **TWO))
-        taken = [(m.type, m.slot, m.u64(16)) for m in broker.clients[0].messages if m.type in (6, 7) and m.u32(0) == 1]
+        plain = [m for m in broker.clients[0].messages if m.type in TAKEN and m["family"] == MemoryFamily.PLAIN]
+        taken = [(m.type, m.slot, m["bytes"]) for m in plain]
         assert taken == [(6, 0, 1 << 20), (7, 0, 1 << 20)]
 
 
@@ -110,7 +116,8 @@ def test_pools_count_on_their_own_device(tenants: Tenants, agent: Agents) -> Non
         "c = allocate('cuMemAllocAsync', stream); d = allocate('cuMemAllocFromPoolAsync', host, None)\n"
         "cu('cuMemFreeAsync', a, None); cu('cuMemPoolTrimTo', made, c_size_t(0))\n"
     )
-    with agent(flags=UNGATED) as broker:
+    with agent(flags=SlotFlag.UNGATED) as broker:
         tenants.output(tenants.python(broker, script, **TWO))
-        told = [(m.type, m.slot, m.u64(16)) for m in broker.clients[0].messages if m.type in (6, 7) and m.u32(0) == 4]
+        pools = [m for m in broker.clients[0].messages if m.type in TAKEN and m["family"] == MemoryFamily.POOL]
+        told = [(m.type, m.slot, m["bytes"]) for m in pools]
         assert told == [(6, 1, 32 << 20)] * 3 + [(7, 1, 32 << 20)]

@@ -9,10 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_agent import ATTACH, HELLO, FakeAgent
+from fake_agent import FakeAgent
 from native_sources import SHIM
 from shim_tenants import Tenants
 
+from cotenant.abi.protocol import MessageType
 from cotenant.shim import build as shim_build
 from cotenant.shim.elf import defined_symbols
 
@@ -26,8 +27,8 @@ def test_every_launch_family_is_seen(tenants: Tenants, agent: Agents, resolve: s
     with agent() as broker:
         assert tenants.output(tenants.client_run(broker, resolve, "variants")).strip() == "variants nodes 2"
         client = broker.clients[0]
-        assert client.slot(0, 144).value == 4  # launches
-        assert client.slot(0, 160).value == 1  # of which graphs
+        assert client.slot().launches == 4  # launches
+        assert client.slot().graph_launches == 1  # of which graphs
 
 
 def test_addresses_are_replaced_by_what_the_driver_returned(tenants: Tenants, agent: Agents) -> None:
@@ -65,7 +66,7 @@ def test_other_names_of_the_driver_lead_to_the_shim(tenants: Tenants, agent: Age
     with agent() as broker:
         process = tenants.client_run(broker, "v2", "launches", "10", CLIENT_LIBRARY=name)
         assert tenants.output(process).startswith("launches 10")
-        assert broker.clients[0].slot(0, 144).value == 10
+        assert broker.clients[0].slot().launches == 10
 
 
 def test_shim_exports_whatever_the_driver_exports(shim_library: Path, soft_library: Path) -> None:
@@ -144,11 +145,10 @@ def test_hello_and_attach_say_who_and_what(tenants: Tenants, agent: Agents) -> N
     with agent() as broker:
         process = tenants.client_run(broker, "v2", "launches", "1")
         tenants.output(process)
-        hello = broker.clients[0].of(HELLO)[0].body
-        assert int.from_bytes(hello[0:4], "little") == process.pid
-        assert int.from_bytes(hello[16:20], "little") == 13000
-        assert hello[24:88].rstrip(b"\0") == b"token"
-        assert hello[88:152].rstrip(b"\0") == b"client"
-        attach = broker.clients[0].of(ATTACH)[0].body
-        assert int.from_bytes(attach[16:24], "little") == 4 << 30
-        assert attach[40:104].rstrip(b"\0") == b"Cotenant Software GPU"
+        hello = broker.clients[0].of(MessageType.HELLO)[0]
+        assert (hello["pid"], hello["driver_version"]) == (process.pid, 13000)
+        assert hello.fields["token"].rstrip(b"\0") == b"token"
+        assert hello.fields["program"].rstrip(b"\0") == b"client"
+        attach = broker.clients[0].of(MessageType.GPU_ATTACH)[0]
+        assert attach["total_bytes"] == 4 << 30
+        assert attach.fields["name"].rstrip(b"\0") == b"Cotenant Software GPU"

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fake_agent import BYTES, HEADER, MAGIC, MOVE_ALLOW, MOVE_DONE, MOVE_IN, MOVE_OUT, VERSION
 from shim_tenants import Tenants
 from test_shim_swap import EVERYTHING, MIB, OK, Agents, Program, closed, moved
+
+from cotenant.abi.protocol import MessageType
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -40,7 +41,7 @@ def test_a_child_that_is_forked_while_memory_comes_keeps_none_of_it(tenants: Ten
         assert program.ask(f"take({name!r}, {size})") == "0"
         program.ask(f"fill({name!r}, {size}, {size})")
     closed(broker)
-    assert moved(broker.move(MOVE_OUT, EVERYTHING))[0] == OK
+    assert moved(broker.move(MessageType.MOVE_OUT, EVERYTHING))[0] == OK
     client = broker.clients[0]
     giver, taker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for _ in range(3):
@@ -48,16 +49,15 @@ def test_a_child_that_is_forked_while_memory_comes_keeps_none_of_it(tenants: Ten
         os.ftruncate(memory, 24 * MIB)
         socket.send_fds(giver, [struct.pack("=Q", 24 * MIB)], [memory])
         os.close(memory)
-    order = HEADER.pack(MAGIC, VERSION, MOVE_IN, 7, 0, 0, 0) + struct.pack("=QQQ", 41 * MIB, 0, 0)
-    socket.send_fds(client.connection, [order.ljust(BYTES, b"\0")], [taker.fileno()])
+    client.send(MessageType.MOVE_IN, fd=taker.fileno(), slot=0, sequence=7, bytes=41 * MIB)
     taker.close()
     wait_for(lambda: memory_from_others(program.process.pid) == 3, "the memory of others")
     child = int(program.ask("(pid := __import__('os').fork()) or __import__('time').sleep(60)"))
     try:
         wait_for(lambda: memory_from_others(child) == 0, "the child to let go")
         assert memory_from_others(program.process.pid) == 3
-        client.send(MOVE_ALLOW, struct.pack("=QQQ", EVERYTHING, 0, 0), slot=0)
-        wait_for(lambda: len(client.of(MOVE_DONE)) == 2, "the end of the move")
+        client.send(MessageType.MOVE_ALLOW, slot=0, bytes=EVERYTHING)
+        wait_for(lambda: len(client.of(MessageType.MOVE_DONE)) == 2, "the end of the move")
         assert memory_from_others(program.process.pid) == 0
         broker.resume()
         assert program.ask("check()") == "intact"

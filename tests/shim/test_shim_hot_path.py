@@ -41,8 +41,8 @@ def test_many_kernels_stay_on_the_hot_path(tenants: Tenants, agent: Callable[...
     with agent() as broker:
         tenants.output(tenants.client_run(broker, "v2", "many", "50", "12000"))
         client = broker.clients[0]
-        assert client.slot(0, 144).value == 12000
-        assert 20 <= client.slot(0, 168).value <= 54 * 1.5 + 2 * 150
+        assert client.slot().launches == 12000
+        assert 20 <= client.slot().fences <= 54 * 1.5 + 2 * 150
 
 
 def test_launches_of_nothing_get_the_drivers_error(tenants: Tenants, agent: Callable[..., FakeAgent]) -> None:

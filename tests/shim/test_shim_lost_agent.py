@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fake_agent import COMMIT, MEM_RELEASE, STATE, Client, FakeAgent
+from fake_agent import Client, FakeAgent
 from shim_tenants import Tenants
+
+from cotenant.abi.protocol import NO_SLOT, MemoryFamily, MessageType
 
 Agents = Callable[..., FakeAgent]
 MS = 1_000_000
-HOST, NO_SLOT = 8, 0xFFFFFFFF
+HOST = MemoryFamily.HOST
+COUNTED = (MessageType.MEMORY_STATE, MessageType.MEMORY_COMMIT, MessageType.MEMORY_RELEASE)
 MIB = 1 << 20
 
 # Takes memory and launches, and says each time that both went.
@@ -49,11 +52,11 @@ def test_who_fails_open_goes_on_when_the_agent_hangs(tenants: Tenants, agent: Ag
         count = int(process.stdout.readline())
     assert time.monotonic() - began < 5
     broker.silent = False
-    while not any(client.of(STATE) for client in broker.clients[1:]):
+    while not any(client.of(MessageType.MEMORY_STATE) for client in broker.clients[1:]):
         process.stdout.readline()
         assert time.monotonic() < began + 25
-    states = [m for client in broker.clients[1:] for m in client.of(STATE) if m.u32(0) == 1]
-    assert states[0].u64(16) >= count * MIB
+    states = [m for client in broker.clients[1:] for m in client.of(MessageType.MEMORY_STATE) if m["family"] == 1]
+    assert states[0]["bytes"] >= count * MIB
     process.kill()
 
 
@@ -86,7 +89,7 @@ def test_pinned_host_memory_is_told_to_the_next_agent(tenants: Tenants, agent: A
     step()
     with FakeAgent(broker.path, fail_mode=1) as heir:
         wait_until(lambda: heir.clients and host_memory(heir.clients[0]) == 96 * MIB)
-        assert {m.slot for m in heir.clients[0].of(STATE) if m.u32(0) == HOST} == {NO_SLOT}
+        assert {m.slot for m in heir.clients[0].of(MessageType.MEMORY_STATE) if m["family"] == HOST} == {NO_SLOT}
         go()
         step()
         wait_until(lambda: host_memory(heir.clients[0]) == 104 * MIB)
@@ -101,9 +104,10 @@ def host_memory(client: Client) -> int:
     """What an agent must think that the process has pinned."""
     held = 0
     for message in list(client.messages):
-        if message.type in (STATE, COMMIT, MEM_RELEASE) and message.u32(0) == HOST:
-            size = message.u64(16)
-            held = {STATE: size, COMMIT: held + size, MEM_RELEASE: held - size}[message.type]
+        if message.type in COUNTED and message["family"] == HOST:
+            size = message["bytes"]
+            sums = (size, held + size, held - size)
+            held = dict(zip(COUNTED, sums, strict=True))[MessageType(message.type)]
     return held
 
 

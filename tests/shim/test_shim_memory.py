@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fake_agent import COMMIT, MEM_RELEASE, RESERVE, FakeAgent
+from fake_agent import FakeAgent
 from shim_tenants import Tenants
+
+from cotenant.abi.protocol import MessageType
 
 Agents = Callable[..., FakeAgent]
 MIB = 1 << 20
@@ -139,7 +141,7 @@ def test_driver_that_refuses_leaves_no_charge(tenants: Tenants, agent: Agents) -
     )
     with agent() as broker:
         assert tenants.output(tenants.python(broker, script)).split() == ["2", "ok"]
-        commits = [m.u64(16) for m in broker.clients[0].of(COMMIT) if m.u32(0) == 1]
+        commits = [m["bytes"] for m in broker.clients[0].of(MessageType.MEMORY_COMMIT) if m["family"] == 1]
         assert commits == [0, MIB]
 
 
@@ -166,14 +168,14 @@ def test_what_the_driver_refuses_to_free_is_held_on(tenants: Tenants, agent: Age
         assert process.stdin is not None
         assert process.stdout is not None
         assert int(process.stdout.readline()) != 0
-        assert broker.clients[0].of(MEM_RELEASE) == []
+        assert broker.clients[0].of(MessageType.MEMORY_RELEASE) == []
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline() == "freed\n"
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.wait(timeout=10) == 0
-        assert [m.u64(16) for m in broker.clients[0].of(MEM_RELEASE)] == [MIB]
+        assert [m["bytes"] for m in broker.clients[0].of(MessageType.MEMORY_RELEASE)] == [MIB]
 
 
 def test_vmm_handle_lives_until_the_last_mapping(tenants: Tenants, agent: Agents) -> None:
@@ -238,7 +240,7 @@ def test_context_reset_gives_everything_back(tenants: Tenants, agent: Agents) ->
         while broker.total_used and time.monotonic() < until:
             time.sleep(0.01)
         assert broker.total_used == 0
-        assert {m.u32(0) for m in broker.clients[0].of(RESERVE)} == {1, 7}
+        assert {m["family"] for m in broker.clients[0].of(MessageType.MEMORY_RESERVE)} == {1, 7}
 
 
 def test_pools_made_and_destroyed_do_not_wear_out_the_count(tenants: Tenants, agent: Agents) -> None:

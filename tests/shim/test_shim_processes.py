@@ -12,8 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fake_agent import CONTENDED, HELLO, HELLO_REPLY, WARNING, FakeAgent
+from fake_agent import FakeAgent
 from shim_tenants import Tenants
+
+from cotenant.abi.protocol import MessageType
+from cotenant.abi.tenant_page import SlotFlag
 
 Agents = Callable[..., FakeAgent]
 
@@ -22,8 +25,8 @@ def test_fork_of_an_initialised_process(tenants: Tenants, agent: Agents) -> None
     """The child neither hangs nor speaks on its parent's connection; the parent goes on."""
     with agent(turn_ns=50_000_000) as broker:
         assert tenants.output(tenants.client_run(broker, "v2", "fork")).strip() == "child 7"
-        assert broker.clients[0].slot(0, 144).value == 51
-        assert len(broker.clients[0].of(HELLO)) == 1
+        assert broker.clients[0].slot().launches == 51
+        assert len(broker.clients[0].of(MessageType.HELLO)) == 1
 
 
 def test_forked_and_execed_tenants_are_tenants(tenants: Tenants, agent: Agents) -> None:
@@ -31,7 +34,7 @@ def test_forked_and_execed_tenants_are_tenants(tenants: Tenants, agent: Agents) 
     with agent() as broker:
         command = ["/bin/sh", "-c", f"( exec {tenants.client} v2 launches 7 ) && exec {tenants.client} v2 launches 8"]
         assert tenants.output(tenants.start(broker, command)).count("launches") == 2
-        assert [client.slot(0, 144).value for client in broker.clients] == [7, 8]
+        assert [client.slot().launches for client in broker.clients] == [7, 8]
 
 
 def test_python_multiprocessing_fork_before_cuda(tenants: Tenants, agent: Agents) -> None:
@@ -44,9 +47,9 @@ def test_python_multiprocessing_fork_before_cuda(tenants: Tenants, agent: Agents
         "cu('cuCtxSynchronize')\n"
         "assert pid == 0 or os.waitpid(pid, 0)[1] == 0\n"
     )
-    with agent(flags=CONTENDED) as broker:  # the parent waits for the child: its turn must not
+    with agent(flags=SlotFlag.CONTENDED) as broker:  # the parent waits for the child: its turn must not
         tenants.output(tenants.python(broker, script))
-        assert sorted(client.slot(0, 144).value for client in broker.clients) == [5, 5]
+        assert sorted(client.slot().launches for client in broker.clients) == [5, 5]
 
 
 def test_use_of_the_gpu_without_a_launch_is_reported(tenants: Tenants, agent: Agents) -> None:
@@ -56,7 +59,7 @@ def test_use_of_the_gpu_without_a_launch_is_reported(tenants: Tenants, agent: Ag
         _, err = process.communicate(timeout=30)
         assert process.returncode == 0
         assert "no launch passed the shim" in err
-        assert [m.u32(0) for m in broker.clients[0].of(WARNING)] == [1]
+        assert [m["code"] for m in broker.clients[0].of(MessageType.WARNING)] == [1]
 
 
 def test_program_that_launches_is_not_accused(tenants: Tenants, agent: Agents) -> None:
@@ -64,7 +67,7 @@ def test_program_that_launches_is_not_accused(tenants: Tenants, agent: Agents) -
         process = tenants.client_run(broker, "v2", "rate", "1.5", "10")
         _, err = process.communicate(timeout=30)
         assert err == ""
-        assert broker.clients[0].of(WARNING) == []
+        assert broker.clients[0].of(MessageType.WARNING) == []
 
 
 def bad_peer(path: Path, reply: bytes) -> socket.socket:
@@ -91,9 +94,9 @@ def bad_peer(path: Path, reply: bytes) -> socket.socket:
 def test_peer_that_breaks_the_protocol_is_no_agent(tenants: Tenants, agent: Agents, tmp_path: Path) -> None:
     """Short, with a wrong magic, with a wrong version, with a page that is none: never a crash, always 802."""
     head = struct.Struct("=IHHQIIQ")
-    good = head.pack(0x434F5445, 1, HELLO_REPLY, 1, 0, 0xFFFFFFFF, 0)
-    replies = [b"short", head.pack(1, 1, HELLO_REPLY, 1, 0, 0, 0).ljust(256, b"\0"),
-               head.pack(0x434F5445, 9, HELLO_REPLY, 1, 0, 0, 0).ljust(256, b"\0"), good.ljust(256, b"\0"),
+    good = head.pack(0x434F5445, 1, MessageType.HELLO_REPLY, 1, 0, 0xFFFFFFFF, 0)
+    replies = [b"short", head.pack(1, 1, MessageType.HELLO_REPLY, 1, 0, 0, 0).ljust(256, b"\0"),
+               head.pack(0x434F5445, 9, MessageType.HELLO_REPLY, 1, 0, 0, 0).ljust(256, b"\0"), good.ljust(256, b"\0"),
                good.ljust(256, b"\0") + b"too long"]
     script = "from cuda_calls import *\nprint(raw('cuInit', 0))"
     with agent() as broker:
@@ -125,7 +128,7 @@ def test_agent_that_talks_nonsense_is_left_and_found_again(tenants: Tenants, age
         assert out.startswith("count")
         assert "the agent is back" in err
         assert len(broker.clients) == 2
-        assert broker.clients[1].slot(0, 144).value > 0
+        assert broker.clients[1].slot().launches > 0
 
 
 def test_a_program_that_closes_all_its_files_goes_on(tenants: Tenants, agent: Callable[..., FakeAgent]) -> None:

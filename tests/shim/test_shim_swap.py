@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 import subprocess
 import time
 from collections.abc import Callable
 
 import pytest
-from fake_agent import (
-    MOVE_ALLOW,
-    MOVE_DONE,
-    MOVE_IN,
-    MOVE_OUT,
-    MOVE_PROGRESS,
-    MOVE_ROOM,
-    MOVE_STATE,
-    WARNING,
-    FakeAgent,
-)
+from fake_agent import FakeAgent
 from shim_tenants import Tenants
+
+from cotenant.abi.protocol import MessageType, MoveFlag, Status
 
 Agents = Callable[..., FakeAgent]
 MIB = 1 << 20
 EVERYTHING = 1 << 60
-OK, DENIED, OUT_OF_MEMORY = 0, 4, 5
+OK, DENIED, OUT_OF_MEMORY = Status.OK, Status.DENIED, Status.OUT_OF_MEMORY
 
 # A program that is told what to do line by line, and answers with one line each.
 PROGRAM = """
@@ -108,7 +99,7 @@ def closed(broker: FakeAgent) -> None:
 
 def moved(message: object) -> tuple[int, int, int, int]:
     """status, bytes moved, resident, away of a MOVE_DONE or MOVE_STATE."""
-    return (message.status, message.u64(0), message.u64(24), message.u64(32))  # type: ignore[attr-defined]
+    return (message.status, message["bytes"], message["resident_bytes"], message["away_bytes"])  # type: ignore[attr-defined]
 
 
 def soon(check: Callable[[], bool]) -> None:
@@ -121,7 +112,7 @@ def soon(check: Callable[[], bool]) -> None:
 
 def sizes(broker: FakeAgent) -> list[tuple[int, int]]:
     """(here, away) as the program has told it so far."""
-    return [moved(state)[2:] for state in broker.clients[0].of(MOVE_STATE)]  # type: ignore[misc]
+    return [moved(state)[2:] for state in broker.clients[0].of(MessageType.MOVE_STATE)]  # type: ignore[misc]
 
 
 def test_contents_leave_and_come_back_at_the_same_addresses(tenants: Tenants, agent: Agents) -> None:
@@ -130,10 +121,10 @@ def test_contents_leave_and_come_back_at_the_same_addresses(tenants: Tenants, ag
     held = (10 + 4 + 2 + 2) * MIB
     before = program.ask("[p.value for p in held.values()]")
     assert program.ask("raw('cuMemGetInfo_v2', byref(c_size_t()), byref(c_size_t()))") == "0"
-    out = broker.move(MOVE_OUT, EVERYTHING)
+    out = broker.move(MessageType.MOVE_OUT, EVERYTHING)
     assert moved(out) == (OK, held, 0, held)
-    assert broker.clients[0].of(MOVE_PROGRESS) == []  # told at every 64 MiB
-    back = broker.move(MOVE_IN, EVERYTHING)
+    assert broker.clients[0].of(MessageType.MOVE_PROGRESS) == []  # told at every 64 MiB
+    back = broker.move(MessageType.MOVE_IN, EVERYTHING)
     assert moved(back) == (OK, held, held, 0)
     broker.resume()
     assert program.ask("check()") == "intact"
@@ -142,10 +133,10 @@ def test_contents_leave_and_come_back_at_the_same_addresses(tenants: Tenants, ag
 
 def test_a_part_leaves_largest_pieces_first(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent)
-    out = broker.move(MOVE_OUT, 1)
+    out = broker.move(MessageType.MOVE_OUT, 1)
     assert moved(out) == (OK, 10 * MIB, 8 * MIB, 10 * MIB)
-    assert moved(broker.move(MOVE_OUT, EVERYTHING, base=10 * MIB)) == (OK, 8 * MIB, 0, 18 * MIB)
-    broker.move(MOVE_IN, EVERYTHING)
+    assert moved(broker.move(MessageType.MOVE_OUT, EVERYTHING, base=10 * MIB)) == (OK, 8 * MIB, 0, 18 * MIB)
+    broker.move(MessageType.MOVE_IN, EVERYTHING)
     broker.resume()
     assert program.ask("check()") == "intact"
 
@@ -153,8 +144,8 @@ def test_a_part_leaves_largest_pieces_first(tenants: Tenants, agent: Agents) -> 
 def test_many_moves_with_changes_between(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent)
     for turn in range(40):
-        assert moved(broker.move(MOVE_OUT, EVERYTHING, base=(turn % 5) * 2 * MIB))[0] == OK
-        assert moved(broker.move(MOVE_IN, EVERYTHING))[0] == OK
+        assert moved(broker.move(MessageType.MOVE_OUT, EVERYTHING, base=(turn % 5) * 2 * MIB))[0] == OK
+        assert moved(broker.move(MessageType.MOVE_IN, EVERYTHING))[0] == OK
         if turn % 10 == 0:
             broker.resume()
             assert program.ask("check()") == "intact"
@@ -167,7 +158,7 @@ def test_many_moves_with_changes_between(tenants: Tenants, agent: Agents) -> Non
 
 def test_allocating_and_freeing_while_away(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent)
-    broker.move(MOVE_OUT, EVERYTHING)
+    broker.move(MessageType.MOVE_OUT, EVERYTHING)
     assert program.ask("take('new', 8 << 20)") == "0"
     assert program.ask("give('odd')") == "0"
     # the thread that pins host memory reports too, so the order of sizes counts, not the number of reports
@@ -175,7 +166,7 @@ def test_allocating_and_freeing_while_away(tenants: Tenants, agent: Agents) -> N
     assert (0, 26 * MIB) in sizes(broker)[: sizes(broker).index((0, 22 * MIB))]
     # a launch waits for the turn, and the turn for the memory
     program.tell("fill('new', 8 << 20, 1)")
-    back = broker.move(MOVE_IN, EVERYTHING)
+    back = broker.move(MessageType.MOVE_IN, EVERYTHING)
     assert moved(back) == (OK, 22 * MIB, 22 * MIB, 0)
     broker.resume()
     program.answer()
@@ -186,7 +177,7 @@ def test_allocating_and_freeing_while_away(tenants: Tenants, agent: Agents) -> N
 def test_a_grant_that_crosses_an_allocation_is_given_back(tenants: Tenants, agent: Agents) -> None:
     """The agent grants while memory is away (it did not know): nothing runs, the turn comes back at once."""
     broker, program = started(tenants, agent)
-    broker.move(MOVE_OUT, EVERYTHING)
+    broker.move(MessageType.MOVE_OUT, EVERYTHING)
     releases = len(broker.releases())
     program.tell("check()")
     broker.resume()
@@ -194,26 +185,26 @@ def test_a_grant_that_crosses_an_allocation_is_given_back(tenants: Tenants, agen
     while len(broker.releases()) == releases:
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    assert broker.releases()[-1].u64(32) >= 0
+    assert broker.releases()[-1]["drained_ns"] >= 0
     closed(broker)
-    broker.move(MOVE_IN, EVERYTHING)
+    broker.move(MessageType.MOVE_IN, EVERYTHING)
     broker.resume()
     assert program.answer() == "intact"
 
 
 def test_the_way_in_goes_no_further_than_allowed(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent)
-    broker.move(MOVE_OUT, EVERYTHING)
+    broker.move(MessageType.MOVE_OUT, EVERYTHING)
     client = broker.clients[0]
-    client.send(MOVE_IN, struct.pack("=QQQ", 10 * MIB, 0, 0), slot=0, sequence=7)
+    client.send(MessageType.MOVE_IN, slot=0, sequence=7, bytes=10 * MIB)
     time.sleep(0.3)
-    assert len(client.of(MOVE_DONE)) == 1
-    client.send(MOVE_ALLOW, struct.pack("=QQQ", EVERYTHING, 0, 0), slot=0)
+    assert len(client.of(MessageType.MOVE_DONE)) == 1
+    client.send(MessageType.MOVE_ALLOW, slot=0, bytes=EVERYTHING)
     deadline = time.monotonic() + 5
-    while len(client.of(MOVE_DONE)) < 2:
+    while len(client.of(MessageType.MOVE_DONE)) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    assert client.of(MOVE_DONE)[-1].sequence == 7
+    assert client.of(MessageType.MOVE_DONE)[-1].sequence == 7
     broker.resume()
     assert program.ask("check()") == "intact"
 
@@ -221,17 +212,17 @@ def test_the_way_in_goes_no_further_than_allowed(tenants: Tenants, agent: Agents
 def test_no_memory_on_the_way_back_loses_nothing(tenants: Tenants, agent: Agents) -> None:
     """While it is away somebody else fills the card: the move ends with OUT_OF_MEMORY, a later one brings all back."""
     broker, program = started(tenants, agent, memory=570 * MIB)  # a context takes 256 MiB
-    broker.move(MOVE_OUT, EVERYTHING)
+    broker.move(MessageType.MOVE_OUT, EVERYTHING)
     script = "from cuda_calls import *\nstart()\np = c_uint64()\ncu('cuMemAlloc_v2', byref(p), c_size_t(50 << 20))\n"
     hog = tenants.python(None, script + "print('up', flush=True)\ninput()\n")
     assert hog.stdout is not None
     assert hog.stdout.readline().strip() == "up"
-    status, _, here, away = moved(broker.move(MOVE_IN, EVERYTHING))
+    status, _, here, away = moved(broker.move(MessageType.MOVE_IN, EVERYTHING))
     assert status == OUT_OF_MEMORY
     assert here + away == 18 * MIB
     assert away > 0
     hog.communicate("\n", timeout=20)
-    assert moved(broker.move(MOVE_IN, EVERYTHING))[0::3] == (OK, 0)
+    assert moved(broker.move(MessageType.MOVE_IN, EVERYTHING))[0::3] == (OK, 0)
     broker.resume()
     assert program.ask("check()") == "intact"
 
@@ -246,7 +237,7 @@ def test_a_full_card_asks_for_room_and_takes_the_answer(tenants: Tenants, agent:
     assert program.ask("give('later')") == "0"
     # nothing to be had at all: the program's own error
     assert program.ask("take('never', 200 << 20)") == "2"
-    assert len(client.of(MOVE_ROOM)) == 2
+    assert len(client.of(MessageType.MOVE_ROOM)) == 2
     broker.resume()
     assert program.ask("check()") == "intact"
 
@@ -256,10 +247,10 @@ def test_less_host_memory_than_promised_is_told_and_kept_to(tenants: Tenants, ag
     broker, program = started(tenants, agent, backing_there=12 * MIB)
     client = broker.clients[0]
     deadline = time.monotonic() + 10
-    while not any(b"of host memory to move to" in message.body for message in client.of(WARNING)):
+    while not any(b"of host memory to move to" in message.fields["text"] for message in client.of(MessageType.WARNING)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    status, out, here, away = moved(broker.move(MOVE_OUT, EVERYTHING))
+    status, out, here, away = moved(broker.move(MessageType.MOVE_OUT, EVERYTHING))
     assert (status, out, here, away) == (OK, 0, 18 * MIB, 0)  # registered in spans of 256 MiB: not even one is there
     broker.resume()
     assert program.ask("check()") == "intact"
@@ -267,7 +258,7 @@ def test_less_host_memory_than_promised_is_told_and_kept_to(tenants: Tenants, ag
 
 def test_a_program_that_ends_after_moves_ends_well(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent)
-    broker.move(MOVE_OUT, EVERYTHING)
+    broker.move(MessageType.MOVE_OUT, EVERYTHING)
     program.tell("sys.exit()")
     assert program.process.wait(10) == 0
 
@@ -277,7 +268,7 @@ def test_orders_during_a_turn_are_refused(tenants: Tenants, agent: Agents) -> No
     broker.turn_ns = None
     broker.resume()
     assert program.ask("check()") == "intact"
-    assert moved(broker.move(MOVE_OUT, EVERYTHING))[0] == DENIED
+    assert moved(broker.move(MessageType.MOVE_OUT, EVERYTHING))[0] == DENIED
     assert program.ask("check()") == "intact"
 
 
@@ -285,9 +276,9 @@ def test_sharing_memory_ends_moving_and_says_so(tenants: Tenants, agent: Agents)
     broker, program = started(tenants, agent)
     assert program.ask("raw('cuIpcGetMemHandle', ctypes.create_string_buffer(64), held['large'])") == "801"
     client = broker.clients[0]
-    soon(lambda: client.of(MOVE_STATE)[-1].u32(80) == 1)  # COTENANT_MOVE_FIXED
-    assert b"shares memory with other processes" in client.of(WARNING)[-1].body
-    assert moved(broker.move(MOVE_OUT, EVERYTHING))[0] == DENIED
+    soon(lambda: client.of(MessageType.MOVE_STATE)[-1]["flags"] == MoveFlag.FIXED)
+    assert b"shares memory with other processes" in client.of(MessageType.WARNING)[-1].fields["text"]
+    assert moved(broker.move(MessageType.MOVE_OUT, EVERYTHING))[0] == DENIED
     assert program.ask("take('plain', 4096)") == "0"
     broker.resume()
     assert program.ask("check()") == "intact"
@@ -297,15 +288,16 @@ def test_sharing_memory_ends_moving_and_says_so(tenants: Tenants, agent: Agents)
 def test_what_a_program_loads_can_keep_its_memory_in_place(tenants: Tenants, agent: Agents) -> None:
     tenants.environment["COTENANT_FIXED_WITH"] = "libnothing,libpython,libc.so"
     broker, program = started(tenants, agent)
-    assert any(b"which hands memory to others" in message.body for message in broker.clients[0].of(WARNING))
-    assert moved(broker.move(MOVE_OUT, EVERYTHING))[0] == DENIED
+    warnings = [message.fields["text"] for message in broker.clients[0].of(MessageType.WARNING)]
+    assert any(b"which hands memory to others" in text for text in warnings)
+    assert moved(broker.move(MessageType.MOVE_OUT, EVERYTHING))[0] == DENIED
     broker.resume()
     assert program.ask("check()") == "intact"
 
 
 def test_fail_open_brings_the_memory_back_first(tenants: Tenants, agent: Agents) -> None:
     broker, program = started(tenants, agent, fail_mode=1)
-    broker.move(MOVE_OUT, EVERYTHING)
+    broker.move(MessageType.MOVE_OUT, EVERYTHING)
     broker.close()
     assert program.ask("check()") == "intact"
 

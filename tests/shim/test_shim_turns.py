@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_agent import CONTENDED, RELEASE, REQUEST, UNGATED, WARNING, FakeAgent, Message
+from fake_agent import FakeAgent, Message
 from shim_tenants import Tenants
 
+from cotenant.abi.protocol import MessageType, ReleaseReason
+from cotenant.abi.tenant_page import SlotFlag
 from cotenant.shim.build import run_compiler
 
 Agents = Callable[..., FakeAgent]
-DEADLINE, REVOKED, IDLE = 1, 2, 3
 MS = 1_000_000
 
 
@@ -29,7 +30,7 @@ def wait_for(condition: Callable[[], object], timeout: float = 10) -> None:
 
 def spans(messages: list[Message]) -> list[tuple[int, int]]:
     """(first submit, drained) of each turn that launched something, ns."""
-    return sorted((m.u64(24), m.u64(32)) for m in messages if m.u64(24))
+    return sorted((m["first_submit_ns"], m["drained_ns"]) for m in messages if m["first_submit_ns"])
 
 
 def test_two_tenants_never_use_the_gpu_at_once(tenants: Tenants, agent: Agents) -> None:
@@ -42,8 +43,8 @@ def test_two_tenants_never_use_the_gpu_at_once(tenants: Tenants, agent: Agents) 
         turns = spans(broker.releases())
         assert len(turns) > 10
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(turns))
-        assert statistics.median(m.u64(16) for m in broker.releases()) < 3.2 * MS
-        assert {m.u32(72) for m in broker.releases()} == {DEADLINE}
+        assert statistics.median(m["overuse_ns"] for m in broker.releases()) < 3.2 * MS
+        assert {m["reason"] for m in broker.releases()} == {ReleaseReason.DEADLINE}
 
 
 def test_used_time_is_gpu_time(tenants: Tenants, agent: Agents) -> None:
@@ -51,9 +52,9 @@ def test_used_time_is_gpu_time(tenants: Tenants, agent: Agents) -> None:
     with agent(turn_ns=50 * MS) as broker:
         process = tenants.client_run(broker, "v2", "rate", "1.0", "0", CLIENT_KERNEL_NS="2000000")
         count = int(tenants.output(process).split()[1])
-        reported = sum(m.u64(40) for m in broker.releases())
+        reported = sum(m["launches"] for m in broker.releases())
         assert reported <= count
-        used = sum(m.u64(8) for m in broker.releases())
+        used = sum(m["used_ns"] for m in broker.releases())
         assert reported * 2 * MS <= used * 1.001
         assert used < reported * 2 * MS * 1.6 + 20 * MS
 
@@ -63,7 +64,7 @@ def test_new_and_long_kernels_do_not_run_over_for_long(tenants: Tenants, agent: 
     with agent(turn_ns=40 * MS) as broker:
         process = tenants.client_run(broker, "v2", "phases", "1.5", CLIENT_KERNEL_NS="1600000")
         tenants.output(process)
-        overuse = sorted(m.u64(16) for m in broker.releases())
+        overuse = sorted(m["overuse_ns"] for m in broker.releases())
         assert len(overuse) >= 8
         assert statistics.median(overuse) < 5 * MS
 
@@ -76,16 +77,17 @@ def test_revocation_through_the_page_and_by_message(tenants: Tenants, agent: Age
         broker.granting = False
         broker.revoke()
         client = broker.clients[0]
-        wait_for(lambda: client.of(RELEASE))
-        release = client.of(RELEASE)[0]
-        assert (release.u64(0), release.u32(72), release.u32(76), release.u32(80)) == (1, REVOKED, 1, 1)
-        assert release.u64(40) > 10
-        wait_for(lambda: len(client.of(REQUEST)) == 2)  # it wants more, and says so
-        launches = client.slot(0, 144).value
+        wait_for(lambda: client.of(MessageType.TOKEN_RELEASE))
+        release = client.of(MessageType.TOKEN_RELEASE)[0]
+        assert (release["epoch"], release["reason"]) == (1, ReleaseReason.REVOKED)
+        assert (release["drained"], release["wants_more"]) == (1, 1)
+        assert release["launches"] > 10
+        wait_for(lambda: len(client.of(MessageType.TOKEN_REQUEST)) == 2)  # it wants more, and says so
+        launches = client.slot().launches
         time.sleep(0.15)
-        assert client.slot(0, 144).value == launches  # and launches nothing meanwhile
+        assert client.slot().launches == launches  # and launches nothing meanwhile
         broker.resume()
-        wait_for(lambda: client.slot(0, 144).value > launches)
+        wait_for(lambda: client.slot().launches > launches)
         process.kill()
 
 
@@ -95,9 +97,9 @@ def test_flipping_the_page_alone_stops_launches(tenants: Tenants, agent: Agents)
         process = tenants.client_run(broker, "v2", "rate", "30", "0", CLIENT_KERNEL_NS="1000000")
         wait_for(lambda: broker.clients and broker.clients[0].epoch == 1)
         broker.granting = False
-        broker.clients[0].slot(0, 0).value = 0
-        wait_for(lambda: broker.clients[0].of(RELEASE))
-        assert broker.clients[0].of(RELEASE)[0].u32(72) == REVOKED
+        broker.clients[0].slot().epoch = 0
+        wait_for(lambda: broker.clients[0].of(MessageType.TOKEN_RELEASE))
+        assert broker.clients[0].of(MessageType.TOKEN_RELEASE)[0]["reason"] == ReleaseReason.REVOKED
         process.kill()
 
 
@@ -115,10 +117,10 @@ def test_idle_turn_is_given_back_only_when_somebody_waits(tenants: Tenants, agen
         assert process.stdout.readline().strip() == "up"
         time.sleep(0.1)
         assert broker.releases() == []
-        broker.set_flags(CONTENDED)
+        broker.set_flags(SlotFlag.CONTENDED)
         wait_for(broker.releases)
-        assert broker.releases()[0].u32(72) == IDLE
-        assert broker.releases()[0].u32(80) == 0  # wants no more
+        assert broker.releases()[0]["reason"] == ReleaseReason.IDLE
+        assert broker.releases()[0]["wants_more"] == 0  # wants no more
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline().strip() == "again"
@@ -139,13 +141,13 @@ def test_hung_kernel_is_reported_and_the_release_follows_when_it_ends(tenants: T
         process = tenants.python(broker, script)
         wait_for(broker.releases)
         first = broker.releases()[0]
-        assert first.u32(76) == 0
-        assert 200 * MS <= first.u64(16) < 700 * MS
+        assert first["drained"] == 0
+        assert 200 * MS <= first["overuse_ns"] < 700 * MS
         tenants.output(process)
         wait_for(lambda: len(broker.releases()) == 2)
-        assert broker.releases()[1].u32(76) == 1
-        assert broker.releases()[1].u64(0) == first.u64(0)
-        codes = [m.u32(0) for m in broker.clients[0].of(WARNING)]
+        assert broker.releases()[1]["drained"] == 1
+        assert broker.releases()[1]["epoch"] == first["epoch"]
+        codes = [m["code"] for m in broker.clients[0].of(MessageType.WARNING)]
         assert codes == [3]
 
 
@@ -154,17 +156,17 @@ def test_killed_holder_does_not_keep_the_turn(tenants: Tenants, agent: Agents) -
         holder = tenants.client_run(broker, "v2", "rate", "30", "0")
         wait_for(lambda: broker.holder is not None)
         other = tenants.client_run(broker, "v2", "launches", "10")
-        wait_for(lambda: len(broker.clients) == 2 and broker.clients[1].of(REQUEST))
+        wait_for(lambda: len(broker.clients) == 2 and broker.clients[1].of(MessageType.TOKEN_REQUEST))
         holder.send_signal(signal.SIGKILL)
         assert tenants.output(other, timeout=10).startswith("launches 10")
 
 
 def test_ungated_tenant_waits_for_nobody(tenants: Tenants, agent: Agents) -> None:
-    with agent(flags=UNGATED) as broker:
+    with agent(flags=SlotFlag.UNGATED) as broker:
         broker.granting = False
         assert tenants.output(tenants.client_run(broker, "v2", "launches", "300")).startswith("launches 300")
-        assert broker.clients[0].slot(0, 144).value == 300
-        assert broker.clients[0].of(REQUEST) == []
+        assert broker.clients[0].slot().launches == 300
+        assert broker.clients[0].of(MessageType.TOKEN_REQUEST) == []
 
 
 @pytest.mark.parametrize(("fail_mode", "goes_on"), [(1, True), (0, False)])
@@ -191,7 +193,7 @@ def test_lost_agent(tenants: Tenants, agent: Agents, fail_mode: int, goes_on: bo
 def test_threads_share_the_process_turn(tenants: Tenants, agent: Agents) -> None:
     with agent(turn_ns=30 * MS) as broker:
         assert tenants.output(tenants.client_run(broker, "v2", "threads", "4", "200")).strip() == "threads done"
-        assert broker.clients[0].slot(0, 144).value == 800
+        assert broker.clients[0].slot().launches == 800
 
 
 NO_MEMBARRIER = """
@@ -229,7 +231,7 @@ def test_no_launch_slips_through_a_closing_gate(
         if not membarrier:
             command = ["sh", "-c", f"LD_PRELOAD={library}:$LD_PRELOAD exec {' '.join(command)}"]
         tenants.output(tenants.start(broker, command, **extra))
-        reported = sum(message.u64(40) for message in broker.releases())
-        done = broker.clients[0].slot(0, 144).value
+        reported = sum(message["launches"] for message in broker.releases())
+        done = broker.clients[0].slot().launches
         assert len(broker.releases()) > 20
         assert reported == 120000 == done
