@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from copy_oracle import CREDIT_SLICES, Link
 from copy_world import Program, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.abi.copy_page import CopyRank
-from cotenant.policy.copies import CREDIT_SLICES, CopySettings, Link
+from cotenant.policy.copies import CopySettings
 
 MIB = 1 << 20
 CHUNK = 8 * MIB

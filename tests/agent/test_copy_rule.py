@@ -6,6 +6,8 @@ import random
 import shutil
 
 import pytest
+from copy_oracle import NO_SLOT, Link, before, vtime
+from copy_oracle import Queue as OracleQueue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,8 +21,7 @@ from cotenant.abi.copy_page import (
 from cotenant.agent.copies.page import CopyPage
 from cotenant.agent.copies.queue import CopyQueue as Queue
 from cotenant.agent.copies.queue import Ticket
-from cotenant.policy.copies import NO_SLOT, CopySettings, Link, before, vtime
-from cotenant.policy.copies import Queue as OracleQueue
+from cotenant.policy.copies import CopySettings
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 MIB = 1 << 20

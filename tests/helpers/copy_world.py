@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from copy_oracle import Link, Queue
+
 from cotenant.abi.copy_page import CopyRank
-from cotenant.policy.copies import CopySettings, Link, Queue
+from cotenant.policy.copies import CopySettings
 
 START_NS = 10**9
 LINK_BYTES_PER_NS = 55.0

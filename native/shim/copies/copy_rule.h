@@ -5,8 +5,8 @@
  * weights that wait, at least one chunk, unless it is more than that before the one with the least.  A queue that begins
  * to wait starts within COPY_CREDIT_SLICES of the link's clock: who was away has a bounded credit, not all of the past, and
  * who moved much while nobody waited a bounded debt.  The credit has to cover what others took in the moments between the
- * copies of a program that makes one after the other: their slice and what was in flight.  policy/copies.py is
- * the same rule in Python, and a test compares the two.
+ * copies of a program that makes one after the other: their slice and what was in flight.  A test compares
+ * the rule with a plain one in Python (copy_oracle.py).
  *
  * Everywhere below a direction is the number of a link: COTENANT_COPY_PAGEABLE more for copies of pageable memory.
  *
