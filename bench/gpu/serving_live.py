@@ -40,10 +40,6 @@ def load_dispatch() -> Any:
 
         stand_in.njit = njit  # type: ignore[attr-defined]
         sys.modules["numba"] = stand_in
-    if "platformdirs" not in sys.modules and importlib.util.find_spec("platformdirs") is None:
-        folders = types.ModuleType("platformdirs")
-        folders.user_cache_dir = lambda name: f"/tmp/{name}-cache"  # type: ignore[attr-defined]
-        sys.modules["platformdirs"] = folders
     from cotenant.policy.serving import dispatch
 
     return dispatch

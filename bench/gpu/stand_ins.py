@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import tempfile
 import types
-from pathlib import Path
 from typing import Any
 
 
 def without_compiler() -> bool:
-    """Put the stand-ins in where numba or platformdirs is not installed; whether numba was missing."""
+    """Put the stand-ins in where numba is not installed; whether it was missing."""
     missing = importlib.util.find_spec("numba") is None
     if missing:
 
@@ -21,8 +19,4 @@ def without_compiler() -> bool:
         stand_in: Any = types.ModuleType("numba")
         stand_in.__version__, stand_in.config, stand_in.njit = "0", types.SimpleNamespace(), njit
         sys.modules["numba"] = stand_in
-    if importlib.util.find_spec("platformdirs") is None:
-        folders: Any = types.ModuleType("platformdirs")
-        folders.user_cache_dir = lambda name: str(Path(tempfile.gettempdir()) / f"{name}-cache")
-        sys.modules["platformdirs"] = folders
     return missing

@@ -7,8 +7,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from cotenant.agent.daemon import Agent, AgentOptions, default_folder
+from cotenant.agent.daemon import Agent, AgentOptions
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.folders import agent_folder
 
 
 async def serve(options: AgentOptions) -> None:
@@ -25,7 +26,7 @@ async def serve(options: AgentOptions) -> None:
 def main() -> int:
     """Parse, run, turn errors into one sentence."""
     parser = argparse.ArgumentParser(prog="python -m cotenant.agent")
-    parser.add_argument("--dir", type=Path, default=default_folder())
+    parser.add_argument("--dir", type=Path, default=agent_folder())
     parser.add_argument("--gpus", help="soft, all, or UUIDs")
     parser.add_argument("--config")
     parser.add_argument("--trace", type=Path)

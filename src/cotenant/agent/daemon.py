@@ -9,7 +9,6 @@ import fcntl
 import os
 import resource
 import signal
-import stat
 import sys
 import time
 from collections.abc import Callable
@@ -49,26 +48,6 @@ SAVE_WITHIN_S = 0.05
 MAX_DEPARTED = 256
 AGENT_NICE = -10
 TENANT_SOCKET_MODE = 0o666  # who a process is, its cgroup says, whichever user it runs as
-
-
-def default_folder() -> Path:
-    """Where an agent of this user keeps its sockets: $COTENANT_DIR, /run/cotenant for root, else the runtime folder."""
-    named = os.environ.get("COTENANT_DIR")
-    if named:
-        return Path(named)
-    if os.geteuid() == 0:
-        return Path("/run/cotenant")
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "cotenant" if runtime else _own(Path(f"/tmp/cotenant-{os.geteuid()}"))
-
-
-def _own(folder: Path) -> Path:
-    """The folder, if nobody else has put it there: an agent decides what a tenant's program is started with."""
-    with contextlib.suppress(FileNotFoundError):
-        found = folder.lstat()
-        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-            raise WorkError(f"{folder} is not a folder of this user: name another one with COTENANT_DIR or --dir")
-    return folder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,8 +51,9 @@ def agent(
     from cotenant.agent.__main__ import serve
     from cotenant.agent.config.files import FAIL_MODES
     from cotenant.agent.config.swap import parse_moving
-    from cotenant.agent.daemon import AgentOptions, default_folder
+    from cotenant.agent.daemon import AgentOptions
     from cotenant.core.errors import InputError
+    from cotenant.core.folders import agent_folder
     from cotenant.core.units import parse_bytes
 
     if fail is not None and fail not in FAIL_MODES:
@@ -68,7 +69,7 @@ def agent(
     overrides["swap_memory_bytes"] = parse_bytes(swap_memory, "--swap-memory") if swap_memory else None
     overrides["most_moving"] = parse_moving(most_moving, "--most-moving") if most_moving else None
     overrides["copies"] = _copies(config, copy_period, copy_chunk)
-    folder = folder or default_folder()
+    folder = folder or agent_folder()
     options = AgentOptions(
         folder,
         config,

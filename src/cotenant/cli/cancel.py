@@ -19,9 +19,10 @@ def cancel(
     import json
 
     from cotenant.core.errors import InputError
-    from cotenant.fleet.client import FleetClient, default_folder
+    from cotenant.core.folders import fleet_folder
+    from cotenant.fleet.client import FleetClient
 
-    with FleetClient(fleet or default_folder()) as client:
+    with FleetClient(fleet or fleet_folder()) as client:
         answers = client.call("cancel", ids=ids)["jobs"]
     done = [answer for answer in answers if "error" not in answer]
     wrong = [answer for answer in answers if "error" in answer]

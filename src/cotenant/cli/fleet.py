@@ -87,11 +87,12 @@ def down(
     import json
 
     from cotenant.cli.fleet_up import wait_for_end
+    from cotenant.core.folders import fleet_folder
     from cotenant.core.units import counted, parse_seconds
-    from cotenant.fleet.client import FleetClient, default_folder
+    from cotenant.fleet.client import FleetClient
 
     within_s = parse_seconds(within, "within")
-    where = folder or default_folder()
+    where = folder or fleet_folder()
     with FleetClient(where) as client:
         jobs = client.call("status")["jobs"]
         pid = client.call("down", within_s=None if keep_jobs else within_s)["pid"]
@@ -112,9 +113,10 @@ def status(
     """Show the controller, its nodes and how many jobs run and wait."""
     import json
 
-    from cotenant.fleet.client import FleetClient, default_folder
+    from cotenant.core.folders import fleet_folder
+    from cotenant.fleet.client import FleetClient
 
-    with FleetClient(folder or default_folder()) as client:
+    with FleetClient(folder or fleet_folder()) as client:
         answer = client.call("status")
     if json_:
         print(json.dumps(answer))
@@ -133,11 +135,11 @@ def record(
     """Write what the fleet has done so far as a run's record, for explain, compare and reports."""
     import json
 
+    from cotenant.core.folders import fleet_folder
     from cotenant.core.units import counted
-    from cotenant.fleet.client import default_folder
     from cotenant.fleet.controller.recording import record_of
 
-    found = record_of(folder or default_folder(), out)
+    found = record_of(folder or fleet_folder(), out)
     if json_:
         print(json.dumps({"record": str(out), "jobs": found.jobs.height, "events": len(found.events)}))
     else:

@@ -16,10 +16,10 @@ def record_at(run: Path, job: str | None) -> tuple[Record, str | None]:
     from cotenant.core.record.reader import read_record
 
     if not run.is_dir() and job is None and str(run) == run.name:
-        from cotenant.fleet.client import default_folder
+        from cotenant.core.folders import fleet_folder
         from cotenant.fleet.controller.recording import is_fleet, record_of
 
-        folder = default_folder()
+        folder = fleet_folder()
         if is_fleet(folder):
             record = record_of(folder)
             if str(run) in record.jobs["id"].to_list():

@@ -25,9 +25,10 @@ SILENCE_S = 5.0  # without a word
 
 def start(given: dict[str, Any]) -> None:
     """Start a fleet as the command line says. InputError and WorkError before anything runs."""
-    from cotenant.fleet.client import FleetClient, default_folder
+    from cotenant.core.folders import fleet_folder
+    from cotenant.fleet.client import FleetClient
 
-    folder = Path(given["folder"] or default_folder()).absolute()
+    folder = Path(given["folder"] or fleet_folder()).absolute()
     options = options_of(given, folder)
     if options.gpu == "pretend" and given["nodes"] is None and given["cluster"] is given["address"] is None:
         print("cotenant fleet: this machine has no GPU; one pretend node stands in (see --nodes)", file=sys.stderr)

@@ -95,13 +95,13 @@ def slice_(
     as_json: AsJson = False,
 ) -> None:
     """Print the ResourceSlice of this node's GPUs for dynamic resource allocation."""
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.folders import agent_folder
     from cotenant.kube.dra import resource_slice
     from cotenant.kube.inventory import check_whole, gpus_of
 
     given = [part for part in whole.split(",") if part]
-    with ControlClient(agent_dir or default_folder()) as client:
+    with ControlClient(agent_dir or agent_folder()) as client:
         status = client.call("status")
     check_whole(given, gpus_of(status, (), {}))
     _show([resource_slice(node, gpus_of(status, given, {}), _version(kubernetes))], as_json)

@@ -25,11 +25,12 @@ def logs(
     import sys
     import time
 
-    from cotenant.fleet.client import FleetClient, default_folder
+    from cotenant.core.folders import fleet_folder
+    from cotenant.fleet.client import FleetClient
 
     said: list[str] = []
     offset, current = -(tail or 0), attempt
-    with FleetClient(fleet or default_folder()) as client:
+    with FleetClient(fleet or fleet_folder()) as client:
         while True:
             answer = client.call("log", id=job, attempt=current, rank=rank, offset=offset)
             offset = answer["next"]

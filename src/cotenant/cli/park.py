@@ -19,12 +19,12 @@ def park(
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """Free the GPU memory of a running program; `cotenant resume` brings it back where it was. It does not notice."""
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.folders import agent_folder
     from cotenant.core.units import format_bytes, parse_seconds
 
     timeout_s = parse_seconds(timeout, "--timeout")
-    with ControlClient(folder or default_folder(), timeout_s=3600) as client:
+    with ControlClient(folder or agent_folder(), timeout_s=3600) as client:
         answer = client.call("park", name=name, timeout_s=timeout_s)
     if as_json:
         print(json.dumps(answer))

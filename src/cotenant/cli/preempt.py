@@ -21,13 +21,13 @@ def preempt(
 ) -> None:
     """Park tenants until a GPU has room: lowest priority first, those that move their own memory before the others.
     They come back with `cotenant resume`. Exit code 1 when there is not enough."""
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import WorkError
+    from cotenant.core.folders import agent_folder
     from cotenant.core.units import format_bytes, parse_bytes
 
     free_bytes = parse_bytes(free, "--free") if free else None
-    with ControlClient(folder or default_folder(), timeout_s=7200) as client:
+    with ControlClient(folder or agent_folder(), timeout_s=7200) as client:
         answer = client.call("preempt", names=names or [], gpu=gpu, free_bytes=free_bytes)
     if as_json:
         print(json.dumps(answer))

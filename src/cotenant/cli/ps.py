@@ -21,10 +21,10 @@ def ps(
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """List tenants: what each asked for, what it got, its memory, turns and warnings."""
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.folders import agent_folder
 
-    with ControlClient(folder or default_folder()) as client:
+    with ControlClient(folder or agent_folder()) as client:
         answer = client.call("mechanisms" if mechanisms else "list")
     if as_json:
         print(json.dumps(answer))

@@ -18,9 +18,10 @@ def queue(
     """List jobs that run and wait, with how far they are and why they wait."""
     import json
 
-    from cotenant.fleet.client import FleetClient, default_folder
+    from cotenant.core.folders import fleet_folder
+    from cotenant.fleet.client import FleetClient
 
-    with FleetClient(fleet or default_folder()) as client:
+    with FleetClient(fleet or fleet_folder()) as client:
         jobs = client.call("queue", all=everything)["jobs"]
     if json_:
         print(json.dumps({"jobs": jobs}))

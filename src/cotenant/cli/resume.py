@@ -20,12 +20,12 @@ def resume(
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """Bring a parked program back. Without room it stays parked, and nothing is lost."""
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.folders import agent_folder
     from cotenant.core.units import parse_seconds
 
     timeout_s = parse_seconds(timeout, "--timeout")
-    with ControlClient(folder or default_folder(), timeout_s=timeout_s + 3600) as client:
+    with ControlClient(folder or agent_folder(), timeout_s=timeout_s + 3600) as client:
         answer = client.call("resume", name=name, gpu=gpu, timeout_s=timeout_s)
     if as_json:
         print(json.dumps(answer))

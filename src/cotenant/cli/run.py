@@ -61,10 +61,10 @@ def run(
 
     from cotenant.agent.config.colocation import check_work, known_kernels
     from cotenant.agent.config.files import TenantSpec, check_name, check_spec
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.tenants.launcher import Launch
     from cotenant.agent.tenants.launcher import run as launch
     from cotenant.core.errors import InputError
+    from cotenant.core.folders import agent_folder
     from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
 
     which = tuple(gpus.split(",")) if gpus and not _is_count(gpus) else ()
@@ -109,7 +109,7 @@ def run(
     if empty_cache not in ("off", "turn", "iteration"):
         raise InputError(f"{empty_cache!r} is not turn, iteration or off", field="--empty-cache")
     launched = Launch(
-        folder or default_folder(), spec, command, limit is not None, join, timeout_s, empty_cache=empty_cache
+        folder or agent_folder(), spec, command, limit is not None, join, timeout_s, empty_cache=empty_cache
     )
     raise typer.Exit(launch(launched))
 

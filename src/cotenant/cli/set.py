@@ -26,8 +26,8 @@ def set_share(
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """Change what a tenant was promised. Says from when on it holds."""
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.folders import agent_folder
     from cotenant.core.units import format_bytes, parse_bytes, parse_fraction
 
     changes: dict[str, Any] = {
@@ -38,7 +38,7 @@ def set_share(
         "weight": weight,
         "copy_weight": copy_weight,
     }
-    with ControlClient(folder or default_folder()) as client:
+    with ControlClient(folder or agent_folder()) as client:
         answer = client.call("set", name=name, **changes)
     if as_json:
         print(json.dumps(answer))

@@ -20,10 +20,10 @@ def prolog(folder: Folder = None) -> None:
     """As Prolog= of slurm.conf: hold the job's share on this node's agent. Does nothing for jobs that ask for none."""
     import os
 
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.owners.slurm import start
+    from cotenant.core.folders import agent_folder
 
-    said = start(os.environ, folder or default_folder())
+    said = start(os.environ, folder or agent_folder())
     if said:
         print(f"cotenant slurm: {said}", file=sys.stderr)
 
@@ -33,10 +33,10 @@ def task_prolog(folder: Folder = None) -> None:
     """As TaskProlog= of slurm.conf: print what the job's tasks are started with."""
     import os
 
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.owners.slurm import task_lines
+    from cotenant.core.folders import agent_folder
 
-    for line in task_lines(os.environ, folder or default_folder()):
+    for line in task_lines(os.environ, folder or agent_folder()):
         print(line)
 
 
@@ -45,7 +45,7 @@ def epilog(folder: Folder = None) -> None:
     """As Epilog= of slurm.conf: the job's share is free again. Does nothing for jobs without one."""
     import os
 
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.owners.slurm import end
+    from cotenant.core.folders import agent_folder
 
-    end(os.environ, folder or default_folder())
+    end(os.environ, folder or agent_folder())

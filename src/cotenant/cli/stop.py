@@ -19,13 +19,13 @@ def stop(
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """Stop a tenant: SIGTERM to its program and processes, SIGKILL to what is left after the grace time."""
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import WorkError
+    from cotenant.core.folders import agent_folder
     from cotenant.core.units import parse_seconds
 
     grace_s = parse_seconds(grace, "--grace")
-    with ControlClient(folder or default_folder(), timeout_s=grace_s + 30) as client:
+    with ControlClient(folder or agent_folder(), timeout_s=grace_s + 30) as client:
         answer = client.call("stop", name=name, grace_s=grace_s)
     if as_json:
         print(json.dumps(answer))

@@ -41,7 +41,8 @@ def submit(
     import json
 
     from cotenant.core.errors import InputError
-    from cotenant.fleet.client import FleetClient, default_folder
+    from cotenant.core.folders import fleet_folder
+    from cotenant.fleet.client import FleetClient
     from cotenant.fleet.jobs import job_from_values, read_job_file
 
     words = list(what or ())
@@ -63,7 +64,7 @@ def submit(
         spec = read_job_file(words[0])
     else:
         spec = job_from_values(given | {"command": words}, Path.cwd())
-    with FleetClient(fleet or default_folder()) as client:
+    with FleetClient(fleet or fleet_folder()) as client:
         ids = client.call("submit", jobs=[spec.to_dict()] * count)["ids"]
     if json_:
         print(json.dumps({"id": ids[0], "ids": ids}))

@@ -32,9 +32,9 @@ def top(
     token: TokenFile = None,
 ) -> None:
     """Show tenants live: share asked and got, memory, turns, waiting time. Keys: q, and n g m w a to sort."""
-    from cotenant.agent.daemon import default_folder
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.errors import InputError
+    from cotenant.core.folders import agent_folder
     from cotenant.core.units import parse_seconds
 
     period_s = parse_seconds(every, "--every")
@@ -45,7 +45,7 @@ def top(
 
         show(url, shown_token(token), period_s, once, as_json)
         return
-    with ControlClient(folder or default_folder()) as client:
+    with ControlClient(folder or agent_folder()) as client:
         answer = client.call("list")
     if as_json:
         print(json.dumps(answer))
@@ -59,7 +59,7 @@ def top(
         console = Console(width=width)
         console.print(screen(answer, sort="", key_line=False, width=console.width))
         return
-    _live(folder or default_folder(), period_s)
+    _live(folder or agent_folder(), period_s)
 
 
 def screen(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _REPORT = ("numpy", "polars", "orjson", "plotly")
-_SIM = (*_REPORT, "numba", "highspy", "platformdirs")
+_SIM = (*_REPORT, "numba", "highspy")
 # extra -> modules, as they are imported; a test compares with pyproject.toml
 EXTRAS: dict[str, tuple[str, ...]] = {
     "report": _REPORT,

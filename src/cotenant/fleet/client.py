@@ -10,15 +10,6 @@ from cotenant.core.errors import WorkError
 from cotenant.core.lines import LineClient
 
 
-def default_folder() -> Path:
-    """Where the fleet of this user lives: $COTENANT_FLEET, else below the state folder."""
-    named = os.environ.get("COTENANT_FLEET")
-    if named:
-        return Path(named)
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "cotenant" / "fleet"
-
-
 class FleetClient(LineClient):
     """One connection. `where`: the fleet's folder, or 127.0.0.1:PORT with the token in $COTENANT_FLEET_TOKEN.
 

@@ -13,11 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cotenant.core import folders
+from cotenant.core.errors import WorkError
 from cotenant.core.extras import needs
 
 with needs("sim"):
     import numba
-    import platformdirs
 
 # beside every file that says "njit" or "compiled": constants that numba freezes into code
 _CONSTANTS = ("policy/jobs/arrays.py", "sim/jobs/state.py")
@@ -39,16 +40,16 @@ def source_hash() -> str:
 
 def cache_folder() -> Path:
     """The folder for this version of the kernels."""
-    return Path(platformdirs.user_cache_dir("cotenant")) / "kernels" / source_hash()
+    return folders.cache_folder() / "kernels" / source_hash()
 
 
 def _use_cache() -> bool:
-    folder = cache_folder()
     try:
+        folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".used").touch()
-    except OSError:
-        return False  # a read-only home: compile in memory, every time
+    except (OSError, WorkError):
+        return False  # a read-only home, or none: compile in memory, every time
     for old in folder.parent.iterdir():
         used = old / ".used"
         if used.exists() and time.time() - used.stat().st_mtime > FORGET_AFTER_S:

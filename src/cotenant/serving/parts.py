@@ -34,14 +34,14 @@ def local_factory(
     limit_s = config.entry.load_timeout
     colocation = None
     if config.deployment.colocation is not None:
-        from cotenant.agent.daemon import default_folder
+        from cotenant.core.folders import agent_folder
         from cotenant.serving.workers.colocation import Claim, Colocation
 
         raw = config.deployment.raw
         services = raw.services if raw is not None else ()
         claims = {s.name: Claim(s.memory, s.copy_weight, s.work_class) for s in services}
         needs_none = timed or not config.deployment.capabilities.needs_gpu
-        folder = agent or default_folder()
+        folder = agent or agent_folder()
         colocation = Colocation(config.deployment.colocation, folder, claims, timed=needs_none, say=say)
     return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=limit_s, colocation=colocation)
 

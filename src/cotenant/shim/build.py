@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cotenant.core.errors import InputError
+from cotenant.core.folders import cache_folder
 from cotenant.shim.elf import defined_symbols
 from cotenant.shim.stubs import stub_assembly
 
@@ -42,14 +43,6 @@ PASSED_ON = (
     "COTENANT_SOFTGPU_MEMORY",
     "COTENANT_SOFTGPU_LINK_MBPS",
 )
-
-
-def cache_folder() -> Path:
-    """Where built libraries are kept: $COTENANT_CACHE, else cotenant/ in the user's cache folder."""
-    if named := os.environ.get("COTENANT_CACHE"):
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "cotenant"
 
 
 def compiler() -> str:

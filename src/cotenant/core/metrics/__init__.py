@@ -2,4 +2,4 @@
 
 from cotenant.core.extras import require
 
-require("report", "numpy", "polars")
+require("report", "numpy")

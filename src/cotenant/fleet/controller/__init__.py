@@ -2,4 +2,4 @@
 
 from cotenant.core.extras import require
 
-require("fleet", "numpy", "numba", "polars")
+require("fleet", "numpy", "numba")

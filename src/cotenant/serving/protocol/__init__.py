@@ -2,4 +2,4 @@
 
 from cotenant.core.extras import require
 
-require("serve", "numpy", "orjson")
+require("serve", "numpy")
