@@ -164,9 +164,11 @@ static CUresult make_context(struct soft_context **out, int device, bool primary
     context->kind = SOFT_CONTEXT;
     context->device = device;
     context->primary = primary;
+    context->group = soft_group_new(device);
     context->legacy = soft_stream_new(context, true, 0);
     context->next = contexts;
     contexts = context;
+    soft_tell_context(context);
     *out = context;
     return CUDA_SUCCESS;
 }
@@ -174,6 +176,9 @@ static CUresult make_context(struct soft_context **out, int device, bool primary
 void soft_context_drop(struct soft_context *context) /* with soft_lock */
 {
     soft_give_memory(context->device, SOFT_CONTEXT_BYTES);
+    soft_tell_context_gone(context);
+    soft_group_gone(context->device, context->group);
+    context->group = -1;
     for (struct soft_context **link = &contexts; *link; link = &(*link)->next)
         if (*link == context) {
             *link = context->next;
@@ -341,7 +346,7 @@ EXPORT CUresult cuCtxSynchronize(void)
     if (forbidden != CUDA_SUCCESS)
         return forbidden;
     soft_settle(NULL);
-    soft_sleep_until(soft_context_tail(context));
+    soft_wait(context, soft_context_tail(context));
     soft_pools_trim(context->device);
     return CUDA_SUCCESS;
 }

@@ -46,8 +46,10 @@ static void work(struct soft_stream *stream, const struct soft_op *op, uint64_t 
     unit.overdue = begin < now;
     if (begin + MOST_LATE_NS < now)
         begin = now - MOST_LATE_NS;
-    stream->tail_ns = op->over_link ? soft_reserve_link(stream->context->device, op->direction, begin, op->bytes)
-                                    : soft_reserve(stream->context->device, begin, unit);
+    uint64_t delay = op->over_link ? soft_delay(stream->context) : 0;
+    stream->tail_ns =
+        op->over_link ? soft_reserve_link(stream->context->device, op->direction, begin + delay, op->bytes) - delay
+                      : soft_schedule_work(stream->context, begin, unit);
     soft_make_contents(op);
 }
 
@@ -56,10 +58,11 @@ static bool carry_out(struct soft_stream *stream, struct soft_op *op, uint64_t n
     uint64_t tail = stream->tail_ns;
     bool in_time = op->kind == SOFT_OP_WRITE || op->kind == SOFT_OP_WAIT;
     if (in_time && tail > now) {
-        *look_ns = tail < *look_ns ? tail : *look_ns;
+        uint64_t expected = soft_expect(stream->context, tail);
+        *look_ns = expected < *look_ns ? expected : *look_ns;
         return false;
     }
-    uint64_t soon = now + LOOK_NS;
+    uint64_t soon = soft_now_ns() + LOOK_NS;
     switch (op->kind) {
     case SOFT_OP_WRITE:
         __atomic_store_n(op->word, op->value, __ATOMIC_RELEASE);
@@ -81,8 +84,8 @@ static bool carry_out(struct soft_stream *stream, struct soft_op *op, uint64_t n
             return true;
         if (op->event->when_ns == SOFT_UNKNOWN_NS)
             break;
-        if (op->event->when_ns > tail)
-            stream->tail_ns = op->event->when_ns;
+        if (soft_event_for(op->event, stream->context) > tail)
+            stream->tail_ns = soft_event_for(op->event, stream->context);
         return true;
     case SOFT_OP_WORK:
         work(stream, op, now);
@@ -101,7 +104,7 @@ static void *pump(void *unused)
         uint64_t look_ns = SOFT_UNKNOWN_NS;
         for (struct soft_stream **link = &held; *link;) {
             struct soft_stream *stream = *link;
-            while (stream->first_op && carry_out(stream, stream->first_op, soft_now_ns(), &look_ns)) {
+            while (stream->first_op && carry_out(stream, stream->first_op, soft_clock(stream->context), &look_ns)) {
                 struct soft_op *done = stream->first_op;
                 stream->first_op = done->next;
                 free(done);
@@ -135,7 +138,7 @@ static void append(struct soft_stream *stream, struct soft_op op) /* with ops_lo
     struct soft_op *kept = malloc(sizeof *kept);
     *kept = op;
     kept->next = NULL;
-    kept->queued_ns = soft_now_ns();
+    kept->queued_ns = soft_clock(stream->context);
     bool first = !stream->first_op;
     if (first)
         stream->first_op = kept;

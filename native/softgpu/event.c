@@ -31,6 +31,15 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     return CUDA_SUCCESS;
 }
 
+/* When an event comes, by the clock of another context. */
+uint64_t soft_event_for(const struct soft_event *event, const struct soft_context *context)
+{
+    if (event->context == context || event->when_ns == 0)
+        return event->when_ns;
+    uint64_t when = event->when_ns + soft_delay(event->context), delay = soft_delay(context);
+    return when > delay ? when - delay : 0;
+}
+
 static CUresult record(CUevent handle, struct soft_stream *stream)
 {
     struct soft_event *event = event_of(handle);
@@ -46,12 +55,13 @@ static CUresult record(CUevent handle, struct soft_stream *stream)
     event->generation++;
     event->recorded = true;
     event->captured_in = NULL;
+    event->context = stream->context;
     if (soft_is_held(stream)) {
         event->when_ns = SOFT_UNKNOWN_NS;
         if (soft_defer(stream, (struct soft_op){.kind = SOFT_OP_RECORD, .event = event, .generation = event->generation}))
             return CUDA_SUCCESS;
     }
-    uint64_t now = soft_now_ns();
+    uint64_t now = soft_clock(stream->context);
     uint64_t tail = stream == stream->context->legacy ? soft_context_tail(stream->context) : stream->tail_ns;
     event->when_ns = tail > now ? tail : now;
     return CUDA_SUCCESS;
@@ -81,7 +91,7 @@ EXPORT CUresult cuEventQuery(CUevent handle)
     CUresult forbidden = soft_unsafe_call();
     if (forbidden != CUDA_SUCCESS)
         return forbidden;
-    return event->when_ns <= soft_now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return event->when_ns <= soft_clock(event->context) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent handle)
@@ -91,7 +101,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle)
         struct soft_event *event = event_of(handle);
         while (event->when_ns == SOFT_UNKNOWN_NS)
             soft_sleep_until(soft_now_ns() + 20000);
-        soft_sleep_until(event->when_ns);
+        soft_wait(event->context, event->when_ns);
         return CUDA_SUCCESS;
     }
     return state;
@@ -102,8 +112,7 @@ EXPORT CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to)
     struct soft_event *begin = event_of(from), *end = event_of(to);
     if (!begin || !end || !begin->recorded || !end->recorded || (begin->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
         return CUDA_ERROR_INVALID_HANDLE;
-    uint64_t now = soft_now_ns();
-    if (begin->when_ns > now || end->when_ns > now)
+    if (begin->when_ns > soft_clock(begin->context) || end->when_ns > soft_clock(end->context))
         return CUDA_ERROR_NOT_READY;
     *ms = (float)((double)(int64_t)(end->when_ns - begin->when_ns) / 1e6);
     return CUDA_SUCCESS;
@@ -123,8 +132,9 @@ static CUresult wait_event(struct soft_stream *stream, CUevent handle)
     struct soft_op op = {.kind = SOFT_OP_WAIT_EVENT, .event = event, .generation = event->generation};
     if (stream->capture == CU_CAPTURE_NONE && (event->when_ns == SOFT_UNKNOWN_NS || soft_is_held(stream)))
         return soft_hold(stream, op);
-    if (stream->capture == CU_CAPTURE_NONE && event->when_ns > stream->tail_ns)
-        stream->tail_ns = event->when_ns;
+    uint64_t when = soft_event_for(event, stream->context);
+    if (stream->capture == CU_CAPTURE_NONE && when > stream->tail_ns)
+        stream->tail_ns = when;
     return CUDA_SUCCESS;
 }
 

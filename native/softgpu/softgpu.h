@@ -45,7 +45,31 @@ struct soft_process {
     _Atomic uint32_t place[SOFT_MAX_DEVICES];       /* number + 1 of the device that stands for this one; 0: itself */
 };
 
+/* slices.c: a context as a channel group, and who of them runs when */
+#define SOFT_MAX_GROUPS 64
+#define SOFT_GROUP_SWITCH_NS 220000 /* what a change of contexts costs (H100) */
+#define SOFT_LONGEST_SLICE_NS UINT64_C(50000000)
+#define SOFT_CHANNELS 2
+#define SOFT_ALL_CHANNELS ((1u << SOFT_CHANNELS) - 1)
+struct soft_group {
+    uint64_t until_ns;             /* end of its work, by its clock */
+    uint64_t delay_ns;             /* how far its clock is behind */
+    uint64_t busy_ns, runs, yields; /* since it was made; a run that ended for want of work is a yield */
+    uint64_t slice_ns, slice_us;   /* in force; as it was set */
+    uint32_t present, off;         /* off: bits of its channels */
+};
+
+struct soft_schedule {
+    uint64_t at_ns, slice_end_ns, switched_ns, reaped_ns;
+    uint32_t current, unused;      /* number + 1 of the group that was on the device last; 0: none */
+    struct soft_group groups[SOFT_MAX_GROUPS];
+};
+
 struct soft_device {
+    _Atomic uint64_t schedule_lock; /* process that changes the schedule */
+    _Atomic uint32_t schedule_live, sliced;
+    _Atomic uint64_t group_owner[SOFT_MAX_GROUPS]; /* as of struct soft_process */
+    struct soft_schedule schedules[2];
     _Atomic uint64_t busy_until_ns;
     _Atomic uint64_t last_process; /* index + 1 of the process that reserved last */
     _Atomic uint64_t busy_ns;      /* sum of all spans */
@@ -88,6 +112,23 @@ void soft_pass(void);  /* waits while this process is locked by a checkpoint */
 void soft_note_managed(void);
 struct soft_process *soft_process_of(int pid);
 void soft_sleep_until(uint64_t when_ns);
+uint64_t soft_identity(void);
+bool soft_is_dead(uint64_t owner);
+int soft_open_state(void);
+int soft_map_file(int fd); /* where nothing is mapped yet; 0, or it is no state file */
+uint32_t soft_process_index(void);
+uint64_t soft_process_at(uint32_t index); /* its owner; 0: none that lives */
+struct soft_context;
+int soft_group_new(int device); /* -1: there is none left */
+void soft_group_gone(int device, int group);
+struct soft_group soft_group_change(int device, int group, void (*change)(struct soft_schedule *, int, uint64_t), uint64_t value);
+uint64_t soft_clock(const struct soft_context *context); /* now, by the context's clock */
+uint64_t soft_delay(const struct soft_context *context);
+uint64_t soft_expect(const struct soft_context *context, uint64_t clock_ns);
+void soft_wait(const struct soft_context *context, uint64_t clock_ns);
+uint64_t soft_schedule_work(const struct soft_context *context, uint64_t not_before_ns, struct soft_unit unit);
+void soft_tell_context(const struct soft_context *context); /* channels.c */
+void soft_tell_context_gone(const struct soft_context *context);
 
 /* ---- objects; every handle the program holds points to one and is checked by its kind ---- */
 enum soft_kind { SOFT_CONTEXT = 0x51c0, SOFT_STREAM, SOFT_EVENT, SOFT_MODULE, SOFT_FUNCTION, SOFT_GRAPH, SOFT_EXEC,
@@ -96,6 +137,7 @@ enum soft_kind { SOFT_CONTEXT = 0x51c0, SOFT_STREAM, SOFT_EVENT, SOFT_MODULE, SO
 struct soft_context {
     enum soft_kind kind;
     int device;
+    int group; /* of the device's schedule; -1: none */
     uint32_t references; /* of a primary context */
     bool primary;
     struct soft_stream *streams; /* all of it, the two default streams excepted */
@@ -127,7 +169,8 @@ struct soft_event {
     unsigned flags;
     bool recorded;
     uint32_t generation; /* counts records */
-    _Atomic uint64_t when_ns; /* SOFT_UNKNOWN_NS: in a held stream */
+    _Atomic uint64_t when_ns; /* by the clock of its context; SOFT_UNKNOWN_NS: in a held stream */
+    struct soft_context *context;
     struct soft_graph *captured_in;
 };
 
@@ -202,6 +245,7 @@ static inline struct soft_unit soft_on_device(uint64_t bytes) /* a copy or a mem
     return (struct soft_unit){.length_ns = bytes * 1000 / SOFT_ON_DEVICE_BYTES_PER_US + 1000, .work = 2};
 }
 CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, const void *from, uint64_t bytes, bool waits);
+uint64_t soft_event_for(const struct soft_event *event, const struct soft_context *context);
 CUresult soft_hold(struct soft_stream *stream, struct soft_op op);
 bool soft_defer(struct soft_stream *stream, struct soft_op op);
 bool soft_is_held(struct soft_stream *stream);

@@ -13,7 +13,7 @@
 
 #include "softgpu.h"
 
-#define STATE_MAGIC UINT64_C(0x736f667467707532)
+#define STATE_MAGIC UINT64_C(0x736f667467707533)
 #define REAP_PERIOD_NS 10000000
 
 static struct soft_state *state;
@@ -71,7 +71,7 @@ static uint64_t number_from(const char *name, uint64_t otherwise)
     return value ? value : otherwise;
 }
 
-static int open_state(void)
+int soft_open_state(void)
 {
     char path[256];
     const char *named = getenv("COTENANT_SOFTGPU_STATE");
@@ -106,9 +106,20 @@ static void found(struct soft_state *fresh)
     atomic_store(&fresh->magic, STATE_MAGIC);
 }
 
+uint64_t soft_identity(void)
+{
+    static uint64_t mine;
+    static pid_t whose;
+    if (whose != getpid()) {
+        mine = identity(getpid());
+        whose = getpid();
+    }
+    return mine;
+}
+
 static struct soft_process *take_entry(void)
 {
-    uint64_t mine = identity(getpid());
+    uint64_t mine = soft_identity();
     for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++) {
         uint64_t nobody = 0;
         if (atomic_compare_exchange_strong(&state->processes[i].owner, &nobody, mine))
@@ -121,7 +132,7 @@ int soft_map(void)
 {
     if (state)
         return CUDA_SUCCESS;
-    int fd = open_state();
+    int fd = soft_open_state();
     if (fd < 0)
         return CUDA_ERROR_NO_DEVICE;
     void *mapped = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -131,6 +142,35 @@ int soft_map(void)
     state = mapped;
     found(state);
     return CUDA_SUCCESS;
+}
+
+int soft_map_file(int fd)
+{
+    static struct stat mapped_file;
+    struct stat found;
+    if (self) /* a program on the device has one state */
+        return 0;
+    if (fstat(fd, &found) != 0 || found.st_size < (off_t)sizeof *state)
+        return -1;
+    if (state && found.st_ino == mapped_file.st_ino && found.st_dev == mapped_file.st_dev)
+        return 0;
+    struct soft_state *mapped = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (mapped == MAP_FAILED || atomic_load(&mapped->magic) != STATE_MAGIC)
+        return -1;
+    state = mapped;
+    mapped_file = found;
+    return 0;
+}
+
+uint32_t soft_process_index(void)
+{
+    return (uint32_t)(self - state->processes);
+}
+
+uint64_t soft_process_at(uint32_t index)
+{
+    uint64_t owner = index < SOFT_MAX_PROCESSES ? atomic_load(&state->processes[index].owner) : 0;
+    return soft_is_dead(owner) ? 0 : owner;
 }
 
 void soft_uuid(int device, uint8_t uuid[16])
@@ -152,7 +192,7 @@ int soft_attach(void)
     return self ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static bool is_dead(uint64_t owner)
+bool soft_is_dead(uint64_t owner)
 {
     pid_t pid = (pid_t)(owner >> 32);
     return owner != 0 && (kill(pid, 0) != 0 && errno == ESRCH ? true : identity(pid) != owner);
@@ -178,7 +218,7 @@ void soft_reap(void)
     for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++) {
         struct soft_process *process = &state->processes[i];
         uint64_t owner = atomic_load(&process->owner);
-        if (owner == 0 || process == self || !is_dead(owner))
+        if (owner == 0 || process == self || !soft_is_dead(owner))
             continue;
         for (uint32_t d = 0; d < SOFT_MAX_DEVICES; d++) {
             atomic_store(&process->tail_ns[d], 0);
@@ -232,7 +272,7 @@ void soft_note_managed(void)
 struct soft_process *soft_process_of(int pid)
 {
     for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++)
-        if (atomic_load(&state->processes[i].owner) >> 32 == (uint32_t)pid && !is_dead(atomic_load(&state->processes[i].owner)))
+        if (atomic_load(&state->processes[i].owner) >> 32 == (uint32_t)pid && !soft_is_dead(atomic_load(&state->processes[i].owner)))
             return &state->processes[i];
     return NULL;
 }
@@ -312,6 +352,10 @@ static __attribute__((destructor)) void leave(void)
         return;
     for (uint32_t d = 0; d < SOFT_MAX_DEVICES; d++)
         atomic_store(&self->bytes[d], 0), atomic_store(&self->place[d], 0);
+    for (uint32_t d = 0; d < state->device_count; d++)
+        for (int i = 0; i < SOFT_MAX_GROUPS; i++)
+            if (atomic_load(&state->devices[d].group_owner[i]) == soft_identity())
+                soft_group_gone((int)d, i);
     atomic_store(&self->managed, 0);
     atomic_store(&self->owner, 0);
 }

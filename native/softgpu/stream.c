@@ -218,8 +218,8 @@ static CUresult may_work(struct soft_stream *stream)
     if (implicit != CUDA_SUCCESS)
         return implicit;
     uint64_t oldest = stream->ends[stream->queued % SOFT_QUEUE_DEPTH];
-    if (oldest > soft_now_ns())
-        soft_sleep_until(oldest);
+    if (oldest > soft_clock(stream->context))
+        soft_wait(stream->context, oldest);
     return CUDA_SUCCESS;
 }
 
@@ -230,7 +230,7 @@ static void queued(struct soft_stream *stream, uint64_t end, bool waits)
     if (stream == per_thread && end > stream->context->per_thread_tail_ns)
         stream->context->per_thread_tail_ns = end;
     if (waits)
-        soft_sleep_until(end);
+        soft_wait(stream->context, end);
 }
 
 static void deferred(struct soft_stream *stream, bool waits)
@@ -238,7 +238,7 @@ static void deferred(struct soft_stream *stream, bool waits)
     if (!waits)
         return;
     soft_settle(stream);
-    soft_sleep_until(stream->tail_ns);
+    soft_wait(stream->context, stream->tail_ns);
 }
 
 /* Puts a unit of work at the end of a stream, with what it copies or fills on the device; waits: the host waits for it. */
@@ -260,7 +260,7 @@ CUresult soft_enqueue_filling(struct soft_stream *stream, struct soft_unit unit,
         return CUDA_SUCCESS;
     }
     soft_make_contents(&contents);
-    queued(stream, soft_reserve(stream->context->device, stream->tail_ns, unit), waits);
+    queued(stream, soft_schedule_work(stream->context, stream->tail_ns, unit), waits);
     return CUDA_SUCCESS;
 }
 
@@ -285,10 +285,11 @@ CUresult soft_enqueue_copy(struct soft_stream *stream, int direction, void *to, 
         deferred(stream, waits);
         return CUDA_SUCCESS;
     }
-    uint64_t now = soft_now_ns(), begin = stream->tail_ns > now ? stream->tail_ns : now;
+    uint64_t delay = soft_delay(stream->context), now = soft_now_ns(); /* the link has the clock of all */
+    uint64_t begin = stream->tail_ns + delay > now ? stream->tail_ns + delay : now;
     uint64_t end = soft_reserve_link(stream->context->device, direction, begin, bytes);
     soft_make_contents(&op);
-    queued(stream, end, waits);
+    queued(stream, end - delay, waits);
     if (pageable && bytes > SOFT_PAGEABLE_SMALL_BYTES)
         soft_sleep_until(begin + bytes * 1000 / soft_state()->link_bytes_per_us[direction] * 1000 / SOFT_PAGEABLE_PERMILLE);
     return CUDA_SUCCESS;
@@ -340,7 +341,7 @@ static CUresult query_stream(struct soft_stream *stream)
     CUresult implicit = soft_legacy_beside_capture(stream);
     if (implicit != CUDA_SUCCESS)
         return implicit;
-    return !soft_is_held(stream) && stream->tail_ns <= soft_now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return !soft_is_held(stream) && stream->tail_ns <= soft_clock(stream->context) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 static CUresult synchronize_stream(struct soft_stream *stream)
@@ -349,7 +350,7 @@ static CUresult synchronize_stream(struct soft_stream *stream)
     if (state != CUDA_SUCCESS && state != CUDA_ERROR_NOT_READY)
         return state;
     soft_settle(stream);
-    soft_sleep_until(stream->tail_ns);
+    soft_wait(stream->context, stream->tail_ns);
     soft_pools_trim(stream->context->device);
     return CUDA_SUCCESS;
 }

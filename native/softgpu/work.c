@@ -162,7 +162,7 @@ EXPORT CUresult cuLaunchHostFunc(CUstream handle, void (*function)(void *), void
     if (!stream || stream->capture != CU_CAPTURE_NONE)
         return stream ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_HANDLE;
     soft_settle(stream);
-    soft_sleep_until(stream->tail_ns);
+    soft_wait(stream->context, stream->tail_ns);
     function(data);
     return CUDA_SUCCESS;
 }

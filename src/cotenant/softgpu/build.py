@@ -30,7 +30,7 @@ def build(*, cache: Path | None = None) -> Path:
 
 def build_nvml(*, cache: Path | None = None) -> Path:
     """Path of the software GPU's small stand-in for NVML, built if need be."""
-    sources = [SOFT_SOURCES / name for name in ("soft_nvml.c", "state.c", "share.c")]
+    sources = [SOFT_SOURCES / name for name in ("soft_nvml.c", "state.c", "slices.c", "share.c")]
     texts = [path.read_bytes() for path in (*sources, *HEADERS)]
 
     def make(scratch: Path, target: Path) -> None:

@@ -1,0 +1,259 @@
+/* The device's own time slices: once a slice is set from outside (channels.c), it takes turns among the contexts that have
+ * work, and cuts kernels in the middle.  Until then work is reserved as in state.c.
+ *
+ * Each context has a clock that stands still while it has work and does not run.  All times of its work (ends of streams,
+ * events) are by that clock, so they are known when work is queued, whatever others do later.  Who ran since the last look is worked
+ * out by whoever looks next, on a copy of the schedule that then becomes the live one: a process that is killed meanwhile
+ * leaves the copy before it. */
+#include <string.h>
+
+#include "softgpu.h"
+
+#define DRIVER_SLICE_NS UINT64_C(2048000)
+#define REAP_NS UINT64_C(10000000)
+#define LOOK_AGAIN_NS UINT64_C(2000000) /* a prediction may be overtaken: a tenant ends, a slice is set */
+#define NOBODY UINT32_MAX
+
+static void lock(struct soft_device *device)
+{
+    uint64_t mine = soft_identity();
+    for (uint32_t tries = 1;; tries++) {
+        uint64_t holder = 0;
+        if (atomic_compare_exchange_strong(&device->schedule_lock, &holder, mine))
+            return;
+        if (tries % 64 == 0) {
+            if (soft_is_dead(holder) && atomic_compare_exchange_strong(&device->schedule_lock, &holder, mine))
+                return;
+            soft_sleep_until(soft_now_ns() + 20000);
+        }
+    }
+}
+
+static bool has_work(const struct soft_group *group, uint64_t at)
+{
+    return group->present && group->until_ns + group->delay_ns > at;
+}
+
+static bool may_run(const struct soft_group *group, uint64_t at)
+{
+    return group->off != SOFT_ALL_CHANNELS && has_work(group, at);
+}
+
+static uint32_t next_to_run(const struct soft_schedule *s, uint32_t after, uint64_t at, uint32_t *count)
+{
+    uint32_t found = NOBODY;
+    *count = 0;
+    for (uint32_t step = 1; step <= SOFT_MAX_GROUPS; step++) {
+        uint32_t i = (after + step) % SOFT_MAX_GROUPS;
+        if (!may_run(&s->groups[i], at))
+            continue;
+        ++*count;
+        if (found == NOBODY)
+            found = i;
+    }
+    return found;
+}
+
+/* Chooses who runs now.  Sets *count to how many might. */
+static uint32_t choose(struct soft_schedule *s, uint64_t at, uint32_t *count)
+{
+    uint32_t current = s->current ? s->current - 1 : SOFT_MAX_GROUPS - 1;
+    uint32_t next = next_to_run(s, current, at, count);
+    bool goes_on = s->current && may_run(&s->groups[current], at) && (at < s->slice_end_ns || *count == 1);
+    if (next == NOBODY)
+        return NOBODY;
+    if (goes_on || (s->current && next == current)) {
+        struct soft_group *group = &s->groups[current];
+        if (at >= s->slice_end_ns) /* alone: the timer begins again */
+            s->slice_end_ns += ((at - s->slice_end_ns) / group->slice_ns + 1) * group->slice_ns;
+        return current;
+    }
+    if (s->current && s->groups[current].present && !has_work(&s->groups[current], at))
+        s->groups[current].yields++;
+    s->current = next + 1;
+    s->groups[next].runs++;
+    s->switched_ns = at + SOFT_GROUP_SWITCH_NS;
+    s->slice_end_ns = s->switched_ns + s->groups[next].slice_ns;
+    return NOBODY;
+}
+
+/* Lets time pass.  When the clock of `watched` comes to watched_ns on the way, returns when that is; else 0. */
+static uint64_t advance(struct soft_schedule *s, uint64_t until, uint32_t watched, uint64_t watched_ns)
+{
+    while (s->at_ns < until) {
+        uint64_t at = s->at_ns, end = until;
+        uint32_t running = NOBODY, count;
+        if (s->switched_ns <= at)
+            running = choose(s, at, &count);
+        if (s->switched_ns > at)
+            end = end < s->switched_ns ? end : s->switched_ns;
+        if (running != NOBODY) {
+            uint64_t done = s->groups[running].until_ns + s->groups[running].delay_ns;
+            end = end < done ? end : done;
+            if (count > 1 && end > s->slice_end_ns)
+                end = s->slice_end_ns;
+        }
+        if (watched != NOBODY && (watched == running || !has_work(&s->groups[watched], at))) {
+            uint64_t reached = watched_ns + s->groups[watched].delay_ns;
+            if (reached <= end)
+                return reached > at ? reached : at;
+        }
+        for (uint32_t i = 0; i < SOFT_MAX_GROUPS; i++) {
+            if (i == running)
+                s->groups[i].busy_ns += end - at;
+            else if (has_work(&s->groups[i], at))
+                s->groups[i].delay_ns += end - at;
+        }
+        s->at_ns = end;
+    }
+    return 0;
+}
+
+/* The schedule as of now, to be changed and then shown to all. */
+static struct soft_schedule *open_schedule(struct soft_device *device, uint64_t *now)
+{
+    lock(device);
+    uint32_t live = atomic_load(&device->schedule_live) & 1;
+    struct soft_schedule *copy = &device->schedules[1 - live];
+    memcpy(copy, &device->schedules[live], sizeof *copy);
+    *now = soft_now_ns();
+    if (copy->at_ns == 0)
+        copy->at_ns = *now;
+    if (*now > copy->reaped_ns + REAP_NS) {
+        copy->reaped_ns = *now;
+        for (uint32_t i = 0; i < SOFT_MAX_GROUPS; i++) {
+            uint64_t owner = atomic_load(&device->group_owner[i]);
+            if (owner && soft_is_dead(owner)) {
+                copy->groups[i].present = 0;
+                atomic_store(&device->group_owner[i], 0);
+            }
+        }
+    }
+    advance(copy, *now, NOBODY, 0);
+    return copy;
+}
+
+static void close_schedule(struct soft_device *device)
+{
+    atomic_store(&device->schedule_live, 1 - (atomic_load(&device->schedule_live) & 1));
+    atomic_store(&device->schedule_lock, 0);
+}
+
+/* ---- groups ---- */
+
+int soft_group_new(int number)
+{
+    struct soft_device *device = &soft_state()->devices[number];
+    uint64_t now;
+    for (uint32_t i = 0; i < SOFT_MAX_GROUPS; i++) {
+        uint64_t nobody = 0;
+        if (!atomic_compare_exchange_strong(&device->group_owner[i], &nobody, soft_identity()))
+            continue;
+        struct soft_schedule *s = open_schedule(device, &now);
+        s->groups[i] = (struct soft_group){.present = 1, .slice_ns = DRIVER_SLICE_NS};
+        close_schedule(device);
+        return (int)i;
+    }
+    return -1;
+}
+
+void soft_group_gone(int number, int group)
+{
+    struct soft_device *device = &soft_state()->devices[number];
+    uint64_t now;
+    if (group < 0)
+        return;
+    struct soft_schedule *s = open_schedule(device, &now);
+    s->groups[group].present = 0;
+    close_schedule(device);
+    atomic_store(&device->group_owner[group], 0);
+}
+
+/* Reads a group, after `change` (or NULL) has had it. */
+struct soft_group soft_group_change(int number, int group, void (*change)(struct soft_schedule *, int, uint64_t), uint64_t value)
+{
+    struct soft_device *device = &soft_state()->devices[number];
+    uint64_t now;
+    if (change)
+        atomic_store(&device->sliced, 1);
+    struct soft_schedule *s = open_schedule(device, &now);
+    if (change)
+        change(s, group, value);
+    struct soft_group found = s->groups[group];
+    close_schedule(device);
+    return found;
+}
+
+/* ---- clocks ---- */
+
+static bool is_sliced(const struct soft_context *context)
+{
+    return context && context->group >= 0 && atomic_load(&soft_state()->devices[context->device].sliced);
+}
+
+static uint64_t delay_of(const struct soft_context *context, uint64_t *now)
+{
+    *now = soft_now_ns();
+    if (!is_sliced(context))
+        return 0;
+    struct soft_device *device = &soft_state()->devices[context->device];
+    struct soft_schedule *s = open_schedule(device, now);
+    uint64_t delay = s->groups[context->group].delay_ns;
+    close_schedule(device);
+    return delay;
+}
+
+uint64_t soft_clock(const struct soft_context *context)
+{
+    uint64_t now, delay = delay_of(context, &now);
+    return now - delay;
+}
+
+/* How far a context's clock is behind. */
+uint64_t soft_delay(const struct soft_context *context)
+{
+    uint64_t now;
+    return delay_of(context, &now);
+}
+
+/* When a context's clock will come to that time, if nothing changes; at most LOOK_AGAIN_NS from now. */
+uint64_t soft_expect(const struct soft_context *context, uint64_t clock_ns)
+{
+    if (!is_sliced(context))
+        return clock_ns;
+    struct soft_device *device = &soft_state()->devices[context->device];
+    uint64_t now;
+    struct soft_schedule *s = open_schedule(device, &now), ahead = *s;
+    close_schedule(device);
+    uint64_t reached = advance(&ahead, now + LOOK_AGAIN_NS, (uint32_t)context->group, clock_ns);
+    return reached ? reached : now + LOOK_AGAIN_NS;
+}
+
+void soft_wait(const struct soft_context *context, uint64_t clock_ns)
+{
+    if (!is_sliced(context)) {
+        soft_sleep_until(clock_ns);
+        if (!is_sliced(context))
+            return;
+    }
+    while (soft_clock(context) < clock_ns)
+        soft_sleep_until(soft_expect(context, clock_ns));
+}
+
+/* Puts work at the end of what its context has; the end, by its clock. */
+uint64_t soft_schedule_work(const struct soft_context *context, uint64_t not_before_ns, struct soft_unit unit)
+{
+    if (!is_sliced(context) || soft_runs_together())
+        return soft_reserve(context->device, not_before_ns, unit);
+    struct soft_device *device = &soft_state()->devices[context->device];
+    uint64_t now;
+    struct soft_schedule *s = open_schedule(device, &now);
+    struct soft_group *group = &s->groups[context->group];
+    uint64_t begin = group->until_ns > not_before_ns ? group->until_ns : not_before_ns, clock = now - group->delay_ns;
+    if (begin < clock && !unit.overdue)
+        begin = clock;
+    uint64_t end = group->until_ns = begin + unit.length_ns;
+    close_schedule(device);
+    atomic_fetch_add(&device->busy_ns, unit.length_ns);
+    return end;
+}

@@ -1,0 +1,27 @@
+"""The software GPU's controls on channel groups: the calls that /dev/nvidiactl takes, answered by its own library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from cotenant.softgpu.build import build
+
+
+class SoftIoctl:
+    """Takes what fcntl.ioctl takes. The file is the state file that a program has open."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(str(build()), use_errno=True)
+        self._call = library.cotenant_soft_ioctl
+        self._call.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
+
+    def __call__(self, fd: int, request: int, data: bytearray) -> int:
+        held = (ctypes.c_char * len(data)).from_buffer(data)
+        try:
+            if self._call(fd, request, ctypes.addressof(held)) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+        finally:
+            del held
+        return 0
