@@ -106,14 +106,14 @@ def agent_restarted() -> dict[str, Any]:
         be.tell("times 6")
         ls.tell("run 5 100 5 1 0")
         time.sleep(1.0)
-        agent = rig.bench._agent
+        agent = rig.bench.agent
         assert agent is not None
         arguments = agent.args
         killed = time.monotonic_ns()
         agent.kill()
         agent.wait()
         time.sleep(0.5)
-        rig.bench._agent = subprocess.Popen(
+        rig.bench.agent = subprocess.Popen(
             arguments, stderr=rig.bench.log, stdout=rig.bench.log, env=with_source(rig.bench.environment)
         )
         seen = ls.answer(60)

@@ -119,7 +119,7 @@ def timed(seconds: int) -> list[str]:
 
 def start_program(bench: Bench, spec: TenantSpec, arguments: list[str], **extra: str) -> subprocess.Popen[str]:
     client = ControlClient(bench.folder)
-    bench._clients.append(client)
+    bench.clients.append(client)
     environment = program_environment(register(client, Launch(bench.folder, spec, arguments)))
     process = subprocess.Popen(
         arguments, env=environment | extra, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

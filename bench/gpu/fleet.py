@@ -63,7 +63,7 @@ class Job:
         client = None
         if bench is not None and spec is not None:
             client = ControlClient(bench.folder)
-            bench._clients.append(client)
+            bench.clients.append(client)
             base = program_environment(register(client, Launch(bench.folder, check_spec(spec), [PROGRAM])))
             if "CUDA_VISIBLE_DEVICES" in base:
                 del mine["CUDA_VISIBLE_DEVICES"]

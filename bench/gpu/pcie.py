@@ -95,11 +95,11 @@ def run_tenant(
 
             environment["COTENANT_BENCH_LIBRARY"] = str(build())
         client = ControlClient(bench.folder)
-        bench._clients.append(client)
+        bench.clients.append(client)
         if beside:
             idle = TenantSpec("idle", mechanism="mps", copy_weight=1.0, latency_sensitive=beside == "latency-sensitive")
             other = ControlClient(bench.folder)
-            bench._clients.append(other)
+            bench.clients.append(other)
             register(other, Launch(bench.folder, idle, ["idle"]))
         if not native:
             tenant = TenantSpec("one", mechanism="mps", **spec)

@@ -41,7 +41,7 @@ class Job:
             environment |= soft_environment()
         if bench is not None and spec is not None:
             client = ControlClient(bench.folder)
-            bench._clients.append(client)
+            bench.clients.append(client)
             environment = program_environment(register(client, Launch(bench.folder, check_spec(spec), command)))
             if SOFT:
                 environment |= {"COTENANT_SOFTGPU_STATE": bench.environment["COTENANT_SOFTGPU_STATE"]}

@@ -68,7 +68,7 @@ def call_checks(bench: Bench, given: TenantSpec | None) -> dict[str, Any]:
     source = str(Path(__file__).resolve().parents[2] / "src")
     environment = dict(bench.environment) | {"PYTHONPATH": source, "COTENANT_CHECK_BYTES": str(5 * MIB + 12345)}
     client = ControlClient(bench.folder)
-    bench._clients.append(client)
+    bench.clients.append(client)
     if given is None:
         from cotenant.softgpu.build import build
 
@@ -183,18 +183,18 @@ def test_an_agent_that_is_killed_and_comes_back() -> None:
     """Meanwhile the processes go on taking turns among themselves; afterwards on the new agent's page."""
     with Bench("soft", settings() | {"fail": "open", "reconnect": 0.02}) as bench:
         pair = [copier(bench, spec("one", 1.0)), copier(bench, spec("three", 3.0))]
-        assert bench._agent is not None
-        bench._agent.kill()
-        bench._agent.wait()
+        assert bench.agent is not None
+        bench.agent.kill()
+        bench.agent.wait()
         assert min(together(pair, 0.5)) > 0
         agent = [sys.executable, "-m", "cotenant.agent"]
-        bench._agent = subprocess.Popen(
+        bench.agent = subprocess.Popen(
             [*agent, "--dir", str(bench.folder), "--gpus", "soft", "--config", str(bench.folder / "agent.json")],
             stderr=bench.log,
             stdout=bench.log,
             env=bench.environment,
         )
-        bench._wait_for_agent()
+        bench.wait_for_agent()
         for _ in range(200):
             if all(len(r["pids"]) == 1 for r in bench.tenants()):
                 break
@@ -282,7 +282,7 @@ input()
         copies = {}
         for name, best_effort in (("be", True), ("normal", False)):
             client = ControlClient(bench.folder)
-            bench._clients.append(client)
+            bench.clients.append(client)
             command = [sys.executable, "-c", script]
             given = spec(name, 1.0, best_effort=best_effort)
             environment = dict(bench.environment)

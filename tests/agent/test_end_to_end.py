@@ -60,16 +60,16 @@ class Node(Bench):
         return next((row for row in self.tenants() if row["name"] == name), None)
 
     def kill_agent(self) -> None:
-        assert self._agent is not None
-        self._agent.kill()
-        self._agent.wait()
+        assert self.agent is not None
+        self.agent.kill()
+        self.agent.wait()
 
     def restart_agent(self) -> None:
         command = [sys.executable, "-m", "cotenant.agent", "--dir", str(self.folder), "--gpus", "soft"]
-        self._agent = subprocess.Popen(
+        self.agent = subprocess.Popen(
             [*command, "--config", str(self.folder / "agent.json")], stderr=self.log, env=self.environment
         )
-        self._wait_for_agent()
+        self.wait_for_agent()
 
     def said(self) -> str:
         return (self.folder / "agent.log").read_text()

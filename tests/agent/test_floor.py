@@ -106,7 +106,7 @@ def test_work_that_is_on_its_way_raises_the_floor_for_who_will_do_it(agent: Agen
         assert not sender.raise_for(os.getppid()), "nobody on the floor"
         for how in ("work", "dies"):
             assert sender.raise_for(worker.pid, WorkClass.MEMORY)
-            assert list(sender._mapping.raised)[:3] == [0, WorkClass.MEMORY, 0]
+            assert list(sender.mapping.raised)[:3] == [0, WorkClass.MEMORY, 0]
             assert sender.others_up()
             if how == "work":
                 worker.stdin.write("\n")
@@ -134,14 +134,14 @@ def test_a_page_that_was_written_over_is_mended(agent: AgentProcess) -> None:
     uuid = uuid_of(agent)
     floor, other = join_floor(agent.folder, uuid), join_floor(agent.folder, uuid)
     noise = random.Random(5)
-    floor._mapping.memory[:] = bytes(noise.getrandbits(8) for _ in range(FLOOR_BYTES))
-    wait_for(lambda: floor._mapping.layout.magic == FLOOR_MAGIC, 3.0, "the agent writes its part again")
+    floor.mapping.memory[:] = bytes(noise.getrandbits(8) for _ in range(FLOOR_BYTES))
+    wait_for(lambda: floor.mapping.layout.magic == FLOOR_MAGIC, 3.0, "the agent writes its part again")
     wait_for(lambda: "written over" in (agent.folder / "agent.log").read_text(), 3.0, "and says so")
     third = join_floor(agent.folder, uuid)
     state = agent.call("colocation")["gpus"][uuid]
     assert state["bounded"]
     assert len(state["holders"]) == 3
-    assert sum(bool(up) for up in floor._mapping.raised[2:]) == 0
+    assert sum(bool(up) for up in floor.mapping.raised[2:]) == 0
     assert not third.others_up(), "signs of life from the far future are none"
     for each in (floor, other, third):
         each.close()
@@ -239,7 +239,7 @@ def test_a_silent_holder_is_not_waited_for_for_ever(rig: tuple[Rig, Program]) ->
     assert time.monotonic() - began < 5
     assert block["count"] > 0
     floor.raise_()
-    floor._mapping.raised_ns[floor._mapping.holder] = time.monotonic_ns() + 10**15  # nonsense
+    floor.mapping.raised_ns[floor.mapping.holder] = time.monotonic_ns() + 10**15  # nonsense
     assert be.ask("run 0.3")["count"] > 0
     floor.close()
 

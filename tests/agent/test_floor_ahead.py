@@ -122,7 +122,7 @@ def test_a_silent_holder_is_not_waited_for_for_ever(rig: tuple[Rig, Program]) ->
     began = time.monotonic()
     assert be.ask("run 0.3")["count"] > 500
     assert time.monotonic() - began < 2
-    assert floor._mapping.raised[floor._mapping.holder] == WorkClass.UNKNOWN, "not the best-effort process's to lower"
+    assert floor.mapping.raised[floor.mapping.holder] == WorkClass.UNKNOWN, "not the best-effort process's to lower"
     floor.close()
 
 
@@ -131,7 +131,7 @@ def test_words_that_belong_to_nobody_hold_nothing_for_long(rig: tuple[Rig, Progr
     started, be = rig
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
-    floor._mapping.words[1] = floor._mapping.words[0] = 7
+    floor.mapping.words[1] = floor.mapping.words[0] = 7
     began = time.monotonic()
     assert be.ask("run 0.3")["count"] > 500
     assert time.monotonic() - began < 2
@@ -147,9 +147,9 @@ def test_a_service_that_is_killed_while_the_agent_is_dead_lets_go(rig: tuple[Rig
         holder.stdout.readline()
         be.tell("run 0.5")
         time.sleep(0.1)
-        assert started.bench._agent is not None
-        started.bench._agent.kill()
-        started.bench._agent.wait()
+        assert started.bench.agent is not None
+        started.bench.agent.kill()
+        started.bench.agent.wait()
         holder.kill()
         killed = time.monotonic_ns()
     block = be.answer()
@@ -176,18 +176,18 @@ def test_who_raises_the_page_of_an_agent_that_was_started_again_holds_nobody_for
     started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
-    old = floor._mapping
+    old = floor.mapping
     floor.raise_()
     be.tell("run 0.5")
     time.sleep(0.1)
-    agent = started.bench._agent
+    agent = started.bench.agent
     assert agent is not None
     agent.kill()
     agent.wait()
-    started.bench._agent = subprocess.Popen(
+    started.bench.agent = subprocess.Popen(
         agent.args, stderr=started.bench.log, stdout=started.bench.log, env=with_source(started.bench.environment)
     )
-    wait_for(lambda: floor._mapping is not old, 20.0, "the service has moved")
+    wait_for(lambda: floor.mapping is not old, 20.0, "the service has moved")
     floor.lower()
     until = time.monotonic() + 0.5
     while time.monotonic() < until:

@@ -32,10 +32,10 @@ def test_who_lowers_while_another_agent_is_found_stays_down(agent: AgentProcess)
 
     floor = Racing(agent.folder / FLOOR_SOCKET, str(agent.call("status")["gpus"][0]["uuid"]))
     floor.raise_()
-    assert floor._mapping.raised[0] == WorkClass.UNKNOWN
+    assert floor.mapping.raised[0] == WorkClass.UNKNOWN
     floor.reads = 1
-    floor._moved_to(floor._mapping)
-    assert floor._mapping.raised[0] == 0
+    floor._moved_to(floor.mapping)
+    assert floor.mapping.raised[0] == 0
     floor.close()
 
 

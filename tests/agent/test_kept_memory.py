@@ -39,7 +39,7 @@ for line in sys.stdin:
 def take(bench: Bench, spec: TenantSpec, pieces: int) -> tuple[subprocess.Popen[str], int]:
     """A tenant that takes that many pieces of 128 MiB, as far as it can; the MiB it has."""
     client = ControlClient(bench.folder)
-    bench._clients.append(client)
+    bench.clients.append(client)
     command = [sys.executable, "-c", TAKE, str(pieces)]
     environment = dict(bench.environment)
     environment |= program_environment(register(client, Launch(bench.folder, spec, command)))

@@ -302,7 +302,7 @@ def shown_classes(rig: Rig, program: Program, work: str) -> set[int]:
 
     def look() -> None:
         while not over.is_set():
-            seen.update(bytes(floor._mapping.raised))
+            seen.update(bytes(floor.mapping.raised))
 
     watching = threading.Thread(target=look)
     watching.start()

@@ -22,8 +22,8 @@ TURNS = {"quota": "50ms", "min_quota": "20ms", "max_quota": "50ms"}
 
 def fences(bench: Bench) -> int:
     """Fences that the one process of an agent has recorded so far, as it says on its page."""
-    assert bench._agent is not None
-    for number in Path(f"/proc/{bench._agent.pid}/fd").iterdir():
+    assert bench.agent is not None
+    for number in Path(f"/proc/{bench.agent.pid}/fd").iterdir():
         if "cotenant-page" in os.readlink(number):
             return PageLayout.from_buffer_copy(number.read_bytes()[: ctypes.sizeof(PageLayout)]).slots[0].fences
     raise AssertionError("the agent has no page")

@@ -71,7 +71,7 @@ with Bench("soft", {}) as bench:
     tenant = bench.tenant("busy", TenantSpec("one"))
     tenant.wait_ready()
     tenant.begin(60)
-    print(bench._agent.pid, tenant.process.pid, bench.folder, flush=True)
+    print(bench.agent.pid, tenant.process.pid, bench.folder, flush=True)
     time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

@@ -42,7 +42,7 @@ def test_a_worker_that_ends_without_an_agent_is_made_when_there_is_one(how: sign
     ):
         for name in ("a", "b"):  # both are on the floor
             assert infer(made.http_url, name)[0] == 200
-        agent, pid = bench._agent, worker_of("a", bench)
+        agent, pid = bench.agent, worker_of("a", bench)
         assert agent is not None
         agent.send_signal(how)
         if how is signal.SIGKILL:
@@ -59,7 +59,7 @@ def test_a_worker_that_ends_without_an_agent_is_made_when_there_is_one(how: sign
         if how is signal.SIGKILL:
             assert [line for line in said if "0/50%/0 waits for its worker: no agent answers at" in line]
             with_agent = with_source(bench.environment)
-            bench._agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=with_agent)
+            bench.agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=with_agent)
         else:
             agent.send_signal(signal.SIGCONT)
         until(lambda: infer(made.http_url, "a")[0] == 200, 8.0)

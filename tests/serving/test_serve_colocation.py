@@ -77,7 +77,7 @@ def test_the_floor_shows_the_class_of_the_service_whose_batch_runs(bench: Bench,
 
         def look() -> None:
             while not over.is_set():
-                seen.update(bytes(watch._mapping.raised))
+                seen.update(bytes(watch.mapping.raised))
 
         watching = threading.Thread(target=look)
         watching.start()
@@ -108,7 +108,7 @@ def test_the_floor_is_up_when_a_batch_is_sent_and_down_when_it_is_answered(bench
 
     def coming(made: Colocation, spec: WorkerSpec, service: str) -> None:
         before(made, spec, service)
-        sent.append((service, set(bytes(watch._mapping.raised))))
+        sent.append((service, set(bytes(watch.mapping.raised))))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Colocation, "coming", coming)
@@ -118,7 +118,7 @@ def test_the_floor_is_up_when_a_batch_is_sent_and_down_when_it_is_answered(bench
                 wait_until(lambda: not watch.others_up(), 0.4)
     # a worker joins the floor while its first batch is on its way
     assert sent[1:] == [("a", {0, WorkClass.COMPUTE}), ("b", {0}), ("a", {0, WorkClass.COMPUTE})]
-    wait_until(lambda: sum(pid > 0 for pid in watch._mapping.layout.pid) == 1)
+    wait_until(lambda: sum(pid > 0 for pid in watch.mapping.layout.pid) == 1)
     watch.close()
 
 
@@ -210,11 +210,11 @@ def test_the_scheme_of_a_server_goes_with_it(bench: Bench, tmp_path: Path) -> No
 def test_an_agent_that_comes_back_is_told_the_scheme_again(tmp_path: Path) -> None:
     with Bench("soft", {}) as bench:
         made = Colocation("static", bench.folder, {})
-        agent = bench._agent
+        agent = bench.agent
         assert agent is not None
         agent.kill()
         agent.wait()
-        bench._agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=bench.environment)
+        bench.agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=bench.environment)
 
         def scheme() -> str:
             try:
@@ -364,8 +364,8 @@ def test_a_killed_holder_is_lowered_at_once_and_a_silent_one_after_the_limit(ben
     doomed.raise_()
     assert watcher.others_up()
     doomed._closed = True  # as the kernel does for a killed process: the connection ends, nothing is lowered
-    doomed._mapping.connection.shutdown(2)
-    doomed._mapping.connection.close()
+    doomed.mapping.connection.shutdown(2)
+    doomed.mapping.connection.close()
     wait_until(lambda: not watcher.others_up(), 1.0)
     with ControlClient(bench.folder) as client:
         client.call("colocation", hold_limit_ns=50_000_000)
@@ -381,12 +381,12 @@ def test_a_killed_holder_is_lowered_at_once_and_a_silent_one_after_the_limit(ben
 def test_a_holder_finds_the_agents_successor(tmp_path: Path) -> None:
     with Bench("soft", {}) as bench:
         floor: Floor = join_floor(bench.folder, uuid_of(bench))
-        agent = bench._agent
+        agent = bench.agent
         assert agent is not None
         agent.kill()
         agent.wait()
         floor.raise_()  # the page goes on working
-        bench._agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=bench.environment)
+        bench.agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=bench.environment)
         wait_until(lambda: (bench.folder / "floor.sock").exists() and bool(_up(bench)), 20.0)
         wait_until(lambda: _up(bench) == [True], 1.0)  # it joins first, and raises then
         floor.close()

@@ -121,7 +121,7 @@ class Rig:
         self.bench = Bench(gpus, settings or {})
         self.mechanism = mechanisms.choose(Use.TENANT, concurrent=together)
         self._programs: list[Program] = []
-        self._clients: list[ControlClient] = []
+        self.clients: list[ControlClient] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Rig:
@@ -142,13 +142,13 @@ class Rig:
             error.add_note("agent: " + (self.bench.folder / "agent.log").read_text()[-TAIL_BYTES:])
         for program in self._programs:
             program.close()
-        for client in self._clients:
+        for client in self.clients:
             client.close()
         self._stack.close()
 
     def _tenant(self, spec: TenantSpec, arguments: list[str], *, shim: bool) -> Program:
         client = ControlClient(self.bench.folder)
-        self._clients.append(client)
+        self.clients.append(client)
         answer = register(client, Launch(self.bench.folder, spec, arguments))
         environment = self.bench.environment | answer["environment"]
         if shim:
@@ -221,8 +221,8 @@ class Rig:
     def mps_environment(self) -> dict[str, str]:
         """What a program of one's own needs to run together with the others."""
         client = ControlClient(self.bench.folder)
-        self._clients.append(client)
-        spec = TenantSpec(f"own-{len(self._clients)}", mechanism=self.mechanism)
+        self.clients.append(client)
+        spec = TenantSpec(f"own-{len(self.clients)}", mechanism=self.mechanism)
         return dict(register(client, Launch(self.bench.folder, spec, ["own"]))["environment"])
 
     def scheme(self, name: str, **changes: Any) -> dict[str, Any]:

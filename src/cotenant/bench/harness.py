@@ -104,8 +104,8 @@ class Bench:
         self.trace = trace
         self.backend = "driver" if self.soft or importlib.util.find_spec("torch") is None else "torch"
         self._workloads: list[Workload] = []
-        self._clients: list[ControlClient] = []
-        self._agent: subprocess.Popen[bytes] | None = None
+        self.clients: list[ControlClient] = []
+        self.agent: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Bench:
         self.folder = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
@@ -120,7 +120,7 @@ class Bench:
         if self.trace is not None:
             command += ["--trace", str(self.trace)]
         self.log = open(self.folder / "agent.log", "wb")
-        self._agent = subprocess.Popen(
+        self.agent = subprocess.Popen(
             [*command, "--config", str(config)],
             stderr=self.log,
             stdout=self.log,
@@ -129,20 +129,20 @@ class Bench:
             preexec_fn=_end_with_parent,
         )
         try:
-            self._wait_for_agent()
+            self.wait_for_agent()
         except BaseException:
             self.__exit__(None, None, None)
             raise
         return self
 
-    def _wait_for_agent(self) -> None:
-        assert self._agent is not None
+    def wait_for_agent(self) -> None:
+        assert self.agent is not None
         deadline = time.monotonic() + START_WITHIN_S
         while time.monotonic() < deadline:
-            if self._agent.poll() is not None:
+            if self.agent.poll() is not None:
                 said = (self.folder / "agent.log").read_text().strip().splitlines()
                 last = said[-1].removeprefix("cotenant agent: ") if said else "it said nothing"
-                if self._agent.returncode == 2:
+                if self.agent.returncode == 2:
                     raise InputError(last)  # --gpus, mostly: what the agent said names it
                 raise WorkError(f"the agent did not start: {last}")
             try:
@@ -159,15 +159,15 @@ class Bench:
             if kind is not None:
                 workload.process.terminate()  # not at the end of its block
             workload.close()
-        for client in self._clients:
+        for client in self.clients:
             client.close()
-        if self._agent is not None:
-            self._agent.terminate()
+        if self.agent is not None:
+            self.agent.terminate()
             try:
-                self._agent.wait(10)
+                self.agent.wait(10)
             except subprocess.TimeoutExpired:
-                self._agent.kill()
-                self._agent.wait()
+                self.agent.kill()
+                self.agent.wait()
         self.log.close()
         if error is not None:
             said = (self.folder / "agent.log").read_text(errors="replace").splitlines()
@@ -206,7 +206,7 @@ class Bench:
     ) -> Workload:
         """A workload as a tenant of the agent."""
         client = ControlClient(self.folder)
-        self._clients.append(client)
+        self.clients.append(client)
         answer = register(client, Launch(self.folder, spec, [kind]))
         before = dict(os.environ)
         if self.soft:

@@ -124,20 +124,20 @@ class Floor:
         self._class = 0
         self._closed = False
         self._index_of: dict[int, int] = {}
-        self._mapping = _connect(path, uuid)
+        self.mapping = _connect(path, uuid)
         self._watcher = threading.Thread(target=self._watch, name="floor", daemon=True)
         self._watcher.start()
 
     def raise_(self, work_class: int = WorkClass.UNKNOWN) -> None:
         """See Holder. Three stores, the time first."""
         self._class = work_class
-        self._mapping.raise_(work_class)
+        self.mapping.raise_(work_class)
 
     def raise_for(self, pid: int, work_class: int = WorkClass.UNKNOWN) -> bool:
         """Work is on its way to another LS process of this GPU, which lowers when it is done: BE work in flight can end
         meanwhile. Not counted among its raises. False: that process is not on the floor, or the agent, outside of this
         one's container, knows processes by other numbers."""
-        mapping = self._mapping
+        mapping = self.mapping
         layout = mapping.layout
         if layout.pid[mapping.holder] != os.getpid():
             return False
@@ -153,11 +153,11 @@ class Floor:
     def lower(self) -> None:
         """See Holder. Two stores."""
         self._class = 0
-        self._mapping.lower()
+        self.mapping.lower()
 
     def others_up(self) -> bool:
         """See Holder. A holder without a sign of life for hold_limit is not believed."""
-        mapping = self._mapping
+        mapping = self.mapping
         mine = mapping.holder
         if not any(bytes(mapping.raised)[:mine]) and not any(bytes(mapping.raised)[mine + 1 :]):
             return False
@@ -179,26 +179,26 @@ class Floor:
         self._closed = True
         self.lower()
         with contextlib.suppress(OSError):
-            self._mapping.connection.shutdown(socket.SHUT_RDWR)
+            self.mapping.connection.shutdown(socket.SHUT_RDWR)
         self._watcher.join(1.0)
-        self._mapping.connection.close()
+        self.mapping.connection.close()
 
     def _watch(self) -> None:
         """Notice that the agent has gone, and come back to its successor."""
         while not self._closed:
             with contextlib.suppress(OSError):
-                self._mapping.connection.recv(1)
+                self.mapping.connection.recv(1)
             while not self._closed:
                 time.sleep(RETRY_S)
                 with contextlib.suppress(WorkError):
-                    fresh, stale = _connect(self._path, self._uuid), self._mapping
+                    fresh, stale = _connect(self._path, self._uuid), self.mapping
                     stale.connection.close()
                     self._moved_to(fresh)
                     break
 
     def _moved_to(self, fresh: _Mapping) -> None:
         """From now on on this page. Not by raise_, which would forget that somebody lowers just now."""
-        self._mapping = fresh
+        self.mapping = fresh
         work_class = self._class
         if work_class:
             fresh.raise_(work_class)
