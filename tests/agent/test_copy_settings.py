@@ -13,8 +13,11 @@ from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.config.copies import parse_copies, with_options
 from cotenant.agent.config.files import TenantSpec, check_spec, parse_config
 from cotenant.agent.copies.links import Copies
+from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.tenants.registry import spec_from_dict, spec_to_dict
+from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError
+from cotenant.devices.gpus import Gpu
 from cotenant.policy.copies import CopySettings
 
 MIB = 1 << 20
@@ -64,10 +67,7 @@ def test_weight_and_class_survive_the_state_file() -> None:
 
 
 def tenant(name: str, **spec: Any) -> Any:
-    return SimpleNamespace(
-        name=name, spec=TenantSpec(name, **spec), gpus=(SimpleNamespace(uuid="G"),), sessions=[], warnings=[],
-        warn=lambda text: None,
-    )  # fmt: skip
+    return Tenant(TenantSpec(name, **spec), (Gpu("G", "GPU", 1 << 30, 0),), "", 0, Enforcement())
 
 
 def session(of: Any) -> Any:

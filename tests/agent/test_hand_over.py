@@ -11,14 +11,19 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from agent_harness import wait_for
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 
-from cotenant.agent.memory.moves import Handover
+from cotenant.agent.config.files import AgentConfig, TenantSpec
+from cotenant.agent.config.in_force import InForce
+from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.memory.residency import Residency
-from cotenant.agent.owners.holders import Holder
+from cotenant.agent.memory.swap_orders import HandleTransfer
+from cotenant.agent.tenants.places import Owner
+from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import WorkError
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
@@ -146,37 +151,47 @@ def test_one_of_them_killed_in_the_middle(node: Callable[..., Node], killed: str
     wait_for(lambda: int(witness.ask(FREE)) == both + freed, 5, "the memory of the one that was killed")
 
 
-def registry_of(**users: int) -> SimpleNamespace:
-    spec = SimpleNamespace(oversubscribe="swap")
-    tenants = {
-        name: SimpleNamespace(name=name, uid=uid, spec=spec, holder=None, sessions=[]) for name, uid in users.items()
-    }
-    agent = SimpleNamespace(registry=SimpleNamespace(tenants=tenants), config=SimpleNamespace(swap_hand=True))
-    return SimpleNamespace(agent=agent)
+class Transfers:
+    """A residency of tenants that may hand memory on; nothing of them runs."""
+
+    def __init__(self, **users: int) -> None:
+        self.tenants = {
+            name: Tenant(TenantSpec(name, oversubscribe="swap"), (), "", uid, Enforcement())
+            for name, uid in users.items()
+        }
+        self.in_force = InForce(AgentConfig())
+        nothing: Any = SimpleNamespace(gpus={}, tenants=self.tenants)
+        self._residency = Residency(
+            nothing, nothing, nothing, nothing, nothing, nothing, self.in_force, nothing, nothing
+        )
+
+    def between(self, leave: list[str], come: str) -> HandleTransfer | None:
+        return self._residency.handle_transfer(leave, self.tenants[come])
+
+    def connect(self, name: str, user: int) -> None:
+        """A process of a tenant runs as that user, and no other one."""
+        process: Any = SimpleNamespace(peer=SimpleNamespace(uid=user))
+        self.tenants[name].sessions = [process]
 
 
 def test_memory_never_goes_from_one_user_to_another() -> None:
-    residency = registry_of(a=1000, b=1000, c=1001)
-    tenants = residency.agent.registry.tenants
-
-    def between(leave: list[str], come: str) -> Handover | None:
-        return Residency.handover(residency, leave, tenants[come])  # type: ignore[arg-type]
-
-    assert between(["a"], "c") is between(["a", "c"], "b") is between([], "b") is between(["gone"], "b") is None
-    way = between(["a"], "b")
-    assert isinstance(way, Handover)
+    here = Transfers(a=1000, b=1000, c=1001)
+    assert here.between(["a"], "c") is here.between(["a", "c"], "b") is None
+    assert here.between([], "b") is here.between(["gone"], "b") is None
+    way = here.between(["a"], "b")
+    assert isinstance(way, HandleTransfer)
     way.close()
     for name, user in (("a", 1001), ("b", 1000)):  # `a` was another user's, whose process still runs
-        tenants[name].sessions = [SimpleNamespace(peer=SimpleNamespace(uid=user))]
-    assert between(["a"], "b") is between(["b"], "a") is None
-    tenants["a"].sessions = tenants["b"].sessions
-    residency.agent.config.swap_hand = False
-    assert between(["a"], "b") is None
+        here.connect(name, user)
+    assert here.between(["a"], "b") is here.between(["b"], "a") is None
+    here.connect("a", 1000)
+    here.in_force.config = AgentConfig(swap_hand=False)
+    assert here.between(["a"], "b") is None
 
 
 def test_the_end_of_those_who_come_closes_the_way() -> None:
     """What is sent after that is refused to the sender, who then gives it back."""
-    way = Handover()
+    way = HandleTransfer()
     giver = socket.socket(fileno=os.dup(way.giver))
     way.all_taken()
     with pytest.raises(BrokenPipeError):
@@ -187,29 +202,24 @@ def test_the_end_of_those_who_come_closes_the_way() -> None:
 
 def test_memory_never_goes_from_one_namespace_to_another() -> None:
     """The agent holds all pods' tenants itself, and in most pods programs are root: neither says whose they are."""
-    residency = registry_of(**{"team/x/main": 0, "team/y/main": 0, "other/x/main": 0, "plain": 0})
-    tenants = residency.agent.registry.tenants
-    for name, tenant in tenants.items():
+    here = Transfers(**{"team/x/main": 0, "team/y/main": 0, "other/x/main": 0, "plain": 0})
+    for name, tenant in here.tenants.items():
         if name != "plain":
-            tenant.holder = Holder("pod", f"uid-of-{name}", "main")
-        tenant.sessions = [SimpleNamespace(peer=SimpleNamespace(uid=0))]
-
-    def between(leave: str, come: str) -> Handover | None:
-        return Residency.handover(residency, [leave], tenants[come])  # type: ignore[arg-type]
-
-    assert between("other/x/main", "team/x/main") is between("team/x/main", "other/x/main") is None
-    assert between("plain", "team/x/main") is between("team/x/main", "plain") is None
-    way = between("team/y/main", "team/x/main")
-    assert isinstance(way, Handover)
+            tenant.owner = Owner("pod", f"uid-of-{name}", "main")
+        here.connect(name, 0)
+    for one, other in (("other/x/main", "team/x/main"), ("plain", "team/x/main")):
+        assert here.between([one], other) is here.between([other], one) is None
+    way = here.between(["team/y/main"], "team/x/main")
+    assert isinstance(way, HandleTransfer)
     way.close()
-    tenants["team/y/main"].sessions[0].peer.uid = 1000
-    assert between("team/y/main", "team/x/main") is None
+    here.connect("team/y/main", 1000)
+    assert here.between(["team/y/main"], "team/x/main") is None
 
 
-@pytest.mark.parametrize("end", [Handover.all_taken, Handover.close])
-def test_a_process_that_is_stopped_keeps_nothing_that_lies_there(end: Callable[[Handover], None]) -> None:
+@pytest.mark.parametrize("end", [HandleTransfer.all_taken, HandleTransfer.close])
+def test_a_process_that_is_stopped_keeps_nothing_that_lies_there(end: Callable[[HandleTransfer], None]) -> None:
     """It has its end of the socket, or will find it: what was sent is free although nobody closes that."""
-    way = Handover()
+    way = HandleTransfer()
     giver, stopped = (socket.socket(fileno=os.dup(fd)) for fd in (way.giver, way.taker))
     reader, memory = os.pipe()  # whose reader learns that no descriptor is left
     for _ in range(3):

@@ -18,7 +18,7 @@ from held_agent import HeldAgent, pod_cgroup, uuid_of
 
 from cotenant.abi.protocol import MessageType, Status
 from cotenant.agent.gate.client import join_floor
-from cotenant.agent.owners.holders import Place, container_token, place_in, place_of
+from cotenant.agent.tenants.places import Place, container_token, place_in, place_of
 from cotenant.core.errors import InputError, WorkError
 
 UID = "0c5a3f6e-6f2c-4c58-9d0f-3a8b1f0f7a11"

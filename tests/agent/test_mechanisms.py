@@ -15,7 +15,8 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import By, Use
 from cotenant.agent.mechanisms.mps import Mps
-from cotenant.agent.tenants.registry import Registry, Tenant
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.gpus import Gpu
 

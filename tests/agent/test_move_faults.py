@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +22,11 @@ from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
-from cotenant.agent.memory.backing import host_memory
+from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.parked import Parked
 from cotenant.agent.memory.whole import WholeProcesses
 from cotenant.agent.processes import key_of
+from cotenant.agent.tenants.host_memory import host_memory
 from cotenant.agent.tenants.launcher import Launch, register
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.gpus import uuid_bytes
@@ -173,8 +173,7 @@ class Driver:
 
 def moved_with(driver: Driver) -> list[str]:
     said: list[str] = []
-    agent: Any = SimpleNamespace(gpus=[], log=said.append)
-    whole = WholeProcesses(agent)
+    whole = WholeProcesses((), Ledger(), said.append)
     whole.checkpointer = driver  # type: ignore[assignment]
     uuids = [f"GPU-0000000{n}-0000-0000-0000-000000000000" for n in (1, 2)]
     parked = Parked("a", "checkpoint", (uuids[0],), 0, (key_of(os.getpid()),))

@@ -13,8 +13,16 @@ from typing import Any
 import pytest
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 
+from cotenant.agent.config.files import AgentConfig, TenantSpec
+from cotenant.agent.config.in_force import InForce
+from cotenant.agent.mechanisms.base import Enforcement
+from cotenant.agent.memory.ledger import Ledger
+from cotenant.agent.memory.parked import Parked, ParkedTable
 from cotenant.agent.memory.residency import Residency
-from cotenant.policy.residency import GpuResidency, ResidencySettings
+from cotenant.agent.memory.residents import Residents
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.agent.turns.broker import PausedTurn
+from cotenant.devices.gpus import Gpu
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 
@@ -102,35 +110,57 @@ def test_what_several_ask_for_at_once_is_waited_for(node: Callable[..., Node]) -
     assert sorted(answers) == ["0", "0", "0", "intact", "intact", "intact"], (answers, here.said())
 
 
+class Turns:
+    """As much of the broker as a switch looks at: a turn of `a` that waits for its memory."""
+
+    def __init__(self) -> None:
+        turn = SimpleNamespace(account=SimpleNamespace(name="a"), epoch=7)
+        self.turns = SimpleNamespace(gpus={"g": SimpleNamespace(turn=turn)}, line=lambda gpu, now_ns: [])
+        self.paused: asyncio.Queue[Any] = asyncio.Queue()
+        self.floors: list[int] = []
+
+    def holds(self, tenant: object, gpu: str) -> bool:
+        return False
+
+    def resume_turn(self, gpu: str, name: str, epoch: int, floor_ns: int) -> None:
+        self.floors.append(floor_ns)
+
+
 def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
     """A turn pays for its own move of 30 ms, not for the second in which somebody else moved before."""
-    floors: list[int] = []
-    turn = SimpleNamespace(account=SimpleNamespace(name="a"), epoch=7)
-    broker = SimpleNamespace(
-        turns=SimpleNamespace(gpus={"g": SimpleNamespace(turn=turn)}),
-        resume_turn=lambda gpu, name, epoch, floor_ns: floors.append(floor_ns),
-    )
+    took_s = 0.03
+    gpu = Gpu("g", "GPU", 1024 * MIB, 0, soft=True)
+    tenants = {
+        name: Tenant(TenantSpec(name, oversubscribe="park"), (gpu,), "", 0, Enforcement()) for name in ("a", "b")
+    }
+    registry: Any = SimpleNamespace(gpus={"g": gpu}, tenants=tenants, on_gpu=lambda uuid: list(tenants.values()))
+    parked = ParkedTable()
+    for name in tenants:  # together more than the card has
+        parked.rows[name] = Parked(name, "checkpoint", ("g",), 800 * MIB)
+    in_force = InForce(AgentConfig(most_moving=0.25))
 
-    async def run() -> None:
-        residency: Any = object.__new__(Residency)
-        residency.agent = SimpleNamespace(broker=broker)
-        residency._locks, residency._retries, residency._last_move_ns = {"g": asyncio.Lock()}, {}, {"g": 10**9}
-        residency.gpus = {"g": GpuResidency(100, ResidencySettings(0.25))}
-        residency.gpus["g"].resize("a", movable=80, resident=80)
-        residency.gpus["g"].resize("b", movable=80, resident=0)
+    class Driver:
+        async def bring(self, tenant: Tenant) -> None:
+            await asyncio.sleep(took_s)
+            del parked.rows[tenant.name]
 
-        async def switch(tenant: object, gpu: str) -> None:
-            residency._last_move_ns[gpu] += 30_000_000
+    async def run() -> tuple[list[int], int]:
+        turns: Any = Turns()
+        residents = Residents(registry, Ledger(), parked, in_force)
+        residents.last_move_ns["g"] = 10**9
+        residents.refresh("g")
+        made: Any = (residents, registry, Ledger(), parked, turns, Driver(), in_force, lambda: None, print)
+        running = asyncio.create_task(Residency(*made).run())
+        for epoch in (7, 6):  # the second has been taken back: nothing happens
+            turns.paused.put_nowait(PausedTurn(tenants["a"], "g", epoch))
+        while not turns.floors:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        return turns.floors, residents.last_move_ns["g"]
 
-        residency._switch = switch
-        async with residency._locks["g"]:
-            task = asyncio.create_task(residency._bring(SimpleNamespace(name="a"), "g", 7))
-            await asyncio.sleep(0.1)
-        await task
-        await residency._bring(SimpleNamespace(name="a"), "g", 6)  # a turn that has been taken back: nothing happens
-
-    asyncio.run(run())
-    assert floors == [90_000_000]  # 30 ms x (1 - 0.25) / 0.25
+    floors, moved_ns = asyncio.run(run())
+    assert took_s * 1e9 <= moved_ns < 10**9
+    assert floors == [pytest.approx(moved_ns * 3, abs=1)]  # x (1 - 0.25) / 0.25
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 from api_standin import ApiServer
 from pods import pod, share
 
-from cotenant.agent.owners.holders import Place
+from cotenant.agent.tenants.places import Place
 from cotenant.kube.api import KubeApi
 from cotenant.kube.binder import Binder
 from cotenant.kube.escapes import Escape, EscapeWatch

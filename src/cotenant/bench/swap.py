@@ -9,7 +9,7 @@ from typing import Any
 
 from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.agent.ipc.client import ControlClient
-from cotenant.agent.memory.backing import available_bytes
+from cotenant.agent.tenants.host_memory import available_bytes
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.overhead import median
 from cotenant.core.errors import InputError, WorkError

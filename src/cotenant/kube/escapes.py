@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from cotenant.agent.owners.holders import Place, place_of
+from cotenant.agent.tenants.places import Place, place_of
 from cotenant.core.errors import WorkError
 
 GpuProcesses = Mapping[str, Iterable[int]]  # GPU's UUID -> process numbers on the host

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cotenant.agent.owners.holders import container_token
+from cotenant.agent.tenants.places import container_token
 from cotenant.core.errors import InputError
 from cotenant.kube import names
 from cotenant.kube.shares import ContainerShare, Pod, owner_of, shares_of

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cotenant.abi.copy_page import COPY_PAGE_BYTES, COPY_QUEUES, CopyRank
 from cotenant.abi.tenant_page import SlotFlag
+from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.copies.page import CopyPage
+from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.policy.copies import CopySettings
-
-if TYPE_CHECKING:
-    from cotenant.agent.config.files import TenantSpec
-    from cotenant.agent.ipc.session import Session
-    from cotenant.agent.tenants.registry import Tenant
 
 MAX_PARTICIPANTS = 0xFFFF
 
@@ -107,13 +104,11 @@ class Copies:
         for tenant in self._tenants.get(gpu, {}).values():
             if on or tenant.name in self._queues.get(gpu, {}):  # who has one keeps it, as what the tenant is now
                 self._give_queue(gpu, tenant)
-            for session in tenant.sessions:
-                for slot, attached in session.slots.items():
-                    if attached == gpu:
-                        page = session.page.slots[slot]
-                        flags = page.flags & ~SlotFlag.COPIES | self.flag(session, gpu)
-                        if flags != page.flags:
-                            page.flags = flags
+            for session, slot in tenant.slots_on(gpu):
+                page = session.page.slots[slot]
+                flags = page.flags & ~SlotFlag.COPIES | self.flag(session, gpu)
+                if flags != page.flags:
+                    page.flags = flags
 
     def _give_queue(self, gpu: str, tenant: Tenant) -> None:
         if gpu not in self._pages:

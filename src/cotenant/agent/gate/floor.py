@@ -20,7 +20,7 @@ from cotenant.agent.gate.page import FloorPage
 from cotenant.agent.gate.shares import Shares, slot_of
 from cotenant.agent.ipc.listener import Listener
 from cotenant.agent.processes import Peer, peer_of
-from cotenant.agent.tenants.registry import Tenant
+from cotenant.agent.tenants.tenant import Tenant
 from cotenant.devices.clock import CardClock, card_clock
 from cotenant.devices.gpus import uuid_text
 from cotenant.policy.colocation import APART, ColocationSettings, next_duty, scheme_named

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from time import monotonic_ns
 
 from cotenant.abi.tenant_page import SlotLayout
-from cotenant.agent.tenants.registry import Tenant
+from cotenant.agent.tenants.tenant import Tenant
 from cotenant.policy.colocation import APART, LOOK_NS, QUIET_NS, ColocationSettings, next_parts
 
 

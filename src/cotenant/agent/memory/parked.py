@@ -1,16 +1,15 @@
-"""One parked tenant or program, as memory and the state file hold it."""
+"""Parked tenants and programs, as memory and the state file hold them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cotenant.agent import processes
 from cotenant.agent.processes import ProcessKey
-
-if TYPE_CHECKING:
-    from cotenant.agent.tenants.registry import Tenant
+from cotenant.agent.tenants.tenant import Tenant
 
 
 @dataclass
@@ -47,6 +46,34 @@ class Parked:
         return cls(
             row["name"], row["method"], tuple(row["gpus"]), int(row["freed_bytes"]), keys, since, by_order=by_order
         )
+
+
+class ParkedTable:
+    """Everything parked on this node, by name."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Parked] = {}
+        self.under_way: dict[str, Parked] = {}  # being checkpointed
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a tenant is away until it is resumed: nothing is promised to it meanwhile."""
+        parked = self.rows.get(name) if isinstance(name, str) else None
+        return parked is not None and parked.by_order
+
+    def checkpointed_bytes(self, tenant: str) -> int | None:
+        """Bytes that a tenant comes back with that holds nothing on any GPU; None for one that the driver does not
+        keep."""
+        parked = self.rows.get(tenant)
+        return parked.size if parked is not None and parked.method == "checkpoint" else None
+
+    def lives(self, tenant: str) -> bool:
+        """Whether a tenant is parked and a process of it lives."""
+        parked = self.rows.get(tenant)
+        return parked is not None and any(processes.alive(key) for key in parked.keys)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """What is parked, and what may be, for the state file."""
+        return [parked.as_dict() for parked in (self.under_way | self.rows).values()]
 
 
 def movable_first(tenants: Iterable[Tenant]) -> list[Tenant]:

@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from cotenant.abi.protocol import MemoryFamily
 from cotenant.agent import processes
+from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.parked import Parked
 from cotenant.agent.processes import ProcessKey
+from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices import gpus
 from cotenant.devices.checkpoint import INVALID_VALUE, MAPS, OLDEST_DRIVER, Checkpointer, CheckpointError
-
-if TYPE_CHECKING:
-    from cotenant.agent.daemon import Agent
-    from cotenant.agent.tenants.registry import Tenant
+from cotenant.devices.gpus import Gpu
 
 SLOWEST_BPS = 0.4e9  # a checkpoint or restore slower than this has stopped (measured: 1.8e9 and 4.3e9)
 FREE_WITHIN_S = 3.0
@@ -34,9 +33,9 @@ def within_s(size: int) -> float:
 class WholeProcesses:
     """What the driver can do with sets of processes."""
 
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-        self.checkpointer = Checkpointer(any(gpu.soft for gpu in agent.gpus))
+    def __init__(self, devices: Sequence[Gpu], ledger: Ledger, log: Callable[[str], None]) -> None:
+        self._devices, self._ledger, self._log = devices, ledger, log
+        self.checkpointer = Checkpointer(any(gpu.soft for gpu in devices))
 
     # -- which, and whether ----------------------------------------------------------------------------------------
 
@@ -78,7 +77,7 @@ class WholeProcesses:
         for gpu in tenant.gpus:
             if gpu.uuid.startswith("MIG-"):
                 raise InputError(f"{name} runs on the MIG device {gpu.uuid}; the driver does not checkpoint those")
-            if self.agent.ledger.families(name, gpu.uuid).get(MemoryFamily.MANAGED.name.lower(), 0):
+            if self._ledger.families(name, gpu.uuid).get(MemoryFamily.MANAGED.name.lower(), 0):
                 raise InputError(f"{name} uses managed memory; the driver does not checkpoint that")
 
     async def _probe(self, name: str, keys: tuple[ProcessKey, ...]) -> tuple[ProcessKey, ...]:
@@ -106,7 +105,7 @@ class WholeProcesses:
     async def free_bytes(self, uuids: tuple[str, ...]) -> int:
         """What the driver says is free on these GPUs together; none named: on all of this agent's."""
         total = 0
-        for gpu in self.agent.gpus:
+        for gpu in self._devices:
             if uuids and gpu.uuid not in uuids:
                 continue
             free = await asyncio.get_running_loop().run_in_executor(None, gpus.driver_free_bytes, gpu)
@@ -174,14 +173,14 @@ class WholeProcesses:
                     break
             else:
                 if number:
-                    self.agent.log(f"process {key.pid} came back with a map of {kind}, after {'; '.join(faults)}")
+                    self._log(f"process {key.pid} came back with a map of {kind}, after {'; '.join(faults)}")
                 return
         raise CheckpointError("; ".join(faults))
 
     async def _wait_for_memory(self, gpu: str | None, size: int) -> None:
         """Do not restore before the driver has that much free: what has just left may take a moment."""
         deadline = time.monotonic() + FREE_WITHIN_S
-        device = next((each for each in self.agent.gpus if each.uuid == gpu), None)
+        device = next((each for each in self._devices if each.uuid == gpu), None)
         while device is not None:
             free = await asyncio.get_running_loop().run_in_executor(None, gpus.driver_free_bytes, device)
             if free is None or free >= size + (0 if device.soft else SPARE_BYTES):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from cotenant.agent.processes import ProcessKey, alive, in_group, is_zombie, key_of
-from cotenant.agent.tenants.registry import Tenant
+from cotenant.agent.tenants.tenant import Tenant
 
 FIRST_LOOK_S = 0.01
 LAST_LOOK_S = 0.5
@@ -36,10 +36,10 @@ def by_token(tokens: Collection[str], proc: Path = Path("/proc")) -> dict[str, f
     return {token: frozenset(key for key in keys if not is_zombie(key.pid)) for token, keys in found.items()}
 
 
-class Heirs:
-    """Watches over tenants whose programs have ended; `gone` is told of each that nothing is left of.
+class Orphans:
+    """Watches over tenants whose programs have ended; `gone` is called for each that nothing is left of.
 
-    `changed` is called when a tenant's heirs are others than before, to be remembered.
+    `changed` is called when a tenant's orphans are others than before, to be remembered.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Heirs:
     def watch(self, tenant: Tenant, group: int | None = None, known: Collection[ProcessKey] = ()) -> None:
         """The program of a tenant has ended: the tenant lives on with that group and what else is left of it."""
         tenant.group = group
-        tenant.heirs = frozenset(known)
+        tenant.orphans = frozenset(known)
         tenant.left_behind = True
         task = asyncio.get_running_loop().create_task(self._watch(tenant))
         self._tasks.add(task)
@@ -69,14 +69,14 @@ class Heirs:
 
     async def _watch(self, tenant: Tenant) -> None:
         wait_s = FIRST_LOOK_S
-        tenant.heirs |= await self._look(tenant.token)
+        tenant.orphans |= await self._look(tenant.token)
         self._changed()
         while self._tenants.get(tenant.name) is tenant:
             if tenant.group is not None and not await asyncio.to_thread(in_group, tenant.group):
                 tenant.group = None
-            if tenant.group is None and not any(alive(key) for key in tenant.heirs):
-                tenant.heirs = await self._look(tenant.token)  # they may have children
-                if not tenant.heirs:
+            if tenant.group is None and not any(alive(key) for key in tenant.orphans):
+                tenant.orphans = await self._look(tenant.token)  # they may have children
+                if not tenant.orphans:
                     break
                 self._changed()
             await asyncio.sleep(wait_s)

@@ -1,98 +1,40 @@
-"""The tenants of a node: who is admitted to which GPU, and what is known about each."""
+"""The tenants of a node, and who is admitted to which GPU."""
 
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.agent.mechanisms import registry as mechanism_list
-from cotenant.agent.mechanisms.base import Enforcement, Mechanism
-from cotenant.agent.memory.backing import HostMemory
-from cotenant.agent.owners.holders import Holder
-from cotenant.agent.processes import ProcessKey
+from cotenant.agent.mechanisms.base import Mechanism
+from cotenant.agent.tenants.host_memory import HostMemory
+from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError
 from cotenant.devices.gpus import Gpu
-from cotenant.policy.shares import Share
-
-if TYPE_CHECKING:
-    from cotenant.agent.ipc.session import Session
 
 MAX_TENANTS = 4096
-
-
-@dataclass(eq=False)
-class Tenant:
-    """One tenant: promise, place, processes, and what happened to it."""
-
-    spec: TenantSpec
-    gpus: tuple[Gpu, ...]
-    token: str
-    uid: int
-    enforcement: Enforcement
-    declared: bool = False
-    holder: Holder | None = None  # the pod or job that keeps it, whatever its processes do
-    root: ProcessKey | None = None
-    left_behind: bool = False  # its program has ended, and others of it may live: in its group, or known by its token
-    group: int | None = None
-    heirs: frozenset[ProcessKey] = frozenset()
-    launching: bool = False  # registered by a launcher that has not started the program yet
-    created_ns: int = 0
-    timeout_s: float | None = None
-    sessions: list[Session] = field(default_factory=list)
-    warnings: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    warning_count: int = 0
-    launches_gone: int = 0  # counted by processes that have ended
-    waited_gone_ns: int = 0
-
-    @property
-    def name(self) -> str:
-        """The tenant's name."""
-        return self.spec.name
-
-    def environment(self, *, below: bool) -> dict[str, str]:
-        """What a program that starts now gets. `below`: the scheme of co-location puts best-effort work below others,
-        unless its priority says otherwise."""
-        lower = below and self.spec.best_effort and self.spec.priority == 0
-        return self.enforcement.environment | (self.enforcement.below if lower else {})
-
-    def share(self) -> Share:
-        """Its promise in the broker's words."""
-        gang = tuple(g.uuid for g in self.gpus) if len(self.gpus) > 1 else ()
-        spec = self.spec
-        return Share(spec.request, spec.limit, spec.priority, spec.weight, gang)
-
-    def cap_bytes(self, gpu: Gpu) -> int | None:
-        """Its memory cap on a GPU: as promised; the card's own size where its contents must have a place to go."""
-        movable = self.spec.oversubscribe != "none"
-        return gpu.memory_bytes if self.spec.memory_bytes is None and movable else self.spec.memory_bytes
-
-    @property
-    def kept_bytes(self) -> int | None:
-        """Memory that nobody else may take of its GPUs: a latency-sensitive tenant's is there when it wants it."""
-        return self.spec.memory_bytes if self.spec.latency_sensitive else None
-
-    def warn(self, text: str) -> None:
-        """Keep a warning for ps, top and the launcher."""
-        self.warning_count += 1
-        if text not in self.warnings:
-            self.warnings.append(text)
 
 
 class Registry:
     """All tenants of the node, and admission: no GPU is promised twice."""
 
-    def __init__(self, gpus: Iterable[Gpu], mechanisms: dict[str, Mechanism], host: HostMemory | None = None) -> None:
+    def __init__(
+        self,
+        gpus: Iterable[Gpu],
+        mechanisms: dict[str, Mechanism],
+        host: HostMemory | None = None,
+        parked: Container[str] = (),
+    ) -> None:
+        """`parked`: names of the tenants that are away until they are resumed."""
         self.host = host or HostMemory(0)
         self.gpus = {g.uuid: g for g in gpus}
         self.mechanisms = mechanisms
         self.tenants: dict[str, Tenant] = {}
         self._by_token: dict[str, Tenant] = {}
         self._by_gpu: dict[str, dict[str, Tenant]] = {uuid: {} for uuid in self.gpus}
-        self.away: Container[str] = ()  # names of those that are parked
+        self._parked = parked
 
     def by_token(self, token: str) -> Tenant | None:
         """The tenant whose launcher was given that token."""
@@ -102,6 +44,21 @@ class Registry:
         """The tenant whose program one of these processes is (nearest first)."""
         roots = {t.root.pid: t for t in self.tenants.values() if t.root is not None}
         return next((roots[pid] for pid in pids if pid in roots), None)
+
+    def by_connection(self, pid: int) -> Tenant | None:
+        """The tenant that a connected process belongs to."""
+        return next((t for t in self.tenants.values() if any(s.peer.pid == pid for s in t.sessions)), None)
+
+    def gpu_named(self, text: str, field: str = "--gpu") -> Gpu:
+        """The GPU with that UUID or index. InputError when this agent has none."""
+        gpu = self.gpus.get(text) or next((g for g in self.gpus.values() if str(g.index) == text), None)
+        if gpu is None:
+            raise InputError(f"this agent has no GPU {text!r}; it has {', '.join(self.gpus)}", field=field)
+        return gpu
+
+    def gated(self, tenant: Tenant) -> bool:
+        """Whether a tenant takes turns through the broker."""
+        return self.mechanisms[tenant.spec.mechanism].capabilities.gated
 
     def on_gpu(self, uuid: str, without: str = "") -> list[Tenant]:
         """Tenants placed on a GPU."""
@@ -187,10 +144,7 @@ class Registry:
         if spec.gpus:
             chosen = []
             for text in spec.gpus:
-                gpu = self.gpus.get(text) or next((g for g in self.gpus.values() if str(g.index) == text), None)
-                if gpu is None:
-                    known = ", ".join(self.gpus)
-                    raise InputError(f"this agent has no GPU {text!r}; it has {known}", field="--gpus")
+                gpu = self.gpu_named(text, "--gpus")
                 if gpu in chosen:
                     raise InputError(f"the GPU {text!r} is named twice", field="--gpus")
                 chosen.append(gpu)
@@ -217,7 +171,7 @@ class Registry:
 
     def _fits(self, spec: TenantSpec, gpu: Gpu) -> None:
         # a tenant parked by order is promised nothing until it is back
-        others = [other for other in self.on_gpu(gpu.uuid, without=spec.name) if other.name not in self.away]
+        others = [other for other in self.on_gpu(gpu.uuid, without=spec.name) if other.name not in self._parked]
         where = f"GPU {gpu.index} ({gpu.name})"
         mine = self.mechanisms[spec.mechanism].capabilities
         if mine.exclusive and spec.limit < 1.0:

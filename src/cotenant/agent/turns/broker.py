@@ -6,20 +6,32 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
 from cotenant.abi.protocol import MessageType, ReleaseReason
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.ipc import wire
+from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
-
-if TYPE_CHECKING:
-    from cotenant.agent.ipc.session import Session
-    from cotenant.agent.tenants.registry import Tenant
 
 _REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}  # all others: released
 SAFETY_NS = 1_000_000_000
 LATE_REPORT_NS = 20_000_000  # how far back a release may say that its work ended
+
+
+class PausedTurn(NamedTuple):
+    """A turn that cannot begin yet: it waits until `resume_turn` or `fail_turn` is called for it."""
+
+    tenant: Tenant
+    gpu: str
+    epoch: int
+
+
+class Residents(Protocol):
+    """Whose memory is on the GPUs."""
+
+    def ready(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether a turn of a tenant may begin now."""
 
 
 @dataclass(eq=False)
@@ -44,11 +56,14 @@ class Broker:
         settings: QuotaSettings,
         *,
         inflight_ns: int,
+        residents: Residents,
         on_turn: Callable[[Ended], None],
-        on_fault: Callable[[str, str], None],
+        on_fault: Callable[[Tenant, str], None],
     ) -> None:
         self.turns = NodeTurns(gpus, settings)
-        self.inflight_ns = inflight_ns
+        self.paused: asyncio.Queue[PausedTurn] = asyncio.Queue()
+        self._inflight_ns = inflight_ns
+        self._residents = residents
         self._on_turn = on_turn
         self._on_fault = on_fault
         self._loop = asyncio.get_running_loop()
@@ -56,8 +71,6 @@ class Broker:
         self._stuck: dict[tuple[str, str], _Hold] = {}  # (gpu, tenant) that runs on although its turn was taken
         self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
         self._tenants: dict[str, Tenant] = {}
-        # may this turn begin? False: the turn waits until `resume_turn` or `fail_turn` is called for it
-        self.before_grant: Callable[[Tenant, str, int], bool] = lambda tenant, gpu, epoch: True
         self._suspended: set[str] = set()
         # epochs on the wire grow for ever, also over a restart of the agent
         self._wire_epoch = time.monotonic_ns() // 1000
@@ -84,8 +97,9 @@ class Broker:
                 self._obey(self.turns.leave(gpu.uuid, tenant.name, now_ns), gpu.uuid)
         self._tenants.pop(tenant.name, None)
 
-    def configure(self, settings: QuotaSettings) -> None:
+    def configure(self, settings: QuotaSettings, inflight_ns: int) -> None:
         """New settings from the config file."""
+        self._inflight_ns = inflight_ns
         out = self.turns.configure(settings, time.monotonic_ns())
         for gpu in self.turns.gpus:
             self._obey([step for step in out if step.gpu == gpu], gpu)
@@ -230,8 +244,9 @@ class Broker:
     def _grant(self, step: Grant) -> None:
         tenant, turn = self._tenants[step.tenant], self.turns.gpus[step.gpu].turn
         if turn is not None and turn.epoch == step.epoch:
-            if turn.paused_ns is None and not self.before_grant(tenant, step.gpu, step.epoch):
+            if turn.paused_ns is None and not self._residents.ready(tenant, step.gpu):
                 self.turns.gpus[step.gpu].pause(step.tenant, step.epoch, time.monotonic_ns())
+                self.paused.put_nowait(PausedTurn(tenant, step.gpu, step.epoch))
             if turn.paused_ns is not None:
                 return
         hold = self._holds.get(step.gpu)
@@ -272,9 +287,9 @@ class Broker:
     def _send_grant(self, session: Session, slot: int, epoch: int, deadline_ns: int) -> None:
         page = session.page.slots[slot]
         page.deadline_ns = deadline_ns
-        page.inflight_allowed_ns = self.inflight_ns
+        page.inflight_allowed_ns = self._inflight_ns
         page.epoch = epoch
-        session.send(wire.pack_grant(0, slot, time.monotonic_ns(), epoch, deadline_ns, self.inflight_ns))
+        session.send(wire.pack_grant(0, slot, time.monotonic_ns(), epoch, deadline_ns, self._inflight_ns))
 
     def _move(self, step: Move) -> None:
         hold = self._holds.get(step.gpu)
@@ -302,11 +317,12 @@ class Broker:
         hold = self._holds.pop(step.gpu, None)
         if hold is not None:
             self._stuck[(step.gpu, step.tenant)] = hold
-        self._on_fault(
-            step.tenant,
+        text = (
             f"its GPU work did not end {step.held_ns / 1e9:.1f} s after its turn began: a kernel hangs or waits; the"
-            " others run beside it, and its time is charged",
+            " others run beside it, and its time is charged"
         )
+        if step.tenant in self._tenants:
+            self._on_fault(self._tenants[step.tenant], text)
 
     def _flag_contention(self, gpu: str) -> None:
         """Tell the holder whether giving back early helps anybody."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cotenant.agent.ipc.control import Caller, Handler
-from cotenant.agent.memory.moves import MoveCount, owner
+from cotenant.agent.memory.parked import ParkedTable
+from cotenant.agent.memory.parking import Parking
+from cotenant.agent.memory.residency import Residency
+from cotenant.agent.memory.residents import MOVED_BY_PROCESS, Residents
+from cotenant.agent.memory.swap_orders import bytes_owner
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.agent.turns.broker import Broker
 from cotenant.core.errors import InputError, WorkError
-
-if TYPE_CHECKING:
-    from cotenant.agent.daemon import Agent
-    from cotenant.agent.tenants.registry import Tenant
 
 MOST_S = 3600.0
 
@@ -20,8 +23,17 @@ MOST_S = 3600.0
 class MemoryOrders:
     """Each takes the caller and a JSON object and returns one."""
 
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
+    def __init__(
+        self,
+        parking: Parking,
+        parked: ParkedTable,
+        residency: Residency,
+        residents: Residents,
+        registry: Registry,
+        broker: Broker,
+    ) -> None:
+        self._parking, self._parked, self._residency, self._residents = parking, parked, residency, residents
+        self._registry, self._broker = registry, broker
 
     def table(self) -> dict[str, Handler]:
         """op -> what carries it out."""
@@ -36,13 +48,13 @@ class MemoryOrders:
     async def park(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """A tenant, or pid:N, off its GPU."""
         name = self._mine(caller, order.get("name"))
-        return await self.agent.parking.park(name, _timeout_s(order, 10.0))
+        return await self._parking.park(name, _timeout_s(order, 10.0))
 
     async def resume(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """And back."""
         name = self._mine(caller, order.get("name"))
         gpu = order.get("gpu")
-        return await self.agent.parking.resume(name, None if gpu is None else str(gpu), _timeout_s(order, 60.0))
+        return await self._parking.resume(name, None if gpu is None else str(gpu), _timeout_s(order, 60.0))
 
     async def preempt(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Free a GPU for a scheduler."""
@@ -54,39 +66,37 @@ class MemoryOrders:
             raise InputError("names is a list of tenants, free_bytes a number")
         gpu = order.get("gpu")
         if gpu is not None:
-            known = self.agent.registry.gpus
-            found = known.get(str(gpu)) or next((g for g in known.values() if str(g.index) == str(gpu)), None)
-            if found is None:
-                raise InputError(f"this agent has no GPU {gpu!r}; it has {', '.join(known)}", field="--gpu")
-            gpu = found.uuid
-        return await self.agent.parking.preempt([str(name) for name in names], gpu, free)
+            gpu = self._registry.gpu_named(str(gpu)).uuid
+        return await self._parking.preempt([str(name) for name in names], gpu, free)
 
     async def parked(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """What is parked."""
-        return {"parked": [parked.as_dict() for parked in self.agent.parking.parked.values()]}
+        return {"parked": [parked.as_dict() for parked in self._parked.rows.values()]}
 
     async def exchange(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Move one tenant off and another one in, at the same time, and say how long each took (for benchmarks). Both
         must have been parked or be without a turn."""
         if not caller.trusted:
             raise InputError(f"user {caller.peer.uid} may not move tenants of this agent")
-        residency = self.agent.residency
+        residency = self._residency
         out = [self._tenant(name) for name in order.get("out", [])]
         back = [self._tenant(name) for name in order.get("in", [])]
         for tenant in (*out, *back):
-            self.agent.broker.suspend(tenant)
-            while any(self.agent.broker.holds(tenant, gpu.uuid) for gpu in tenant.gpus):
+            self._broker.suspend(tenant)
+            while any(self._broker.holds(tenant, gpu.uuid) for gpu in tenant.gpus):
                 await asyncio.sleep(0.001)
 
-        alike = len({(owner(t), t.gpus[0].uuid) for t in (*out, *back)}) == 1  # and none has memory of another GPU
+        alike = (
+            len({(bytes_owner(t), t.gpus[0].uuid) for t in (*out, *back)}) == 1
+        )  # and none has memory of another GPU
         wanted = back and alike and order.get("hand", True)
-        ways = residency.handover([t.name for t in out], back[0]) if wanted else None
+        ways = residency.handle_transfer([t.name for t in out], back[0]) if wanted else None
 
         async def timed(tenant: Tenant, way: str) -> dict[str, Any]:
             gpu = tenant.gpus[0].uuid
-            occupant = residency.refresh(gpu).occupants[tenant.name]
+            occupant = self._residents.refresh(gpu).occupants[tenant.name]
             size = occupant.resident_bytes if way == "out" else occupant.missing_bytes
-            count = residency.counts.setdefault(tenant.name, MoveCount())
+            count = self._residents.count(tenant.name)
             before, handed = count.parts_s(), count.handed_bytes
             began = time.monotonic()
             good = await (residency.all_out if way == "out" else residency.all_in)(tenant, gpu, ways)
@@ -109,12 +119,12 @@ class MemoryOrders:
             if ways is not None:
                 ways.close()
         for tenant in back if order.get("release", True) else ():
-            self.agent.broker.unsuspend(tenant)
+            self._broker.unsuspend(tenant)
         return {"moves": moves}
 
     def _tenant(self, name: Any) -> Tenant:
-        tenant = self.agent.registry.tenants.get(name) if isinstance(name, str) else None
-        if tenant is None or tenant.spec.oversubscribe not in ("swap", "managed"):
+        tenant = self._registry.tenants.get(name) if isinstance(name, str) else None
+        if tenant is None or tenant.spec.oversubscribe not in MOVED_BY_PROCESS:
             raise InputError(f"{name!r} is no tenant that moves its own memory", field="NAME")
         return tenant
 
@@ -122,7 +132,7 @@ class MemoryOrders:
         """The name, if the caller may move what it names."""
         if not isinstance(name, str) or not name:
             raise InputError("say which tenant, or pid:N", field="NAME")
-        tenant = self.agent.registry.tenants.get(name)
+        tenant = self._registry.tenants.get(name)
         if not caller.trusted and (tenant is None or tenant.uid != caller.peer.uid):
             raise InputError(f"{name} is not a tenant of user {caller.peer.uid}")
         return name

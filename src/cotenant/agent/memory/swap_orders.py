@@ -9,37 +9,14 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cotenant.abi.protocol import MessageType, MoveFlag, Status
 from cotenant.agent.ipc import wire
-
-if TYPE_CHECKING:
-    from cotenant.agent.ipc.session import Session
-    from cotenant.agent.tenants.registry import Tenant
+from cotenant.agent.tenants.tenant import Session, Tenant
 
 EVERYTHING = 1 << 62
 SLOWEST_BPS = 0.2e9  # a move slower than this has stopped
-
-
-@dataclass
-class MoveState:
-    """What of one process's memory on one GPU is where, as it last said. Sizes in bytes."""
-
-    resident: int = 0
-    away: int = 0
-    backing: int = 0  # host memory that is there to move to
-    pinned: int = 0
-    low: int = 0  # span of host memory that holds contents
-    high: int = 0
-    fixed: bool = False
-
-    def take(self, values: dict[str, Any]) -> None:
-        """The process's newest words."""
-        self.resident, self.away = values["resident_bytes"], values["away_bytes"]
-        self.backing, self.pinned = values["backing_bytes"], values["pinned_bytes"]
-        self.low, self.high = values["backing_low"], values["backing_high"]
-        self.fixed = bool(values["flags"] & MoveFlag.FIXED)
 
 
 @dataclass
@@ -111,7 +88,7 @@ class MoveCount:
         self.elapsed_ns += end.elapsed_ns
 
 
-class Orders:
+class SwapOrders:
     """Outstanding orders of all processes."""
 
     def __init__(self, answer_s: Callable[[], float]) -> None:
@@ -131,7 +108,7 @@ class Orders:
     ) -> MoveEnd:
         """Send MOVE_OUT or MOVE_IN and wait for its end; `on_progress` gets the bytes moved so far.
 
-        `hand`: its end of a Handover.
+        `hand`: its end of a HandleTransfer.
         """
         number = next(self._numbers)
         future: asyncio.Future[MoveEnd] = asyncio.get_running_loop().create_future()
@@ -159,14 +136,14 @@ class Orders:
 
     def gone(self, session: Session) -> None:
         """The process has ended."""
-        for number, (owner, future, _) in list(self._open.items()):
-            if owner is session:
+        for number, (giver, future, _) in list(self._open.items()):
+            if giver is session:
                 del self._open[number]
                 if not future.done():
                     future.set_result(MoveEnd(None))
 
 
-class Handover:
+class HandleTransfer:
     """A way for device memory from the processes that leave a GPU to those that come.
 
     A socket, whose ends go along with their orders. The driver would clear it in between, with an engine that the
@@ -209,22 +186,22 @@ class Handover:
         self.all_taken()
 
 
-def owner(tenant: Tenant) -> tuple[object, ...]:
+def bytes_owner(tenant: Tenant) -> tuple[object, ...]:
     """Whose bytes a tenant's are: memory goes on only to tenants of the same owner.
 
     The users that it and its processes belong to: a file may have given it to another user while processes of the one
     before still run. A pod is held by the node's agent for whoever made it, and most pods run as root: there it is also
     the namespace, which the name begins with.
     """
-    in_pod = tenant.holder is not None and tenant.holder.kind == "pod"
+    in_pod = tenant.owner is not None and tenant.owner.kind == "pod"
     namespace = tenant.name.partition("/")[0] if in_pod else ""
     return (namespace, tenant.uid, *sorted({session.peer.uid for session in tenant.sessions}))
 
 
 class Flow:
-    """Room on the GPU that arrives while a switch goes on, for the processes that come in one after the other."""
+    """Space on the GPU that arrives while a switch goes on, for the processes that come in one after the other."""
 
-    def __init__(self, free_bytes: int, hand: Handover | None = None) -> None:
+    def __init__(self, free_bytes: int, hand: HandleTransfer | None = None) -> None:
         self.hand = hand
         self._room = max(0, free_bytes)
         self._used = 0  # by processes that are in
@@ -247,12 +224,14 @@ class Flow:
         """What the process on its way in may take, in all."""
         return EVERYTHING if self._over and not self._failed else max(0, self._room - self._used)
 
-    async def admit(self, orders: Orders, session: Session, slot: int, away: int) -> MoveEnd:
+    async def admit(self, orders: SwapOrders, session: Session, slot: int, evicted_bytes: int) -> MoveEnd:
         """Bring a process in."""
         self._now = (session, slot)
         hand = self.hand.taker if self.hand is not None else -1
         done = asyncio.ensure_future(
-            orders.give(session, slot, MessageType.MOVE_IN, {"bytes": self.allowed}, away, lambda moved: None, hand)
+            orders.give(
+                session, slot, MessageType.MOVE_IN, {"bytes": self.allowed}, evicted_bytes, lambda moved: None, hand
+            )
         )
         if self._failed:
             self._tell()

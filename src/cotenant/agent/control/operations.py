@@ -1,0 +1,251 @@
+"""Orders of the control socket about the agent, its tenants and their co-location."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cotenant.agent import processes
+from cotenant.agent.config.colocation import changed
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.control.rows import Rows
+from cotenant.agent.gate.floor import Floors
+from cotenant.agent.ipc.control import Caller, Handler
+from cotenant.agent.lifecycle.lives import Lives
+from cotenant.agent.memory.parked import ParkedTable
+from cotenant.agent.tenants.orphans import by_token
+from cotenant.agent.tenants.registry import Registry, spec_from_dict
+from cotenant.agent.tenants.stopping import kill
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.agent.turns.history import History
+from cotenant.core.errors import InputError, WorkError
+from cotenant.policy.colocation import scheme_named
+
+STARTING_S = 5.0  # how long `stop` waits for a program that is being started
+YEAR_S = 366 * 86400.0
+
+
+class Operations:
+    """Each takes the caller and a JSON object and returns one."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        registry: Registry,
+        lives: Lives,
+        floors: Floors,
+        parked: ParkedTable,
+        history: History,
+        socket: Path,
+        save: Callable[[], None],
+    ) -> None:
+        """`socket`: where the programs of tenants connect."""
+        self._rows, self._registry, self._lives, self._floors = rows, registry, lives, floors
+        self._parked, self._history, self._socket, self._save = parked, history, socket, save
+
+    def table(self) -> dict[str, Handler]:
+        """op -> what carries it out."""
+        return {
+            "status": self.status,
+            "register": self.register,
+            "started": self.started,
+            "list": self.list_tenants,
+            "set": self.set_share,
+            "stop": self.stop,
+            "mechanisms": self.mechanisms,
+            "warnings": self.warnings,
+            "colocation": self.colocation,
+        }
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    async def status(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """The agent itself."""
+        return self._rows.status()
+
+    async def mechanisms(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """What each mechanism can do."""
+        return {name: m.capabilities.as_dict() for name, m in self._registry.mechanisms.items()}
+
+    async def list_tenants(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """Every tenant with what it asked for and what it got."""
+        tenants = [self._rows.tenant(t) for t in self._registry.tenants.values()]
+        programs = [parked.as_dict() for parked in self._parked.rows.values() if parked.name.startswith("pid:")]
+        return {"agent": self._rows.status(), "tenants": tenants, "parked": programs}
+
+    async def warnings(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """What was noticed about a tenant, also when it has just ended."""
+        name = str(order.get("name"))
+        tenant = self._registry.tenants.get(name)
+        return {"warnings": list(tenant.warnings) if tenant else self._history.departed.get(name, [])}
+
+    # -- doing -----------------------------------------------------------------------------------------------------
+
+    async def register(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """Admit a tenant for a launcher, or hand out a declared tenant's token. Answers with the program's environment.
+
+        A declared tenant has the agent's limits; a launcher that brings its own is refused.
+        """
+        given = order.get("tenant")
+        if not isinstance(given, dict) or not given.get("name"):
+            raise InputError("a tenant needs a name", field="--name")
+        spec = spec_from_dict(given)
+        existing = self._registry.tenants.get(spec.name)
+        if existing is not None and (existing.declared or existing.owner):
+            if any(given.get(key) for key in ("request", "memory_bytes", "weight")) or given.get("limit") is not None:
+                origin = "held for its job" if existing.owner else "declared in the agent's configuration"
+                raise InputError(
+                    f"{spec.name} is {origin} and has its share from there: leave out --request, --limit and --memory",
+                    field="--name",
+                )
+            self._check_user(caller, existing)
+            tenant = existing
+            if not tenant.sessions and tenant.root is None:
+                tenant.warnings.clear()  # they are of the run before
+        elif existing is not None and order.get("join"):
+            self._check_user(caller, existing)
+            tenant = existing
+        else:
+            if existing is not None:
+                raise InputError(
+                    f"a tenant named {spec.name} is running; choose another name, or --join to share its budget",
+                    field="--name",
+                )
+            if order.get("join"):  # a name with a slip in it would otherwise be a tenant without bounds
+                self._find({"name": spec.name})
+            if not caller.trusted:
+                raise InputError(f"user {caller.peer.uid} may only start tenants declared in the agent's configuration")
+            timeout_s = None if order.get("timeout_s") is None else _seconds(order, "timeout_s", 0.0)
+            tenant = await self._admit(spec, caller)
+            tenant.launching = True
+            tenant.timeout_s = timeout_s
+            caller.registered.append(tenant.name)
+        self._save()
+        environment = tenant.environment(below=scheme_named(self._floors.settings.scheme).be_below)
+        environment.setdefault("CUDA_VISIBLE_DEVICES", ",".join(gpu.uuid for gpu in tenant.gpus))
+        return {
+            "name": tenant.name,
+            "token": tenant.token,
+            "socket": str(self._socket),
+            "soft": any(gpu.soft for gpu in tenant.gpus),
+            "parked": tenant.name in self._parked.rows,
+            "gpus": [gpu.as_dict() for gpu in tenant.gpus],
+            "environment": environment,
+        }
+
+    async def _admit(self, spec: TenantSpec, caller: Caller) -> Tenant:
+        """A new tenant; what its mechanism needs first is started beside the turns of the others."""
+        ahead = self._registry.preparing(spec)
+        if ahead is not None:
+            mechanism, gpus = ahead
+            await asyncio.to_thread(mechanism.prepare, gpus)
+        try:
+            return self._lives.add(spec, caller.peer.uid)
+        except (InputError, WorkError):
+            if ahead is not None:
+                ahead[0].settle(ahead[1])
+            raise
+
+    async def started(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """A launcher has started the program of a tenant."""
+        tenant = self._find(order)
+        self._check_user(caller, tenant)
+        pid = order.get("pid")
+        key = processes.key_of(pid if isinstance(pid, int) and pid > 0 else 0)
+        if tenant.name in caller.registered:  # not by a program that joins: its end would end the tenant
+            tenant.launching = False
+        if key.start_ticks == 0 or caller.peer.pid not in processes.ancestors(key.pid):
+            # `stop` signals that process and all below it: it must be the caller's own
+            self._lives.maybe_remove(tenant)
+            return {"error": f"process {pid} is not one that process {caller.peer.pid} has started", "kind": "work"}
+        if tenant.root is None:
+            self._lives.set_root(tenant, key)
+        self._save()
+        return {"ok": True}
+
+    async def set_share(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """Change a tenant's share."""
+        tenant = self._find(order)
+        if not caller.trusted:
+            raise InputError(f"user {caller.peer.uid} may not change shares on this agent")
+        allowed = ("request", "limit", "memory_bytes", "priority", "weight", "copy_weight")
+        changes = {key: _number(order, key) for key in allowed if order.get(key) is not None}
+        if not changes:
+            raise InputError(f"nothing to change: give one of {', '.join(allowed)}")
+        when = self._lives.change(tenant, dataclasses.replace(tenant.spec, **changes))
+        return {"name": tenant.name, "holds": when, **{k: getattr(tenant.spec, k) for k in allowed}}
+
+    async def colocation(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """The floor's settings and who is there, after changing what the order names; `while_connected`: until the
+        caller's connection ends."""
+        floors = self._floors
+        lent = order.pop("while_connected", False) is True
+        changes = {key: value for key, value in order.items() if key != "op" and value is not None}
+        if changes and not caller.trusted:
+            raise InputError(f"user {caller.peer.uid} may not change the agent's co-location scheme")
+        if changes:
+            wanted = changed(floors.settings, changes)
+            if lent:
+                caller.undo.append(floors.lend(wanted))
+            else:
+                floors.configure(wanted)
+        return floors.status()
+
+    async def stop(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """End a tenant's processes: SIGTERM, after `grace_s` SIGKILL. Answers once they have ended."""
+        tenant = self._find(order)
+        self._check_user(caller, tenant)
+        grace_s = _seconds(order, "grace_s", 10.0)
+        patience = time.monotonic() + STARTING_S
+        while tenant.launching and time.monotonic() < patience:  # its program is about to be there
+            await asyncio.sleep(0.02)
+        found = await asyncio.to_thread(by_token, [tenant.token])  # daemons that have not used the GPU yet
+        keys = kill(tenant, grace_s, found.get(tenant.token, frozenset()))
+        deadline = time.monotonic() + grace_s + 5.0
+        while any(processes.alive(key) for key in keys) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        left = [key.pid for key in keys if processes.alive(key)]
+        return {"name": tenant.name, "stopped": len(keys) - len(left), "left": left}
+
+    def launcher_gone(self, caller: Caller) -> None:
+        """A control connection closed: what it registered and never started goes."""
+        for name in caller.registered:
+            tenant = self._registry.tenants.get(name)
+            if tenant is not None and tenant.launching:
+                tenant.launching = False
+                self._lives.maybe_remove(tenant)
+
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    def _find(self, order: dict[str, Any]) -> Tenant:
+        name = order.get("name")
+        tenant = self._registry.tenants.get(name) if isinstance(name, str) else None
+        if tenant is None:
+            known = ", ".join(list(self._registry.tenants)[:20]) or "none"
+            raise InputError(f"there is no tenant {name!r}; there are: {known}", field="NAME")
+        return tenant
+
+    def _check_user(self, caller: Caller, tenant: Tenant) -> None:
+        if not caller.trusted and caller.peer.uid != tenant.uid:
+            raise InputError(f"tenant {tenant.name} belongs to another user")
+
+
+def _number(order: dict[str, Any], key: str) -> Any:
+    """A number of an order, whole where the share wants it whole. InputError when it is something else."""
+    value = order[key]
+    whole = key in ("memory_bytes", "priority")
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise InputError(f"{key} is {str(value)[:40]!r}, which is not a {'whole ' if whole else ''}number", field=key)
+    return value
+
+
+def _seconds(order: dict[str, Any], key: str, default: float) -> float:
+    """A time of an order, 0 s to a year. InputError when it is something else."""
+    value = order.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= YEAR_S:
+        raise InputError(f"{key} is {str(value)[:40]!r}, which is not a time of 0 s to a year", field=key)
+    return float(value)

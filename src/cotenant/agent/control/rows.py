@@ -1,0 +1,150 @@
+"""What the agent, its GPUs and its tenants are like now, as `status` and `list` answer it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.agent.config.in_force import InForce
+from cotenant.agent.copies.links import Copies
+from cotenant.agent.gate.floor import Floors
+from cotenant.agent.ipc.page import counters as counters_of
+from cotenant.agent.memory.ledger import HOST, Ledger
+from cotenant.agent.memory.parked import ParkedTable
+from cotenant.agent.memory.residents import Residents
+from cotenant.agent.shims.server import ShimServer
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Tenant, work_kind
+from cotenant.agent.turns.broker import Broker
+from cotenant.agent.turns.history import History
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Looks at the parts and changes nothing."""
+
+    folder: Path
+    in_force: InForce
+    registry: Registry
+    ledger: Ledger
+    parked: ParkedTable
+    residents: Residents
+    broker: Broker
+    copies: Copies
+    floors: Floors
+    server: ShimServer
+    history: History
+    started_ns: int
+
+    def status(self) -> dict[str, Any]:
+        """The agent itself."""
+        config, trace = self.in_force.config, self.history.trace
+        return {
+            "pid": os.getpid(),
+            "folder": str(self.folder),
+            "uptime_s": (time.monotonic_ns() - self.started_ns) / 1e9,
+            "gpus": [self.gpu(uuid) for uuid in self.registry.gpus],
+            "discipline": config.quota.discipline,
+            "quota_ms": config.quota.quota_ns / 1e6,
+            "min_quota_ms": config.quota.min_quota_ns / 1e6,
+            "window_s": config.quota.window_ns / 1e9,
+            "fail": config.fail,
+            "turns": sum(self.history.turns.values()),
+            "connections": len(self.server.sessions),
+            "refused_connections": self.server.refused_connections,
+            "config_fault": self.in_force.fault,
+            "swap_memory": self.registry.host.as_dict(),
+            "colocation": self.floors.settings.scheme,
+            "trace_dropped": trace.dropped if trace else 0,
+        }
+
+    def gpu(self, uuid: str) -> dict[str, Any]:
+        """A GPU with who holds it and what is promised."""
+        turn = self.broker.turns.gpus[uuid].turn
+        return self.registry.gpus[uuid].as_dict() | {
+            "holder": turn.account.name if turn else None,
+            "memory_charged_bytes": self.ledger.total_used(uuid),
+            "promised": sum(t.spec.request for t in self.registry.on_gpu(uuid)),
+        }
+
+    def tenant(self, tenant: Tenant) -> dict[str, Any]:
+        """A tenant with what it asked for and what it got."""
+        spec = tenant.spec
+        now_ns = time.monotonic_ns()
+        counters = [counters_of(s.page.slots[slot]) for s in tenant.sessions for slot in s.slots]
+        return {
+            "name": tenant.name,
+            "request": spec.request,
+            "limit": spec.limit,
+            "priority": spec.priority,
+            "mechanism": spec.mechanism,
+            "class": work_kind(spec),
+            "oversubscribe": spec.oversubscribe,
+            "declared": tenant.declared,
+            "holder": tenant.owner._asdict() if tenant.owner else None,
+            "state": self._state(tenant),
+            "age_s": (now_ns - tenant.created_ns) / 1e9,
+            "pids": sorted({s.peer.pid for s in tenant.sessions}),
+            "root_pid": tenant.root.pid if tenant.root else None,
+            "programs": sorted({s.program for s in tenant.sessions}),
+            "gpus": [self._share(tenant, gpu.uuid, now_ns) for gpu in tenant.gpus],
+            "launches": tenant.launches_gone + sum(c["launches"] for c in counters),
+            "graph_launches": sum(c["graph_launches"] for c in counters),
+            "copies": sum(c["copies"] for c in counters),
+            "gate_wait_s": (tenant.waited_gone_ns + sum(c["waited_ns"] for c in counters)) / 1e9,
+            "predicted_busy_s": sum(c["predicted_busy_ns"] for c in counters) / 1e9,
+            "host_pinned_bytes": self.ledger.used(tenant.name, HOST),
+            "warnings": list(tenant.warnings),
+            "warning_count": tenant.warning_count,
+        }
+
+    def _share(self, tenant: Tenant, uuid: str, now_ns: int) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "uuid": uuid,
+            "index": self.registry.gpus[uuid].index,
+            "memory_used_bytes": self.ledger.used(tenant.name, uuid),
+            "memory_limit_bytes": tenant.spec.memory_bytes,
+            "memory": self.ledger.families(tenant.name, uuid),
+            "got": None,
+            "holding": False,
+            "waiting": False,
+            "turns": 0,
+            "copies": self.copies.row(tenant, uuid),
+            "waited_s": 0.0,
+            "held_s": 0.0,
+            "overrun_s": 0.0,
+            "floor": self.floors.standing(uuid, work_kind(tenant.spec), tenant.pids),
+        }
+        residency = self.residents.row(tenant, uuid)
+        if residency is not None:
+            row["residency"] = residency
+        machine = self.broker.turns.gpus[uuid]
+        account = machine.accounts.get(tenant.name)
+        if account is not None:
+            account.window.trim(now_ns)
+            turn_ns = account.turn_ns(now_ns)
+            span_ns = min(account.window.window_ns, max(1, now_ns - tenant.created_ns))
+            row |= {
+                "got": min(1.0, (account.window.held_ns + turn_ns) / span_ns),
+                "holding": machine.turn is not None and machine.turn.account is account,
+                "waiting": account.waiting,
+                "turns": account.turns + (1 if turn_ns else 0),
+                "waited_s": (account.waited_ns + (now_ns - account.requested_ns if account.waiting else 0)) / 1e9,
+                "held_s": account.held_so_far_ns(now_ns) / 1e9,
+                "overrun_s": account.overrun_ns / 1e9,
+            }
+        return row
+
+    def _state(self, tenant: Tenant) -> str:
+        if tenant.name in self.parked.rows:
+            return "parked"
+        if tenant.launching:
+            return "starting"
+        if tenant.sessions:
+            return "running"
+        if tenant.owner and not tenant.root:
+            return "held"
+        return "declared" if tenant.declared and not tenant.root else "no GPU yet"  # also what a program left behind

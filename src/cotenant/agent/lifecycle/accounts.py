@@ -1,0 +1,74 @@
+"""A tenant's accounts on its GPUs, for memory, turns and copies: opened, moved to another GPU, closed."""
+
+from __future__ import annotations
+
+from cotenant.abi.protocol import MessageType
+from cotenant.agent.copies.links import Copies
+from cotenant.agent.ipc import wire
+from cotenant.agent.memory.ledger import Ledger
+from cotenant.agent.memory.pages import MemoryPages
+from cotenant.agent.memory.residents import Residents
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.agent.turns.broker import Broker
+from cotenant.devices import gpus
+
+
+class Accounts:
+    """Accounts of all tenants."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        pages: MemoryPages,
+        residents: Residents,
+        broker: Broker,
+        copies: Copies,
+    ) -> None:
+        self._registry, self._ledger, self._pages, self._residents = registry, ledger, pages, residents
+        self._broker, self._copies = broker, copies
+
+    def open(self, tenant: Tenant) -> None:
+        """Make a tenant's promise, or a changed one, true on its GPUs."""
+        movable = tenant.spec.oversubscribe != "none"
+        for gpu in tenant.gpus:
+            self._ledger.cap(tenant.name, gpu.uuid, tenant.cap_bytes(gpu))
+            self._ledger.keep(tenant.name, gpu.uuid, tenant.kept_bytes, movable=movable)
+            self._pages.publish(tenant, gpu.uuid)
+            self._pages.publish_kept(gpu.uuid)
+        if self._registry.gated(tenant):
+            self._broker.join(tenant)
+        self._copies.join(tenant)
+
+    def close(self, tenant: Tenant) -> None:
+        """The tenant is no more, and its processes have gone."""
+        self._leave_turns(tenant)
+        self._ledger.forget(tenant.name)
+        for gpu in tenant.gpus:
+            self._pages.publish_kept(gpu.uuid)
+        self._copies.leave(tenant)
+        self._residents.forget(tenant.name)
+
+    def move(self, tenant: Tenant, target: str) -> None:
+        """Move a parked tenant of one GPU to `target`: its share and the pages of its processes follow. InputError, and
+        nothing changed, when it does not fit there."""
+        home, gpu = tenant.gpus[0], self._registry.gpus[target]
+        self._registry.check_fits(tenant.spec, gpu)
+        self._leave_turns(tenant)
+        self._residents.gpus[home.uuid].remove(tenant.name)
+        self._registry.replace(tenant, gpu)
+        self._ledger.leave(tenant.name, home.uuid)
+        for session in tenant.sessions:
+            self._ledger.rehome(session.number, home.uuid, target)
+        for session, slot in tenant.slots_on(home.uuid):
+            session.slots[slot] = target
+            session.page.slots[slot].uuid[:] = list(gpus.uuid_bytes(target))
+        self._copies.move(tenant, home.uuid)
+        for session in tenant.sessions:
+            session.send(wire.pack(MessageType.PAGE_UPDATE))  # they join the floor and the link of that GPU
+        self.open(tenant)
+
+    def _leave_turns(self, tenant: Tenant) -> None:
+        if tenant.name in self._broker.turns.gpus[tenant.gpus[0].uuid].accounts:
+            self._broker.leave(tenant)

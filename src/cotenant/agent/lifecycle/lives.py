@@ -1,0 +1,110 @@
+"""Tenants admitted, changed and removed. One that was launched lives as long as its program, any of its processes or
+what is left of it; a declared or owned one stays."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Collection
+
+from cotenant.agent import processes
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.lifecycle.accounts import Accounts
+from cotenant.agent.memory.parked import ParkedTable
+from cotenant.agent.processes import ProcessKey
+from cotenant.agent.tenants.orphans import Orphans
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.agent.turns.history import History
+
+
+class Lives:
+    """Lives of the tenants of this node."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        accounts: Accounts,
+        parked: ParkedTable,
+        history: History,
+        save: Callable[[], None],
+    ) -> None:
+        self._registry, self._accounts, self._parked, self._history = registry, accounts, parked, history
+        self._save = save
+        self._orphans = Orphans(registry.tenants, self.maybe_remove, save)
+        self._root_fds: dict[str, int] = {}
+
+    def add(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
+        """Admit a tenant and open its accounts."""
+        tenant = self._registry.admit(spec, uid, token=token, declared=declared)
+        tenant.created_ns = time.monotonic_ns()
+        self._accounts.open(tenant)
+        self._history.decided(f"{spec.name} admitted: {promise(spec)}")
+        return tenant
+
+    def change(self, tenant: Tenant, spec: TenantSpec) -> str:
+        """Change a tenant's promise; returns from when on it holds."""
+        when = self._registry.resize(tenant, spec)
+        self._accounts.open(tenant)
+        self._history.decided(f"{tenant.name} changed: {promise(spec)}; holds {when}")
+        self._save()
+        return when
+
+    def set_root(self, tenant: Tenant, key: ProcessKey) -> None:
+        """The program of a tenant runs; from now on the tenant lives as long as the program or any of its processes."""
+        tenant.root = key
+        fd = processes.pidfd(key)
+        if fd is None:
+            tenant.root = None
+            self._orphans.watch(tenant, key.pid)
+            return
+        self._root_fds[tenant.name] = fd
+        asyncio.get_running_loop().add_reader(fd, self._root_ended, tenant)
+
+    def _root_ended(self, tenant: Tenant) -> None:
+        fd = self._root_fds.pop(tenant.name, None)
+        if fd is not None:
+            asyncio.get_running_loop().remove_reader(fd)
+            os.close(fd)
+        group = tenant.root.pid if tenant.root is not None else None
+        tenant.root = None
+        self._orphans.watch(tenant, group)
+
+    def watch_orphans(self, tenant: Tenant, known: Collection[ProcessKey]) -> None:
+        """The program of a tenant ended under the last agent; these processes of it were known."""
+        self._orphans.watch(tenant, known=known)
+
+    def maybe_remove(self, tenant: Tenant) -> None:
+        """Remove a tenant that has no program, no processes and no launcher any more. Declared and owned ones stay."""
+        root_lives = tenant.root is not None and tenant.name in self._root_fds
+        if tenant.declared or tenant.owner is not None or tenant.left_behind or tenant.launching:
+            return
+        if root_lives or tenant.sessions or self._parked.lives(tenant.name):
+            return
+        if self._registry.tenants.get(tenant.name) is not tenant:
+            return
+        self._accounts.close(tenant)
+        self._registry.remove(tenant)
+        self._parked.rows.pop(tenant.name, None)
+        self._history.left(tenant)
+        self._save()
+
+    def give_up(self, tenant: Tenant) -> None:
+        """Remove a tenant, or where processes of it are left, let them keep their limits and take back the claim."""
+        self.maybe_remove(tenant)
+        if tenant.name in self._registry.tenants:
+            self.change(tenant, dataclasses.replace(tenant.spec, request=0.0))
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._orphans.close()
+        for fd in self._root_fds.values():
+            os.close(fd)
+
+
+def promise(spec: TenantSpec) -> str:
+    """What a tenant was promised, in words."""
+    memory = "" if spec.memory_bytes is None else f", memory {spec.memory_bytes / 2**30:.1f} GiB"
+    return f"request {spec.request:.0%}, limit {spec.limit:.0%}{memory}, by {spec.mechanism}"

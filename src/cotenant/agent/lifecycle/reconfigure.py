@@ -1,0 +1,102 @@
+"""A configuration made true: its tenants admitted, and a new version of the file taken while everything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from cotenant.abi.protocol import FailMode, MessageType
+from cotenant.agent.config.files import AgentConfig, TenantSpec
+from cotenant.agent.config.in_force import InForce
+from cotenant.agent.copies.links import Copies
+from cotenant.agent.gate.floor import Floors
+from cotenant.agent.ipc import wire
+from cotenant.agent.lifecycle.lives import Lives
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import work_kind
+from cotenant.agent.turns.broker import Broker
+from cotenant.core.errors import InputError, WorkError
+
+
+class Reconfigure:
+    """Takes versions of the configuration: `load` reads the newest, `source` is its file."""
+
+    def __init__(
+        self,
+        load: Callable[[], AgentConfig],
+        source: Path | None,
+        in_force: InForce,
+        registry: Registry,
+        lives: Lives,
+        broker: Broker,
+        floors: Floors,
+        copies: Copies,
+        save: Callable[[], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._load, self._source, self._in_force, self._registry, self._lives = load, source, in_force, registry, lives
+        self._broker, self._floors, self._copies, self._save, self._log = broker, floors, copies, save, log
+
+    def admit_declared(self) -> None:
+        """Admit the tenants of the configuration, or change those that are here already. InputError names the
+        tenant."""
+        for spec in self._in_force.config.tenants:
+            try:
+                self._declare(spec, os.geteuid() if spec.uid is None else spec.uid)
+            except InputError as error:
+                raise InputError(error.message, file=self._source, field=f"tenant {spec.name}") from None
+        self._save()
+
+    def _declare(self, spec: TenantSpec, uid: int) -> None:
+        tenant = self._registry.tenants.get(spec.name)
+        if tenant is None:
+            self._lives.add(spec, uid, declared=True)
+            return
+        tenant.declared, tenant.uid = True, uid
+        if tenant.spec == spec:
+            return
+        before = work_kind(tenant.spec)
+        self._lives.change(tenant, dataclasses.replace(spec, gpus=tenant.spec.gpus))
+        if tenant.sessions and work_kind(spec) != before:
+            # a process asks once, when it comes to a GPU, how it stands to the floor
+            tenant.warn(f"it is {work_kind(spec)} from its next start on: what runs now stays {before}")
+
+    def reload(self) -> None:
+        """Take the config file's new contents; a wrong file changes nothing and is reported."""
+        try:
+            config = self._load()
+            self._check_requests(config)
+        except (InputError, WorkError) as error:
+            self._in_force.fault = str(error)
+            self._log(f"the new configuration is not taken: {error}")
+            return
+        self._in_force.config, self._in_force.fault = config, ""
+        self._floors.configure(config.colocation)
+        self._copies.configure(config.copies)
+        self._broker.configure(config.quota, config.inflight_ns)
+        for tenant in list(self._registry.tenants.values()):
+            for session in list(tenant.sessions):
+                session.page.layout.fail_mode = FailMode[config.fail.upper()]
+                session.send(wire.pack(MessageType.PAGE_UPDATE))
+        listed = {spec.name for spec in config.tenants}
+        for tenant in list(self._registry.tenants.values()):
+            if tenant.declared and tenant.name not in listed:
+                tenant.declared = False
+                self._lives.give_up(tenant)
+        try:
+            self.admit_declared()
+        except InputError as error:
+            self._in_force.fault = str(error)
+            self._log(f"the new configuration is taken in part: {error}")
+            return
+        self._log(f"configuration taken: {len(config.tenants)} tenants")
+
+    def _check_requests(self, config: AgentConfig) -> None:
+        listed = {spec.name for spec in config.tenants}
+        tenants, gpus = self._registry.tenants.values(), len(self._registry.gpus)
+        others = sum(t.spec.request for t in tenants if not t.declared and t.name not in listed)
+        total = sum(spec.request for spec in config.tenants) + others
+        if total > gpus + 1e-9:
+            raise InputError(f"the requests add up to {total:.0%} of {gpus} GPU(s)")

@@ -1,0 +1,130 @@
+"""What an agent must know again after a restart: its tenants with their tokens. Written whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.memory.parked import ParkedTable
+from cotenant.agent.memory.swap_orders import MoveCount
+from cotenant.agent.processes import ProcessKey, alive
+from cotenant.agent.tenants.places import Owner
+from cotenant.agent.tenants.registry import spec_from_dict, spec_to_dict
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.core.errors import InputError
+
+SAVE_WITHIN_S = 0.05
+
+
+class SavedTenant:
+    """One tenant of the state file."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.spec: TenantSpec = spec_from_dict(data["spec"])
+        self.token = str(data["token"])
+        self.uid = int(data["uid"])
+        self.timeout_s: float | None = data.get("timeout_s")
+        owner = data.get("holder")
+        self.owner = Owner(*map(str, owner)) if owner else None
+        root = data.get("root")
+        self.root = ProcessKey(int(root[0]), int(root[1])) if root else None
+        self.moves = MoveCount(**data.get("moves") or {})
+        self.processes = [ProcessKey(int(pid), int(ticks)) for pid, ticks in data.get("processes", ())]
+
+    @property
+    def alive(self) -> bool:
+        """Whether its program, or a process that it left behind, still runs."""
+        return self.root_alive or any(alive(key) for key in self.processes)
+
+    @property
+    def root_alive(self) -> bool:
+        """Whether the program that the launcher started still runs."""
+        return self.root is not None and alive(self.root)
+
+
+class StateFile:
+    """Writes the state file, readable by its owner only: it holds tokens. A full disk is reported once and stops
+    nothing."""
+
+    def __init__(
+        self,
+        path: Path,
+        tenants: Mapping[str, Tenant],
+        parked: ParkedTable,
+        moves: Mapping[str, MoveCount],
+        log: Callable[[str], None],
+    ) -> None:
+        self.path = path
+        self._tenants, self._parked, self._moves, self._log = tenants, parked, moves, log
+        self._failed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def save(self) -> None:
+        """Write it soon: many changes at once are one write."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SAVE_WITHIN_S, self.save_now)
+
+    def save_now(self) -> bool:
+        """Write it; whether that worked."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            self._write()
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                self._log(f"{self.path} cannot be written ({error.strerror}): a restart would lose tenants")
+            self._failed = True
+        return not self._failed
+
+    def _write(self) -> None:
+        rows = [
+            {
+                "spec": spec_to_dict(tenant.spec) | {"gpus": [g.uuid for g in tenant.gpus]},
+                "token": tenant.token,
+                "uid": tenant.uid,
+                "root": list(tenant.root) if tenant.root else None,
+                "timeout_s": tenant.timeout_s,
+                "declared": tenant.declared,
+                "holder": list(tenant.owner) if tenant.owner else None,
+                "moves": asdict(self._moves[name]) if name in self._moves else None,
+                "processes": [*map(list, {session.process for session in tenant.sessions} | tenant.orphans)],
+            }
+            for name, tenant in self._tenants.items()
+        ]
+        temporary = self.path.with_suffix(".new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(json.dumps({"version": 1, "tenants": rows, "parked": self._parked.as_dicts()}))
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        os.replace(temporary, self.path)
+
+
+def load_parked(path: Path) -> list[dict[str, Any]]:
+    """What the last agent had parked, as `Parked.as_dict` wrote it; empty when nothing was."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text())["parked"]
+        return [row for row in rows if isinstance(row, dict)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def load(path: Path) -> list[SavedTenant]:
+    """Tenants of the last agent; empty when there was none. A damaged file counts as none."""
+    try:
+        data = json.loads(path.read_text())
+        return [SavedTenant(row) for row in data["tenants"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, IndexError, InputError):
+        return []

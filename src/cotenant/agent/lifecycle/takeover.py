@@ -1,0 +1,50 @@
+"""What an agent takes over from the one before it: tenants whose programs still run, and what was parked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from cotenant.agent.lifecycle import state
+from cotenant.agent.lifecycle.lives import Lives
+from cotenant.agent.memory.checkpoints import Checkpoints
+from cotenant.agent.memory.residents import Residents
+from cotenant.agent.memory.swap_orders import MoveCount
+from cotenant.agent.owners.owners import Owners
+from cotenant.core.errors import InputError, WorkError
+
+RETURN_WITHIN_S = 30.0
+
+
+def take_over(
+    file: Path,
+    declared: Collection[str],
+    lives: Lives,
+    owners: Owners,
+    residents: Residents,
+    checkpoints: Checkpoints,
+    log: Callable[[str], None],
+) -> None:
+    """Tenants of the last agent whose programs still run, or that are declared, keep their tokens and places."""
+    parked = state.load_parked(file)
+    for saved in state.load(file):
+        if not saved.alive and saved.spec.name not in declared and saved.owner is None:
+            continue
+        try:
+            tenant = lives.add(saved.spec, saved.uid, token=saved.token)
+        except (InputError, WorkError) as error:
+            log(f"tenant {saved.spec.name} of the last agent is not taken over: {error}")
+            continue
+        tenant.timeout_s = saved.timeout_s
+        if saved.moves != MoveCount():
+            residents.counts[tenant.name] = saved.moves
+        if saved.owner is not None:
+            owners.add(tenant, saved.owner)
+        if saved.root_alive and saved.root is not None:
+            lives.set_root(tenant, saved.root)
+        elif not tenant.declared and saved.owner is None:
+            lives.watch_orphans(tenant, saved.processes)
+        # a process whose program has ended must come back by then, or its tenant goes
+        asyncio.get_running_loop().call_later(RETURN_WITHIN_S, lives.maybe_remove, tenant)
+    checkpoints.take_over(parked)

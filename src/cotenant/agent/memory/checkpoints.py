@@ -1,0 +1,184 @@
+"""Tenants and plain programs off their GPUs and back by the driver's checkpoint, also after a restart of the agent.
+
+All processes are locked, then all are checkpointed; on return all are restored, then all unlocked. What fails on the
+way out is undone; on the way back nothing is restored before its memory is free, because the driver does not survive a
+restore that finds too little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from cotenant.agent import processes
+from cotenant.agent.memory.ledger import Ledger
+from cotenant.agent.memory.parked import Parked, ParkedTable
+from cotenant.agent.memory.residents import Residents
+from cotenant.agent.memory.whole import WholeProcesses
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.agent.turns.broker import Broker
+from cotenant.core.errors import InputError, WorkError
+from cotenant.devices.checkpoint import CheckpointError
+
+LOCK_S = 10.0
+WISH_S = 1.0
+MOST_UNKNOWN_BYTES = 2 << 30  # of a tenant's, beside what it is charged: others may free memory at the same time
+
+
+class StateFile(Protocol):
+    """Where an agent after this one reads what is parked."""
+
+    def save(self) -> None:
+        """Write it soon."""
+
+    def save_now(self) -> bool:
+        """Write it; whether that worked."""
+
+
+class Checkpoints:
+    """What the driver keeps of this node's tenants and programs."""
+
+    def __init__(
+        self,
+        whole: WholeProcesses,
+        parked: ParkedTable,
+        residents: Residents,
+        registry: Registry,
+        ledger: Ledger,
+        broker: Broker,
+        state: StateFile,
+        log: Callable[[str], None],
+    ) -> None:
+        self._whole, self._parked, self._residents, self._registry = whole, parked, residents, registry
+        self._ledger, self._broker, self._state, self._log = ledger, broker, state, log
+        self._settling: dict[str, asyncio.Task[None]] = {}
+        self._wishes: list[asyncio.Task[None]] = []
+
+    async def still(self, tenant: Tenant, timeout_s: float) -> None:
+        """No turns for the tenant from now on, and its last one over."""
+        broker = self._broker
+        broker.suspend(tenant)
+        deadline = time.monotonic() + timeout_s
+        while any(broker.holds(tenant, gpu.uuid) for gpu in tenant.gpus):
+            if time.monotonic() > deadline:
+                broker.unsuspend(tenant)
+                raise WorkError(f"the GPU work of {tenant.name} did not end within {timeout_s:g} s")
+            await asyncio.sleep(0.002)
+
+    async def take(self, name: str, tenant: Tenant | None, timeout_s: float, *, by_order: bool) -> Parked:
+        """Checkpoint a tenant or pid:N. InputError where it cannot work, WorkError where it did not."""
+        keys = await self._whole.able(name, tenant)
+        uuids = tuple(gpu.uuid for gpu in tenant.gpus) if tenant is not None else ()
+        size = sum(self._ledger.used(name, uuid) for uuid in uuids)
+        self._registry.host.check_room(name, size)
+        gated = tenant is not None and self._registry.gated(tenant)
+        if tenant is not None and gated:
+            await self.still(tenant, timeout_s)
+        parked = Parked(name, "checkpoint", uuids, size, keys, by_order=by_order)
+        free_before = await self._whole.free_bytes(uuids)
+        self._parked.under_way[name] = parked
+        began = time.monotonic()
+        try:
+            if not self._state.save_now():  # an agent after this one has to know which processes may be stopped
+                raise CheckpointError("the agent cannot write down that it is: its folder is full or read-only")
+            await self._whole.checkpoint(keys, size, timeout_s)
+        except CheckpointError as error:
+            if tenant is not None and gated:
+                self._broker.unsuspend(tenant)
+            raise WorkError(f"{name} cannot be parked: {error}") from None
+        finally:
+            del self._parked.under_way[name]
+            self._state.save()
+        seconds = time.monotonic() - began
+        freed = await self._whole.free_bytes(uuids) - free_before
+        # the ledger does not know a program that is no tenant, nor how large contexts are
+        parked.size = max(size, min(freed, size + MOST_UNKNOWN_BYTES) if tenant is not None else freed)
+        self._parked.rows[name] = parked
+        if tenant is not None:
+            self._residents.count(name).add_whole(parked.size, out=True, seconds=seconds)
+        return parked
+
+    async def restore(self, parked: Parked, target: str | None) -> None:
+        """Bring it back, on `target` if it is another GPU. WorkError, and all as it was, when not."""
+        await self._whole.restore(parked, target)
+
+    # -- for others ------------------------------------------------------------------------------------------------
+
+    async def evict(self, tenant: Tenant) -> str | None:
+        """A tenant of kind `park` makes way. It comes back with its next turn. A sentence when it fails."""
+        try:
+            await self.take(tenant.name, tenant, LOCK_S, by_order=False)
+        except (WorkError, InputError) as error:
+            return str(error)
+        self._broker.unsuspend(tenant)
+        self._state.save_now()
+        return None
+
+    async def bring(self, tenant: Tenant) -> str | None:
+        """Restore a tenant whose space has been made. A sentence when it fails."""
+        await self.settled(tenant.name)
+        parked = self._parked.rows.get(tenant.name)
+        if parked is None:
+            return "it is not parked"
+        try:
+            await self.restore(parked, tenant.gpus[0].uuid if parked.gpus else None)
+        except WorkError as error:
+            return str(error)
+        self._residents.count(tenant.name).add_whole(parked.size, out=False)  # its time is the switch's
+        self._parked.rows.pop(tenant.name, None)
+        self._state.save_now()
+        return None
+
+    # -- after a restart of the agent ------------------------------------------------------------------------------
+
+    def take_over(self, rows: list[dict[str, Any]]) -> None:
+        """What the last agent had parked, or was parking, of tenants and processes that still live."""
+        for row in rows:
+            parked = Parked.from_dict(row)
+            tenant = self._registry.tenants.get(parked.name)
+            if tenant is None and not (parked.name.startswith("pid:") and any(map(processes.alive, parked.keys))):
+                continue
+            self._parked.rows[parked.name] = parked
+            if tenant is not None and parked.by_order and self._registry.gated(tenant):
+                self._broker.suspend(tenant)
+            if parked.method == "checkpoint":
+                self._settling[parked.name] = asyncio.get_running_loop().create_task(self._settle(parked))
+
+    async def settled(self, name: str) -> None:
+        """What the last agent left is known before anything new is done with it."""
+        if name in self._settling:
+            await asyncio.wait({self._settling[name]})
+            self._settling.pop(name, None)
+
+    async def _settle(self, parked: Parked) -> None:
+        """The driver knows better than the state file what has become of it."""
+        still = await self._whole.settle(parked)
+        if self._parked.rows.get(parked.name) is not parked:
+            return
+        if still:
+            if not parked.by_order:
+                self._wishes.append(asyncio.get_running_loop().create_task(self._wish_for(parked)))
+            return
+        self._log(f"{parked.name} runs: the last agent had not parked it, or had brought it back")
+        self._parked.rows.pop(parked.name)
+        tenant = self._registry.tenants.get(parked.name)
+        if tenant is not None and self._registry.gated(tenant):
+            self._broker.unsuspend(tenant)
+        self._state.save_now()
+
+    async def _wish_for(self, parked: Parked) -> None:
+        """A turn for one that made way for others: its stopped processes have no connection to ask for it."""
+        while self._parked.rows.get(parked.name) is parked and not parked.by_order:
+            tenant = self._registry.tenants.get(parked.name)
+            if tenant is not None:
+                self._broker.wish(tenant)
+            await asyncio.sleep(WISH_S)
+
+    def close(self) -> None:
+        """End the helper; what is parked stays parked and is in the state file."""
+        for task in (*self._settling.values(), *self._wishes):
+            task.cancel()
+        self._whole.close()

@@ -1,0 +1,204 @@
+"""Whose memory is on the GPUs: sizes kept current from ledger and processes, and what that allows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+from cotenant.abi.protocol import MemoryFamily
+from cotenant.agent.config.in_force import InForce
+from cotenant.agent.memory.ledger import Ledger
+from cotenant.agent.memory.parked import ParkedTable
+from cotenant.agent.memory.swap_orders import MoveCount
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import MoveState, Session, Tenant
+from cotenant.devices import gpus
+from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
+
+CONTEXT_RESERVE_BYTES = 640 << 20  # a context with its modules takes 610 MiB on an H100 (driver 580, PyTorch)
+CONTEXT_BYTES = 256 << 20  # of a context, where nothing is reserved for one
+CARD_OVERHEAD_BYTES = 512 << 20  # of a real card: what the driver keeps of what NVML calls its memory
+MOVED_BY_PROCESS = ("swap", "managed")
+
+
+class Residents:
+    """Residents of all GPUs of the node."""
+
+    def __init__(self, registry: Registry, ledger: Ledger, parked: ParkedTable, in_force: InForce) -> None:
+        self._registry, self._ledger, self._parked, self._in_force = registry, ledger, parked, in_force
+        settings = ResidencySettings(in_force.config.most_moving)
+        self.gpus = {uuid: GpuResidency(gpu.memory_bytes, settings) for uuid, gpu in registry.gpus.items()}
+        for uuid, gpu in registry.gpus.items():
+            self.gpus[uuid].overhead_bytes = 0 if gpu.soft else CARD_OVERHEAD_BYTES
+        self.counts: dict[str, MoveCount] = {}
+        self.switching: dict[str, Switch] = {}  # GPU -> what is being carried out
+        self.last_move_ns = dict.fromkeys(self.gpus, 0)  # what the last switch there took
+        # tenants that make space right now: a turn would be handed back at once, and asked for again
+        self.leaving: dict[str, Counter[str]] = {uuid: Counter() for uuid in self.gpus}
+        self.mute: set[int] = set()  # processes that did not answer an order
+        self.retry_s: dict[str, float] = {}  # tenants that could not be brought in, and how long they wait
+
+    # -- turns -----------------------------------------------------------------------------------------------------
+
+    def ready(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether a turn may begin now: all that the tenant holds is on its GPU and stays there."""
+        if self.leaving[gpu][tenant.name] or self.missing(tenant, gpu):
+            return False
+        residency = self.gpus[gpu]
+        residency.used(tenant.name, time.monotonic_ns())
+        if not residency.everybody_fits:
+            self._be_patient(tenant, gpu)
+        return True
+
+    def missing(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether some of what the tenant holds is not on its GPU."""
+        if self._parked.checkpointed_bytes(tenant.name) is not None:
+            return True
+        if tenant.spec.oversubscribe not in MOVED_BY_PROCESS:
+            return False
+        return any(state.evicted for _, _, state in self.states(tenant, gpu))
+
+    def _be_patient(self, tenant: Tenant, gpu: str) -> None:
+        """An idle holder keeps its turn for as long as it would cost to bring the next one in."""
+        others = [o.name for o in self.gpus[gpu].occupants.values() if o.name != tenant.name]
+        least_ns = max(self._in_force.config.idle_release_ns, self.last_move_ns[gpu])
+        patience_ns = max([least_ns, *(self.gpus[gpu].idle_patience_ns(tenant.name, [name]) for name in others)])
+        for session, slot in tenant.slots_on(gpu):
+            if session.page.slots[slot].idle_release_ns != patience_ns:
+                session.page.slots[slot].idle_release_ns = patience_ns
+
+    # -- sizes -----------------------------------------------------------------------------------------------------
+
+    def states(self, tenant: Tenant, gpu: str) -> list[tuple[Session, int, MoveState]]:
+        """Where the memory of a tenant's processes is, of those that have reported it."""
+        return [(s, slot, s.moves[slot]) for s, slot in tenant.slots_on(gpu) if slot in s.moves]
+
+    def refresh(self, gpu: str) -> GpuResidency:
+        """Bring the policy's numbers up to date with ledger and processes."""
+        residency = self.gpus[gpu]
+        tenants = {tenant.name: tenant for tenant in self._registry.on_gpu(gpu)}
+        for name in [name for name in residency.occupants if name not in tenants]:
+            residency.remove(name)
+        for tenant in tenants.values():
+            used = self._ledger.used(tenant.name, gpu) + self._uncharged_bytes(tenant, gpu)
+            mode, parked_bytes = tenant.spec.oversubscribe, self._parked.checkpointed_bytes(tenant.name)
+            if parked_bytes is not None or mode == "park":
+                size = max(used, parked_bytes or 0)
+                here = size if parked_bytes is None else 0
+                began = any(s.page.slots[slot].contexts for s in tenant.sessions for slot in s.slots)
+                residency.resize(tenant.name, movable=size, resident=here, can_leave=mode == "park" and began)
+                continue
+            movable = evicted = 0
+            can_leave = False
+            for session, _, state in self.states(tenant, gpu) if mode in MOVED_BY_PROCESS else ():
+                held = self._ledger.held(session.number, gpu, MemoryFamily.PLAIN)
+                movable += held
+                evicted += min(state.evicted, held)
+                able = (state.backing > 0 or mode == "managed") and not state.fixed
+                can_leave = can_leave or (able and session.number not in self.mute)
+            fixed = used - movable
+            if mode == "none":  # what it was promised is kept free for it
+                fixed = max(fixed, tenant.spec.memory_bytes or 0)
+            residency.resize(tenant.name, movable=movable, resident=movable - evicted, fixed=fixed, can_leave=can_leave)
+        return residency
+
+    def context_reserve_bytes(self, gpu: str) -> int:
+        """What a context is charged when its size is not known."""
+        reserve = self._in_force.config.context_reserve_bytes
+        if reserve is not None:
+            return reserve
+        entry = self._registry.gpus.get(gpu)
+        return 0 if entry is None or entry.soft else CONTEXT_RESERVE_BYTES
+
+    def _uncharged_bytes(self, tenant: Tenant, gpu: str) -> int:
+        """What contexts take for which nothing is charged (the software GPU's, without a setting): about so much."""
+        made = [s for s, slot in tenant.slots_on(gpu) if s.page.slots[slot].contexts]
+        return CONTEXT_BYTES * sum(not self._ledger.held(s.number, gpu, MemoryFamily.CONTEXT) for s in made)
+
+    async def learn(self, gpu: str, not_taken: int = 0, *, refused: bool) -> None:
+        """Find out how much of the card is held by nobody known here, when the sums count `not_taken` bytes that are
+        not there. `refused`: because the driver had less than they say."""
+        residency, device = self.gpus[gpu], self._registry.gpus[gpu]
+        free = await asyncio.get_running_loop().run_in_executor(None, gpus.driver_free_bytes, device)
+        self.refresh(gpu)
+        wanted = not_taken or self._in_force.config.swap_piece_bytes
+        if free is None:
+            residency.ran_short(wanted)
+            return
+        if refused and not device.soft and free >= wanted:
+            residency.need_margin()  # a card keeps some of what it calls free
+        residency.driver_says(free, not_taken)
+
+    # -- space -----------------------------------------------------------------------------------------------------
+
+    def crowded(self, tenant: Tenant, gpu: str, family: int) -> bool:
+        """Whether what has just been reserved needs space that somebody else holds, or was promised. What does not move
+        (contexts, arrays, all of a tenant that is parked whole) has to be there at once."""
+        moves = family == MemoryFamily.PLAIN and tenant.spec.oversubscribe in MOVED_BY_PROCESS
+        anybody = any(other.spec.oversubscribe != "none" for other in self._registry.on_gpu(gpu))
+        at_once = (family == MemoryFamily.CONTEXT and anybody) or (tenant.spec.oversubscribe != "none" and not moves)
+        if moves and tenant.name in self._parked:
+            return True  # what its parking freed stays free
+        return (at_once or moves) and self.refresh(gpu).free_bytes < 0
+
+    def could_fit(self, tenant: Tenant, gpu: str) -> bool:
+        """Whether the tenant would fit if everybody left who can, whatever runs or starts at the moment."""
+        residency = self.refresh(gpu)
+        staying = self._ledger.used(tenant.name, gpu)
+        for other in self._registry.on_gpu(gpu, without=tenant.name):
+            occupant = residency.occupants[other.name]
+            if other.spec.oversubscribe == "park" and occupant.can_leave:
+                continue
+            starting = not any(state for session in other.sessions for state in session.moves.values())
+            leaves = occupant.can_leave or (starting and other.spec.oversubscribe != "none")
+            staying += occupant.fixed_bytes + (0 if leaves else occupant.resident_bytes)
+            if leaves:  # what it is only asking for may come later
+                staying -= self._ledger.asked(other.name, gpu, MemoryFamily.PLAIN)
+        return staying <= residency.capacity_bytes - residency.overhead_bytes
+
+    def lack(self, gpu: str, plan: Switch, stay: list[str]) -> str:
+        """Why there is no space."""
+        why = f"while {', '.join(stay)} still runs" if stay else "and nothing else on the GPU can be moved away"
+        if not plan.short_bytes:
+            return "the driver had no memory for it"
+        known = 0 if self._registry.gpus[gpu].soft else CARD_OVERHEAD_BYTES
+        strangers = self.gpus[gpu].overhead_bytes - known
+        others = f"; {strangers / 2**20:.0f} MiB of it are held by no tenant" if strangers > 64 << 20 else ""
+        return f"{plan.short_bytes / 2**20:.0f} MiB are lacking, {why}{others}"
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def count(self, name: str) -> MoveCount:
+        """What a tenant's moves have come to, to be added to."""
+        return self.counts.setdefault(name, MoveCount())
+
+    def row(self, tenant: Tenant, gpu: str) -> dict[str, Any] | None:
+        """Residency and moves of a tenant on a GPU, for ps and top; None for one that never moves."""
+        moved = self._parked.checkpointed_bytes(tenant.name) is not None or tenant.name in self.counts
+        if tenant.spec.oversubscribe == "none" and not moved:
+            return None
+        occupant = self.refresh(gpu).occupants.get(tenant.name)
+        plan = self.switching.get(gpu)
+        count = self.counts.get(tenant.name, MoveCount())
+        return {
+            "movable_bytes": occupant.movable_bytes if occupant else 0,
+            "resident_bytes": occupant.resident_bytes if occupant else 0,
+            "pinned_bytes": max((state.pinned for _, _, state in self.states(tenant, gpu)), default=0),
+            "can_leave": bool(occupant and occupant.can_leave),
+            "moving": plan is not None and tenant.name in {plan.tenant, *(victim.tenant for victim in plan.out)},
+            "moves_out": count.moves_out,
+            "moves_in": count.moves_in,
+            "moved_out_bytes": count.out_bytes,
+            "moved_in_bytes": count.in_bytes,
+            "moving_s": count.seconds,
+            "handed_over_bytes": count.handed_bytes,
+        }
+
+    def forget(self, name: str) -> None:
+        """A tenant has gone."""
+        for residency in self.gpus.values():
+            residency.remove(name)
+        self.counts.pop(name, None)
+        self.retry_s.pop(name, None)

@@ -1,0 +1,92 @@
+"""Space on a GPU for what is about to be taken there: an allocation that the driver refused, a context, a tenant on its
+way back. Tenants in the way leave, if need be after their turn; what is lacking only for a moment is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from cotenant.abi.protocol import MessageType, MoveFlag, Status
+from cotenant.agent.ipc import wire
+from cotenant.agent.memory.parked import ParkedTable
+from cotenant.agent.memory.residency import Residency
+from cotenant.agent.memory.residents import CONTEXT_BYTES, Residents
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Session, Tenant
+from cotenant.agent.turns.broker import Broker
+
+PATIENCE_S = 10.0  # for space that somebody could make, but has not made yet
+AGAIN_S = 0.05
+
+
+class SpaceMaker:
+    """Requests for space, one answer each."""
+
+    def __init__(
+        self, residency: Residency, residents: Residents, registry: Registry, broker: Broker, parked: ParkedTable
+    ) -> None:
+        self._residency, self._residents, self._registry = residency, residents, registry
+        self._broker, self._parked = broker, parked
+
+    def ask(self, session: Session, slot: int, sequence: int, size: int, flags: int) -> None:
+        """MOVE_ROOM: the driver had no memory for an allocation, or will have none for what must be there now."""
+        self._residency.start(self._answer(session, slot, sequence, size, flags))
+
+    async def _answer(self, session: Session, slot: int, sequence: int, size: int, flags: int) -> None:
+        """Some of it cannot wait for the tenant's next turn (a context, memory that does not move)."""
+        gpu, tenant = session.slots[slot], session.tenant
+        now, size = bool(flags & MoveFlag.NOW), min(size, 1 << 62)
+        if flags & MoveFlag.CONTEXT:
+            size = self._residents.context_reserve_bytes(gpu) or CONTEXT_BYTES
+        status = Status.OK
+        if not now and (tenant.name in self._parked or self._somebody_else_runs(tenant, gpu)):
+            status = Status.DENIED  # the memory comes with this tenant's next turn
+        else:
+            try:
+                fault = await self.until(
+                    tenant,
+                    gpu,
+                    lambda: self._residency.make_space(tenant, gpu, size),
+                    PATIENCE_S,
+                    lambda: not session.closed and self._residents.could_fit(tenant, gpu),
+                    hold_off=now,
+                )
+            except Exception as error:  # a fault of ours must not keep the program waiting for ever
+                fault = f"the agent failed: {error!r}"
+            if fault is not None:
+                status = Status.OUT_OF_MEMORY
+                what = f"{size / 2**20:.0f} MiB more" if size else "a context"
+                tenant.warn(f"there was no room for {what}: {fault}")
+        session.send(wire.pack(MessageType.MOVE_ROOM_REPLY, sequence=sequence, slot=slot, status=status))
+
+    def _somebody_else_runs(self, tenant: Tenant, gpu: str) -> bool:
+        turn = self._broker.turns.gpus[gpu].turn
+        return turn is not None and (turn.account.name != tenant.name or turn.paused_ns is not None)
+
+    async def until(
+        self,
+        tenant: Tenant,
+        gpu: str,
+        attempt: Callable[[], Awaitable[str | None]],
+        patience_s: float,
+        worth_it: Callable[[], bool],
+        *,
+        hold_off: bool,
+    ) -> str | None:
+        """Try until it works, or is not worth it any more: then the last attempt's sentence. `hold_off`: others on the
+        GPU whose contents can leave get no turns meanwhile; alone there, they would never end theirs."""
+        held_off = set[str]()
+        deadline = time.monotonic() + patience_s
+        try:
+            while (fault := await attempt()) is not None and worth_it() and time.monotonic() < deadline:
+                for other in self._registry.on_gpu(gpu, without=tenant.name) if hold_off else ():
+                    if other.spec.oversubscribe != "none" and self._broker.holds(other, gpu):
+                        self._broker.suspend(other)
+                        held_off.add(other.name)
+                await asyncio.sleep(AGAIN_S)
+            return fault
+        finally:
+            for name in held_off - set(self._parked.rows):
+                if name in self._registry.tenants:
+                    self._broker.unsuspend(self._registry.tenants[name])

@@ -1,0 +1,1 @@
+"""Connections of the shims: processes bound to their tenants, their messages answered."""

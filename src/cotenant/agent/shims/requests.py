@@ -1,0 +1,224 @@
+"""What connected processes ask for: their messages checked, handed to the part they concern, answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cotenant.abi.protocol import NO_DEADLINE, NO_SLOT, MemoryFamily, MessageType, MoveFlag, Status
+from cotenant.abi.tenant_page import MAX_GPUS, SlotFlag
+from cotenant.agent.config.in_force import InForce
+from cotenant.agent.copies.links import Copies
+from cotenant.agent.ipc import wire
+from cotenant.agent.ipc.wire import BadMessageError
+from cotenant.agent.memory.ledger import HOST, Ledger
+from cotenant.agent.memory.pages import MemoryPages
+from cotenant.agent.memory.residency import Residency
+from cotenant.agent.memory.residents import Residents
+from cotenant.agent.memory.space import SpaceMaker
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Session, Tenant
+from cotenant.agent.turns.broker import Broker
+from cotenant.devices.gpus import uuid_text
+
+
+class Requests:
+    """Messages after HELLO, and the end of a process."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        pages: MemoryPages,
+        residents: Residents,
+        residency: Residency,
+        space: SpaceMaker,
+        broker: Broker,
+        copies: Copies,
+        in_force: InForce,
+        warn: Callable[[Tenant, str], None],
+    ) -> None:
+        self._registry, self._ledger, self._pages, self._residents = registry, ledger, pages, residents
+        self._residency, self._space = residency, space
+        self._broker, self._copies, self._in_force, self._warn = broker, copies, in_force, warn
+
+    def came(self, session: Session) -> None:
+        """A process has introduced itself."""
+        self._ledger.join(session.number, session.tenant.name)
+
+    def gone(self, session: Session) -> None:
+        """It has ended: its turns, requests and memory are free from here on."""
+        self._broker.drop(session)
+        self._copies.drop(session)
+        self._residency.gone(session)
+        for gpu in self._ledger.drop(session.number):
+            self._pages.publish(session.tenant, gpu)
+
+    def receive(self, session: Session, head: wire.Head, data: bytes) -> None:
+        """Handle one message. BadMessageError: the caller answers and closes."""
+        handler = _HANDLERS.get(head.type)
+        if handler is None:
+            raise BadMessageError(Status.BAD_MESSAGE, f"message type {head.type} is not one that a shim sends")
+        handler(self, session, head, data)
+
+    def _attach(self, session: Session, head: wire.Head, data: bytes) -> None:
+        raw, *_ = wire.body("gpu_attach", data)
+        uuid = uuid_text(raw)
+        slot = next((s for s, gpu in session.slots.items() if gpu == uuid), None)
+        if slot is None:
+            mine = {gpu.uuid for gpu in session.tenant.gpus}
+            if uuid not in mine:
+                known = uuid in self._registry.gpus
+                status = Status.DENIED if known else Status.UNKNOWN_GPU
+                text = f"{session.program} used {uuid}, which is not among the GPUs of tenant {session.tenant.name}"
+                self._warn(session.tenant, text)
+                session.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, status=status))
+                return
+            slot = len(session.slots)
+            if slot >= MAX_GPUS:
+                session.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, status=Status.TOO_MANY))
+                return
+            session.slots[slot] = uuid
+            self._fill_slot(session, slot, raw)
+        session.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, slot=slot))
+
+    def _fill_slot(self, session: Session, slot: int, uuid: bytes) -> None:
+        """Describe a GPU to a process that has just attached it."""
+        tenant, gpu, config = session.tenant, session.slots[slot], self._in_force.config
+        page = session.page.slots[slot]
+        page.inflight_allowed_ns = config.inflight_ns
+        page.idle_release_ns = config.idle_release_ns
+        page.drain_timeout_ns = config.quota.stuck_ns
+        page.memory_limit_bytes = self._ledger.limit(tenant.name, gpu)
+        page.memory_used_bytes = self._ledger.used(tenant.name, gpu)
+        page.memory_kept_bytes = self._ledger.not_for(tenant.name, gpu)
+        page.uuid[:] = list(uuid)
+        spec = tenant.spec
+        gate = SlotFlag.BEST_EFFORT if spec.best_effort else SlotFlag(0)
+        gate |= SlotFlag.HOLDS_FLOOR if spec.latency_sensitive else SlotFlag(0)
+        page.flags = SlotFlag.ATTACHED | tenant.enforcement.slot_flags | gate | self._copies.flag(session, gpu)
+
+    def _gpu(self, session: Session, head: wire.Head) -> str:
+        gpu = session.slots.get(head.slot)
+        if gpu is None:
+            raise BadMessageError(Status.BAD_MESSAGE, f"slot {head.slot} was never attached")
+        return gpu
+
+    def _request(self, session: Session, head: wire.Head, data: bytes) -> None:
+        self._gpu(session, head)
+        burst_ns = wire.body("token_request", data)[0]
+        if session.tenant.enforcement.slot_flags & SlotFlag.UNGATED:  # not as its page says, which it can write
+            session.send(wire.pack_grant(head.sequence, head.slot, 0, 1, NO_DEADLINE, 0))
+            return
+        self._broker.request(session, head.slot, min(burst_ns, 1 << 62))
+
+    def _release(self, session: Session, head: wire.Head, data: bytes) -> None:
+        self._gpu(session, head)
+        values = wire.body("token_release", data)
+        epoch, drained_ns, reason, drained, more = values[0], values[4], *values[9:12]
+        self._broker.release(session, head.slot, epoch, drained_ns, reason, bool(drained), bool(more))
+
+    def _memory(self, session: Session, head: wire.Head, data: bytes) -> None:
+        family, reservation, size, _used, _limit = wire.body("memory", data)
+        if not MemoryFamily.PLAIN <= family <= MemoryFamily.HOST and head.type != MessageType.MEMORY_QUERY:
+            raise BadMessageError(Status.BAD_MESSAGE, f"memory family {family} is not known")
+        if size >> 62:
+            raise BadMessageError(Status.BAD_MESSAGE, f"{size} bytes is not an amount of memory")
+        host = family == MemoryFamily.HOST or head.slot == NO_SLOT
+        gpu = HOST if host else self._gpu(session, head)
+        ledger, tenant = self._ledger, session.tenant.name
+        number, status = 0, Status.OK
+        if family == MemoryFamily.CONTEXT and size == 0 and head.type != MessageType.MEMORY_QUERY:
+            # its size is not known to the process: charge the reserve, give back all of it
+            size = self._residents.context_reserve_bytes(gpu)
+        if head.type == MessageType.MEMORY_RESERVE:
+            granted = ledger.reserve(session.number, gpu, family, size)
+            if granted is None:
+                status = Status.OUT_OF_MEMORY
+                self._pages.refused(session.tenant, gpu, size)
+            elif not host and self._residents.crowded(session.tenant, gpu, family):
+                status = Status.DENIED
+            number = granted or 0
+        elif head.type == MessageType.MEMORY_COMMIT and reservation == 0:
+            # could not be asked for before it was taken: memory of graphs, a pool that grew by itself
+            ledger.take(session.number, gpu, family, size)
+            if ledger.used(tenant, gpu) > ledger.limit(tenant, gpu):
+                self._pages.over(session.tenant, gpu)
+        elif head.type == MessageType.MEMORY_COMMIT:
+            # a reservation of an agent that has restarted is not known here: MEMORY_STATE brings the truth
+            ledger.commit(session.number, reservation, size)
+        elif head.type == MessageType.MEMORY_RELEASE:
+            ledger.release(session.number, gpu, family, size)
+        elif head.type == MessageType.MEMORY_STATE:
+            ledger.state(session.number, gpu, family, size)
+        if head.type in (MessageType.MEMORY_RESERVE, MessageType.MEMORY_QUERY):
+            used, limit = ledger.used(tenant, gpu), ledger.limit(tenant, gpu)
+            session.send(wire.pack_memory_reply(head.sequence, head.slot, status, family, number, size, used, limit))
+        if head.type != MessageType.MEMORY_QUERY and not host:
+            self._pages.publish(session.tenant, gpu)
+
+    def _backing(self, session: Session, head: wire.Head, data: bytes) -> None:
+        """Hand out the tenant's host memory."""
+        fd, size = self._registry.host.memfd(session.tenant.name)
+        config = self._in_force.config
+        flags = MoveFlag.HAND if config.swap_hand else 0
+        terms = {"backing_bytes": size, "piece_bytes": config.swap_piece_bytes, "flags": flags}
+        reply = wire.pack(MessageType.MOVE_BACKING_REPLY, terms, sequence=head.sequence)
+        if fd < 0:
+            session.send(reply)
+        else:
+            session.send_with(reply, fd)
+
+    def _moved(self, session: Session, head: wire.Head, data: bytes) -> None:
+        self._gpu(session, head)
+        self._residency.told(session, head.type, head.slot, head.sequence, head.status, wire.fields("move", data))
+
+    def _room(self, session: Session, head: wire.Head, data: bytes) -> None:
+        self._gpu(session, head)
+        values = wire.fields("move", data)
+        self._space.ask(session, head.slot, head.sequence, values["bytes"], values["flags"])
+
+    def _burst(self, session: Session, head: wire.Head, data: bytes) -> None:
+        gpu = self._gpu(session, head)
+        account = self._broker.turns.gpus[gpu].accounts.get(session.tenant.name)
+        if account is not None:
+            account.burst_ns = min(wire.body("burst", data)[0], 1 << 62)
+
+    def _attach_copies(self, session: Session, head: wire.Head, data: bytes) -> None:
+        given = self._copies.attach(session, self._gpu(session, head))
+        if given is None:  # turns were switched off again, or there is no queue left
+            session.send(
+                wire.pack(MessageType.COPY_REPLY, sequence=head.sequence, slot=head.slot, status=Status.DENIED)
+            )
+            return
+        fd, terms = given
+        reply = wire.pack(MessageType.COPY_REPLY, terms, sequence=head.sequence, slot=head.slot)
+        session.send_with(reply, fd)
+
+    def _note(self, session: Session, head: wire.Head, data: bytes) -> None:
+        code, raw = wire.body("text", data)
+        text = wire.text_of(raw)
+        self._warn(session.tenant, f"{session.program} ({session.peer.pid}): {text} [{code}]")
+
+    def _goodbye(self, session: Session, head: wire.Head, data: bytes) -> None:
+        session.end("")
+
+
+_HANDLERS: dict[int, Callable[[Requests, Session, wire.Head, bytes], None]] = {
+    MessageType.GPU_ATTACH: Requests._attach,
+    MessageType.TOKEN_REQUEST: Requests._request,
+    MessageType.TOKEN_RELEASE: Requests._release,
+    MessageType.MEMORY_RESERVE: Requests._memory,
+    MessageType.MEMORY_COMMIT: Requests._memory,
+    MessageType.MEMORY_RELEASE: Requests._memory,
+    MessageType.MEMORY_QUERY: Requests._memory,
+    MessageType.MEMORY_STATE: Requests._memory,
+    MessageType.BURST_REPORT: Requests._burst,
+    MessageType.MOVE_BACKING: Requests._backing,
+    MessageType.MOVE_STATE: Requests._moved,
+    MessageType.MOVE_PROGRESS: Requests._moved,
+    MessageType.MOVE_DONE: Requests._moved,
+    MessageType.MOVE_ROOM: Requests._room,
+    MessageType.WARNING: Requests._note,
+    MessageType.GOODBYE: Requests._goodbye,
+    MessageType.COPY_ATTACH: Requests._attach_copies,
+}

@@ -1,0 +1,52 @@
+"""End a tenant's processes: its program, those it has connected, and what they have started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+from cotenant.agent import processes
+from cotenant.agent.processes import ProcessKey
+from cotenant.agent.tenants.tenant import Tenant
+
+
+def kill(tenant: Tenant, grace_s: float, more: frozenset[ProcessKey] = frozenset()) -> set[ProcessKey]:
+    """Send SIGTERM to a tenant's program and processes now, SIGKILL to those left after `grace_s`."""
+    keys = {s.process for s in tenant.sessions if s.process.start_ticks}
+    if tenant.root is not None:
+        keys.add(tenant.root)
+    keys |= tenant.orphans | more
+    keys |= processes.descendants(keys)
+    # the program first: one that waits for its children would end by itself, as if it had been done
+    for key in sorted(keys, key=lambda key: key != tenant.root):
+        _signal(key, signal.SIGTERM, group=key == tenant.root)
+    if tenant.group is not None:
+        _signal_group(tenant.group, signal.SIGTERM)
+
+    def finish() -> None:
+        for key in keys | processes.descendants(keys):
+            _signal(key, signal.SIGKILL, group=key == tenant.root)
+        if tenant.group is not None:
+            _signal_group(tenant.group, signal.SIGKILL)
+
+    asyncio.get_running_loop().call_later(grace_s, finish)
+    return keys
+
+
+def _signal_group(group: int, number: int) -> None:
+    """Signal the processes that a program has left behind in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _signal(key: ProcessKey, number: int, *, group: bool) -> None:
+    """Signal that very process, and its whole group where the launcher gave it one."""
+    if not processes.alive(key):
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if group and os.getpgid(key.pid) == key.pid:
+            os.killpg(key.pid, number)
+        else:
+            os.kill(key.pid, number)

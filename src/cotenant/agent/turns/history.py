@@ -1,0 +1,61 @@
+"""What has happened, for the live page, the metrics and people."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.agent.turns.trace import TurnTrace
+from cotenant.observability import metrics as names
+from cotenant.observability.exposition import Histogram
+from cotenant.policy.shares import Ended
+
+MOST_DECISIONS = 50
+MOST_DEPARTED = 256
+
+
+class History:
+    """Histograms of turns, the last decisions about tenants, warnings of those that have ended."""
+
+    def __init__(self, gpus: Iterable[str], log: Callable[[str], None], trace: TurnTrace | None = None) -> None:
+        gpus = list(gpus)
+        self.turns = dict.fromkeys(gpus, 0)
+        self.lengths = {gpu: Histogram(names.TURN_SECONDS.buckets) for gpu in gpus}
+        self.waits = {gpu: Histogram(names.TURN_WAIT.buckets) for gpu in gpus}
+        self.decisions: deque[tuple[int, float, str]] = deque(maxlen=MOST_DECISIONS)
+        self.departed: dict[str, list[str]] = {}  # name -> warnings, for their launchers
+        self.trace = trace
+        self._log = log
+        self._number = 0
+
+    def turn(self, ended: Ended) -> None:
+        """A turn is over."""
+        self.turns[ended.gpu] += 1
+        self.lengths[ended.gpu].observe((ended.end_ns - ended.start_ns) / 1e9)
+        self.waits[ended.gpu].observe(ended.waited_ns / 1e9)
+        if self.trace is not None:
+            self.trace.turn(ended)
+
+    def decided(self, text: str) -> None:
+        """Something about tenants was decided: one sentence for people."""
+        self._number += 1
+        self.decisions.append((self._number, time.time(), text))
+
+    def warned(self, tenant: Tenant, text: str) -> None:
+        """Something is wrong with a tenant: for its user and the log."""
+        tenant.warn(text)
+        self._log(f"tenant {tenant.name}: {text}")
+
+    def fault(self, tenant: Tenant, text: str) -> None:
+        """The agent does something about what is wrong with a tenant."""
+        self.warned(tenant, text)
+        self.decided(f"{tenant.name}: {text}")
+
+    def left(self, tenant: Tenant) -> None:
+        """A tenant is no more."""
+        self.decided(f"{tenant.name} left")
+        self.departed[tenant.name] = list(tenant.warnings)
+        if len(self.departed) > MOST_DEPARTED:
+            del self.departed[next(iter(self.departed))]
