@@ -14,21 +14,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.errors import InputError, WorkError
-from cotenant.loadgen.grpc import SERVICE, GrpcPayload, field, fields, varint
+from cotenant.loadgen.grpc import SERVICE, GrpcPayload
 from cotenant.loadgen.http2 import FIRST_WINDOW, Http2Client, frame, literal
 from cotenant.loadgen.result import LoadResult
 from cotenant.loadgen.run import LoadTest, run_here
 from cotenant.loadgen.schedule import parse_service
 from cotenant.loadgen.target import parse_target
+from cotenant.serving.protocol.messages import classes
 from cotenant.serving.protocol.tensors import Tensor
 from cotenant.workloads.requests.arrivals import parse_arrivals
 
 grpc = pytest.importorskip("grpc")
-Behave = Callable[[dict[int, Any], Any], bytes]
+Behave = Callable[[Any, Any], bytes]
 
 
-def echo(request: dict[int, Any], context: Any) -> bytes:
-    return field(1, request[1]) + field(3, request[3]) + field(7, b"x" * 40)
+def answer(model: str, number: str, data: bytes = b"") -> bytes:
+    made = classes()["ModelInferResponse"](model_name=model, id=number, raw_output_contents=[data])
+    return bytes(made.SerializeToString())
+
+
+def echo(request: Any, context: Any) -> bytes:
+    return answer(request.model_name, request.id, b"x" * 40)
 
 
 @contextlib.contextmanager
@@ -36,13 +42,13 @@ def reference_server(behave: Behave, sizes: int = 4) -> Iterator[str]:
     """A server by the grpc library: model `a` with one FP32 input [-1, sizes]."""
 
     def metadata(message: bytes, context: Any) -> bytes:
-        if dict(fields(message))[1] != b"a":
+        if classes()["ModelMetadataRequest"].FromString(message).name != "a":
             context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
-        shape = varint(-1) + varint(sizes)
-        return field(1, b"a") + field(4, field(1, b"X") + field(2, b"FP32") + field(3, shape))
+        tensor = {"name": "X", "datatype": "FP32", "shape": [-1, sizes]}
+        return bytes(classes()["ModelMetadataResponse"](name="a", inputs=[tensor]).SerializeToString())
 
     def infer(message: bytes, context: Any) -> bytes:
-        return behave(dict(fields(message)), context)
+        return behave(classes()["ModelInferRequest"].FromString(message), context)
 
     class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, details: Any) -> Any:
@@ -70,10 +76,10 @@ def counts(result: LoadResult) -> tuple[int, int, int, int, int]:
 
 
 def test_the_reference_server_answers_every_call() -> None:
-    ids: list[bytes] = []
+    ids: list[str] = []
 
-    def behave(request: dict[int, Any], context: Any) -> bytes:
-        ids.append(request[3])
+    def behave(request: Any, context: Any) -> bytes:
+        ids.append(request.id)
         return echo(request, context)
 
     with reference_server(behave) as url:
@@ -86,16 +92,16 @@ def test_the_reference_server_answers_every_call() -> None:
 def test_statuses_are_told_apart() -> None:
     codes = ["RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED"]
 
-    def behave(request: dict[int, Any], context: Any) -> bytes:
-        number = int(request[3], 16)
+    def behave(request: Any, context: Any) -> bytes:
+        number = int(request.id, 16)
         if number < len(codes):
             context.abort(getattr(grpc.StatusCode, codes[number]), "as asked")
         if number == 5:
             time.sleep(2.6)
         if number == 6:
-            return field(1, b"b") + field(3, request[3])
+            return answer("b", request.id)
         if number == 7:
-            return field(1, b"a") + field(3, b"00000000")
+            return answer("a", "00000000")
         if number == 8:
             context.set_trailing_metadata((("cotenant-executed-ms", "2.5"),))
         return echo(request, context)
@@ -111,8 +117,8 @@ def test_bodies_beyond_every_window_arrive_whole() -> None:
     """4 MB a call is 64 windows of a connection: the client has to wait for the server to open them again."""
     sizes = 1_000_000
 
-    def behave(request: dict[int, Any], context: Any) -> bytes:
-        assert len(request[7]) == 4 * sizes
+    def behave(request: Any, context: Any) -> bytes:
+        assert len(request.raw_input_contents[0]) == 4 * sizes
         return echo(request, context)
 
     with reference_server(behave, sizes) as url:
@@ -121,8 +127,8 @@ def test_bodies_beyond_every_window_arrive_whole() -> None:
 
 
 def test_a_call_without_an_answer_fails_alone() -> None:
-    def behave(request: dict[int, Any], context: Any) -> bytes:
-        if int(request[3], 16) == 3:
+    def behave(request: Any, context: Any) -> bytes:
+        if int(request.id, 16) == 3:
             time.sleep(4.0)
         return echo(request, context)
 
@@ -203,25 +209,25 @@ def test_answers_may_come_in_any_pieces(payload: bytes, piece: int) -> None:
     assert [(s.number, bytes(s.data), s.headers[b"grpc-status"]) for s in ended] == [(stream, payload, b"0")]
 
 
-@given(st.dictionaries(st.integers(1, 2000), st.binary(max_size=50)))
-def test_messages_survive(values: dict[int, bytes]) -> None:
-    assert dict(fields(b"".join(field(k, v) for k, v in values.items()))) == values
-
-
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
     with contextlib.suppress(ValueError):
-        list(fields(data))
+        GrpcPayload("m", []).belongs(1, data)
+
+
+def test_an_answer_belongs_to_the_request_of_its_model_and_id() -> None:
+    payload = GrpcPayload("m", [])
+    assert payload.belongs(0xAB, answer("m", "000000ab"))
+    assert payload.belongs(0xAB, answer("m", "")), "a server need not repeat the id"
+    assert not payload.belongs(0xAB, answer("m", "000000ac"))
+    assert not payload.belongs(0xAB, answer("n", "000000ab"))
+    assert GrpcPayload("m", [], check=False).belongs(0xAB, answer("n", ""))
 
 
 def test_a_request_holds_what_the_protocol_asks_for() -> None:
     message = GrpcPayload("m", [Tensor("X", "FP32", (1, 2), bytes(8))], deadline_ms=5).request(0xAB)
-    found = list(fields(message))
-    assert (1, b"m") in found
-    assert (3, b"000000ab") in found
-    assert (7, bytes(8)) in found
-    tensor = dict(fields(dict(found)[5]))  # type: ignore[arg-type]
-    assert (tensor[1], tensor[2], tensor[3]) == (b"X", b"FP32", bytes((1, 2)))
-    entry = dict(fields(dict(found)[4]))  # type: ignore[arg-type]
-    assert entry[1] == b"timeout"
-    assert dict(fields(entry[2]))[2] == 5000  # type: ignore[arg-type]
+    found = classes()["ModelInferRequest"].FromString(message)
+    assert (found.model_name, found.id, list(found.raw_input_contents)) == ("m", "000000ab", [bytes(8)])
+    (tensor,) = found.inputs
+    assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("X", "FP32", [1, 2])
+    assert {name: value.int64_param for name, value in found.parameters.items()} == {"timeout": 5000}

@@ -1,8 +1,5 @@
-"""Requests over gRPC. Messages are built and read by hand from the protocol's field numbers: a request differs from the
-next in its id alone, and of an answer only name and id are looked at.
-
-Open Inference Protocol v2, service inference.GRPCInferenceService: ModelInferRequest {model_name 1, version 2, id 3,
-inputs 5 {name 1, datatype 2, shape 3}, raw_input_contents 7}; ModelInferResponse {model_name 1, id 3}.
+"""Requests over gRPC: Open Inference Protocol v2. A request differs from the next in its id alone, so everything around
+the id is made beforehand; of an answer only name and id are looked at.
 """
 
 from __future__ import annotations
@@ -11,75 +8,20 @@ import select
 import socket
 import ssl
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.loadgen.http2 import Http2Client, Stream, literal
 from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop
 from cotenant.loadgen.target import ASK_WITHIN_S, Target
+from cotenant.serving.protocol.messages import SERVICE, classes
 from cotenant.serving.protocol.tensors import Tensor
 
-SERVICE = "/inference.GRPCInferenceService/"
 CHANNELS, RECEIVE = 2, 1 << 16
 INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, PERMISSION_DENIED = 3, 4, 5, 7
 RESOURCE_EXHAUSTED, UNAVAILABLE, UNAUTHENTICATED = 8, 14, 16
 OUTCOMES = {RESOURCE_EXHAUSTED: FULL, DEADLINE_EXCEEDED: DROPPED, UNAVAILABLE: DROPPED}
-
-
-def varint(value: int) -> bytes:
-    """A protobuf varint of a number of 0 or more (negative ones as 64-bit two's complement)."""
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def field(number: int, data: bytes) -> bytes:
-    """A length-delimited protobuf field."""
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field of a message; ValueError where it is not one."""
-    at = 0
-
-    def number() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            if at >= len(data) or shift > 63:
-                raise ValueError("not a protobuf message")
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-
-    while at < len(data):
-        key = number()
-        kind = key & 7
-        if kind == 0:
-            yield key >> 3, number()
-            continue
-        size = {1: 8, 5: 4}.get(kind)
-        if size is None:
-            if kind != 2:
-                raise ValueError("not a protobuf message")
-            size = number()
-        if at + size > len(data):
-            raise ValueError("not a protobuf message")
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
-def encode_tensor(x: Tensor) -> bytes:
-    """InferInputTensor, its data apart in raw_input_contents."""
-    shape = b"".join(varint(n) for n in x.shape)
-    return field(1, x.name.encode()) + field(2, x.datatype.encode()) + field(3, shape)
 
 
 class GrpcPayload:
@@ -89,29 +31,29 @@ class GrpcPayload:
         self, model: str, inputs: Sequence[Tensor], check: bool = True, deadline_ms: float | None = None
     ) -> None:
         self.model, self.check = model, check
-        self._front = field(1, model.encode())
-        parameters = b""
-        if deadline_ms is not None:  # parameters: map of name to InferParameter {int64_param 2}; microseconds
-            value = varint(2 << 3) + varint(round(deadline_ms * 1000))
-            parameters = field(4, field(1, b"timeout") + field(2, value))
-        tensors = b"".join(field(5, encode_tensor(x)) for x in inputs)
-        self._back = parameters + tensors + b"".join(field(7, bytes(x.data)) for x in inputs)
+        request = _classes()["ModelInferRequest"]
+        self._answer = _classes()["ModelInferResponse"]
+        self._front: bytes = request(model_name=model).SerializeToString()
+        back = request(raw_input_contents=[bytes(x.data) for x in inputs])
+        for x in inputs:
+            back.inputs.add(name=x.name, datatype=x.datatype, shape=x.shape)
+        if deadline_ms is not None:
+            back.parameters["timeout"].int64_param = round(deadline_ms * 1000)  # microseconds
+        self._back: bytes = back.SerializeToString()
 
     def request(self, index: int) -> bytes:
-        """The message of request number `index`."""
+        """The message of request number `index`: field 3 is its id."""
         return self._front + b"\x1a\x08%08x" % (index & 0xFFFFFFFF) + self._back
 
     def belongs(self, index: int, answer: bytes) -> bool:
-        """Whether an answer is this request's."""
+        """Whether an answer is this request's; ValueError where it is no message."""
         if not self.check:
             return True
-        model, number = self.model.encode(), b"%08x" % (index & 0xFFFFFFFF)
-        for key, value in fields(answer):
-            if (key == 1 and value != model) or (key == 3 and value and value != number):
-                return False
-            if key > 3:
-                return True
-        return True
+        try:
+            found = self._answer.FromString(answer)
+        except Exception:  # protobuf's own, which is imported with it
+            raise ValueError("not a protobuf message") from None
+        return found.model_name in ("", self.model) and found.id in ("", "%08x" % (index & 0xFFFFFFFF))
 
 
 def header_block(target: Target, method: str) -> bytes:
@@ -167,39 +109,24 @@ def call(target: Target, method: str, message: bytes) -> tuple[int, str, bytes]:
 
 
 def ask_inputs(target: Target, model: str) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    """A model's inputs: ModelMetadataRequest {name 1}; answer {inputs 4 {name 1, datatype 2, shape 3}}."""
-    status, text, answer = call(target, "ModelMetadata", field(1, model.encode()))
+    """A model's inputs, as its server names them."""
+    question = _classes()["ModelMetadataRequest"](name=model).SerializeToString()
+    status, text, answer = call(target, "ModelMetadata", question)
     if status in (NOT_FOUND, INVALID_ARGUMENT):
         raise InputError(f"{target} has no model {model!r}", field="service")
     if status in (UNAUTHENTICATED, PERMISSION_DENIED):
         raise InputError(f"{target} asks for a token that it knows: give --token FILE", field="token")
     if status:
         raise WorkError(f"{target} does not say what {model} takes: {text or f'status {status}'}")
-    return tuple(_tensor_form(value) for key, value in fields(answer) if key == 4 and isinstance(value, bytes))
+    found = _classes()["ModelMetadataResponse"].FromString(answer)
+    return tuple((x.name, x.datatype, tuple(x.shape)) for x in found.inputs)
 
 
-def _tensor_form(data: bytes) -> tuple[str, str, tuple[int, ...]]:
-    name = datatype = ""
-    shape: list[int] = []
-    for key, value in fields(data):
-        if key == 1 and isinstance(value, bytes):
-            name = value.decode()
-        elif key == 2 and isinstance(value, bytes):
-            datatype = value.decode()
-        elif key == 3:
-            shape += [value] if isinstance(value, int) else _varints(value)
-    return name, datatype, tuple(n - (1 << 64) if n >> 63 else n for n in shape)
-
-
-def _varints(data: bytes) -> list[int]:
-    out, value, shift = [], 0, 0
-    for byte in data:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            out.append(value)
-            value = shift = 0
-    return out
+def _classes() -> dict[str, Any]:
+    try:
+        return classes()
+    except ImportError:
+        raise InputError("gRPC needs protobuf: pip install 'cotenant[serve]'", field="url") from None
 
 
 class Channel:
