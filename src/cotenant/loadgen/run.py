@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cotenant.core import pickles
 from cotenant.core.errors import InputError, WorkError
 from cotenant.loadgen.loop import Loop, Transport
 from cotenant.loadgen.payload import Form, Payload, ask_form, random_inputs
@@ -178,7 +178,7 @@ class Sender:
         """Send it an object."""
         assert self.process.stdin is not None
         try:
-            pickle.dump(content, self.process.stdin)
+            self.process.stdin.write(pickles.frame(content))
             self.process.stdin.flush()
         except BrokenPipeError:
             raise WorkError("a sender of the load test ended early") from None
@@ -186,7 +186,7 @@ class Sender:
     def hear(self) -> tuple[str, Any]:
         """Its next message (kind, content); what went wrong there is raised here."""
         try:
-            kind, content = pickle.load(self.out)
+            kind, content = pickles.read(self.out)
         except EOFError:
             raise WorkError(f"a sender of the load test ended early (code {self.process.wait()})") from None
         if kind == "error":

@@ -5,12 +5,11 @@ python -m cotenant.loadgen.sender
 
 from __future__ import annotations
 
-import os
-import pickle
 import signal
-import sys
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any
 
+from cotenant.core import pickles
 from cotenant.core.errors import InputError, WorkError
 from cotenant.loadgen.loop import FAILED, OK, Loop
 from cotenant.loadgen.run import LoadTest, Progress, run_here
@@ -23,8 +22,8 @@ class Teller:
     """Counts what is over since the last look, a microsecond or two per request, and reports at every fifth: in small
     portions, since requests that are due wait meanwhile."""
 
-    def __init__(self, out: BinaryIO, services: int) -> None:
-        self.out = out
+    def __init__(self, write: Callable[[object], None], services: int) -> None:
+        self.write = write
         self.rows: list[list[Any]] = [[0, 0, 0, 0.0, 0.0] for _ in range(services)]
         self.seen = 0
         self.open: list[int] = []
@@ -50,46 +49,37 @@ class Teller:
         if self.looks % PORTIONS:
             return
         told = Progress(loop.now(), top, loop.done, tuple((r[0], r[1], r[2], r[3], r[4]) for r in rows))
-        write(self.out, "progress", told)
+        self.write(("progress", told))
         for row in rows:
             row[3] = row[4] = 0.0
 
 
-def write(out: BinaryIO, kind: str, content: object) -> None:
-    """One message."""
-    pickle.dump((kind, content), out)
-    out.flush()
-
-
 def main() -> None:
     """Read the test, prepare, wait for the start, send."""
-    # standard output carries messages: what libraries print goes to standard error
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    source = sys.stdin.buffer
+    source, write = pickles.take_streams()
     test: LoadTest
-    test, forms, number, telling = pickle.load(source)
+    test, forms, number, telling = pickles.read(source)
     try:
         schedule = build_schedule(test.services, test.duration_s, test.seed, test.step_s, test.as_recorded)
         part = schedule.part(number, test.senders)
-        write(out, "ready", None)
+        write(("ready", None))
         try:
-            start_at = pickle.load(source)
+            start_at = pickles.read(source)
         except EOFError:
             return  # the parent has gone
 
         def on_loop(loop: Loop) -> None:
             signal.signal(signal.SIGINT, lambda *_: loop.stop())
 
-        tell = Teller(out, len(test.services)) if telling else None
+        tell = Teller(write, len(test.services)) if telling else None
         result = run_here(test, forms, tell, part, start_at, on_loop)
-        write(out, "done", result)
+        write(("done", result))
     except (InputError, WorkError) as error:
-        write(out, "error", error)
+        write(("error", error))
     except BrokenPipeError:
         return
     except Exception as error:
-        write(out, "error", WorkError(f"the sender failed: {type(error).__name__}: {error}"))
+        write(("error", WorkError(f"the sender failed: {type(error).__name__}: {error}")))
 
 
 if __name__ == "__main__":

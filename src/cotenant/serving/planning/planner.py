@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,8 +10,6 @@ from cotenant.policy.serving.packing.planners import Packer
 from cotenant.policy.serving.packing.replan import Sizer, renamed
 from cotenant.serving.config.planning import Problem
 from cotenant.sim.serving.verify import plan_verified
-
-LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pickle
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from cotenant.core import pickles
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.serving import Gpulet, ServingPlan
 from cotenant.policy.serving.autoscale import FORECASTS, Autoscaler
@@ -20,7 +20,7 @@ from cotenant.serving.config.server import ServingConfig
 from cotenant.serving.dispatch.pool import Pool
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.planning.crew import ApplyError, Crew
-from cotenant.serving.planning.planner import LENGTH, Ask
+from cotenant.serving.planning.planner import Ask
 from cotenant.serving.worker import WorkerFactory
 
 SAMPLE_S = 0.5
@@ -49,9 +49,8 @@ class PlannerProcess:
 
     async def _ask(self, ask: Ask) -> ServingPlan:
         reader, writer = self._streams or await self._begin()
-        _send(writer, ask)
-        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-        answer = pickle.loads(await reader.readexactly(length))
+        writer.write(pickles.frame(ask))
+        answer = await pickles.receive(reader)
         if isinstance(answer, str):
             raise InputError(answer)
         assert isinstance(answer, ServingPlan)
@@ -64,7 +63,7 @@ class PlannerProcess:
             command = [sys.executable, "-P", "-m", "cotenant.serving.planning.main"]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
         self._streams = await asyncio.open_unix_connection(sock=ours)
-        _send(self._streams[1], (self._problem, self._planner))
+        self._streams[1].write(pickles.frame((self._problem, self._planner)))
         return self._streams
 
     async def close(self) -> None:
@@ -77,11 +76,6 @@ class PlannerProcess:
             process.kill()
             while process.poll() is None:
                 await asyncio.sleep(0.002)
-
-
-def _send(writer: asyncio.StreamWriter, message: object) -> None:
-    data = pickle.dumps(message)
-    writer.write(LENGTH.pack(len(data)) + data)
 
 
 class Replanner:

@@ -1,0 +1,52 @@
+"""Pickled messages between a process and its helpers: 8 bytes of length, then the pickle."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from typing import Any, BinaryIO, Protocol
+
+_LENGTH = struct.Struct("<Q")
+
+
+class _Exactly(Protocol):
+    async def readexactly(self, n: int, /) -> bytes:
+        """`n` bytes, as asyncio.StreamReader has it."""
+
+
+def frame(message: object) -> bytes:
+    """A message as bytes."""
+    data = pickle.dumps(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def read(stream: BinaryIO) -> Any:
+    """The next message; EOFError at the end."""
+    return pickle.loads(_exactly(stream, _LENGTH.unpack(_exactly(stream, _LENGTH.size))[0]))
+
+
+def _exactly(stream: BinaryIO, count: int) -> bytes:
+    data = stream.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
+
+
+async def receive(stream: _Exactly) -> Any:
+    """The next message; asyncio.IncompleteReadError (an EOFError) at the end."""
+    (length,) = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))
+    return pickle.loads(await stream.readexactly(length))
+
+
+def take_streams() -> tuple[BinaryIO, Callable[[object], None]]:
+    """Standard input, and what writes a message to standard output; what libraries print goes to standard error."""
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+
+    def write(message: object) -> None:
+        sink.write(frame(message))
+        sink.flush()
+
+    return source, write
