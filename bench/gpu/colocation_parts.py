@@ -108,8 +108,7 @@ def kernels(found: dict[str, Any]) -> None:
 
 def green_helper() -> dict[str, Any]:
     import torch
-
-    from cotenant.bench.sm_sets import check_ladders
+    from sm_sets import check_ladders
 
     torch.zeros(1, device="cuda")
     return {

@@ -33,7 +33,7 @@ GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0]
 
 def chunk_curve(_keep: Keep) -> dict[str, Any]:
     """Chunks one after the other, with and without the shim's words around them: native, no agent."""
-    from cotenant.bench.pcie_curve import measure
+    from pcie_curve import measure
 
     return measure()
 

@@ -79,7 +79,7 @@ def test_host_memory_is_an_agent_s_setting(start_agent: Callable[..., AgentProce
 
 
 def test_bench_swap_on_the_software_gpu(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cotenant.bench", "swap", "--size", str(16 << 20), "--moves", "2"]
+    command = [sys.executable, "-m", "cotenant.cli.main", "bench", "swap", "--size", "16MiB", "--moves", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -32,7 +32,6 @@ from cotenant.cli.bench_pcie import _tell
         (["--copy-chunk", "3"], "--copy-chunk"),
         (["--copy-chunk", "0"], "--copy-chunk"),
         (["--copy-period", "0"], "--copy-period"),
-        (["--curve", "--gpus", "GPU-none"], "--gpus"),
     ],
 )
 def test_wrong_options_are_one_sentence(arguments: list[str], field: str) -> None:
@@ -40,18 +39,6 @@ def test_wrong_options_are_one_sentence(arguments: list[str], field: str) -> Non
     assert done.code == 2
     assert field in done.err
     assert done.out == ""
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("pcie", "--weights", "1,x"), ("pcie", "--weights", "0"), ("shares", "--limits", "?")],
-)
-def test_the_light_entry_point_says_the_same_in_one_sentence(words: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "cotenant.bench", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert words[1] in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_profiled_program_is_given_time() -> None:

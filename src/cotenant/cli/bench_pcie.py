@@ -24,13 +24,9 @@ def pcie(
     copy_period: Annotated[Text, typer.Option(metavar="SIZE", help="What a round of all tenants moves.")] = None,
     paced: Annotated[str, typer.Option(metavar="stream|thread", help="Who waits for a turn.")] = "stream",
     ls: Annotated[bool, typer.Option("--ls/--no-ls", help="Also: latency-sensitive copies beside best-effort.")] = True,
-    curve: Annotated[bool, typer.Option("--curve", help="Instead: speed by size of chunk, without tenants.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Shares of the PCIe link by weight, the total over a native run, and what a latency-sensitive copy waits."""
-    if curve:
-        _curve(gpus, as_json)
-        return
     from cotenant.agent.config.copies import with_options
     from cotenant.bench.pcie import measure, parse_weights
     from cotenant.policy.copies import CopySettings
@@ -58,29 +54,6 @@ def pcie(
         print(json.dumps(result))
         return
     _tell(result)
-
-
-def _curve(gpus: str, as_json: bool) -> None:
-    import os
-
-    from cotenant.bench.pcie_curve import measure
-
-    if gpus == "soft":
-        from cotenant.softgpu.build import build
-
-        os.environ["COTENANT_BENCH_LIBRARY"] = str(build())
-    else:
-        from cotenant.devices.gpus import discover
-
-        os.environ["CUDA_VISIBLE_DEVICES"] = discover([gpus])[0].uuid
-    found = measure(total=(64 if gpus == "soft" else 512) << 20)
-    if as_json:
-        print(json.dumps(found))
-        return
-    print(f"{found['gpu']}: GB/s by size of chunk, one after the other and with the words that make a stream wait")
-    for row in found["curve"]:
-        size = f"{row['chunk_bytes'] >> 10} KiB"
-        print(f"  {row['direction']}  {size:>10}  {row['plain_gb_per_s']:7.1f}  {row['paced_gb_per_s']:7.1f}")
 
 
 def _one_of(value: str, allowed: tuple[str, ...], field: str) -> None:

@@ -3,7 +3,7 @@
 Up to seven co-runners are measured at three active-thread levels (100, 50, 14 %). Every column (one co-runner) looks at
 the six others through self-attention without positions, so the order of columns cannot matter, and becomes a
 distribution over known workloads; the prediction is the weighted median of their MIG latencies. Training is in
-tools/train_mps_mig.py; the shipped file carries its card of errors and provenance.
+bench/profiles/train_mps_mig.py; the shipped file carries its card of errors and provenance.
 """
 
 from __future__ import annotations

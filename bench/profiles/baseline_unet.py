@@ -1,6 +1,6 @@
 """The public predictor's network, rebuilt from its description, on a split by mix: a baseline for train_mps_mig.py.
 
-    python tools/baseline_unet.py --data DATA.npz [--epochs 50]
+    python bench/profiles/baseline_unet.py --data DATA.npz [--epochs 50]
 
 Zero-padded 4x8 image, two encoder stages (two 2x2 convolutions, batch normalisation, ReLU; 32 and 64 filters; 2x2 max
 pooling), two 2x2 convolutions of 256, two decoder stages (2x2 transposed convolution of stride 2, skip, batch

@@ -1,6 +1,6 @@
 """The plans that bench/gpu/serving.py serves live.
 
-    python tools/serving_plans.py PROFILE.json OUT.json [skewed|equal]
+    python bench/profiles/serving_plans.py PROFILE.json OUT.json [skewed|equal]
 
 One GPU, seven models; how much of the GPU's time each needs falls as 1, 1/2, 1/3 ... ("skewed") or is the same. Four
 schemes on the same requests: the largest mix for which a planner finds a plan that simulation keeps at 99 %

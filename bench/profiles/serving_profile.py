@@ -1,6 +1,6 @@
 """From what bench/gpu/serving.py measured (grid, pairs) to a serving profile.
 
-    python tools/serving_profile.py RAW OUT NAME DATE
+    python bench/profiles/serving_profile.py RAW OUT NAME DATE
 
 l2 and dram of a model are what it takes from a probe of the L2 cache and of the memory beside it, in parts of what the
 probe has alone, over the model's own part of the GPU; the interference model is fitted to measured pairs.

@@ -1,7 +1,7 @@
 """Train the MPS -> MIG predictor and write the model file that ships with the package.
 
     pip install jax==0.10.2 optax==0.2.8       # training only; prediction needs numpy alone
-    python tools/train_mps_mig.py --data DATA.npz --out src/cotenant/profiles/data/mps-mig-a100-40gb.npz
+    python bench/profiles/train_mps_mig.py --data DATA.npz --out src/cotenant/profiles/data/mps-mig-a100-40gb.npz
 
 DATA.npz: X (n, 3, 7) MPS latencies at 100/50/14 % and Y (n, 3, 7) 7g/4g/3g latencies, every column divided by its own
 maximum; labels (n, 7) index into names (33), the workload of each column. Rows that are column permutations of one

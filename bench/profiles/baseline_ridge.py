@@ -1,6 +1,6 @@
 """Ridge on 12 features of a column and its neighbours, by mix and by workload: a baseline for train_mps_mig.py.
 
-    python tools/baseline_ridge.py --data DATA.npz
+    python bench/profiles/baseline_ridge.py --data DATA.npz
 
 The same five folds of mixes and four groups of workloads as in train_mps_mig.py.
 """
