@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from cotenant.core import protobuf
 from cotenant.core.extras import needs
 
 with needs("serve"):
     import numpy as np
-
-from cotenant.core import protobuf
 
 FLOAT, IR_VERSION, OPSET = 1, 8, 13
 # what is used of ONNX's public schema

@@ -2,4 +2,4 @@
 
 from cotenant.core.extras import require
 
-require("serve", "numpy", "orjson", "hpack")
+require("serve", "numpy", "orjson", "hpack", "google.protobuf")

@@ -9,7 +9,6 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.loadgen.http2 import Http2Client, Stream, literal
@@ -31,8 +30,8 @@ class GrpcPayload:
         self, model: str, inputs: Sequence[Tensor], check: bool = True, deadline_ms: float | None = None
     ) -> None:
         self.model, self.check = model, check
-        request = _classes()["ModelInferRequest"]
-        self._answer = _classes()["ModelInferResponse"]
+        request = classes()["ModelInferRequest"]
+        self._answer = classes()["ModelInferResponse"]
         self._front: bytes = request(model_name=model).SerializeToString()
         back = request(raw_input_contents=[bytes(x.data) for x in inputs])
         for x in inputs:
@@ -110,7 +109,7 @@ def call(target: Target, method: str, message: bytes) -> tuple[int, str, bytes]:
 
 def ask_inputs(target: Target, model: str) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
     """A model's inputs, as its server names them."""
-    question = _classes()["ModelMetadataRequest"](name=model).SerializeToString()
+    question = classes()["ModelMetadataRequest"](name=model).SerializeToString()
     status, text, answer = call(target, "ModelMetadata", question)
     if status in (NOT_FOUND, INVALID_ARGUMENT):
         raise InputError(f"{target} has no model {model!r}", field="service")
@@ -118,15 +117,8 @@ def ask_inputs(target: Target, model: str) -> tuple[tuple[str, str, tuple[int, .
         raise InputError(f"{target} asks for a token that it knows: give --token FILE", field="token")
     if status:
         raise WorkError(f"{target} does not say what {model} takes: {text or f'status {status}'}")
-    found = _classes()["ModelMetadataResponse"].FromString(answer)
+    found = classes()["ModelMetadataResponse"].FromString(answer)
     return tuple((x.name, x.datatype, tuple(x.shape)) for x in found.inputs)
-
-
-def _classes() -> dict[str, Any]:
-    try:
-        return classes()
-    except ImportError:
-        raise InputError("gRPC needs protobuf: pip install 'cotenant[serve]'", field="url") from None
 
 
 class Channel:
