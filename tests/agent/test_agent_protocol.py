@@ -141,36 +141,6 @@ def test_kill_9_of_the_holder_frees_turn_and_memory(agent: AgentProcess) -> None
         process.wait()
 
 
-def test_processes_of_a_tenant_share_its_turn(agent: AgentProcess) -> None:
-    with agent.client() as launcher:
-        token = register(launcher, "a")["token"]
-        one, two = FakeShim(agent.folder, token), FakeShim(agent.folder, token)
-        b = FakeShim(agent.folder, register(launcher, "b")["token"])
-        for shim in (one, two, b):
-            shim.attach(gpu_uuid(0))
-        first, second = one.take(), two.take()
-        assert first["deadline_ns"] == second["deadline_ns"]
-        b.request()
-        one.release(first["epoch"])
-        assert b.receive(0.05) == {}  # the tenant's other process still holds the turn
-        two.release(second["epoch"])
-        b.wait(MessageType.TOKEN_GRANT)
-
-
-def test_a_drain_that_fails_keeps_the_turn_until_it_ends(agent: AgentProcess) -> None:
-    with agent.client() as launcher:
-        a = FakeShim(agent.folder, register(launcher, "a")["token"])
-        b = FakeShim(agent.folder, register(launcher, "b")["token"])
-        a.attach(gpu_uuid(0))
-        b.attach(gpu_uuid(0))
-        grant = a.take()
-        b.request()
-        a.release(grant["epoch"], drained=False)
-        assert b.receive(0.2) == {}
-        a.release(grant["epoch"], drained=True)
-        b.wait(MessageType.TOKEN_GRANT)
-
-
 def test_set_acts_at_once(agent: AgentProcess) -> None:
     with agent.client() as launcher:
         a = FakeShim(agent.folder, register(launcher, "a", limit=0.5, memory_bytes=GIB)["token"])
@@ -185,35 +155,20 @@ def test_set_acts_at_once(agent: AgentProcess) -> None:
             agent.call("set", name="nobody", limit=0.5)
 
 
-def test_admission_promises_nothing_twice(start_agent: object) -> None:
-    agent = start_agent(gpus=2)  # type: ignore[operator]
+def test_a_launcher_that_goes_takes_what_it_never_started(start_agent: Callable[..., AgentProcess]) -> None:
+    agent = start_agent(gpus=2)
     with agent.client() as launcher:
-        first = register(launcher, "a", request=0.7, memory_bytes=6 * GIB)
+        register(launcher, "a", request=0.7)
         second = register(launcher, "b", request=0.7)
-        assert first["gpus"][0]["uuid"] != second["gpus"][0]["uuid"]  # the emptier GPU
-        with pytest.raises(InputError, match=r"30% left to promise; c asks for 40%"):
-            register(launcher, "c", request=0.4)
-        with pytest.raises(InputError, match=r"2\.00 GiB of memory left"):
-            register(launcher, "d", memory_bytes=3 * GIB, gpus=["0"])
-        with pytest.raises(InputError, match="whole does not fit"):
-            register(launcher, "e", mechanism="whole")
-        with pytest.raises(InputError, match="has no GPU '7'"):
-            register(launcher, "f", gpus=["7"])
-        with pytest.raises(InputError, match="named a is running"):
-            register(launcher, "a")
-        with pytest.raises(InputError, match="not a tenant name"):
-            register(launcher, "x" * 64)
-        nonsense = [("request", float("nan")), ("request", -1), ("limit", 0), ("limit", float("inf")), ("weight", -1)]
-        nonsense += [("memory_bytes", 2**70), ("memory_bytes", -1), ("gpu_count", 99), ("request", "much")]
-        for key, value in nonsense:
-            with pytest.raises(InputError):
-                register(launcher, "n", **{key: value})
+        for name, words in (("a", "named a is running"), ("x" * 64, "not a tenant name")):
+            with pytest.raises(InputError, match=words):
+                register(launcher, name)
         assert len(agent.call("list")["tenants"]) == 2
         gpu = FakeShim(agent.folder, second["token"])
         gpu.send(MessageType.GPU_ATTACH, {"uuid": bytes([1]) * 16})
         assert gpu.wait(MessageType.GPU_REPLY)["status"] == Status.DENIED  # b was placed on the other GPU
         gpu.close()
-    wait_for(lambda: not agent.call("list")["tenants"], 2.0, "what was never started goes")
+    wait_for(lambda: not agent.call("list")["tenants"], 2.0)
 
 
 BAD = [
