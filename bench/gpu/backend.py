@@ -80,7 +80,7 @@ def resnet50(report: Keep) -> dict[str, Any]:
     """TorchScript: ms of a batch of each size, eager and by its graph."""
     found: dict[str, Any] = {"load_s": {}, "ms": {}}
     without = spec(parameters={"no_graphs": {"string_value": "true"}})
-    eager, captured = (TorchModel(x, Share(1.0, "mps")) for x in (without, spec()))
+    eager, captured = (TorchModel(x, Share(1.0, on_gpu=True)) for x in (without, spec()))
     found["load_s"] = {"eager": eager.info.load_s, "graphs": captured.info.load_s}
     found["memory_gib"] = captured.info.memory_bytes / 2**30
     for count in (1, 2, 4, 5, 8, 16, 32):
@@ -103,7 +103,7 @@ def exported(_report: Keep) -> dict[str, Any]:
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(net, (torch.zeros(2, 64),), dynamic_shapes=({0: batch},))
     torch.export.save(program, str(path / "model.pt2"))
-    model = TorchModel(ModelSpec("e", "e", "torch", str(path), "1", 16), Share(1.0, "mps"))
+    model = TorchModel(ModelSpec("e", "e", "torch", str(path), "1", 16), Share(1.0, on_gpu=True))
     x = np.random.default_rng(1).standard_normal((5, 64), np.float32)
     difference = float(np.abs(model.run([x], 5)[0] - net(torch.from_numpy(x)).detach().numpy()).max())
     return {"difference": difference, "ms": timed_small(model, x), "memory_bytes": model.info.memory_bytes}
@@ -120,16 +120,16 @@ def timed_small(model: TorchModel, x: np.ndarray) -> float:
 
 def ladder(report: Keep) -> dict[str, Any]:
     """One process on rungs of several sizes: SMs, ms of a batch of 32, and what a switch between two batches takes."""
-    model = TorchModel(spec(), Share(1.0, "green"))
-    if model._ladder is None:
+    model = TorchModel(spec(), Share(1.0, on_gpu=True, resizes=True))
+    if model._contexts is None:
         return {"skipped": "green contexts need a GPU"}
-    whole: dict[str, Any] = {"sms": model._ladder.sms, "piece": model._ladder._group}
+    whole: dict[str, Any] = {"sms": model._contexts.sms, "piece": model._contexts._group}
 
     def rung(fraction: float) -> dict[str, Any]:
         began = time.perf_counter()
         model.resize(fraction)
         first_s = time.perf_counter() - began
-        return {"sms": model._rung, "first_step_s": first_s, "ms": timed(model, 32), "ms_1": timed(model, 1)}
+        return {"sms": model._sms, "first_step_s": first_s, "ms": timed(model, 32), "ms_1": timed(model, 1)}
 
     def switches(_report: Keep) -> dict[str, Any]:
         took = []

@@ -11,16 +11,17 @@ from types import TracebackType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
-from cotenant.devices.clock import WHY, CardClock, card_clock
+from cotenant.devices.cards import WHY, Card
+from cotenant.devices.nvidia import Nvidia
 
 EVERY_S = 0.05  # each look is a call of the driver
 
-_cards: dict[str, CardClock | None] = {}
+_cards: dict[str, Card | None] = {}
 
 
-def _card(uuid: str) -> CardClock | None:
+def _card(uuid: str) -> Card | None:
     if uuid not in _cards:
-        _cards[uuid] = card_clock(uuid)
+        _cards[uuid] = Nvidia().card(uuid)
     return _cards[uuid]
 
 

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 from cotenant.bench.colocation_rig import Rig
 from cotenant.bench.kernel_profile import measure as profile_kernels
 from cotenant.bench.networks import resnet50
+from cotenant.devices.nvidia import DRIVER
 
 Found = dict[str, Any]
 L2_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"
@@ -108,13 +109,13 @@ def kernels(found: dict[str, Any]) -> None:
 
 def green_helper() -> dict[str, Any]:
     import torch
-    from sm_sets import check_ladders
+    from sm_sets import check_contexts
 
     torch.zeros(1, device="cuda")
     return {
-        "quarters": check_ladders([0.0, 0.25, 0.5, 0.75], [0.25] * 4),
-        "one and the rest": check_ladders([0.0, 0.25], [0.25, 0.75]),
-        "the same twice": check_ladders([0.0, 0.0], [0.5, 0.5]),
+        "quarters": check_contexts([0.0, 0.25, 0.5, 0.75], [0.25] * 4),
+        "one and the rest": check_contexts([0.0, 0.25], [0.25, 0.75]),
+        "the same twice": check_contexts([0.0, 0.0], [0.5, 0.5]),
     }
 
 
@@ -154,7 +155,7 @@ def l2_helper() -> dict[str, Any]:
         p.data = piece
         at += p.numel()
     images = torch.randn(4, 3, 224, 224, device="cuda", dtype=torch.half).to(memory_format=torch.channels_last)
-    cuda = ctypes.CDLL("libcuda.so.1")
+    cuda = ctypes.CDLL(DRIVER)
     size, most = ctypes.c_int(), ctypes.c_int()
     cuda.cuDeviceGetAttribute(ctypes.byref(size), 108, 0)  # CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE
     cuda.cuDeviceGetAttribute(ctypes.byref(most), 109, 0)  # CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE
@@ -203,7 +204,7 @@ def pages_helper() -> dict[str, Any]:
     import torch
 
     torch.zeros(1, device="cuda")
-    cuda = ctypes.CDLL("libcuda.so.1")
+    cuda = ctypes.CDLL(DRIVER)
     supported = ctypes.c_int(-1)
     cuda.cuDeviceGetAttribute(ctypes.byref(supported), 113, 0)  # CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
     fd = os.memfd_create("page")

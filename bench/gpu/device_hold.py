@@ -11,13 +11,13 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cotenant.bench import be_loads
+from cotenant.devices.nvidia import DRIVER
 
 EQUAL, DEVICE_MAP = 1, 2
 P = ctypes.c_void_p
@@ -48,7 +48,7 @@ def torch_call() -> Callable[..., None]:
     import torch
 
     torch.zeros(1, device="cuda")
-    cuda = ctypes.CDLL("libcuda.so.1")
+    cuda = ctypes.CDLL(DRIVER)
 
     def call(name: str, *arguments: Any) -> None:
         code = getattr(cuda, name)(*arguments)
@@ -92,7 +92,7 @@ def main() -> None:
     else:
         from cotenant.bench.driver import Driver
 
-        cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+        cuda = Driver()
         hold = Hold(cuda.call, path)
         first, second = cuda.event(timing=True), cuda.event()
         events = {"timing event": lambda: cuda.record(first), "event": lambda: cuda.record(second)}

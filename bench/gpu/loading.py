@@ -26,9 +26,9 @@ sys.path.insert(0, str(HERE.parent / "shim"))
 
 from fake_agent import COMMIT, WARNING, FakeAgent  # noqa: E402
 from fencing import parts  # noqa: E402
-from runs import DRIVER, SOFT, Run  # noqa: E402
+from runs import DEVICE, DRIVER, SOFT, Run  # noqa: E402
 
-from cotenant.shim.build import build, find_driver  # noqa: E402
+from cotenant.shim.build import build  # noqa: E402
 from cotenant.shim.elf import defined_symbols  # noqa: E402
 
 PROGRAMS = HERE / "programs.py"
@@ -122,7 +122,6 @@ def products_rate(folder: Path, tenants: int, turn_ms: int | None, seconds: floa
 
 def main() -> None:
     out = Path(sys.argv[1])
-    assert DRIVER is not None, "no CUDA driver here"
     steps: dict[str, Any] = {"driver": str(DRIVER)}
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     steps["card"] = "software GPU" if SOFT else subprocess.run(query, capture_output=True, text=True).stdout.strip()
@@ -155,7 +154,7 @@ def main() -> None:
         return
     names = defined_symbols(DRIVER, dynamic=True)
     (out.parent / "driver_exports.txt").write_text("\n".join(sorted(names)))
-    nvml = find_driver("libnvidia-ml.so.1")
+    nvml = DEVICE.tenant_nvml()
     if nvml:
         (out.parent / "nvml_exports.txt").write_text("\n".join(sorted(defined_symbols(nvml, dynamic=True))))
 

@@ -90,10 +90,8 @@ def run_tenant(
     command = [sys.executable, str(HERE / "pcie.py"), "--program", *arguments]
     with Bench(GPU, settings) as bench:
         environment = dict(bench.environment)
-        if native and bench.soft:
-            from cotenant.softgpu.build import build
-
-            environment["COTENANT_BENCH_LIBRARY"] = str(build())
+        if native:
+            environment["COTENANT_BENCH_LIBRARY"] = str(bench.device.driver())
         client = ControlClient(bench.folder)
         bench.clients.append(client)
         if beside:

@@ -9,7 +9,6 @@ wait, and an event after each instead of a word; `two_streams` are paced, on two
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -106,7 +105,7 @@ class Curve:
 
 def measure(sizes: Sequence[int] = SIZES, total: int = TOTAL, repeats: int = 3) -> dict[str, Any]:
     """The curve of this process's GPU: GB/s by chunk, direction and kind (best of `repeats`)."""
-    cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+    cuda = Driver()
     curve = Curve(cuda, total)
     rows = []
     for direction in FUNCTIONS:

@@ -13,7 +13,7 @@ SIZE = int(os.environ.get("COTENANT_CHECK_BYTES", (40 << 20) + 12345))  # not a 
 
 
 def driver() -> Driver:
-    return Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+    return Driver()
 
 
 class Memory:

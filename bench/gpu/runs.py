@@ -14,7 +14,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "src"))
 
-from cotenant.shim.build import find_driver, tenant_environment  # noqa: E402
+from cotenant.devices.registry import device_named  # noqa: E402
+from cotenant.shim.build import tenant_environment  # noqa: E402
 
 
 def is_soft() -> bool:
@@ -26,17 +27,9 @@ def is_soft() -> bool:
     return True
 
 
-def driver() -> Path | None:
-    """The driver library that tenants are given."""
-    if not SOFT:
-        return find_driver()
-    from cotenant.softgpu.build import build
-
-    return build()
-
-
 SOFT = is_soft()
-DRIVER = driver()
+DEVICE = device_named("soft" if SOFT else "all")
+DRIVER = DEVICE.driver()
 
 
 class Run:
@@ -44,10 +37,9 @@ class Run:
 
     def __init__(self, command: list[str], socket: Path | None, **extra: str) -> None:
         environment = dict(os.environ, **extra)
-        assert DRIVER is not None
         if socket is not None:
-            environment |= tenant_environment(socket, "token", DRIVER)
-        elif SOFT:
+            environment |= tenant_environment(socket, "token", DRIVER, nvml=DEVICE.tenant_nvml())
+        else:
             environment["COTENANT_BENCH_LIBRARY"] = str(DRIVER)
         self.began = time.monotonic()
         self.process = subprocess.Popen(

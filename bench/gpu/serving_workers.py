@@ -17,7 +17,7 @@ from typing import Any
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms.mps import Mps
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 
 HERE = Path(__file__).resolve().parent
 

@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Sequence
 
 from cotenant.core.errors import WorkError
-from cotenant.serving.backends.green import Ladder
+from cotenant.devices.green import GreenContexts
+from cotenant.devices.nvidia import DRIVER
 
 MOST_SMS = 1024
 BLOCKS, TURNS = 4096, 3
@@ -41,8 +42,8 @@ again:
 class SmSets:
     """Needs a current CUDA context (torch's primary one, or any)."""
 
-    def __init__(self, library: str = "libcuda.so.1") -> None:
-        self._cuda = ctypes.CDLL(library)
+    def __init__(self) -> None:
+        self._cuda = ctypes.CDLL(DRIVER)
         self._module, self._kernel, self._seen = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
         self._call("cuModuleLoadData", ctypes.byref(self._module), PTX_IMAGE)
         self._call("cuModuleGetFunction", ctypes.byref(self._kernel), self._module, b"where")
@@ -79,17 +80,15 @@ def overlaps(sets: Sequence[frozenset[int]]) -> list[tuple[int, int, int]]:
     return found
 
 
-def check_ladders(
-    starts: Sequence[float], fractions: Sequence[float], library: str = "libcuda.so.1"
-) -> dict[str, object]:
-    """Groups of ladders that begin at `starts` and take `fractions` of the SMs: sizes, and who shares SMs with whom."""
-    sets_of = SmSets(library)
-    ladders = [Ladder(0, start, library) for start in starts]
-    rungs = [ladder.rung(fraction) for ladder, fraction in zip(ladders, fractions, strict=True)]
-    sets = [sets_of.of_stream(rung.stream) for rung in rungs]
+def check_contexts(starts: Sequence[float], fractions: Sequence[float]) -> dict[str, object]:
+    """Green contexts that begin at `starts` and take `fractions` of the SMs: sizes, and which share SMs with which."""
+    sets_of = SmSets()
+    pools = [GreenContexts(0, start) for start in starts]
+    contexts = [pool.of(fraction) for pool, fraction in zip(pools, fractions, strict=True)]
+    sets = [sets_of.of_stream(context.stream) for context in contexts]
     return {
-        "sms": ladders[0].sms,
-        "asked": [rung.sms for rung in rungs],
+        "sms": pools[0].sms,
+        "asked": [context.sms for context in contexts],
         "got": [len(found) for found in sets],
         "overlaps": overlaps(sets),
     }

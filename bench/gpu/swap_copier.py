@@ -291,7 +291,7 @@ class Way:
 
 def worker(size: int, span: int, fd: int) -> None:
     """Serve orders: `make KIND`, `run {a case with "ways" and "start_ns"}`."""
-    cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+    cuda = Driver()
     link = socket.socket(fileno=fd)
     link.settimeout(PARTNER_S)
     devices = [Device(cuda, size)]

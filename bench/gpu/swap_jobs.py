@@ -47,7 +47,7 @@ class Soft:
     def __init__(self, size: int) -> None:
         from cotenant.bench.driver import Driver
 
-        self.cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+        self.cuda = Driver()
         self.each = min(size, 2 << 20)
         self.blocks = [ctypes.c_uint64() for _ in range(max(1, size // self.each))]
         for number, block in enumerate(self.blocks):

@@ -6,7 +6,6 @@ Prints one JSON object {"launch_us", "done_us"}: host time of each launch, and u
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ def program(backend: str) -> tuple[Callable[[], object], Callable[[], object]]:
         return lambda: x.add_(1.0), torch.cuda.synchronize
     from cotenant.bench.driver import Driver
 
-    cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+    cuda = Driver()
     return lambda: cuda.launch(5_000), cuda.synchronise
 
 

@@ -1,11 +1,18 @@
 /* A small stand-in for NVML over the software GPU's shared state: enough to ask which cards there are and what is used
  * on them. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "softgpu.h"
 
-enum { NVML_SUCCESS = 0, NVML_ERROR_UNINITIALIZED = 1, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_UNKNOWN = 999 };
+enum {
+    NVML_SUCCESS = 0,
+    NVML_ERROR_UNINITIALIZED = 1,
+    NVML_ERROR_INVALID_ARGUMENT = 2,
+    NVML_ERROR_NOT_FOUND = 6,
+    NVML_ERROR_UNKNOWN = 999
+};
 
 static bool ready;
 
@@ -69,6 +76,38 @@ EXPORT int nvmlDeviceGetUUID(void *device, char *text, unsigned length)
     for (int i = 0; i < 16 && used < length; i++)
         used += (size_t)snprintf(text + used, length - used, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
                                  uuid[i]);
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **device)
+{
+    char text[96];
+    unsigned count;
+    int result = nvmlDeviceGetCount_v2(&count);
+    for (unsigned i = 0; result == NVML_SUCCESS && i < count; i++) {
+        nvmlDeviceGetHandleByIndex_v2(i, device);
+        nvmlDeviceGetUUID(*device, text, sizeof text);
+        if (strcmp(text, uuid) == 0)
+            return NVML_SUCCESS;
+    }
+    return result == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : result;
+}
+
+enum { HIGHEST_MHZ = 2000 };
+
+EXPORT int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *mhz)
+{
+    (void)device, (void)kind;
+    *mhz = HIGHEST_MHZ;
+    return NVML_SUCCESS;
+}
+
+/* COTENANT_SOFTGPU_CLOCK: percent of the highest; kernels take as long as ever. */
+EXPORT int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz)
+{
+    (void)device, (void)kind;
+    const char *text = getenv("COTENANT_SOFTGPU_CLOCK");
+    *mhz = HIGHEST_MHZ / 100 * (text ? (unsigned)atoi(text) : 100);
     return NVML_SUCCESS;
 }
 

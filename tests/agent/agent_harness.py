@@ -19,10 +19,10 @@ import asyncio, json, sys
 from pathlib import Path
 from cotenant.agent.__main__ import serve
 from cotenant.agent.daemon import AgentOptions
-from cotenant.devices.gpus import Gpu, uuid_text
+from cotenant.devices.base import Gpu, uuid_text
 import cotenant.agent.__main__ as main
 folder, source, trace, count = sys.argv[1:5]
-gpus = tuple(Gpu(uuid_text(bytes([i + 1]) * 16), "Test GPU", 8 << 30, i, soft=True) for i in range(int(count)))
+gpus = tuple(Gpu(uuid_text(bytes([i + 1]) * 16), "Test GPU", 8 << 30, i, kind="soft") for i in range(int(count)))
 options = AgentOptions(Path(folder), source or None, Path(trace) if trace else None, gpus=gpus)
 sys.argv = sys.argv[:1]
 from cotenant.core.errors import InputError, WorkError

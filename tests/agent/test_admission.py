@@ -14,7 +14,7 @@ from cotenant.agent.memory.parked import Parked, ParkedTable
 from cotenant.agent.tenants.registry import Registry, spec_from_dict
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 
 GIB = 1 << 30
 
@@ -23,7 +23,7 @@ class Node:
     """Two GPUs of 8 GiB."""
 
     def __init__(self, folder: Path) -> None:
-        gpus = [Gpu(f"GPU-{index}", "Test GPU", 8 * GIB, index, soft=True) for index in range(2)]
+        gpus = [Gpu(f"GPU-{index}", "Test GPU", 8 * GIB, index, kind="soft") for index in range(2)]
         self.parked = ParkedTable()
         self.registry = Registry(gpus, mechanisms.make(folder, Use.TENANT), parked=self.parked)
 

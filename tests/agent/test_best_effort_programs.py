@@ -22,7 +22,7 @@ HEAD = f"""
 import ctypes, json, os, sys, threading, time
 sys.path.insert(0, {str(SOURCE)!r})
 from cotenant.bench.driver import Driver
-cuda = Driver("libcuda.so.1")
+cuda = Driver()
 lib = ctypes.CDLL("libcuda.so.1")
 """
 

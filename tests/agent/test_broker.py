@@ -20,10 +20,10 @@ from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.processes import Peer
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.agent.turns.broker import Broker
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 from cotenant.policy.shares import QuotaSettings
 
-GPU = Gpu("GPU-00000000-0000-0000-0000-000000000001", "Test GPU", 8 << 30, 0, soft=True)
+GPU = Gpu("GPU-00000000-0000-0000-0000-000000000001", "Test GPU", 8 << 30, 0, kind="soft")
 GRANT = MessageType.TOKEN_GRANT
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ class Helper(Checkpointer):
     """A Checkpointer whose process runs the given program."""
 
     def __init__(self, program: str) -> None:
-        super().__init__(soft=True)
+        super().__init__(lambda: Path(sys.executable))
         self.program = program
 
     async def _start(self) -> asyncio.subprocess.Process:

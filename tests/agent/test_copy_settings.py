@@ -17,7 +17,7 @@ from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.tenants.registry import spec_from_dict, spec_to_dict
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 from cotenant.policy.copies import CopySettings
 
 MIB = 1 << 20

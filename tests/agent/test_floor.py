@@ -25,7 +25,7 @@ from cotenant.agent.gate import page as floor_page
 from cotenant.agent.gate.client import join_floor
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.core.errors import InputError
-from cotenant.devices.gpus import uuid_bytes
+from cotenant.devices.base import uuid_bytes
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 

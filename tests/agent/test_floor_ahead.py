@@ -21,7 +21,7 @@ from cotenant.agent.gate import page as floor_page
 from cotenant.agent.gate.client import Floor, _Mapping, join_floor
 from cotenant.bench.colocation_rig import Program, Rig
 from cotenant.bench.harness import with_source
-from cotenant.devices.gpus import uuid_bytes
+from cotenant.devices.base import uuid_bytes
 
 MS = 1_000_000
 HOLDER = """
@@ -41,7 +41,7 @@ from cotenant.bench.driver import Driver
 cuda, libc = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(None)
 libc.__cxa_atexit.argtypes = [ctypes.c_void_p] * 3
 libc.__cxa_atexit(ctypes.cast(cuda.cuCtxSynchronize, ctypes.c_void_p), None, None)
-driver = Driver("libcuda.so.1")
+driver = Driver()
 print("ready", driver.name, flush=True)
 for count in (300, 100):
     for _ in range(count):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,13 @@ from cotenant.agent.gate.floor import CLOCK_S, Floors
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.bench.colocation_rig import Rig
 from cotenant.core.errors import InputError
-from cotenant.devices.clock import CardClock, card_clock
+from cotenant.devices.nvidia import Nvidia
 from cotenant.policy.colocation import ColocationSettings, next_duty, settings_for
-from cotenant.shim.build import compiler
 
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 
 
-class Card(CardClock):
+class Card:
     """An H200 beside products: 0.856 of its clock at full duty, 0.45 points more for each that is left idle, late."""
 
     def __init__(self, duty: Callable[[], float], power: float = 1.0) -> None:
@@ -43,11 +41,8 @@ class Card(CardClock):
         return self.now
 
 
-class Low(CardClock):
+class Low:
     """A card whose clock stays low, whatever is done."""
-
-    def __init__(self) -> None:
-        pass
 
     def part(self) -> float:
         return 0.5
@@ -196,16 +191,7 @@ def test_settings_are_read_and_refused() -> None:
 
 
 def test_a_gpu_that_is_none_has_no_clock() -> None:
-    assert card_clock("GPU-none") is None
-
-
-NVML = """
-#include <string.h>
-int nvmlInit_v2(void) { return 0; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { *device = (void *)uuid; return 0; }
-int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *mhz) { *mhz = 2000; return 0; }
-int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz) { *mhz = 1000; return 0; }
-"""
+    assert Nvidia().card("GPU-none") is None
 
 
 def standing(rig: Rig) -> dict[str, Any]:
@@ -214,15 +200,10 @@ def standing(rig: Rig) -> dict[str, Any]:
 
 
 def test_an_agent_holds_best_effort_work_where_its_card_says_that_the_clock_is_low(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A card whose clock stays at half of its highest: BE comes down to its least duty, and up without."""
-    (tmp_path / "nvml.c").write_text(NVML)
-    subprocess.run(
-        [compiler(), "-shared", "-fPIC", "-o", str(tmp_path / "libnvidia-ml.so.1"), str(tmp_path / "nvml.c")],
-        check=True,
-    )
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("COTENANT_SOFTGPU_CLOCK", "50")
     with Rig("soft", together=False) as rig:
         floor = join_floor(rig.bench.folder, rig.uuid)
         be = rig.be().wait_ready()

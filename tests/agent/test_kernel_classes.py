@@ -142,7 +142,7 @@ PROGRAM = f"""
 import json, sys, time
 sys.path.insert(0, {str(SOURCE)!r})
 from cotenant.bench.driver import Driver
-cuda = Driver("libcuda.so.1")
+cuda = Driver()
 cuda.launch(20_000, work="compute")
 cuda.synchronise()
 stream = cuda.stream()
@@ -261,7 +261,7 @@ TEMPLATES = f"""
 import ctypes, sys, time
 sys.path.insert(0, {str(SOURCE)!r})
 from cotenant.bench.driver import Driver
-cuda = Driver("libcuda.so.1")
+cuda = Driver()
 module, function = ctypes.c_void_p(), ctypes.c_void_p()
 image = b"cotenant-soft-module\\n{TEMPLATE} 20000 132 memory\\n\\0"
 cuda.call("cuModuleLoadData", ctypes.byref(module), image)

@@ -19,7 +19,7 @@ PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(SOURCE)!r})
 from cotenant.bench.driver import Driver
-cuda = Driver("libcuda.so.1")
+cuda = Driver()
 for _ in range(30):
     cuda.launch(50_000, work="memory")
     cuda.launch(20_000, work="compute")

@@ -18,10 +18,10 @@ from cotenant.agent.mechanisms.mps import Mps
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError, WorkError
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 
 REAL = Gpu("GPU-11111111-2222-3333-4444-555555555555", "H100", 80 << 30, 0)
-SOFT = Gpu("GPU-00000000-2222-3333-4444-555555555555", "soft", 8 << 30, 0, soft=True)
+SOFT = Gpu("GPU-00000000-2222-3333-4444-555555555555", "soft", 8 << 30, 0, kind="soft")
 
 FAKE = """#!/bin/sh
 d="$CUDA_MPS_PIPE_DIRECTORY"

@@ -29,7 +29,7 @@ from cotenant.agent.processes import key_of
 from cotenant.agent.tenants.host_memory import host_memory
 from cotenant.agent.tenants.launcher import Launch, register
 from cotenant.core.errors import InputError, WorkError
-from cotenant.devices.gpus import uuid_bytes
+from cotenant.devices.base import uuid_bytes
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 

@@ -22,7 +22,7 @@ from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import PausedTurn
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 
@@ -129,7 +129,7 @@ class Turns:
 def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
     """A turn pays for its own move of 30 ms, not for the second in which somebody else moved before."""
     took_s = 0.03
-    gpu = Gpu("g", "GPU", 1024 * MIB, 0, soft=True)
+    gpu = Gpu("g", "GPU", 1024 * MIB, 0, kind="soft")
     tenants = {
         name: Tenant(TenantSpec(name, oversubscribe="park"), (gpu,), "", 0, Enforcement()) for name in ("a", "b")
     }

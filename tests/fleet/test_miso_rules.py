@@ -109,7 +109,7 @@ def test_jobs_spread_over_gpus_before_they_share_one() -> None:
 
 
 def test_a_gang_waits_for_idle_gpus_and_nobody_passes_it() -> None:
-    gpus = tuple(NodeGpu(f"g{i}", "A100-40GB", 40 << 30, "real") for i in range(2))
+    gpus = tuple(NodeGpu(f"g{i}", "A100-40GB", 40 << 30, "nvidia") for i in range(2))
     world = World()
     world.nodes = (NodeSpec("node-0", 8.0, 64 << 30, gpus),)
     world.submit("a")

@@ -103,7 +103,7 @@ def test_a_pinned_job_is_not_preempted_whatever_its_key() -> None:
 
 def test_slices_are_instances_that_exist() -> None:
     instances = (MigInstance("MIG-a", "2g.20gb"), MigInstance("MIG-b", "3g.40gb"), MigInstance("MIG-c", "2g.20gb"))
-    node = NodeSpec("mig", 14.0, 10**11, (NodeGpu("GPU-m", "H100-80GB", 80 * GIB, "real", instances),))
+    node = NodeSpec("mig", 14.0, 10**11, (NodeGpu("GPU-m", "H100-80GB", 80 * GIB, "nvidia", instances),))
     jobs = tuple(job(i, 0.285, slice=s) for i, s in enumerate(("2g", "2g.20gb", "2g", "3g.40gb")))
     plan = planner().plan(View(0.0, (node,), jobs))
     got = {name: (s.instance, s.slice) for name, a in plan.assign.items() for p in a.places for s in p.gpus}
@@ -137,7 +137,7 @@ def test_what_can_never_run_is_refused(more: dict[str, Any], field: str | None) 
 
 
 def test_a_gpu_that_the_catalog_does_not_know_is_as_good_as_itself() -> None:
-    node = NodeSpec("n", 4.0, 10**10, (NodeGpu("GPU-x", "NVIDIA Z9000", 10 * GIB, "real"),))
+    node = NodeSpec("n", 4.0, 10**10, (NodeGpu("GPU-x", "NVIDIA Z9000", 10 * GIB, "nvidia"),))
     assert cluster_of([node]).gpu_models == ("NVIDIA Z9000",)
     assert list(planner().plan(View(0.0, (node,), (job(0),))).assign) == ["j0"]
 
@@ -177,5 +177,5 @@ def test_choosing_and_giving_back() -> None:
 def test_plain_data_and_back() -> None:
     assignment = Assignment((Place("n", (GpuShare("g", 0.3, "mig", "2g", "MIG-1"),), 1.5, 7),), 2, 1.25)
     assert assignment_from_dict(assignment.to_dict()) == assignment
-    node = NodeSpec("n", 2.0, 9, (NodeGpu("g", "m", 1, "real", (MigInstance("u", "1g"),)),), (0, 1), "/run/a")
+    node = NodeSpec("n", 2.0, 9, (NodeGpu("g", "m", 1, "nvidia", (MigInstance("u", "1g"),)),), (0, 1), "/run/a")
     assert node_from_dict(node.to_dict()) == node

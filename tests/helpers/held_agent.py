@@ -17,11 +17,11 @@ import asyncio, json, sys
 from pathlib import Path
 from cotenant.agent.__main__ import serve
 from cotenant.agent.daemon import AgentOptions
-from cotenant.devices.gpus import Gpu, uuid_text
+from cotenant.devices.base import Gpu, uuid_text
 from cotenant.agent.tenants.places import place_in
 
 folder, count, memory = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-gpus = tuple(Gpu(uuid_text(bytes([i + 1]) * 16), "Test GPU", memory << 30, i, soft=True) for i in range(count))
+gpus = tuple(Gpu(uuid_text(bytes([i + 1]) * 16), "Test GPU", memory << 30, i, kind="soft") for i in range(count))
 
 def locate(pid):
     try:

@@ -35,7 +35,7 @@ class World:
     def __init__(self, nodes: int = 1, **options: Any) -> None:
         self.predictor = Predicts()
         self.planner = MisoPlanner(model=self.predictor, measure_s=4.0, **options)  # type: ignore[arg-type]
-        gpu = [NodeGpu(f"gpu-{i}", "A100-40GB", 40 << 30, "real") for i in range(nodes)]
+        gpu = [NodeGpu(f"gpu-{i}", "A100-40GB", 40 << 30, "nvidia") for i in range(nodes)]
         self.nodes = tuple(NodeSpec(f"node-{i}", 8.0, 64 << 30, (gpu[i],)) for i in range(nodes))
         self.jobs: dict[str, Job] = {}
         self.now_s = 0.0

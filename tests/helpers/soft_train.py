@@ -33,7 +33,7 @@ def shuffled(epoch: int) -> list[int]:
 def main() -> None:
     kernel_ns, steps, curve = int(sys.argv[1]) * 1000, int(sys.argv[2]), sys.argv[3]
     random.seed(11)
-    cuda, weight = Driver("libcuda.so.1"), Weight()
+    cuda, weight = Driver(), Weight()
     done = cuda.event()
     loop = cotenant.loop(shuffled, checkpoint={"weight": weight}, epochs=10**6, steps=steps, seed=4)
     with open(curve, "a") as out:

@@ -119,8 +119,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Answers:
     return library
 
 
-def rows(*uuids: str, soft: bool = False) -> list[dict[str, Any]]:
-    return [{"uuid": uuid, "soft": soft} for uuid in uuids]
+def rows(*uuids: str, kind: str = "nvidia") -> list[dict[str, Any]]:
+    return [{"uuid": uuid, "kind": kind} for uuid in uuids]
 
 
 def test_faults_as_nvml_tells_them(nvml: Answers) -> None:
@@ -131,7 +131,7 @@ def test_faults_as_nvml_tells_them(nvml: Answers) -> None:
         "the other one is well"
     )
     assert nvml_faults(rows("GPU-gone")) == {"GPU-gone": "opening GPU-gone was not found by the driver"}
-    assert nvml_faults(rows("GPU-gone", soft=True)) == {}, "the software GPU is not NVML's"
+    assert nvml_faults(rows("GPU-gone", kind="soft")) == {}, "the software GPU is not NVML's"
 
 
 def test_slices_as_nvml_lists_them(nvml: Answers) -> None:

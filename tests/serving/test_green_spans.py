@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.serving.backends.green import span
+from cotenant.devices.green import span
 
 
 def test_quarters_of_fifteen_pieces() -> None:

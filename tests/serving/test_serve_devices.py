@@ -6,26 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvml_standin import Card, StandIn
 from serve_setup import deployment, plan
 
-from cotenant.agent.mechanisms import mig
-from cotenant.agent.mechanisms.mig import mig_instances
 from cotenant.bench.onnx_model import perceptron
 from cotenant.core.errors import WorkError
-from cotenant.devices.gpus import Gpu
+from cotenant.devices import mig, nvml
+from cotenant.devices.base import Gpu
+from cotenant.devices.registry import device_of
 from cotenant.serving.server import running
 from cotenant.serving.worker import WorkerSpec
 from cotenant.serving.workers.devices import Devices
 from cotenant.serving.workers.local import LocalWorkers
 
 GPUS = (Gpu("GPU-aaaa", "X", 1, 0), Gpu("GPU-bbbb", "X", 1, 1))
-LIST = """GPU 0: X (UUID: GPU-aaaa)
-  MIG 1g.10gb     Device  0: (UUID: MIG-one)
-  MIG 1g.10gb     Device  1: (UUID: MIG-two)
-  MIG 3g.40gb     Device  2: (UUID: MIG-three)
-GPU 1: X (UUID: GPU-bbbb)
-  MIG 1g.10gb     Device  0: (UUID: MIG-other)
-"""
 
 
 def spec(name: str, gpu: int = 0, partition: str = "1g", fraction: float = 0.4, mechanism: str = "mig") -> WorkerSpec:
@@ -33,19 +27,25 @@ def spec(name: str, gpu: int = 0, partition: str = "1g", fraction: float = 0.4, 
 
 
 def test_mig_instances_are_given_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Done:
-        stdout = LIST
-
-    monkeypatch.setattr(mig.subprocess, "run", lambda *a, **k: Done())
-    assert mig_instances(GPUS[0]) == [("1g.10gb", "MIG-one"), ("1g.10gb", "MIG-two"), ("3g.40gb", "MIG-three")]
+    first, second = Card(uuid="GPU-aaaa"), Card(uuid="GPU-bbbb")
+    library = StandIn(first, second)
+    original = nvml.Nvml
+    monkeypatch.setattr(nvml, "Nvml", lambda: original(library))
+    with nvml.Nvml() as session:
+        mig.apply(session, "GPU-aaaa", "3,1,1")
+        mig.apply(session, "GPU-bbbb", "1")
+    found = {gpu.uuid: device_of(gpu).mig_instances(gpu.uuid) for gpu in GPUS}
+    assert sorted(profile for profile, _ in found["GPU-aaaa"]) == ["1g.5gb", "1g.5gb", "3g.20gb"]
+    small = [uuid for profile, uuid in found["GPU-aaaa"] if profile == "1g.5gb"]
+    ((_, other),) = found["GPU-bbbb"]
     made = Devices("mig", 2, lambda: GPUS)
     given = [made.environment(spec(name))["CUDA_VISIBLE_DEVICES"] for name in "ab"]
-    assert given == ["MIG-one", "MIG-two"]
+    assert given == small
     with pytest.raises(WorkError, match="GPU 0 has no free MIG instance 1g"):
         made.environment(spec("c"))
-    assert made.environment(spec("d", 1))["CUDA_VISIBLE_DEVICES"] == "MIG-other"
+    assert made.environment(spec("d", 1))["CUDA_VISIBLE_DEVICES"] == other
     made.released(spec("a"))
-    assert made.environment(spec("e"))["CUDA_VISIBLE_DEVICES"] == "MIG-one"
+    assert made.environment(spec("e"))["CUDA_VISIBLE_DEVICES"] == small[0]
     made.close()
 
 

@@ -55,7 +55,8 @@ from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
 from cotenant.agent.turns.trace import TurnTrace
 from cotenant.core.errors import WorkError
-from cotenant.devices.gpus import Gpu, discover, within
+from cotenant.devices.base import Gpu
+from cotenant.devices.registry import device_of, discover, within
 
 WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
@@ -250,6 +251,7 @@ class Agent:
             registry.by_connection,
             self.log,
             self.owners.in_container,
+            lambda uuid: device_of(registry.gpus[uuid]).card(uuid),
         )
         self.reconfigure = Reconfigure(
             self.load_config,

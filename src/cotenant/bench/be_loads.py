@@ -190,7 +190,7 @@ def main(arguments: list[str]) -> int:
     else:
         from cotenant.bench.driver import Driver
 
-        cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+        cuda = Driver()
         name = cuda.name
     print(f"ready {name}", flush=True)
     load: Load | None = None

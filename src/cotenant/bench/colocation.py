@@ -234,10 +234,10 @@ class _Cast:
     be: dict[tuple[str, bool], Program]  # by scheme, and whether its kernels are known to fill the GPU
 
 
-def known_work(soft: bool, fills: bool) -> dict[str, Any]:
+def known_work(simulated: bool, fills: bool) -> dict[str, Any]:
     """What a BE program says of its kernels to orion without a profile: on the software GPU what the simulator is told,
     else how many SMs those of mmN, addN and copyN fill."""
-    if not soft:
+    if not simulated:
         return {"work_sms": FILLS_SMS if fills else 0}
     sms = FILLS_SMS if fills else read_table().sm_count
     classes = {"timed_compute": WorkClass.COMPUTE, "timed_memory": WorkClass.MEMORY}
@@ -261,7 +261,8 @@ def _cast(rig: Rig, plan: Plan, schemes: Sequence[Scheme]) -> _Cast:
             if key not in be_by_kind:
                 rig.scheme(scheme.name)  # it says with which priority best-effort programs start
                 name = f"be-{scheme.name}{'-wide' if asks and fills else ''}"
-                known = {"kernels": plan.be_kernels} if plan.be_kernels else known_work(rig.bench.soft, fills)
+                simulated = rig.bench.device.simulated
+                known = {"kernels": plan.be_kernels} if plan.be_kernels else known_work(simulated, fills)
                 told: dict[str, Any] = known if asks else {}
                 be_by_kind[key] = rig.be(name, sms=scheme.be_sms, below=scheme.be_below, **told)
             be[(scheme.name, fills)] = be_by_kind[key]

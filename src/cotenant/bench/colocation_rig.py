@@ -20,6 +20,7 @@ from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
 from cotenant.agent.tenants.launcher import Launch, program_environment, register
+from cotenant.bench.driver import LIBRARY_VARIABLE
 from cotenant.bench.harness import Bench, with_source
 from cotenant.bench.overhead import core_of_its_own
 from cotenant.bench.workload import LAUNCH_CORE
@@ -153,10 +154,8 @@ class Rig:
         environment = self.bench.environment | answer["environment"]
         if shim:
             environment = self.with_shim(answer)
-        elif self.bench.soft:
-            environment |= _soft_library()
-        if self.together and not self.bench.soft:
-            environment["CUDA_VISIBLE_DEVICES"] = "0"  # the MPS server shows one device
+        else:
+            environment |= {LIBRARY_VARIABLE: str(self.bench.device.driver())}
         program = Program(spec.name, arguments, environment | self.core)
         self._programs.append(program)
         client.call("started", name=spec.name, pid=program.process.pid)
@@ -166,7 +165,7 @@ class Rig:
         """Environment of a tenant's program, from the agent's answer to `register`."""
         before = os.environ.get("COTENANT_SOFTGPU_STATE")
         try:
-            if self.bench.soft:
+            if self.bench.device.simulated:
                 os.environ["COTENANT_SOFTGPU_STATE"] = self.bench.environment["COTENANT_SOFTGPU_STATE"]
             return program_environment(answer)
         finally:
@@ -182,7 +181,8 @@ class Rig:
 
     def plain(self, name: str, arguments: list[str]) -> Program:
         """Any module as a program that the agent knows nothing of, and no client of MPS."""
-        more = _soft_library() if self.bench.soft else {"CUDA_VISIBLE_DEVICES": self.uuid}
+        device = self.bench.device
+        more = device.environment([self.uuid]) | {LIBRARY_VARIABLE: str(device.driver())}
         program = Program(name, arguments, self.bench.environment | more | self.core)
         self._programs.append(program)
         return program
@@ -233,9 +233,3 @@ class Rig:
     def tenants(self) -> dict[str, dict[str, Any]]:
         """What the agent knows of its tenants, by name."""
         return {row["name"]: row for row in self.bench.tenants()}
-
-
-def _soft_library() -> dict[str, str]:
-    from cotenant.softgpu.build import build
-
-    return {"COTENANT_BENCH_LIBRARY": str(build())}

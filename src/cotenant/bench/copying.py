@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
     direction, memory, mode, size = arguments[0], arguments[1], arguments[2], int(arguments[3])
     period_ms = float(arguments[4]) if len(arguments) > 4 else 0.0
     try:
-        cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+        cuda = Driver()
         copier = Copier(cuda, direction, memory, size)
         step = copier.whole if mode == "sync" else copier.queue
         for _ in range(4):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 from cotenant.core.errors import WorkError
+from cotenant.devices.nvidia import DRIVER
 
 SOFT_IMAGE = b"""cotenant-soft-module
 timed param
@@ -33,16 +35,23 @@ again:
 }
 \0"""
 
+LIBRARY_VARIABLE = "COTENANT_BENCH_LIBRARY"
+
 _P = ctypes.c_void_p
 _U = ctypes.c_uint
+
+
+def driver_library() -> str:
+    """What a program on the bare driver loads: what its starter names, else the machine's (in a tenant, the shim)."""
+    return os.environ.get(LIBRARY_VARIABLE, DRIVER)
 
 
 class Driver:
     """One context on device 0 and one kernel that takes a given time. WorkError when a call fails."""
 
-    def __init__(self, library: str = "libcuda.so.1") -> None:
+    def __init__(self) -> None:
         try:
-            self._cuda = ctypes.CDLL(library)
+            self._cuda = ctypes.CDLL(driver_library())
         except OSError as error:
             raise WorkError(f"no CUDA driver: {error}") from None
         self.call("cuInit", 0)

@@ -20,8 +20,10 @@ from typing import Any
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import Launch, program_environment, register
+from cotenant.bench.driver import LIBRARY_VARIABLE
 from cotenant.bench.workload import LAUNCH_CORE
 from cotenant.core.errors import InputError, WorkError
+from cotenant.devices.registry import device_named
 
 START_WITHIN_S = 90.0
 PR_SET_PDEATHSIG = 1
@@ -98,11 +100,11 @@ class Bench:
         self, gpus: str, settings: Mapping[str, Any], *, kernel_ns: int = 1_600_000, trace: Path | None = None
     ) -> None:
         self.gpus = gpus
-        self.soft = gpus == "soft"
+        self.device = device_named(gpus)
         self.settings = dict(settings)
         self.kernel_ns = kernel_ns
         self.trace = trace
-        self.backend = "driver" if self.soft or importlib.util.find_spec("torch") is None else "torch"
+        self.backend = "driver" if self.device.simulated or importlib.util.find_spec("torch") is None else "torch"
         self._workloads: list[Workload] = []
         self.clients: list[ControlClient] = []
         self.agent: subprocess.Popen[bytes] | None = None
@@ -111,7 +113,7 @@ class Bench:
         self.folder = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
         # a software GPU of its own: nobody else's work on it
         self.environment = dict(os.environ)
-        if self.soft:
+        if self.device.simulated:
             self.environment["COTENANT_SOFTGPU_STATE"] = str(self.folder / "softgpu")
             self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # it names real ones
         config = self.folder / "agent.json"
@@ -194,11 +196,7 @@ class Bench:
 
     def native(self, kind: str, *, core: int | None = None, program: Sequence[str] | None = None) -> Workload:
         """A workload without the shim; `core`: where its launching thread runs; `program`: another module's."""
-        environment = dict(self.environment)
-        if self.soft:
-            from cotenant.softgpu.build import build
-
-            environment["COTENANT_BENCH_LIBRARY"] = str(build())
+        environment = self.environment | {LIBRARY_VARIABLE: str(self.device.driver())}
         return self._start(kind, environment, core, program)
 
     def tenant(
@@ -209,12 +207,12 @@ class Bench:
         self.clients.append(client)
         answer = register(client, Launch(self.folder, spec, [kind]))
         before = dict(os.environ)
-        if self.soft:
+        if self.device.simulated:
             os.environ["COTENANT_SOFTGPU_STATE"] = self.environment["COTENANT_SOFTGPU_STATE"]
         try:
             environment = program_environment(answer)
         finally:
-            if self.soft:  # a caller's own software GPU is not this one
+            if self.device.simulated:  # a caller's own software GPU is not this one
                 del os.environ["COTENANT_SOFTGPU_STATE"]
                 os.environ.update(before)
         workload = self._start(kind, environment, core, program)

@@ -172,7 +172,7 @@ def measure(
             narrow, _ = run_once(rig, command, NARROW, timeout_s, 2, given)
             progress(f"on {WIDE:.0%} beside memory traffic on the rest")
             hog = rig.be_native("mover", sms=NARROW).wait_ready()
-            hog.ask(f"load {SOFT_HOG if gpus == 'soft' else HOG}", 60)
+            hog.ask(f"load {SOFT_HOG if rig.bench.device.simulated else HOG}", 60)
             hog.tell(f"run {timeout_s + 60}")
             beside, _ = run_once(rig, command, WIDE, timeout_s, 3, given)
             hog.process.kill()

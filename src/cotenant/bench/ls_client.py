@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import random
 import sys
 import time
@@ -147,7 +146,7 @@ def driver_service(batch: int) -> Service:
     """The same on the bare driver API."""
     from cotenant.bench.driver import Driver
 
-    cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+    cuda = Driver()
     stream = cuda.stream()
     whole = cuda.graph(SOFT_KERNELS_NS, stream, work="service")
     first = cuda.graph(SOFT_KERNELS_NS[:1], stream, work="service")

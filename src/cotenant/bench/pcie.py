@@ -18,6 +18,7 @@ from cotenant.agent.mechanisms.base import Use
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.shares import COUNT, between
 from cotenant.core.errors import InputError
+from cotenant.devices.registry import device_named
 
 WARM_S = 0.3
 LS_BYTES = 1 << 20
@@ -62,21 +63,23 @@ def slow_soft_link(bench_gpus: str, mbps: int) -> Any:
     import os
 
     before = os.environ.get("COTENANT_SOFTGPU_LINK_MBPS")
-    if bench_gpus == "soft" and before is None:
+    simulated = device_named(bench_gpus).simulated
+    if simulated and before is None:
         os.environ["COTENANT_SOFTGPU_LINK_MBPS"] = str(mbps)
     try:
         yield
     finally:
-        if bench_gpus == "soft" and before is None:
+        if simulated and before is None:
             del os.environ["COTENANT_SOFTGPU_LINK_MBPS"]
 
 
 def settings_for(gpus: str, chunk_bytes: int | None, period_bytes: int | None, paced: str) -> dict[str, Any]:
     """Agent settings of one measurement. Long turns: the link is measured, not the GPU's time."""
     copies: dict[str, Any] = {"paced": paced}
-    if chunk_bytes or gpus == "soft":
+    simulated = device_named(gpus).simulated
+    if chunk_bytes or simulated:
         copies["chunk"] = chunk_bytes or SOFT_CHUNK
-    if period_bytes or gpus == "soft":
+    if period_bytes or simulated:
         copies["period"] = period_bytes or 4 * (chunk_bytes or SOFT_CHUNK)
     return {"copies": copies, "quota": 0.25, "min_quota": 0.1, "max_quota": 1.0}
 
@@ -119,9 +122,10 @@ def measure(
     before and after in the same run; `ls_copy_wait_chunks` is the 99th percentile of an LS copy's latency beside a
     saturating best-effort tenant, less its median alone, in times that one chunk needs on the link.
     """
-    if gpus == "soft" and memory == "pageable":
+    simulated = device_named(gpus).simulated
+    if simulated and memory == "pageable":
         size, chunk_bytes = size or SOFT_PAGEABLE_COPY, chunk_bytes or SOFT_PAGEABLE_CHUNK
-    size = size or (SOFT_COPY if gpus == "soft" else COPY)
+    size = size or (SOFT_COPY if simulated else COPY)
     # everybody at once: a tenant under `time` copies only in its turns, which is another question
     mechanism = mechanism or mechanisms.choose(Use.TENANT, concurrent=True)
     program = ["cotenant.bench.copying", direction, memory, mode, str(size)]
@@ -181,7 +185,7 @@ def measure_ls(
     bench: Bench, direction: str, size: int, link: float, chunk_bytes: int, seconds: float, mechanism: str
 ) -> dict[str, Any]:
     """A latency-sensitive tenant's synchronous copies of 1 MiB, alone and beside a best-effort tenant, alternating."""
-    period_ms = SOFT_LS_PERIOD_MS if bench.soft else LS_PERIOD_MS
+    period_ms = SOFT_LS_PERIOD_MS if bench.device.simulated else LS_PERIOD_MS
     ls_program = ["cotenant.bench.copying", direction, "pinned", "sync", str(LS_BYTES), str(period_ms)]
     be_program = ["cotenant.bench.copying", direction, "pinned", "async", str(size)]
     ls_spec = check_spec(TenantSpec("ls", latency_sensitive=True, copy_weight=1.0, mechanism=mechanism))

@@ -13,6 +13,7 @@ from cotenant.agent.tenants.host_memory import available_bytes
 from cotenant.bench.harness import Bench, Workload
 from cotenant.bench.overhead import median
 from cotenant.core.errors import InputError, WorkError
+from cotenant.devices.registry import device_named
 
 CONTEXT_BYTES = 2 << 30  # of cap beside the contents: contexts, modules, work space
 SOFT_CONTEXT_BYTES = 32 << 20
@@ -42,7 +43,7 @@ def measure(
     """
     if size < 2 << 20 or moves < 1:
         raise InputError("move at least 2 MiB, at least once", field="--size" if moves >= 1 else "--moves")
-    cap = size + (SOFT_CONTEXT_BYTES if gpus == "soft" else CONTEXT_BYTES)
+    cap = size + (SOFT_CONTEXT_BYTES if device_named(gpus).simulated else CONTEXT_BYTES)
     if 2 * cap > (available_bytes() or 2 * cap):
         raise InputError(
             f"two tenants of {size / 2**30:.1f} GiB need {2 * cap / 2**30:.1f} GiB of host memory, and"

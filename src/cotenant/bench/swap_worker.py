@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import os
 import random
 import statistics
 import sys
@@ -97,7 +96,7 @@ class DriverMemory:
     def __init__(self, size: int) -> None:
         from cotenant.bench.driver import Driver
 
-        self.cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+        self.cuda = Driver()
         self.name = self.cuda.name
         self.blocks: list[tuple[ctypes.c_void_p, int]] = []
         self.sums: list[bytes] = []

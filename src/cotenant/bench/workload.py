@@ -119,7 +119,7 @@ def driver_workload(kind: str, kernel_ns: int) -> tuple[str, Any, Any]:
     """A workload on the bare driver API. Returns the GPU's name, step and finish."""
     from cotenant.bench.driver import Driver
 
-    cuda = Driver(os.environ.get("COTENANT_BENCH_LIBRARY", "libcuda.so.1"))
+    cuda = Driver()
     if kind == "busy":
         events = [cuda.event() for _ in range(DEPTH)]
 

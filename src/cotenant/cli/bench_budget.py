@@ -37,10 +37,9 @@ def budget(
     if not 0.1 <= block_s <= 600:
         raise InputError("a block lasts 0.1 s to 10 min", field="--block")
     bytes_moved(be)
-    if gpus != "soft":
-        from cotenant.devices.gpus import discover
+    from cotenant.devices.registry import discover
 
-        discover([gpus])  # so that a wrong one is said before anything starts
+    discover([gpus])  # so that a wrong one is said before anything starts
     wanted = Budget(
         parse_ls(ls),
         be,

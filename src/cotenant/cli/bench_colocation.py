@@ -159,10 +159,9 @@ def _real(ls: str, be: str, schemes: str, gpus: str, shape: _Shape) -> tuple[dic
     if not 0.1 <= block_s <= 600:
         raise InputError("a block lasts 0.1 s to 10 min", field="--block")
     load = parse_ls(ls)
-    if gpus != "soft":
-        from cotenant.devices.gpus import discover
+    from cotenant.devices.registry import discover
 
-        discover([gpus])  # so that a wrong one is said before anything starts
+    discover([gpus])  # so that a wrong one is said before anything starts
     if shape.requests:
         shape.rounds = math.ceil(shape.requests / (load.rate_rps * block_s))
     plan = Plan(

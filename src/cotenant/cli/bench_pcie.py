@@ -74,12 +74,14 @@ def _seconds(seconds: float) -> float:
 def _size(text: Text, gpus: str) -> int | None:
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_bytes
+    from cotenant.devices.registry import device_named
 
     if text is None:
         return None
     size = parse_bytes(text, "--size")
+    simulated = device_named(gpus).simulated
     # small ones pass without a turn; the software GPU's link moves 150 MB/s here
-    most, words = (64 << 20, "64 MiB on the software GPU") if gpus == "soft" else (8 << 30, "8 GiB")
+    most, words = (64 << 20, "64 MiB on the software GPU") if simulated else (8 << 30, "8 GiB")
     if not 128 << 10 <= size <= most:
         raise InputError(f"measure with copies of 128 KiB to {words}", field="--size")
     return size

@@ -160,7 +160,9 @@ def _partition_planner(name: str, options: FleetOptions) -> Planner:
     from cotenant.agent.mechanisms import registry as mechanisms
     from cotenant.agent.mechanisms.base import Use
     from cotenant.agent.mechanisms.mig import Mig
+    from cotenant.devices.registry import device
     from cotenant.fleet.controller.miso import MisoPlanner
+    from cotenant.fleet.nodes import PRETEND
     from cotenant.fleet.session import node_specs
 
     if name != "miso":
@@ -168,7 +170,7 @@ def _partition_planner(name: str, options: FleetOptions) -> Planner:
     gpus = [gpu for node in node_specs(options) for gpu in node.gpus]
     if any(gpu.instances for gpu in gpus):  # MIG is on
         return MisoPlanner(mechanism=Mig.name)
-    together = {gpu.kind for gpu in gpus} == {"real"}
+    together = all(gpu.kind != PRETEND and device(gpu.kind).mps for gpu in gpus)
     return MisoPlanner(mechanism=mechanisms.choose(Use.JOB, concurrent=together))
 
 
@@ -188,7 +190,7 @@ def _executor(given: dict[str, Any]) -> str:
 
 def _here() -> tuple[str, int | None]:
     """This machine's GPUs, or one pretend node where it has none."""
-    from cotenant.devices.gpus import discover
+    from cotenant.devices.registry import discover
 
     try:
         discover(["all"])

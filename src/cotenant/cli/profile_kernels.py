@@ -33,10 +33,9 @@ def kernels(
         raise InputError("give the program some time", field="--timeout")
     if out:
         check_writable(out)
-    if gpus not in ("soft", "all"):
-        from cotenant.devices.gpus import discover
+    from cotenant.devices.registry import discover
 
-        discover([gpus])  # so that a wrong one is said before anything starts
+    discover([gpus])  # so that a wrong one is said before anything starts
 
     def progress(text: str) -> None:
         print(f"cotenant profile: {text}", file=sys.stderr, flush=True)

@@ -109,11 +109,9 @@ def _run_of(
 
 
 def _gpu_name() -> str:
-    import os
+    from cotenant.serving.workers.devices import visible_gpus
 
-    from cotenant.devices.gpus import discover
-
-    return discover([os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]])[0].name
+    return visible_gpus()[0].name
 
 
 def _earlier(path: Path) -> dict[str, Any] | None:

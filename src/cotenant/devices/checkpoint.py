@@ -13,9 +13,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cotenant.core.errors import WorkError
 from cotenant.core.lines import encode, serve_pipe
 
 STATES = {0: "running", 1: "locked", 2: "checkpointed", 3: "failed"}
@@ -125,8 +127,9 @@ class CheckpointError(Exception):
 class Checkpointer:
     """The agent's end: starts the process when it is needed, one order at a time, and a new one when it hangs."""
 
-    def __init__(self, soft: bool) -> None:
-        self._soft = soft
+    def __init__(self, library: Callable[[], Path]) -> None:
+        """`library`: finds the driver, when it is first needed."""
+        self._library = library
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
 
@@ -135,19 +138,11 @@ class Checkpointer:
         """Of the process that calls the driver, while there is one."""
         return self._process.pid if self._process is not None else None
 
-    def _library(self) -> str:
-        if self._soft:
-            from cotenant.softgpu.build import build
-
-            return str(build())
-        from cotenant.shim.build import find_driver
-
-        found: Path | None = find_driver()
-        if found is None:
-            raise CheckpointError("no NVIDIA driver library (libcuda.so.1) was found")
-        return str(found)
-
     async def _start(self) -> asyncio.subprocess.Process:
+        try:
+            library = self._library()
+        except WorkError as error:
+            raise CheckpointError(str(error)) from None
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
         environment = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")}
@@ -155,7 +150,7 @@ class Checkpointer:
             sys.executable,
             "-m",
             "cotenant.devices.checkpoint",
-            self._library(),
+            str(library),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment | {"PYTHONPATH": path},

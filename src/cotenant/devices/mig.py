@@ -12,7 +12,7 @@ from typing import Any
 
 from cotenant.core.errors import WorkError
 from cotenant.core.mig import Geometry, Layout, Placement, parse_layout
-from cotenant.devices.nvml import Device, GpuInstance, Nvml, NvmlCallError
+from cotenant.devices.nvml import GpuInstance, Nvml, NvmlCallError, NvmlGpu
 
 Say = Callable[[str], None]
 
@@ -52,7 +52,7 @@ def difference(layout: Layout, existing: list[GpuInstance]) -> Change:
     return Change(keep, destroy, fill, create)
 
 
-def _open(nvml: Nvml, gpu: str) -> tuple[Device, Geometry]:
+def _open(nvml: Nvml, gpu: str) -> tuple[NvmlGpu, Geometry]:
     device = nvml.find(gpu)
     on, pending = nvml.mode(device)
     if not on:
@@ -61,7 +61,7 @@ def _open(nvml: Nvml, gpu: str) -> tuple[Device, Geometry]:
     return device, nvml.geometry(device)
 
 
-def _refuse_if_used(nvml: Nvml, device: Device, change: Change, *, beside_running: bool) -> None:
+def _refuse_if_used(nvml: Nvml, device: NvmlGpu, change: Change, *, beside_running: bool) -> None:
     running = nvml.processes(device)
     if beside_running:
         doomed = {g.id for g in change.destroy} | {g.id for g in change.fill}
@@ -142,7 +142,7 @@ def set_mode(nvml: Nvml, gpu: str, on: bool, *, dry_run: bool = False) -> dict[s
     return result
 
 
-def describe(nvml: Nvml, device: Device, geo: Geometry) -> list[dict[str, Any]]:
+def describe(nvml: Nvml, device: NvmlGpu, geo: Geometry) -> list[dict[str, Any]]:
     """The instances of a GPU as rows: profile, start, ids and the UUID to put into CUDA_VISIBLE_DEVICES."""
     return [
         {
@@ -167,7 +167,7 @@ def export(nvml: Nvml, gpu: str | None = None) -> dict[str, Any]:
     return {"gpus": rows}
 
 
-def _mode_or_none(nvml: Nvml, device: Device) -> bool | None:
+def _mode_or_none(nvml: Nvml, device: NvmlGpu) -> bool | None:
     """MIG mode, None for a GPU without MIG."""
     try:
         return nvml.mode(device)[0]

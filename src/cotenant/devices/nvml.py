@@ -50,7 +50,7 @@ class GpuInstance:
 
 
 @dataclass
-class Device:
+class NvmlGpu:
     """A GPU of this machine; `handle` belongs to NVML."""
 
     index: int
@@ -90,14 +90,14 @@ class Nvml:
 
     # ---- devices
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[NvmlGpu]:
         count = self.call("counting GPUs", "nvmlDeviceGetCount")
         result = []
         for index in range(count):
             handle = self.call(f"opening GPU {index}", "nvmlDeviceGetHandleByIndex", index)
             uuid = _text(self.call(f"naming GPU {index}", "nvmlDeviceGetUUID", handle))
             name = _text(self.call(f"naming GPU {index}", "nvmlDeviceGetName", handle))
-            result.append(Device(index, uuid, name, handle))
+            result.append(NvmlGpu(index, uuid, name, handle))
         return result
 
     def fault(self, uuid: str) -> str:
@@ -109,7 +109,7 @@ class Nvml:
             return str(error)
         return ""
 
-    def find(self, gpu: str) -> Device:
+    def find(self, gpu: str) -> NvmlGpu:
         """A GPU by its UUID, a beginning of it, or its index; InputError lists what there is."""
         devices = self.devices()
         wanted = gpu.strip()
@@ -123,12 +123,12 @@ class Nvml:
 
     # ---- mode
 
-    def mode(self, device: Device) -> tuple[bool, bool]:
+    def mode(self, device: NvmlGpu) -> tuple[bool, bool]:
         """Whether MIG is on now, and whether it will be after the next reset."""
         now, pending = self.call(f"reading the MIG mode of GPU {device.index}", "nvmlDeviceGetMigMode", device.handle)
         return bool(now), bool(pending)
 
-    def set_mode(self, device: Device, on: bool) -> bool:
+    def set_mode(self, device: NvmlGpu, on: bool) -> bool:
         """Ask for MIG on or off; False when it waits for a GPU reset."""
         doing = f"switching MIG {'on' if on else 'off'} on GPU {device.index}"
         status = self.call(doing, "nvmlDeviceSetMigMode", device.handle, int(on))
@@ -136,7 +136,7 @@ class Nvml:
 
     # ---- geometry and instances
 
-    def geometry(self, device: Device) -> Geometry:
+    def geometry(self, device: NvmlGpu) -> Geometry:
         """What this GPU offers, asked from the driver itself."""
         profiles: dict[str, SliceProfile] = {}
         for kind, (index, _) in PROFILES.items():
@@ -158,7 +158,7 @@ class Nvml:
         whole = next(iter(profiles.values()))
         return Geometry(device.name, whole.compute, whole.memory_slots, profiles, "NVML")
 
-    def _profile(self, device: Device, index: int) -> Any | None:
+    def _profile(self, device: NvmlGpu, index: int) -> Any | None:
         doing = f"reading the MIG profiles of GPU {device.index}"
         return self._newest(doing, "nvmlDeviceGetGpuInstanceProfileInfo", device.handle, index)
 
@@ -175,7 +175,7 @@ class Nvml:
                     raise
         return None
 
-    def possible_placements(self, device: Device, profile_id: int) -> list[tuple[int, int]]:
+    def possible_placements(self, device: NvmlGpu, profile_id: int) -> list[tuple[int, int]]:
         """(start, size) in memory slots at which a profile may be placed."""
         array = (self.lib.c_nvmlGpuInstancePlacement_t * 16)()
         count = ctypes.c_uint(16)
@@ -185,7 +185,7 @@ class Nvml:
         )
         return [(int(array[i].start), int(array[i].size)) for i in range(count.value)]
 
-    def instances(self, device: Device, geo: Geometry) -> list[GpuInstance]:
+    def instances(self, device: NvmlGpu, geo: Geometry) -> list[GpuInstance]:
         """The GPU instances that exist, by start."""
         uuids = self._uuids(device)
         found = []
@@ -203,7 +203,7 @@ class Nvml:
                 found.append(GpuInstance(int(info.id), place, compute, uuids.get(int(info.id)), profile.name))
         return sorted(found, key=lambda g: g.placement)
 
-    def _instance(self, device: Device, instance_id: int) -> Any:
+    def _instance(self, device: NvmlGpu, instance_id: int) -> Any:
         return self.call("opening a GPU instance", "nvmlDeviceGetGpuInstanceById", device.handle, instance_id)
 
     def _compute(self, instance: Any) -> list[tuple[int, Any]]:
@@ -227,7 +227,7 @@ class Nvml:
                 found.append((int(info.id), array[i]))
         return sorted(found, key=lambda pair: pair[0])
 
-    def _uuids(self, device: Device) -> dict[int, str]:
+    def _uuids(self, device: NvmlGpu) -> dict[int, str]:
         """GPU instance id -> UUID of its MIG device."""
         most = int(self.call("counting MIG devices", "nvmlDeviceGetMaxMigDeviceCount", device.handle))
         result: dict[int, str] = {}
@@ -242,7 +242,7 @@ class Nvml:
             result.setdefault(instance, _text(self.call("reading a MIG device", "nvmlDeviceGetUUID", handle)))
         return result
 
-    def create(self, device: Device, profile: SliceProfile, start: int) -> int:
+    def create(self, device: NvmlGpu, profile: SliceProfile, start: int) -> int:
         """Create a GPU instance at a place; its id. It is of no use before `fill`."""
         place = self.lib.c_nvmlGpuInstancePlacement_t(start, profile.memory_slots)
         handle = self.call(
@@ -251,7 +251,7 @@ class Nvml:
         )
         return int(self.call("reading the new GPU instance", "nvmlGpuInstanceGetInfo", handle).id)
 
-    def fill(self, device: Device, instance_id: int, kind: str) -> None:
+    def fill(self, device: NvmlGpu, instance_id: int, kind: str) -> None:
         """Create the compute instance that takes all of a GPU instance."""
         handle = self._instance(device, instance_id)
         doing = f"creating the compute instance of GPU instance {instance_id} on GPU {device.index}"
@@ -262,7 +262,7 @@ class Nvml:
             raise WorkError(f"{doing} failed: the driver has no compute profile that fills it")
         self.call(doing, "nvmlGpuInstanceCreateComputeInstance", handle, info.id)
 
-    def destroy(self, device: Device, instance_id: int) -> None:
+    def destroy(self, device: NvmlGpu, instance_id: int) -> None:
         """Destroy a GPU instance and what is in it."""
         handle = self._instance(device, instance_id)
         doing = f"destroying GPU instance {instance_id} on GPU {device.index}"
@@ -270,7 +270,7 @@ class Nvml:
             self.call(doing, "nvmlComputeInstanceDestroy", compute)
         self.call(doing, "nvmlGpuInstanceDestroy", handle)
 
-    def processes(self, device: Device) -> dict[int, int | None]:
+    def processes(self, device: NvmlGpu) -> dict[int, int | None]:
         """Process id -> GPU instance it runs on (None: the whole GPU)."""
         doing = f"listing processes on GPU {device.index}"
         found = list(self.call(doing, "nvmlDeviceGetComputeRunningProcesses", device.handle))

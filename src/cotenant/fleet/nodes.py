@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+PRETEND = "pretend"  # no device: a number that jobs are told
+
 
 @dataclass(frozen=True)
 class MigInstance:
@@ -17,12 +19,12 @@ class MigInstance:
 
 @dataclass(frozen=True)
 class NodeGpu:
-    """One GPU. `kind`: pretend (a number that jobs are told, nothing behind it), soft or real."""
+    """One GPU. `kind`: that of the device, or PRETEND."""
 
     uuid: str
     model: str
     memory_bytes: int
-    kind: str = "pretend"
+    kind: str = PRETEND
     instances: tuple[MigInstance, ...] = ()
 
 

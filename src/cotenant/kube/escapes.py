@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from cotenant.agent.tenants.places import Place, place_of
-from cotenant.core.errors import WorkError
+from cotenant.devices.nvidia import Nvidia
+from cotenant.devices.registry import device
 
 GpuProcesses = Mapping[str, Iterable[int]]  # GPU's UUID -> process numbers on the host
 
@@ -41,12 +42,5 @@ class EscapeWatch:
 
 
 def nvml_processes(uuids: Iterable[str]) -> GpuProcesses:
-    """Who uses these GPUs, as NVML says; nobody without NVML."""
-    wanted = set(uuids)
-    try:
-        from cotenant.devices.nvml import Nvml
-
-        with Nvml() as nvml:
-            return {device.uuid: list(nvml.processes(device)) for device in nvml.devices() if device.uuid in wanted}
-    except (ImportError, WorkError):
-        return {}
+    """The processes on these cards."""
+    return device(Nvidia.name).processes(uuids)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cotenant.core.errors import InputError, WorkError
+from cotenant.devices.registry import device
 from cotenant.kube import names
 from cotenant.kube.units import MigSlice, NodeGpu, devices
 
@@ -96,21 +97,11 @@ def check_whole(whole: Iterable[str], gpus: Iterable[NodeGpu]) -> None:
 
 
 def nvml_faults(rows: Iterable[Mapping[str, Any]]) -> Faults:
-    """Real GPUs of the agent that NVML finds lost or in need of a reset. Without NVML none: nobody can be asked."""
-    wanted = [str(row["uuid"]) for row in rows if not row["soft"]]
-    if not wanted:
-        return {}
-    try:
-        from cotenant.devices.nvml import Nvml
-
-        nvml = Nvml()
-    except ImportError:
-        return {}
-    try:
-        with nvml:
-            return {uuid: fault for uuid in wanted if (fault := nvml.fault(uuid))}
-    except WorkError as error:
-        return dict.fromkeys(wanted, str(error))
+    """GPUs of the agent that their device finds lost or in need of a reset."""
+    uuids: dict[str, list[str]] = {}
+    for row in rows:
+        uuids.setdefault(row["kind"], []).append(str(row["uuid"]))
+    return {uuid: why for kind, mine in uuids.items() for uuid, why in device(kind).faults(mine).items()}
 
 
 def mig_slices() -> list[MigSlice]:

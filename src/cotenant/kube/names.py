@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
+from cotenant.devices import nvidia
+
 DOMAIN = "cotenant.dev"
 
 REQUEST = f"{DOMAIN}/request"
@@ -43,8 +45,8 @@ CURRENT = "current"  # symbolic link to the newest build of the shim
 SHIM_FILE = "libcotenant-shim.so"
 NVML_FILE = "libcotenant-nvml.so"
 LIBRARY_PLACES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib64", "/usr/lib")
-DRIVER_FILE = "libcuda.so.1"
-NVML_REAL_FILE = "libnvidia-ml.so.1"
+DRIVER_FILE = nvidia.DRIVER
+NVML_REAL_FILE = nvidia.NVML
 
 # in the cluster
 NAMESPACE = "cotenant-system"

@@ -11,6 +11,7 @@ from typing import Any
 
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.core.errors import InputError, WorkError
+from cotenant.devices.registry import device
 from cotenant.kube import names
 from cotenant.kube.api import KubeApi
 from cotenant.kube.binder import LIST_EVERY_S, Binder
@@ -126,7 +127,7 @@ class NodePlugin:
             self.desk.inventory.all_sick(str(error))
             raise
         due = time.monotonic() - self._health_s >= HEALTH_EVERY_S
-        real = [row["uuid"] for row in status["gpus"] if not row["soft"]]
+        monitored = any(device(row["kind"]).monitored for row in status["gpus"])
         if due:
             self._health_s = time.monotonic()
             self._faults = dict(self.settings.faults(status["gpus"]))
@@ -135,7 +136,7 @@ class NodePlugin:
         gpus = [g for g in gpus_of(status, self.settings.whole, self._faults) if g.uuid not in in_mig]
         check_whole(self.settings.whole, gpus_of(status, (), {}))
         self.desk.inventory.set(gpus, self._slices)
-        if due and real:
+        if due and monitored:
             running = self.settings.processes([gpu.uuid for gpu in gpus])
             found = self._escapes.look(running, self._agent.call("list")["tenants"])
             self.desk.metrics.escaped = len(found)

@@ -2,7 +2,6 @@
 
 build()                 -> path of libcotenant-shim.so
 build_nvml()            -> path of libcotenant-nvml.so
-find_driver()           -> the machine's real libcuda, by its versioned name
 tenant_environment(...) -> what the launcher adds to a tenant's environment
 """
 
@@ -29,14 +28,6 @@ NATIVE = Path(__file__).resolve().parents[3] / "native"
 SOURCES = NATIVE / "shim"
 ABI_HEADERS = tuple(sorted((NATIVE / "abi").glob("*.h")))
 C_FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-fno-semantic-interposition", "-Wall", "-Wextra")
-DRIVER_PLACES = (
-    "/usr/local/nvidia/lib64",
-    "/usr/local/nvidia/lib",
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/lib/wsl/lib",
-)
 PASSED_ON = (
     "COTENANT_SOFTGPU_STATE",
     "COTENANT_SOFTGPU_COUNT",
@@ -180,40 +171,15 @@ def _is_entry_point(name: str) -> bool:
     return name.startswith("cu") and name[2:3].isupper()
 
 
-def find_driver(name: str = "libcuda.so.1") -> Path | None:
-    """The real driver library, resolved to its versioned file; None where there is none."""
-    candidates = [Path(place) / name for place in DRIVER_PLACES]
-    candidates += [Path(place) / name for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
-    if (found := _loader_cache_path(name)) is not None:
-        candidates.insert(0, found)
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate.resolve()
-    return None
-
-
-def _loader_cache_path(name: str) -> Path | None:
-    try:
-        listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
-    except OSError:
-        return None
-    for line in listed.splitlines():
-        if line.strip().startswith(name + " ") and "x86-64" in line and "=>" in line:
-            return Path(line.split("=>")[1].strip())
-    return None
-
-
 def tenant_environment(
     socket: Path | str, token: str, driver: Path | str, *, nvml: Path | None = None, cache: Path | None = None
 ) -> dict[str, str]:
     """What the launcher adds to the environment of a tenant: where things are, never what is allowed.
 
-    `driver` is the real libcuda (find_driver()) or the software GPU's; `nvml` the real libnvidia-ml, found if not given
-    where the driver is a real one. An LD_PRELOAD that is already set is kept after the shims.
+    `driver` and `nvml` are those of the tenant's device; without `nvml` its programs find none. An LD_PRELOAD that is
+    already set is kept after the shims.
     """
     driver = Path(driver).resolve()
-    if nvml is None and driver.name.startswith("libcuda."):
-        nvml = find_driver("libnvidia-ml.so.1")
     preload = [str(build(driver, cache=cache))]
     environment = {"COTENANT_SOCKET": str(socket), "COTENANT_TOKEN": token, "COTENANT_DRIVER": str(driver)}
     if nvml is not None:

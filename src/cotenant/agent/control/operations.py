@@ -131,7 +131,7 @@ class Operations:
             "name": tenant.name,
             "token": tenant.token,
             "socket": str(self._socket),
-            "soft": any(gpu.soft for gpu in tenant.gpus),
+            "device": tenant.gpus[0].kind,
             "parked": tenant.name in self._parked.rows,
             "gpus": [gpu.as_dict() for gpu in tenant.gpus],
             "environment": environment,

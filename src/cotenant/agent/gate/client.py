@@ -22,7 +22,7 @@ from cotenant.abi.floor import FLOOR_BYTES, FLOOR_MAGIC, FloorLayout, FloorRole,
 from cotenant.abi.protocol import FLOOR_SOCKET, MESSAGE_BYTES
 from cotenant.agent.gate import page as floor_page
 from cotenant.core.errors import WorkError
-from cotenant.devices.gpus import uuid_bytes
+from cotenant.devices.base import uuid_bytes
 
 RETRY_S = 0.05
 PATIENCE_S = 5.0

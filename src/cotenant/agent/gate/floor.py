@@ -21,8 +21,7 @@ from cotenant.agent.gate.shares import Shares, slot_of
 from cotenant.agent.ipc.listener import Listener
 from cotenant.agent.processes import Peer, peer_of
 from cotenant.agent.tenants.tenant import Tenant
-from cotenant.devices.clock import CardClock, card_clock
-from cotenant.devices.gpus import uuid_text
+from cotenant.devices.base import Clock, uuid_text
 from cotenant.policy.colocation import APART, ColocationSettings, next_duty, scheme_named
 
 MAX_MEMBERS = 4096
@@ -60,7 +59,7 @@ class Floors:
         tenant_of: Callable[[int], Tenant | None],
         log: Callable[[str], None],
         in_container: Callable[[int], bool] = lambda pid: False,
-        clock_of: Callable[[str], CardClock | None] = card_clock,
+        clock_of: Callable[[str], Clock | None] = lambda gpu: None,
     ) -> None:
         self.path = path
         self._in_container = in_container
@@ -77,7 +76,7 @@ class Floors:
         self._mending: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._clock_of = clock_of
-        self._clocks: dict[str, CardClock | None] = {}
+        self._clocks: dict[str, Clock | None] = {}
         self._duty = dict.fromkeys(self.pages, 1.0)
         for page in self.pages.values():
             page.layout.present = 1

@@ -11,7 +11,7 @@ from cotenant.agent.memory.residents import Residents
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
-from cotenant.devices import gpus
+from cotenant.devices.base import uuid_bytes
 
 
 class Accounts:
@@ -63,7 +63,7 @@ class Accounts:
             self._ledger.rehome(session.number, home.uuid, target)
         for session, slot in tenant.slots_on(home.uuid):
             session.slots[slot] = target
-            session.page.slots[slot].uuid[:] = list(gpus.uuid_bytes(target))
+            session.page.slots[slot].uuid[:] = list(uuid_bytes(target))
         self._copies.move(tenant, home.uuid)
         for session in tenant.sessions:
             session.send(wire.pack(MessageType.PAGE_UPDATE))  # they join the floor and the link of that GPU

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from cotenant.abi.tenant_page import SlotFlag
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 
 
 class Use(enum.Enum):

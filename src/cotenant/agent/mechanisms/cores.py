@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cotenant.agent.mechanisms.base import By, Capabilities, Mechanism, Use, WorkerShare
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 
 
 class Cores(Mechanism):

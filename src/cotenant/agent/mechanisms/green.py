@@ -6,7 +6,7 @@ import dataclasses
 
 from cotenant.agent.mechanisms.base import By, Capabilities, Use, WorkerShare
 from cotenant.agent.mechanisms.mps import Mps
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 
 
 class Green(Mps):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from pathlib import Path
 
 from cotenant.agent.mechanisms.base import By, Capabilities, Mechanism, Use, WorkerShare
 from cotenant.core.errors import WorkError
-from cotenant.devices.gpus import Gpu
-
-_MIG_LINE = re.compile(r"MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)")
+from cotenant.devices.base import Gpu
+from cotenant.devices.registry import device_of
 
 
 class Mig(Mechanism):
@@ -38,7 +35,8 @@ class Mig(Mechanism):
         """See Mechanism: an instance of the partition's size that no other worker has."""
         size = share.partition.split(".")[0]
         taken = set(self._taken.values())
-        free = [uuid for kind, uuid in mig_instances(gpu) if kind.split(".")[0] == size and uuid not in taken]
+        found = [uuid for kind, uuid in device_of(gpu).mig_instances(gpu.uuid) if kind.split(".")[0] == size]
+        free = [uuid for uuid in found if uuid not in taken]
         if not free:
             what = f"GPU {gpu.index} has no free MIG instance {share.partition}"
             raise WorkError(f"{what}: make the plan's layout with cotenant mig apply")
@@ -49,19 +47,3 @@ class Mig(Mechanism):
         """See Mechanism."""
         self._taken.pop(name, None)
 
-
-def mig_instances(gpu: Gpu) -> list[tuple[str, str]]:
-    """(size, UUID) of the MIG instances of a GPU."""
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    found: list[tuple[str, str]] = []
-    mine = False
-    for line in done.stdout.splitlines():
-        if line.startswith("GPU "):
-            mine = gpu.uuid in line
-        match = _MIG_LINE.search(line)
-        if match and mine:
-            found.append((match.group(1), match.group(2)))
-    return found

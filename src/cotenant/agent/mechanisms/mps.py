@@ -13,7 +13,8 @@ from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.mechanisms.base import By, Capabilities, Enforcement, Mechanism, ShareSpec, Use
 from cotenant.agent.mechanisms.mps_watch import MpsWatch
 from cotenant.core.errors import WorkError
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
+from cotenant.devices.registry import device_of
 
 PATIENCE_S = 20
 CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # 0 normal, 1 below: a hint to the server, without preemption
@@ -57,7 +58,7 @@ class Mps(Mechanism):
 
     def prepare(self, gpus: tuple[Gpu, ...]) -> None:
         """See Mechanism: the start of a daemon takes from 10 ms to PATIENCE_S."""
-        if len(gpus) == 1 and not gpus[0].soft:
+        if len(gpus) == 1 and device_of(gpus[0]).mps:
             self._daemon_of(gpus[0])
 
     def settle(self, gpus: tuple[Gpu, ...]) -> None:
@@ -76,7 +77,7 @@ class Mps(Mechanism):
         if len(gpus) != 1:
             raise WorkError("mps gives a tenant one GPU; start one tenant per GPU")
         gpu = gpus[0]
-        if gpu.soft:  # its processes run at once by nature; there is no daemon, and no memory limit but the shim's
+        if not device_of(gpu).mps:  # processes run at once without a daemon; the memory limit is the shim's alone
             return Enforcement({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}"}, SlotFlag.UNGATED)
         daemon = self._daemon_of(gpu)
         daemon.tenants.add(spec.name)

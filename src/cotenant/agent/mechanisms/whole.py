@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.mechanisms.base import By, Capabilities, Enforcement, Mechanism, ShareSpec, Use
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 
 
 class Whole(Mechanism):

@@ -14,12 +14,10 @@ from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.swap_orders import MoveCount
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import MoveState, Session, Tenant
-from cotenant.devices import gpus
+from cotenant.devices.registry import device_of
 from cotenant.policy.residency import GpuResidency, ResidencySettings, Switch
 
-CONTEXT_RESERVE_BYTES = 640 << 20  # a context with its modules takes 610 MiB on an H100 (driver 580, PyTorch)
 CONTEXT_BYTES = 256 << 20  # of a context, where nothing is reserved for one
-CARD_OVERHEAD_BYTES = 512 << 20  # of a real card: what the driver keeps of what NVML calls its memory
 MOVED_BY_PROCESS = ("swap", "managed")
 
 
@@ -31,7 +29,7 @@ class Residents:
         settings = ResidencySettings(in_force.config.most_moving)
         self.gpus = {uuid: GpuResidency(gpu.memory_bytes, settings) for uuid, gpu in registry.gpus.items()}
         for uuid, gpu in registry.gpus.items():
-            self.gpus[uuid].overhead_bytes = 0 if gpu.soft else CARD_OVERHEAD_BYTES
+            self.gpus[uuid].overhead_bytes = device_of(gpu).overhead_bytes
         self.counts: dict[str, MoveCount] = {}
         self.switching: dict[str, Switch] = {}  # GPU -> what is being carried out
         self.last_move_ns = dict.fromkeys(self.gpus, 0)  # what the last switch there took
@@ -110,7 +108,7 @@ class Residents:
         if reserve is not None:
             return reserve
         entry = self._registry.gpus.get(gpu)
-        return 0 if entry is None or entry.soft else CONTEXT_RESERVE_BYTES
+        return 0 if entry is None else device_of(entry).context_bytes
 
     def _uncharged_bytes(self, tenant: Tenant, gpu: str) -> int:
         """What contexts take for which nothing is charged (the software GPU's, without a setting): about so much."""
@@ -120,14 +118,14 @@ class Residents:
     async def learn(self, gpu: str, not_taken: int = 0, *, refused: bool) -> None:
         """Find out how much of the card is held by nobody known here, when the sums count `not_taken` bytes that are
         not there. `refused`: because the driver had less than they say."""
-        residency, device = self.gpus[gpu], self._registry.gpus[gpu]
-        free = await asyncio.get_running_loop().run_in_executor(None, gpus.driver_free_bytes, device)
+        residency, device = self.gpus[gpu], device_of(self._registry.gpus[gpu])
+        free = await asyncio.get_running_loop().run_in_executor(None, device.free_bytes, gpu)
         self.refresh(gpu)
         wanted = not_taken or self._in_force.config.swap_piece_bytes
         if free is None:
             residency.ran_short(wanted)
             return
-        if refused and not device.soft and free >= wanted:
+        if refused and not device.free_is_usable and free >= wanted:
             residency.need_margin()  # a card keeps some of what it calls free
         residency.driver_says(free, not_taken)
 
@@ -163,7 +161,7 @@ class Residents:
         why = f"while {', '.join(stay)} still runs" if stay else "and nothing else on the GPU can be moved away"
         if not plan.short_bytes:
             return "the driver had no memory for it"
-        known = 0 if self._registry.gpus[gpu].soft else CARD_OVERHEAD_BYTES
+        known = device_of(self._registry.gpus[gpu]).overhead_bytes
         strangers = self.gpus[gpu].overhead_bytes - known
         others = f"; {strangers / 2**20:.0f} MiB of it are held by no tenant" if strangers > 64 << 20 else ""
         return f"{plan.short_bytes / 2**20:.0f} MiB are lacking, {why}{others}"

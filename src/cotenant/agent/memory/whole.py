@@ -15,14 +15,13 @@ from cotenant.agent.memory.parked import Parked
 from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError, WorkError
-from cotenant.devices import gpus
+from cotenant.devices.base import Gpu, uuid_bytes
 from cotenant.devices.checkpoint import INVALID_VALUE, MAPS, OLDEST_DRIVER, Checkpointer, CheckpointError
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.registry import device_of
 
 SLOWEST_BPS = 0.4e9  # a checkpoint or restore slower than this has stopped (measured: 1.8e9 and 4.3e9)
 FREE_WITHIN_S = 3.0
 SETTLE_WITHIN_S = 30.0
-SPARE_BYTES = 256 << 20
 
 
 def within_s(size: int) -> float:
@@ -35,7 +34,7 @@ class WholeProcesses:
 
     def __init__(self, devices: Sequence[Gpu], ledger: Ledger, log: Callable[[str], None]) -> None:
         self._devices, self._ledger, self._log = devices, ledger, log
-        self.checkpointer = Checkpointer(any(gpu.soft for gpu in devices))
+        self.checkpointer = Checkpointer(device_of(devices[0]).driver)
 
     # -- which, and whether ----------------------------------------------------------------------------------------
 
@@ -108,7 +107,7 @@ class WholeProcesses:
         for gpu in self._devices:
             if uuids and gpu.uuid not in uuids:
                 continue
-            free = await asyncio.get_running_loop().run_in_executor(None, gpus.driver_free_bytes, gpu)
+            free = await asyncio.get_running_loop().run_in_executor(None, device_of(gpu).free_bytes, gpu.uuid)
             total += free or 0
         return total
 
@@ -143,7 +142,7 @@ class WholeProcesses:
         await self._wait_for_memory(target or (parked.gpus[0] if parked.gpus else None), parked.size)
         onto: list[str] = []
         if target is not None and parked.gpus and target != parked.gpus[0]:
-            onto = [gpus.uuid_bytes(parked.gpus[0]).hex(), gpus.uuid_bytes(target).hex()]
+            onto = [uuid_bytes(parked.gpus[0]).hex(), uuid_bytes(target).hex()]
         alive = [key for key in parked.keys if processes.alive(key)]
         try:
             for key in alive:
@@ -180,10 +179,10 @@ class WholeProcesses:
     async def _wait_for_memory(self, gpu: str | None, size: int) -> None:
         """Do not restore before the driver has that much free: what has just left may take a moment."""
         deadline = time.monotonic() + FREE_WITHIN_S
-        device = next((each for each in self._devices if each.uuid == gpu), None)
-        while device is not None:
-            free = await asyncio.get_running_loop().run_in_executor(None, gpus.driver_free_bytes, device)
-            if free is None or free >= size + (0 if device.soft else SPARE_BYTES):
+        kind = next((device_of(each) for each in self._devices if each.uuid == gpu), None)
+        while kind is not None and gpu is not None:
+            free = await asyncio.get_running_loop().run_in_executor(None, kind.free_bytes, gpu)
+            if free is None or free >= size + kind.spare_bytes:
                 return
             if time.monotonic() > deadline:
                 raise WorkError(

@@ -18,7 +18,7 @@ from cotenant.agent.memory.space import SpaceMaker
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.agent.turns.broker import Broker
-from cotenant.devices.gpus import uuid_text
+from cotenant.devices.base import uuid_text
 
 
 class Requests:

@@ -16,6 +16,7 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, WorkError
+from cotenant.devices.registry import device
 
 KILL_AFTER_S = 10.0
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -37,18 +38,12 @@ class Launch:
 
 def program_environment(answer: dict[str, Any]) -> dict[str, str]:
     """Environment of a tenant's program, from the agent's answer to `register`. WorkError without a driver."""
-    from cotenant.shim.build import find_driver, tenant_environment
+    from cotenant.shim.build import tenant_environment
 
-    if answer["soft"]:
-        from cotenant.softgpu.build import build
-
-        driver: Path | None = build()
-    else:
-        driver = find_driver()
-    if driver is None:
-        raise WorkError("no NVIDIA driver library (libcuda.so.1) was found on this machine")
+    kind = device(answer["device"])
+    added = tenant_environment(answer["socket"], answer["token"], kind.driver(), nvml=kind.tenant_nvml())
     mine: dict[str, str] = answer["environment"]
-    return os.environ | mine | tenant_environment(answer["socket"], answer["token"], driver)
+    return os.environ | mine | added
 
 
 def cache_hook(mode: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from cotenant.agent.mechanisms.base import Mechanism
 from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 
 MAX_TENANTS = 4096
 

@@ -18,7 +18,7 @@ from cotenant.agent.ipc.page import Page
 from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.processes import Peer, ProcessKey
 from cotenant.agent.tenants.places import Owner
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 from cotenant.policy.shares import Share
 
 MAX_UNSENT = 256  # messages kept for a process that does not read

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.core.cluster import Cluster
-from cotenant.core.errors import WorkError
-from cotenant.devices.gpus import discover
+from cotenant.devices.base import Gpu
+from cotenant.devices.nvidia import Nvidia
+from cotenant.devices.registry import device, device_of, discover
 from cotenant.fleet.nodes import MigInstance, NodeGpu, NodeSpec
 
 SPARE_MEMORY = 0.05  # of the machine, for the system
@@ -28,31 +28,16 @@ def memory_here() -> int:
 
 def this_machine(name: str = "node-0", address: str = "127.0.0.1") -> NodeSpec:
     """This machine, its real GPUs handed out whole or, where MIG is on, by instance. WorkError without a GPU."""
-    instances = _instances()
     gpus = tuple(
-        NodeGpu(gpu.uuid, gpu.name, gpu.memory_bytes, "real", instances.get(gpu.uuid, ())) for gpu in discover(["all"])
+        NodeGpu(gpu.uuid, gpu.name, gpu.memory_bytes, gpu.kind, _instances(gpu))
+        for gpu in discover([device(Nvidia.name).word])
     )
     cores = cores_here()
     return NodeSpec(name, float(len(cores)), memory_here(), gpus, cores, None, address, enforce_memory=True)
 
 
-def _instances() -> dict[str, tuple[MigInstance, ...]]:
-    """MIG instances by GPU UUID; none where NVML does not answer or MIG is off."""
-    from cotenant.devices.nvml import Nvml
-
-    found: dict[str, tuple[MigInstance, ...]] = {}
-    try:
-        with Nvml() as nvml:
-            for device in nvml.devices():
-                with contextlib.suppress(WorkError):  # a GPU without MIG says so by an error
-                    if nvml.mode(device)[0]:
-                        made = nvml.instances(device, nvml.geometry(device))
-                        found[device.uuid] = tuple(
-                            MigInstance(i.uuid, i.name or i.placement.kind) for i in made if i.uuid
-                        )
-    except WorkError:
-        return {}
-    return found
+def _instances(gpu: Gpu) -> tuple[MigInstance, ...]:
+    return tuple(MigInstance(uuid, profile) for profile, uuid in device_of(gpu).mig_instances(gpu.uuid))
 
 
 def agent_node(name: str, folder: Path) -> NodeSpec:
@@ -60,7 +45,7 @@ def agent_node(name: str, folder: Path) -> NodeSpec:
     with ControlClient(folder, 10.0) as client:
         status = client.call("status")
     gpus = tuple(
-        NodeGpu(gpu["uuid"], gpu["name"], int(gpu["memory_bytes"]), "soft" if gpu.get("soft") else "real")
+        NodeGpu(gpu["uuid"], gpu["name"], int(gpu["memory_bytes"]), gpu["kind"])
         for gpu in status["gpus"]
     )
     cores = cores_here()

@@ -15,7 +15,7 @@ from cotenant.agent.mechanisms.mps import Mps
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.mig import Placement
 from cotenant.devices import mig
-from cotenant.devices.gpus import Gpu
+from cotenant.devices.base import Gpu
 from cotenant.devices.nvml import Nvml
 from cotenant.training.contract import read_json, write_json
 

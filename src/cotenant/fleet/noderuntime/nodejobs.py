@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import WorkError
+from cotenant.devices.registry import device
 from cotenant.fleet.noderuntime.attempt import ENDED, LIMITS_FILE, NEW, ORDER_FILE, Page, runner_command
-from cotenant.fleet.nodes import NodeSpec
+from cotenant.fleet.nodes import PRETEND, NodeSpec
 from cotenant.training.contract import Lease, lease_file, read_json, write_json, write_lease
 
 if TYPE_CHECKING:
@@ -212,7 +213,10 @@ class NodeJobs:
 
     def _environment(self, order: dict[str, Any]) -> dict[str, str]:
         gpus, kinds = order["gpus"], {gpu.uuid: gpu.kind for gpu in self.spec.gpus}
-        visible = [g["instance"] or g["uuid"] for g in gpus if kinds.get(g["uuid"]) == "real"]
+        kind = kinds.get(gpus[0]["uuid"], PRETEND) if gpus else PRETEND  # a node has GPUs of one kind
+        visible = {"CUDA_VISIBLE_DEVICES": ""}
+        if kind != PRETEND:
+            visible = device(kind).environment(g["instance"] or g["uuid"] for g in gpus)
         own = {
             "COTENANT_JOB": order["job"],
             "COTENANT_JOB_DIR": order["job_dir"],
@@ -221,12 +225,9 @@ class NodeJobs:
             "COTENANT_MEMORY_BYTES": str(order["memory_bytes"]),
             "COTENANT_GPUS": ",".join(g["uuid"] for g in gpus),
             "COTENANT_NODE": self.spec.name,
-            "CUDA_VISIBLE_DEVICES": ",".join(visible),
         }
-        if any(kinds.get(g["uuid"]) == "soft" for g in gpus):
-            del own["CUDA_VISIBLE_DEVICES"]
         given: dict[str, str] = order["environment"]
-        return dict(os.environ) | own | given
+        return dict(os.environ) | own | visible | given
 
     def _slice(self, order: dict[str, Any]) -> dict[str, str]:
         """Make the job's MIG slice, unless it is an instance that existed before; what its processes need there."""

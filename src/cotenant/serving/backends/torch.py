@@ -49,7 +49,7 @@ class TorchModel:
         self._device = torch.device("cuda" if on_gpu else "cpu")
         # beside a GPU threads only copy batches: more than one of them wait for each other longer than that takes
         torch.set_num_threads(len(share.cores) if share.cores else 1)
-        self._ladder: Any = None
+        self._contexts: Any = None
         self._stream: Any = torch.cuda.Stream() if on_gpu else None
         before = torch.cuda.mem_get_info()[0] if on_gpu else 0
         self._module, inputs, free = _load(torch, spec, self._device)
@@ -61,7 +61,7 @@ class TorchModel:
         static = on_gpu and all(size >= 0 for x in inputs for size in x.shape)
         self._captured = static and not _set(spec, "no_graphs")
         self._graphs: dict[int, dict[int, _Graph]] = {}
-        self._rung = 0
+        self._sms = 0
         self.info = ModelInfo(inputs, outputs, batchable, "pytorch")
         if on_gpu:
             self.resize(share.fraction)
@@ -108,21 +108,21 @@ class TorchModel:
     # ---- shares ----
 
     def resize(self, fraction: float) -> None:
-        """See Backend. Graphs of a rung are captured the first time that it is stepped on."""
+        """See Backend. Graphs for so many SMs are captured when they are first used."""
         if self._share.resizes and self._device.type == "cuda":
-            if self._ladder is None:
-                from cotenant.serving.backends.green import Ladder
+            if self._contexts is None:
+                from cotenant.devices.green import GreenContexts
 
-                self._ladder = Ladder(self._torch.cuda.current_device(), self._share.start)
-            rung = self._ladder.rung(fraction)
-            self._rung = rung.sms
-            self._stream = self._torch.cuda.ExternalStream(rung.stream)
+                self._contexts = GreenContexts(self._torch.cuda.current_device(), self._share.start)
+            context = self._contexts.of(fraction)
+            self._sms = context.sms
+            self._stream = self._torch.cuda.ExternalStream(context.stream)
         elif fraction != self._share.fraction:
             raise NotImplementedError("another share needs a new process")
-        if self._captured and self._rung not in self._graphs:
+        if self._captured and self._sms not in self._graphs:
             # the largest first: the others fit into its memory
             pool = self._torch.cuda.graph_pool_handle()
-            self._graphs[self._rung] = {n: self._capture(n, pool) for n in sorted(self._sizes, reverse=True)}
+            self._graphs[self._sms] = {n: self._capture(n, pool) for n in sorted(self._sizes, reverse=True)}
 
     def _capture(self, count: int, pool: Any) -> _Graph:
         torch = self._torch
@@ -157,7 +157,7 @@ class TorchModel:
                 return [_array(x.cpu()) for x in self._eager(tensors)]
 
     def _replayed(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
-        graphs = self._graphs[self._rung]
+        graphs = self._graphs[self._sms]
         held = graphs[min(n for n in graphs if n >= count)]
         torch = self._torch
         with torch.cuda.stream(self._stream):

@@ -10,7 +10,8 @@ from pathlib import Path
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import WorkerShare
 from cotenant.core.errors import InputError, WorkError
-from cotenant.devices.gpus import Gpu, discover
+from cotenant.devices.base import Gpu
+from cotenant.devices.registry import discover
 from cotenant.serving.worker import WorkerSpec
 
 

@@ -19,7 +19,9 @@ from typing import Any
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.files import atomic_file
+from cotenant.devices.registry import device_of
 from cotenant.serving.worker import WorkerFactory
+from cotenant.serving.workers.devices import visible_gpus
 from cotenant.serving.workers.onemodel import OneModel, Sample, local_factory
 from cotenant.serving.workers.repository import Found
 
@@ -204,27 +206,18 @@ async def _beside(run: ProfileRun, factory: WorkerFactory, name: str, found: Fou
 
 def _gpu_used() -> int:
     """Bytes of the visible GPU in use."""
-    import subprocess
-
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible:
-        command += ["-i", visible.split(",")[0]]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        return int(done.stdout.splitlines()[0]) << 20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        raise WorkError("nvidia-smi does not say how much GPU memory is used") from None
+    gpu = visible_gpus()[0]
+    free = device_of(gpu).free_bytes(gpu.uuid)
+    if free is None:
+        raise WorkError(f"the driver does not tell how much memory of GPU {gpu.uuid} is in use")
+    return gpu.memory_bytes - free
 
 
 def machine_memory(run: ProfileRun) -> int:
     """Bytes of the memory that models share."""
     if not run.needs_gpu:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    from cotenant.devices.gpus import discover
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    return discover([visible])[0].memory_bytes
+    return visible_gpus()[0].memory_bytes
 
 
 def assemble(run: ProfileRun, rows: Mapping[str, Any], earlier: Mapping[str, Any] | None, today: str) -> dict[str, Any]:
@@ -276,10 +269,7 @@ def most_gpulets(partitions: Mapping[str, float]) -> int:
 def describe_machine(run: ProfileRun) -> str:
     """In words, for the profile's provenance."""
     if run.needs_gpu:
-        from cotenant.devices.gpus import discover
-
-        gpu = discover([os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]])[0]
-        return f"{gpu.name} under {run.mechanism}"
+        return f"{visible_gpus()[0].name} under {run.mechanism}"
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:

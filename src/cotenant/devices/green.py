@@ -1,13 +1,15 @@
 """Green contexts: a process's own pieces of a GPU's SMs, by the driver's API through ctypes. Standard library only.
 
-A ladder is one context per size; which SMs a rung has depends on where it starts, so workers of one GPU that start at
-different places (and run under MPS, which lets them run at once) have disjoint ones. CUDA driver API 12.4 and newer.
+Which SMs a context has depends on where it starts, so workers of one GPU that start at different places (and run under
+MPS, which lets them run at once) have disjoint ones. CUDA driver API 12.4 and newer.
 """
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+
+from cotenant.devices.nvidia import DRIVER
 
 SM_RESOURCE, DEFAULT_STREAM, NON_BLOCKING = 1, 0x1, 0x1
 RESOURCE_BYTES = 144  # a CUdevResource: type, padding, the resource itself, room for more
@@ -20,7 +22,7 @@ class GreenError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Rung:
+class GreenContext:
     """One green context: its SMs, and a stream on it (a CUstream handle)."""
 
     sms: int
@@ -47,14 +49,14 @@ def span(start: float, fraction: float, pieces: int) -> tuple[int, int]:
     return first, max(1, round(min(1.0, start + fraction) * pieces) - first)
 
 
-class Ladder:
-    """Green contexts of one device, made when first asked for and kept. Needs a current CUDA context."""
+class GreenContexts:
+    """The green contexts of one device, one per size, made on first use and kept. Needs a current CUDA context."""
 
-    def __init__(self, device: int = 0, start: float = 0.0, library: str = "libcuda.so.1") -> None:
-        """`start`: the fraction of the SMs at which this worker's rungs begin."""
+    def __init__(self, device: int = 0, start: float = 0.0, library: str = DRIVER) -> None:
+        """`start`: the fraction of the SMs at which this process's contexts begin."""
         self._cuda = ctypes.CDLL(library)
         self._device, self._start = device, start
-        self._rungs: dict[tuple[int, int], Rung] = {}  # by first piece and how many
+        self._contexts: dict[tuple[int, int], GreenContext] = {}  # by first piece and how many
         self._whole = _Resource()
         self._call("cuDeviceGetDevResource", device, ctypes.byref(self._whole), SM_RESOURCE)
         self.sms = int(self._whole.sm_count)
@@ -96,18 +98,18 @@ class Ladder:
             return self.sms
         return span(self._start, fraction, len(self._pieces))[1] * self._group
 
-    def rung(self, fraction: float) -> Rung:
+    def of(self, fraction: float) -> GreenContext:
         """The context of a fraction."""
         first, count = (0, 0) if fraction >= WHOLE else span(self._start, fraction, len(self._pieces))
-        if (first, count) not in self._rungs:
+        if (first, count) not in self._contexts:
             if count == 0:  # cutting would leave some out
-                self._rungs[first, count] = self._open((_Resource * 1)(self._whole), 1, self.sms)
+                self._contexts[first, count] = self._open((_Resource * 1)(self._whole), 1, self.sms)
             else:
                 chosen = (_Resource * count)(*self._pieces[first : first + count])
-                self._rungs[first, count] = self._open(chosen, count, count * self._group)
-        return self._rungs[first, count]
+                self._contexts[first, count] = self._open(chosen, count, count * self._group)
+        return self._contexts[first, count]
 
-    def _open(self, chosen: object, count: int, sms: int) -> Rung:
+    def _open(self, chosen: object, count: int, sms: int) -> GreenContext:
         described, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuDevResourceGenerateDesc", ctypes.byref(described), chosen, ctypes.c_uint(count))
         self._call(
@@ -117,4 +119,4 @@ class Ladder:
         self._call(
             "cuGreenCtxStreamCreate", ctypes.byref(stream), context, ctypes.c_uint(NON_BLOCKING), ctypes.c_int(0)
         )
-        return Rung(sms, int(context.value or 0), int(stream.value or 0))
+        return GreenContext(sms, int(context.value or 0), int(stream.value or 0))

@@ -1,0 +1,118 @@
+"""What NVML's C library tells of cards: memory, clocks, power. It is loaded by ctypes, because an agent that runs from
+source has no Python binding for it, and because the software GPU has a library with the same functions."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from contextlib import suppress
+from typing import NamedTuple
+
+CLOCK_SM, CLOCK_MEMORY = 1, 2  # nvmlClockType_t
+TEMPERATURE_GPU = 0
+TEXT_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, NVML_DEVICE_NAME_V2_BUFFER_SIZE
+# nvmlClocksEventReasons: why the clock is not the highest
+WHY = {"power_cap": 0x4, "thermal": 0x20 | 0x40, "slowdown": 0x8 | 0x80}
+
+
+class Memory(NamedTuple):
+    """A card's memory."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@functools.cache
+def _load(path: str) -> ctypes.CDLL:
+    library = ctypes.CDLL(path)
+    _checked(library, "nvmlInit_v2")
+    return library
+
+
+def _checked(library: ctypes.CDLL, name: str, *arguments: object) -> None:
+    try:
+        code = getattr(library, name)(*arguments)
+    except AttributeError:
+        raise OSError(f"{name} is not in this NVML") from None
+    if code:
+        raise OSError(f"{name}: {code}")
+
+
+class Cards:
+    """The cards that a library knows. OSError where it cannot be loaded, or its driver is not there."""
+
+    def __init__(self, library: str) -> None:
+        self._library = _load(library)
+
+    def all(self) -> list[Card]:
+        """In NVML's order."""
+        count = ctypes.c_uint()
+        _checked(self._library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+        return [self._open(index) for index in range(count.value)]
+
+    def _open(self, index: int) -> Card:
+        handle = ctypes.c_void_p()
+        _checked(self._library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+        text = ctypes.create_string_buffer(TEXT_BYTES)
+        _checked(self._library, "nvmlDeviceGetUUID", handle, text, ctypes.c_uint(TEXT_BYTES))
+        return Card(self._library, handle, text.value.decode(), index)
+
+    def card(self, uuid: str) -> Card:
+        """The card with a UUID."""
+        handle = ctypes.c_void_p()
+        _checked(self._library, "nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
+        return Card(self._library, handle, uuid)
+
+
+class Card:
+    """One card. OSError for what it does not tell."""
+
+    def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p, uuid: str, index: int = 0) -> None:
+        self._library, self._handle = library, handle
+        self.uuid, self.index = uuid, index
+
+    def _call(self, name: str, *arguments: object) -> None:
+        _checked(self._library, name, self._handle, *arguments)
+
+    def _number(self, name: str, *arguments: object, kind: type = ctypes.c_uint) -> float:
+        value = kind()
+        self._call(name, *arguments, ctypes.byref(value))
+        return float(value.value)
+
+    def name(self) -> str:
+        """The model."""
+        text = ctypes.create_string_buffer(TEXT_BYTES)
+        self._call("nvmlDeviceGetName", text, ctypes.c_uint(TEXT_BYTES))
+        return text.value.decode(errors="replace")
+
+    def memory(self) -> Memory:
+        """Its memory now."""
+        found = (ctypes.c_uint64 * 3)()  # total, free, used
+        self._call("nvmlDeviceGetMemoryInfo", found)
+        return Memory(int(found[0]), int(found[1]))
+
+    @functools.cached_property
+    def highest_mhz(self) -> float:
+        """The highest SM clock."""
+        return self._number("nvmlDeviceGetMaxClockInfo", CLOCK_SM)
+
+    def part(self) -> float:
+        """The SM clock now, over the highest."""
+        return self._number("nvmlDeviceGetClockInfo", CLOCK_SM) / max(1.0, self.highest_mhz)
+
+    def read(self) -> dict[str, float]:
+        """SM and memory clock in MHz, power in mW, degrees, and for each reason to hold the clock back 0 or 1; without
+        what cannot be read."""
+        found: dict[str, float] = {}
+        for key, name, arguments in (
+            ("sm_mhz", "nvmlDeviceGetClockInfo", (CLOCK_SM,)),
+            ("memory_mhz", "nvmlDeviceGetClockInfo", (CLOCK_MEMORY,)),
+            ("power_mw", "nvmlDeviceGetPowerUsage", ()),
+            ("celsius", "nvmlDeviceGetTemperature", (TEMPERATURE_GPU,)),
+        ):
+            with suppress(OSError):
+                found[key] = self._number(name, *arguments)
+        with suppress(OSError):
+            bits = int(self._number("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong))
+            found |= {name: float(bool(bits & bit)) for name, bit in WHY.items()}
+        return found

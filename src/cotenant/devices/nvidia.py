@@ -1,0 +1,101 @@
+"""NVIDIA cards: where the driver's libraries are, and what NVML knows beside memory and clocks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from cotenant.core.errors import WorkError
+from cotenant.devices import mig, nvml
+from cotenant.devices.base import Device
+
+DRIVER, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
+# where distributions, containers and WSL put them, for machines whose loader does not know
+PLACES = (
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/wsl/lib",
+)
+
+
+class Nvidia(Device):
+    """All NVIDIA GPUs of this machine."""
+
+    name = "nvidia"
+    word = "all"
+    overhead_bytes = 512 << 20
+    context_bytes = 640 << 20  # with its modules a context takes 610 MiB on an H100 (driver 580, PyTorch)
+    spare_bytes = 256 << 20
+    free_is_usable = False
+
+    def driver(self) -> Path:
+        """See Device."""
+        found = find_library(DRIVER)
+        if found is None:
+            raise WorkError(f"no NVIDIA driver library ({DRIVER}) was found on this machine")
+        return found
+
+    def nvml(self) -> str:
+        """See Device: by the name that the loader knows."""
+        return NVML
+
+    def tenant_nvml(self) -> Path | None:
+        """See Device."""
+        return find_library(NVML)
+
+    def faults(self, uuids: Iterable[str]) -> dict[str, str]:
+        """See Device: GPUs that NVML finds lost or in need of a reset."""
+        wanted = list(uuids)
+        try:
+            with nvml.Nvml() as session:
+                return {uuid: fault for uuid in wanted if (fault := session.fault(uuid))}
+        except ImportError:
+            return {}
+        except WorkError as error:
+            return dict.fromkeys(wanted, str(error))
+
+    def processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:
+        """See Device."""
+        wanted = set(uuids)
+        try:
+            with nvml.Nvml() as session:
+                return {gpu.uuid: list(session.processes(gpu)) for gpu in session.devices() if gpu.uuid in wanted}
+        except (ImportError, WorkError):
+            return {}
+
+    def mig_instances(self, uuid: str) -> list[tuple[str, str]]:
+        """See Device."""
+        try:
+            with nvml.Nvml() as session:
+                (row,) = mig.export(session, uuid)["gpus"]
+        except (ImportError, WorkError):
+            return []
+        return [(found["profile"], found["uuid"]) for found in row["instances"] if found["uuid"]]
+
+
+def find_library(name: str) -> Path | None:
+    """A library of the driver, resolved to its versioned file; None where there is none."""
+    candidates = [Path(place) / name for place in PLACES]
+    candidates += [Path(place) / name for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
+    if (found := _loader_cache_path(name)) is not None:
+        candidates.insert(0, found)
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate.resolve()
+    return None
+
+
+def _loader_cache_path(name: str) -> Path | None:
+    try:
+        listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return None
+    for line in listed.splitlines():
+        if line.strip().startswith(name + " ") and "x86-64" in line and "=>" in line:
+            return Path(line.split("=>")[1].strip())
+    return None

@@ -1,0 +1,42 @@
+"""The software GPU: a driver library of this project's own, for machines without a card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from cotenant.core.errors import WorkError
+from cotenant.devices.base import Device, Gpu
+
+
+class Soft(Device):
+    """The GPUs that the software GPU's library simulates."""
+
+    name = "soft"
+    word = "soft"
+    simulated = True
+    mps = False
+    monitored = False
+
+    def driver(self) -> Path:
+        """See Device."""
+        from cotenant.softgpu.build import build
+
+        return build()
+
+    def nvml(self) -> str:
+        """See Device."""
+        from cotenant.softgpu.build import build_nvml
+
+        return str(build_nvml())
+
+    def environment(self, uuids: Iterable[str]) -> dict[str, str]:
+        """See Device: which of them a program sees is for the agent's launcher to say."""
+        return {}
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """See Device."""
+        found = super().gpus()
+        if not found:
+            raise WorkError("the software GPU failed: its state file cannot be used")
+        return found
