@@ -96,7 +96,8 @@ class Agent:
         self.gpus = within(config.gpu_memory_bytes, options.gpus or discover(config.gpus))
         self.mechanisms = mechanisms.make(self.folder, Use.TENANT)
         self.parked = ParkedTable()
-        self.registry = Registry(self.gpus, self.mechanisms, host_memory(config.swap_memory_bytes), self.parked)
+        self.host = host_memory(config.swap_memory_bytes)
+        self.registry = Registry(self.gpus, self.mechanisms, self.host, self.parked)
         self.ledger = Ledger()
         for gpu in self.gpus:
             self.ledger.gpu(gpu.uuid, gpu.memory_bytes)
@@ -199,7 +200,9 @@ class Agent:
         self.pages = MemoryPages(self.ledger, registry)
         self.accounts = Accounts(registry, self.ledger, self.pages, residents, broker, self.copies)
         whole = WholeProcesses(self.gpus, self.ledger, self.log)
-        self.checkpoints = Checkpoints(whole, parked, residents, registry, self.ledger, broker, self.state, self.log)
+        self.checkpoints = Checkpoints(
+            whole, parked, residents, registry, self.host, self.ledger, broker, self.state, self.log
+        )
         self.residency = Residency(
             residents,
             registry,
@@ -235,6 +238,7 @@ class Agent:
             self.residents,
             self.residency,
             self.space,
+            self.host,
             self.broker,
             self.copies,
             self.in_force,
@@ -272,6 +276,7 @@ class Agent:
             self.folder,
             self.in_force,
             registry,
+            self.host,
             self.ledger,
             self.parked,
             self.residents,
@@ -296,7 +301,7 @@ class Agent:
         self.broker.close()
         self.checkpoints.close()
         self.residency.close()
-        self.registry.host.close()
+        self.host.close()
         self.server.close_all()
         self.copies.close()
 

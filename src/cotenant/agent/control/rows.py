@@ -16,6 +16,7 @@ from cotenant.agent.memory.ledger import HOST, Ledger
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.shims.server import ShimServer
+from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant, work_kind
 from cotenant.agent.turns.broker import Broker
@@ -29,6 +30,7 @@ class Rows:
     folder: Path
     in_force: InForce
     registry: Registry
+    host: HostMemory
     ledger: Ledger
     parked: ParkedTable
     residents: Residents
@@ -56,7 +58,7 @@ class Rows:
             "connections": len(self.server.sessions),
             "refused_connections": self.server.refused_connections,
             "config_fault": self.in_force.fault,
-            "swap_memory": self.registry.host.as_dict(),
+            "swap_memory": self.host.as_dict(),
             "colocation": self.floors.settings.scheme,
             "trace_dropped": trace.dropped if trace else 0,
         }

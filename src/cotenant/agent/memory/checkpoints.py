@@ -17,6 +17,7 @@ from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.parked import Parked, ParkedTable
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.whole import WholeProcesses
+from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
@@ -47,13 +48,14 @@ class Checkpoints:
         parked: ParkedTable,
         residents: Residents,
         registry: Registry,
+        host: HostMemory,
         ledger: Ledger,
         broker: Broker,
         state: StateFile,
         log: Callable[[str], None],
     ) -> None:
         self._whole, self._parked, self._residents, self._registry = whole, parked, residents, registry
-        self._ledger, self._broker, self._state, self._log = ledger, broker, state, log
+        self._host, self._ledger, self._broker, self._state, self._log = host, ledger, broker, state, log
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._wishes: list[asyncio.Task[None]] = []
 
@@ -73,7 +75,7 @@ class Checkpoints:
         keys = await self._whole.able(name, tenant)
         uuids = tuple(gpu.uuid for gpu in tenant.gpus) if tenant is not None else ()
         size = sum(self._ledger.used(name, uuid) for uuid in uuids)
-        self._registry.host.check_room(name, size)
+        self._host.check_room(name, size)
         gated = tenant is not None and self._registry.gated(tenant)
         if tenant is not None and gated:
             await self.still(tenant, timeout_s)

@@ -15,6 +15,7 @@ from cotenant.agent.memory.pages import MemoryPages
 from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.space import SpaceMaker
+from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.agent.turns.broker import Broker
@@ -32,13 +33,14 @@ class Requests:
         residents: Residents,
         residency: Residency,
         space: SpaceMaker,
+        host: HostMemory,
         broker: Broker,
         copies: Copies,
         in_force: InForce,
         warn: Callable[[Tenant, str], None],
     ) -> None:
         self._registry, self._ledger, self._pages, self._residents = registry, ledger, pages, residents
-        self._residency, self._space = residency, space
+        self._residency, self._space, self._host = residency, space, host
         self._broker, self._copies, self._in_force, self._warn = broker, copies, in_force, warn
 
     def came(self, session: Session) -> None:
@@ -158,7 +160,7 @@ class Requests:
 
     def _backing(self, session: Session, head: wire.Head, data: bytes) -> None:
         """Hand out the tenant's host memory."""
-        fd, size = self._registry.host.memfd(session.tenant.name)
+        fd, size = self._host.memfd(session.tenant.name)
         config = self._in_force.config
         flags = MoveFlag.HAND if config.swap_hand else 0
         terms = {"backing_bytes": size, "piece_bytes": config.swap_piece_bytes, "flags": flags}

@@ -28,7 +28,7 @@ class Registry:
         parked: Container[str] = (),
     ) -> None:
         """`parked`: names of the tenants that are away until they are resumed."""
-        self.host = host or HostMemory(0)
+        self._host = host or HostMemory(0)
         self.gpus = {g.uuid: g for g in gpus}
         self.mechanisms = mechanisms
         self.tenants: dict[str, Tenant] = {}
@@ -83,7 +83,7 @@ class Registry:
         try:
             enforcement = mechanism.grant(spec, gpus)
         except BaseException:
-            self.host.release(spec.name)
+            self._host.release(spec.name)
             raise
         tenant = Tenant(spec, gpus, token or secrets.token_hex(24), uid, enforcement, declared)
         self.tenants[spec.name] = tenant
@@ -112,7 +112,7 @@ class Registry:
         for gpu in tenant.gpus:
             self._fits(spec, gpu)
         if spec.oversubscribe == "swap":
-            self.host.resize(spec.name, spec.memory_bytes or tenant.gpus[0].memory_bytes)
+            self._host.resize(spec.name, spec.memory_bytes or tenant.gpus[0].memory_bytes)
         tenant.spec = spec
         return self.mechanisms[spec.mechanism].resize(spec, tenant.gpus)
 
@@ -130,7 +130,7 @@ class Registry:
         """Forget a tenant and release its mechanism."""
         self.tenants.pop(tenant.name, None)
         self._by_token.pop(tenant.token, None)
-        self.host.release(tenant.name)
+        self._host.release(tenant.name)
         for gpu in tenant.gpus:
             self._by_gpu[gpu.uuid].pop(tenant.name, None)
         self.mechanisms[tenant.spec.mechanism].revoke(tenant.name, tenant.gpus)
@@ -138,7 +138,7 @@ class Registry:
     def _promise_host(self, spec: TenantSpec, gpus: tuple[Gpu, ...]) -> None:
         """Host memory for all that a tenant may have to move: promised now, so that no move finds it missing."""
         if spec.oversubscribe == "swap":
-            self.host.promise(spec.name, spec.memory_bytes or gpus[0].memory_bytes)
+            self._host.promise(spec.name, spec.memory_bytes or gpus[0].memory_bytes)
 
     def _place(self, spec: TenantSpec) -> tuple[Gpu, ...]:
         if spec.gpus:
