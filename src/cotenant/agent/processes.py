@@ -1,4 +1,4 @@
-"""Facts about processes: peer credentials, start times, ancestry, pidfds. A pid alone names nobody for long."""
+"""Facts about processes: peer credentials, start times, ancestry, pidfds. A pid alone names no process for long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ProcessKey(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """Whoever is at the other end of a unix socket, as the kernel says. pid 0: not visible from here."""
+    """The process at the other end of a unix socket, as the kernel says. pid 0: not visible from here."""
 
     pid: int
     uid: int

@@ -29,7 +29,7 @@ class Ledger:
     def __init__(self) -> None:
         self._caps: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes
         self._used: dict[tuple[str, str], int] = {}  # committed and reserved
-        self._kept: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes that nobody else may take
+        self._kept: dict[tuple[str, str], int] = {}  # (tenant, gpu) -> bytes that others may not take
         self._movable: set[str] = set()  # tenants whose contents make way
         self._processes: dict[int, _Holding] = {}
         self._totals: dict[str, int] = {}

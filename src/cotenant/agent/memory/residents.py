@@ -116,7 +116,7 @@ class Residents:
         return CONTEXT_BYTES * sum(not self._ledger.held(s.number, gpu, MemoryFamily.CONTEXT) for s in made)
 
     async def learn(self, gpu: str, not_taken: int = 0, *, refused: bool) -> None:
-        """Find out how much of the card is held by nobody known here, when the sums count `not_taken` bytes that are
+        """Find out how much of the card is held by no tenant, when the sums count `not_taken` bytes that are
         not there. `refused`: because the driver had less than they say."""
         residency, device = self.gpus[gpu], device_of(self._registry.gpus[gpu])
         free = await asyncio.get_running_loop().run_in_executor(None, device.free_bytes, gpu)

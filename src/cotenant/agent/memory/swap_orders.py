@@ -127,7 +127,7 @@ class SwapOrders:
             self._open[number][2](moved_bytes)
 
     def done(self, number: int, end: MoveEnd) -> None:
-        """MOVE_DONE. One that nobody waits for (the agent has restarted, or gave up) says only what is where."""
+        """MOVE_DONE. One that is not waited for (the agent has restarted, or gave up) only reports what is where."""
         if number in self._open:
             _, future, on_progress = self._open.pop(number)
             on_progress(end.moved_bytes)
@@ -190,8 +190,8 @@ def bytes_owner(tenant: Tenant) -> tuple[object, ...]:
     """Whose bytes a tenant's are: memory goes on only to tenants of the same owner.
 
     The users that it and its processes belong to: a file may have given it to another user while processes of the one
-    before still run. A pod is held by the node's agent for whoever made it, and most pods run as root: there it is also
-    the namespace, which the name begins with.
+    before still run. A pod's tenant belongs to the node's agent, and most pods run as root: there it is also the
+    namespace, which the name begins with.
     """
     in_pod = tenant.owner is not None and tenant.owner.kind == "pod"
     namespace = tenant.name.partition("/")[0] if in_pod else ""
@@ -215,7 +215,7 @@ class Flow:
         self._tell()
 
     def end(self, complete: bool) -> None:
-        """Nothing more will leave. Not complete: what was wanted did not leave, whoever waits for it stops."""
+        """Nothing more will leave. Not complete: what was wanted did not leave, and moves that wait for it stop."""
         self._over, self._failed = True, not complete
         self._tell()
 

@@ -184,7 +184,7 @@ class ShimServer:
                 raise BadMessageError(
                     Status.UNKNOWN_TENANT, f"process {peer.pid} belongs to no tenant: start it with cotenant run"
                 )
-        in_pod = tenant.owner is not None and tenant.owner.kind == "pod"  # whoever it runs as there
+        in_pod = tenant.owner is not None and tenant.owner.kind == "pod"  # whichever user it runs as there
         if not in_pod and peer.uid not in (0, tenant.uid, os.geteuid()):
             raise BadMessageError(Status.DENIED, f"user {peer.uid} may not run as tenant {tenant.name}")
         if len(tenant.sessions) >= MAX_SESSIONS_PER_TENANT:

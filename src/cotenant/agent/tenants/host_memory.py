@@ -26,7 +26,7 @@ def available_bytes() -> int:
 
 
 def total_bytes() -> int:
-    """Memory of this machine, or of this process's control group if that may have less; 0 when nobody says."""
+    """Memory of this machine, or of this process's control group if that may have less; 0 when it is not known."""
     totals = []
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
         totals += [int(line.split()[1]) << 10 for line in file if line.startswith("MemTotal:")]
@@ -104,7 +104,7 @@ class HostMemory:
             os.close(fd)
 
     def memfd(self, tenant: str) -> tuple[int, int]:
-        """Descriptor and size of a tenant's host memory, made at the first call, sealed: nobody can shrink it."""
+        """Descriptor and size of a tenant's host memory, made at the first call, sealed against shrinking."""
         size = self.promised.get(tenant, 0) // GRANULE * GRANULE
         if not size:
             return -1, 0

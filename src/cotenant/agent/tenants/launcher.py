@@ -72,7 +72,7 @@ def run(launch: Launch) -> int:
     with ControlClient(launch.folder) as client:
         answer = register(client, launch)
         environment = program_environment(answer) | cache_hook(launch.empty_cache)
-        if answer.get("parked"):  # else it would stand still and nobody know why
+        if answer.get("parked"):  # else it would stand still for no visible reason
             name = answer["name"]
             print(f"cotenant: {name} is parked: its GPU work waits for `cotenant resume {name}`", file=sys.stderr)
         # On a terminal the program stays in our group, so Ctrl-C, Ctrl-Z and fg work as for any program. Elsewhere it

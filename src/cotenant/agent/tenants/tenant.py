@@ -81,7 +81,7 @@ class Tenant:
 
     @property
     def kept_bytes(self) -> int | None:
-        """Memory that nobody else may take of its GPUs: a latency-sensitive tenant's is there when it wants it."""
+        """Memory of its GPUs that others may not take: a latency-sensitive tenant's is there when it wants it."""
         return self.spec.memory_bytes if self.spec.latency_sensitive else None
 
     def warn(self, text: str) -> None:

@@ -267,7 +267,7 @@ class Broker:
                     self._send_grant(session, slot, self._wire_epoch, hold.deadline_ns)
                 session.asking.discard(slot)
         if not hold.members:
-            # whoever asked has gone between the request and now, or a gang does not use this one of its GPUs
+            # the process that asked has gone between the request and now, or a gang does not use this one of its GPUs
             self._loop.call_soon(self._give_back_unused, hold, step.gpu)
 
     def _give_back_unused(self, hold: _Hold, gpu: str) -> None:
@@ -325,7 +325,7 @@ class Broker:
             self._on_fault(self._tenants[step.tenant], text)
 
     def _flag_contention(self, gpu: str) -> None:
-        """Tell the holder whether giving back early helps anybody."""
+        """Flag in the holder's pages whether others wait: then it gives back early."""
         hold = self._holds.get(gpu)
         if hold is None:
             return
