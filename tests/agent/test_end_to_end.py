@@ -141,7 +141,7 @@ def test_kill_9_of_the_agent(start_node: Callable[..., Node], fail: str, limit: 
     tenants for the next agent."""
     node = start_node(fail=fail, alone_after="0s")
     tenant = ready(node, "survivor", limit=limit, request=0.4)
-    tenant.begin(4.0)
+    tenant.begin(8.0)
     wait_for(lambda: node.row("survivor")["gpus"][0]["holding"])
     time.sleep(0.3)
     node.kill_agent()
@@ -279,13 +279,13 @@ def test_memory_is_capped_and_comes_back_within_a_second(node: Node) -> None:
 
 
 def test_whole_gives_the_gpu_to_one_tenant(node: Node, client_program: Path) -> None:
-    alone = node.launch("alone", [str(client_program), "v2", "rate", "2", "1"], "--mechanism", "whole")
+    alone = node.launch("alone", [str(client_program), "v2", "rate", "60", "1"], "--mechanism", "whole")
     wait_for(lambda: (row := node.row("alone")) and row["launches"] > 100, 15.0)
     second = node.launch("second", ["true"])
     assert second.wait(30) == 2
     assert "is shared with alone: whole does not fit" in second.communicate()[1]
-    out, _ = alone.communicate(timeout=30)
-    assert int(out.split()[1]) > 1000
+    node.call("stop", name="alone", grace_s=0.2)
+    alone.wait(30)
 
 
 def test_a_program_that_goes_around_the_shim_is_reported(node: Node, client_program: Path) -> None:

@@ -262,19 +262,19 @@ def test_an_unmodified_latency_sensitive_program_holds_the_floor_while_it_works(
     started.scheme("tidal", hold_limit_ns=5_000_000_000)
     spec = TenantSpec("ls", mechanism="time", latency_sensitive=True)
     ls = started.tenant(spec, ["cotenant.bench.be_loads", started.bench.backend]).wait_ready()
-    ls.ask("load mm4096", 60)
+    ls.ask("load mm16384", 60)  # kernels of 13 ms: a host that is late for a moment leaves no gap
 
     def up() -> bool:
         return any(h["up"] for h in started.scheme("tidal")["gpus"][started.uuid]["holders"])
 
-    wait_for(lambda: not up(), 3.0, "the floor falls when nothing is left")
+    wait_for(lambda: not up(), 15.0, "the floor falls when nothing is left")
     ls.tell("run 0.6")
     time.sleep(0.2)
     assert up()
     be.tell("times 0.6")
     block = ls.answer()
     times = be.answer()["times_ns"]
-    wait_for(lambda: not up(), 3.0, "the floor falls at the end")
+    wait_for(lambda: not up(), 15.0, "the floor falls at the end")
     inside = [at for at in times if at < block["end_ns"] - 50_000_000]
     after = [at for at in times if at > block["end_ns"]]
     assert len(inside) < 5
@@ -310,7 +310,7 @@ def test_where_nobody_is_latency_sensitive_nothing_is_bounded(rig: tuple[Rig, Pr
     def bounded() -> bool:
         return bool(started.scheme("tidal")["gpus"][started.uuid]["bounded"])
 
-    wait_for(lambda: not bounded(), 10.0, "nobody has joined")
+    wait_for(lambda: not bounded(), 30.0, "nobody has joined")
     waited = started.tenants()["be"]["gate_wait_s"]
     be.ask("times 0.3")
     assert started.tenants()["be"]["gate_wait_s"] < waited + 0.05
