@@ -68,7 +68,7 @@ def floor_reaction(found: Found) -> None:
         for kind in ("mm2048", "mm4096", "add64"):
             rig.scheme("mps-plus")
             one_ms = be.ask(f"load {kind}", 60)["unit_ms"]
-            for way, order, changes in (("host", "times", {"ahead_ns": 0}), ("device", "ends", {})):
+            for way, order, changes in (("host", "times", {"run_ahead": "never"}), ("device", "ends", {})):
                 rig.scheme("tidal", **changes)
                 found[f"{kind}, {way}"] = reaction(floor, be, order) | {"kernel_us": one_ms * 1e3}
         cost = []
@@ -119,15 +119,14 @@ def be_bound(found: Found) -> None:
             be.ask(f"load {kind}", 60)
             rows: list[dict[str, Any]] = []
             found[kind] = {"kernel_ms": one_ms, "rows": rows}
-            for interval_us, lead_us in ((0, 0), (50, 20), (100, 20), (100, 40), (200, 20), (400, 20)):
-                if interval_us:
-                    rig.scheme("tidal", interval_ns=interval_us * 1000, lead_ns=lead_us * 1000)
+            for in_flight_us in (0, 50, 100, 200, 400):
+                if in_flight_us:
+                    rig.scheme("tidal", in_flight_us=in_flight_us)
                 rate = block_rate(be, 0.5)
                 seen, beside = pair_block(ls, be, mine, 1)
                 rows.append(
                     {
-                        "interval_us": interval_us,
-                        "lead_us": lead_us,
+                        "in_flight_us": in_flight_us,
                         "be_alone_over_native": rate / block_rate(native, 0.4),
                         "be_beside": beside,
                         "ls_p50_over_alone": ratio(seen, alone, 0.5),
@@ -151,14 +150,14 @@ def host_bound(found: Found) -> None:
             rows: list[dict[str, Any]] = []
             found[kind] = rows
             alone = ls_block(ls, mine, 1, raises=False)
-            for interval_us in (0, 100, 200, 400, 1000):
-                if interval_us:
-                    rig.scheme("tidal", interval_ns=interval_us * 1000)
+            for in_flight_us in (0, 100, 200, 400, 1000):
+                if in_flight_us:
+                    rig.scheme("tidal", in_flight_us=in_flight_us)
                 rate, own = block_rate(be, 0.6), block_rate(native, 0.6)
                 seen, beside = pair_block(ls, be, mine, 1)
                 rows.append(
                     {
-                        "interval_us": interval_us,
+                        "in_flight_us": in_flight_us,
                         "be_alone_over_native": rate / own,
                         "be_beside_over_native": beside / own,
                         "ls_p50_over_alone": ratio(seen, alone, 0.5),

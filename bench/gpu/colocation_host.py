@@ -55,7 +55,8 @@ class Rounds:
         ways = list(self.rates)
         turn = number % len(ways)
         for way in (*ways[turn:], *ways[:turn]):
-            self.rig.scheme("mps-plus" if way == SHIM else "tidal", **({"ahead_ns": 0} if way == BOUNDED else {}))
+            changes = {"run_ahead": "never"} if way == BOUNDED else {}
+            self.rig.scheme("mps-plus" if way == SHIM else "tidal", **changes)
             if way in self.beside_ms:
                 self.rates[way].append(self._beside(way, number))
             else:

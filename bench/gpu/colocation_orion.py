@@ -111,7 +111,7 @@ def orion(found: Found) -> None:
             rows = {
                 "as the table": Row(plain, free if kind.startswith("train-") else wide, "orion"),
                 "by profile": Row(classed, known, "orion"),
-                "by profile, 2.5 %": Row(classed, known, "orion", interval_ns=round(dur_us * 1e3)),
+                "by profile, 2.5 %": Row(classed, known, "orion", in_flight_us=round(dur_us)),
                 "copies pass": Row(plain, free, "orion"),  # nothing is known of any kernel, as of copies in Orion
                 "tidal": Row(plain, free, "tidal"),
             }

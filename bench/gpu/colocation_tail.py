@@ -29,13 +29,10 @@ RESAMPLES = 300
 ARRIVALS = 20_000  # of a stream whose queue is worked out from measured times
 Found = dict[str, Any]
 
-AS_BEFORE = {"interval_ns": 100_000, "lead_ns": 20_000, "check_ns": 0, "stretch": 1.0}
 CANDIDATES: dict[str, dict[str, Any]] = {
-    "as before": AS_BEFORE,
     "now": {},  # the default
-    "few events": {"check_ns": 400_000},
-    "clock 92": {"duty": 0.5, "clock": 0.92},
-    "clock 92, zeros": {"duty": 0.5, "clock": 0.92},
+    "clock 92": {"duty_cycle": 0.5, "clock": 0.92},
+    "clock 92, zeros": {"duty_cycle": 0.5, "clock": 0.92},
 }
 ZEROS = ", zeros"  # the same kernels without their power
 

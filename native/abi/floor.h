@@ -8,9 +8,16 @@
 
 #define COTENANT_FLOOR_BYTES 4096u
 #define COTENANT_FLOOR_MAGIC 0x464C4F52u /* "FLOR" */
-#define COTENANT_FLOOR_VERSION 1u
+#define COTENANT_FLOOR_VERSION 2u
 #define COTENANT_FLOOR_HOLDERS 64u /* LS processes of one GPU */
 #define COTENANT_KERNEL_NAME 511u /* bytes of a kernel's name that count */
+/* tidal: a kernel longer than the budget is queued so long before the one in front of it ends */
+#define COTENANT_LEAD_NS 10000
+#define COTENANT_EVENT_INTERVAL_NS 150000 /* tidal: BE work between two events that confirm what was predicted */
+#define COTENANT_STRETCH_PERMILLE 4000 /* tidal: in_flight_us may grow so far for a process that leaves the GPU idle */
+#define COTENANT_RUN_AHEAD_NS 20000000 /* BE work that may be launched early and held on the device */
+/* run_ahead auto: for processes whose launches wait for less than that part of the time */
+#define COTENANT_RUN_AHEAD_BELOW_PERMILLE 450
 
 /* What a process joins as. */
 enum cotenant_floor_role {
@@ -30,8 +37,15 @@ enum cotenant_work_class {
 enum cotenant_rule_kind {
     COTENANT_SCHEME_FREE = 0, /* no gate: mps-plus, static */
     COTENANT_SCHEME_TEMPORAL = 1, /* one kernel at a time, and only while LS is idle */
-    COTENANT_SCHEME_ORION = 2, /* beside LS by class and SMs, in batches of interval_ns */
+    COTENANT_SCHEME_ORION = 2, /* beside LS by class and SMs, in batches of in_flight_us */
     COTENANT_SCHEME_TIDAL = 3, /* none beside LS (or a measured part), bounded time in flight otherwise */
+};
+
+/* Which BE processes launch early, held on the device. */
+enum cotenant_run_ahead {
+    COTENANT_RUN_AHEAD_AUTO = 0, /* those whose launches wait for less than RUN_AHEAD_BELOW_PERMILLE of the time */
+    COTENANT_RUN_AHEAD_ALWAYS = 1,
+    COTENANT_RUN_AHEAD_NEVER = 2,
 };
 
 /* A row of the table of kernels. */
@@ -52,22 +66,18 @@ struct cotenant_floor {
     uint32_t page_bytes;
     uint32_t holders; /* FLOOR_HOLDERS */
     uint32_t scheme; /* RuleKind */
-    uint32_t tenants; /* BE processes here: they divide interval_ns, unless their slots hold floor_parts */
-    uint64_t interval_ns; /* predicted BE work that may be in flight, all BE processes together */
-    uint64_t lead_ns; /* a kernel may be queued this long before the one in front of it ends */
-    uint64_t hold_limit_ns; /* heartbeat timeout: a flag that was not set again for so long does not count */
-    uint32_t beside_permille; /* part of the time that BE may work beside LS */
+    uint32_t tenants; /* BE processes here: they divide in_flight_us, unless their slots hold floor_parts */
+    uint32_t in_flight_us; /* predicted BE work that may be in flight, all BE processes together */
+    uint32_t heartbeat_timeout_ms; /* an LS-activity flag that was not set again for so long does not count */
+    uint32_t overlap_permille; /* part of the time that BE may work beside LS */
+    /* part of the time that BE may keep the GPU busy while no LS work is active; 0: all */
+    uint32_t duty_cycle_permille;
     uint32_t sm_threshold; /* orion: SMs that BE may fill beside LS; 0: those that the GPU has */
-    uint32_t stretch_permille; /* interval_ns may grow so far for a process that leaves the GPU idle */
+    uint32_t run_ahead; /* RunAhead */
     uint32_t present; /* LS processes that have joined; 0: there is nothing to protect */
-    uint64_t check_ns; /* work between two events; 0: every launch batch has one */
-    uint32_t duty_permille; /* part of the time that BE may keep the GPU busy while no LS work is active; 0: all */
-    uint32_t ahead_us; /* predicted work that a BE process may launch early, held on the device; 0: none */
     /* LS processes that also write the second page: if fewer than present, streams must not rely on it */
     uint32_t present_words;
-    /* early launches are for programs whose launches wait for less than that part of the time */
-    uint32_t ahead_below_permille;
-    uint8_t reserved_agent[168];
+    uint8_t reserved_agent[200];
     /* written by LS processes, each at its own index, raised_ns before raised */
     /* LS-activity flag: WorkClass, 0: not active; one cache line, read by every BE launch */
     uint8_t raised[COTENANT_FLOOR_HOLDERS];

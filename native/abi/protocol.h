@@ -294,10 +294,10 @@ _Static_assert(sizeof(struct cotenant_floor_join) == 224, "cotenant_floor_join h
 struct cotenant_floor_reply {
     uint32_t work_class; /* WorkClass of this tenant's kernels (BE) */
     uint32_t work_sms; /* SMs that they fill, which may be more than there are; 0: not known */
-    uint64_t interval_ns; /* what this tenant may have in flight, instead of the page's; 0: as the page */
+    uint32_t in_flight_us; /* what this tenant may have in flight, instead of the page's; 0: as the page */
     uint32_t kernels; /* entries of a table; not 0: FLOOR_KERNELS follows and brings it as a memfd */
     uint32_t words; /* 1: FLOOR_WORDS follows, last, and brings the second page as a memfd */
-    uint8_t reserved[200];
+    uint8_t reserved[204];
 };
 _Static_assert(sizeof(struct cotenant_floor_reply) == 224, "cotenant_floor_reply has a hole");
 

@@ -1,4 +1,4 @@
-"""`cotenant bench budget`: best-effort work beside a floor that is always up, by the part that `beside` allows."""
+"""`cotenant bench budget`: best-effort work beside a floor that is always up, by the part that `overlap` allows."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_a_unit_reads_and_writes_all_of_it() -> None:
 def test_best_effort_work_beside_a_service_has_the_part_of_the_time_that_was_set() -> None:
     """An unmodified program under the shim: a tenth, a third and all of the time, one launch after the other."""
     said: list[str] = []
-    wanted = Budget(parse_ls("resnet50:4:100"), parts=(1.0,), beside=(0.1, 0.33, 1.0), block_s=0.5)
+    wanted = Budget(parse_ls("resnet50:4:100"), parts=(1.0,), overlap=(0.1, 0.33, 1.0), block_s=0.5)
     found = measure("soft", wanted, progress=said.append)
     moved = [row["be_gb_per_s"] for row in found["rows"]]
-    assert [row["beside"] for row in found["rows"]] == [0.1, 0.33, 1.0]
+    assert [row["overlap"] for row in found["rows"]] == [0.1, 0.33, 1.0]
     assert moved[0] / moved[2] == pytest.approx(0.1, abs=0.05)
     assert moved[1] / moved[2] == pytest.approx(0.33, abs=0.12)
     assert all(low < high for low, high in pairwise(moved))
@@ -44,7 +44,7 @@ def test_best_effort_work_beside_a_service_has_the_part_of_the_time_that_was_set
     [
         ("--be", "mm4096", "--be"),
         ("--sms", "0%,50%", "--sms"),
-        ("--beside", "120%", "--beside"),
+        ("--overlap", "120%", "--overlap"),
         ("--ls", "vgg:1:1", "--ls"),
         ("--block", "0s", "--block"),
         ("--tolerated", "much", "--tolerated"),
@@ -64,8 +64,8 @@ def test_what_is_printed_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert json.loads(CliRunner().invoke(app, ["budget", "--json"]).stdout) == result
         return CliRunner().invoke(app, ["budget"]).stdout
 
-    some = measured({"beside": 0.67, "slowdown": 1.05, "gb_per_s": 1100.4, "be_sms": 0.25})
+    some = measured({"overlap": 0.67, "slowdown": 1.05, "gb_per_s": 1100.4, "be_sms": 0.25})
     assert "within 5%" in some
-    assert "{beside: 67%}" in some
+    assert "{overlap: 67%}" in some
     assert "--limit 25%" in some
-    assert "not at all" in measured({"beside": 0.0, "slowdown": 1.0, "gb_per_s": 0.0, "be_sms": 0.0})
+    assert "not at all" in measured({"overlap": 0.0, "slowdown": 1.0, "gb_per_s": 0.0, "be_sms": 0.0})

@@ -53,7 +53,7 @@ def test_who_could_not_join_the_floor_at_first_is_on_it_a_little_later(kind: str
         wait_for(lambda: on_it() == 1, 5.0, "it has joined")
         if kind == "latency_sensitive":
             return
-        rig.scheme("tidal", hold_limit_ns=5_000_000_000)
+        rig.scheme("tidal", heartbeat_timeout_ms=5_000)
         floor = join_floor(rig.bench.folder, rig.uuid)
         floor.raise_()
         program.tell("times 0.3")

@@ -58,7 +58,7 @@ def rig() -> Iterator[tuple[Rig, Program]]:
     with Rig("soft", together=True) as started:
         be = started.be(below=True).wait_ready()
         be.ask("load mm2048", 60)
-        started.scheme("tidal", ahead_below=1.0)  # whatever the program
+        started.scheme("tidal", run_ahead="always")  # whatever the program
         floor = join_floor(started.bench.folder, started.uuid)  # with nobody there nothing is bounded, or learned
         be.ask("run 0.1")
         floor.close()
@@ -89,7 +89,7 @@ def test_a_best_effort_process_may_write_the_second_page_alone(rig: tuple[Rig, P
 
 def test_what_is_launched_while_the_floor_is_up_runs_when_it_falls(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
     answer, down = held(be, floor, "times 0.3", 0.25)
@@ -104,7 +104,7 @@ def test_what_is_launched_while_the_floor_is_up_runs_when_it_falls(rig: tuple[Ri
 
 def test_either_of_two_services_holds_it(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
     floors = [join_floor(started.bench.folder, started.uuid) for _ in range(6)]  # more than one word
     for number in (0, 5):
         be.ask("run 0.05")
@@ -116,7 +116,7 @@ def test_either_of_two_services_holds_it(rig: tuple[Rig, Program]) -> None:
 
 def test_a_silent_holder_is_not_waited_for_for_ever(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", ahead_below=1.0, hold_limit_ns=100 * MS)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=100)
     floor = join_floor(started.bench.folder, started.uuid)
     floor.raise_()
     began = time.monotonic()
@@ -131,7 +131,8 @@ def test_words_that_belong_to_nobody_hold_nothing_for_long(rig: tuple[Rig, Progr
     started, be = rig
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
-    floor.mapping.words[1] = floor.mapping.words[0] = 7
+    words = floor.mapping.words.raised
+    words[1] = words[0] = 7
     began = time.monotonic()
     assert be.ask("run 0.3")["count"] > 500
     assert time.monotonic() - began < 2
@@ -160,11 +161,11 @@ def test_a_service_that_is_killed_while_the_agent_is_dead_lets_go(rig: tuple[Rig
 
 def test_the_service_holds_it_again_where_it_was_not_believed_for_a_while(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", ahead_below=1.0, hold_limit_ns=100 * MS)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=100)
     floor = join_floor(started.bench.folder, started.uuid)
     floor.raise_()
     be.ask("run 0.2")
-    started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
     answer, down = held(be, floor, "run 0.2", 0.15)
     assert done_by(answer, down) == 0
     floor.close()
@@ -173,7 +174,7 @@ def test_the_service_holds_it_again_where_it_was_not_believed_for_a_while(rig: t
 def test_who_raises_the_page_of_an_agent_that_was_started_again_holds_nobody_for_ever(rig: tuple[Rig, Program]) -> None:
     """A service may come to the new page after those who wait, and leave the old one as it was: up."""
     started, be = rig
-    started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
     old = floor.mapping
@@ -201,7 +202,7 @@ def test_who_raises_the_page_of_an_agent_that_was_started_again_holds_nobody_for
 def test_a_service_that_streams_cannot_see_is_waited_for_by_the_host(rig: tuple[Rig, Program]) -> None:
     """One of an older version: it writes the first page alone."""
     started, be = rig
-    started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(str(started.bench.folder / FLOOR_SOCKET))
     connection.send(floor_page.pack_join(uuid_bytes(started.uuid), FloorRole.LATENCY_SENSITIVE))
@@ -222,7 +223,7 @@ def test_a_service_that_streams_cannot_see_is_waited_for_by_the_host(rig: tuple[
 
 def test_what_is_not_launched_before_its_time_is_bounded_by_the_host(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS, ahead_ns=0)
+    started.scheme("tidal", run_ahead="never", heartbeat_timeout_ms=5_000)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 0.1")
     answer, down = held(be, floor, "times 0.2", 0.15)
@@ -236,7 +237,7 @@ def test_who_needs_it_runs_ahead_and_who_does_not_is_bounded_by_the_host(
 ) -> None:
     """A step of 700 kernels of 18 us whose host takes 26 us for each, and products of 0.2 ms in a row."""
     started, be = rig
-    started.scheme("tidal", hold_limit_ns=5_000 * MS)
+    started.scheme("tidal", heartbeat_timeout_ms=5_000)
     be.ask(f"load {load}", 60)
     floor = join_floor(started.bench.folder, started.uuid)
     be.ask("run 2.3")  # what ran before had two seconds
@@ -248,7 +249,7 @@ def test_who_needs_it_runs_ahead_and_who_does_not_is_bounded_by_the_host(
 
 def test_a_program_ends_while_its_work_is_held(rig: tuple[Rig, Program]) -> None:
     started, be = rig
-    started.scheme("tidal", ahead_below=1.0, hold_limit_ns=5_000 * MS)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=5_000)
     floor = join_floor(started.bench.folder, started.uuid)
     floor.raise_()
     be.tell("run 1")
@@ -270,7 +271,7 @@ def test_a_program_whose_exit_handlers_wait_for_held_work_ends(
     (tmp_path / "leaver.py").write_text(LEAVER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     started.bench.environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    started.scheme("tidal", ahead_below=1.0, hold_limit_ns=300 * MS)
+    started.scheme("tidal", run_ahead="always", heartbeat_timeout_ms=300)
     floor = join_floor(started.bench.folder, started.uuid)
     spec = TenantSpec("leaver", mechanism="mps", best_effort=True)
     leaver = started.tenant(spec, ["leaver"]).wait_ready()

@@ -60,7 +60,7 @@ def looked(
 
         def clock_of(gpu: str) -> Card:
             assert gpu == GPU
-            card.append(Card(lambda: floors.pages[GPU].layout.duty_permille / 1000, power))
+            card.append(Card(lambda: floors.pages[GPU].layout.duty_cycle_permille / 1000, power))
             return card[0]
 
         floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, said.append, clock_of=clock_of)
@@ -69,7 +69,7 @@ def looked(
             if card:
                 card[0].broken = look == breaks_at
             floors._look_at_clock(GPU, floors.pages[GPU])
-            seen.append(floors.pages[GPU].layout.duty_permille / 1000)
+            seen.append(floors.pages[GPU].layout.duty_cycle_permille / 1000)
         floors.close()
 
     asyncio.run(run())
@@ -77,7 +77,7 @@ def looked(
 
 
 def test_the_duty_settles_where_the_clock_is_what_is_asked_for() -> None:
-    seen, said = looked(ColocationSettings(duty=0.5, clock=0.92), looks=round(3.0 / CLOCK_S))
+    seen, said = looked(ColocationSettings(duty_cycle=0.5, clock=0.92), looks=round(3.0 / CLOCK_S))
     settled = 1.0 - (0.92 - 0.856) / 0.45
     assert seen[round(0.5 / CLOCK_S)] == pytest.approx(settled, abs=0.05)
     assert seen[-1] == pytest.approx(settled, abs=0.01)
@@ -86,12 +86,12 @@ def test_the_duty_settles_where_the_clock_is_what_is_asked_for() -> None:
 
 def test_what_is_written_again_each_second_is_the_duty_of_now() -> None:
     async def run() -> float:
-        settings = ColocationSettings(duty=0.5, clock=0.95)
+        settings = ColocationSettings(duty_cycle=0.5, clock=0.95)
         floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, print, clock_of=lambda gpu: Low())
         for _ in range(20):
             floors._look_at_clock(GPU, floors.pages[GPU])
         floors._mend()
-        duty = floors.pages[GPU].layout.duty_permille / 1000
+        duty = floors.pages[GPU].layout.duty_cycle_permille / 1000
         floors.close()
         return duty
 
@@ -136,17 +136,17 @@ def test_looks_that_differ_do_not_move_what_it_settles_at() -> None:
 
 
 def test_it_is_never_below_what_best_effort_work_keeps() -> None:
-    seen, _ = looked(ColocationSettings(duty=0.95, clock=0.99), looks=60)
+    seen, _ = looked(ColocationSettings(duty_cycle=0.95, clock=0.99), looks=60)
     assert min(seen) == seen[-1] == 0.95
 
 
 def test_where_the_clock_is_up_nothing_is_held() -> None:
-    seen, _ = looked(ColocationSettings(duty=0.5, clock=0.92), looks=60, power=0.2)
+    seen, _ = looked(ColocationSettings(duty_cycle=0.5, clock=0.92), looks=60, power=0.2)
     assert set(seen) == {1.0}
 
 
 def test_a_clock_that_cannot_be_read_any_more_holds_nothing_and_is_told_once() -> None:
-    seen, said = looked(ColocationSettings(duty=0.5, clock=0.92), looks=60, breaks_at=40)
+    seen, said = looked(ColocationSettings(duty_cycle=0.5, clock=0.92), looks=60, breaks_at=40)
     assert seen[39] < 0.9
     assert set(seen[40:]) == {1.0}
     assert len(said) == 1
@@ -156,11 +156,11 @@ def test_a_clock_that_was_never_there_is_told_once() -> None:
     said: list[str] = []
 
     async def run() -> None:
-        settings = ColocationSettings(duty=0.5, clock=0.92)
+        settings = ColocationSettings(duty_cycle=0.5, clock=0.92)
         floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, said.append, clock_of=lambda gpu: None)
         for _ in range(3):
             floors._look_at_clock(GPU, floors.pages[GPU])
-        assert floors.status()["gpus"][GPU]["duty"] == 1.0
+        assert floors.status()["gpus"][GPU]["duty_cycle"] == 1.0
         floors.close()
 
     asyncio.run(run())
@@ -168,8 +168,8 @@ def test_a_clock_that_was_never_there_is_told_once() -> None:
 
 
 def test_a_duty_without_a_clock_is_in_force_at_once() -> None:
-    assert ColocationSettings(duty=0.8).rule().duty_permille == 800
-    assert ColocationSettings(duty=0.8, clock=0.9).rule().duty_permille == 1000
+    assert ColocationSettings(duty_cycle=0.8).rule().duty_cycle_permille == 800
+    assert ColocationSettings(duty_cycle=0.8, clock=0.9).rule().duty_cycle_permille == 1000
 
 
 @given(st.floats(0.1, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 1))
@@ -183,9 +183,9 @@ def test_the_next_duty_is_within_its_ends_and_on_the_right_side(
 
 
 def test_settings_are_read_and_refused() -> None:
-    found = parse_colocation({"scheme": "tidal", "duty": "80%", "clock": "93%"})
-    assert (found.duty, found.clock) == (0.8, 0.93)
-    for bad in ({"clock": 1.5, "duty": 0.5}, {"clock": 0.9}):
+    found = parse_colocation({"scheme": "tidal", "duty_cycle": "80%", "clock": "93%"})
+    assert (found.duty_cycle, found.clock) == (0.8, 0.93)
+    for bad in ({"clock": 1.5, "duty_cycle": 0.5}, {"clock": 0.9}):
         with pytest.raises(InputError):
             ColocationSettings(**bad)
 
@@ -209,10 +209,10 @@ def test_an_agent_holds_best_effort_work_where_its_card_says_that_the_clock_is_l
         be = rig.be().wait_ready()
         be.ask("load mm4096", 60)
         counts = {}
-        for name, changes in (("held", {"duty": 0.5, "clock": 0.95}), ("free", {})):
+        for name, changes in (("held", {"duty_cycle": 0.5, "clock": 0.95}), ("free", {})):
             rig.scheme("tidal", **changes)
             be.ask("run 0.6", 60)
-            duty = standing(rig)["gpus"][rig.uuid]["duty"]
+            duty = standing(rig)["gpus"][rig.uuid]["duty_cycle"]
             assert duty == (0.5 if changes else 1.0)
             counts[name] = be.ask("run 0.5", 60)["count"]
         floor.close()

@@ -77,7 +77,7 @@ def test_looks_come_as_often_as_the_settings_of_now_say() -> None:
         shares = Shares()
         shares.join(1, lambda: None)
         shares.join(2, lambda: None)
-        shares.configure(ColocationSettings(interval_ns=50_000_000, stretch=4.0))
+        shares.configure(ColocationSettings(in_flight_us=50_000))
         await asyncio.sleep(0.03)  # the look of before is over
         assert shares._timer is not None
         seen.append(shares._timer.when() - now.time())
@@ -94,7 +94,7 @@ def test_where_one_cannot_be_looked_at_all_divide() -> None:
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
     with Rig("soft", together=True) as started:
-        started.scheme("tidal", hold_limit_ns=5_000_000_000)
+        started.scheme("tidal", heartbeat_timeout_ms=5_000)
         yield started
 
 

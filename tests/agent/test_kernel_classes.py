@@ -163,7 +163,7 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
     with Rig("soft", together=True) as started:
-        started.scheme("orion", hold_limit_ns=20_000_000_000)
+        started.scheme("orion", heartbeat_timeout_ms=20_000)
         yield started
 
 

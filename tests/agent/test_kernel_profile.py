@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.abi.floor import WorkClass
 from cotenant.bench.kernel_profile import Timed, classify, measure, parse_times, same_kind
 from cotenant.core.errors import WorkError
-from cotenant.profiles.kernels.profile import COMPUTE, KernelWork, read_kernel_rows, read_kernels
+from cotenant.profiles.kernels.profile import KernelWork, read_kernel_rows, read_kernels
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROGRAM = f"""
@@ -47,7 +48,7 @@ def test_every_kernel_is_timed_and_told_by_name(tmp_path: Path) -> None:
     path.write_text(json.dumps(found))
     # as `run --kernel-profile` takes it
     known = {row.name: (row.shape, row.work_class) for row in read_kernel_rows(path)}
-    assert known["timed_compute"] == ((132, 1, 1, 1, 1, 1), COMPUTE)
+    assert known["timed_compute"] == ((132, 1, 1, 1, 1, 1), WorkClass.COMPUTE)
 
 
 def test_every_run_gets_what_came_on_standard_input() -> None:
@@ -115,5 +116,5 @@ def test_a_profile_becomes_a_cycle_with_kernels_as_often_as_they_were_launched(t
         '{"kernels": [{"name": "a", "duration_ns": 10, "sms": 3, "work_class": "compute", "count": 400},'
         ' {"name": "b", "duration_ns": 20, "sms": 3, "work_class": "compute", "count": 200}]}'
     )
-    a, b = KernelWork("a", 10, 3, COMPUTE), KernelWork("b", 20, 3, COMPUTE)
+    a, b = KernelWork("a", 10, 3, WorkClass.COMPUTE), KernelWork("b", 20, 3, WorkClass.COMPUTE)
     assert read_kernels(path) == [a, b, a]

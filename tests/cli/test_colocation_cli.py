@@ -140,8 +140,8 @@ def test_a_p99_that_the_host_made_is_named(result: dict[str, dict[str, dict[str,
         ["--be", "profile:/nowhere"],
         ["--be", "profile:/"],
         ["--be", "add0"],
-        ["--interval", "x"],
-        ["--interval", "0s"],
+        ["--duty-cycle", "x"],
+        ["--duty-cycle", "0%"],
         ["--block", "1s"],
         ["--copy-inputs"],
         ["--gpus", "nosuch"],
@@ -173,11 +173,11 @@ def test_a_file_of_something_else_is_no_result(tmp_path: Path) -> None:
     assert isinstance(done.exception, InputError)
 
 
-def test_a_longer_interval_is_simulated() -> None:
+def test_more_work_in_flight_is_simulated() -> None:
     """200 us of short kernels in flight: LS waits for more of them."""
     p50 = []
-    for interval in ("50us", "200us"):
-        more = ["--interval", interval, "--requests", "40", "--be", "mm2048", "--schemes", "tidal", "--json"]
+    for in_flight_us in ("50", "200"):
+        more = ["--in-flight-us", in_flight_us, "--requests", "40", "--be", "mm2048", "--schemes", "tidal", "--json"]
         done = CliRunner().invoke(app, ["colocation", "--gpus", "virtual", *more], catch_exceptions=False)
         p50.append(json.loads(done.stdout)["tidal"]["mm2048"]["ls_p50_ms"])
     assert p50[0] + 0.05 < p50[1]

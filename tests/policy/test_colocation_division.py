@@ -42,7 +42,7 @@ def test_who_is_gone_divides_nothing() -> None:
 def test_a_share_is_never_nothing() -> None:
     assert share_ns(100 * US, 4) == 25 * US
     assert share_ns(100 * US, APART) == 1
-    assert ColocationSettings(interval_ns=100 * US).rule(tenants=APART).interval_ns == 1
+    assert ColocationSettings(in_flight_us=100).rule(tenants=APART).budget_ns == 1
 
 
 LIVES = st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=60)  # who works at each look

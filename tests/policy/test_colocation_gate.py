@@ -7,7 +7,7 @@ from colocation_events import EVENTS, US
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.abi.floor import RuleKind, WorkClass
+from cotenant.abi.floor import LEAD_NS, RuleKind, WorkClass
 from cotenant.core.errors import InputError
 from cotenant.policy.colocation import (
     ColocationSettings,
@@ -33,7 +33,7 @@ def test_tidal_lets_nothing_go_beside_ls_work() -> None:
 
 
 def test_tidal_bounds_the_work_in_flight_by_time() -> None:
-    rule, state = settings_for("tidal", interval_ns=100 * US).rule(), GateState()
+    rule, state = settings_for("tidal", in_flight_us=100).rule(), GateState()
     for _ in range(3):
         assert may_go(rule, state, NONE, 30 * US, 0)
         went(rule, state, NONE, 30 * US, 0)
@@ -47,7 +47,7 @@ def test_tidal_bounds_the_work_in_flight_by_time() -> None:
 
 
 def test_tidal_queues_a_long_kernel_just_before_the_one_in_front_ends() -> None:
-    rule, state = settings_for("tidal", interval_ns=100 * US, lead_ns=20 * US).rule(), GateState()
+    rule, state = Rule(RuleKind.TIDAL, 100 * US, 20 * US), GateState()
     assert may_go(rule, state, NONE, 1600 * US, 0)  # nothing in front: a kernel of any length goes
     went(rule, state, NONE, 1600 * US, 0)
     state.unfinished = 1
@@ -59,7 +59,7 @@ def test_tidal_queues_a_long_kernel_just_before_the_one_in_front_ends() -> None:
 
 
 def test_tidal_beside_ls_spends_a_credit_that_time_earns() -> None:
-    rule, state = settings_for("tidal", beside=0.1).rule(), GateState()
+    rule, state = settings_for("tidal", overlap=0.1).rule(), GateState()
     assert not may_go(rule, state, MEMORY, 50 * US, 1000)
     assert not may_go(rule, state, MEMORY, 50 * US, 1000 + 400 * US)  # 40 us earned
     assert may_go(rule, state, MEMORY, 50 * US, 1000 + 500 * US)
@@ -69,7 +69,7 @@ def test_tidal_beside_ls_spends_a_credit_that_time_earns() -> None:
 
 
 def test_a_longer_kernel_than_the_credit_can_be_leaves_a_debt() -> None:
-    rule, state = settings_for("tidal", beside=0.5, interval_ns=100 * US).rule(), GateState()
+    rule, state = settings_for("tidal", overlap=0.5, in_flight_us=100).rule(), GateState()
     may_go(rule, state, MEMORY, 300 * US, 1)
     assert may_go(rule, state, MEMORY, 300 * US, 1 + 200 * US)
     went(rule, state, MEMORY, 300 * US, 1 + 200 * US)
@@ -113,11 +113,11 @@ def test_temporal_has_one_kernel_in_flight() -> None:
 
 
 def test_several_best_effort_processes_divide_the_time_in_flight() -> None:
-    assert ColocationSettings(interval_ns=100 * US).rule(tenants=4).interval_ns == 25 * US
+    assert ColocationSettings(in_flight_us=100).rule(tenants=4).budget_ns == 25 * US
 
 
 @pytest.mark.parametrize(
-    "bad", [{"interval_ns": 0}, {"beside": 1.5}, {"lead_ns": -1}, {"hold_limit_ns": 1}, {"duty": 0}]
+    "bad", [{"in_flight_us": 0}, {"overlap": 1.5}, {"run_ahead": "no"}, {"heartbeat_timeout_ms": 0}, {"duty_cycle": 0}]
 )
 def test_settings_out_of_range_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(InputError):
@@ -127,9 +127,9 @@ def test_settings_out_of_range_are_refused(bad: dict[str, float]) -> None:
 def test_the_budget_is_interpolated_to_what_ls_tolerates() -> None:
     curve = [CurvePoint(0.1, 1.02, 150.0), CurvePoint(0.2, 1.08, 300.0), CurvePoint(0.5, 3.0, 800.0)]
     budget = choose_budget(curve, 1.05)
-    assert budget.beside == pytest.approx(0.15)
+    assert budget.overlap == pytest.approx(0.15)
     assert budget.gb_per_s == pytest.approx(225.0)
-    assert choose_budget([CurvePoint(0.1, 1.3, 150.0)], 1.0).beside == 0.0
+    assert choose_budget([CurvePoint(0.1, 1.3, 150.0)], 1.0).overlap == 0.0
     assert choose_budget([], 1.05) == CurvePoint(0.0, 1.0)
 
 
@@ -139,6 +139,11 @@ def test_the_budget_takes_the_sms_that_move_most_bytes() -> None:
 
 
 # -- a bound that grows ------------------------------------------------------------------------------------------------
+
+
+def stretched(stretch: float) -> Rule:
+    """tidal with a budget that may grow so far."""
+    return Rule(RuleKind.TIDAL, 100 * US, LEAD_NS, stretch_permille=round(stretch * 1000))
 
 
 class Play:
@@ -178,14 +183,14 @@ def bursts(host_us: int, kernels_us: int) -> list[tuple[int, int]]:
 
 
 def test_a_program_that_keeps_the_gpu_full_has_no_more_than_the_interval() -> None:
-    play = Play(settings_for("tidal", stretch=10).rule())
+    play = Play(stretched(10))
     for _ in range(4000):
         play.launch(26 * US, 3 * US)
         assert allowed_ns(play.rule, play.state) == 100 * US
 
 
 def test_a_program_that_its_host_holds_back_runs_ahead_as_far_as_ls_waits_no_longer() -> None:
-    fixed, grown = (Play(settings_for("tidal", stretch=stretch).rule()) for stretch in (1, 4))
+    fixed, grown = (Play(stretched(stretch)) for stretch in (1, 4))
     for play in (fixed, grown):
         for _ in range(60):
             for length, host in bursts(60, 30):
@@ -197,7 +202,7 @@ def test_a_program_that_its_host_holds_back_runs_ahead_as_far_as_ls_waits_no_lon
 
 @pytest.mark.parametrize("stretch", [2.0, 4.0, 8.0])
 def test_ls_finds_at_most_a_quarter_of_what_the_bound_may_grow_to(stretch: float) -> None:
-    play = Play(settings_for("tidal", stretch=stretch).rule())
+    play = Play(stretched(stretch))
     for _ in range(60):
         for length, host in bursts(60, 30):
             play.launch(length, host)
@@ -215,7 +220,7 @@ def test_gaps_in_which_a_program_has_nothing_to_do_do_not_count() -> None:
 
 @pytest.mark.parametrize(("length_us", "host_us"), [(26, 3), (195, 3), (1600, 3)])
 def test_a_duty_leaves_that_part_of_the_time_idle_and_lets_nothing_grow(length_us: int, host_us: int) -> None:
-    play = Play(settings_for("tidal", duty=0.8).rule())
+    play = Play(settings_for("tidal", duty_cycle=0.8).rule())
     for _ in range(1000):
         play.launch(length_us * US, host_us * US)
         assert allowed_ns(play.rule, play.state) == 100 * US
@@ -224,7 +229,7 @@ def test_a_duty_leaves_that_part_of_the_time_idle_and_lets_nothing_grow(length_u
 
 
 def test_a_paced_program_owes_idle_time_and_pays_it_at_once() -> None:
-    rule, state = settings_for("tidal", duty=0.5).rule(), GateState()
+    rule, state = settings_for("tidal", duty_cycle=0.5).rule(), GateState()
     assert may_go(rule, state, NONE, 100 * US, 1000 * US)
     went(rule, state, NONE, 100 * US, 1000 * US)
     state.unfinished = 1
@@ -239,7 +244,7 @@ def test_a_paced_program_owes_idle_time_and_pays_it_at_once() -> None:
 
 
 def test_idle_time_of_the_programs_own_pays_and_the_time_of_ls_work_does_not() -> None:
-    rule, state = settings_for("tidal", duty=0.8).rule(), GateState()
+    rule, state = settings_for("tidal", duty_cycle=0.8).rule(), GateState()
     assert may_go(rule, state, NONE, 700 * US, 1000 * US)
     went(rule, state, NONE, 700 * US, 1000 * US)
     ended(state, 700 * US, 1700 * US)
@@ -273,7 +278,7 @@ def test_the_bound_shrinks_again() -> None:
 def test_whatever_the_program_does_the_bound_stays_between_its_ends(
     step: list[tuple[int, int]], stretch: float
 ) -> None:
-    play = Play(settings_for("tidal", stretch=stretch).rule())
+    play = Play(stretched(stretch))
     for _ in range(200):
         for length, host in step:
             play.launch(length * US, host * US)
@@ -289,7 +294,7 @@ def test_whatever_the_program_does_the_bound_stays_between_its_ends(
 def test_tidal_never_has_more_in_flight_than_it_says(
     interval: int, lead: int, events: list[tuple[int, int, int, bool]]
 ) -> None:
-    """At most interval_ns, or one kernel that is longer and one behind it, queued lead_ns before its end."""
+    """At most budget_ns, or one kernel that is longer and one behind it, queued lead_ns before its end."""
     rule, state = Rule(RuleKind.TIDAL, interval, lead), GateState()
     pieces: list[int] = []
     now = 0

@@ -18,7 +18,7 @@ from cotenant.policy.colocation import APART, GateState, Rule, ended, may_go, sh
 
 class CRule(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint32) for name in ("scheme", "beside", "sm_threshold", "work_class", "work_sms")] + [
-        ("interval_ns", ctypes.c_int64),
+        ("budget_ns", ctypes.c_int64),
         ("lead_ns", ctypes.c_int64),
         ("stretch", ctypes.c_uint32),
         ("duty", ctypes.c_uint32),

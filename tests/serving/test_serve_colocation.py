@@ -368,7 +368,7 @@ def test_a_killed_holder_is_lowered_at_once_and_a_silent_one_after_the_limit(ben
     doomed.mapping.connection.close()
     wait_until(lambda: not watcher.others_up(), 1.0)
     with ControlClient(bench.folder) as client:
-        client.call("colocation", hold_limit_ns=50_000_000)
+        client.call("colocation", heartbeat_timeout_ms=50)
     silent = join_floor(bench.folder, uuid_of(bench))
     silent.raise_()
     assert watcher.others_up()

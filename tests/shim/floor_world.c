@@ -127,8 +127,8 @@ static struct cotenant_slot slot;
 static struct stream world_stream;
 
 struct settings {
-    uint32_t scheme, stretch_permille;
-    int64_t interval_ns, lead_ns, check_ns, launch_ns, event_ns, yield_ns, duty_permille, ahead_us, ahead_below_permille;
+    uint32_t scheme, in_flight_us, own_us, run_ahead, duty_cycle_permille; /* own_us: the program's own budget */
+    int64_t launch_ns, event_ns, yield_ns;
 };
 struct launch {
     int64_t kind, length_ns, host_ns; /* host_ns: of the program, before the launch */
@@ -154,15 +154,14 @@ void world_start(const struct settings *s)
     cot_real_cuEventElapsedTime = event_elapsed;
     cot_real_cuMemHostGetDevicePointer_v2 = host_pointer;
     cot_real_cuStreamBatchMemOp_v2 = batch;
-    page = (struct cotenant_floor){.scheme = s->scheme, .tenants = 1, .present = 1, .present_words = 1, .interval_ns = (uint64_t)s->interval_ns,
-                                   .lead_ns = (uint64_t)s->lead_ns, .hold_limit_ns = 500000000,
-                                   .stretch_permille = s->stretch_permille, .check_ns = (uint64_t)s->check_ns,
-                                   .duty_permille = (uint32_t)s->duty_permille, .ahead_us = (uint32_t)s->ahead_us,
-                                   .ahead_below_permille = (uint32_t)s->ahead_below_permille};
+    page = (struct cotenant_floor){.scheme = s->scheme, .tenants = 1, .present = 1, .present_words = 1,
+                                   .in_flight_us = s->in_flight_us, .heartbeat_timeout_ms = 500, .run_ahead = s->run_ahead,
+                                   .duty_cycle_permille = s->duty_cycle_permille};
     memset(cot_costs, 0, sizeof cot_costs);
     memset(&world_floor, 0, sizeof world_floor);
     pthread_mutex_init(&world_floor.lock, NULL);
     world_floor.page = &page;
+    world_floor.in_flight_us = s->own_us;
     world_floor.ahead.shown = &words_page;
     world_gpu.floor = &world_floor;
     world_gpu.page_slot = &slot;

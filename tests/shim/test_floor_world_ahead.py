@@ -11,11 +11,12 @@ import random
 import pytest
 from test_floor_world import LONG, LS_NS, MIDDLE, MS, SHORT, US, Kernel, Start, library, training, warm, world  # noqa: F401
 
+from cotenant.abi.floor import RunAhead
 from cotenant.policy.colocation import settings_for
 
-AHEAD = {"ahead_us": 20_000, "ahead_below_permille": 1000}  # whatever the program
-OWN = AHEAD | {"ahead_below_permille": round(settings_for("tidal").ahead_below * 1000)}
-INTERVAL_NS = settings_for("tidal").interval_ns
+AHEAD = {"run_ahead": RunAhead.ALWAYS}
+OWN = {"run_ahead": RunAhead.AUTO}
+BUDGET_NS = settings_for("tidal").in_flight_us * US
 
 
 def phases(long_us: int = 70, short_us: int = 8, host_us: int = 27) -> list[Kernel]:
@@ -36,8 +37,8 @@ def test_parts_of_a_step_that_the_host_is_too_slow_for_cost_nothing(world: Start
     assert bounded < 0.9
     assert own.work / native > 0.95
     assert seen.work / native > 0.96
-    assert seen.mean_wait_ns < 0.6 * INTERVAL_NS
-    assert seen.longest_wait_ns < 2 * INTERVAL_NS  # what 8 us take is known to 4 us
+    assert seen.mean_wait_ns < 0.6 * BUDGET_NS
+    assert seen.longest_wait_ns < 2 * BUDGET_NS  # what 8 us take is known to 4 us
 
 
 @pytest.mark.parametrize("kernels", [SHORT, MIDDLE, LONG, training(), phases()])
@@ -48,8 +49,8 @@ def test_nothing_that_the_host_launches_runs_beside_ls(world: Start, kernels: li
 @pytest.mark.parametrize(("kernels", "longest"), [(SHORT, 26 * US), (MIDDLE, 195 * US), (LONG, 1600 * US)])
 def test_ls_finds_a_part_or_a_kernel(world: Start, kernels: list[Kernel], longest: int) -> None:  # noqa: F811
     seen = warm(world(**AHEAD), kernels, 400)
-    assert seen.longest_wait_ns < 1.1 * max(INTERVAL_NS, longest)
-    assert seen.mean_wait_ns < 0.62 * max(INTERVAL_NS, longest)
+    assert seen.longest_wait_ns < 1.1 * max(BUDGET_NS, longest)
+    assert seen.mean_wait_ns < 0.62 * max(BUDGET_NS, longest)
     assert seen.work > 0.96
 
 
@@ -105,8 +106,8 @@ def test_a_host_bound_program_loses_nothing_to_ls_time(world: Start) -> None:  #
 
 
 def test_it_runs_ahead_no_further_than_it_may(world: Start) -> None:  # noqa: F811
-    """A burst of 100 ms: the host stops after 5 ms of work."""
-    here = world(**AHEAD | {"ahead_us": 5_000})
+    """A burst of 100 ms: the host stops after 20 ms of work."""
+    here = world(**AHEAD)
     here.run(SHORT, 0.05, rate_rps=0)
     seen = here.run(SHORT, 0.3, rate_rps=3)
     assert seen.work > 0.9

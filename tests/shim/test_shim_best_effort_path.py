@@ -23,7 +23,7 @@ FEW, MANY = 2000, 6000
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     with Rig("soft", together=True) as started:
-        started.scheme("tidal", interval_ns=100_000_000)  # nobody waits: valgrind is slow and so is its program
+        started.scheme("tidal", in_flight_us=100_000)  # nobody waits: valgrind is slow and so is its program
         yield started
 
 

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.abi.floor import WorkClass
 from cotenant.core.errors import InputError
 from cotenant.policy.colocation import SCHEMES, scheme_named, settings_for
 from cotenant.profiles.kernels.contention import grants, rates, read_table
 from cotenant.profiles.kernels.profile import (
-    COMPUTE,
-    MEMORY,
-    UNKNOWN,
     KernelWork,
     read_kernels,
     read_orion,
@@ -33,7 +31,7 @@ def run(job: Job, name: str, **changes: object) -> ColocationResult:
     return ColocationEngine(job, scheme_named(name), settings_for(name, **changes)).run()
 
 
-def kernel(duration_ns: int, sms: int = 132, work_class: int = COMPUTE) -> KernelWork:
+def kernel(duration_ns: int, sms: int = 132, work_class: int = WorkClass.COMPUTE) -> KernelWork:
     return KernelWork("k", duration_ns, sms, work_class)
 
 
@@ -49,7 +47,7 @@ def quantile(values: Sequence[float], part: float) -> float:
 @pytest.mark.parametrize("length_us", [26, 190, 1600])
 def test_a_duty_leaves_the_rest_of_the_time_idle(length_us: int) -> None:
     work = job([], [kernel(length_us * US)], [], 100 * MS)
-    assert run(work, "tidal", duty=0.8).be_work_ns / work.end_ns == pytest.approx(0.8, abs=0.02)
+    assert run(work, "tidal", duty_cycle=0.8).be_work_ns / work.end_ns == pytest.approx(0.8, abs=0.02)
 
 
 # -- what kernels do to each other -------------------------------------------------------------------------------------
@@ -62,19 +60,19 @@ def test_an_older_kernel_keeps_its_sms() -> None:
 
 def test_a_small_memory_bound_kernel_beside_a_large_one_is_slowed_as_on_the_card() -> None:
     # 32 of 132 SMs of its own beside copies on the other 100: 3.2 times as long there; the copies lose little.
-    ours, copies = rates(TABLE, [32 / 132, 100 / 132], [UNKNOWN, MEMORY])
+    ours, copies = rates(TABLE, [32 / 132, 100 / 132], [WorkClass.UNKNOWN, WorkClass.MEMORY])
     assert 1 / ours == pytest.approx(3.2, abs=0.3)
     assert copies == pytest.approx(1.0, abs=0.04)
 
 
 def test_beside_products_it_is_hardly_slowed() -> None:
-    ours, _ = rates(TABLE, [32 / 132, 100 / 132], [UNKNOWN, COMPUTE])
+    ours, _ = rates(TABLE, [32 / 132, 100 / 132], [WorkClass.UNKNOWN, WorkClass.COMPUTE])
     assert 1 / ours == pytest.approx(1.0, abs=0.1)
 
 
 def test_two_equal_memory_bound_kernels_share_the_bandwidth() -> None:
-    first, second = rates(TABLE, [0.5, 0.5], [MEMORY, MEMORY])
-    assert first == second == pytest.approx(0.5 / TABLE.demand[MEMORY])
+    first, second = rates(TABLE, [0.5, 0.5], [WorkClass.MEMORY, WorkClass.MEMORY])
+    assert first == second == pytest.approx(0.5 / TABLE.demand[WorkClass.MEMORY])
 
 
 # -- worked runs -------------------------------------------------------------------------------------------------------
@@ -113,10 +111,10 @@ def test_be_goes_on_as_soon_as_ls_is_done() -> None:
 
 
 def test_orion_lets_the_other_class_run_beside_ls_and_not_the_same() -> None:
-    ls = [kernel(MS, 66, COMPUTE)]
+    ls = [kernel(MS, 66, WorkClass.COMPUTE)]
     arrivals = [100 * US]
-    same = run(job(ls, [kernel(20 * US, 33, COMPUTE)], arrivals, 2 * MS), "orion")
-    other = run(job(ls, [kernel(20 * US, 33, MEMORY)], arrivals, 2 * MS), "orion")
+    same = run(job(ls, [kernel(20 * US, 33, WorkClass.COMPUTE)], arrivals, 2 * MS), "orion")
+    other = run(job(ls, [kernel(20 * US, 33, WorkClass.MEMORY)], arrivals, 2 * MS), "orion")
     assert same.be_work_ns <= 2 * MS - same.active_ns + 180 * US  # a batch may be in flight when LS comes
     assert other.be_work_ns > 1.5 * MS
 
@@ -136,7 +134,7 @@ def test_static_parts_slow_ls_to_its_part_of_the_sms() -> None:
 # -- properties --------------------------------------------------------------------------------------------------------
 
 KERNELS = st.lists(
-    st.builds(kernel, st.integers(5 * US, 800 * US), st.integers(1, 400), st.sampled_from([UNKNOWN, MEMORY, COMPUTE])),
+    st.builds(kernel, st.integers(5 * US, 800 * US), st.integers(1, 400), st.sampled_from(list(WorkClass)[1:])),
     min_size=1,
     max_size=6,
 )
@@ -158,11 +156,11 @@ def test_every_request_is_served_and_no_gpu_time_is_invented(
 
 
 @settings(max_examples=60, deadline=None)
-@given(KERNELS, st.integers(30 * US, 300 * US), st.lists(st.integers(0, 8 * MS), max_size=5))
-def test_tidal_bounds_what_is_in_flight(be: list[KernelWork], interval_ns: int, arrivals: list[int]) -> None:
-    found = run(job([kernel(100 * US)], be, sorted(arrivals), 8 * MS), "tidal", interval_ns=interval_ns)
+@given(KERNELS, st.integers(30, 300), st.lists(st.integers(0, 8 * MS), max_size=5))
+def test_tidal_bounds_what_is_in_flight(be: list[KernelWork], in_flight_us: int, arrivals: list[int]) -> None:
+    found = run(job([kernel(100 * US)], be, sorted(arrivals), 8 * MS), "tidal", in_flight_us=in_flight_us)
     longest = max(k.duration_ns for k in be)
-    assert found.longest_in_flight_ns <= max(interval_ns, longest) + longest
+    assert found.longest_in_flight_ns <= max(in_flight_us * US, longest) + longest
 
 
 # -- Orion's profiles --------------------------------------------------------------------------------------------------
@@ -180,7 +178,7 @@ def test_orion_profiles_keep_their_facts(shared: Path) -> None:
     assert len(kernels) == 175
     assert sum(k.duration_ns for k in kernels) == pytest.approx(6.50e6, rel=0.001)
     assert max(k.duration_ns for k in kernels) == pytest.approx(380e3, rel=0.01)
-    assert [sum(k.work_class == c for k in kernels) for c in (UNKNOWN, MEMORY, COMPUTE)] == [41, 80, 54]
+    assert [sum(k.work_class == c for k in kernels) for c in list(WorkClass)[1:]] == [41, 80, 54]
 
 
 @pytest.mark.parametrize("be", ["resnet50_32_fb1"])
@@ -205,7 +203,7 @@ def test_the_ranking_on_orion_profiles(shared: Path, be: str) -> None:
 
 
 def test_a_profile_survives_being_written(tmp_path: Path) -> None:
-    kernels = [KernelWork("a<int, float>", 1000, 12, MEMORY), KernelWork("b", 2, 1, UNKNOWN)]
+    kernels = [KernelWork("a<int, float>", 1000, 12, WorkClass.MEMORY), KernelWork("b", 2, 1, WorkClass.UNKNOWN)]
     write_kernels(tmp_path / "k.json", kernels, {"gpu": "Test"})
     assert read_kernels(tmp_path / "k.json") == kernels
 

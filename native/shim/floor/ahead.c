@@ -2,7 +2,7 @@
  *
  * Training launches long kernels in one part of a step and short ones in another, which its host is too slow for: it keeps the
  * GPU busy by running ahead by some ms.  A bound of 100 us on what is launched takes that from it, a quarter of its time on a card
- * (docs/benchmarks/colocation.md).  So here it runs ahead, and its stream waits, before each interval_ns of work, until nobody
+ * (docs/benchmarks/colocation.md).  So here it runs ahead, and its stream waits, before each budget_ns of work, until nobody
  * holds the floor: what LS work finds in flight is the rest of such a part, whatever is queued behind.
  *
  * A stream waits for the words that LS processes write (struct cotenant_floor_words), so nothing of ours is needed to stop it or to
@@ -31,9 +31,9 @@ DECLARE_REAL(cuStreamBatchMemOp_v2);
 bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struct floor_rule *rule)
 {
     int64_t now_ns = (int64_t)cot_now_ns();
-    if (now_ns >= floor->ahead.until_ns && floor->page->ahead_below_permille < 1000)
+    if (now_ns >= floor->ahead.until_ns && floor->page->run_ahead != COTENANT_RUN_AHEAD_ALWAYS)
         return false;
-    return floor->page->ahead_us > 0 && rule->scheme == COTENANT_SCHEME_TIDAL && rule->beside_permille == 0 && !floor_paced(rule) &&
+    return floor->page->run_ahead != COTENANT_RUN_AHEAD_NEVER && rule->scheme == COTENANT_SCHEME_TIDAL && rule->overlap_permille == 0 && !floor_paced(rule) &&
            floor->ahead.shown && floor->page->present_words == floor->page->present &&
            !floor->ahead.refused && now_ns >= floor->ahead.crowded_until_ns && !gpu->stale &&
            gpu->page_slot->flags & COTENANT_SLOT_UNGATED;
@@ -55,15 +55,14 @@ void cot_ahead_consider(struct floor *floor, int64_t waited_ns, bool up, int64_t
     int64_t passed_ns = floor_least(now_ns - ahead->window_at_ns, FLOOR_LONGEST_NS);
     if (passed_ns < WINDOW_NS)
         return;
-    uint32_t below = floor->page->ahead_below_permille;
-    if (below < 1000 && ahead->waited_ns * 1000 < passed_ns * below)
+    if (ahead->waited_ns * 1000 < passed_ns * COTENANT_RUN_AHEAD_BELOW_PERMILLE)
         ahead->until_ns = now_ns + STAY_NS;
     ahead->window_at_ns = 0;
 }
 
 /* Work is launched on that stream now.  What is past its wait on each of several streams runs to its end, so those that were used
  * lately divide what may be. */
-static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t interval_ns, int64_t now_ns)
+static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t budget_ns, int64_t now_ns)
 {
     uint32_t place = 0, active = 0;
     for (uint32_t i = 0; i < AHEAD_STREAMS; i++)
@@ -78,7 +77,7 @@ static void use_stream(struct floor_ahead *ahead, CUstream handle, int64_t inter
     ahead->streams[place].at_ns = now_ns;
     for (uint32_t i = 0; i < AHEAD_STREAMS; i++)
         active += ahead->streams[i].at_ns && now_ns - ahead->streams[i].at_ns < LATELY_NS;
-    ahead->part_ns = interval_ns / active;
+    ahead->part_ns = budget_ns / active;
     ahead->since_ns = 0;
 }
 
@@ -93,7 +92,7 @@ static bool is_believed(const struct cotenant_floor *page, uint32_t holder, int6
 {
     uint8_t raised = __atomic_load_n(&page->raised[holder], __ATOMIC_ACQUIRE); /* and its time before that */
     int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[holder], __ATOMIC_RELAXED);
-    int64_t limit_ns = (int64_t)page->hold_limit_ns;
+    int64_t limit_ns = (int64_t)page->heartbeat_timeout_ms * 1000000;
     return raised && age_ns < limit_ns && age_ns > -limit_ns;
 }
 
@@ -194,7 +193,7 @@ bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_ru
     }
     pthread_mutex_unlock(&cot_capture_lock);
     bool own = t->stream->handle == (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE; /* one handle, a stream for each thread */
-    use_stream(&floor->ahead, own ? (CUstream)t : t->stream->handle, rule->interval_ns, (int64_t)cot_now_ns());
+    use_stream(&floor->ahead, own ? (CUstream)t : t->stream->handle, rule->budget_ns, (int64_t)cot_now_ns());
     return done;
 }
 
@@ -205,7 +204,7 @@ void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
 {
     uint64_t began = cot_now_ns(), progress = began, now = began;
     uint32_t oldest = floor->oldest;
-    while (floor->state.outstanding_ns > 0 && (floor->state.outstanding_ns + ns > (int64_t)floor->page->ahead_us * 1000 ||
+    while (floor->state.outstanding_ns > 0 && (floor->state.outstanding_ns + ns > COTENANT_RUN_AHEAD_NS ||
                                                cot_pieces_full(floor))) {
         cot_pieces_resolve(floor, (int64_t)now);
         if (floor->oldest != oldest || cot_floor_is_up(floor->page, (int64_t)now)) {

@@ -79,7 +79,7 @@ static uint32_t active_class(const struct cotenant_floor *page, uint32_t work_cl
     uint32_t found = 0;
     if (!floor_any_raised(page))
         return 0;
-    int64_t limit_ns = (int64_t)page->hold_limit_ns;
+    int64_t limit_ns = (int64_t)page->heartbeat_timeout_ms * 1000000;
     for (uint32_t i = 0; i < COTENANT_FLOOR_HOLDERS; i++) {
         int64_t age_ns = now_ns - (int64_t)__atomic_load_n(&page->raised_ns[i], __ATOMIC_RELAXED);
         uint8_t raised = __atomic_load_n(&page->raised[i], __ATOMIC_RELAXED);
@@ -98,23 +98,23 @@ static struct floor_rule current_rule(const struct floor *floor, const struct gp
 {
     const struct cotenant_floor *page = floor->page;
     uint64_t parts = gpu->stale ? 0 : gpu->page_slot->floor_parts; /* nobody looks who works when the agent is gone */
-    uint64_t interval_ns = floor->interval_ns ? floor->interval_ns : page->interval_ns;
+    uint64_t in_flight_us = floor->in_flight_us ? floor->in_flight_us : page->in_flight_us;
     return (struct floor_rule){.scheme = page->scheme,
-                               .beside_permille = page->beside_permille,
+                               .overlap_permille = page->overlap_permille,
                                .sm_threshold = page->sm_threshold ? page->sm_threshold : gpu->sm_count,
                                .work_class = work.work_class,
                                .work_sms = work.sms,
-                               .interval_ns = floor_share(interval_ns, parts ? parts : page->tenants),
-                               .lead_ns = (int64_t)page->lead_ns,
-                               .stretch_permille = floor->interval_ns ? 1000 : page->stretch_permille,
-                               .duty_permille = page->duty_permille};
+                               .budget_ns = floor_share(in_flight_us * 1000, parts ? parts : page->tenants),
+                               .lead_ns = COTENANT_LEAD_NS,
+                               .stretch_permille = floor->in_flight_us ? 1000 : COTENANT_STRETCH_PERMILLE,
+                               .duty_cycle_permille = page->duty_cycle_permille};
 }
 
 /* Work between two events.  Only tidal may go by the clock: the others ask whether all has ended.  A GPU that runs dry has time for
  * events, and what its program launches is known less well: idle time hides how long it took. */
-static int64_t check_ns(const struct floor *floor)
+static int64_t event_interval_ns(const struct floor *floor)
 {
-    return floor->page->scheme == COTENANT_SCHEME_TIDAL && !floor->state.starved ? (int64_t)floor->page->check_ns : 0;
+    return floor->page->scheme == COTENANT_SCHEME_TIDAL && !floor->state.starved ? COTENANT_EVENT_INTERVAL_NS : 0;
 }
 
 /* Sleeps for most of the time that is left; how late sleeps end on this machine is learned, worst first. */
@@ -200,8 +200,8 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
         if (floor->stalled && !leave.ls_class)
             break;
         if (cot_piece(floor, floor->newest)->count > 0)
-            cot_piece_close(floor, check_ns(floor));
-        bool shut = leave.ls_class && !leave.rule.beside_permille;
+            cot_piece_close(floor, event_interval_ns(floor));
+        bool shut = leave.ls_class && !leave.rule.overlap_permille;
         up = up || leave.ls_class;
         int64_t left_ns = leave.ls_class ? 0 : oldest_ends_ns(floor) - leave.now_ns;
         pause_a_little(floor, shut, leave.now_ns - began, left_ns, leave.now_ns);
@@ -344,7 +344,7 @@ void cot_floor_enter(struct thread *t, struct cost *cost)
     if (open->count > 0 && (has_enough(open, floor_allowed(&rule, &floor->state)) || floor->stream != t->stream ||
                             floor->handle != t->stream->handle)) {
         cot_pieces_resolve(floor, (int64_t)cot_now_ns());
-        cot_piece_close(floor, check_ns(floor));
+        cot_piece_close(floor, event_interval_ns(floor));
     }
     struct leave leave = wait_for_floor(floor, t->gpu, work, cost->ns);
     open = cot_piece(floor, floor->newest);

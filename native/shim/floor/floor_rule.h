@@ -10,14 +10,14 @@
 
 struct floor_rule {
     uint32_t scheme;
-    uint32_t beside_permille;
+    uint32_t overlap_permille;
     uint32_t sm_threshold;
     uint32_t work_class; /* of the BE work */
     uint32_t work_sms;   /* that it fills, which may be more than there are; 0: not known */
-    int64_t interval_ns;
+    int64_t budget_ns;
     int64_t lead_ns;
-    uint32_t stretch_permille; /* tidal: interval_ns may grow so far for work that leaves the GPU dry; 1000: not at all */
-    uint32_t duty_permille;    /* tidal: part of the time that BE may keep the GPU busy; 0 or 1000: all of it */
+    uint32_t stretch_permille; /* tidal: budget_ns may grow so far for work that leaves the GPU dry; 1000: not at all */
+    uint32_t duty_cycle_permille;    /* tidal: part of the time that BE may keep the GPU busy; 0 or 1000: all of it */
 };
 
 struct floor_state {
@@ -32,14 +32,14 @@ struct floor_state {
     int64_t dry_ns;          /* of it with no BE work on the GPU, */
     int64_t area_ns2;        /* and work in flight, summed over time */
     int64_t open_at_ns;      /* counted until then; 0: LS work was active */
-    int64_t stretch_permille; /* of interval_ns, that may be in flight; 0 as 1000 */
+    int64_t stretch_permille; /* of budget_ns, that may be in flight; 0 as 1000 */
     bool starved;            /* the GPU ran dry in the last window */
     int64_t owed_ns;         /* tidal with a duty: idle time that the work that went still owes */
 };
 
 #define FLOOR_WINDOW_NS INT64_C(10000000)
 #define FLOOR_LONGEST_NS INT64_C(1000000000) /* so that products of two times fit */
-#define FLOOR_STRETCH 4000 /* permille: with it LS finds up to interval_ns on average */
+#define FLOOR_STRETCH 4000 /* permille: with it LS finds up to budget_ns on average */
 #define FLOOR_GAP_NS INT64_C(1000000)
 #define FLOOR_REST_NS INT64_C(200000) /* idle time is owed up to here, then paid at once: kernels in a row can be timed */
 
@@ -53,22 +53,22 @@ static inline int64_t floor_most(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* What a process may have in flight that has one of `parts` parts of interval_ns (policy/colocation/division.py). */
-static inline int64_t floor_share(uint64_t interval_ns, uint64_t parts)
+/* What a process may have in flight that has one of `parts` parts of budget_ns (policy/colocation/division.py). */
+static inline int64_t floor_share(uint64_t budget_ns, uint64_t parts)
 {
-    return floor_most((int64_t)(interval_ns / (parts ? parts : 1)), 1);
+    return floor_most((int64_t)(budget_ns / (parts ? parts : 1)), 1);
 }
 
 /* tidal: what may be in flight now. */
 static inline int64_t floor_allowed(const struct floor_rule *rule, const struct floor_state *s)
 {
     int64_t permille = floor_least(s->stretch_permille, rule->stretch_permille);
-    return rule->interval_ns * floor_most(permille, 1000) / 1000;
+    return rule->budget_ns * floor_most(permille, 1000) / 1000;
 }
 
 static inline bool floor_paced(const struct floor_rule *rule)
 {
-    return rule->duty_permille > 0 && rule->duty_permille < 1000;
+    return rule->duty_cycle_permille > 0 && rule->duty_cycle_permille < 1000;
 }
 
 /* A program that its host holds back launches ahead of its GPU when it can, and leaves it dry when the bound does not let it.
@@ -77,7 +77,7 @@ static inline bool floor_paced(const struct floor_rule *rule)
 static inline void floor_adapt(const struct floor_rule *rule, struct floor_state *s)
 {
     int64_t mean_ns = s->area_ns2 / s->open_ns;
-    int64_t most_ns = rule->interval_ns * rule->stretch_permille / FLOOR_STRETCH;
+    int64_t most_ns = rule->budget_ns * rule->stretch_permille / FLOOR_STRETCH;
     int64_t now_permille = floor_most(s->stretch_permille, 1000);
     s->starved = s->dry_ns * 32 > s->open_ns;
     if (s->starved && mean_ns * 4 < most_ns * 3)
@@ -126,11 +126,11 @@ static inline bool floor_tidal(const struct floor_rule *rule, struct floor_state
 {
     int64_t passed_ns = ls_class && s->credit_at_ns ? now_ns - s->credit_at_ns : 0;
     s->credit_at_ns = ls_class ? now_ns : 0;
-    s->credit_ns = floor_least(s->credit_ns + passed_ns * rule->beside_permille / 1000, rule->interval_ns);
+    s->credit_ns = floor_least(s->credit_ns + passed_ns * rule->overlap_permille / 1000, rule->budget_ns);
     if (ls_class) {
         s->open_at_ns = 0;
-        return rule->beside_permille > 0 && s->outstanding_ns == 0 &&
-               s->credit_ns >= floor_least(next_ns, rule->interval_ns);
+        return rule->overlap_permille > 0 && s->outstanding_ns == 0 &&
+               s->credit_ns >= floor_least(next_ns, rule->budget_ns);
     }
     if (s->open_at_ns == 0)
         s->open_at_ns = now_ns;
@@ -164,14 +164,14 @@ static inline void floor_went(const struct floor_rule *rule, struct floor_state 
     if (rule->scheme == COTENANT_SCHEME_TIDAL && !ls_class)
         floor_look_back(rule, s, now_ns);
     if (floor_paced(rule))
-        s->owed_ns += next_ns * (1000 - rule->duty_permille) / rule->duty_permille;
+        s->owed_ns += next_ns * (1000 - rule->duty_cycle_permille) / rule->duty_cycle_permille;
     if (s->busy_until_ns < now_ns)
         s->busy_until_ns = now_ns;
     s->busy_until_ns += next_ns;
     s->outstanding_ns += next_ns;
     if (rule->scheme == COTENANT_SCHEME_ORION) {
         s->batch_ns += next_ns;
-        s->batch_full = s->batch_ns > rule->interval_ns;
+        s->batch_full = s->batch_ns > rule->budget_ns;
     }
     if (rule->scheme == COTENANT_SCHEME_TIDAL && ls_class)
         s->credit_ns -= next_ns;

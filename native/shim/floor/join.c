@@ -157,7 +157,7 @@ void cot_floor_join(struct gpu *gpu)
         close(floor->fd);
     floor->fd = fd; /* stays open: its end tells the agent that this process is gone */
     floor->stated = (struct work){.work_class = reply.work_class, .sms = reply.work_sms};
-    floor->interval_ns = reply.interval_ns;
+    floor->in_flight_us = reply.in_flight_us;
     __atomic_store_n(&floor->page, page, __ATOMIC_RELEASE); /* an older page stays mapped */
     cot_ahead_move(floor, shown);
     __atomic_store_n(&gpu->floor, floor, __ATOMIC_RELEASE);

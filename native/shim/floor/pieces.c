@@ -208,15 +208,15 @@ static bool record(struct floor *floor, struct piece *piece)
     return done;
 }
 
-/* Ends the open piece; an empty one gives a time to measure from.  check_ns: work between two events; 0: each has one. */
-void cot_piece_close(struct floor *floor, int64_t check_ns)
+/* Ends the open piece; an empty one gives a time to measure from.  event_interval_ns: work between two events; 0: each has one. */
+void cot_piece_close(struct floor *floor, int64_t event_interval_ns)
 {
     struct piece *piece = cot_piece(floor, floor->newest);
     if (cot_pieces_full(floor))
         return;
     floor->unchecked_ns += piece->predicted_ns;
     floor->unchecked++;
-    if (floor->doubt == 0 && floor->unchecked < CHAIN && floor->unchecked_ns < check_ns && piece->count > 0 &&
+    if (floor->doubt == 0 && floor->unchecked < CHAIN && floor->unchecked_ns < event_interval_ns && piece->count > 0 &&
         !floor->open_solo && floor->have_origin)
         piece->end = PIECE_BY_CLOCK;
     else {

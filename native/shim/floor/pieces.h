@@ -1,7 +1,7 @@
 /* What a best-effort process has in flight on one GPU, in pieces.
  *
  * Launches between two ends are a piece.  A piece ends by the clock, when it should have ended by what its launches cost
- * before, or by an event, which a card takes about 3 us for between two kernels: so only every check_ns of work has one.
+ * before, or by an event, which a card takes about 3 us for between two kernels: so only every EVENT_INTERVAL_NS of work has one.
  * What ran between two events, back to back, teaches what launches cost; what was wrong is checked more often for a while. */
 #ifndef COTENANT_FLOOR_PIECES_H
 #define COTENANT_FLOOR_PIECES_H
@@ -58,7 +58,7 @@ struct floor {
     pthread_mutex_t lock;
     int fd;
     struct work stated;               /* of its kernels, by the tenant */
-    uint64_t interval_ns;             /* of this tenant; 0: the page's */
+    uint32_t in_flight_us;            /* of this tenant; 0: the page's */
     struct floor_state state;
     CUcontext context;
     struct piece pieces[PIECES];
@@ -71,7 +71,7 @@ struct floor {
     uint32_t unchecked;               /* in so many pieces */
     uint32_t slow;                    /* chains in a row that were slower than is known, or held; */
     double least_slow;                /* the least of them, over what is known */
-    uint32_t doubt;                   /* so many of the next pieces end with an event, whatever check_ns says */
+    uint32_t doubt;                   /* so many of the next pieces end with an event, whatever event_interval_ns is */
     bool open_solo;                   /* the open piece is one new kernel, and the event before it was recorded for it */
     int64_t late_ns;                  /* how late sleeps end */
     int64_t yield_ns;                 /* how long giving up the processor takes here: the longest, fading */
@@ -92,7 +92,7 @@ static inline struct piece *cot_piece(struct floor *floor, uint32_t index)
 HIDDEN void cot_pieces_switch(struct floor *floor, CUcontext context);
 HIDDEN void cot_pieces_forget(struct floor *floor, CUcontext gone);
 HIDDEN void cot_pieces_resolve(struct floor *floor, int64_t now_ns);
-HIDDEN void cot_piece_close(struct floor *floor, int64_t check_ns);
+HIDDEN void cot_piece_close(struct floor *floor, int64_t event_interval_ns);
 HIDDEN bool cot_pieces_full(const struct floor *floor);
 
 HIDDEN bool cot_floor_is_up(const struct cotenant_floor *page, int64_t now_ns);
@@ -110,7 +110,7 @@ static inline bool cot_ahead_is_full(const struct piece *open)
 static inline bool cot_ahead_goes_on(const struct floor *floor, const struct piece *open, int64_t ns)
 {
     return ns != COST_UNKNOWN_NS && !cot_ahead_is_full(open) && floor->ahead.since_ns + ns <= floor->ahead.part_ns &&
-           floor->state.outstanding_ns + ns <= (int64_t)floor->page->ahead_us * 1000;
+           floor->state.outstanding_ns + ns <= COTENANT_RUN_AHEAD_NS;
 }
 
 static inline void cot_ahead_count(struct floor *floor, int64_t ns, int64_t now_ns)

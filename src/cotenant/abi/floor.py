@@ -11,9 +11,14 @@ import struct
 
 FLOOR_BYTES = 4096
 FLOOR_MAGIC = 0x464C4F52  # "FLOR"
-FLOOR_VERSION = 1
+FLOOR_VERSION = 2
 FLOOR_HOLDERS = 64  # LS processes of one GPU
 KERNEL_NAME = 511  # bytes of a kernel's name that count
+LEAD_NS = 10000  # tidal: a kernel longer than the budget is queued so long before the one in front of it ends
+EVENT_INTERVAL_NS = 150000  # tidal: BE work between two events that confirm what was predicted
+STRETCH_PERMILLE = 4000  # tidal: in_flight_us may grow so far for a process that leaves the GPU idle
+RUN_AHEAD_NS = 20000000  # BE work that may be launched early and held on the device
+RUN_AHEAD_BELOW_PERMILLE = 450  # run_ahead auto: for processes whose launches wait for less than that part of the time
 
 
 class FloorRole(enum.IntEnum):
@@ -37,8 +42,16 @@ class RuleKind(enum.IntEnum):
 
     FREE = 0  # no gate: mps-plus, static
     TEMPORAL = 1  # one kernel at a time, and only while LS is idle
-    ORION = 2  # beside LS by class and SMs, in batches of interval_ns
+    ORION = 2  # beside LS by class and SMs, in batches of in_flight_us
     TIDAL = 3  # none beside LS (or a measured part), bounded time in flight otherwise
+
+
+class RunAhead(enum.IntEnum):
+    """Which BE processes launch early, held on the device."""
+
+    AUTO = 0  # those whose launches wait for less than RUN_AHEAD_BELOW_PERMILLE of the time
+    ALWAYS = 1
+    NEVER = 2
 
 KERNEL = struct.Struct("=QIHB1x")  # A row of the table of kernels
 
@@ -53,19 +66,15 @@ class FloorLayout(ctypes.Structure):
         ("holders", ctypes.c_uint32),
         ("scheme", ctypes.c_uint32),
         ("tenants", ctypes.c_uint32),
-        ("interval_ns", ctypes.c_uint64),
-        ("lead_ns", ctypes.c_uint64),
-        ("hold_limit_ns", ctypes.c_uint64),
-        ("beside_permille", ctypes.c_uint32),
+        ("in_flight_us", ctypes.c_uint32),
+        ("heartbeat_timeout_ms", ctypes.c_uint32),
+        ("overlap_permille", ctypes.c_uint32),
+        ("duty_cycle_permille", ctypes.c_uint32),
         ("sm_threshold", ctypes.c_uint32),
-        ("stretch_permille", ctypes.c_uint32),
+        ("run_ahead", ctypes.c_uint32),
         ("present", ctypes.c_uint32),
-        ("check_ns", ctypes.c_uint64),
-        ("duty_permille", ctypes.c_uint32),
-        ("ahead_us", ctypes.c_uint32),
         ("present_words", ctypes.c_uint32),
-        ("ahead_below_permille", ctypes.c_uint32),
-        ("reserved_agent", ctypes.c_uint8 * 168),
+        ("reserved_agent", ctypes.c_uint8 * 200),
         ("raised", ctypes.c_uint8 * FLOOR_HOLDERS),
         ("reserved_raised", ctypes.c_uint8 * 192),
         ("raised_ns", ctypes.c_uint64 * FLOOR_HOLDERS),
@@ -79,20 +88,16 @@ class FloorLayout(ctypes.Structure):
     page_bytes: int
     holders: int  # FLOOR_HOLDERS
     scheme: int  # RuleKind
-    tenants: int  # BE processes here: they divide interval_ns, unless their slots hold floor_parts
-    interval_ns: int  # predicted BE work that may be in flight, all BE processes together
-    lead_ns: int  # a kernel may be queued this long before the one in front of it ends
-    hold_limit_ns: int  # heartbeat timeout: a flag that was not set again for so long does not count
-    beside_permille: int  # part of the time that BE may work beside LS
+    tenants: int  # BE processes here: they divide in_flight_us, unless their slots hold floor_parts
+    in_flight_us: int  # predicted BE work that may be in flight, all BE processes together
+    heartbeat_timeout_ms: int  # an LS-activity flag that was not set again for so long does not count
+    overlap_permille: int  # part of the time that BE may work beside LS
+    duty_cycle_permille: int  # part of the time that BE may keep the GPU busy while no LS work is active; 0: all
     sm_threshold: int  # orion: SMs that BE may fill beside LS; 0: those that the GPU has
-    stretch_permille: int  # interval_ns may grow so far for a process that leaves the GPU idle
+    run_ahead: int  # RunAhead
     present: int  # LS processes that have joined; 0: there is nothing to protect
-    check_ns: int  # work between two events; 0: every launch batch has one
-    duty_permille: int  # part of the time that BE may keep the GPU busy while no LS work is active; 0: all
-    ahead_us: int  # predicted work that a BE process may launch early, held on the device; 0: none
     # LS processes that also write the second page: if fewer than present, streams must not rely on it
     present_words: int
-    ahead_below_permille: int  # early launches are for programs whose launches wait for less than that part of the time
     # written by LS processes, each at its own index, raised_ns before raised
     # LS-activity flag: WorkClass, 0: not active; one cache line, read by every BE launch
     raised: ctypes.Array[ctypes.c_uint8]

@@ -262,10 +262,10 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "floor_reply": (  # FLOOR_PAGE; header.slot is the holder's index (LS)
         ("work_class", "I"),  # WorkClass of this tenant's kernels (BE)
         ("work_sms", "I"),  # SMs that they fill, which may be more than there are; 0: not known
-        ("interval_ns", "Q"),  # what this tenant may have in flight, instead of the page's; 0: as the page
+        ("in_flight_us", "I"),  # what this tenant may have in flight, instead of the page's; 0: as the page
         ("kernels", "I"),  # entries of a table; not 0: FLOOR_KERNELS follows and brings it as a memfd
         ("words", "I"),  # 1: FLOOR_WORDS follows, last, and brings the second page as a memfd
-        ("reserved", "200x"),
+        ("reserved", "204x"),
     ),
 }
 BODY_OF: dict[MessageType, str] = {

@@ -1,6 +1,6 @@
 """`cotenant bench budget`: how much best-effort work a latency-sensitive service tolerates beside it.
 
-The floor is up all the time, so best-effort (BE) work runs by tidal's `beside` alone: one launch at a time, for a part
+The floor is up all the time, so best-effort (BE) work runs by tidal's `overlap` alone: one launch at a time, for a part
 of the time, on a part of the SMs. The curve of the service's slowdown over that is what choose_budget takes.
 """
 
@@ -23,17 +23,18 @@ from cotenant.policy.colocation import CurvePoint, choose_budget
 SEED = 7  # of the arrivals, the same in every block
 ALIVE_S = 0.05
 PARTS = (0.1, 0.25, 1.0)
-BESIDE = (0.05, 0.1, 0.2, 0.4, 1.0)
+OVERLAPS = (0.05, 0.1, 0.2, 0.4, 1.0)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What is measured: BE `load` (addN or copyN) on each of `parts` of the SMs, for each part `beside` of the time."""
+    """What is measured: BE `load` (addN or copyN) on each of `parts` of the SMs, for each part `overlap` of
+    the time."""
 
     ls: LsLoad
     load: str = "add64"
     parts: Sequence[float] = PARTS
-    beside: Sequence[float] = BESIDE
+    overlap: Sequence[float] = OVERLAPS
     tolerated: float = 1.05
     block_s: float = 0.6
 
@@ -49,9 +50,9 @@ def bytes_moved(load: str) -> int:
 def measure(
     gpus: str, wanted: Budget, found: dict[str, Any] | None = None, progress: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Rows {be_sms, beside, ls_service_over_alone, ls_p99_service_over_alone, be_gb_per_s}, and the `budget` from them:
-    the most BE bandwidth that keeps the median of the service within `tolerated` times that alone. `found` is filled as
-    rows come."""
+    """Rows {be_sms, overlap, ls_service_over_alone, ls_p99_service_over_alone, be_gb_per_s}, and the `budget` from
+    them: the most BE bandwidth that keeps the median of the service within `tolerated` times that alone. `found` is
+    filled as rows come."""
     found = {} if found is None else found
     rows: list[dict[str, Any]] = []
     found |= {"ls": asdict(wanted.ls), "be": wanted.load, "tolerated": wanted.tolerated, "rows": rows}
@@ -69,7 +70,7 @@ def measure(
                     rows.append(row)
                     progress(said(row))
         floor.close()
-    points = [CurvePoint(r["beside"], r["ls_service_over_alone"], r["be_gb_per_s"], r["be_sms"]) for r in rows]
+    points = [CurvePoint(r["overlap"], r["ls_service_over_alone"], r["be_gb_per_s"], r["be_sms"]) for r in rows]
     found["budget"] = asdict(choose_budget(points, wanted.tolerated))
     return found
 
@@ -82,8 +83,8 @@ def _curve(
     rig.scheme("mps-plus")  # no gate while the load is set up
     be.ask(f"load {wanted.load}", 60)
     alone_ms = quantile(ls_block(ls, plan, SEED, raises=False)["service_ms"], 0.5)
-    for beside in wanted.beside:
-        rig.scheme("tidal", beside=beside)
+    for overlap in wanted.overlap:
+        rig.scheme("tidal", overlap=overlap)
         be.tell(f"run {wanted.block_s + 2 * LEAD_S}")
         time.sleep(LEAD_S)
         seen = ls_block(ls, plan, SEED, raises=False)
@@ -91,7 +92,7 @@ def _curve(
         rate = rate_between(block, seen["begin_ns"], min(seen["end_ns"], block["end_ns"]))
         yield {
             "be_sms": part,
-            "beside": beside,
+            "overlap": overlap,
             "ls_service_over_alone": quantile(seen["service_ms"], 0.5) / alone_ms,
             "ls_p99_service_over_alone": quantile(seen["service_ms"], 0.99) / alone_ms,
             "be_gb_per_s": rate * unit_bytes / 1e9,
@@ -101,7 +102,7 @@ def _curve(
 def said(row: dict[str, Any]) -> str:
     """One line of progress."""
     return (
-        f"BE on {row['be_sms']:.0%} of the SMs for {row['beside']:.0%} of the time: LS "
+        f"BE on {row['be_sms']:.0%} of the SMs for {row['overlap']:.0%} of the time: LS "
         f"{row['ls_service_over_alone']:.2f}x, BE {row['be_gb_per_s']:.0f} GB/s"
     )
 

@@ -14,7 +14,7 @@ def budget(
     ] = "resnet50:4:300",
     be: Annotated[str, typer.Option(metavar="addN|copyN", help="What moves memory beside it, over N MiB.")] = "add64",
     sms: Annotated[str, typer.Option(metavar="LIST", help="Parts of the SMs that it may use.")] = "10%,25%,100%",
-    beside: Annotated[
+    overlap: Annotated[
         str, typer.Option(metavar="LIST", help="Parts of the time that it works.")
     ] = "5%,10%,20%,40%,100%",
     tolerated: Annotated[str, typer.Option(metavar="PART", help="How much longer a request may take.")] = "5%",
@@ -44,7 +44,7 @@ def budget(
         parse_ls(ls),
         be,
         _parts(sms, "--sms"),
-        _parts(beside, "--beside"),
+        _parts(overlap, "--overlap"),
         1 + parse_fraction(tolerated, "--tolerated"),
         block_s,
     )
@@ -65,10 +65,10 @@ def _parts(text: str, field: str) -> list[float]:
 def _in_words(found: dict[str, Any]) -> str:
     chosen, more = found["budget"], found["tolerated"] - 1
     said = f"{found['gpu']}: within {more:.0%} of the service's time alone, {found['be']} may work beside it"
-    if not chosen["beside"]:
-        return f"{said} not at all: leave `beside` at 0%"
+    if not chosen["overlap"]:
+        return f"{said} not at all: leave `overlap` at 0%"
     return (
-        f"{said} for {chosen['beside']:.0%} of the time on {chosen['be_sms']:.0%} of the SMs, {chosen['gb_per_s']:.0f}"
-        f" GB/s.\n`colocation: {{beside: {100 * chosen['beside']:.0f}%}}` in the agent's file, and `cotenant run"
+        f"{said} for {chosen['overlap']:.0%} of the time on {chosen['be_sms']:.0%} of the SMs, {chosen['gb_per_s']:.0f}"
+        f" GB/s.\n`colocation: {{overlap: {100 * chosen['overlap']:.0f}%}}` in the agent's file, and `cotenant run"
         f" --best-effort --mechanism mps --limit {chosen['be_sms']:.0%}`"
     )

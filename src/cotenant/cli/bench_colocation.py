@@ -31,8 +31,10 @@ def colocation(
     block: Annotated[str, typer.Option(metavar="TIME", help="Length of a block.")] = "2s",
     seconds: Annotated[float, typer.Option(min=0.01, max=3600, help="Virtual: length of each run.")] = 3.0,
     copy_inputs: Annotated[bool, typer.Option("--copy-inputs", help="Each request brings its input.")] = False,
-    interval: Annotated[str, typer.Option(metavar="TIME", help="BE work in flight, instead of the scheme's.")] = "",
-    duty: Annotated[
+    in_flight_us: Annotated[
+        int | None, typer.Option(min=1, max=10**6, help="BE work in flight, instead of the scheme's.")
+    ] = None,
+    duty_cycle: Annotated[
         str,
         typer.Option(metavar="PART", help="Part of the time that tidal lets BE keep the GPU busy while LS is idle."),
     ] = "",
@@ -63,10 +65,10 @@ def colocation(
         given = {"--rounds": rounds != 5, "--block": block != "2s", "--copy-inputs": copy_inputs}
         given |= {"--ls-profile": bool(ls_profile), "--be-profile": bool(be_profile)}
         seconds = _virtual_seconds(ls, seconds, requests, [name for name, is_given in given.items() if is_given])
-        rows = _virtual(ls, be, schemes, seconds, _changes(interval, duty))
+        rows = _virtual(ls, be, schemes, seconds, _changes(in_flight_us, duty_cycle))
         about |= {"On": f"simulation in virtual time, {seconds:g} s a run", "Service": _service(ls), "Beside": be}
     else:
-        shape = _Shape(rounds, requests, block, copy_inputs, _changes(interval, duty), ls_profile, be_profile)
+        shape = _Shape(rounds, requests, block, copy_inputs, _changes(in_flight_us, duty_cycle), ls_profile, be_profile)
         rows, card = _real(ls, be, schemes, gpus, shape)
         about |= {"On": card, "Service": _service(ls), "Beside": be, "Measured": shape.said}
     if html:
@@ -114,16 +116,16 @@ def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _changes(interval: str, duty: str) -> dict[str, Any]:
+def _changes(in_flight_us: int | None, duty_cycle: str) -> dict[str, Any]:
     """Settings over the schemes' own."""
-    from cotenant.core.units import parse_fraction, parse_seconds
+    from cotenant.core.units import parse_fraction
     from cotenant.policy.colocation import ColocationSettings
 
     changes: dict[str, Any] = {}
-    if interval:
-        changes["interval_ns"] = round(parse_seconds(interval, "--interval") * 1e9)
-    if duty:
-        changes["duty"] = parse_fraction(duty, "--duty")
+    if in_flight_us:
+        changes["in_flight_us"] = in_flight_us
+    if duty_cycle:
+        changes["duty_cycle"] = parse_fraction(duty_cycle, "--duty-cycle")
     ColocationSettings(**changes)
     return changes
 

@@ -36,8 +36,8 @@ def run(
     best_effort: Annotated[
         bool, typer.Option("--best-effort", help="Stay out of the way of latency-sensitive services on this GPU.")
     ] = False,
-    in_flight: Annotated[
-        Text, typer.Option(metavar="TIME", help="Best-effort: GPU work it may have in flight (default: the scheme's).")
+    in_flight_us: Annotated[
+        int | None, typer.Option(min=1, max=10**6, help="Best-effort: GPU work in flight (default: the scheme's).")
     ] = None,
     work_class: Annotated[
         Text, typer.Option(metavar="unknown|memory|compute", help="What its kernels need most (scheme orion).")
@@ -68,13 +68,11 @@ def run(
     from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
 
     which = tuple(gpus.split(",")) if gpus and not _is_count(gpus) else ()
-    in_flight_ns = round(parse_seconds(in_flight, "--in-flight") * 1e9) if in_flight else 0
     check_work(work_class or "unknown", 0, 0, field="--work-class")
     if kernel_profile is not None and not (best_effort or latency_sensitive):
         raise InputError("add --best-effort or --latency-sensitive: others are not held up", field="--kernel-profile")
-    check_work("unknown", 0, in_flight_ns if not in_flight else max(1, in_flight_ns), field="--in-flight")
-    if in_flight_ns and not best_effort:
-        raise InputError("only a best-effort program is held to it: add --best-effort", field="--in-flight")
+    if in_flight_us and not best_effort:
+        raise InputError("only a best-effort program is held to it: add --best-effort", field="--in-flight-us")
     known = known_kernels(
         kernel_profile, work_class, latency_sensitive=latency_sensitive, folder=Path(), field="--kernel-profile"
     )
@@ -91,7 +89,7 @@ def run(
         best_effort=best_effort,
         work_class=known["work_class"],
         kernels=known.get("kernels", ""),
-        in_flight_ns=in_flight_ns,
+        in_flight_us=in_flight_us or 0,
         copy_weight=copy_weight,
         oversubscribe=oversubscribe,
         latency_sensitive=latency_sensitive,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotenant.abi.floor import RuleKind, WorkClass
+from cotenant.abi.floor import EVENT_INTERVAL_NS, RuleKind, WorkClass
 from cotenant.policy.colocation import ColocationSettings, GateState, Scheme, ended, may_go, went
 from cotenant.policy.colocation.gate import REST_NS, Rule, rested_at_ns
 from cotenant.profiles.kernels.contention import Contention, rates, read_table
@@ -86,7 +86,7 @@ class ColocationEngine:
         self._slice_end = 0.0
         self._be_next = 0
         self._be_submitted = 0  # launched and not yet in the queue
-        self._check_ns = settings.check_ns if self.rule.kind is RuleKind.TIDAL else 0
+        self._event_interval_ns = EVENT_INTERVAL_NS if self.rule.kind is RuleKind.TIDAL else 0
         self._unchecked_ns = 0
         self._look_at = math.inf
 
@@ -154,7 +154,7 @@ class ColocationEngine:
         if self.rule.kind is RuleKind.FREE:
             return 0
         self._unchecked_ns += work.duration_ns
-        if self._unchecked_ns < self._check_ns:
+        if self._unchecked_ns < self._event_interval_ns:
             return 0
         self._unchecked_ns = 0
         return self.table.event_ns
@@ -230,7 +230,7 @@ class ColocationEngine:
             return self.rule
         return Rule(
             RuleKind.ORION,
-            self.rule.interval_ns,
+            self.rule.budget_ns,
             sm_threshold=self.rule.sm_threshold or self.job.sm_count,
             work_class=WorkClass(work.work_class),
             work_sms=work.sms,
@@ -263,10 +263,10 @@ class ColocationEngine:
         if self.rule.paced:
             at = max(at, float(rested_at_ns(self.state)) if self.state.owed_ns >= REST_NS else at)
         if active:
-            missing = min(work.duration_ns, self.rule.interval_ns) - self.state.credit_ns
-            if not self.rule.beside_permille or self.state.outstanding_ns:
+            missing = min(work.duration_ns, self.rule.budget_ns) - self.state.credit_ns
+            if not self.rule.overlap_permille or self.state.outstanding_ns:
                 return
-            at = self.now + max(1.0, math.ceil(missing * 1000 / self.rule.beside_permille))
+            at = self.now + max(1.0, math.ceil(missing * 1000 / self.rule.overlap_permille))
         if at > self.now + EPSILON_NS and not self.now < self._look_at <= at:
             self._look_at = at
             self._at(at, self._be_host)

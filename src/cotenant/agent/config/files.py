@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.agent.config import kernel_table
-from cotenant.agent.config.colocation import check_work, known_kernels, parse_colocation
+from cotenant.agent.config.colocation import check_work, known_kernels, parse_colocation, whole
 from cotenant.agent.config.copies import parse_copies
 from cotenant.agent.config.swap import parse_swap
 from cotenant.agent.mechanisms import registry as mechanisms
@@ -53,7 +53,7 @@ class TenantSpec:
     work_class: str = "unknown"  # what its kernels need most: unknown, memory, compute; for the scheme orion
     work_sms: int = 0  # SMs that they fill; 0: not known
     kernels: str = ""  # the same of each kernel: a table of kernel_table.py
-    in_flight_ns: int = 0  # what a best-effort tenant may have in flight; 0: as the scheme says
+    in_flight_us: int = 0  # what a best-effort tenant may have in flight; 0: as the scheme says
     oversubscribe: str = "none"  # how its memory leaves the card for others: swap, managed, park
     copy_weight: float | None = None  # on the link; None: no wish, 1 where copies take turns
     latency_sensitive: bool = False  # its copies go ahead of all others
@@ -109,11 +109,11 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
         raise InputError(f"{spec.name} has several GPUs; only tenants of one GPU can oversubscribe it", **where)
     if not 0.0 <= spec.weight < math.inf:
         raise InputError(f"the weight of {spec.name} is {spec.weight}; it must be 0 or more", **where)
-    check_work(spec.work_class, spec.work_sms, spec.in_flight_ns, **where)
+    check_work(spec.work_class, spec.work_sms, spec.in_flight_us, **where)
     if spec.kernels and not (spec.best_effort or spec.latency_sensitive):
         raise InputError(f"the profile of {spec.name} serves only best-effort and latency-sensitive tenants", **where)
     kernel_table.entries_of(spec.kernels)
-    if spec.in_flight_ns and not spec.best_effort:
+    if spec.in_flight_us and not spec.best_effort:
         raise InputError(f"{spec.name} has a time in flight of its own, which only a best-effort tenant has", **where)
     if spec.copy_weight is not None and not 0.001 <= spec.copy_weight <= 1000.0:
         raise InputError(f"the copy weight of {spec.name} is {spec.copy_weight:g}; write 0.001 to 1000", **where)
@@ -125,7 +125,7 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
 
 
 _TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism", "user", "best_effort",
-                "work_class", "work_sms", "kernel_profile", "in_flight", "copy_weight", "latency_sensitive",
+                "work_class", "work_sms", "kernel_profile", "in_flight_us", "copy_weight", "latency_sensitive",
                 "oversubscribe")  # fmt: skip
 _AGENT_KEYS = (
     "gpus",
@@ -317,7 +317,7 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
                 latency_sensitive=_flag(entry, "latency_sensitive"),
                 folder=path.parent,
             ),
-            in_flight_ns=round(parse_seconds(entry["in_flight"], "in_flight") * 1e9) if "in_flight" in entry else 0,
+            in_flight_us=whole(entry.get("in_flight_us", 0), "in_flight_us"),
         )
         return check_spec(spec)
     except InputError as error:

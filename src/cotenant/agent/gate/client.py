@@ -156,12 +156,12 @@ class Floor:
         self.mapping.lower()
 
     def others_up(self) -> bool:
-        """See Holder. A holder without a sign of life for hold_limit is not believed."""
+        """See Holder. A holder without a sign of life within the heartbeat timeout does not count."""
         mapping = self.mapping
         mine = mapping.holder
         if not any(bytes(mapping.raised)[:mine]) and not any(bytes(mapping.raised)[mine + 1 :]):
             return False
-        now_ns, limit_ns = time.monotonic_ns(), mapping.layout.hold_limit_ns
+        now_ns, limit_ns = time.monotonic_ns(), mapping.layout.heartbeat_timeout_ms * 1_000_000
         times = enumerate(zip(mapping.raised, mapping.raised_ns, strict=True))
         return any(up and i != mine and abs(now_ns - at_ns) < limit_ns for i, (up, at_ns) in times)
 

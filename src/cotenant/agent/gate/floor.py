@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,9 +91,9 @@ class Floors:
     def _put(self, settings: ColocationSettings) -> None:
         self.settings = settings
         for gpu, page in self.pages.items():
-            page.write(settings, settings.first_duty)
+            page.write(settings, settings.first_duty_cycle)
             self.shares[gpu].configure(settings)
-        self._duty = dict.fromkeys(self.pages, settings.first_duty)
+        self._duty = dict.fromkeys(self.pages, settings.first_duty_cycle)
         if self._looking is not None:
             self._looking.cancel()
             self._look_at_clocks()
@@ -120,7 +120,7 @@ class Floors:
             return ""
         up = page.up(time.monotonic_ns())
         if kind == "best-effort":
-            gated = scheme_named(self.settings.scheme).rule is not RuleKind.FREE and not self.settings.beside
+            gated = scheme_named(self.settings.scheme).rule is not RuleKind.FREE and not self.settings.overlap
             here = any(m.role == FloorRole.BEST_EFFORT and m.gpu == gpu and m.peer.pid in pids for m in self._members)
             return "held off" if up and gated and here else ""
         return "holds" if any(m.holder in up and m.gpu == gpu and m.peer.pid in pids for m in self._members) else ""
@@ -154,8 +154,8 @@ class Floors:
             self._log(f"the clock of {gpu} cannot be read any more: {error}")
             self._clocks[gpu], clock = None, 1.0
             self._duty[gpu] = 1.0
-        self._duty[gpu] = next_duty(self._duty[gpu], clock, self.settings.clock, self.settings.duty)
-        page.layout.duty_permille = round(self._duty[gpu] * 1000)
+        self._duty[gpu] = next_duty(self._duty[gpu], clock, self.settings.clock, self.settings.duty_cycle)
+        page.layout.duty_cycle_permille = round(self._duty[gpu] * 1000)
 
     def _mend(self) -> None:
         self._mending = asyncio.get_running_loop().call_later(MEND_S, self._mend)
@@ -219,10 +219,10 @@ class Floors:
             self.shares[gpu].join(member, find)
         spec = tenant.spec if tenant is not None else None
         work_class = WORK_CLASSES[spec.work_class] if spec else WorkClass.UNKNOWN
-        sms, interval_ns = (spec.work_sms, spec.in_flight_ns) if spec else (0, 0)
+        sms, in_flight_us = (spec.work_sms, spec.in_flight_us) if spec else (0, 0)
         table = kernel_table.entries_of(spec.kernels) if spec and asked.wants_kernels else b""
         count = len(table) // KERNEL.size
-        reply = floor_page.pack_page(member.holder or 0, work_class, sms, interval_ns, count, words=asked.wants_words)
+        reply = floor_page.pack_page(member.holder or 0, work_class, sms, in_flight_us, count, words=asked.wants_words)
         fd = page.fd if role == FloorRole.LATENCY_SENSITIVE else page.read_fd
         try:
             socket.send_fds(member.socket, [reply], [fd])
@@ -270,18 +270,7 @@ class Floors:
     def status(self) -> dict[str, Any]:
         """Settings in force, and who is on each floor."""
         return {
-            "scheme": self.settings.scheme,
-            "interval_us": self.settings.interval_ns / 1e3,
-            "lead_us": self.settings.lead_ns / 1e3,
-            "beside": self.settings.beside,
-            "hold_limit_ms": self.settings.hold_limit_ns / 1e6,
-            "sm_threshold": self.settings.sm_threshold,
-            "stretch": self.settings.stretch,
-            "check_us": self.settings.check_ns / 1e3,
-            "ahead_ms": self.settings.ahead_ns / 1e6,
-            "ahead_below": self.settings.ahead_below,
-            "duty": self.settings.duty,
-            "clock": self.settings.clock,
+            **asdict(self.settings),
             "gpus": {gpu: self._gpu(gpu) for gpu in self.pages},
         }
 
@@ -293,7 +282,7 @@ class Floors:
             "best_effort_processes": layout.tenants,
             "best_effort_counted": sum(parts != APART for parts in self.shares[gpu].parts.values()),
             "bounded": layout.present > 0,
-            "duty": layout.duty_permille / 1000,
+            "duty_cycle": layout.duty_cycle_permille / 1000,
             "holders": [{"pid": layout.pid[i], "up": i in up, "raises": layout.raises[i]} for i in holders],
         }
 

@@ -7,7 +7,15 @@ import mmap
 import os
 from dataclasses import dataclass
 
-from cotenant.abi.floor import FLOOR_BYTES, FLOOR_HOLDERS, FLOOR_MAGIC, FLOOR_VERSION, FloorLayout, FloorWordsLayout
+from cotenant.abi.floor import (
+    FLOOR_BYTES,
+    FLOOR_HOLDERS,
+    FLOOR_MAGIC,
+    FLOOR_VERSION,
+    FloorLayout,
+    FloorWordsLayout,
+    RunAhead,
+)
 from cotenant.abi.protocol import MESSAGE_BYTES, PROTOCOL_MAGIC, PROTOCOL_VERSION, MessageType
 from cotenant.agent.ipc import wire
 from cotenant.policy.colocation import ColocationSettings, scheme_named
@@ -45,11 +53,11 @@ def parse_join(data: bytes) -> Joining | None:
 
 
 def pack_page(
-    holder: int, work_class: int, work_sms: int, interval_ns: int, kernels: int = 0, *, words: bool = False
+    holder: int, work_class: int, work_sms: int, in_flight_us: int, kernels: int = 0, *, words: bool = False
 ) -> bytes:
     """FLOOR_PAGE; the page itself travels beside it. `kernels`: entries of the table that follows; `words`: the second
     page follows, too."""
-    reply = {"work_class": work_class, "work_sms": work_sms, "interval_ns": interval_ns, "kernels": kernels}
+    reply = {"work_class": work_class, "work_sms": work_sms, "in_flight_us": in_flight_us, "kernels": kernels}
     reply["words"] = int(words)
     return wire.pack(MessageType.FLOOR_PAGE, reply, sequence=1, slot=holder)
 
@@ -107,16 +115,12 @@ class FloorPage:
         layout = self.layout
         layout.magic, layout.version = FLOOR_MAGIC, FLOOR_VERSION
         layout.page_bytes, layout.holders = FLOOR_BYTES, FLOOR_HOLDERS
-        layout.interval_ns = settings.interval_ns
-        layout.lead_ns = settings.lead_ns
-        layout.hold_limit_ns = settings.hold_limit_ns
-        layout.beside_permille = round(settings.beside * 1000)
+        layout.in_flight_us = settings.in_flight_us
+        layout.heartbeat_timeout_ms = settings.heartbeat_timeout_ms
+        layout.overlap_permille = round(settings.overlap * 1000)
         layout.sm_threshold = settings.sm_threshold
-        layout.stretch_permille = round(settings.stretch * 1000)
-        layout.check_ns = settings.check_ns
-        layout.duty_permille = round(duty * 1000)
-        layout.ahead_us = settings.ahead_ns // 1000
-        layout.ahead_below_permille = round(settings.ahead_below * 1000)
+        layout.duty_cycle_permille = round(duty * 1000)
+        layout.run_ahead = int(RunAhead[settings.run_ahead.upper()])
         layout.scheme = int(scheme_named(settings.scheme).rule)
 
     def lower(self, holder: int) -> None:
@@ -126,17 +130,17 @@ class FloorPage:
     def up(self, now_ns: int) -> set[int]:
         """Holders that are up and believed."""
         layout = self.layout
-        limit_ns = layout.hold_limit_ns
+        limit_ns = layout.heartbeat_timeout_ms * 1_000_000
         return {i for i in range(FLOOR_HOLDERS) if layout.raised[i] and abs(now_ns - layout.raised_ns[i]) < limit_ns}
 
     def mend(self, settings: ColocationSettings, duty: float, holders: dict[int, int]) -> bool:
         """Write again what is the agent's, and clear what belongs to nobody. `holders`: index -> pid of those that are
         there. Whether something was wrong: LS processes can write, and one that does so by mistake must not last."""
         layout = self.layout
-        right = (layout.magic, layout.version, layout.hold_limit_ns) == (
+        right = (layout.magic, layout.version, layout.heartbeat_timeout_ms) == (
             FLOOR_MAGIC,
             FLOOR_VERSION,
-            settings.hold_limit_ns,
+            settings.heartbeat_timeout_ms,
         )
         self.write(settings, duty)
         for index in range(FLOOR_HOLDERS):

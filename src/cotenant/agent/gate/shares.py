@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Hashable
 from time import monotonic_ns
 
+from cotenant.abi.floor import STRETCH_PERMILLE
 from cotenant.abi.tenant_page import SlotLayout
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.policy.colocation import APART, LOOK_NS, QUIET_NS, ColocationSettings, next_parts
@@ -70,7 +71,7 @@ class Shares:
         """Look every LOOK_NS, or as often as what is in flight has ended, while there is something to divide."""
         if self._timer is not None:
             return
-        period_ns = max(LOOK_NS, round(self._settings.interval_ns * self._settings.stretch))
+        period_ns = max(LOOK_NS, self._settings.in_flight_us * STRETCH_PERMILLE)
 
         def due() -> None:
             self._timer = None

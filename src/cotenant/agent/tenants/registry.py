@@ -237,7 +237,7 @@ def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
         "work_class": spec.work_class,
         "work_sms": spec.work_sms,
         "kernels": spec.kernels,
-        "in_flight_ns": spec.in_flight_ns,
+        "in_flight_us": spec.in_flight_us,
     }
 
 
@@ -262,7 +262,7 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
             work_class=str(data.get("work_class") or "unknown"),
             work_sms=int(data.get("work_sms") or 0),
             kernels=str(data.get("kernels") or ""),
-            in_flight_ns=int(data.get("in_flight_ns") or 0),
+            in_flight_us=int(data.get("in_flight_us") or 0),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"not a tenant: {error}") from None

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """LS took `slowdown` times its own time while BE ran `beside` of the time on `be_sms` of the SMs, at `gb_per_s`."""
+    """LS took `slowdown` times its own time while BE ran `overlap` of the time on `be_sms` of the SMs, at
+    `gb_per_s`."""
 
-    beside: float
+    overlap: float
     slowdown: float
     gb_per_s: float = 0.0
     be_sms: float = 0.0
@@ -19,13 +20,13 @@ class CurvePoint:
 def choose_budget(curve: Sequence[CurvePoint], tolerated: float) -> CurvePoint:
     """The point with the most BE work that still keeps LS within `tolerated` (1.05: 5 % slower).
 
-    Points between two measured ones are interpolated along `beside`, between points of the same SMs. A curve that
+    Points between two measured ones are interpolated along `overlap`, between points of the same SMs. A curve that
     rises, falls and rises again is cut at its first crossing: what lies behind it is noise or luck. Without any point
     that holds: no BE work beside LS.
     """
     best = CurvePoint(0.0, 1.0)
     for be_sms in sorted({point.be_sms for point in curve}):
-        points = sorted((point for point in curve if point.be_sms == be_sms), key=lambda point: point.beside)
+        points = sorted((point for point in curve if point.be_sms == be_sms), key=lambda point: point.overlap)
         last = CurvePoint(0.0, 1.0, 0.0, be_sms)
         for point in points:
             if point.slowdown > tolerated:
@@ -34,7 +35,7 @@ def choose_budget(curve: Sequence[CurvePoint], tolerated: float) -> CurvePoint:
                     last = _between(last, point, max(0.0, part))
                 break
             last = point
-        if (last.gb_per_s, last.beside) > (best.gb_per_s, best.beside):
+        if (last.gb_per_s, last.overlap) > (best.gb_per_s, best.overlap):
             best = last
     return best
 
@@ -44,5 +45,5 @@ def _between(low: CurvePoint, high: CurvePoint, part: float) -> CurvePoint:
         return a + (b - a) * part
 
     return CurvePoint(
-        mix(low.beside, high.beside), mix(low.slowdown, high.slowdown), mix(low.gb_per_s, high.gb_per_s), low.be_sms
+        mix(low.overlap, high.overlap), mix(low.slowdown, high.slowdown), mix(low.gb_per_s, high.gb_per_s), low.be_sms
     )

@@ -14,10 +14,10 @@ APART = 0xFFFFFFFF  # parts of a process that is not counted: one launch at a ti
 Key = TypeVar("Key")
 
 
-def share_ns(interval_ns: int, parts: int) -> int:
-    """What a process may have in flight that has one of `parts` parts of `interval_ns`; floor_rule.h is the same
+def share_ns(budget_ns: int, parts: int) -> int:
+    """What a process may have in flight that has one of `parts` parts of `budget_ns`; floor_rule.h is the same
     in C. 1 ns, not 0, for one that has none: a launch with nothing in front of it goes whatever it takes."""
-    return max(1, interval_ns // max(1, parts))
+    return max(1, budget_ns // max(1, parts))
 
 
 def next_parts(before: Mapping[Key, int], worked: Collection[Key]) -> dict[Key, int]:

@@ -19,23 +19,23 @@ LONGEST_NS = 1_000_000_000  # so that products of two times fit into 64 bits in 
 @dataclass(frozen=True)
 class Rule:
     """What does not change from launch to launch. `work_sms`: SMs the BE kernels fill (0: not known).
-    `stretch_permille`: how far tidal's interval may grow for work that leaves the GPU dry (1000: not at all).
-    `duty_permille`: part of the time that tidal lets BE keep the GPU busy while LS is idle (1000: all of it)."""
+    `stretch_permille`: how far tidal's budget may grow for work that leaves the GPU dry (1000: not at all).
+    `duty_cycle_permille`: part of the time that tidal lets BE keep the GPU busy while LS is idle (1000: all of it)."""
 
     kind: RuleKind
-    interval_ns: int
+    budget_ns: int
     lead_ns: int = 0
-    beside_permille: int = 0
+    overlap_permille: int = 0
     sm_threshold: int = 0
     work_class: WorkClass = WorkClass.UNKNOWN
     work_sms: int = 0
     stretch_permille: int = 1000
-    duty_permille: int = 1000
+    duty_cycle_permille: int = 1000
 
     @property
     def paced(self) -> bool:
         """Whether BE leaves the GPU idle between its launches."""
-        return 0 < self.duty_permille < 1000
+        return 0 < self.duty_cycle_permille < 1000
 
 
 @dataclass
@@ -85,15 +85,15 @@ def _orion(rule: Rule, state: GateState, active: WorkClass) -> bool:
 
 
 def _tidal(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: int) -> bool:
-    """Beside LS: nothing, or one launch at a time from a credit growing by `beside_permille` of the time. Else: work in
-    flight up to `allowed_ns`, and a longer kernel `lead_ns` before the one in front of it should end."""
+    """Beside LS: nothing, or one launch at a time from a credit growing by `overlap_permille` of the time. Else: work
+    in flight up to `allowed_ns`, and a longer kernel `lead_ns` before the one in front of it should end."""
     passed_ns = now_ns - state.credit_at_ns if active and state.credit_at_ns else 0
     state.credit_at_ns = now_ns if active else 0
-    state.credit_ns = min(state.credit_ns + passed_ns * rule.beside_permille // 1000, rule.interval_ns)
+    state.credit_ns = min(state.credit_ns + passed_ns * rule.overlap_permille // 1000, rule.budget_ns)
     if active:
         state.open_at_ns = 0
-        enough = state.credit_ns >= min(next_ns, rule.interval_ns)
-        return rule.beside_permille > 0 and state.outstanding_ns == 0 and enough
+        enough = state.credit_ns >= min(next_ns, rule.budget_ns)
+        return rule.overlap_permille > 0 and state.outstanding_ns == 0 and enough
     if state.open_at_ns == 0:
         state.open_at_ns = now_ns
     if rule.paced and state.owed_ns >= REST_NS and now_ns < rested_at_ns(state):
@@ -110,7 +110,7 @@ def rested_at_ns(state: GateState) -> int:
 
 def allowed_ns(rule: Rule, state: GateState) -> int:
     """What tidal lets be in flight now."""
-    return rule.interval_ns * max(1000, min(state.stretch_permille, rule.stretch_permille)) // 1000
+    return rule.budget_ns * max(1000, min(state.stretch_permille, rule.stretch_permille)) // 1000
 
 
 def _adapt(rule: Rule, state: GateState) -> None:
@@ -122,7 +122,7 @@ def _adapt(rule: Rule, state: GateState) -> None:
     when the GPU is kept busy.
     """
     mean_ns = state.area_ns2 // state.open_ns
-    most_ns = rule.interval_ns * rule.stretch_permille // STRETCH
+    most_ns = rule.budget_ns * rule.stretch_permille // STRETCH
     state.starved = state.dry_ns * 32 > state.open_ns
     now_permille = max(1000, state.stretch_permille)
     if state.starved and mean_ns * 4 < most_ns * 3:
@@ -155,12 +155,12 @@ def went(rule: Rule, state: GateState, active: WorkClass, next_ns: int, now_ns: 
     if rule.kind is RuleKind.TIDAL and not active:
         _look_back(rule, state, now_ns)
     if rule.paced:
-        state.owed_ns += next_ns * (1000 - rule.duty_permille) // rule.duty_permille
+        state.owed_ns += next_ns * (1000 - rule.duty_cycle_permille) // rule.duty_cycle_permille
     state.busy_until_ns = max(state.busy_until_ns, now_ns) + next_ns
     state.outstanding_ns += next_ns
     if rule.kind is RuleKind.ORION:
         state.batch_ns += next_ns
-        state.batch_full = state.batch_ns > rule.interval_ns
+        state.batch_full = state.batch_ns > rule.budget_ns
     if rule.kind is RuleKind.TIDAL and active:
         state.credit_ns -= next_ns
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "COTENANT_WORKER_FLOOR"
 LOOK_S = 0.00005
-SIGN_S = 0.1  # between signs of life while a batch runs: a fifth of the usual hold_limit
+SIGN_S = 0.1  # between signs of life while a batch runs: a fifth of the usual heartbeat timeout
 KEEP_S = 1.0
 NUMBERS = itertools.count(1)  # of this process: a tenant of its last server may still be there when the next one starts
 
@@ -76,7 +76,7 @@ class Colocation:
         self._sensitive: dict[str, tuple[str, int]] = {}  # of LS workers: the GPU and the pid
         self._floors: dict[str, Floor] = {}
         self._keeper = ControlClient(folder)  # while it is open the scheme is in force
-        self.beside = float(self._keeper.call("colocation", scheme=scheme, while_connected=True)["beside"])
+        self.beside = float(self._keeper.call("colocation", scheme=scheme, while_connected=True)["overlap"])
         self.gpus: list[dict[str, Any]] = self._keeper.call("status")["gpus"]
         on = ", ".join(f"GPU {number} ({gpu['name']})" for number, gpu in enumerate(self.gpus))
         say(f"co-location: {scheme} on {on} of the agent in {folder}")
