@@ -34,6 +34,7 @@ enum cotenant_message_type {
     COTENANT_WARNING = 11, /* one way: something the operator must see */
     COTENANT_GOODBYE = 12, /* one way: the process ends */
     COTENANT_COPY_ATTACH = 13, /* asks for the copy page of the GPU of header.slot; answered by COPY_REPLY */
+    COTENANT_CHANNEL_GROUP = 14, /* one way, with the driver's file: a context's channel group, or its end */
     COTENANT_HELLO_REPLY = 64, /* brings the page */
     COTENANT_GPU_REPLY = 65, /* header.slot of the GPU; status DENIED: not this tenant's */
     COTENANT_TOKEN_GRANT = 66, /* start of a turn, or a moved deadline */
@@ -279,6 +280,18 @@ struct cotenant_copies {
 };
 _Static_assert(sizeof(struct cotenant_copies) == 224, "cotenant_copies has a hole");
 
+/* CHANNEL_GROUP. */
+struct cotenant_channel_group {
+    uint32_t client; /* handles of the driver's objects */
+    uint32_t device;
+    uint32_t subdevice;
+    uint32_t group;
+    uint32_t channel_count; /* 0: the group has gone */
+    uint32_t compute; /* 1: of the compute engine; 0: of a copy engine */
+    uint8_t channels[200]; /* their handles, u32 each */
+};
+_Static_assert(sizeof(struct cotenant_channel_group) == 224, "cotenant_channel_group has a hole");
+
 /* FLOOR_JOIN; the agent knows the process by its socket. */
 struct cotenant_floor_join {
     uint8_t uuid[16]; /* of the GPU */
@@ -317,6 +330,7 @@ struct cotenant_message {
         struct cotenant_burst burst;
         struct cotenant_move move;
         struct cotenant_copies copies;
+        struct cotenant_channel_group channel_group;
         struct cotenant_floor_join floor_join;
         struct cotenant_floor_reply floor_reply;
         uint8_t bytes[224];

@@ -111,6 +111,8 @@ static void open_driver(void)
         cot_say("no CUDA driver was found at %s: is this container given a GPU?", given);
     else if (!(driver_handle = next_dlopen(path, RTLD_NOW | RTLD_LOCAL)))
         cot_say("the CUDA driver could not be opened: %s", dlerror());
+    if (driver_handle)
+        cot_channels_driver((int (*)(int, unsigned long, void *))dlsym(driver_handle, "cotenant_soft_ioctl"));
     for (uint32_t i = 0; i < cot_export_count; i++) {
         void *real = driver_handle ? dlsym(driver_handle, cot_names[i]) : NULL;
         if (real && cot_wrappers[i] && real != cot_wrappers[i])

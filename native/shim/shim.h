@@ -13,7 +13,7 @@
  * memory/     what the process holds, by family; asks the agent before it grows
  * swap/       memory that leaves the GPU and comes back: see swap.h
  * ipc/        the connection to the agent, the helper thread, the start of any thread (agent.c); calls that wait for a
- *             reply (rpc.c); messages on the socket (wire.c)
+ *             reply (rpc.c); messages on the socket (wire.c); the driver's objects behind contexts (channels.c)
  */
 #ifndef COTENANT_SHIM_H
 #define COTENANT_SHIM_H
@@ -329,9 +329,15 @@ extern HIDDEN struct stream cot_no_stream;
 HIDDEN void cot_wire_fill(struct cotenant_message *message, uint16_t type, uint32_t slot, const void *body, size_t bytes);
 HIDDEN int cot_wire_high(int fd); /* the same file under a high number, where that is possible */
 HIDDEN int cot_wire_send(int fd, struct cotenant_message *message);
+HIDDEN int cot_wire_send_with(int fd, struct cotenant_message *message, int passed);
 HIDDEN int cot_wire_receive(int fd, struct cotenant_message *message, int *passed_fd); /* 1, 0: nothing, -1: lost, -2: broken */
 HIDDEN int cot_wire_receive_now(int fd, struct cotenant_message *message, int *passed_fd);
 HIDDEN int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page **page, bool quiet);
+
+/* ---- channels.c ---- */
+HIDDEN void cot_channels_driver(int (*call)(int fd, unsigned long request, void *argument));
+HIDDEN void cot_channels_report(int agent_fd); /* what has changed since the last time; on the helper thread */
+HIDDEN void cot_channels_report_again(void);   /* all of it, next time */
 
 /* ---- calls of the agent: rpc.c ---- */
 HIDDEN int cot_agent_send(uint16_t type, uint32_t slot, const void *body, size_t bytes);

@@ -24,7 +24,7 @@ enum { OK = 0, INVALID_CLIENT = 0x23, INVALID_ARGUMENT = 0x1f, NO_OBJECT = 0x57,
 #define SET_NS 300000 /* what the calls take on a card */
 #define OFF_NS 600000
 #define ON_NS 350000
-#define HIGH_FD 500
+#define HIGH_FD 700
 
 struct alloc {
     uint32_t root, parent, handle, class;

@@ -36,6 +36,7 @@ class Message:
     sequence: int
     status: int
     fields: dict[str, Any]
+    fd: int = -1  # that came with it
 
     def __getitem__(self, name: str) -> int:
         """A number of the body."""
@@ -158,14 +159,14 @@ class FakeAgent:
             self.clients.append(client)
         while True:
             try:
-                data = connection.recv(MESSAGE_BYTES)
+                data, fds, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
             except OSError:
-                data = b""
+                data, fds = b"", []
             if len(data) != MESSAGE_BYTES:
                 break
             head = parse_head(data)
             body = fields(BODY_OF[head.type], data) if head.type in BODY_OF else {}
-            message = Message(head.type, head.slot, head.sequence, head.status, body)
+            message = Message(head.type, head.slot, head.sequence, head.status, body, fds[0] if fds else -1)
             while self.silent:
                 time.sleep(0.01)
             with self.lock:

@@ -161,6 +161,7 @@ static void try_to_return(void)
     if (fd < 0)
         return;
     take_terms(&terms);
+    cot_channels_report_again();
     pthread_mutex_lock(&cot_lock);
     agent_fd = fd;
     pthread_mutex_unlock(&cot_lock);
@@ -198,6 +199,8 @@ static void *helper(void *unused)
         uint64_t now = cot_now_ns();
         uint64_t next = cot_gates_advance(now);
         bool lost = agent_fd < 0;
+        if (!lost)
+            cot_channels_report(agent_fd);
         if (lost && next > reconnect_ms * UINT64_C(1000000))
             next = reconnect_ms * UINT64_C(1000000);
         struct timespec wait = {.tv_sec = (time_t)(next / 1000000000), .tv_nsec = (long)(next % 1000000000)};

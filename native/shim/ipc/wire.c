@@ -18,11 +18,27 @@
 
 static _Atomic uint64_t next_sequence = 1;
 
-int cot_wire_send(int fd, struct cotenant_message *message)
+/* With the descriptor `passed`, or without one: -1. */
+int cot_wire_send_with(int fd, struct cotenant_message *message, int passed)
 {
+    union {
+        struct cmsghdr aligned;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct iovec part = {.iov_base = message, .iov_len = sizeof *message};
+    struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1};
+    if (passed >= 0) {
+        header.msg_control = &control;
+        header.msg_controllen = sizeof control;
+        struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
+        rights->cmsg_level = SOL_SOCKET;
+        rights->cmsg_type = SCM_RIGHTS;
+        rights->cmsg_len = CMSG_LEN(sizeof passed);
+        memcpy(CMSG_DATA(rights), &passed, sizeof passed);
+    }
     message->header.sent_ns = cot_now_ns();
     for (int tries = 0; tries < SEND_PATIENCE_MS; tries++) {
-        ssize_t sent = send(fd, message, sizeof *message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = sendmsg(fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent == (ssize_t)sizeof *message)
             return 0;
         if (sent >= 0 || (errno != EAGAIN && errno != EINTR && errno != ENOBUFS))
@@ -31,6 +47,11 @@ int cot_wire_send(int fd, struct cotenant_message *message)
         poll(&writable, 1, 1);
     }
     return -1;
+}
+
+int cot_wire_send(int fd, struct cotenant_message *message)
+{
+    return cot_wire_send_with(fd, message, -1);
 }
 
 void cot_wire_fill(struct cotenant_message *message, uint16_t type, uint32_t slot, const void *body, size_t bytes)

@@ -37,6 +37,7 @@ class MessageType(enum.IntEnum):
     WARNING = 11  # one way: something the operator must see
     GOODBYE = 12  # one way: the process ends
     COPY_ATTACH = 13  # asks for the copy page of the GPU of header.slot; answered by COPY_REPLY
+    CHANNEL_GROUP = 14  # one way, with the driver's file: a context's channel group, or its end
     HELLO_REPLY = 64  # brings the page
     GPU_REPLY = 65  # header.slot of the GPU; status DENIED: not this tenant's
     TOKEN_GRANT = 66  # start of a turn, or a moved deadline
@@ -251,6 +252,15 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("page_bytes", "I"),
         ("reserved", "212x"),
     ),
+    "channel_group": (  # CHANNEL_GROUP
+        ("client", "I"),  # handles of the driver's objects
+        ("device", "I"),
+        ("subdevice", "I"),
+        ("group", "I"),
+        ("channel_count", "I"),  # 0: the group has gone
+        ("compute", "I"),  # 1: of the compute engine; 0: of a copy engine
+        ("channels", "200s"),  # their handles, u32 each
+    ),
     "floor_join": (  # FLOOR_JOIN; the agent knows the process by its socket
         ("uuid", "16s"),  # of the GPU
         ("reserved_token", "64x"),
@@ -281,6 +291,7 @@ BODY_OF: dict[MessageType, str] = {
     MessageType.BURST_REPORT: "burst",
     MessageType.WARNING: "text",
     MessageType.GOODBYE: "text",
+    MessageType.CHANNEL_GROUP: "channel_group",
     MessageType.HELLO_REPLY: "hello_reply",
     MessageType.TOKEN_GRANT: "token_grant",
     MessageType.TOKEN_REVOKE: "token_revoke",

@@ -39,7 +39,7 @@ Ioctl = Callable[[int, int, bytearray], int]
 
 @dataclass(frozen=True)
 class ChannelGroup:
-    """Handles of one group, as its program made them. `compute`: it is of the compute engine, so its slice counts."""
+    """Handles of one group, as its program made them. `compute`: of the compute engine, else of a copy engine."""
 
     client: int
     device: int
