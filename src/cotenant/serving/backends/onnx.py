@@ -54,10 +54,10 @@ class OnnxModel:
         self._names = [x.name for x in ins]
         self._wanted = [x.name for x in outs]
         inputs, outputs = (tuple(_spec(x, batchable) for x in side) for side in (ins, outs))
-        self.info = ModelInfo(inputs, outputs, batchable, PLATFORM)
+        self.info = ModelInfo(inputs, outputs, batchable, PLATFORM, text=True)
         self._strings = any(x.datatype == "BYTES" for x in inputs)
         self._warm(spec.batch if batchable else 1)
-        self.info = ModelInfo(inputs, outputs, batchable, PLATFORM, time.monotonic() - began)
+        self.info = ModelInfo(inputs, outputs, batchable, PLATFORM, time.monotonic() - began, text=True)
 
     def _warm(self, batch: int) -> None:
         """Run the smallest and the largest batch once, so that no request pays for the first."""
@@ -99,7 +99,7 @@ class OnnxModel:
 def _text(array: np.ndarray) -> np.ndarray:
     """Strings as ONNX Runtime takes them: text, not bytes."""
     out = np.empty(array.size, object)
-    out[:] = [x.decode("utf-8", "replace") if isinstance(x, bytes) else x for x in array.ravel().tolist()]
+    out[:] = [x.decode() if isinstance(x, bytes) else x for x in array.ravel().tolist()]
     return out.reshape(array.shape)
 
 

@@ -43,7 +43,7 @@ class Admission:
         """A request to a service (or a stage of an application) joins its queue, item by item."""
         name = request.model
         loaded = self.ready(name, request.version)
-        inputs, rows = check_inputs(request.inputs, loaded.info.inputs, loaded.info.batchable)
+        inputs, rows = check_inputs(request.inputs, loaded.info)
         if request.outputs is not None:
             known = {spec.name for spec in loaded.info.outputs}
             unknown = next((x for x in request.outputs if x not in known), None)

@@ -9,10 +9,11 @@ from cotenant.serving.protocol.oip import InferAnswer, InferRequest
 from cotenant.serving.protocol.tensors import (
     DTYPES,
     Buffer,
+    ModelInfo,
     Tensor,
     TensorError,
-    TensorSpec,
     pack_strings,
+    string_spans,
     unpack_strings,
 )
 
@@ -128,8 +129,9 @@ def joined(answers: list[list[Tensor] | None]) -> list[Tensor]:
     return out
 
 
-def check_inputs(inputs: list[Tensor], specs: tuple[TensorSpec, ...], batchable: bool) -> tuple[list[Tensor], int]:
+def check_inputs(inputs: list[Tensor], info: ModelInfo) -> tuple[list[Tensor], int]:
     """(inputs in the model's order, number of items); Refusal names what does not fit the model."""
+    specs, batchable = info.inputs, info.batchable
     if len(inputs) != len(specs):
         given, wanted = ", ".join(t.name for t in inputs), ", ".join(s.name for s in specs)
         raise Refusal(Kind.WRONG, f"the model takes {len(specs)} inputs ({wanted}); got {len(inputs)} ({given})")
@@ -154,10 +156,19 @@ def check_inputs(inputs: list[Tensor], specs: tuple[TensorSpec, ...], batchable:
                 rows = shape[0]
             elif shape[0] != rows:
                 raise Refusal(Kind.WRONG, f"input {spec.name!r} has {shape[0]} items, the first input {rows}")
+        if info.text and tensor.datatype == "BYTES" and not _is_text(tensor.data):
+            raise Refusal(Kind.WRONG, f"input {spec.name!r} has bytes that are no UTF-8; the model's strings are text")
         ordered.append(tensor)
     if rows == 0:
         raise Refusal(Kind.WRONG, "a request needs one item at least")
     return ordered, rows
+
+
+def _is_text(data: Buffer) -> bool:
+    try:
+        return all(str(data[a:b], "utf-8") is not None for a, b in string_spans(data))
+    except UnicodeDecodeError:
+        return False
 
 
 def split(inputs: list[Tensor], rows: int, batchable: bool) -> list[list[Tensor]]:

@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from cotenant.serving.dispatch.calls import Kind, Refusal
+from cotenant.serving.dispatch.calls import Refusal
 from cotenant.serving.gateway.api import Api
 from cotenant.serving.gateway.http2_stream import Handler, Slot
 from cotenant.serving.protocol.messages import SERVICE, classes
 from cotenant.serving.protocol.oip import InferAnswer, InferRequest, WireError, priority, timeout_ms
-from cotenant.serving.protocol.tensors import DTYPES, Tensor, TensorError, check_size, pack_strings
+from cotenant.serving.protocol.tensors import DTYPES, Tensor, TensorError, check_size, packed
 
 # data type -> field of typed contents that holds it
 _CONTENTS = {
@@ -87,10 +85,8 @@ class GrpcApi:
     def _model_ready(self, message: Any) -> dict[str, Any]:
         try:
             self.api.model_info(message.name, message.version)
-        except Refusal as refusal:
-            if refusal.kind is Kind.UNAVAILABLE:
-                return {"ready": False}
-            raise
+        except Refusal:  # unknown ones included: clients ask whether, and take an error for a broken server
+            return {"ready": False}
         return {"ready": True}
 
     def _model_config(self, message: Any) -> dict[str, Any]:
@@ -291,17 +287,12 @@ def _tensor(entry: Any, raw: bytes | None, whole: bool) -> Tensor:
         field = _CONTENTS.get(datatype)
         if field is None:
             raise WireError(f"input {name!r}: {datatype} travels as raw contents only")
-        values = getattr(entry.contents, field)
-        if datatype == "BYTES":
-            raw = pack_strings(values)
-        else:
-            array = np.array(values, dtype=np.bool_ if datatype == "BOOL" else None)
-            dtype = DTYPES[datatype]
-            if dtype.kind in "iu" and array.size:
-                limits = np.iinfo(dtype)
-                if array.min() < limits.min or array.max() > limits.max:
-                    raise WireError(f"input {name!r} has elements outside {datatype}")
-            raw = array.astype(dtype).tobytes()
+        other = next((x.name for x, _ in entry.contents.ListFields() if x.name != field), None)
+        if other is not None:
+            raise WireError(f"input {name!r} is {datatype}: its contents are in {field}, not in {other}")
+        raw = packed(name, datatype, getattr(entry.contents, field))
+    elif entry.HasField("contents"):
+        raise WireError(f"input {name!r} has typed contents beside raw ones")
     tensor = Tensor(name, datatype, shape, raw)
     if whole:
         check_size(tensor)

@@ -158,7 +158,11 @@ class Routes:
         if isinstance(answer, Refusal):
             self._refuse(x, answer)
             return
-        body, header_length = encode_answer(request, answer)
+        try:
+            body, header_length = encode_answer(request, answer)
+        except WireError as error:
+            self._refuse(x, Refusal(Kind.WRONG, str(error)))
+            return
         times = TIMES % (answer.queued_ms, answer.executed_ms, answer.batch)
         x.respond(200, body, (JSON if header_length is None else BINARY % header_length) + times)
 

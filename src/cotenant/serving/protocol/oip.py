@@ -6,18 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import orjson
 
-from cotenant.serving.protocol.tensors import (
-    DTYPES,
-    Buffer,
-    Tensor,
-    TensorError,
-    check_size,
-    from_list,
-    unpack_strings,
-)
+from cotenant.serving.protocol.tensors import DTYPES, Buffer, Tensor, TensorError, check_size, from_list, json_data
 
 HEADER_LENGTH = "inference-header-content-length"
 MAX_RANK, MAX_TENSORS = 32, 256
@@ -165,22 +156,21 @@ def decode_request(model: str, version: str, body: Buffer, header_length: str | 
 
 
 def encode_answer(request: InferRequest, answer: InferAnswer) -> tuple[bytes, int | None]:
-    """(body, length of its JSON part, None without binary data) of an answer."""
+    """(body, length of its JSON part, None without binary data) of an answer. WireError for what JSON cannot carry."""
     outputs: list[dict[str, Any]] = []
     binary: list[Buffer] = []
     wanted = request.outputs
     for tensor in answer.outputs:
         as_binary = request.binary_default if wanted is None else wanted.get(tensor.name, False)
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if as_binary or tensor.datatype == "BF16":
+        if as_binary:
             entry["parameters"] = {"binary_data_size": len(tensor.data)}
             binary.append(tensor.data)
-        elif tensor.datatype == "BYTES":
-            entry["data"] = [x.decode("utf-8", "replace") for x in unpack_strings(tensor.data)]
-        elif tensor.datatype == "FP16":
-            entry["data"] = np.frombuffer(tensor.data, np.float16).astype(np.float32)
         else:
-            entry["data"] = np.frombuffer(tensor.data, DTYPES[tensor.datatype])
+            try:
+                entry["data"] = json_data(tensor)
+            except TensorError as error:
+                raise WireError(str(error)) from None
         outputs.append(entry)
     head: dict[str, Any] = {"model_name": answer.model, "model_version": answer.version}
     if request.id:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +59,8 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a worker found when it loaded a model. `batchable`: items may be stacked along a first dimension."""
+    """What a worker found when it loaded a model. `batchable`: items may be stacked along a first dimension. `text`:
+    its strings are UTF-8, other bytes would not come through."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -65,6 +68,7 @@ class ModelInfo:
     platform: str
     load_s: float = 0.0
     memory_bytes: int = 0
+    text: bool = False
 
 
 def elements(shape: Iterable[int]) -> int:
@@ -106,6 +110,8 @@ def check_size(tensor: Tensor) -> None:
     wanted = count * DTYPES[tensor.datatype].itemsize
     if len(tensor.data) != wanted:
         raise TensorError(f"input {tensor.name!r} has {len(tensor.data)} bytes; its shape and type say {wanted}")
+    if tensor.datatype == "BOOL" and wanted and np.frombuffer(tensor.data, np.uint8).max() > 1:
+        raise TensorError(f"input {tensor.name!r} is BOOL: its bytes are 0 or 1")
 
 
 def to_array(tensor: Tensor) -> np.ndarray:
@@ -134,50 +140,64 @@ def from_array(name: str, array: np.ndarray, datatype: str | None = None) -> Ten
     return Tensor(name, kind, array.shape, array.tobytes())
 
 
-# kinds of numpy arrays that a JSON list may become, for each data type
-_KINDS = {"BOOL": "b", "FP16": "fiu", "FP32": "fiu", "FP64": "fiu", "BYTES": "U"}
+# Python types that an element of a JSON list may have, where it is not a whole number
+_ELEMENTS: dict[str, set[type]] = {
+    "BOOL": {bool}, "BYTES": {str}, "FP16": {int, float}, "FP32": {int, float}, "FP64": {int, float},
+}  # fmt: skip
 
 
 def from_list(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Tensor:
     """A tensor from the (nested or flat) list of a JSON request; TensorError names what is wrong."""
-    dtype = DTYPES.get(datatype)
-    if dtype is None:
+    if datatype not in DTYPES:
         raise TensorError(f"input {name!r} has the unknown data type {datatype!r}")
     if not isinstance(data, list):
         raise TensorError(f"input {name!r} needs its data as a list")
     if datatype == "BF16":
         raise TensorError(f"input {name!r}: BF16 travels as binary data only")
+    while data and type(data[0]) is list:
+        size = len(data[0])
+        if any(type(row) is not list or len(row) != size for row in data):
+            raise TensorError(f"input {name!r} is no rectangular list of {datatype}")
+        data = list(chain.from_iterable(data))
+    if not set(map(type, data)) <= _ELEMENTS.get(datatype, {int}):
+        raise TensorError(f"input {name!r} has elements that are no {datatype}")
+    if len(data) != elements(shape):
+        raise TensorError(f"input {name!r} has {len(data)} elements; its shape says {elements(shape)}")
+    return Tensor(name, datatype, shape, packed(name, datatype, data))
+
+
+def packed(name: str, datatype: str, values: Sequence[Any]) -> bytes:
+    """Numbers or strings of the type's kind as they travel; TensorError for one outside the type."""
+    if datatype == "BYTES":
+        try:
+            return pack_strings(x.encode() if isinstance(x, str) else x for x in values)
+        except UnicodeEncodeError:
+            raise TensorError(f"input {name!r} has a string that is no Unicode text") from None
+    dtype = DTYPES[datatype]
     try:
-        if datatype == "BYTES":
-            array = np.array(data, object)
-            flat = array.ravel().tolist()
-            if not all(isinstance(x, str) for x in flat):
-                raise TensorError(f"input {name!r} is BYTES: its elements are strings")
-            packed: Buffer = pack_strings(x.encode() for x in flat)
-            size = len(flat)
-        else:
-            array = np.array(data) if data else np.zeros(0, dtype)
-            if array.dtype.kind not in _KINDS.get(datatype, "iu"):
-                raise TensorError(f"input {name!r} has elements that are no {datatype}")
-            if array.dtype != dtype:
-                array = _converted(name, datatype, array, dtype)
-            packed, size = array.tobytes(), array.size
-    except (ValueError, OverflowError, UnicodeEncodeError, RecursionError) as error:
-        if isinstance(error, TensorError):
-            raise
-        raise TensorError(f"input {name!r} is no rectangular list of {datatype}") from None
-    if size != elements(shape):
-        raise TensorError(f"input {name!r} has {size} elements; its shape says {elements(shape)}")
-    return Tensor(name, datatype, shape, packed)
-
-
-def _converted(name: str, datatype: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    if dtype.kind in "iu" and array.size:
-        limits = np.iinfo(dtype)
-        if array.min() < limits.min or array.max() > limits.max:
-            raise TensorError(f"input {name!r} has elements outside {datatype}")
+        # with the type said: a list of 1 and 2**64 - 1 has none of its own but float64
+        array = np.array(values, np.float64 if dtype.kind == "f" else dtype)
+    except OverflowError:
+        raise TensorError(f"input {name!r} has elements outside {datatype}") from None
     with np.errstate(over="ignore"):
-        converted = array.astype(dtype)
-    if dtype.kind == "f" and not np.isfinite(converted).all() and np.isfinite(array).all():
+        converted = array.astype(dtype, copy=False)
+    if dtype.kind == "f" and (np.isinf(converted) & np.isfinite(array)).any():
         raise TensorError(f"input {name!r} has elements outside {datatype}")
-    return converted
+    return converted.tobytes()
+
+
+def json_data(tensor: Tensor) -> Any:
+    """An output's elements for JSON, exactly; TensorError for what JSON has no form for."""
+    if tensor.datatype == "BYTES":
+        try:
+            return [x.decode() for x in unpack_strings(tensor.data)]
+        except UnicodeDecodeError:
+            what = "bytes that are no UTF-8 text"
+    elif tensor.datatype == "BF16":
+        what = "BF16 elements"
+    else:
+        array = np.frombuffer(tensor.data, DTYPES[tensor.datatype])
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            return array.astype(np.float32) if tensor.datatype == "FP16" else array
+        what = "elements that are infinite or no numbers"
+    raise TensorError(f"output {tensor.name!r} has {what}, which JSON cannot carry: ask for it as binary data")

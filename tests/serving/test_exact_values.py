@@ -1,0 +1,221 @@
+"""Every data type at its extremes, by both doors and in both encodings of each: what comes back is what was sent."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from serve_setup import PROFILE, ask, deployment, plan
+
+from cotenant.serving.protocol.messages import classes
+from cotenant.serving.protocol.tensors import DTYPES, pack_strings, unpack_strings
+from cotenant.serving.server import Running, running
+
+onnx = pytest.importorskip("onnx")
+grpc = pytest.importorskip("grpc")
+
+MOST = 2**64 - 1
+VALUES: dict[str, list[Any]] = {
+    "BOOL": [True, False],
+    "UINT8": [0, 255],
+    "UINT16": [0, 65535],
+    "UINT32": [0, 2**32 - 1],
+    "UINT64": [MOST, 1, 2**63 + 1, 5, 2**53 + 1, 0],
+    "INT8": [-128, 127],
+    "INT16": [-32768, 32767],
+    "INT32": [-(2**31), 2**31 - 1],
+    "INT64": [-(2**63), 2**63 - 1, 2**53 + 1],
+    "FP16": [65504.0, 2.0**-24, -0.0, -1.5],
+    "FP32": [float(np.finfo(np.float32).max), 2.0**-149, -0.0, float(np.float32(0.1))],
+    "FP64": [1.7976931348623157e308, 5e-324, -0.0, 0.1, 2.0**53 + 2],
+    "BYTES": ["", "ä€😀", "a\0b", "x" * 300],
+}
+ELEMENTS = {
+    "BOOL": "BOOL", "UINT8": "UINT8", "UINT16": "UINT16", "UINT32": "UINT32", "UINT64": "UINT64", "INT8": "INT8",
+    "INT16": "INT16", "INT32": "INT32", "INT64": "INT64", "FP16": "FLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE",
+    "BYTES": "STRING",
+}  # fmt: skip
+FIELDS = {
+    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
+    "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+DOORS = ("json", "binary", "typed", "raw")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service named after each type, which gives back its input."""
+    folder = tmp_path_factory.mktemp("exact")
+    helper = onnx.helper
+    for name, element in ELEMENTS.items():
+        kind = getattr(onnx.TensorProto, element)
+        sides = [helper.make_tensor_value_info(x, kind, ["n", "m"]) for x in "xy"]
+        graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", sides[:1], sides[1:])
+        path = folder / name / "1"
+        path.mkdir(parents=True)
+        made = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+        onnx.save(made, path / "model.onnx")
+    services = [{"name": x, "model": f"{folder}/{x}", "backend": "onnx", "slo_ms": 20_000} for x in ELEMENTS]
+    content = deployment(services, folder) | {"mechanism": "cores"}
+    profile = PROFILE | {"models": dict.fromkeys(ELEMENTS, PROFILE["models"]["a"])}
+    Path(content["profile"]).write_text(json.dumps(profile))
+    with running(content, plan=plan(dict.fromkeys(ELEMENTS, 8)), grpc="127.0.0.1:0") as found:
+        yield found
+
+
+def wire(datatype: str, values: list[Any]) -> bytes:
+    """Elements as binary data has them."""
+    if datatype == "BYTES":
+        return pack_strings(x if isinstance(x, bytes) else x.encode() for x in values)
+    codes = {"BOOL": "?", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h",
+             "INT32": "i", "INT64": "q", "FP16": "e", "FP32": "f", "FP64": "d"}  # fmt: skip
+    return struct.pack(f"<{len(values)}{codes[datatype]}", *values)
+
+
+def over_http(server: Running, datatype: str, data: list[Any] | bytes, count: int, binary_out: bool) -> Any:
+    """(status, bytes of the answer's tensor, or the sentence)."""
+    entry: dict[str, Any] = {"name": "x", "shape": [1, count], "datatype": datatype}
+    headers, tail = {}, b""
+    if isinstance(data, bytes):
+        entry["parameters"], tail = {"binary_data_size": len(data)}, data
+    else:
+        entry["data"] = data
+    body = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": binary_out}}).encode()
+    if tail:
+        headers["Inference-Header-Content-Length"] = str(len(body))
+    status, got, answer = ask(server.http_url, f"/v2/models/{datatype}/infer", body + tail, headers=headers)
+    if status != 200:
+        return status, answer["error"]
+    if isinstance(answer, bytes):
+        return status, answer[int(got["inference-header-content-length"]) :]
+    return status, wire(datatype, answer["outputs"][0]["data"])
+
+
+def over_grpc(server: Running, datatype: str, values: list[Any] | None, raw: list[bytes], **more: Any) -> Any:
+    kinds = classes()
+    message = kinds["ModelInferRequest"](model_name=datatype, raw_input_contents=raw)
+    count = len(values) if values is not None else more.pop("count")
+    entry = message.inputs.add(name="x", datatype=datatype, shape=[1, count])
+    if values is not None:
+        getattr(entry.contents, more.get("field", FIELDS.get(datatype, ""))).extend(values)
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        call = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer", request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=kinds["ModelInferResponse"].FromString,
+        )  # fmt: skip
+        try:
+            return 200, call(message).raw_output_contents[0]
+        except grpc.RpcError as error:
+            return 400 if error.code() is grpc.StatusCode.INVALID_ARGUMENT else 500, error.details()
+
+
+def sent(server: Running, door: str, datatype: str, values: list[Any]) -> Any:
+    data = wire(datatype, values)
+    if door == "json":
+        return over_http(server, datatype, values, len(values), False)
+    if door == "binary":
+        return over_http(server, datatype, data, len(values), True)
+    if door == "raw":
+        return over_grpc(server, datatype, None, [data], count=len(values))
+    return over_grpc(server, datatype, [x.encode() for x in values] if datatype == "BYTES" else values, [])
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("datatype", VALUES)
+def test_extremes_come_back_exactly(server: Running, datatype: str, door: str) -> None:
+    if (datatype, door) == ("FP16", "typed"):
+        status, why = over_grpc(server, "FP16", [1.0], [], field="fp32_contents")
+        assert (status, why) == (400, "input 'x': FP16 travels as raw contents only")
+        return
+    assert sent(server, door, datatype, VALUES[datatype]) == (200, wire(datatype, VALUES[datatype]))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_bytes_that_are_no_text_are_refused_where_strings_are_text(server: Running, door: str) -> None:
+    photo = b"\xff\xd8\xff\xe0"
+    if door == "json":  # has only text
+        return
+    if door == "binary":
+        status, why = over_http(server, "BYTES", pack_strings([photo]), 1, True)
+    elif door == "raw":
+        status, why = over_grpc(server, "BYTES", None, [pack_strings([photo])], count=1)
+    else:
+        status, why = over_grpc(server, "BYTES", [photo], [])
+    assert (status, why) == (400, "input 'x' has bytes that are no UTF-8; the model's strings are text")
+
+
+@pytest.mark.parametrize("door", ["binary", "typed", "raw"])
+@pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64"])
+def test_infinities_and_nans_come_back(server: Running, datatype: str, door: str) -> None:
+    if (datatype, door) != ("FP16", "typed"):
+        values = [math.inf, -math.inf, math.nan]
+        assert sent(server, door, datatype, values) == (200, wire(datatype, values))
+
+
+def test_what_json_cannot_carry_is_said(server: Running) -> None:
+    status, why = over_http(server, "FP32", wire("FP32", [1.0, math.nan]), 2, False)
+    assert status == 400
+    assert why == (
+        "output 'y' has elements that are infinite or no numbers, which JSON cannot carry: ask for it as binary data"
+    )
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values", "said"),
+    [
+        ("BOOL", [1], "no BOOL"), ("BOOL", [True, 0], "no BOOL"), ("UINT8", [256], "outside UINT8"),
+        ("UINT8", [-1], "outside UINT8"), ("UINT16", [65536], "outside UINT16"), ("UINT32", [2**32], "outside UINT32"),
+        ("UINT32", [-1], "outside UINT32"), ("UINT64", [-1], "outside UINT64"), ("UINT64", [MOST + 1], "no UINT64"),
+        ("INT8", [128], "outside INT8"), ("INT16", [-32769], "outside INT16"), ("INT32", [2**31], "outside INT32"),
+        ("INT64", [2**63], "outside INT64"), ("INT64", [MOST, -1], "outside INT64"), ("INT32", [1, True], "no INT32"),
+        ("INT32", [1.0], "no INT32"), ("INT64", ["1"], "no INT64"), ("FP32", [1.0, True], "no FP32"),
+        ("FP64", [None], "no FP64"), ("FP16", [65520.0], "outside FP16"), ("FP32", [3.5e38], "outside FP32"),
+        ("BYTES", [1], "no BYTES"), ("UINT8", [[1, 2], 3], "no rectangular list"),
+    ],
+)  # fmt: skip
+def test_json_that_a_type_cannot_hold(server: Running, datatype: str, values: list[Any], said: str) -> None:
+    status, why = over_http(server, datatype, values, len(values), False)
+    assert status == 400
+    assert said in why
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values", "field", "said"),
+    [
+        ("UINT8", [256], "uint_contents", "outside UINT8"), ("UINT16", [65536], "uint_contents", "outside UINT16"),
+        ("INT8", [-129], "int_contents", "outside INT8"), ("INT16", [32768], "int_contents", "outside INT16"),
+        ("FP32", [1.0], "fp64_contents", "in fp32_contents, not in fp64_contents"),
+        ("UINT64", [1], "uint_contents", "in uint64_contents, not in uint_contents"),
+    ],
+)  # fmt: skip
+def test_typed_contents_that_a_type_cannot_hold(
+    server: Running, datatype: str, values: list[Any], field: str, said: str
+) -> None:
+    status, why = over_grpc(server, datatype, values, [], field=field)
+    assert status == 400
+    assert said in why
+
+
+def test_an_input_has_one_encoding(server: Running) -> None:
+    status, why = over_grpc(server, "INT32", [1], [wire("INT32", [2])])
+    assert (status, why) == (400, "input 'x' has typed contents beside raw ones")
+    status, why = over_grpc(server, "BOOL", None, [b"\x02"], count=1)
+    assert (status, why) == (400, "input 'x' is BOOL: its bytes are 0 or 1")
+
+
+def test_bf16_travels_as_binary_data_only() -> None:
+    from cotenant.serving.protocol.tensors import Tensor, TensorError, from_list, json_data
+
+    with pytest.raises(TensorError, match="BF16 travels as binary data only"):
+        from_list("x", "BF16", (1,), [1.0])
+    with pytest.raises(TensorError, match="BF16 elements, which JSON cannot carry"):
+        json_data(Tensor("y", "BF16", (1,), b"\x80\x3f"))
+    assert unpack_strings(pack_strings([b"\xff\xd8\xff\xe0", b""])) == [b"\xff\xd8\xff\xe0", b""]
+    assert set(VALUES) | {"BF16"} == set(DTYPES)
