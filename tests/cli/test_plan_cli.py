@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from cotenant.cli.main import main
+from cotenant.core.serving import ServingPlan
 from cotenant.policy.serving.packing.check import problems
+from cotenant.serving.config.planning import build_problem
+from cotenant.serving.config.services import read_services
 
 SERVICES = """
 gpus: {count: 4, model: RTX2080Ti}
@@ -133,38 +136,73 @@ def test_moves_from_an_older_plan(run: Any, services: Path, tmp_path: Path) -> N
 
 
 def test_files_of_the_public_scheduler(run: Any, tmp_path: Path) -> None:
-    (tmp_path / "tasks.csv").write_text("3\n6,100,66,\n7,100,108,\n13,50,22,\n")
-    config = {"GPUs": [{"Type": "2080ti", "Num": 3}], "Max Model": 3, "Part": 1, "Latency Ratio": 1.1,
-              "Interference": 1, "Self Tuning": 0, "Avail_Parts": [100, 80, 60, 50, 40, 20]}  # fmt: skip
-    (tmp_path / "sim-config.json").write_text(json.dumps(config))
-    (tmp_path / "device-config.json").write_text(
-        json.dumps({"device_specs": [{"type": "2080ti", "mem_mb": 11000, "latency_prof_file": "latency.csv"}]})
-    )
-    task_args = ("--tasks", f"glet:{tmp_path / 'tasks.csv'}", "--sim-config", tmp_path / "sim-config.json")
-    files = {n: tmp_path / f"out-{n}" for n in ("modellist", "tasks", "sim-config", "device-config")}
-    code, out, _ = run(
-        "plan", *task_args, "--device-config", tmp_path / "device-config.json", "--json",
-        *(x for n, p in files.items() for x in (f"--write-{n}", p)),
-    )  # fmt: skip
+    """There and back: the same tasks and configuration, the plan of the named planner, its list of models."""
+    public, ours, back = tmp_path / "public", tmp_path / "ours", tmp_path / "back"
+    public.mkdir()
+    tasks = "3\n6,100,66,\n7,100,108,\n13,50,22,\n"
+    (public / "tasks.csv").write_text(tasks)
+    config = {"GPUs": [{"Type": "2080ti", "Num": 3}], "Max Model": 3, "Part": 1, "Latency Ratio": 1.2,
+              "Interference": 1, "Incremental": 0, "Self Tuning": 0,
+              "Avail_Parts": [100, 80, 60, 50, 40, 20]}  # fmt: skip
+    (public / "sim-config.json").write_text(json.dumps(config))
+    devices = {"device_specs": [{"type": "2080ti", "mem_mb": 10500, "latency_prof_file": "latency.csv"}]}
+    (public / "device-config.json").write_text(json.dumps(devices))
+    code, out, _ = run("plan-convert", public, "--out", ours)
+    assert code == 0
+    assert f"cotenant plan {ours}/services.yaml --no-verify --planner gpulet-interference" in out
+    plan = tmp_path / "plan.json"
+    code, out, _ = run("plan", ours / "services.yaml", "--no-verify", "--out", plan, "--json")
     assert code == 0
     found = json.loads(out)
-    assert found["planner"] == "gpulet-interference"
-    assert found["feasible"]
-    assert files["tasks"].read_text() == "3\n6,100,66,\n7,100,108,\n13,50,22,\n"
-    assert json.loads(files["sim-config"].read_text())["GPUs"] == [{"Type": "2080ti", "Num": 3}]
-    assert json.loads(files["device-config"].read_text())["device_specs"][0]["mem_mb"] == 11000
-    rows = [r.split(",") for r in files["modellist"].read_text().splitlines()]
+    assert (found["planner"], found["feasible"], found["gpus"]) == ("gpulet-interference", True, 3)
+    assert {let["percent"] for let in found["gpulets"]} <= {100, 80, 60, 50, 40, 20}
+
+    assert run("plan-convert", ours / "services.yaml", "--plan", plan, "--out", back)[0] == 0
+    assert (back / "tasks.csv").read_text() == tasks
+    config["GPUs"] = [{"Type": "RTX2080Ti", "Num": 3}]  # the catalog's name
+    assert json.loads((back / "sim-config.json").read_text()) == config
+    assert json.loads((back / "device-config.json").read_text())["device_specs"][0]["mem_mb"] == 10500
+    rows = [r.split(",") for r in (back / "ModelList.txt").read_text().splitlines()]
     assert {r[3] for r in rows} - {"reserved"} == {"googlenet", "resnet50", "bert"}
 
-    from cotenant.serving.config.gpulet_files import read_modellist, read_problem
-
-    names = ("tasks.csv", "sim-config.json", "device-config.json")
-    problem, planner = read_problem(*(tmp_path / n for n in names))
-    assert planner == "gpulet-interference"
-    again = read_modellist(files["modellist"], problem)
+    (public / "ModelList.txt").write_text((back / "ModelList.txt").read_text())
+    assert run("plan-convert", public, "--out", ours)[0] == 0
+    problem = build_problem(read_services(ours / "services.yaml"))
+    again = ServingPlan.from_dict(json.loads((ours / "plan.json").read_text()), "plan.json")
     assert again.capacities() == pytest.approx({n: s["capacity_rps"] for n, s in found["services"].items()}, rel=1e-6)
     # six decimals of a duty cycle may round below the work; nothing else may be wrong
     assert all("ms of work" in p for p in problems(again, problem.services, problem.gpus))
+
+
+def test_gpus_of_several_kinds_become_a_cluster(run: Any, tmp_path: Path) -> None:
+    public = tmp_path / "public"
+    public.mkdir()
+    (public / "tasks.csv").write_text("1\n7,100,108,\n")
+    groups = [{"Type": "RTX2080Ti", "Num": 2}, {"Type": "H200", "Num": 1}]
+    (public / "sim-config.json").write_text(json.dumps({"GPUs": groups}))
+    assert run("plan-convert", public, "--out", tmp_path / "ours")[0] == 0
+    deployment = read_services(tmp_path / "ours" / "services.yaml")
+    assert [m.partition("-")[0] for m in deployment.gpu_models] == ["RTX2080Ti", "RTX2080Ti", "H200"]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("FOLDER", "--plan", "x.json"), "ModelList.txt"),
+        (("FOLDER",), "tasks.csv: cannot read"),
+        (("none.yaml",), "none.yaml"),
+        (("FILE", "--out", "FILE"), "cannot write here"),
+    ],
+)
+def test_what_cannot_be_converted_is_one_sentence(
+    run: Any, services: Path, tmp_path: Path, args: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    places = {"FOLDER": tmp_path / "empty", "FILE": services}
+    code, _, err = run("plan-convert", "--out", tmp_path / "new", *(places.get(a, a) for a in args))
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
 
 
 def test_autoscaling_over_measured_rates(run: Any, services: Path, tmp_path: Path) -> None:
@@ -293,7 +331,6 @@ def test_wrong_files_are_one_sentence(run: Any, tmp_path: Path, text: str, says:
         (("FILE", "--gpus", "0"), "serve nothing"),
         (("FILE", "--from", "FILE"), "not JSON"),
         (("FILE", "--attainment", "120%"), "over 100%"),
-        (("--tasks", "tasks.csv"), "glet:TASKS.csv"),
         (("scenarios", "--like", "all"), "known: gpulet-1023"),
         (("--scenarios", "none.csv"), "cannot read"),
     ],
@@ -322,10 +359,9 @@ def test_wrong_simulations_are_one_sentence(run: Any, services: Path, args: tupl
 
 
 def test_outputs_are_checked_before_any_is_written(run: Any, services: Path, tmp_path: Path) -> None:
-    code, _, err = run("plan", services, "--write-tasks", tmp_path / "t.csv", "--out", tmp_path / "no" / "plan.json")
+    code, _, err = run("plan", services, "--out", tmp_path / "no" / "plan.json")
     assert code == 2
     assert "cannot write here" in err
-    assert not (tmp_path / "t.csv").exists()
     scenarios = tmp_path / "s.csv"
     scenarios.write_text("scenario,model,rate_rps,slo_ms\nx,resnet50,30,108\n")
     code, _, err = run("plan", "--scenarios", scenarios, "--out", tmp_path / "p.csv", "--report", tmp_path / "no" / "r")

@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "kube": ("cotenant.cli.kube", "Kubernetes: webhook, device plugin, manifests, Helm chart."),
     "slurm": ("cotenant.cli.slurm", "Slurm: prolog and epilog that give a job its share."),
     "plan": ("cotenant.cli.plan", "Cut GPUs into gpulets for services under SLOs."),
+    "plan-convert": ("cotenant.cli.plan_convert", "Files of the public gpulet scheduler: read and write them."),
     "serve": ("cotenant.cli.serve", "Answer inference requests for many models on shared GPUs."),
     "infer": ("cotenant.cli.infer", "Run one model on one share of this machine, for a first look."),
     "experiment": ("cotenant.cli.experiment", "Boot a server, load it, stop both, write the analysis."),

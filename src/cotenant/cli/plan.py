@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-FILES, OUTPUT, PUBLIC, SETS = "Input", "Output", "Files of the public gpulet scheduler", "Scenario sets"
+FILES, OUTPUT, SETS = "Input", "Output", "Scenario sets"
 
 
 @app.command()
@@ -50,15 +50,6 @@ def plan(
     previous: Annotated[
         str | None, typer.Option("--from", help="A plan (JSON) to change as little as possible.", rich_help_panel=FILES)
     ] = None,
-    tasks: Annotated[str | None, typer.Option(help="glet:TASKS.csv.", rich_help_panel=PUBLIC)] = None,
-    sim_config: Annotated[str | None, typer.Option(help="sim-config.json.", rich_help_panel=PUBLIC)] = None,
-    device_config: Annotated[str | None, typer.Option(help="device-config.json.", rich_help_panel=PUBLIC)] = None,
-    write_modellist: Annotated[str | None, typer.Option(help="Write ModelList.txt.", rich_help_panel=PUBLIC)] = None,
-    write_tasks: Annotated[str | None, typer.Option(help="Write a task CSV.", rich_help_panel=PUBLIC)] = None,
-    write_sim_config: Annotated[str | None, typer.Option(help="Write sim-config.json.", rich_help_panel=PUBLIC)] = None,
-    write_device_config: Annotated[
-        str | None, typer.Option(help="Write device-config.json.", rich_help_panel=PUBLIC)
-    ] = None,
     scenarios: Annotated[
         str | None, typer.Option(help="Plan every scenario of a CSV, each on its own.", rich_help_panel=SETS)
     ] = None,
@@ -89,11 +80,10 @@ def plan(
     limit_s = parse_seconds(time_limit, field="time-limit")
     if scenarios is not None and colocation is not None:
         raise InputError("--colocation is for services files", field="colocation")
-    if services is not None and (tasks is not None or scenarios is not None):
-        raise InputError("give one of SERVICES.yaml, --tasks and --scenarios")
-    for path in (out, write_modellist, write_tasks, write_sim_config, write_device_config):
-        if path is not None:
-            check_writable(path)
+    if services is not None and scenarios is not None:
+        raise InputError("give SERVICES.yaml or --scenarios, not both")
+    if out is not None:
+        check_writable(out)
     if services == "scenarios":
         from cotenant.cli.plan_sets import generate_set
 
@@ -110,28 +100,21 @@ def plan(
         spec = find_planner(planner or DEFAULT_PLANNER)
         plan_set(scenarios, profile, 4 if gpus is None else gpus, spec, limit_s, out, report, as_json, repeats)
         return
-    problem, default_planner = _problem(
-        services, tasks, sim_config, device_config, profile, gpus, what_if or [], colocation
-    )
+    problem = _problem(services, profile, gpus, what_if or [], colocation)
     if autoscale is not None:
         from cotenant.cli.plan_autoscale import replay
 
-        replay(problem, problem.planner(planner or default_planner), autoscale, forecast, patience, period, as_json)
+        replay(problem, problem.planner(planner), autoscale, forecast, patience, period, as_json)
         return
     if headroom is not None and not 1 <= headroom <= 100:
         raise InputError(f"a headroom of {headroom:g} is not between 1 and 100", field="headroom")
-    spec = problem.planner(planner or default_planner)
+    spec = problem.planner(planner)
     factor = headroom or problem.headroom
     if seed < 0:
         raise InputError(f"a seed of {seed} is below 0", field="seed")
     old = None if previous is None else read_plan(previous)
-    target = parse_fraction(attainment, field="attainment") if verify and tasks is None else None
+    target = parse_fraction(attainment, field="attainment") if verify else None
     found = decide(problem, spec, factor, target, min_gpus, old, seed, limit_s)
-    if write_modellist is not None:
-        from cotenant.serving.config import gpulet_files as config_glet
-
-        _write(write_modellist, config_glet.write_modellist(found["plan"]))
-    _write_public(problem, spec.name, write_tasks, write_sim_config, write_device_config)
     from cotenant.cli import plan_view
 
     content = plan_view.content(found, problem, old)
@@ -148,33 +131,16 @@ def plan(
 
 
 def _problem(
-    services: str | None, tasks: str | None, sim_config: str | None, device_config: str | None, profile: str | None,
-    gpus: int | None, changes: list[str], colocation: str | None,
-) -> tuple[Problem, str]:  # fmt: skip
+    services: str | None, profile: str | None, gpus: int | None, changes: list[str], colocation: str | None
+) -> Problem:
     from cotenant.core.errors import InputError
-    from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER
+    from cotenant.serving.config.planning import build_problem, what_if
+    from cotenant.serving.config.services import read_services, with_scheme
 
-    if (services is None) == (tasks is None):
-        raise InputError("give SERVICES.yaml, or --tasks glet:TASKS.csv with --sim-config, or --scenarios")
-    if services is not None:
-        from cotenant.serving.config.planning import build_problem, what_if
-        from cotenant.serving.config.services import read_services, with_scheme
-
-        deployment = with_scheme(read_services(services), colocation)
-        return build_problem(what_if(deployment, changes), profile, gpus), DEFAULT_PLANNER
-    from cotenant.serving.config.gpulet_files import read_problem
-
-    assert tasks is not None
-    form, colon, path = tasks.partition(":")
-    if form != "glet" or not colon:
-        raise InputError(f"{tasks!r} is not glet:TASKS.csv", field="tasks")
-    if sim_config is None:
-        raise InputError("--tasks needs --sim-config", field="sim-config")
-    if changes:
-        raise InputError("--what-if is for services files", field="what-if")
-    if colocation is not None:
-        raise InputError("--colocation is for services files", field="colocation")
-    return read_problem(path, sim_config, device_config, gpus)
+    if services is None:
+        raise InputError("give SERVICES.yaml, or --scenarios")
+    deployment = with_scheme(read_services(services), colocation)
+    return build_problem(what_if(deployment, changes), profile, gpus)
 
 
 def decide(
@@ -234,16 +200,3 @@ def _write(path: str, text: str) -> None:
 
     with atomic_file(path) as file:
         file.write(text)
-
-
-def _write_public(problem: Problem, planner: str, tasks: str | None, sim: str | None, device: str | None) -> None:
-    import json
-
-    from cotenant.serving.config import gpulet_files as config_glet
-
-    if tasks is not None:
-        _write(tasks, config_glet.write_tasks(problem.services))
-    if sim is not None:
-        _write(sim, json.dumps(config_glet.sim_config(problem, planner), indent=1) + "\n")
-    if device is not None:
-        _write(device, json.dumps(config_glet.device_config(problem), indent=1) + "\n")

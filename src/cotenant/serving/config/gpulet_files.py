@@ -114,7 +114,7 @@ def _profile(spec: Mapping[str, Any], folder: Path, file: Path) -> ServingProfil
 
 
 def read_problem(
-    tasks: str | Path, sim_config: str | Path, device_config: str | Path | None, gpus: int | None = None
+    tasks: str | Path, sim_config: str | Path, device_config: str | Path | None
 ) -> tuple[Problem, str]:
     """The planning problem of a set of files, and the planner that the configuration asks for."""
     services = read_tasks(tasks)
@@ -140,8 +140,6 @@ def read_problem(
         profile = _profile(devices.get(kind, {"type": kind}), folder, Path(device_config or where))
         profiles.append(_configured(profile, config, where))
         types += [i] * count
-    if gpus is not None:
-        types = types[:gpus] + [0] * max(0, gpus - len(types))
     found = Gpus(tuple(profiles), tuple(types))
     return Problem(found, tuple(services), {p.gpu: p for p in profiles}, (), 1.0), _planner(config)
 

@@ -238,7 +238,7 @@ def _gpu_models(raw: ServicesFile) -> tuple[str, ...]:
     if (raw.gpus is None) == (raw.cluster is None):
         raise InputError("give either gpus or cluster", field="gpus")
     if raw.gpus is not None:
-        return (_gpu_name(raw.gpus.model),) * raw.gpus.count
+        return (gpu_name(raw.gpus.model),) * raw.gpus.count
     from cotenant.workloads.clusters.forms import parse_cluster
 
     assert raw.cluster is not None
@@ -248,7 +248,7 @@ def _gpu_models(raw: ServicesFile) -> tuple[str, ...]:
     return tuple(g.gpu.name for g in cluster.groups for _ in range(g.count * g.gpus))
 
 
-def _gpu_name(name: str) -> str:
+def gpu_name(name: str) -> str:
     """A catalog name where the catalog has it; any other name stands as it is (CPU cores, or a profile's own)."""
     try:
         return find_gpu(name).name
