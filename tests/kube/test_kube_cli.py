@@ -71,7 +71,6 @@ def test_other_wrong_input(call: Any, tmp_path: Path, pod_file: Path) -> None:
     for arguments, sentence in (
         (("kube", "mutate", tmp_path / "none.yaml"), "cannot be read: No such file or directory"),
         (("kube", "claims", pod_file, "--kubernetes", "new"), "'new' is not a version such as 1.34"),
-        (("kube", "manifests", "--namespace", "Bad_Name"), "'Bad_Name' is not a name"),
         (("kube", "plugin", "--node", "n", "--refresh", "1m"), "1m is not 0.1s to 6s"),
         (("kube", "plugin", "--node", "n", "--mounts", "x"), "'x' is not webhook or plugin"),
         (("kube", "slice", "--node", "n", "--agent-dir", tmp_path), "no agent answers"),
@@ -101,12 +100,3 @@ def test_the_slice_of_a_node(call: Any, agent: HeldAgent) -> None:
     code, _, err = call("kube", "slice", "--node", "n", "--agent-dir", agent.folder, "--whole", "7")
     assert code == 2
     assert "the agent has no GPU '7'" in err
-
-
-def test_a_chart_does_not_replace_what_is_none(call: Any, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("x")
-    code, _, err = call("kube", "chart", "--out", tmp_path / "mine")
-    assert code == 2
-    assert len(err.splitlines()) == 1
-    assert (tmp_path / "mine" / "thesis.tex").exists()

@@ -1,12 +1,15 @@
-"""Manifests and chart: valid in every version, with no more rights than are used, and the same by either way."""
+"""The chart and what it makes: valid in every version, with no more rights than are used, and the plain file equal."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import helm
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -15,13 +18,12 @@ from pods import check_object, pod, pods, versions
 
 from cotenant.core.errors import InputError
 from cotenant.kube import dra, names
-from cotenant.kube.chart import files
-from cotenant.kube.manifests import asks, install, objects
 from cotenant.kube.shares import shares_of
 from cotenant.kube.units import NodeGpu
-from cotenant.kube.values import VALUES, Values, flatten, read
 
-ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+CHART = DEPLOY / "helm" / "cotenant"
+CHART_VALUES = CHART / "values.yaml"
 Thing = dict[str, Any]
 ALL: dict[str, Any] = {
     "monitoring.serviceMonitor": True,
@@ -52,6 +54,17 @@ def tree(paths: dict[str, Any]) -> Thing:
     return found
 
 
+def install(chosen: dict[str, Any] | None = None, namespace: str = names.NAMESPACE) -> list[Thing]:
+    """All objects that the chart makes with these values."""
+    return helm.render(CHART, tree(chosen or {}), namespace)
+
+
+def asks() -> str:
+    """The condition, in CEL, by which the API server asks the webhook about a pod."""
+    configuration = by_name(install())["MutatingWebhookConfiguration", "cotenant"]
+    return str(configuration["webhooks"][0]["matchConditions"][0]["expression"])
+
+
 def by_name(things: list[Thing]) -> dict[tuple[str, str], Thing]:
     found = {(thing["kind"], thing["metadata"]["name"]): thing for thing in things}
     assert len(found) == len(things), "no object twice"
@@ -62,7 +75,7 @@ def by_name(things: list[Thing]) -> dict[tuple[str, str], Thing]:
 @pytest.mark.parametrize("chosen", [{}, ALL], ids=["defaults", "everything"])
 def test_every_object_is_strictly_valid(version: str, chosen: dict[str, Any]) -> None:
     checked = 0
-    for thing in install(Values(chosen)):
+    for thing in install(chosen):
         if thing["apiVersion"].startswith("monitoring.coreos.com/"):
             continue  # of the Prometheus operator, which no version of Kubernetes has a schema for
         if thing["apiVersion"].startswith("resource.k8s.io/") and version < "1.34":
@@ -73,14 +86,14 @@ def test_every_object_is_strictly_valid(version: str, chosen: dict[str, Any]) ->
 
 
 def test_the_validator_itself_finds_no_fault() -> None:
-    for thing in install(Values({"dra.enabled": True})):
+    for thing in install({"dra.enabled": True}):
         assert kubernetes_validate.validate(thing, versions()[-1], strict=True) == versions()[-1]
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(install(Values())[0] | {"specs": {}}, versions()[-1], strict=True)
+        kubernetes_validate.validate(install()[0] | {"specs": {}}, versions()[-1], strict=True)
 
 
 def test_the_service_monitors_scrape_what_is_there() -> None:
-    things = by_name(install(Values(ALL)))
+    things = by_name(install(ALL))
     monitors = [thing for (kind, _), thing in things.items() if kind == "ServiceMonitor"]
     assert len(monitors) == 2
     for monitor in monitors:
@@ -99,38 +112,66 @@ def test_the_service_monitors_scrape_what_is_there() -> None:
             assert ports[endpoint["port"]]["targetPort"] in named
 
 
+@pytest.mark.skipif(helm.real() is None, reason="helm is not installed")
 @pytest.mark.parametrize("chosen", [{}, ALL, {"dra.enabled": True}], ids=["defaults", "everything", "dra"])
-def test_chart_and_manifests_agree(chosen: dict[str, Any], tmp_path: Path) -> None:
-    chart = tmp_path / "cotenant"
-    for name, text in files().items():
-        path = chart / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    plain = by_name(install(Values(chosen, "ns"))[1:])
-    assert by_name(helm.render(chart, tree(chosen), "ns")) == plain
-    real = helm.real()
-    if real is not None:
-        overrides = tmp_path / "values.json"
-        overrides.write_text(json.dumps(tree(chosen)))
-        helm.run(real, "lint", str(chart), "-f", str(overrides))
-        text = helm.run(real, "template", "c", str(chart), "-n", "ns", "-f", str(overrides))
-        assert by_name([thing for thing in yaml.safe_load_all(text) if thing]) == plain
+def test_helm_makes_the_same_of_the_chart(chosen: dict[str, Any], tmp_path: Path) -> None:
+    program = helm.real()
+    assert program is not None
+    overrides = tmp_path / "values.json"
+    overrides.write_text(json.dumps(tree(chosen)))
+    helm.run(program, "lint", str(CHART), "-f", str(overrides))
+    text = helm.run(program, "template", "c", str(CHART), "-n", "ns", "-f", str(overrides))
+    assert by_name([thing for thing in yaml.safe_load_all(text) if thing]) == by_name(install(chosen, "ns"))
 
 
-def test_the_shipped_chart_and_manifests_are_what_the_commands_write(call: Any, tmp_path: Path) -> None:
-    assert call("kube", "chart", "--out", tmp_path / "c")[0] == 0
-    shipped = ROOT / "deploy" / "helm" / "cotenant"
-    written = {
-        p.relative_to(tmp_path / "c").as_posix(): p.read_text() for p in (tmp_path / "c").rglob("*") if p.is_file()
-    }
-    assert written == {p.relative_to(shipped).as_posix(): p.read_text() for p in shipped.rglob("*") if p.is_file()}
-    assert call("kube", "manifests")[1] == (ROOT / "deploy" / "kubernetes.yaml").read_text()
+def test_the_plain_file_is_the_chart_s_with_its_own_values() -> None:
+    first, *things = [thing for thing in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()) if thing]
+    assert (first["kind"], first["metadata"]["name"]) == ("Namespace", names.NAMESPACE)
+    check_object(first, versions()[-1])
+    # its pods need the host's folders and process numbers
+    assert first["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
+    assert by_name(things) == by_name(install())
+    kinds = [thing["kind"] for thing in things]
+    assert kinds.index("ServiceAccount") < kinds.index("DaemonSet"), "in an order in which they can be made"
+
+
+def leaves(node: Thing, path: str = "") -> Iterator[str]:
+    """Paths of a schema's values."""
+    for key, inner in node["properties"].items():
+        if "properties" in inner:
+            yield from leaves(inner, f"{path}{key}.")
+        elif key != "global":  # Helm's own
+            yield f"{path}{key}"
+
+
+def test_every_value_has_a_default_and_a_schema() -> None:
+    schema, values = json.loads((CHART / "values.schema.json").read_text()), yaml.safe_load(CHART_VALUES.read_text())
+    jsonschema.validate(values, schema)
+    known = set(leaves(schema))
+    assert {f"{head}.{leaf}" for head, inner in values.items() for leaf in inner} == known
+    used = set(re.findall(r"\.Values\.([A-Za-z.]+)", "".join(x.read_text() for x in CHART.glob("templates/*"))))
+    assert used == known
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("webhook.replica", 3), ("webhook.replicas", "many"), ("webhook.replicas", 0),
+        ("webhook.failurePolicy", "Maybe"), ("plugin.oneGpu", "perhaps"), ("node.nodeSelector", "x"),
+        ("agent.fail", "open "), ("webhok.replicas", 2),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_refused(path: str, value: object) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    jsonschema.validate(tree(ALL), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(tree({path: value}), schema)
 
 
 def test_the_rights_are_those_that_are_used() -> None:
     rules = {
         (kind, name): thing["rules"]
-        for (kind, name), thing in by_name(install(Values())).items()
+        for (kind, name), thing in by_name(install()).items()
         if kind in ("Role", "ClusterRole")
     }
     assert rules == {
@@ -151,7 +192,7 @@ def test_the_rights_are_those_that_are_used() -> None:
 
 
 def test_nothing_runs_privileged_and_only_the_node_as_root() -> None:
-    for thing in install(Values()):
+    for thing in install():
         if thing["kind"] not in ("DaemonSet", "Deployment"):
             continue
         spec = thing["spec"]["template"]["spec"]
@@ -165,7 +206,7 @@ def test_nothing_runs_privileged_and_only_the_node_as_root() -> None:
 
 
 def test_every_argument_is_an_option_of_its_command(call: Any) -> None:
-    for thing in install(Values(ALL)):
+    for thing in install(ALL):
         if thing["kind"] not in ("DaemonSet", "Deployment"):
             continue
         spec = thing["spec"]["template"]["spec"]
@@ -178,7 +219,7 @@ def test_every_argument_is_an_option_of_its_command(call: Any) -> None:
 
 
 def test_only_pods_that_ask_are_sent_to_the_webhook() -> None:
-    configuration = by_name(install(Values()))["MutatingWebhookConfiguration", "cotenant"]
+    configuration = by_name(install())["MutatingWebhookConfiguration", "cotenant"]
     webhook = configuration["webhooks"][0]
     assert webhook["failurePolicy"] == "Fail"
     assert webhook["sideEffects"] == "None"
@@ -192,7 +233,6 @@ def test_only_pods_that_ask_are_sent_to_the_webhook() -> None:
             "scope": "Namespaced",
         }
     ]
-    assert webhook["matchConditions"] == [{"name": "asks-for-a-share", "expression": asks()}]
     skipped = webhook["namespaceSelector"]["matchExpressions"][0]
     assert skipped["values"] == ["kube-system", "kube-public", "kube-node-lease", "cotenant-system"]
 
@@ -233,7 +273,7 @@ def test_the_condition(thing: Thing, asked: bool) -> None:
 def test_the_folders_of_the_node_are_those_that_pods_mount() -> None:
     from cotenant.kube.mutate import Injection
 
-    daemon = by_name(install(Values()))["DaemonSet", "cotenant-node"]
+    daemon = by_name(install())["DaemonSet", "cotenant-node"]
     spec = daemon["spec"]["template"]["spec"]
     assert spec["hostPID"] is True, "who connects is known by its process number on the host"
     paths = {volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
@@ -241,52 +281,6 @@ def test_the_folders_of_the_node_are_those_that_pods_mount() -> None:
     agent = spec["containers"][0]
     assert "--tenant-socket=/run/cotenant/tenants/agent.sock" in agent["args"]
     assert "--dir=/run/cotenant/agent" in agent["args"], "the control socket is in a folder that no pod mounts"
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (["webhook.replica=3"], "field webhook.replica: there is no such value; did you mean webhook.replicas?"),
-        (["webhook.replicas=many"], "'many' is not a whole number"),
-        (["webhook.replicas=0"], "0 is not from 1 to 30"),
-        (["webhook.failurePolicy=Maybe"], "'Maybe' is not one of Fail, Ignore"),
-        (["plugin.oneGpu=perhaps"], "'perhaps' is not true or false"),
-        (["node.nodeSelector=x"], "'x' is not a map"),
-        (["x"], "'x' is not PATH=VALUE"),
-        (["node.tolerations=[a"], "'[a' is not a value"),
-    ],
-)
-def test_wrong_values_are_one_sentence(call: Any, settings: list[str], sentence: str) -> None:
-    arguments = [word for text in settings for word in ("--set", text)]
-    code, out, err = call("kube", "manifests", *arguments)
-    assert (code, out) == (2, "")
-    assert sentence in err
-    assert len(err.splitlines()) == 1
-
-
-def test_values_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "v.yaml"
-    path.write_text("webhook: {replicas: 5}\nnode:\n  nodeSelector: {a: b}\n")
-    assert read(path, ["webhook.replicas=7"]) == {"webhook.replicas": 7, "node.nodeSelector": {"a": "b"}}
-    assert flatten(yaml.safe_load(files()["values.yaml"])) == {value.path: value.default for value in VALUES}
-    path.write_text("node:\n  nodeSelectr: {a: b}\n")
-    with pytest.raises(InputError, match=r"v\.yaml, line 2, field node\.nodeSelectr: there is no such value; did you"):
-        read(path, [])
-    path.write_text("webhook:\n  replicas: many\n")
-    with pytest.raises(InputError, match=r"v\.yaml, line 2, field webhook\.replicas: 'many' is not a whole number"):
-        read(path, [])
-    path.write_text("- x")
-    with pytest.raises(InputError, match="a values file is a map"):
-        read(path, [])
-    path.write_text("a: [")
-    with pytest.raises(InputError, match="not valid YAML"):
-        read(path, [])
-
-
-def test_objects_come_in_an_order_in_which_they_can_be_made() -> None:
-    kinds = [thing["kind"] for _, thing in objects(Values())]
-    assert kinds.index("ServiceAccount") < kinds.index("DaemonSet")
-    assert install(Values(namespace="x"))[0]["metadata"]["name"] == "x"
 
 
 # -- dynamic resource allocation ---------------------------------------------------------------------------------------
@@ -299,10 +293,9 @@ GPUS = [
 
 
 @pytest.mark.parametrize("version", [v for v in versions() if v >= "1.32"])
-def test_slices_and_classes_are_valid_where_they_are_served(version: str) -> None:
+def test_slices_are_valid_where_they_are_served(version: str) -> None:
     kubernetes = (1, int(version.partition(".")[2]))
-    for thing in [*dra.device_classes(kubernetes), dra.resource_slice("node-a", GPUS, kubernetes)]:
-        check_object(thing, version)
+    check_object(dra.resource_slice("node-a", GPUS, kubernetes), version)
 
 
 @pytest.mark.parametrize("version", [v for v in versions() if v >= "1.34"])
@@ -341,7 +334,7 @@ def test_what_a_version_does_not_have_is_said() -> None:
 
     mine = shares_of(pod(annotations=share()))[0]
     with pytest.raises(InputError, match=r"Kubernetes 1.31 serves no resource.k8s.io for claims; use 1.32 or newer"):
-        dra.device_classes((1, 31))
+        dra.api_version((1, 31))
     with pytest.raises(InputError, match=r"needs consumable capacity, in Kubernetes 1.34 or newer"):
         dra.claim_template("x", "y", mine, (1, 33))
     with pytest.raises(InputError, match=r"consumable capacity needs Kubernetes 1.34 or newer"):

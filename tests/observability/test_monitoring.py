@@ -7,12 +7,15 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from cotenant.observability.metrics import Metric, every
-from cotenant.observability.monitoring import alerts, dashboard, rules
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
+RULES = DEPLOY / "alerts.yaml"
 
 
 def series() -> dict[str, Metric]:
@@ -24,9 +27,14 @@ def series() -> dict[str, Metric]:
     return found
 
 
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DEPLOY / "dashboard.json").read_text())
+    return found
+
+
 def expressions() -> list[str]:
-    panels = dashboard()["panels"]
-    return [target["expr"] for panel in panels for target in panel.get("targets", [])] + [a.expr for a in alerts()]
+    targets = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+    return targets + [rule["expr"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 
 def test_every_metric_that_is_asked_for_exists() -> None:
@@ -57,7 +65,7 @@ def test_labels_exist() -> None:
 
 def test_the_dashboard_is_one_grid() -> None:
     taken: set[tuple[int, int]] = set()
-    model = json.loads(json.dumps(dashboard()))
+    model = dashboard()
     for panel in model["panels"]:
         place = panel["gridPos"]
         cells = {
@@ -69,13 +77,15 @@ def test_the_dashboard_is_one_grid() -> None:
         taken |= cells
     ids = [panel["id"] for panel in model["panels"]]
     assert len(ids) == len(set(ids))
+    (source,) = model["templating"]["list"]
+    assert (source["type"], source["query"]) == ("datasource", "prometheus")
+    asked = {panel["datasource"]["uid"] for panel in model["panels"] if panel["type"] != "row"}
+    assert asked == {f"${{{source['name']}}}"}, "every panel asks the source that the page's variable names"
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_prometheus_accepts_the_rules(tmp_path: Path) -> None:
-    path = tmp_path / "rules.yaml"
-    path.write_text(yaml.safe_dump(rules()))
-    done = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True, timeout=60)
+def test_prometheus_accepts_the_rules() -> None:
+    done = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -85,8 +95,6 @@ def test_tenants_of_one_name_on_two_nodes_are_told_apart(tmp_path: Path) -> None
 
     By Prometheus's own engine: one alert, for node 1, and the differences on the panel are -0.3 and 0.
     """
-    rules_file = tmp_path / "rules.yaml"
-    rules_file.write_text(yaml.safe_dump(rules()))
     labels = [f'instance="node{n}",tenant="a"' for n in (1, 2)]
     series_ = []
     for each, got in zip(labels, ("0.2", "0.5"), strict=True):
@@ -100,7 +108,7 @@ def test_tenants_of_one_name_on_two_nodes_are_told_apart(tmp_path: Path) -> None
     fired = {"severity": "warning", "instance": "node1", "tenant": "a", "gpu": "g"}
     summary = "a waits more than half of the time and gets 5 points less than it was promised."
     test = {
-        "rule_files": [str(rules_file)],
+        "rule_files": [str(RULES)],
         "tests": [
             {
                 "interval": "1m",

@@ -11,7 +11,7 @@ import typer
 from cotenant.cli import kube_objects
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Shares of GPUs for pods: webhook, plugin, manifests."
+    add_completion=False, no_args_is_help=True, help="Shares of GPUs for pods: webhook, plugin, claims."
 )
 kube_objects.add_to(app)
 

@@ -1,4 +1,4 @@
-"""The commands of `cotenant kube` that print objects or write files: manifests, chart, mutate, claims, slice."""
+"""The commands of `cotenant kube` that print objects: mutate, claims, slice."""
 
 from __future__ import annotations
 
@@ -18,46 +18,8 @@ PodFile = Annotated[Path, typer.Argument(metavar="POD.yaml", help="A pod; - read
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (manifests, chart, mutate, claims, slice_):
+    for command in (mutate, claims, slice_):
         app.command(command.__name__.rstrip("_"))(command)
-
-
-def manifests(
-    namespace: Annotated[str, typer.Option(help="Namespace of all parts.")] = "cotenant-system",
-    values: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Values, as for the chart.")] = None,
-    setting: Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="One value.")] = None,
-    list_values: Annotated[bool, typer.Option("--list-values", help="Print every value with its default.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Print everything that an installation needs, for kubectl apply -f -."""
-    from cotenant.kube import values as choices
-    from cotenant.kube.manifests import install
-
-    if list_values:
-        print(choices.as_yaml(), end="")
-        return
-    _check_name(namespace, "--namespace")
-    things = install(choices.Values(choices.read(values, setting or []), namespace))
-    _show(things, as_json)
-
-
-def chart(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; made anew.")],
-) -> None:
-    """Write the Helm chart."""
-    from cotenant.core.files import AtomicFolder
-    from cotenant.kube.chart import files
-
-    folder = AtomicFolder(out, "Chart.yaml")
-    try:
-        for name, text in files().items():
-            path = folder.part / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-    except OSError:
-        folder.discard()
-        raise
-    folder.commit()
 
 
 def mutate(
@@ -113,7 +75,7 @@ def slice_(
 def _show(things: list[dict[str, Any]], as_json: bool) -> None:
     import json
 
-    from cotenant.kube.values import to_yaml
+    import yaml
 
     if as_json:
         is_patch = bool(things) and "op" in things[0]
@@ -121,7 +83,13 @@ def _show(things: list[dict[str, Any]], as_json: bool) -> None:
     elif things and "op" in things[0]:
         print(json.dumps(things, indent=2))
     else:
-        print("---\n".join(to_yaml(thing) for thing in things), end="")
+
+        class Plain(yaml.SafeDumper):
+            def ignore_aliases(self, data: Any) -> bool:
+                return True
+
+        texts = (yaml.dump(thing, Dumper=Plain, sort_keys=False, width=100_000) for thing in things)
+        print("---\n".join(texts), end="")
 
 
 @contextmanager
@@ -161,12 +129,3 @@ def _version(text: str) -> tuple[int, int]:
     if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
         raise InputError(f"{text!r} is not a version such as 1.34", field="--kubernetes")
     return int(parts[0]), int(parts[1])
-
-
-def _check_name(text: str, field: str) -> None:
-    import re
-
-    from cotenant.core.errors import InputError
-
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
-        raise InputError(f"{text[:80]!r} is not a name of lower-case letters, digits and dashes", field=field)

@@ -1,4 +1,4 @@
-"""Dynamic resource allocation: device classes, a node's GPUs as a ResourceSlice, and claims, from the same shares.
+"""Dynamic resource allocation: a node's GPUs as a ResourceSlice, and claims, from the same shares as everything else.
 
 With consumable capacity (feature DRAConsumableCapacity, alpha in Kubernetes 1.34) several claims are allocated on one
 device and each consumes some of its `share` and `memory`, so the scheduler itself keeps a share on one GPU. Without it
@@ -33,20 +33,6 @@ def api_version(kubernetes: tuple[int, int]) -> str:
             f"Kubernetes {kubernetes[0]}.{kubernetes[1]} serves no resource.k8s.io for claims; use 1.32 or newer"
         )
     return f"resource.k8s.io/{known[-1]}"
-
-
-def device_classes(kubernetes: tuple[int, int] = (1, 34)) -> list[Thing]:
-    """share.cotenant.dev: a piece of a GPU; gpu.cotenant.dev: a whole one."""
-    whole = f"device.attributes['{DRIVER}'].whole"
-    return [
-        {
-            "apiVersion": api_version(kubernetes),
-            "kind": "DeviceClass",
-            "metadata": {"name": name},
-            "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}' && {condition}"}}]},
-        }
-        for name, condition in ((SHARE_CLASS, f"!{whole}"), (GPU_CLASS, whole))
-    ]
 
 
 def resource_slice(
