@@ -101,6 +101,7 @@ def test_a_job_that_asks_for_nothing_is_left_alone(agent: HeldAgent, run: Any) -
         ("cotenant:request", "'request' is not KEY=VALUE"),
         ("cotenant:request=1% cotenant:request=2%", "cotenant: is there twice"),
         ("cotenant:priority=high", "'high' is not a whole number"),
+        ("cotenant:memory=8", "'8' has no unit; write 8GiB"),
         ("cotenant:memory=64GiB", "has 8.00 GiB of memory left to promise"),
     ],
 )

@@ -53,7 +53,10 @@ def test_a_tenant_is_parked_before_it_comes_to_its_gpu(agent: AgentProcess, call
     ("options", "why"),
     [
         (["--name", "a", "--oversubscribe", "magic"], "cotenant: 'magic' is no way to oversubscribe"),
-        (["--name", "a", "--memory", "0"], "cotenant: the memory of a must be over 0 bytes"),
+        (["--name", "a", "--memory", "0"], "field --memory: memory must be over 0"),
+        (["--name", "a", "--memory", "2000"], "field --memory: '2000' has no unit; write 2000MiB"),
+        (["--name", "a", "--memory", "8"], "field --memory: '8' has no unit; write 8GiB"),
+        (["--name", "a", "--memory", "8KB"], "field --memory: '8KB' is less than 1 MiB"),
         (["--name", "a b"], "field --name: 'a b' is not a tenant name"),
         (["--oversubscribe", "swap", "--gpus", "2"], "several GPUs"),
         (["--oversubscribe", "swap", "--mechanism", "whole"], "only turns"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
-from cotenant.core.units import counted, format_memory
+from cotenant.core.units import counted, format_memory, parse_memory
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,33 @@ from cotenant.core.units import counted, format_memory
 )  # fmt: skip
 def test_memory_keeps_the_units_it_was_given_in(n: int, text: str) -> None:
     assert format_memory(n) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GiB", 8 << 30), ("8Gi", 8 << 30), ("500 MB", 500_000_000), ("1MiB", 1 << 20)]
+)
+def test_a_memory_limit_is_in_bytes(text: str, size: int) -> None:
+    assert parse_memory(text, "memory") == size
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("2000", "memory: '2000' has no unit; write 2000MiB"),
+        (2000, "'2000' has no unit; write 2000MiB"),
+        ("8", "'8' has no unit; write 8GiB"),
+        ("1.5", "'1.5' has no unit; write 1.5GiB"),
+        ("0", "memory must be over 0"),
+        ("0GiB", "memory must be over 0"),
+        ("8KB", "'8KB' is less than 1 MiB"),
+        ("2000m", "unknown memory unit 'm'"),
+        ("-1GiB", "negative"),
+    ],
+)
+def test_a_memory_limit_whose_unit_can_only_be_guessed_is_refused(text: str | int, sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse_memory(text, "memory")
+    assert sentence in str(refused.value)
 
 
 def test_counts() -> None:

@@ -47,6 +47,20 @@ def test_what_is_no_memory_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("2000", "'2000' has no unit; write 2000Mi"), ("8", "'8' has no unit; write 8Gi"),
+        ("8589934592", "has no unit"), ("2000m", "is less than 1 MiB; m is a thousandth, write 2000Mi"),
+        ("8k", "'8k' is less than 1 MiB; write it like 8Gi or 500M"), ("1023Ki", "is less than 1 MiB"),
+    ],
+)  # fmt: skip
+def test_memory_whose_unit_can_only_be_guessed_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse_memory(text, "x")
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [("30%", 0.3), ("0.3", 0.3), ("100%", 1.0), ("1", 1.0), ("12.5%", 0.125), ("0%", 0.0), (".5", 0.5)],
 )

@@ -65,7 +65,7 @@ def run(
     from cotenant.agent.tenants.launcher import run as launch
     from cotenant.core.errors import InputError
     from cotenant.core.folders import agent_folder
-    from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
+    from cotenant.core.units import parse_fraction, parse_memory, parse_seconds
 
     which = tuple(gpus.split(",")) if gpus and not _is_count(gpus) else ()
     check_work(work_class or "unknown", 0, 0, field="--work-class")
@@ -80,7 +80,7 @@ def run(
         name=name or f"{os.path.basename(command[0])[:40]}-{os.getpid()}",
         request=parse_fraction(request, "--request") if request else 0.0,
         limit=parse_fraction(limit, "--limit") if limit else 1.0,
-        memory_bytes=parse_bytes(memory, "--memory") if memory else None,
+        memory_bytes=parse_memory(memory, "--memory") if memory else None,
         priority=priority,
         weight=weight,
         gpus=which,

@@ -28,12 +28,12 @@ def set_share(
     """Change what a tenant was promised. Says from when on it holds."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.folders import agent_folder
-    from cotenant.core.units import format_bytes, parse_bytes, parse_fraction
+    from cotenant.core.units import format_bytes, parse_fraction, parse_memory
 
     changes: dict[str, Any] = {
         "request": parse_fraction(request, "--request") if request else None,
         "limit": parse_fraction(limit, "--limit") if limit else None,
-        "memory_bytes": parse_bytes(memory, "--memory") if memory else None,
+        "memory_bytes": parse_memory(memory, "--memory") if memory else None,
         "priority": priority,
         "weight": weight,
         "copy_weight": copy_weight,

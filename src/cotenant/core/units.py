@@ -18,6 +18,7 @@ _SECONDS = {
     "us": 1e-6, "ms": 1e-3,
     "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
 }  # fmt: skip
+LEAST_MEMORY_BYTES = 1 << 20
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z%]*)\s*$")
 
 
@@ -47,6 +48,28 @@ def parse_bytes(text: str | float, field: str | None = None) -> int:
     if unit and unit.upper() not in _BYTES:
         raise InputError(f"unknown memory unit {unit!r} in {text!r}; write it like 40GiB or 500GB", field=field)
     return round(number * _BYTES[unit.upper()] if unit else number)
+
+
+def parse_memory(text: str | float, field: str | None = None) -> int:
+    """Bytes of a memory limit that a person wrote: with its unit, and at least LEAST_MEMORY_BYTES.
+
+    InputError for a bare number, whose unit can only be guessed ("2000" bytes, MiB or GiB), and for an amount that no
+    program fits in, which is a unit mistaken ("8KB").
+    """
+    number, unit = _split(text, field, "8GiB or 500MB")
+    if number == 0:
+        raise InputError("memory must be over 0; write it like 8GiB or 500MB", field=field)
+    if not unit:
+        raise InputError(f"{str(text)[:40]!r} has no unit; write {meant(number, 'GiB', 'MiB')}", field=field)
+    size = parse_bytes(text, field)
+    if size < LEAST_MEMORY_BYTES:
+        raise InputError(f"{str(text)[:40]!r} is less than 1 MiB; write it like 8GiB or 500MB", field=field)
+    return size
+
+
+def meant(number: float, large: str, small: str) -> str:
+    """What a bare number of memory probably meant, as text: small numbers in the large unit."""
+    return f"{number:.12g}{large if number < 1024 else small}"
 
 
 def parse_seconds(text: str | float, field: str | None = None) -> float:

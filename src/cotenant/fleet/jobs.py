@@ -15,7 +15,7 @@ from cotenant.agent.config.files import parse_yaml, read_text
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
 from cotenant.core.errors import InputError
-from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
+from cotenant.core.units import parse_fraction, parse_memory, parse_seconds
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 SLICE = re.compile(r"^([1-7])g(\.\d+gb)?(\+me)?$")
@@ -220,7 +220,7 @@ def job_from_values(data: Mapping[str, Any], folder: Path) -> JobSpec:
     if values.get("slice") is not None and isinstance(values["slice"], str) and SLICE.match(values["slice"]):
         values["gpus"] = math.floor(1000 * int(values["slice"][0]) / 7) / 1000
     if data.get("memory") is not None:
-        values["memory_bytes"] = parse_bytes(_quantity(data["memory"], "memory"), "memory")
+        values["memory_bytes"] = parse_memory(_quantity(data["memory"], "memory"), "memory")
     for key in ("duration", "deadline", "grace"):
         if data.get(key) is not None:
             values[f"{key}_s"] = parse_seconds(_quantity(data[key], key), key)

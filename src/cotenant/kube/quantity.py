@@ -9,6 +9,7 @@ import re
 from fractions import Fraction
 
 from cotenant.core.errors import InputError
+from cotenant.core.units import LEAST_MEMORY_BYTES, meant
 
 _QUANTITY = re.compile(
     r"^([+-]?)([0-9]{1,30}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:([eE][+-]?[0-9]{1,2})|([A-Za-z]{0,3}))$"
@@ -52,7 +53,7 @@ def parse_count(value: object, field: str, most: int) -> int:
 
 
 def parse_memory(value: object, field: str) -> int:
-    """Bytes, over 0: "8Gi", "500M", and "8GiB" as elsewhere in Cotenant."""
+    """Bytes, 1 MiB at least: "8Gi", "500M", and "8GiB" as elsewhere in Cotenant. A bare number is refused."""
     scale = Fraction(1)
     text = value
     if isinstance(value, str):
@@ -69,6 +70,12 @@ def parse_memory(value: object, field: str) -> int:
         raise InputError(
             f"{_shown(value)} is not a whole number of bytes over 0 that a machine could have", field=field
         )
+    if str(value).isdigit():
+        raise InputError(f"{_shown(value)} has no unit; write {meant(int(number), 'Gi', 'Mi')}", field=field)
+    if number < LEAST_MEMORY_BYTES:
+        milli = str(value).endswith("m")
+        hint = f"; m is a thousandth, write {str(value)[:-1]}Mi" if milli else "; write it like 8Gi or 500M"
+        raise InputError(f"{_shown(value)} is less than 1 MiB{hint}", field=field)
     return int(number)
 
 

@@ -20,7 +20,7 @@ from cotenant.agent.config.swap import parse_swap
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core import yamlfile
 from cotenant.core.errors import InputError
-from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
+from cotenant.core.units import parse_bytes, parse_fraction, parse_memory, parse_seconds
 from cotenant.core.yamlfile import YamlFile
 from cotenant.policy.colocation import ColocationSettings
 from cotenant.policy.copies import CopySettings
@@ -239,7 +239,7 @@ def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
         if "context_reserve" in data:
             values["context_reserve_bytes"] = parse_bytes(data["context_reserve"], "context_reserve")
         if "gpu_memory" in data:
-            values["gpu_memory_bytes"] = parse_bytes(data["gpu_memory"], "gpu_memory")
+            values["gpu_memory_bytes"] = parse_memory(data["gpu_memory"], "gpu_memory")
         values |= parse_swap(data)
         if "colocation" in data:
             values["colocation"] = parse_colocation(data["colocation"])
@@ -299,7 +299,7 @@ def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpe
             name=check_name(entry.get("name")),
             request=parse_fraction(entry.get("request", 0.0), "request"),
             limit=limit,
-            memory_bytes=parse_bytes(entry["memory"], "memory") if "memory" in entry else None,
+            memory_bytes=parse_memory(entry["memory"], "memory") if "memory" in entry else None,
             priority=int(entry.get("priority", 0)),
             weight=float(entry.get("weight", 0.0)),
             gpus=gpus,

@@ -17,7 +17,7 @@ from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import program_environment
 from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, WorkError
-from cotenant.core.units import parse_bytes, parse_fraction
+from cotenant.core.units import parse_fraction, parse_memory
 
 MARK = "cotenant:"
 KEYS = ("request", "limit", "memory", "priority")
@@ -55,7 +55,7 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
         name=job_name(environment),
         request=parse_fraction(given.get("request", "0"), FIELD),
         limit=parse_fraction(given.get("limit", "100%"), FIELD),
-        memory_bytes=parse_bytes(given["memory"], FIELD) if "memory" in given else None,
+        memory_bytes=parse_memory(given["memory"], FIELD) if "memory" in given else None,
         priority=priority,
         gpus=gpus,
         gpu_count=max(1, len(gpus)),

@@ -15,7 +15,7 @@ from cotenant.agent.mechanisms.base import Capabilities, Use
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
 from cotenant.core.serving import APPLICATIONS, Application, Service
-from cotenant.core.units import parse_bytes, parse_fraction, parse_seconds
+from cotenant.core.units import parse_fraction, parse_memory, parse_seconds
 from cotenant.core.yamlfile import YamlFile, read_yaml
 
 MAX_GPUS = 100_000
@@ -76,7 +76,7 @@ class ServiceEntry(BaseModel):
     @field_validator("memory", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
-        return _quantity(parse_bytes, value)
+        return _quantity(parse_memory, value)
 
     @property
     def profile_model(self) -> str:
