@@ -217,7 +217,7 @@ class Server:
                     continue
                 seen[name] = now
                 try:
-                    await self.api.load(name)
+                    await self.api.load(name, {})
                     self.say(f"{name} has new files: loaded")
                 except Exception as error:
                     self.say(f"{name} has new files, but: {error}")

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -18,6 +18,7 @@ from cotenant.serving.gateway.requests import Gateway
 from cotenant.serving.planning.crew import ApplyError, Crew
 from cotenant.serving.planning.replanner import Replanner
 from cotenant.serving.protocol.tensors import ModelInfo, TensorSpec
+from cotenant.serving.workers.repository import config_override
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics", "parameters"]
 
@@ -165,11 +166,21 @@ class Api:
             )  # fmt: skip
         return {"model_stats": rows}
 
-    async def load(self, name: str) -> None:
-        """Load (or load again) a model's newest files, and have a plan with it."""
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+        """Load (or load again) a model's newest files, and have a plan with it. Parameter `config` (JSON) stands for
+        the files' configuration until the next load."""
         self._known(name)
+        config = None
+        for key, value in parameters.items():
+            if key.startswith("file:"):
+                what = "files are not taken over the network, since loading one may run its code"
+                raise Refusal(Kind.WRONG, f"{key}: {what}; put it into the model's folder and load again")
+            if key != "config" or not isinstance(value, str):
+                raise Refusal(Kind.WRONG, f"load takes one parameter, config: JSON in a string; got {key[:200]!r}")
         try:
-            self.crew.reload(name)
+            if "config" in parameters:
+                config = config_override(parameters["config"], name)
+            self.crew.reload(name, config)
         except InputError as error:
             raise Refusal(Kind.WRONG, str(error)) from None
         await self._replan()
@@ -177,9 +188,13 @@ class Api:
         if model.fault or model.why:
             raise Refusal(Kind.WRONG, f"{name} cannot be loaded: {model.fault or model.why}")
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Take a model out of service and free what it holds."""
         self._known(name)
+        # nothing that can be unloaded has dependents of its own
+        wrong = next((k for k, v in parameters.items() if k != "unload_dependents" or not isinstance(v, bool)), None)
+        if wrong is not None:
+            raise Refusal(Kind.WRONG, f"unload takes one parameter, unload_dependents: a boolean; got {wrong[:200]!r}")
         self.crew.unload(name)
         await self._replan()
 

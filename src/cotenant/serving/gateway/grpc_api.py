@@ -95,14 +95,14 @@ class GrpcApi:
     def _statistics(self, message: Any) -> dict[str, Any]:
         return self.api.statistics(message.name, message.version)
 
-    def _repository(self, verb: str, act: Callable[[str], Any]) -> Callable[[Slot, bytes], None]:
+    def _repository(self, verb: str, act: Callable[[str, dict[str, Any]], Any]) -> Callable[[Slot, bytes], None]:
         request = self.messages[f"RepositoryModel{verb}Request"]
 
         def serve(slot: Slot, data: bytes) -> None:
             from google.protobuf.message import DecodeError
 
             try:
-                name = request.FromString(data).model_name
+                message = request.FromString(data)
             except DecodeError:
                 slot.fail(INVALID, "not a message of this method")
                 return
@@ -113,7 +113,8 @@ class GrpcApi:
                 else:
                     slot.fail(refusal.kind.value[1], refusal.message, refusal.retry_s)
 
-            self.api.later(act(name), done)
+            parameters = {key: _parameter(value) for key, value in message.parameters.items()}
+            self.api.later(act(message.model_name, parameters), done)
 
         return serve
 

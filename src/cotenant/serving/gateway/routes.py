@@ -75,8 +75,8 @@ class Routes:
             "infer": {b"POST": self.infer},
         }
         self._of_repository: dict[str, dict[bytes, Endpoint]] = {
-            "load": {b"POST": lambda x, n, v: api.later(api.load(n), lambda e: self._done(x, e))},
-            "unload": {b"POST": lambda x, n, v: api.later(api.unload(n), lambda e: self._done(x, e))},
+            "load": {b"POST": lambda x, n, v: self._act(x, api.load(n, _parameters(x)))},
+            "unload": {b"POST": lambda x, n, v: self._act(x, api.unload(n, _parameters(x)))},
         }
 
     def handle(self, x: Exchange) -> None:
@@ -232,21 +232,32 @@ class Routes:
         x.respond(200)
 
     def _index(self, x: Exchange, name: str, version: str) -> None:
-        wanted: Any = {}
-        if x.body:
-            try:
-                wanted = orjson.loads(x.body)
-            except orjson.JSONDecodeError:
-                wanted = None
-        if not isinstance(wanted, dict) or not isinstance(wanted.get("ready", False), bool):
+        wanted = _object(x)
+        if wanted is None or not isinstance(wanted.get("ready", False), bool):
             raise Refusal(Kind.WRONG, 'the body is {} or {"ready": true}')
         self._json(x, self.api.index(bool(wanted.get("ready", False))))
 
-    def _done(self, x: Exchange, error: Refusal | None) -> None:
-        if error is None:
-            x.respond(200)
-        else:
-            self._refuse(x, error)
+    def _act(self, x: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        self.api.later(work, lambda error: x.respond(200) if error is None else self._refuse(x, error))
+
+
+def _object(x: Exchange) -> dict[str, Any] | None:
+    """A body that is a JSON object, {} without one; None for anything else."""
+    try:
+        content = orjson.loads(x.body) if x.body else {}
+    except orjson.JSONDecodeError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _parameters(x: Exchange) -> dict[str, Any]:
+    """Of a request to load or unload a model."""
+    content = _object(x)
+    found = None if content is None else content.get("parameters", {})
+    unknown = (content or {}).keys() - {"parameters"}
+    if not isinstance(found, dict) or unknown:
+        raise Refusal(Kind.WRONG, 'the body is {} or {"parameters": {...}}')
+    return found
 
 
 def _milliseconds(text: bytes) -> float:

@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cotenant.core.errors import InputError
 from cotenant.core.serving import Gpulet, ServingPlan
@@ -308,9 +309,10 @@ class Crew:
 
     # ---- models that change ----
 
-    def reload(self, service: str) -> None:
-        """Have the service's newest files loaded by the next plan that is applied; InputError when there are none."""
-        found = find(self.config.models[service])
+    def reload(self, service: str, config: dict[str, Any] | None = None) -> None:
+        """Have the service's newest files loaded by the next plan that is applied, with `config` instead of theirs;
+        InputError when there are none."""
+        found = find(self.config.models[service], config)
         model = self.models[service]
         model.fault = ""
         if model.why:

@@ -62,9 +62,14 @@ _MESSAGES = {
     "RepositoryIndexRequest": "string repository_name 1, bool ready 2",
     "RepositoryIndexResponse.ModelIndex": "string name 1, string version 2, string state 3, string reason 4",
     "RepositoryIndexResponse": "[RepositoryIndexResponse.ModelIndex] models 1",
-    "RepositoryModelLoadRequest": "string repository_name 1, string model_name 2",
+    "ModelRepositoryParameter": "bool bool_param 1, int64 int64_param 2, string string_param 3, bytes bytes_param 4",
+    "RepositoryModelLoadRequest": (
+        "string repository_name 1, string model_name 2, {ModelRepositoryParameter} parameters 3"
+    ),
     "RepositoryModelLoadResponse": "",
-    "RepositoryModelUnloadRequest": "string repository_name 1, string model_name 2",
+    "RepositoryModelUnloadRequest": (
+        "string repository_name 1, string model_name 2, {ModelRepositoryParameter} parameters 3"
+    ),
     "RepositoryModelUnloadResponse": "",
     # of config.pbtxt, what a model that runs here can have: others (ensembles, sequences, operators) are refused
     "ModelConfig": (
@@ -141,4 +146,5 @@ _ENUMS = {
 @cache
 def classes() -> dict[str, Any]:
     """Message classes by name."""
-    return protobuf.classes(PACKAGE, _MESSAGES, _ENUMS, {"InferParameter": "parameter_choice"})
+    choices = dict.fromkeys(("InferParameter", "ModelRepositoryParameter"), "parameter_choice")
+    return protobuf.classes(PACKAGE, _MESSAGES, _ENUMS, choices)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from cotenant.serving.backends.base import Backend, Share, open_backend
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor, from_array, to_array
 from cotenant.serving.worker import Job, LoadError, Result, WorkerSpec
 
+MOST_ITEMS = 1 << 30
 MOST_SAID = 500  # characters of a model's own error that go to the client
 
 Outputs = list[tuple[str, str, np.ndarray]]  # (name, datatype, array with the batch first)
@@ -25,6 +27,7 @@ class Engine:
         capabilities = mechanisms.find(spec.mechanism).capabilities
         self.share = Share(spec.fraction, cores, spec.start, capabilities.needs_gpu, capabilities.worker_resizes)
         self._models: dict[str, Backend] = {}
+        self._most: dict[str, int] = {}  # items that a model takes at once, by service
 
     def load(self, loading: Callable[[str], None] = lambda service: None) -> dict[str, ModelInfo]:
         """Load every model, telling `loading` before each; LoadError says which one failed and why."""
@@ -32,10 +35,12 @@ class Engine:
         for model in self.spec.models:
             loading(model.service)
             try:
-                self._models[model.service] = open_backend(model, self.share)
+                opened = self._models[model.service] = open_backend(model, self.share)
+                agree(model.config, opened.info)
             except Exception as error:
                 raise LoadError(model.service, said(error)) from error
-            found[model.service] = self._models[model.service].info
+            found[model.service] = opened.info
+            self._most[model.service] = int(model.config.get("max_batch_size", 0)) or MOST_ITEMS
         return found
 
     def run_stacked(
@@ -43,12 +48,19 @@ class Engine:
     ) -> list[np.ndarray]:
         """One batch whose items have one shape: arrays with the batch first, in and out."""
         model = self._models[service]
-        found = self._run(model, inputs, count)
+        found = self._run(service, inputs, count)
         model.pace(count, submitted_s, expected_ms)
         return found
 
-    def _run(self, model: Backend, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
+    def _run(self, service: str, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
+        model, most = self._models[service], self._most[service]
         if model.info.batchable:
+            if count > most:  # the plan knows profiles, not configurations
+                parts = [
+                    self._run(service, [x[at : at + most] for x in inputs], min(most, count - at))
+                    for at in range(0, count, most)
+                ]
+                return [np.concatenate(column) for column in zip(*parts, strict=True)]
             found = model.run(inputs, count)
             if any(len(x) != count for x in found):
                 raise ValueError(f"the model answered a batch of {count} with {[len(x) for x in found]} items")
@@ -67,7 +79,7 @@ class Engine:
         model = self._models[job.service]
         answers: list[list[Tensor] | str] = [""] * len(job.units)
         for rows in _alike(job.units):
-            self._group(model, job.units, rows, answers)
+            self._group(job.service, job.units, rows, answers)
         try:
             model.pace(len(job.units), job.submitted_s, job.expected_ms)
         except Exception as error:
@@ -75,13 +87,13 @@ class Engine:
         return Result((time.monotonic() - began) * 1e3, answers)
 
     def _group(
-        self, model: Backend, units: Sequence[list[Tensor]], rows: list[int], answers: list[list[Tensor] | str]
+        self, service: str, units: Sequence[list[Tensor]], rows: list[int], answers: list[list[Tensor] | str]
     ) -> None:
         """Run items of one shape together; when that fails, each alone, so that one bad item harms no other."""
         inputs = [np.stack([to_array(units[i][k]) for i in rows]) for k in range(len(units[rows[0]]))]
         try:
-            found = self._run(model, inputs, len(rows))
-            specs = model.info.outputs
+            found = self._run(service, inputs, len(rows))
+            specs = self._models[service].info.outputs
             for at, i in enumerate(rows):
                 answers[i] = [from_array(s.name, x[at], s.datatype) for s, x in zip(specs, found, strict=True)]
         except Exception as error:
@@ -89,7 +101,7 @@ class Engine:
                 answers[rows[0]] = said(error)
                 return
             for i in rows:
-                self._group(model, units, [i], answers)
+                self._group(service, units, [i], answers)
 
     def lost(self) -> bool:
         """Whether the device has failed for this process for good, as when the MPS server died."""
@@ -100,6 +112,28 @@ class Engine:
         for model in self._models.values():
             model.close()
         self._models.clear()
+
+
+def agree(config: Mapping[str, Any], info: ModelInfo) -> None:
+    """ValueError where a configuration's inputs or outputs are not the model's."""
+    for side, specs in (("input", info.inputs), ("output", info.outputs)):
+        known = {spec.name: spec for spec in specs}
+        for entry in config.get(side, ()):
+            name = entry.get("name", "")
+            spec = known.get(name)
+            if spec is None:
+                raise ValueError(f"the configuration has the {side} {name!r}; the model's are {', '.join(known)}")
+            kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
+            if entry.get("data_type", kind) != kind:
+                raise ValueError(f"{side} {name!r} is {kind}, not {entry['data_type']} as the configuration says")
+            dims = [] if "reshape" in entry else list(entry.get("dims", ()))
+            shapes = [[*spec.shape], [-1, *spec.shape]] if info.batchable else [[*spec.shape]]
+            if dims and not any(_fits(dims, shape) for shape in shapes):
+                raise ValueError(f"{side} {name!r} has the dims {shapes[0]}, not {dims} as the configuration says")
+
+
+def _fits(dims: list[int], shape: list[int]) -> bool:
+    return len(dims) == len(shape) and all(a == b or -1 in (a, b) for a, b in zip(dims, shape, strict=True))
 
 
 def _alike(units: Sequence[list[Tensor]]) -> list[list[int]]:

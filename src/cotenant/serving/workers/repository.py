@@ -29,17 +29,17 @@ class Found:
     config: dict[str, Any] = field(default_factory=dict)
 
 
-def find(entry: ModelEntry) -> Found:
-    """What to load for a service; InputError when there is nothing."""
+def find(entry: ModelEntry, config: dict[str, Any] | None = None) -> Found:
+    """What to load for a service; InputError when there is nothing. `config` stands for the file's configuration."""
     if entry.path is None or not entry.path.is_dir():
         if entry.backend == "timed":
-            return Found("timed", None, str(entry.version or 1))
+            return Found("timed", None, str(entry.version or 1), config or {})
         where = f"at {entry.path}" if entry.path is not None else "named"
         raise InputError(
             f"no model {where}; a repository has NAME/VERSION/model.onnx or model.pt2 (or give backend: timed)",
             field=f"services.{entry.service}.model",
         )
-    config = _config(entry.path)
+    config = _config(entry.path) if config is None else config
     version, folder = _version(entry)
     backend = entry.backend
     if backend == "auto":
@@ -138,3 +138,32 @@ def read_config(text: str, file: Path) -> dict[str, Any]:
         said = re.sub(r"^\d+:\d+ : ", "", str(error)).rstrip(".")
         raise InputError(said[:1].lower() + said[1:], file=file, line=error.GetLine()) from None
     return plain(message)
+
+
+# what is read of a configuration; the rest is the plan's business, or that of kinds of models that do not run here
+APPLIED = frozenset({"name", "platform", "backend", "max_batch_size", "input", "output", "parameters"})
+
+
+def config_override(text: str, model: str) -> dict[str, Any]:
+    """A configuration in JSON, given with a request to load a model. InputError for what would not be applied."""
+    from google.protobuf import json_format
+
+    from cotenant.core.protobuf import plain
+    from cotenant.serving.protocol.messages import classes
+
+    message = classes()["ModelConfig"]()
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise InputError("is no model configuration: needs a JSON object", field="config")
+        json_format.ParseDict(content, message)
+    except (ValueError, RecursionError, json_format.ParseError) as error:
+        raise InputError(f"is no model configuration: {' '.join(str(error).split())[:300]}", field="config") from None
+    config = plain(message)
+    ignored = sorted(config.keys() - APPLIED)
+    if ignored:
+        known = ", ".join(sorted(APPLIED))
+        raise InputError(f"would ignore {ignored[0]}; what is applied is {known}", field="config")
+    if config.get("name", model) != model:
+        raise InputError(f"is for {config['name']!r}, not for {model!r}", field="config")
+    return config
