@@ -204,15 +204,7 @@ class Agent:
             whole, parked, residents, registry, self.host, self.ledger, broker, self.state, self.log
         )
         self.residency = Residency(
-            residents,
-            registry,
-            self.ledger,
-            parked,
-            broker,
-            self.checkpoints,
-            self.in_force,
-            self.state.save,
-            self.log,
+            residents, registry, self.ledger, parked, broker, self.checkpoints, self.in_force, self.state.save, self.log
         )
         self.space = SpaceMaker(self.residency, residents, registry, broker, parked)
         self.parking = Parking(
