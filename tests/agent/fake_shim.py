@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import mmap
 import os
 import select
 import socket
@@ -39,8 +40,6 @@ class FakeShim:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
                 fds.frombytes(payload[:4])
-                import mmap
-
                 self.page = PageLayout.from_buffer(mmap.mmap(fds[0], PAGE_BYTES))
                 os.close(fds[0])
         return self.answer

@@ -19,7 +19,6 @@ from agent_harness import AgentProcess, declare, wait_for
 from fake_shim import FakeShim, register
 
 from cotenant.abi.protocol import FLOOR_SOCKET, MessageType
-from cotenant.agent import daemon as agents
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.core.errors import InputError, WorkError
 
@@ -133,17 +132,6 @@ def test_stop_waits_for_a_program_that_is_being_started(agent: AgentProcess) -> 
         finally:
             timer.join()
             child.kill()
-
-
-def test_the_folder_of_somebody_else_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Anybody can make a folder under /tmp beforehand, and who answers there says what a program is started with."""
-    folder = tmp_path / "cotenant-1"
-    assert agents._own(folder) == folder
-    folder.mkdir()
-    assert agents._own(folder) == folder
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(WorkError, match="is not a folder of this user"):
-        agents._own(folder)
 
 
 def test_one_user_cannot_take_all_descriptors(agent: AgentProcess) -> None:

@@ -53,6 +53,20 @@ def test_the_agent_of_root_is_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> 
     assert agent_folder() == Path("/run/cotenant")
 
 
+def test_the_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can make a folder under /tmp beforehand, and its agent would say what a program is started with."""
+    user = 10**6 + os.getpid()
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    folder = agent_folder()
+    assert folder == Path(f"/tmp/cotenant-{user}")
+    folder.mkdir()
+    try:
+        with pytest.raises(WorkError, match="is not a folder of this user"):
+            agent_folder()
+    finally:
+        folder.rmdir()
+
+
 def test_kernels_and_shim_are_kept_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTENANT_CACHE", str(tmp_path))
     assert compiled.cache_folder().parent == tmp_path / "kernels"
