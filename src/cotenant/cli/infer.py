@@ -8,6 +8,7 @@ import typer
 
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
+from cotenant.serving.config import backends
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,13 +22,13 @@ MECHANISMS = "|".join(mechanisms.names(Use.PROFILE))
 
 @app.command()
 def infer(
-    model: Annotated[str, typer.Argument(help="Folder of a model: NAME/VERSION/model.onnx, model.pt2, model.pt.")],
+    model: Annotated[str, typer.Argument(help=f"Folder of a model: NAME/VERSION/FILE, one of {backends.files()}.")],
     count: Annotated[int, typer.Option(min=1, max=MOST, help="Batches to run.")] = 1000,
     batch: Annotated[int, typer.Option(min=1, max=1024, help="Items of a batch.")] = 1,
     interval: Annotated[str, typer.Option(help="Time from one batch to the next; 0s: one after the other.")] = "0s",
     share: Annotated[str, typer.Option(help="Part of the machine's cores, or of the GPU.")] = "100%",
     mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="What the share is a part of.")] = "cores",
-    backend: Annotated[str, typer.Option(help="auto, onnx, torch or timed.")] = "auto",
+    backend: Annotated[str, typer.Option(metavar="|".join(backends.names()), help="What runs it.")] = backends.AUTO,
     shape: Annotated[list[str] | None, typer.Option(help="INPUT=3x224x224 where a model takes any size.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random input.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
@@ -39,16 +40,14 @@ def infer(
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.loadgen.options import parse_shapes
-    from cotenant.serving.config.server import BACKENDS
     from cotenant.serving.workers.onemodel import OneModel, find_model, local_factory
 
     fraction, gap_s = parse_fraction(share, field="share"), parse_seconds(interval, field="interval")
     if fraction <= 0:
         raise InputError("a share of 0 % runs nothing", field="share")
     capabilities = mechanisms.find(mechanism, Use.PROFILE).capabilities
-    if backend not in BACKENDS:
-        raise InputError(f"{backend!r} is not one of {', '.join(BACKENDS)}", field="backend")
-    name, found = find_model(model, backend)  # type: ignore[arg-type]
+    backends.check(backend)
+    name, found = find_model(model, backend)
     sizes = dict(parse_shapes(shape or []))
 
     async def whole() -> dict[str, Any]:

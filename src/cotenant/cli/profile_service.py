@@ -8,6 +8,7 @@ import typer
 
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
+from cotenant.serving.config import backends
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +19,7 @@ MECHANISMS = "|".join(mechanisms.names(Use.PROFILE))
 
 
 def service(
-    model: Annotated[str, typer.Argument(help="Folder of a model: NAME/VERSION/model.onnx, model.pt2, model.pt.")],
+    model: Annotated[str, typer.Argument(help=f"Folder of a model: NAME/VERSION/FILE, one of {backends.files()}.")],
     out: Annotated[str, typer.Option(help="The profile; a model is added to one that is there.")],
     mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="What a partition is a part of.")] = "cores",
     partitions: Annotated[
@@ -30,7 +31,7 @@ def service(
         list[str] | None, typer.Option(help="Another model's folder, to measure how they slow each other. Repeatable.")
     ] = None,
     shape: Annotated[list[str] | None, typer.Option(help="INPUT=3x224x224 where a model takes any size.")] = None,
-    backend: Annotated[str, typer.Option(help="auto, onnx, torch or timed.")] = "auto",
+    backend: Annotated[str, typer.Option(metavar="|".join(backends.names()), help="What runs it.")] = backends.AUTO,
     gpu: Annotated[
         str | None, typer.Option(help="Name of the GPU in the profile. Default: CPU, or the GPU's own.")
     ] = None,
@@ -78,13 +79,11 @@ def _run_of(
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.loadgen.options import parse_shapes
-    from cotenant.serving.config.server import BACKENDS
     from cotenant.serving.workers.onemodel import find_model
     from cotenant.serving.workers.profiling import ProfileRun, core_partitions
 
     capabilities = mechanisms.find(mechanism, Use.PROFILE).capabilities
-    if backend not in BACKENDS:
-        raise InputError(f"{backend!r} is not one of {', '.join(BACKENDS)}", field="backend")
+    backends.check(backend)
     if margin is not None and not (math.isfinite(margin) and 1 <= margin <= 100):
         raise InputError(f"a margin of {margin:g} is not 1 to 100", field="margin")
     sizes = batches.split(",")
@@ -101,7 +100,7 @@ def _run_of(
         labels = {f"{round(f * 100, 4):g}%": f for f in fractions}
     if gpu is None:
         gpu = _gpu_name() if capabilities.needs_gpu else "CPU"
-    name, found = find_model(model, backend)  # type: ignore[arg-type]
+    name, found = find_model(model, backend)
     return ProfileRun(
         name, found, mechanism, labels, tuple(sorted({int(b) for b in sizes})), parse_seconds(seconds, "seconds"),
         tuple(find_model(x) for x in against), dict(parse_shapes(shape)), gpu, margin,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cotenant.core.errors import InputError
+from cotenant.serving.config.backends import pretends
 from cotenant.serving.config.planning import Problem
 from cotenant.serving.config.server import ModelEntry, ServingConfig
 from cotenant.serving.gateway.http1 import HttpLimits
@@ -49,7 +50,7 @@ def local_factory(
 def _only_takes_time(entry: ModelEntry) -> bool:
     """Whether a model needs no device; one that is not found needs none either."""
     try:
-        return find(entry).backend == "timed"
+        return pretends(find(entry).backend)
     except InputError:
         return True
 

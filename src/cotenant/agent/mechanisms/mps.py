@@ -11,7 +11,6 @@ from pathlib import Path
 
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.mechanisms.base import By, Capabilities, Enforcement, Mechanism, ShareSpec, Use
-from cotenant.agent.mechanisms.mps_watch import MpsWatch
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device_of
@@ -109,6 +108,7 @@ class Mps(Mechanism):
 
     async def watch(self, lost: Callable[[str, str], None]) -> None:
         """See Mechanism: the clients of a server that dies end with an error."""
+        from cotenant.agent.mechanisms.mps_watch import MpsWatch  # not for commands that only list mechanisms
 
         def died(uuid: str) -> None:
             text = f"the MPS server of GPU {uuid} has died: programs on it have lost their GPU and must start again"

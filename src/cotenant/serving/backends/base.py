@@ -1,4 +1,4 @@
-"""What a backend is, and the one list of them. Modules are imported by the worker that needs them."""
+"""What a backend is. `serving/config/backends.py` is the list of them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from cotenant.serving.config.backends import BACKENDS
 from cotenant.serving.protocol.tensors import ModelInfo
 
 if TYPE_CHECKING:
     from cotenant.serving.worker import ModelSpec
-
-# name -> (module, files of a version's folder that it runs)
-BACKENDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "onnx": ("cotenant.serving.backends.onnx", ("model.onnx",)),
-    "torch": ("cotenant.serving.backends.torch", ("model.pt2", "model.pt")),
-    "timed": ("cotenant.serving.backends.timed", ("timed.json",)),
-}
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ class Share:
 
 
 class Backend(Protocol):
-    """One loaded model on one share. Made by its module's `open(spec, share)`."""
+    """One loaded model on one share. Made by its module's `open_model(spec, share)`."""
 
     info: ModelInfo
 
@@ -58,6 +52,6 @@ class Backend(Protocol):
 
 def open_backend(spec: ModelSpec, share: Share) -> Backend:
     """Load a model with the backend of its name."""
-    module = importlib.import_module(BACKENDS[spec.backend][0])
+    module = importlib.import_module(BACKENDS[spec.backend].module)
     backend: Backend = module.open_model(spec, share)
     return backend

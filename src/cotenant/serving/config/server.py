@@ -12,10 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_bytes, parse_seconds
+from cotenant.serving.config import backends
 from cotenant.serving.config.services import Deployment
-
-BACKENDS = ("auto", "onnx", "torch", "timed")
-Backend = Literal["auto", "onnx", "torch", "timed"]
 
 
 class ListenEntry(BaseModel):
@@ -60,7 +58,7 @@ class ServingEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     listen: ListenEntry = ListenEntry()
-    backend: Backend = "auto"
+    backend: str = backends.AUTO
     models: str | None = None
     autoscale: bool = True
     forecast: Literal["ewma", "trend"] = "trend"
@@ -70,6 +68,11 @@ class ServingEntry(BaseModel):
     hold: float = Field(default=0.0, ge=0, le=1)
     poll_models: float = Field(default=0.0, ge=0)
     load_timeout: float = Field(default=300.0, gt=0)
+
+    @field_validator("backend")
+    @classmethod
+    def _backend(cls, value: str) -> str:
+        return str(_parsed(backends.check, value))
 
     @field_validator("poll_models", "load_timeout", mode="before")
     @classmethod
@@ -83,7 +86,7 @@ class ModelEntry:
 
     service: str
     model: str
-    backend: Backend
+    backend: str
     path: Path | None
     version: int | None = None
 
@@ -127,11 +130,10 @@ def _read_serving(deployment: Deployment) -> ServingConfig:
     models: dict[str, ModelEntry] = {}
     for i, service in enumerate(raw.services):
         backend = service.backend or entry.backend
-        if backend not in BACKENDS:
-            what = f"unknown backend {backend!r}; known: {', '.join(BACKENDS)}"
-            raise InputError(what, file=deployment.file, field=f"services[{i}].backend")
+        with deployment.located():
+            backends.check(backend, f"services[{i}].backend")
         path = _path(service.model, service.name, base, folder)
-        models[service.name] = ModelEntry(service.name, service.profile_model, backend, path, service.version)  # type: ignore[arg-type]
+        models[service.name] = ModelEntry(service.name, service.profile_model, backend, path, service.version)
     for app in deployment.applications:
         for stage in app.stages:
             own = None if folder is None else folder / stage

@@ -329,6 +329,7 @@ class RayWorkers:
 
 def connect(address: str, services: str, profile: str | None = None) -> RayWorkers:
     """The workers for a services file on the Ray cluster at an address."""
+    from cotenant.serving.config.backends import pretends
     from cotenant.serving.config.planning import build_problem
     from cotenant.serving.config.server import read_serving
     from cotenant.serving.config.services import read_services
@@ -336,7 +337,7 @@ def connect(address: str, services: str, profile: str | None = None) -> RayWorke
     deployment = read_services(services)
     config = read_serving(deployment)
     problem = build_problem(deployment, profile)
-    timed = {entry.backend for entry in config.models.values()} == {"timed"}
+    timed = all(pretends(entry.backend) for entry in config.models.values())
     return RayWorkers(
         address, deployment.mechanism, len(problem.gpus), timed=timed, load_limit_s=config.entry.load_timeout
     )

@@ -12,7 +12,8 @@ from types import TracebackType
 import numpy as np
 
 from cotenant.core.errors import InputError, WorkError
-from cotenant.serving.config.server import Backend, ModelEntry
+from cotenant.serving.config.backends import AUTO, files
+from cotenant.serving.config.server import ModelEntry
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor, pack_strings
 from cotenant.serving.worker import Job, LoadError, ModelSpec, Result, Worker, WorkerFactory, WorkerSpec
 from cotenant.serving.workers.local import LocalWorkers
@@ -29,13 +30,11 @@ class Sample:
     total_ms: float
 
 
-def find_model(path: str, backend: Backend = "auto") -> tuple[str, Found]:
+def find_model(path: str, backend: str = AUTO) -> tuple[str, Found]:
     """A model folder's name and what to load of it; InputError where there is nothing."""
     folder = Path(path)
     if not folder.is_dir():
-        raise InputError(
-            "is no folder of a model (NAME/VERSION/model.onnx, model.pt2, model.pt or timed.json)", file=path
-        )
+        raise InputError(f"is no folder of a model (NAME/VERSION/FILE, one of {files()})", file=path)
     name = folder.resolve().name
     return name, find(ModelEntry(name, name, backend, folder))
 

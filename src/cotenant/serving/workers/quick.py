@@ -11,6 +11,7 @@ from typing import Any
 
 from cotenant.core.errors import InputError
 from cotenant.profiles.serving.latency_files import shipped_profiles
+from cotenant.serving.config.backends import pretends
 from cotenant.serving.config.server import ServingConfig
 from cotenant.serving.worker import LoadError
 from cotenant.serving.workers.profiling import Partial, ProfileRun, assemble, core_partitions, measure
@@ -45,7 +46,7 @@ def measured(config: ServingConfig, say: Callable[[str], None]) -> dict[str, Any
 
 
 def _one(gpu: str, model: str, found: Any, folder: Path, earlier: dict[str, Any] | None) -> dict[str, Any]:
-    if found.backend == "timed" and not found.config.get("latency_ms"):
+    if pretends(found.backend) and not found.config.get("latency_ms"):
         what = "a timed model takes as long as a profile says: give profile:, or latency_ms in its timed.json"
         raise InputError(what, field=f"models.{model}")
     batches: tuple[int, ...] = BATCHES

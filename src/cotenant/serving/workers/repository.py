@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import InputError
-from cotenant.serving.backends.base import BACKENDS
+from cotenant.serving.config.backends import AUTO, BACKENDS, files, pretends
 from cotenant.serving.config.server import ModelEntry
 
 MOST_CONFIG = 1 << 20
@@ -32,35 +32,34 @@ class Found:
 def find(entry: ModelEntry, config: dict[str, Any] | None = None) -> Found:
     """What to load for a service; InputError when there is nothing. `config` stands for the file's configuration."""
     if entry.path is None or not entry.path.is_dir():
-        if entry.backend == "timed":
-            return Found("timed", None, str(entry.version or 1), config or {})
+        if pretends(entry.backend):
+            return Found(entry.backend, None, str(entry.version or 1), config or {})
         where = f"at {entry.path}" if entry.path is not None else "named"
         raise InputError(
-            f"no model {where}; a repository has NAME/VERSION/model.onnx or model.pt2 (or give backend: timed)",
+            f"no model {where}; a repository has NAME/VERSION/FILE, one of {files()} (or give backend: timed)",
             field=f"services.{entry.service}.model",
         )
     config = _config(entry.path) if config is None else config
     version, folder = _version(entry)
     backend = entry.backend
-    if backend == "auto":
-        backend_found = next(
-            (name for name, (_, files) in BACKENDS.items() if any((folder / f).is_file() for f in files)), None
-        )
+    if backend == AUTO:
+        fitting = (name for name, row in BACKENDS.items() if any((folder / f).is_file() for f in row.files))
+        backend_found = next(fitting, None)
         if backend_found is None:
-            every = ", ".join(f for _, files in BACKENDS.values() for f in files)
-            raise InputError(f"has none of {every}", file=folder)
-        return _with_timed(Found(backend_found, str(folder), version, config))
-    files = BACKENDS[backend][1]
-    if backend != "timed" and not any((folder / f).is_file() for f in files):
-        raise InputError(f"has no {' or '.join(files)}, which backend {backend} runs", file=folder)
-    return _with_timed(Found(backend, str(folder), version, config))
+            raise InputError(f"has none of {files()}", file=folder)
+        return _with_settings(Found(backend_found, str(folder), version, config))
+    row = BACKENDS[backend]
+    if not row.pretends and not any((folder / f).is_file() for f in row.files):
+        raise InputError(f"has no {' or '.join(row.files)}, which backend {backend} runs", file=folder)
+    return _with_settings(Found(backend, str(folder), version, config))
 
 
-def _with_timed(found: Found) -> Found:
-    """The file of a timed model joins its configuration."""
-    if found.backend != "timed" or found.path is None:
+def _with_settings(found: Found) -> Found:
+    """A backend's own file of settings joins the model's configuration."""
+    settings = BACKENDS[found.backend].settings
+    if settings is None or found.path is None:
         return found
-    path = Path(found.path) / "timed.json"
+    path = Path(found.path) / settings
     if not path.is_file():
         return found
     try:
@@ -69,7 +68,7 @@ def _with_timed(found: Found) -> Found:
         raise InputError(f"cannot read: {error}", file=path) from None
     if not isinstance(own, dict):
         raise InputError("is not a JSON object", file=path)
-    return Found("timed", found.path, found.version, {**found.config, **own})
+    return Found(found.backend, found.path, found.version, {**found.config, **own})
 
 
 def _version(entry: ModelEntry) -> tuple[str, Path]:
