@@ -83,6 +83,9 @@ class Requests:
             self._fill_slot(session, slot, raw)
         session.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, slot=slot))
 
+    def _ignore(self, session: Session, head: wire.Head, data: bytes) -> None:
+        """A message that nothing here is made of."""
+
     def _fill_slot(self, session: Session, slot: int, uuid: bytes) -> None:
         """Describe a GPU to a process that has just attached it."""
         tenant, gpu, config = session.tenant, session.slots[slot], self._in_force.config
@@ -223,4 +226,5 @@ _HANDLERS: dict[int, Callable[[Requests, Session, wire.Head, bytes], None]] = {
     MessageType.WARNING: Requests._note,
     MessageType.GOODBYE: Requests._goodbye,
     MessageType.COPY_ATTACH: Requests._attach_copies,
+    MessageType.CHANNEL_GROUP: Requests._ignore,  # no mechanism acts on them; recv() drops the driver's file
 }
