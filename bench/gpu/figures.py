@@ -27,7 +27,7 @@ from cotenant.agent.ipc.client import ControlClient  # noqa: E402
 from cotenant.agent.tenants.launcher import Launch, program_environment, register  # noqa: E402
 from cotenant.bench import overhead, shares  # noqa: E402
 from cotenant.bench.harness import Bench  # noqa: E402
-from cotenant.softgpu.build import build as soft_driver  # noqa: E402
+from cotenant.native.libraries import SOFT_DRIVER, library_path  # noqa: E402
 
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"  # a UUID keeps to one card of several; soft: to be tried out
 if GPUS == "soft":
@@ -263,7 +263,7 @@ def wake() -> dict[str, Any]:
     with Bench(GPUS, {"alone_after": "0s"}) as one, Bench(GPUS, {}) as other:
         native = dict(one.environment)
         if GPUS == "soft":
-            native["COTENANT_BENCH_LIBRARY"] = str(soft_driver())
+            native["COTENANT_BENCH_LIBRARY"] = str(library_path(SOFT_DRIVER))
         runs = {  # at once: each sleeps nearly all the time
             "native": subprocess.Popen(command, env=native, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True),
             "alone": start_program(one, TenantSpec("alone"), command),

@@ -26,10 +26,9 @@ sys.path.insert(0, str(HERE.parent / "shim"))
 
 from fake_agent import COMMIT, WARNING, FakeAgent  # noqa: E402
 from fencing import parts  # noqa: E402
-from runs import DEVICE, DRIVER, SOFT, Run  # noqa: E402
+from runs import DRIVER, SOFT, Run  # noqa: E402
 
-from cotenant.shim.build import build  # noqa: E402
-from cotenant.shim.elf import defined_symbols  # noqa: E402
+from cotenant.native.libraries import DRIVER_SHIM, library_path  # noqa: E402
 
 PROGRAMS = HERE / "programs.py"
 PUBLISHED = {"launches": 144, "copies": 152, "graphs": 160, "fences": 168, "turns": 200}  # offsets in a slot
@@ -126,7 +125,7 @@ def main() -> None:
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     steps["card"] = "software GPU" if SOFT else subprocess.run(query, capture_output=True, text=True).stdout.strip()
     print(steps, flush=True)
-    build(DRIVER)
+    library_path(DRIVER_SHIM)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name, step in (  # each: what it is called in the result, and how to get it
@@ -150,13 +149,6 @@ def main() -> None:
                 steps[name] = {"error": repr(error)}
             print(name, round(time.monotonic() - began, 1), json.dumps(steps[name])[:3000], flush=True)
             out.write_text(json.dumps(steps, indent=1))
-    if SOFT:
-        return
-    names = defined_symbols(DRIVER, dynamic=True)
-    (out.parent / "driver_exports.txt").write_text("\n".join(sorted(names)))
-    nvml = DEVICE.tenant_nvml()
-    if nvml:
-        (out.parent / "nvml_exports.txt").write_text("\n".join(sorted(defined_symbols(nvml, dynamic=True))))
 
 
 if __name__ == "__main__":

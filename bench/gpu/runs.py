@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "src"))
 
 from cotenant.devices.registry import device_named  # noqa: E402
-from cotenant.shim.build import tenant_environment  # noqa: E402
+from cotenant.native.environment import tenant_environment  # noqa: E402
 
 
 def is_soft() -> bool:

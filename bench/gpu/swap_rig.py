@@ -107,9 +107,10 @@ def agent_log(bench: Bench) -> list[str]:
 
 def soft_environment() -> dict[str, str]:
     """For a native program: the software GPU as its driver, one of its own."""
-    from cotenant.softgpu.build import build
+    from cotenant.native.libraries import SOFT_DRIVER, library_path
 
-    return {"COTENANT_BENCH_LIBRARY": str(build()), "COTENANT_SOFTGPU_STATE": f"/tmp/cotenant-rehearsal-{os.getpid()}"}
+    state = f"/tmp/cotenant-rehearsal-{os.getpid()}"
+    return {"COTENANT_BENCH_LIBRARY": str(library_path(SOFT_DRIVER)), "COTENANT_SOFTGPU_STATE": state}
 
 
 def query(what: str) -> str:

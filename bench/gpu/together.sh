@@ -8,7 +8,7 @@ export PYTHONPATH=src PYTHONUNBUFFERED=1 limit=${LIMIT_S:-540}
 began=$SECONDS
 for ((i = 1; i <= $#; i++)); do
     (
-        export CUDA_VISIBLE_DEVICES=${gpus[i-1]} COTENANT_CACHE=$(mktemp -d)
+        export CUDA_VISIBLE_DEVICES=${gpus[i-1]}
         IFS=';' read -ra jobs <<< "${!i}"
         for job in "${jobs[@]}"; do
             read -r script steps second <<< "$job"

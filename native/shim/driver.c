@@ -2,7 +2,9 @@
  *
  * The library stands in for libcuda.so.1: preloaded with that SONAME it is what dlopen("libcuda.so.1") returns.
  * cuGetProcAddress is answered by the real one first, with the caller's own arguments, and only then is the returned
- * address replaced, if it belongs to an export that has a wrapper here.  Versions and flags are right by construction. */
+ * address replaced, if it belongs to an export that has a wrapper here.  Versions and flags are right by construction.
+ *
+ * A driver may have exports that are not in the list.  dlsym finds them in the driver; cuGetProcAddress knows them anyhow. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -15,10 +17,12 @@
 #include "paths.h"
 #include "shim.h"
 
-/* From the generated exports.S, all of length cot_export_count. */
+/* From exports.S, all of length cot_export_count. */
 extern HIDDEN void *cot_real_table[];
 extern HIDDEN const char *const cot_names[];
-extern HIDDEN void *const cot_wrappers[]; /* NULL where the export is a plain jump */
+extern HIDDEN struct {
+    void *exported, *jump; /* the same where there is no wrapper */
+} const cot_own_table[];
 extern HIDDEN const uint32_t cot_export_count;
 
 #define SUBSTITUTES 2048 /* power of two, well above the number of wrappers */
@@ -30,6 +34,7 @@ static struct {
 static pthread_once_t open_once = PTHREAD_ONCE_INIT;
 static void *driver_handle;
 static void *(*next_dlopen)(const char *, int);
+static void *(*next_dlsym)(void *, const char *);
 
 DECLARE_REAL(cuGetProcAddress);
 DECLARE_REAL(cuGetProcAddress_v2);
@@ -93,15 +98,18 @@ static void *substitute_for(void *real)
     return real;
 }
 
-static void find_next_dlopen(void)
+static void find_next(void)
 {
+    /* of the C library's versions of it any will do; this one is in all of them */
+    if (!next_dlsym)
+        next_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
     if (!next_dlopen)
-        next_dlopen = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
+        next_dlopen = (void *(*)(const char *, int))next_dlsym(RTLD_NEXT, "dlopen");
 }
 
 static void open_driver(void)
 {
-    find_next_dlopen();
+    find_next();
     char place[COTENANT_PATH_BYTES];
     const char *given = getenv(COTENANT_ENV_DRIVER), *path = cot_first_file(given, place);
     if (!given || given[0] != '/')
@@ -114,9 +122,10 @@ static void open_driver(void)
     if (driver_handle)
         cot_channels_driver((int (*)(int, unsigned long, void *))dlsym(driver_handle, "cotenant_soft_ioctl"));
     for (uint32_t i = 0; i < cot_export_count; i++) {
-        void *real = driver_handle ? dlsym(driver_handle, cot_names[i]) : NULL;
-        if (real && cot_wrappers[i] && real != cot_wrappers[i])
-            add_substitute(real, cot_wrappers[i]);
+        void *real = driver_handle ? next_dlsym(driver_handle, cot_names[i]) : NULL;
+        void *own = cot_own_table[i].exported;
+        if (real && own != cot_own_table[i].jump && real != own)
+            add_substitute(real, own);
         if (!real)
             real = driver_handle ? (void *)absent : (void *)no_driver;
         __atomic_store_n(&cot_real_table[i], real, __ATOMIC_RELEASE);
@@ -167,10 +176,10 @@ HIDDEN bool cot_driver_is_substitutable(void)
         void *address = NULL;
         int status = 0;
         CUresult result = CUDA_ERROR_NOT_FOUND;
-        if (dlsym(driver_handle, "cuGetProcAddress_v2"))
+        if (next_dlsym(driver_handle, "cuGetProcAddress_v2"))
             result = ((CUresult(*)(const char *, void **, int, uint64_t, int *))REAL(cuGetProcAddress_v2))(
                 probes[i].name, &address, probes[i].version, probes[i].flags, &status);
-        else if (dlsym(driver_handle, "cuGetProcAddress"))
+        else if (next_dlsym(driver_handle, "cuGetProcAddress"))
             result = ((CUresult(*)(const char *, void **, int, uint64_t))REAL(cuGetProcAddress))(
                 probes[i].name, &address, probes[i].version, probes[i].flags);
         if (result == CUDA_SUCCESS && address && substitute_for(address) == address)
@@ -200,7 +209,7 @@ static const char *stand_in_for(const char *file)
     if (names_library(file, "libcuda.so"))
         return path_of((void *)cuGetProcAddress_v2);
     if (names_library(file, "libnvidia-ml.so"))
-        return path_of(dlsym(RTLD_DEFAULT, "cotenant_nvml_shim"));
+        return path_of(next_dlsym(RTLD_DEFAULT, "cotenant_nvml_symbol"));
     return NULL;
 }
 
@@ -208,11 +217,41 @@ static const char *stand_in_for(const char *file)
 EXPORT __attribute__((optimize("O2", "optimize-sibling-calls"))) void *dlopen(const char *file, int mode)
 {
     if (UNLIKELY(!next_dlopen))
-        find_next_dlopen();
+        find_next();
     if (file && strstr(file, ".so")) {
         const char *stand_in = stand_in_for(file);
         if (stand_in)
             file = stand_in;
     }
     return next_dlopen(file, mode);
+}
+
+/* ---- dlsym: an export that no list here has is the driver's own ---- */
+
+static __attribute__((noinline)) void *symbol_of(void *handle, const char *name)
+{
+    static void *own;
+    void *found = next_dlsym(handle, name);
+    if (found)
+        return found;
+    if (strncmp(name, "nvml", 4) == 0) {
+        void *(*of_nvml)(void *, const char *) =
+            (void *(*)(void *, const char *))next_dlsym(RTLD_DEFAULT, "cotenant_nvml_symbol");
+        return of_nvml ? of_nvml(handle, name) : next_dlsym(handle, name);
+    }
+    if (strncmp(name, "cu", 2) != 0)
+        return NULL;
+    if (!own)
+        own = next_dlopen(path_of((void *)cuGetProcAddress_v2), RTLD_LAZY | RTLD_NOLOAD);
+    return handle == own && cot_open_driver() == 0 ? next_dlsym(driver_handle, name) : next_dlsym(handle, name);
+}
+
+/* A tail call as in dlopen: what RTLD_NEXT means depends on the caller. */
+EXPORT __attribute__((optimize("O2", "optimize-sibling-calls"))) void *dlsym(void *handle, const char *name)
+{
+    if (UNLIKELY(!next_dlsym))
+        find_next();
+    if (handle == RTLD_DEFAULT || handle == RTLD_NEXT)
+        return next_dlsym(handle, name);
+    return symbol_of(handle, name);
 }

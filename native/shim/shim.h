@@ -34,7 +34,7 @@ struct ring;
 #define EXPORT __attribute__((visibility("default")))
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
-/* ---- the real driver: one slot per export, filled at the first call (exports.S, generated) ---- */
+/* ---- the real driver: one slot per export, filled at the first call (exports.S) ---- */
 #define REAL(name) cot_real_##name
 #define DECLARE_REAL(name) extern HIDDEN void *cot_real_##name
 HIDDEN int cot_open_driver(void);

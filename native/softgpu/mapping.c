@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "softgpu.h"
@@ -70,7 +70,7 @@ EXPORT CUresult cuMemCreate(struct soft_handle **out, size_t bytes, const struct
         return CUDA_ERROR_INVALID_DEVICE;
     if (on_device && !soft_take_memory(device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    int fd = memfd_create("soft", MFD_CLOEXEC);
+    int fd = (int)syscall(SYS_memfd_create, "soft", MFD_CLOEXEC);
     struct soft_handle *handle = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 ? new_handle(device, fd, bytes) : NULL;
     if (!handle) {
         if (fd >= 0)
@@ -99,15 +99,15 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, struct soft_handle *hand
 EXPORT CUresult cuMemImportFromShareableHandle(struct soft_handle **out, void *given, int type)
 {
     CHECK_CONTEXT();
-    struct stat facts;
-    if (type != SHARED_AS_FD || fstat((int)(intptr_t)given, &facts) != 0)
+    off_t bytes = type == SHARED_AS_FD ? lseek((int)(intptr_t)given, 0, SEEK_END) : -1;
+    if (bytes < 0)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!soft_take_memory(context->device, (uint64_t)facts.st_size))
+    if (!soft_take_memory(context->device, (uint64_t)bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     int fd = fcntl((int)(intptr_t)given, F_DUPFD_CLOEXEC, 3);
-    *out = fd >= 0 ? new_handle(context->device, fd, (uint64_t)facts.st_size) : NULL;
+    *out = fd >= 0 ? new_handle(context->device, fd, (uint64_t)bytes) : NULL;
     if (!*out) {
-        soft_give_memory(context->device, (uint64_t)facts.st_size);
+        soft_give_memory(context->device, (uint64_t)bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     return CUDA_SUCCESS; /* which cannot be exported again, as on a card: driver 580 says INVALID_VALUE */

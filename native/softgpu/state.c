@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -150,7 +151,7 @@ int soft_map_file(int fd)
     struct stat found;
     if (self) /* a program on the device has one state */
         return 0;
-    if (fstat(fd, &found) != 0 || found.st_size < (off_t)sizeof *state)
+    if (syscall(SYS_fstat, fd, &found) != 0 || found.st_size < (off_t)sizeof *state)
         return -1;
     if (state && found.st_ino == mapped_file.st_ino && found.st_dev == mapped_file.st_dev)
         return 0;

@@ -42,9 +42,9 @@ class Program:
                 if key.startswith(("LD_", "COTENANT_")) and "SOFTGPU" not in key
             }
         else:
-            from cotenant.softgpu.build import build
+            from cotenant.native.libraries import SOFT_DRIVER, library_path
 
-            environment["CLIENT_LIBRARY"] = str(build())
+            environment["CLIENT_LIBRARY"] = str(library_path(SOFT_DRIVER))
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), f"{name}{'-joined' if join else ''}"],
             env=environment,

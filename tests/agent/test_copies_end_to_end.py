@@ -70,9 +70,9 @@ def call_checks(bench: Bench, given: TenantSpec | None) -> dict[str, Any]:
     client = ControlClient(bench.folder)
     bench.clients.append(client)
     if given is None:
-        from cotenant.softgpu.build import build
+        from cotenant.native.libraries import SOFT_DRIVER, library_path
 
-        environment["COTENANT_BENCH_LIBRARY"] = str(build())
+        environment["COTENANT_BENCH_LIBRARY"] = str(library_path(SOFT_DRIVER))
     else:
         environment |= program_environment(register(client, Launch(bench.folder, given, command)))
         environment |= {key: value for key, value in bench.environment.items() if "SOFTGPU" in key}

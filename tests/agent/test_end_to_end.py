@@ -289,9 +289,9 @@ def test_whole_gives_the_gpu_to_one_tenant(node: Node, client_program: Path) -> 
 
 
 def test_a_program_that_goes_around_the_shim_is_reported(node: Node, client_program: Path) -> None:
-    from cotenant.softgpu.build import build
+    from cotenant.native.libraries import SOFT_DRIVER, library_path
 
-    process = node.launch("sly", [str(client_program), "v2", "bypass", str(build()), "6"])
+    process = node.launch("sly", [str(client_program), "v2", "bypass", str(library_path(SOFT_DRIVER)), "6"])
     wait_for(lambda: (row := node.row("sly")) and row["warnings"], 20.0, "it is shown, not ignored")
     assert any("no launch passed the shim" in text for text in node.row("sly")["warnings"])
     node.call("stop", name="sly", grace_s=0.2)

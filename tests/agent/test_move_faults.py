@@ -42,10 +42,10 @@ def node(short_folder: Path) -> Iterator[Callable[..., Node]]:
 
 def driver(here: Node, *orders: dict[str, Any]) -> list[dict[str, Any]]:
     """Orders to the software GPU's checkpoint, past the agent."""
-    from cotenant.softgpu.build import build
+    from cotenant.native.libraries import SOFT_DRIVER, library_path
 
     done = subprocess.run(
-        [sys.executable, "-m", "cotenant.devices.checkpoint", str(build())],
+        [sys.executable, "-m", "cotenant.devices.checkpoint", str(library_path(SOFT_DRIVER))],
         env=here.environment,
         input="".join(json.dumps(order) + "\n" for order in orders),
         capture_output=True,

@@ -39,7 +39,6 @@ def run(agent: HeldAgent, tmp_path: Path) -> Any:
 
     def call(script: str, environment: dict[str, str], **more: str) -> subprocess.CompletedProcess[str]:
         own = {"COTENANT_PATH": f"{tmp_path}:/usr/bin:/bin", "COTENANT_DIR": str(agent.folder), "PYTHONPATH": source}
-        own["COTENANT_CACHE"] = os.environ.get("COTENANT_CACHE", str(Path.home() / ".cache" / "cotenant"))
         return subprocess.run(
             [SCRIPTS / script], env=environment | own | more, capture_output=True, text=True, timeout=60, check=False
         )

@@ -10,7 +10,6 @@ import pytest
 from cotenant.core.errors import WorkError
 from cotenant.core.folders import agent_folder, cache_folder, fleet_folder
 from cotenant.policy import compiled
-from cotenant.shim import build
 
 VARIABLES = ("COTENANT_DIR", "COTENANT_FLEET", "COTENANT_CACHE", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME")
 
@@ -67,11 +66,9 @@ def test_the_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) 
         folder.rmdir()
 
 
-def test_kernels_and_shim_are_kept_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTENANT_CACHE", str(tmp_path))
     assert compiled.cache_folder().parent == tmp_path / "kernels"
-    made = build.cached("x", [b"content"], lambda folder, target: target.write_text("built"))
-    assert made.parent.parent == tmp_path
 
 
 def test_a_user_without_a_home_is_told_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,9 +105,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("mount namespaces cannot be made here")
     try:
-        from cotenant.softgpu.build import build
+        from cotenant.native.libraries import SOFT_DRIVER, library_path
 
-        monkeypatch.setenv("TEST_DRIVER", str(build()))
+        monkeypatch.setenv("TEST_DRIVER", str(library_path(SOFT_DRIVER)))
         found = Host()
     except (InputError, WorkError) as error:
         pytest.skip(f"the shim cannot be built here: {error}")

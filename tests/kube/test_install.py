@@ -10,13 +10,13 @@ import pytest
 from native_sources import SHIM
 
 from cotenant.core.errors import InputError
-from cotenant.kube import names
 from cotenant.kube.install import put
+from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM
 
 
 def libraries(folder: Path, text: str) -> dict[str, Path]:
     found = {}
-    for name in (names.SHIM_FILE, names.NVML_FILE):
+    for name in (DRIVER_SHIM, NVML_SHIM):
         (folder / name).write_text(f"{name} {text}")
         found[name] = folder / name
     return found
@@ -25,15 +25,15 @@ def libraries(folder: Path, text: str) -> dict[str, Path]:
 def test_a_new_build_leaves_the_old_one_to_those_who_have_it(tmp_path: Path) -> None:
     target = tmp_path / "lib"
     first = put(libraries(tmp_path, "one"), target)
-    held = open(target / "current" / names.SHIM_FILE)  # noqa: SIM115 as a running pod has it mapped
-    inode = os.stat(first / names.SHIM_FILE).st_ino
+    held = open(target / "current" / DRIVER_SHIM)  # noqa: SIM115 as a running pod has it mapped
+    inode = os.stat(first / DRIVER_SHIM).st_ino
     assert put(libraries(tmp_path, "one"), target) == first
-    assert os.stat(first / names.SHIM_FILE).st_ino == inode, "the same build is not written again"
+    assert os.stat(first / DRIVER_SHIM).st_ino == inode, "the same build is not written again"
     second = put(libraries(tmp_path, "two"), target)
     assert second != first
     assert os.readlink(target / "current") == second.name, "relative, so it holds wherever the folder is mounted"
-    assert (target / "current" / names.SHIM_FILE).read_text() == "libcotenant-shim.so two"
-    assert (first / names.SHIM_FILE).read_text() == held.read() == "libcotenant-shim.so one"
+    assert (target / "current" / DRIVER_SHIM).read_text() == "libcotenant-shim.so two"
+    assert (first / DRIVER_SHIM).read_text() == held.read() == "libcotenant-shim.so one"
     assert sorted(path.name for path in target.iterdir()) == sorted([first.name, second.name, "current"])
     held.close()
 

@@ -17,29 +17,29 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from fake_agent import FakeAgent  # noqa: E402
+from native_sources import compile_c  # noqa: E402
 from shim_tenants import Tenants  # noqa: E402
 
-from cotenant.shim import build as shim_build  # noqa: E402
-from cotenant.softgpu import build as soft_build  # noqa: E402
+from cotenant.native.libraries import DRIVER_SHIM, SOFT_DRIVER, library_path  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def soft_library() -> Path:
-    if shutil.which(shim_build.compiler()) is None:
+    if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    return soft_build.build()
+    return library_path(SOFT_DRIVER)
 
 
 @pytest.fixture(scope="session")
 def shim_library(soft_library: Path) -> Path:
-    return shim_build.build(soft_library)
+    return library_path(DRIVER_SHIM)
 
 
 @pytest.fixture(scope="session")
 def client_program(soft_library: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "client"
-        shim_build.run_compiler(["-O1", "-w", str(HERE / "client.c"), "-o", str(target), "-ldl", "-lpthread"])
+        compile_c(["-O1", "-w", HERE / "client.c", "-o", target, "-ldl", "-lpthread"])
         yield target
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fake_agent import FakeAgent
 
-from cotenant.shim import build as shim_build
+from cotenant.native.environment import tenant_environment
 
 HERE = Path(__file__).resolve().parent
 
@@ -23,7 +23,7 @@ class Tenants:
     def start(self, agent: FakeAgent | None, command: list[str], **extra: str) -> subprocess.Popen[str]:
         environment = dict(self.environment)
         if agent is not None:
-            added = shim_build.tenant_environment(agent.path, "token", self.driver)
+            added = tenant_environment(agent.path, "token", self.driver)
             environment |= {key: value for key, value in added.items() if key.startswith(("LD_", "COTENANT_"))}
             environment |= {key: value for key, value in self.environment.items() if "SOFTGPU" in key}
         environment |= extra

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 from fake_agent import FakeAgent
-from native_sources import SHIM
+from native_sources import SHIM, compile_c, exports, listed_exports
 from shim_tenants import Tenants
 
 from cotenant.abi.protocol import MessageType
-from cotenant.shim import build as shim_build
-from cotenant.shim.elf import defined_symbols
+from cotenant.native.environment import tenant_environment
 
 PRELUDE = "from cuda_calls import *\n"
 Agents = Callable[..., FakeAgent]
@@ -70,13 +69,34 @@ def test_other_names_of_the_driver_lead_to_the_shim(tenants: Tenants, agent: Age
 
 
 def test_shim_exports_whatever_the_driver_exports(shim_library: Path, soft_library: Path) -> None:
-    exported = set(defined_symbols(shim_library, dynamic=True))
-    assert {name for name in defined_symbols(soft_library, dynamic=True) if name.startswith("cu")} <= exported
-    known = set((SHIM / "driver_exports.txt").read_text().split())
-    assert known <= exported
+    exported = exports(shim_library)
+    assert {name for name in exports(soft_library) if name.startswith("cu")} <= exported
+    ours = {"dlopen", "dlsym", "cotenant_memory_of", "cotenant_turn_left_ns"}
+    known = listed_exports(SHIM / "driver_exports.inc")
+    assert exported == known | ours
     assert len(known) > 700
-    ours = {"dlopen", "cotenant_memory_of", "cotenant_turn_left_ns"}
-    assert not {name for name in exported if not name.startswith("cu")} - ours
+
+
+def test_an_export_that_no_list_has_is_found_in_the_driver(tenants: Tenants, agent: Agents, tmp_path: Path) -> None:
+    """A driver newer than the list: dlsym leads to it. What is in the list leads to the shim, as ever; and what is
+    in neither is in neither."""
+    source, driver = tmp_path / "new.c", tmp_path / "libcuda.so.999"
+    source.write_text("int cuBrandNew(void) { return 77; }")
+    old = ["-Wl,--no-as-needed", f"-Wl,-rpath={tenants.driver.parent}", tenants.driver]
+    compile_c(["-shared", "-fPIC", source, "-o", driver, *old])
+    script = PRELUDE + (
+        "import ctypes\n"
+        "def of(lib, name): return ctypes.cast(getattr(lib, name), ctypes.c_void_p).value\n"
+        "start()\n"
+        "assert library.cuBrandNew() == 77\n"
+        "assert not hasattr(library, 'cuNotEvenThere') and not hasattr(library, 'strange')\n"
+        "own = ctypes.CDLL(None)\n"
+        "assert of(own, 'cuMemAlloc_v2') == of(library, 'cuMemAlloc_v2')\n"
+        "assert not hasattr(own, 'cuBrandNew')\n"
+        "print('good')\n"
+    )
+    with agent() as broker:
+        assert tenants.output(tenants.python(broker, script, COTENANT_DRIVER=str(driver))).strip() == "good"
 
 
 def test_function_the_driver_lacks_gives_an_error_not_a_crash(tenants: Tenants, agent: Agents) -> None:
@@ -95,7 +115,7 @@ def test_without_an_agent_the_program_is_told_at_once(tenants: Tenants, agent: A
         assert out.strip() == "802"
         assert "the agent refused this program: unknown tenant" in err
     with agent() as broker:
-        environment = shim_build.tenant_environment("", "t", tenants.driver)
+        environment = tenant_environment("", "t", tenants.driver)
         del environment["COTENANT_SOCKET"]
         command = [sys.executable, "-c", script]
         process = tenants.start(None, command, **environment, PYTHONPATH=str(Path(__file__).parent))

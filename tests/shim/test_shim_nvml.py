@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from fake_agent import FakeAgent
-from native_sources import SHIM
+from native_sources import NATIVE, exports, listed_exports
 from shim_tenants import Tenants
 
-from cotenant.shim import build as shim_build
-from cotenant.shim.elf import defined_symbols
-from cotenant.softgpu import build as soft_build
+from cotenant.native.environment import tenant_environment
+from cotenant.native.libraries import NVML_SHIM, SOFT_NVML, library_path
 
 Agents = Callable[..., FakeAgent]
 MIB = 1 << 20
@@ -32,11 +31,11 @@ def memory():
 
 @pytest.fixture(scope="module")
 def soft_nvml(soft_library: Path) -> Path:
-    return soft_build.build_nvml()
+    return library_path(SOFT_NVML)
 
 
 def start(tenants: Tenants, broker: FakeAgent, soft_nvml: Path, script: str) -> str:
-    added = shim_build.tenant_environment(broker.path, "token", tenants.driver, nvml=soft_nvml)
+    added = tenant_environment(broker.path, "token", tenants.driver, nvml=soft_nvml)
     return tenants.output(tenants.python(broker, script, **{k: added[k] for k in ("LD_PRELOAD", "COTENANT_NVML")}))
 
 
@@ -65,8 +64,8 @@ def test_without_a_cap_nvml_is_left_alone(tenants: Tenants, agent: Agents, soft_
 
 
 def test_nvml_shim_exports_whatever_the_library_exports(soft_nvml: Path) -> None:
-    exported = set(defined_symbols(shim_build.build_nvml(soft_nvml), dynamic=True))
-    known = set((SHIM / "nvml_exports.txt").read_text().split())
+    exported = exports(library_path(NVML_SHIM))
+    known = listed_exports(NATIVE / "nvml" / "nvml_exports.inc")
     assert known <= exported
-    assert {name for name in defined_symbols(soft_nvml, dynamic=True) if name.startswith("nvml")} <= exported
+    assert {name for name in exports(soft_nvml) if name.startswith("nvml")} <= exported
     assert len(known) > 390

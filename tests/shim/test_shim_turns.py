@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from fake_agent import FakeAgent, Message
+from native_sources import compile_c
 from shim_tenants import Tenants
 
 from cotenant.abi.protocol import MessageType, ReleaseReason
 from cotenant.abi.tenant_page import SlotFlag
-from cotenant.shim.build import run_compiler
 
 Agents = Callable[..., FakeAgent]
 MS = 1_000_000
@@ -225,7 +225,7 @@ def test_no_launch_slips_through_a_closing_gate(
     if not membarrier:
         source, library = tmp_path / "no_membarrier.c", tmp_path / "no_membarrier.so"
         source.write_text(NO_MEMBARRIER)
-        run_compiler(["-shared", "-fPIC", "-w", str(source), "-o", str(library), "-ldl"])
+        compile_c(["-shared", "-fPIC", "-w", str(source), "-o", str(library), "-ldl"])
     with agent(turn_ns=2 * MS) as broker:
         command = [str(tenants.client), "v2", "threads", "2", "60000"]
         if not membarrier:

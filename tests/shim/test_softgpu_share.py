@@ -9,9 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from native_sources import SOFTGPU
-
-from cotenant.shim import build as shim_build
+from native_sources import SOFTGPU, compile_c
 
 NOW = 1_000_000
 STUB = (
@@ -41,7 +39,7 @@ UNKNOWN, MEMORY, COMPUTE = 1, 2, 3
 @pytest.fixture
 def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], ctypes.CDLL]:
     """share.c in a library of the test's own, for a process that may use so many percent of the SMs."""
-    if shutil.which(shim_build.compiler()) is None:
+    if shutil.which("cc") is None:
         pytest.skip("no C compiler")
 
     def make(percent: float) -> ctypes.CDLL:
@@ -49,7 +47,7 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], 
         stub, target = tmp_path / "stub.c", tmp_path / f"share{percent}.so"
         stub.write_text(STUB)
         sources = [str(stub), str(SOFTGPU / "share.c")]
-        shim_build.run_compiler(["-O1", "-shared", "-fPIC", f"-I{SOFTGPU}", *sources, "-o", str(target)])
+        compile_c(["-O1", "-shared", "-fPIC", f"-I{SOFTGPU}", *sources, "-o", str(target)])
         library = ctypes.CDLL(str(target))
         library.ask.restype = ctypes.c_uint64
         library.ask.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32]

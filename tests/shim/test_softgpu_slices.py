@@ -15,7 +15,7 @@ import pytest
 
 from cotenant.core.errors import WorkError
 from cotenant.devices.channel_groups import SOFTWARE, ChannelControls, ChannelGroup
-from cotenant.softgpu.build import build
+from cotenant.native.libraries import SOFT_DRIVER, library_path
 from cotenant.softgpu.controls import SoftIoctl
 
 
@@ -27,7 +27,8 @@ class Rig:
         self.programs: list[subprocess.Popen[str]] = []
 
     def start(self, kind: str = "busy", kernel_ms: float = 1.6) -> None:
-        environment = os.environ | {"COTENANT_SOFTGPU_STATE": str(self.state), "COTENANT_BENCH_LIBRARY": str(build())}
+        environment = os.environ | {"COTENANT_SOFTGPU_STATE": str(self.state)}
+        environment["COTENANT_BENCH_LIBRARY"] = str(library_path(SOFT_DRIVER))
         words = [sys.executable, "-m", "cotenant.bench.workload", kind, "driver", str(int(kernel_ms * 1e6))]
         program = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.programs.append(program)

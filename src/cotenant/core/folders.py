@@ -4,7 +4,7 @@
 |---|---|---|
 | a node's agent: sockets, state | COTENANT_DIR | /run/cotenant for root, else cotenant/ in the XDG runtime folder |
 | the fleet: jobs, logs, checkpoints | COTENANT_FLEET | cotenant/fleet in the XDG state folder |
-| what is compiled: the driver shim, the simulator's kernels | COTENANT_CACHE | cotenant/ in the XDG cache folder |
+| what is compiled when it is used: the simulator's kernels | COTENANT_CACHE | cotenant/ in the XDG cache folder |
 """
 
 from __future__ import annotations

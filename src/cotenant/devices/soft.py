@@ -20,15 +20,15 @@ class Soft(Device):
 
     def driver(self) -> Path:
         """See Device."""
-        from cotenant.softgpu.build import build
+        from cotenant.native.libraries import SOFT_DRIVER, library_path
 
-        return build()
+        return library_path(SOFT_DRIVER)
 
     def nvml(self) -> str:
         """See Device."""
-        from cotenant.softgpu.build import build_nvml
+        from cotenant.native.libraries import SOFT_NVML, library_path
 
-        return str(build_nvml())
+        return str(library_path(SOFT_NVML))
 
     def environment(self, uuids: Iterable[str]) -> dict[str, str]:
         """See Device: which of them a program sees is for the agent's launcher to say."""

@@ -9,17 +9,16 @@ from pathlib import Path
 
 from cotenant.core.errors import InputError
 from cotenant.kube import names
+from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM, library_path
 
 
 def install(target: Path) -> Path:
-    """Build the shims if they are not in the cache, put them into `target`, and let `current` name them.
+    """Put the shims into `target`, and let `current` name them.
 
     A file that a running pod has loaded is never touched: another build goes into another folder, and the link changes
-    by a rename. Returns the folder. InputError: it cannot be written, or there is no compiler.
+    by a rename. Returns the folder. InputError: it cannot be written.
     """
-    from cotenant.shim.build import build, build_nvml
-
-    return put({names.SHIM_FILE: build(), names.NVML_FILE: build_nvml()}, target)
+    return put({name: library_path(name) for name in (DRIVER_SHIM, NVML_SHIM)}, target)
 
 
 def put(libraries: dict[str, Path], target: Path) -> Path:

@@ -11,6 +11,7 @@ from cotenant.agent.tenants.places import container_token
 from cotenant.core.errors import InputError
 from cotenant.kube import names
 from cotenant.kube.shares import ContainerShare, Pod, owner_of, shares_of
+from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM
 
 Operation = dict[str, Any]
 OWN_VARIABLES = ("COTENANT_SOCKET", "COTENANT_TOKEN", "COTENANT_DRIVER", "COTENANT_NVML")
@@ -169,7 +170,7 @@ def environment(owner: str) -> dict[str, str]:
 def preload() -> str:
     """The shims' part of LD_PRELOAD."""
     folder = names.LIBRARIES / names.CURRENT
-    return f"{folder / names.SHIM_FILE}:{folder / names.NVML_FILE}"
+    return f"{folder / DRIVER_SHIM}:{folder / NVML_SHIM}"
 
 
 def _environment(patch: Patch, here: tuple[str | int, ...], container: str, owner: str) -> None:

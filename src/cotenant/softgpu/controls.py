@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 
-from cotenant.softgpu.build import build
+from cotenant.native.libraries import SOFT_DRIVER, library_path
 
 
 class SoftIoctl:
     """Takes what fcntl.ioctl takes. The file is the state file that a program has open."""
 
     def __init__(self) -> None:
-        library = ctypes.CDLL(str(build()), use_errno=True)
+        library = ctypes.CDLL(str(library_path(SOFT_DRIVER)), use_errno=True)
         self._call = library.cotenant_soft_ioctl
         self._call.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
 

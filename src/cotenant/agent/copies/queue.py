@@ -22,47 +22,12 @@ from typing import Any
 from cotenant.abi.copy_page import COPY_PAGE_BYTES, CopyPageLayout
 from cotenant.abi.protocol import MESSAGE_BYTES, NO_SLOT, PROTOCOL_VERSION, MessageType
 from cotenant.core.errors import WorkError
-from cotenant.shim.build import ABI_HEADERS, C_FLAGS, SOURCES, cached, run_compiler
+from cotenant.native.libraries import COPY_QUEUE, library_path
 
 TO_DEVICE, TO_HOST = 0, 1
 SPIN_S = 40e-6
 NAP_S = 20e-6
 RESCUE_S = 2.0
-
-# the rule of copy_rule.h behind plain functions
-_SOURCE = """
-#include "copies/copy_rule.h"
-#define EXPORT __attribute__((visibility("default")))
-EXPORT int queue_try(struct cotenant_copy_page *page, unsigned direction, unsigned queue, unsigned participant,
-                     uint64_t bytes, uint64_t now_ns, struct copy_ticket *ticket)
-{
-    return copy_try(page, direction, queue, participant, bytes, now_ns, ticket);
-}
-EXPORT void queue_done(struct cotenant_copy_page *page, unsigned direction, const struct copy_ticket *ticket)
-{
-    copy_done(page, direction, *ticket);
-}
-EXPORT void queue_withdraw(struct cotenant_copy_page *page, unsigned direction, unsigned queue)
-{
-    copy_withdraw(page, direction, queue);
-}
-EXPORT void queue_charge(struct cotenant_copy_page *page, unsigned direction, unsigned queue, uint64_t bytes)
-{
-    copy_charge(page, &page->links[direction], queue, bytes);
-}
-EXPORT unsigned queue_next(const struct cotenant_copy_page *page, unsigned direction, uint64_t now_ns)
-{
-    return copy_next(page, &page->links[direction], now_ns);
-}
-EXPORT void queue_rescue(struct cotenant_copy_page *page, unsigned direction, unsigned queue, uint64_t now_ns)
-{
-    copy_rescue(page, direction, queue, now_ns);
-}
-EXPORT uint64_t queue_piece(const struct cotenant_copy_page *page, unsigned direction, unsigned queue, uint64_t now_ns)
-{
-    return copy_piece(page, direction, queue, now_ns);
-}
-"""
 
 
 class Ticket(ctypes.Structure):
@@ -74,16 +39,9 @@ class Ticket(ctypes.Structure):
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
-    """The compiled rule, built once per source."""
-    parts = [_SOURCE.encode(), *(path.read_bytes() for path in (SOURCES / "copies" / "copy_rule.h", *ABI_HEADERS))]
-
-    def make(scratch: Path, target: Path) -> None:
-        source = scratch / "queue.c"
-        source.write_text(_SOURCE)
-        run_compiler([*C_FLAGS, "-shared", f"-I{SOURCES}", str(source), "-o", str(target)])
-
-    loaded = ctypes.CDLL(str(cached("libcotenant-copyqueue.so", parts, make)))
+def rule() -> ctypes.CDLL:
+    """The rule, compiled."""
+    loaded = ctypes.CDLL(str(library_path(COPY_QUEUE)))
     pointer, word = ctypes.c_void_p, ctypes.c_uint64
     unsigned = ctypes.c_uint
     loaded.queue_try.argtypes = [pointer, unsigned, unsigned, unsigned, word, word, ctypes.POINTER(Ticket)]
@@ -110,7 +68,7 @@ class CopyQueue:
         if self.layout.magic == 0 or self.layout.page_bytes != COPY_PAGE_BYTES:
             raise WorkError("this is not a copy page of this version")
         self._page = ctypes.addressof(self.layout)
-        self._rule = library()
+        self._rule = rule()
 
     @property
     def chunk_bytes(self) -> int:

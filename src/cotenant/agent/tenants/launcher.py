@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cotenant.shim
+import cotenant.native
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.registry import spec_to_dict
@@ -38,7 +38,7 @@ class Launch:
 
 def program_environment(answer: dict[str, Any]) -> dict[str, str]:
     """Environment of a tenant's program, from the agent's answer to `register`. WorkError without a driver."""
-    from cotenant.shim.build import tenant_environment
+    from cotenant.native.environment import tenant_environment
 
     kind = device(answer["device"])
     added = tenant_environment(answer["socket"], answer["token"], kind.driver(), nvml=kind.tenant_nvml())
@@ -47,10 +47,10 @@ def program_environment(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def cache_hook(mode: str) -> dict[str, str]:
-    """Environment that makes the program's Python give PyTorch's cached memory back (see shim/hooks)."""
+    """Environment that makes the program's Python give PyTorch's cached memory back (see native/hooks)."""
     if mode == "off":
         return {}
-    folder = str(Path(cotenant.shim.__file__).parent / "hooks")
+    folder = str(Path(cotenant.native.__file__).parent / "hooks")
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
     return {"COTENANT_EMPTY_CACHE": mode, "PYTHONPATH": path}
 

@@ -57,8 +57,15 @@ HIDDEN int cot_open_nvml(void)
     return nvml_handle ? 0 : -1;
 }
 
-/* Where this library is, for the driver shim's dlopen. */
-EXPORT const char cotenant_nvml_shim[] = "libcotenant-nvml";
+/* For the driver shim, whose dlopen leads here and whose dlsym asks this for what the list of exports has not. */
+EXPORT void *cotenant_nvml_symbol(void *handle, const char *name)
+{
+    Dl_info info;
+    static void *own;
+    if (!own && dladdr((void *)cotenant_nvml_symbol, &info))
+        own = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    return handle == own && cot_open_nvml() == 0 ? dlsym(nvml_handle, name) : NULL;
+}
 
 /* ---- which card is it, and what may the tenant have of it ---- */
 

@@ -1,0 +1,29 @@
+/* Included in front of every source: the libraries are loaded into containers of any image, so they ask the C library for
+ * nothing that is newer than version 2.17, whatever they are linked against.  These functions moved into libc.so or changed
+ * in small ways since; the old versions are in all of them.  What 2.17 has not (fstat as a function of its own, memfd_create) is
+ * done by its system call. */
+#ifndef COTENANT_OLD_GLIBC_H
+#define COTENANT_OLD_GLIBC_H
+
+#ifdef __x86_64__
+#define OLD(name) __asm__(".symver " #name ", " #name "@GLIBC_2.2.5")
+OLD(dladdr);
+OLD(dlerror);
+#ifndef COTENANT_DLOPEN /* the shim has its own */
+OLD(dlopen);
+OLD(dlsym);
+#endif
+OLD(dlvsym);
+OLD(pthread_create);
+OLD(pthread_detach);
+OLD(pthread_join);
+OLD(pthread_key_create);
+OLD(pthread_mutex_trylock);
+OLD(pthread_once);
+OLD(pthread_setspecific);
+OLD(pthread_sigmask);
+__asm__(".symver pthread_setname_np, pthread_setname_np@GLIBC_2.12");
+#undef OLD
+#endif
+
+#endif

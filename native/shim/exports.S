@@ -1,0 +1,3 @@
+#define OPENER cot_open_driver
+#define EXPORTS "shim/driver_exports.inc"
+#include "exports.h"
