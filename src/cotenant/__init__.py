@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cotenant.training.loop import loop as loop
 
 __all__ = ["loop"]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from cotenant import __version__
+
 # verb -> (module that exposes `app`, one line of help). Modules are imported when their verb is used.
 VERBS: dict[str, tuple[str, str]] = {
     "simulate": ("cotenant.cli.simulate", "Run a trace on a cluster in virtual time and print what came out."),
@@ -105,9 +107,7 @@ app = typer.Typer(
 
 def _version(value: bool) -> None:
     if value:
-        from importlib.metadata import version
-
-        print(f"cotenant {version('cotenant')}")
+        print(f"cotenant {__version__}")
         raise typer.Exit
 
 
