@@ -17,7 +17,7 @@ from cotenant.bench.pcie import percentile, together
 
 MIB = 1 << 20
 LINK = 200.0  # MB/s: one chunk of 1 MiB takes 5.2 ms
-SETTINGS: dict[str, Any] = {"copies": {"chunk": MIB, "period": 4 * MIB}}
+SETTINGS: dict[str, Any] = {"copies": {"chunk_bytes": MIB, "period_bytes": 4 * MIB}}
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,6 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "1:3 h2d pageable": {"weights": [1, 3], "memory": "pageable", "mode": "sync"},
     "1:3 d2h pageable": {"weights": [1, 3], "direction": "d2h", "memory": "pageable", "mode": "sync"},
     "1:3 h2d pinned sync": {"weights": [1, 3], "mode": "sync"},
-    "1:3 h2d pinned, thread paced": {"weights": [1, 3], "paced": "thread"},
     "1:1 h2d pinned": {"weights": [1, 1]},
     "1:2:4 h2d pinned": {"weights": [1, 2, 4]},
 }
@@ -128,8 +127,7 @@ def correctness(keep: Keep) -> dict[str, Any]:
         "native": tenant_case(["checks"], {}, native=True),
         "by itself": tenant_case(["checks"], {"copies": True}, copy_weight=1.0),
         "stream": tenant_case(["checks"], {"copies": True}, **ahead),
-        "thread": tenant_case(["checks"], {"copies": {"paced": "thread"}}, **ahead),
-        "small chunks": tenant_case(["checks"], {"copies": {"chunk": 256 << 10}}, **ahead),
+        "small chunks": tenant_case(["checks"], {"copies": {"chunk_bytes": 256 << 10}}, **ahead),
     }
     return each(cases, keep, 40.0)
 

@@ -30,28 +30,21 @@ WITHIN_S = 3.0
 WARM_S, BLOCK_S = (0.15, 0.4) if SOFT else (0.08, 0.25)
 
 
-def design(chunk: float = 1, period: float = 8, **more: Any) -> dict[str, Any]:
+def design(chunk: float = 1, period: float = 8) -> dict[str, Any]:
     """Settings; sizes in units (8 MiB on a card)."""
-    sizes = {"chunk": int(chunk * UNIT), "period": int(period * UNIT), "alone": int(more.pop("alone", 8) * UNIT)}
-    return sizes | more
+    return {"chunk_bytes": int(chunk * UNIT), "period_bytes": int(period * UNIT)}
 
 
 CHUNKED: dict[str, dict[str, Any]] = {
     "default": design(),
-    "no larger pieces alone": design(alone=1),
-    "alone 32 MiB": design(alone=4),
-    "lead 40 us": design(lead_us=2000 if SOFT else 40),
-    "3 in flight": design(in_flight=3),
-    "chunk 4 MiB": design(0.5, 4, alone=0.5),
-    "chunk 16 MiB": design(2, 16, alone=2),
+    "chunk 4 MiB": design(0.5, 4),
+    "chunk 16 MiB": design(2, 16),
 }
-ALONE = ("default", "no larger pieces alone", "alone 32 MiB")  # what differs for one alone
-ONE_BY_ONE: dict[str, dict[str, Any]] = {name: CHUNKED[name] for name in ("default", "3 in flight", "chunk 4 MiB")}
+ALONE = tuple(CHUNKED)  # what differs for one alone
+ONE_BY_ONE: dict[str, dict[str, Any]] = {name: CHUNKED[name] for name in ("default", "chunk 4 MiB")}
 BESIDE: dict[str, dict[str, Any]] = {
     "default": design(),
-    "1 in flight": design(in_flight=1),
-    "lead 20 us": design(lead_us=1000 if SOFT else 20),
-    "chunk 4 MiB": design(0.5, 4, alone=0.5),
+    "chunk 4 MiB": design(0.5, 4),
 }
 
 

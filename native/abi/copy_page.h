@@ -7,11 +7,12 @@
 #include <stdint.h>
 
 #define COTENANT_COPY_MAGIC 0x434F5059u /* "COPY" */
-#define COTENANT_COPY_VERSION 3u
+#define COTENANT_COPY_VERSION 4u
 #define COTENANT_COPY_PAGE_BYTES 20480u
 #define COTENANT_COPY_QUEUES 64u /* tenants of a GPU that can copy */
 #define COTENANT_COPY_SLOTS 8u /* chunks in flight on a link at most */
 #define COTENANT_COPY_NOBODY UINT64_C(0) /* a free slot */
+#define COTENANT_COPY_SMALL_BYTES UINT64_C(65536) /* copies up to this size pass at once, and are charged */
 #define COTENANT_COPY_DIRECTIONS 2u
 /* added to a direction: copies of pageable memory take turns among themselves, at the processor's pace */
 #define COTENANT_COPY_PAGEABLE 2u
@@ -65,16 +66,12 @@ struct cotenant_copy_page {
     uint32_t in_flight; /* chunks on a link at once */
     uint64_t chunk_bytes;
     uint64_t period_bytes; /* a round of all that wait moves about this much */
-    uint64_t small_bytes; /* copies up to this size pass at once */
     uint64_t slice_bytes; /* copies on the device by best-effort tenants are cut into pieces of this size; 0: not */
     uint64_t wait_lapse_ns; /* a queue that has not asked for so long does not wait */
     uint64_t slot_lapse_ns; /* a slot held for so long is free */
-    uint32_t host_paced; /* 1: calling threads pace every copy; 0: the stream waits where it can */
-    uint32_t reserved_0;
     /* pieces while no other tenant copies and none may come that goes ahead; below chunk_bytes: chunks */
     uint64_t alone_bytes;
-    uint64_t lead_ns; /* a tenant's next piece has its turn only so long before the one on the link ends; 0: at once */
-    uint8_t reserved[168];
+    uint8_t reserved[192];
     struct cotenant_copy_link links[COTENANT_COPY_LINKS];
 };
 _Static_assert(sizeof(struct cotenant_copy_page) == 17152, "cotenant_copy_page has a hole");

@@ -75,7 +75,7 @@ def test_yaml(tmp_path: Path) -> None:
         ("quota: [1]", "[1] is not a quantity"),
         ("most_moving: {a: 1}", "is not a quantity"),
         ("alone_after:", "None is not a quantity"),
-        ("copies: {period: [1]}", "is not a quantity"),
+        ("copies: {period_bytes: [1]}", "is not a quantity"),
         ("discipline: [fair]", "unknown discipline"),
         (f"window: 1{'0' * 400}", "the number is too large"),
         ("tenants: [{name: a, priority: .inf}]", "not a tenant"),

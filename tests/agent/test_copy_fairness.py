@@ -22,7 +22,7 @@ periods = st.sampled_from([CHUNK, 3 * CHUNK, 8 * CHUNK])
 
 
 def chunked(period: int = 8 * CHUNK, in_flight: int = 2) -> CopySettings:
-    return CopySettings(chunk_bytes=CHUNK, alone_bytes=CHUNK, period_bytes=period, in_flight=in_flight)
+    return CopySettings(chunk_bytes=CHUNK, alone_chunks=1, period_bytes=period, in_flight=in_flight)
 
 
 def most_ahead(period: int, mine: float, everybody: float) -> float:

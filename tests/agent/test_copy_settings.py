@@ -24,15 +24,15 @@ MIB = 1 << 20
 
 
 def test_settings_of_a_file() -> None:
-    found = parse_config({"copies": {"period": "16MiB", "chunk": "4MiB", "in_flight": 3, "paced": "thread"}}, Path("f"))
-    assert found.copies == CopySettings(True, 4 * MIB, 16 * MIB, 3, host_paced=True)
+    found = parse_config({"copies": {"period_bytes": "16MiB", "chunk_bytes": "4MiB"}}, Path("f"))
+    assert found.copies == CopySettings(True, 4 * MIB, 16 * MIB)
     assert parse_copies(True).always
     assert not parse_copies(False).always
     assert not parse_config({}, Path("f")).copies.always
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"perid": "8MiB"}, {"chunk": "1KiB"}, {"in_flight": 9}, {"in_flight": "2"}, {"paced": "host"}, 3, "on"]
+    "wrong", [{"perid": "8MiB"}, {"chunk_bytes": "1KiB"}, {"chunk": "1MiB"}, {"in_flight": 2}, 3, "on"]
 )
 def test_wrong_settings_are_refused_with_the_field(wrong: Any) -> None:
     with pytest.raises(InputError) as caught:

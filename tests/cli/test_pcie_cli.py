@@ -23,15 +23,14 @@ from cotenant.cli.bench_pcie import _tell
         (["--direction", "up"], "--direction"),
         (["--memory", "shared"], "--memory"),
         (["--mode", "both"], "--mode"),
-        (["--paced", "host"], "--paced"),
         (["--seconds", "0"], "--seconds"),
         (["--size", "big"], "--size"),
         (["--size", "0"], "--size"),
         (["--size", "64KiB"], "--size"),
         (["--size", "1TiB"], "--size"),
-        (["--copy-chunk", "3"], "--copy-chunk"),
-        (["--copy-chunk", "0"], "--copy-chunk"),
-        (["--copy-period", "0"], "--copy-period"),
+        (["--copy-chunk-bytes", "3"], "--copy-chunk-bytes"),
+        (["--copy-chunk-bytes", "0"], "--copy-chunk-bytes"),
+        (["--copy-period-bytes", "0"], "--copy-period-bytes"),
     ],
 )
 def test_wrong_options_are_one_sentence(arguments: list[str], field: str) -> None:

@@ -199,12 +199,7 @@ static uint64_t due_ns(const struct place *place) /* when the piece on the link 
 /* Where somebody may come who goes ahead, the second piece is not on its way before the first is about to end. */
 static bool too_early(const struct copy_record *record, const struct place *place, uint64_t now)
 {
-    if (!place->issued)
-        return false;
-    uint64_t lead = record->link.page->lead_ns;
-    if (ahead_are_here(record->link.page, record->direction) && (lead == 0 || lead > LEAD_NS))
-        lead = LEAD_NS;
-    return lead && now + lead < due_ns(place);
+    return place->issued && ahead_are_here(record->link.page, record->direction) && now + LEAD_NS < due_ns(place);
 }
 
 /* True: it waits for a turn, so copies behind it in the same direction do not ask. */

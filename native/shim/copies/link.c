@@ -189,7 +189,7 @@ static CUresult paced(const struct copy_link *link, const struct host_copy *copy
     if (kind == PAGEABLE)
         return paced_by_thread(link, copy, false);
     CUresult result = CUDA_ERROR_NOT_SUPPORTED;
-    if (kind == PINNED && !link->page->host_paced) {
+    if (kind == PINNED) {
         __auto_type call = cot_gate_enter(copy->key, copy->stream);
         result = cot_copy_paced_by_stream(link, copy);
         cot_gate_exit(call);
@@ -211,7 +211,7 @@ CUresult cot_copy_over_link(const struct host_copy *copy)
     if (!gpu || atomic_load(&cot_captures) > 0 || !link_of(gpu, &link))
         return whole(copy);
     struct cotenant_copy_link *mine = &link.page->links[copy->direction];
-    if (copy->bytes <= link.page->small_bytes) {
+    if (copy->bytes <= COTENANT_COPY_SMALL_BYTES) {
         copy_charge(link.page, mine, link.queue, copy->bytes);
         __atomic_fetch_add(&mine->queues[link.queue].small, 1, __ATOMIC_RELAXED);
         return whole(copy);

@@ -9,11 +9,12 @@ import ctypes
 import enum
 
 COPY_MAGIC = 0x434F5059  # "COPY"
-COPY_VERSION = 3
+COPY_VERSION = 4
 COPY_PAGE_BYTES = 20480
 COPY_QUEUES = 64  # tenants of a GPU that can copy
 COPY_SLOTS = 8  # chunks in flight on a link at most
 COPY_NOBODY = 0  # a free slot
+COPY_SMALL_BYTES = 65536  # copies up to this size pass at once, and are charged
 COPY_DIRECTIONS = 2
 # added to a direction: copies of pageable memory take turns among themselves, at the processor's pace
 COPY_PAGEABLE = 2
@@ -90,15 +91,11 @@ class CopyPageLayout(ctypes.Structure):
         ("in_flight", ctypes.c_uint32),
         ("chunk_bytes", ctypes.c_uint64),
         ("period_bytes", ctypes.c_uint64),
-        ("small_bytes", ctypes.c_uint64),
         ("slice_bytes", ctypes.c_uint64),
         ("wait_lapse_ns", ctypes.c_uint64),
         ("slot_lapse_ns", ctypes.c_uint64),
-        ("host_paced", ctypes.c_uint32),
-        ("reserved_0", ctypes.c_uint32),
         ("alone_bytes", ctypes.c_uint64),
-        ("lead_ns", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint8 * 168),
+        ("reserved", ctypes.c_uint8 * 192),
         ("links", CopyLinkLayout * COPY_LINKS),
     )
     magic: int
@@ -107,11 +104,8 @@ class CopyPageLayout(ctypes.Structure):
     in_flight: int  # chunks on a link at once
     chunk_bytes: int
     period_bytes: int  # a round of all that wait moves about this much
-    small_bytes: int  # copies up to this size pass at once
     slice_bytes: int  # copies on the device by best-effort tenants are cut into pieces of this size; 0: not
     wait_lapse_ns: int  # a queue that has not asked for so long does not wait
     slot_lapse_ns: int  # a slot held for so long is free
-    host_paced: int  # 1: calling threads pace every copy; 0: the stream waits where it can
     alone_bytes: int  # pieces while no other tenant copies and none may come that goes ahead; below chunk_bytes: chunks
-    lead_ns: int  # a tenant's next piece has its turn only so long before the one on the link ends; 0: at once
     links: ctypes.Array[CopyLinkLayout]

@@ -73,15 +73,15 @@ def slow_soft_link(bench_gpus: str, mbps: int) -> Any:
             del os.environ["COTENANT_SOFTGPU_LINK_MBPS"]
 
 
-def settings_for(gpus: str, chunk_bytes: int | None, period_bytes: int | None, paced: str) -> dict[str, Any]:
+def settings_for(gpus: str, chunk_bytes: int | None, period_bytes: int | None) -> dict[str, Any]:
     """Agent settings of one measurement. Long turns: the link is measured, not the GPU's time."""
-    copies: dict[str, Any] = {"paced": paced}
+    copies: dict[str, Any] = {}
     simulated = device_named(gpus).simulated
     if chunk_bytes or simulated:
-        copies["chunk"] = chunk_bytes or SOFT_CHUNK
+        copies["chunk_bytes"] = chunk_bytes or SOFT_CHUNK
     if period_bytes or simulated:
-        copies["period"] = period_bytes or 4 * (chunk_bytes or SOFT_CHUNK)
-    return {"copies": copies, "quota": 0.25, "min_quota": 0.1, "max_quota": 1.0}
+        copies["period_bytes"] = period_bytes or 4 * (chunk_bytes or SOFT_CHUNK)
+    return {"copies": copies or True, "quota": 0.25, "min_quota": 0.1, "max_quota": 1.0}
 
 
 def rate(block: dict[str, Any]) -> float:
@@ -111,7 +111,6 @@ def measure(
     size: int | None = None,
     chunk_bytes: int | None = None,
     period_bytes: int | None = None,
-    paced: str = "stream",
     ls: bool = True,
     mechanism: str | None = None,
     progress: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
@@ -129,7 +128,7 @@ def measure(
     # everybody at once: a tenant under `time` copies only in its turns, which is another question
     mechanism = mechanism or mechanisms.choose(Use.TENANT, concurrent=True)
     program = ["cotenant.bench.copying", direction, memory, mode, str(size)]
-    settings = settings_for(gpus, chunk_bytes, period_bytes, paced)
+    settings = settings_for(gpus, chunk_bytes, period_bytes)
     with slow_soft_link(gpus, SOFT_LINK_MBPS), Bench(gpus, settings) as bench:
         native = bench.native("copy", program=program)
         native.wait_ready()

@@ -34,10 +34,12 @@ def agent(
     most_moving: Annotated[
         Text, typer.Option(metavar="PERCENT", help="Of the time, at most so much goes to moving memory (5%).")
     ] = None,
-    copy_period: Annotated[
+    copy_period_bytes: Annotated[
         Text, typer.Option(metavar="SIZE", help="Copies of all tenants take turns, a round moves this much (64MiB).")
     ] = None,
-    copy_chunk: Annotated[Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into (8MiB).")] = None,
+    copy_chunk_bytes: Annotated[
+        Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into (8MiB).")
+    ] = None,
     http: Annotated[
         Text, typer.Option(metavar="HOST:PORT", help="Live page and /metrics, e.g. :9400 (loopback).")
     ] = None,
@@ -68,7 +70,7 @@ def agent(
         overrides["quota"] = settings
     overrides["swap_memory_bytes"] = parse_bytes(swap_memory, "--swap-memory") if swap_memory else None
     overrides["most_moving"] = parse_moving(most_moving, "--most-moving") if most_moving else None
-    overrides["copies"] = _copies(config, copy_period, copy_chunk)
+    overrides["copies"] = _copies(config, copy_period_bytes, copy_chunk_bytes)
     folder = folder or agent_folder()
     options = AgentOptions(
         folder,

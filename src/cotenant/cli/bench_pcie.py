@@ -20,9 +20,8 @@ def pcie(
     size: Annotated[
         Text, typer.Option(metavar="SIZE", help="Of one copy (64MiB; software GPU 8MiB, pageable 2MiB).")
     ] = None,
-    copy_chunk: Annotated[Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into.")] = None,
-    copy_period: Annotated[Text, typer.Option(metavar="SIZE", help="What a round of all tenants moves.")] = None,
-    paced: Annotated[str, typer.Option(metavar="stream|thread", help="Who waits for a turn.")] = "stream",
+    copy_chunk_bytes: Annotated[Text, typer.Option(metavar="SIZE", help="Pieces that copies are cut into.")] = None,
+    copy_period_bytes: Annotated[Text, typer.Option(metavar="SIZE", help="What a round of all tenants moves.")] = None,
     ls: Annotated[bool, typer.Option("--ls/--no-ls", help="Also: latency-sensitive copies beside best-effort.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -35,8 +34,7 @@ def pcie(
     _one_of(direction, ("h2d", "d2h"), "--direction")
     _one_of(memory, ("pinned", "pageable"), "--memory")
     _one_of(mode, ("async", "sync"), "--mode")
-    _one_of(paced, ("stream", "thread"), "--paced")
-    copies = with_options(CopySettings(), period=copy_period, chunk=copy_chunk) or CopySettings()
+    copies = with_options(CopySettings(), period=copy_period_bytes, chunk=copy_chunk_bytes) or CopySettings()
     result = measure(
         checked,
         gpus=gpus,
@@ -45,9 +43,8 @@ def pcie(
         memory=memory,
         mode=mode,
         size=_size(size, gpus),
-        chunk_bytes=None if copy_chunk is None else copies.chunk_bytes,
-        period_bytes=None if copy_period is None else copies.period_bytes,
-        paced=paced,
+        chunk_bytes=None if copy_chunk_bytes is None else copies.chunk_bytes,
+        period_bytes=None if copy_period_bytes is None else copies.period_bytes,
         ls=ls,
     )
     if as_json:

@@ -30,34 +30,33 @@ class CopySettings:
     """Parameters of the link's queues. Sizes in bytes, times in nanoseconds.
 
     `always`: copies take turns on every GPU; else only where a tenant has a copy weight or goes ahead.
-    `alone_bytes`: pieces of a copy while nobody else copies and no tenant of the GPU goes ahead. `lead_ns`: a tenant's
-    next piece has its turn only so long before the one on the link ends, 0: as soon as there is a place.
-    `small_bytes`: copies up to this size pass at once, and are charged. `slice_bytes`: copies on the device by
-    best-effort tenants are cut into such pieces, 0: not. `wait_lapse_ns`, `slot_lapse_ns`: claims older than that
-    count for nothing, so a process that has gone holds nobody up for longer; who has not copied for `slot_lapse_ns` is
-    one who does not copy.
+    `alone_chunks`: of one piece while nobody else copies and no tenant of the GPU goes ahead. `wait_lapse_ns`,
+    `slot_lapse_ns`: claims older than that count for nothing, so a process that has gone holds nobody up for longer;
+    who has not copied for `slot_lapse_ns` is one who does not copy.
     """
 
     always: bool = False
     chunk_bytes: int = 8 << 20
     period_bytes: int = 64 << 20
     in_flight: int = 2
-    small_bytes: int = 64 << 10
-    slice_bytes: int = 256 << 20
     wait_lapse_ns: int = 20_000_000
     slot_lapse_ns: int = 200_000_000
-    host_paced: bool = False
-    alone_bytes: int = 64 << 20
-    lead_ns: int = 0
+    alone_chunks: int = 8
 
     def __post_init__(self) -> None:
         if not 4096 <= self.chunk_bytes <= 1 << 32:
             raise ValueError(f"a chunk of {self.chunk_bytes} bytes: write 4 KiB to 4 GiB")
         if not 4096 <= self.period_bytes <= 1 << 40:
             raise ValueError(f"a period of {self.period_bytes} bytes: write 4 KiB to 1 TiB")
-        if not 4096 <= self.alone_bytes <= 1 << 40:
-            raise ValueError(f"pieces of {self.alone_bytes} bytes for a tenant alone: write 4 KiB to 1 TiB")
-        if not 0 <= self.lead_ns <= 1_000_000_000:
-            raise ValueError(f"a lead of {self.lead_ns} ns: write 0 to 1 s")
         if not 1 <= self.in_flight <= COPY_SLOTS:
             raise ValueError(f"{self.in_flight} chunks in flight: write 1 to {COPY_SLOTS}")
+
+    @property
+    def alone_bytes(self) -> int:
+        """Piece of a copy while nobody else copies."""
+        return self.alone_chunks * self.chunk_bytes
+
+    @property
+    def slice_bytes(self) -> int:
+        """Piece of a copy on the device by a best-effort tenant: 256 MiB with the usual chunk, 0.2 ms."""
+        return 32 * self.chunk_bytes

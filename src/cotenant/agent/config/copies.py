@@ -9,47 +9,36 @@ from cotenant.core.errors import InputError
 from cotenant.core.units import parse_bytes
 from cotenant.policy.copies import CopySettings
 
-_SIZES = {
-    "chunk": "chunk_bytes",
-    "period": "period_bytes",
-    "small": "small_bytes",
-    "slice": "slice_bytes",
-    "alone": "alone_bytes",
-}
-MOST_LEAD_US = 1_000_000
-_PACED = ("stream", "thread")
+_SIZES = ("period_bytes", "chunk_bytes")
+_GONE = ("alone", "small", "slice", "in_flight", "lead_us", "paced")
 
 
 def parse_copies(data: Any) -> CopySettings:
-    """`copies: true`, or a mapping: period, chunk, alone, small, slice (sizes),
-    in_flight, lead_us, paced (stream or thread).
+    """`copies: true`, or a mapping of period_bytes and chunk_bytes.
 
     Copies take turns on every GPU once the setting is there; `copies: false` is the default.
     """
     if isinstance(data, bool):
         return CopySettings(always=data)
     if not isinstance(data, dict):
-        raise InputError("write true, or a mapping such as {period: 8MiB}", field="copies")
+        raise InputError("write true, or a mapping such as {period_bytes: 8MiB}", field="copies")
     values: dict[str, Any] = {"always": True}
     for key, value in data.items():
-        if key in _SIZES:
-            values[_SIZES[key]] = parse_bytes(value, f"copies.{key}")
-        elif key == "in_flight" and isinstance(value, int) and not isinstance(value, bool):
-            values["in_flight"] = value
-        elif key == "lead_us" and isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_LEAD_US:
-            values["lead_ns"] = value * 1000
-        elif key == "paced" and value in _PACED:
-            values["host_paced"] = value == "thread"
-        else:
-            known = ", ".join([*_SIZES, "in_flight, lead_us (numbers)", "paced (stream or thread)"])
-            raise InputError(f"{key}: {str(value)[:40]} is not a setting of copies; there are {known}", field="copies")
+        if f"{key}_bytes" in _SIZES:
+            raise InputError(f"{key} is now called {key}_bytes", field="copies")
+        if key in _GONE:
+            raise InputError(f"{key} is no longer a setting: leave it out", field="copies")
+        if key not in _SIZES:
+            raise InputError(f"unknown setting {str(key)[:40]!r}; known: {', '.join(_SIZES)}", field="copies")
+        values[key] = parse_bytes(value, f"copies.{key}")
     return checked(**values)
 
 
 def with_options(base: CopySettings, *, period: str | None, chunk: str | None) -> CopySettings | None:
-    """`base` with --copy-period and --copy-chunk over it; None when neither was given."""
+    """`base` with --copy-period-bytes and --copy-chunk-bytes over it; None when neither was given."""
     settings = base
-    for option, name, text in (("--copy-period", "period_bytes", period), ("--copy-chunk", "chunk_bytes", chunk)):
+    for name, text in (("period_bytes", period), ("chunk_bytes", chunk)):
+        option = f"--copy-{name.replace('_', '-')}"
         if text is not None:
             values = dataclasses.asdict(settings) | {"always": True, name: parse_bytes(text, option)}
             settings = checked(option, **values)

@@ -67,10 +67,9 @@ class CopyPage:
 
     def configure(self, settings: CopySettings) -> None:
         """Write the parameters; processes read them with every copy."""
-        names = ("in_flight", "chunk_bytes", "period_bytes", "small_bytes", "slice_bytes", "wait_lapse_ns")
-        for name in (*names, "slot_lapse_ns", "alone_bytes", "lead_ns"):
+        sizes = ("chunk_bytes", "period_bytes", "slice_bytes", "alone_bytes")
+        for name in ("in_flight", *sizes, "wait_lapse_ns", "slot_lapse_ns"):
             setattr(self.layout, name, getattr(settings, name))
-        self.layout.host_paced = int(settings.host_paced)
 
     def describe(self, queue: int, weight: float, rank: CopyRank) -> None:
         """Say whose weight and rank a queue has, on all links. Weight 0: nobody's."""
