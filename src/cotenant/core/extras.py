@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_REPORT = ("numpy", "polars", "orjson", "plotly")
+_REPORT = ("numpy", "polars", "orjson")
 _SIM = (*_REPORT, "numba", "highspy")
 # extra -> modules, as they are imported; a test compares with pyproject.toml
 EXTRAS: dict[str, tuple[str, ...]] = {

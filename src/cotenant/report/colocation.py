@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from cotenant.core.files import atomic_file
+from cotenant.report.embed import asset, plotly, script_json
 
 Rows = dict[str, dict[str, dict[str, Any]]]  # scheme -> BE load -> figures
 COLUMNS = (
@@ -27,11 +28,17 @@ OVER = 1.02  # of what LS leaves: more than a measurement's error
 LATE_PART = 0.01  # so many late requests are what p99 is
 MOST_LATE = 4  # are named
 STYLE = (
-    "body{font:15px/1.45 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse}th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #ddd}"
+    ":root{--bg:#fff;--ink:#16202c;--soft:#5a6675;--line:#c9d0d8;--grid:#e3e7ec;--kept:#eef6ee;"
+    "--font:system-ui,sans-serif;color-scheme:light dark}"
+    "@media(prefers-color-scheme:dark){:root{--bg:#0d1117;--ink:#e8edf3;--soft:#a0acba;--line:#3a4653;--grid:#202832;"
+    "--kept:#12352a}}"
+    "body{font:15px/1.45 var(--font);color:var(--ink);background:var(--bg);max-width:72rem;margin:2rem auto;"
+    "padding:0 1rem}"
+    ".wide{overflow-x:auto}table{border-collapse:collapse}th,td{padding:.25rem .7rem;text-align:right;"
+    "border-bottom:1px solid var(--grid);white-space:nowrap}th{white-space:normal}"
     "th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}"
-    "td.first{border-top:2px solid #999}tr.kept{background:#eef6ee}"
-    "dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dt{color:#555}dd{margin:0}"
+    "td.first{border-top:2px solid var(--line)}tr.kept{background:var(--kept)}"
+    "dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dt{color:var(--soft)}dd{margin:0}"
 )
 
 
@@ -133,11 +140,11 @@ def _paused(rows: Rows) -> list[str]:
     ]
 
 
-def figures(rows: Rows) -> list[Any]:
-    """The frontier (BE work against p99) and p99 by BE load: a colour per scheme, a symbol per load, in both."""
-    import plotly.graph_objects as go
-
-    frontier, by_load = go.Figure(), go.Figure()
+def figures(rows: Rows) -> list[dict[str, Any]]:
+    """The frontier (BE work against p99) and p99 by BE load, as Plotly takes them: {data, layout}. A colour per scheme,
+    a symbol per load, in both."""
+    frontier: list[dict[str, Any]] = []
+    by_load: list[dict[str, Any]] = []
     loads = list(dict.fromkeys(load for found in rows.values() for load in found))
     names = short_names(loads)
     symbols = {load: SYMBOLS[i % len(SYMBOLS)] for i, load in enumerate(loads)}
@@ -153,28 +160,48 @@ def figures(rows: Rows) -> list[Any]:
             "thickness": 1,
         }
         marker = {"size": 11, "color": COLOURS.get(scheme, "#333"), "symbol": [symbols[load] for load in mine]}
-        said = [f"{scheme} beside {names[load]}" for load in mine]
-        both = {"name": scheme, "mode": "markers", "error_y": error, "legendgroup": scheme, "hovertext": said}
-        work = [100 * found[load]["be_over_left"] for load in mine]
-        frontier.add_trace(go.Scatter(x=work, y=p99, marker=marker, **both))
-        places = [loads.index(load) + 0.12 * (index - (len(rows) - 1) / 2) for load in mine]
-        by_load.add_trace(go.Scatter(x=places, y=p99, marker=marker, **both))
+        said = [html.escape(f"{scheme} beside {names[load]}") for load in mine]
+        both = {
+            "type": "scatter", "mode": "markers", "name": scheme, "legendgroup": scheme, "marker": marker,
+            "y": [p if math.isfinite(p) else None for p in p99],
+            "error_y": error, "hovertext": said,
+        }  # fmt: skip
+        frontier.append({**both, "x": [100 * found[load]["be_over_left"] for load in mine]})
+        by_load.append({**both, "x": [loads.index(load) + 0.12 * (index - (len(rows) - 1) / 2) for load in mine]})
     for load in loads:
-        key = {"size": 11, "color": "#333", "symbol": symbols[load]}
-        frontier.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=names[load], marker=key))
-    frontier.update_layout(title="LS latency against BE work: right and down is better", height=520)
-    frontier.update_xaxes(title="BE work, % of what it does alone in the time that LS leaves")
-    by_load.update_layout(title="LS p99 over alone, by what runs beside it (bars: 95 %)", height=460)
-    by_load.update_xaxes(tickvals=list(range(len(loads))), ticktext=[names[load] for load in loads])
-    for figure in (frontier, by_load):
-        figure.update_yaxes(title="LS p99 over alone", type="log", dtick="D2")
-        figure.add_hline(y=PROMISE_P99, line_dash="dot")
-        exponent = math.log10(PROMISE_P99)  # where a label on a logarithmic axis is
-        label = {"text": "+5 %", "showarrow": False, "xanchor": "left", "yanchor": "top"}
-        figure.add_annotation(x=0, xref="paper", y=exponent, **label)
-    side = {"annotation_text": "95 %", "annotation_position": "top left"}
-    frontier.add_vline(x=100 * PROMISE_BE, line_dash="dot", **side)
-    return [frontier, by_load]
+        key = {"size": 11, "color": "#777", "symbol": symbols[load]}
+        name = html.escape(names[load])
+        frontier.append({"type": "scatter", "x": [None], "y": [None], "mode": "markers", "name": name, "marker": key})
+    ticks = {"tickvals": list(range(len(loads))), "ticktext": [html.escape(names[load]) for load in loads]}
+    work = {"title": {"text": "BE work, % of what it does alone in the time that LS leaves"}}
+    return [
+        _figure(frontier, "LS latency against BE work: right and down is better", 520, work, 100 * PROMISE_BE),
+        _figure(by_load, "LS p99 over alone, by what runs beside it (bars: 95 %)", 460, ticks, None),
+    ]
+
+
+def _figure(
+    data: list[dict[str, Any]], title: str, height: int, xaxis: dict[str, Any], promise: float | None
+) -> dict[str, Any]:
+    """Points under a title, with lines where the promises are: p99 over alone, and (in x) BE work."""
+    dotted = {"type": "line", "line": {"dash": "dot", "width": 1.5, "color": "#777"}}
+    lines = [{**dotted, "xref": "paper", "x0": 0, "x1": 1, "y0": PROMISE_P99, "y1": PROMISE_P99}]
+    exponent = math.log10(PROMISE_P99)  # where a label on a logarithmic axis is
+    plain = {"showarrow": False, "xanchor": "left"}
+    labels = [{**plain, "text": "+5 %", "x": 0, "xref": "paper", "y": exponent, "yanchor": "top"}]
+    if promise is not None:
+        lines.append({**dotted, "yref": "paper", "y0": 0, "y1": 1, "x0": promise, "x1": promise})
+        labels.append(
+            {**plain, "text": "95 %", "x": promise, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "right"}
+        )
+    return {
+        "data": data,
+        "layout": {
+            "title": {"text": title}, "height": height, "shapes": lines, "annotations": labels, "showlegend": True,
+            "xaxis": {"zeroline": False, "automargin": True, **xaxis},
+            "yaxis": {"title": {"text": "LS p99 over alone"}, "type": "log", "dtick": "D2", "automargin": True},
+        },
+    }  # fmt: skip
 
 
 def build_page(rows: Rows, title: str, about: Mapping[str, str] | None = None) -> str:
@@ -189,11 +216,16 @@ def build_page(rows: Rows, title: str, about: Mapping[str, str] | None = None) -
         body.append(f"<tr class='kept'>{tds}</tr>" if line[1].endswith("✓") else f"<tr>{tds}</tr>")
     facts = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in (about or {}).items())
     said = "".join(f"<p>{html.escape(note)}</p>" for note in notes(rows))
-    parts = [figure.to_html(full_html=False, include_plotlyjs=index == 0) for index, figure in enumerate(figures(rows))]
+    drawn = figures(rows)
+    plots = "".join(f"<div id='figure{index}'></div>" for index in range(len(drawn)))
     return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>"
-        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1><dl>{facts}</dl>{''.join(parts)}"
-        f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(body)}</tbody></table>{said}</html>"
+        "<!doctype html><html lang='en'><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
+        f"<title>{html.escape(title)}</title>"
+        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1><dl>{facts}</dl>{plots}"
+        f"<div class='wide'><table><thead><tr>{cells}</tr></thead><tbody>{''.join(body)}</tbody></table></div>{said}"
+        f"<script type='application/json' id='data'>{script_json(drawn)}</script><script>{plotly()}</script>"
+        f"<script>{asset('colocation.js')}</script></html>"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from cotenant.core.files import atomic_file
 from cotenant.loadgen.loop import LATE, OK
 from cotenant.loadgen.result import LoadResult
-from cotenant.report.page import _plotly, _script_json
+from cotenant.report.embed import asset, plotly, script_json
 from cotenant.report.serving import POINTS, WINDOWS, _table, in_time
 
 
@@ -25,17 +24,16 @@ def write_page(path: str | Path, result: LoadResult, title: str = "Load test") -
 
 def build_page(result: LoadResult, title: str = "Load test") -> str:
     """The page as text."""
-    assets = resources.files("cotenant.report").joinpath("assets")
     parts = {
         "title": html.escape(title),
         "headline": html.escape(headline(result)),
         "table": _table({"services": result.summary()["services"], "applications": {}}),
-        "css": assets.joinpath("report.css").read_text(encoding="utf-8"),
-        "js": assets.joinpath("serving.js").read_text(encoding="utf-8"),
-        "data": _script_json(page_data(result)),
-        "plotly": _plotly(),
+        "css": asset("report.css"),
+        "js": asset("serving.js"),
+        "data": script_json(page_data(result)),
+        "plotly": plotly(),
     }
-    page = assets.joinpath("serving.html").read_text(encoding="utf-8")
+    page = asset("serving.html")
     for key, text in parts.items():
         page = page.replace("{{" + key + "}}", text)
     return page

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import html
-import json
 import re
 from collections import Counter
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from cotenant.core.errors import InputError
 from cotenant.core.files import atomic_file
 from cotenant.core.metrics.registry import lookup
 from cotenant.report.distributions import cdf_points, ratio_to, rounded
+from cotenant.report.embed import asset, plotly, script_json
 from cotenant.report.runs import Run, arrange, facet_name, moves_note
 from cotenant.report.table import COLUMNS, Column, best_rows, cell_texts
 from cotenant.report.text import count_text, metric_text, plural, time_text
@@ -41,7 +40,6 @@ def build_page(runs: list[Run], title: str = "Cotenant runs", baseline: str | No
     """The page as text. Runs are arranged anew: labels made unique, facets found."""
     arrange(runs)
     data = page_data(runs, pick_baseline(runs, baseline))
-    assets = resources.files("cotenant.report").joinpath("assets")
     parts = {
         "title": html.escape(title),
         "lede": lede(runs),
@@ -51,27 +49,13 @@ def build_page(runs: list[Run], title: str = "Cotenant runs", baseline: str | No
         "moves": html.escape(moves_note((run.info, run.summary) for run in runs) or ""),
         "single": " data-single" if len(runs) == 1 else "",
         "conditions": conditions_html(runs),
-        "css": assets.joinpath("report.css").read_text(encoding="utf-8"),
-        "js": "\n".join(
-            assets.joinpath(name).read_text(encoding="utf-8") for name in ("base.js", "charts.js", "page.js")
-        ),
-        "data": _script_json(data),
-        "plotly": _plotly(),
+        "css": asset("report.css"),
+        "js": "\n".join(asset(name) for name in ("base.js", "charts.js", "page.js")),
+        "data": script_json(data),
+        "plotly": plotly(),
     }
-    page = assets.joinpath("page.html").read_text(encoding="utf-8")
+    page = asset("page.html")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], page)
-
-
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
-
-
-def _script_json(data: Any) -> str:
-    """JSON that is safe inside a script element."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def pick_baseline(runs: list[Run], wanted: str | None = None) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 import math
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cotenant.core.files import atomic_file
-from cotenant.report.page import _plotly, _script_json
+from cotenant.report.embed import asset, plotly, script_json
 from cotenant.sim.serving.engine import ServingResult
 
 WINDOWS = 60
@@ -27,18 +26,17 @@ def write_page(path: str | Path, result: ServingResult, title: str = "Serving ru
 
 def build_page(result: ServingResult, title: str = "Serving run") -> str:
     """The page as text."""
-    assets = resources.files("cotenant.report").joinpath("assets")
     summary = result.summary()
     parts = {
         "title": html.escape(title),
         "headline": html.escape(headline(result, summary)),
         "table": _table(summary),
-        "css": assets.joinpath("report.css").read_text(encoding="utf-8"),
-        "js": assets.joinpath("serving.js").read_text(encoding="utf-8"),
-        "data": _script_json(page_data(result)),
-        "plotly": _plotly(),
+        "css": asset("report.css"),
+        "js": asset("serving.js"),
+        "data": script_json(page_data(result)),
+        "plotly": plotly(),
     }
-    page = assets.joinpath("serving.html").read_text(encoding="utf-8")
+    page = asset("serving.html")
     for key, text in parts.items():
         page = page.replace("{{" + key + "}}", text)
     return page
