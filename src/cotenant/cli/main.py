@@ -57,7 +57,7 @@ VERBS: dict[str, tuple[str, str]] = {
 EXTRA_OF = {
     **dict.fromkeys(("simulate", "sweep", "trace", "predict", "policies", "demo"), "sim"),
     **dict.fromkeys(("compare", "explain"), "report"),
-    **dict.fromkeys(("mig", "plan"), "plan"),
+    **dict.fromkeys(("mig", "plan", "plan-convert"), "plan"),
     **dict.fromkeys(("serve", "infer", "experiment", "load"), "serve"),
     "fleet": "fleet",
     "kube": "kube",
