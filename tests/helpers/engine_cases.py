@@ -15,14 +15,11 @@ from cotenant.core.events import Kind
 from cotenant.core.gpus import CATALOG
 from cotenant.core.record.record import Record
 from cotenant.core.work import Jobs, Trace
+from cotenant.policy.jobs import allotment, ordering, placement
 from cotenant.profiles.training.tables import ModelProfile, Profiles, TwoSpeed, load_profiles
 from cotenant.sim.jobs.engine import EngineOptions
 
-ORDERINGS = (
-    "fifo", "sjf", "srtf", "srsf", "las", "las-queues", "gittins", "ftf", "ftf-public", "drf", "tetris",
-)  # fmt: skip
-ALLOTMENTS = ("proportional", "greedy", "tune", "optimal")
-PLACEMENTS = ("first-fit", "consolidate", "spread")
+ORDERINGS, ALLOTMENTS, PLACEMENTS = tuple(ordering.ORDERINGS), tuple(allotment.ALLOTMENTS), tuple(placement.PLACEMENTS)
 
 
 def profiles() -> Profiles:

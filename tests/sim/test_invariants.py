@@ -147,7 +147,8 @@ def test_no_node_gives_more_cpu_or_memory_than_it_has() -> None:
         group = cluster.groups[0]
         cluster = Cluster((dataclasses.replace(group, count=max(group.count, 16 // group.gpus + 1)),))
         trace.jobs.gpu_models[:] = ""
-        policy = JobPolicy(ORDERINGS[seed % 11], ALLOTMENTS[seed % 4], PLACEMENTS[seed % 3], sticky=seed % 2 == 0)
+        ordering = ORDERINGS[seed % len(ORDERINGS)]
+        policy = JobPolicy(ordering, ALLOTMENTS[seed % 4], PLACEMENTS[seed % 3], sticky=seed % 2 == 0)
         record = run(trace, cluster, policy, EngineOptions(record_placements=True, speeds="matrix"))[0]
         for moment in moments(record):
             cpu, memory = np.zeros(group.count + 20), np.zeros(group.count + 20)
