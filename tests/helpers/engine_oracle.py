@@ -234,6 +234,8 @@ class Oracle:
             return (now - job.arrival_s + self._rem(job)) / isolated
         if name == "drf":
             return max(job.shares)
+        if name == "smallest-gang":
+            return job.g
         assert name == "tetris"
         gpu, cpu, memory = job.shares
         return (gpu + cpu + memory) * self._rem(job)

@@ -90,6 +90,7 @@ def test_keys() -> None:
     assert _key("ftf", active=2) == pytest.approx(-(900 + 60) / 150)  # never faster than alone
     assert _key("drf") == 0.25
     assert _key("tetris") == 30
+    assert _key("smallest-gang") == 4
 
 
 def test_codes_are_distinct_and_complete() -> None:

@@ -32,8 +32,9 @@ ORDERINGS: dict[str, Ordering] = {
     "ftf-public": Ordering(8, "the public Synergy simulator's inverted finish-time fairness, for comparison"),
     "drf": Ordering(9, "smallest dominant share of ideal demand first"),
     "tetris": Ordering(10, "smallest demand x remaining run time first"),
+    "smallest-gang": Ordering(11, "fewest GPUs first; needs no run times"),
 }
-FIFO, SJF, SRTF, SRSF, LAS, LAS_QUEUES, GITTINS, FTF, FTF_PUBLIC, DRF, TETRIS = range(11)
+FIFO, SJF, SRTF, SRSF, LAS, LAS_QUEUES, GITTINS, FTF, FTF_PUBLIC, DRF, TETRIS, SMALLEST_GANG = range(12)
 RESERVED_PRIORITY = np.iinfo(np.int64).max
 
 
@@ -79,6 +80,8 @@ def key(code: int, now: float, active: int, job: int, jobs: Array, demand: Deman
         return float(-shared / (isolated * max(1.0, gpus * active / context.cluster_gpus)))
     if code == DRF:
         return float(demand.type[typ].dominant)
+    if code == SMALLEST_GANG:
+        return float(gpus)
     if code == TETRIS:
         return float(demand.type[typ].size * (demand.type[typ].key_s * left))
     return 0.0
