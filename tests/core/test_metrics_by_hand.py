@@ -65,6 +65,7 @@ def test_times_of_jobs(record: Record) -> None:
     assert jobs.jct_s.tolist() == [160, 90, 40]
     assert jobs.running_s.tolist() == [120, 40, 40]
     assert jobs.queueing_s.tolist() == [40, 50, 0]
+    assert jobs.response_s.tolist() == [0, 50, 0]
     assert jobs.slowdown.tolist() == [160 / 100, 90 / 50, 40 / 20]
     assert jobs.preemptions.tolist() == [1, 0, 0]
 
@@ -87,6 +88,7 @@ def test_summary(record: Record) -> None:
         {"mean": 290 / 3, "median": 90, "p95": 90 + 0.9 * 70, "p99": 90 + 0.98 * 70, "p999": 90 + 0.998 * 70}
     )
     assert got["queueing_s"]["mean"] == 30
+    assert (got["response_s"]["mean"], got["response_s"]["median"]) == (50 / 3, 0)
     assert got["slowdown"]["median"] == 1.8
     assert got["makespan_s"] == 160
     assert (got["preemptions"], got["rounds"], got["deadlines_met"]) == (1, 6, None)

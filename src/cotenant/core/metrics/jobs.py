@@ -22,6 +22,7 @@ class JobMetrics:
     running_s: Floats  #: time holding a share; 0 for a job that never ran
     jct_s: Floats  #: job completion time: finish - arrival
     queueing_s: Floats  #: jct - running
+    response_s: Floats  #: first share - arrival
     slowdown: Floats  #: jct / isolated
     ftf_rho: Floats  #: finish-time fairness, Themis (NSDI'20)
     preemptions: NDArray[np.int64]
@@ -40,14 +41,16 @@ def job_metrics(record: Record, timeline: Timeline) -> JobMetrics:
     isolated = record.job("isolated_s")
     with np.errstate(divide="ignore", invalid="ignore"):
         slowdown = np.where(isolated > 0, jct / isolated, np.nan)
+    first_start = _first_share(record, timeline)
     return JobMetrics(
         finish_s=finish,
-        first_start_s=_first_share(record, timeline),
+        first_start_s=first_start,
         rejected=rejected,
         running_s=running,
         jct_s=jct,
         # sums of many intervals may miss the whole by rounding; time waited is never negative
         queueing_s=np.where(np.isnan(jct), np.nan, np.maximum(jct - running, 0.0)),
+        response_s=np.where(np.isnan(jct), np.nan, first_start - record.job("arrival_s")),
         slowdown=slowdown,
         ftf_rho=slowdown / np.maximum(1.0, _contention(record, timeline, finish)),
         preemptions=np.bincount(events.job[events.kind == Kind.PREEMPT], minlength=n),

@@ -22,6 +22,7 @@ class Metric:
 _SPREADS = (
     Metric("jct_s", "Job completion time", "s", "lower"),
     Metric("queueing_s", "Queueing delay", "s", "lower"),
+    Metric("response_s", "Response time", "s", "lower"),
     Metric("slowdown", "Slowdown", "ratio", "lower"),
     Metric("ftf_rho", "Finish-time fairness ρ", "ratio", "lower"),
 )

@@ -55,9 +55,8 @@ class Analysis:
 def summarise(record: Record) -> dict[str, Any]:
     """What came out of a run, as plain data for JSON; a value that does not exist is None.
 
-    Keys: jobs, jobs_completed, jobs_rejected, jobs_unfinished, jct_s, queueing_s, slowdown, ftf_rho (each with mean,
-    median, p95, p99, p999 over completed jobs), makespan_s, utilisation and allocation (each with gpu, cpu, memory,
-    0..1), fragmentation, preemptions, moves (None where the record leaves placements out), rounds, deadlines_met.
+    Keys are those of METRICS, one level for each dot. SPREAD_METRICS have mean, median, p95, p99, p999 over completed
+    jobs; moves is None where the record leaves placements out.
     """
     return Analysis(record).summary
 
@@ -96,7 +95,7 @@ def _summary(analysis: Analysis) -> dict[str, Any]:
 def breakdown(analysis: Analysis, groups: NDArray[Any]) -> list[dict[str, Any]]:
     """Completed (and measured) jobs by group, in the order of the groups' names.
 
-    `groups`: one value per job (text or number). Each entry: group, jobs, jct_s, queueing_s, slowdown, ftf_rho.
+    `groups`: one value per job (text or number). Each entry: group, jobs, SPREAD_METRICS.
     """
     jobs = analysis.jobs
     done = ~np.isnan(jobs.finish_s) & analysis.measured
