@@ -54,35 +54,6 @@ TENANT_LAUNCH_WAIT = Metric(
     "Time that its launches waited in the host, for turns or for latency-sensitive work to end.", ("tenant",),
 )  # fmt: skip
 TENANT_WARNINGS = Metric("cotenant_tenant_warnings_total", "counter", "Warnings about it.", ("tenant",))
-
-AGENT: tuple[Metric, ...] = (
-    GPU_INFO,
-    GPU_MEMORY,
-    GPU_CHARGED,
-    GPU_PROMISED,
-    AGENT_START,
-    AGENT_TENANTS,
-    AGENT_UNLISTED,
-    AGENT_PROCESSES,
-    AGENT_REFUSED,
-    AGENT_TURNS,
-    AGENT_CONFIG_FAULT,
-    TURN_SECONDS,
-    TURN_WAIT,
-    TENANT_REQUEST,
-    TENANT_LIMIT,
-    TENANT_SHARE,
-    TENANT_MEMORY,
-    TENANT_MEMORY_LIMIT,
-    TENANT_HOST,
-    TENANT_HELD,
-    TENANT_WAIT,
-    TENANT_OVERRUN,
-    TENANT_TURNS,
-    TENANT_LAUNCHES,
-    TENANT_LAUNCH_WAIT,
-    TENANT_WARNINGS,
-)
 SERVER_RECEIVED = Metric("cotenant_server_received_total", "counter", "Requests that have arrived.", ("service",))
 SERVER_REQUESTS = Metric(
     "cotenant_server_requests_total", "counter", "Requests that have ended: ok, late, dropped, full, failed.",
@@ -116,59 +87,32 @@ SERVER_REPLANS = Metric("cotenant_server_replans_total", "counter", "Plans that 
 SERVER_SWITCHES = Metric("cotenant_server_switches_total", "counter", "Plans put in force.")
 SERVER_LOADS = Metric("cotenant_server_model_loads_total", "counter", "Models loaded into workers.")
 SERVER_DEATHS = Metric("cotenant_server_worker_deaths_total", "counter", "Workers that ended unasked.")
-
-SERVER: tuple[Metric, ...] = (
-    SERVER_RECEIVED,
-    SERVER_REQUESTS,
-    SERVER_SECONDS,
-    SERVER_BATCH,
-    SERVER_WAITING,
-    SERVER_SLO,
-    SERVER_RATE,
-    SERVER_CAPACITY,
-    SERVER_READY,
-    SERVER_BUSY,
-    SERVER_GPUS_USED,
-    SERVER_GPUS_HELD,
-    SERVER_OPEN,
-    SERVER_CONNECTIONS,
-    SERVER_REFUSED,
-    SERVER_REPLANS,
-    SERVER_SWITCHES,
-    SERVER_LOADS,
-    SERVER_DEATHS,
-)
 FLEET_JOBS = Metric("cotenant_fleet_jobs", "gauge", "Jobs that are not over, by state.", ("state",))
 FLEET_ENDED = Metric("cotenant_fleet_jobs_ended_total", "counter", "Jobs that are over, by how they ended.", ("state",))
 FLEET_GPUS = Metric("cotenant_fleet_gpus", "gauge", "GPUs of the node.", ("node",))
 FLEET_HELD = Metric("cotenant_fleet_gpus_held", "gauge", "GPUs of the node that jobs hold.", ("node",))
 FLEET_REACHABLE = Metric("cotenant_fleet_node_reachable", "gauge", "1 while the node answers.", ("node",))
 FLEET_LONGEST_WAIT = Metric("cotenant_fleet_longest_wait_seconds", "gauge", "The longest wait of a job without GPUs.")
+FLEET_WAIT = Metric(
+    "cotenant_fleet_wait_seconds", "histogram", "From a job's arrival until its processes first ran.", (),
+    (1, 5, 15, 60, 300, 900, 3600, 14400, 86400, 604800),
+)  # fmt: skip
 FLEET_ROUNDS = Metric("cotenant_fleet_rounds_total", "counter", "Decisions of the policy.")
 FLEET_DECISION = Metric(
     "cotenant_fleet_decision_seconds", "histogram", "How long decisions took.", (),
     (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
 )  # fmt: skip
-FLEET_WAIT = Metric(
-    "cotenant_fleet_wait_seconds", "histogram", "From a job's arrival until its processes first ran.", (),
-    (1, 5, 15, 60, 300, 900, 3600, 14400, 86400, 604800),
-)  # fmt: skip
 FLEET_FAULTS = Metric("cotenant_fleet_faults", "gauge", "Things that are wrong now: store, policy, nodes.")
 FLEET_MEMORY = Metric("cotenant_fleet_peak_memory_bytes", "gauge", "Most memory that the controller has used.")
 
-FLEET: tuple[Metric, ...] = (
-    FLEET_JOBS,
-    FLEET_ENDED,
-    FLEET_GPUS,
-    FLEET_HELD,
-    FLEET_REACHABLE,
-    FLEET_LONGEST_WAIT,
-    FLEET_WAIT,
-    FLEET_ROUNDS,
-    FLEET_DECISION,
-    FLEET_FAULTS,
-    FLEET_MEMORY,
-)
+
+def _of(*owners: str) -> tuple[Metric, ...]:
+    """The metrics above whose names begin with cotenant_OWNER_, in their order."""
+    starts = tuple(f"cotenant_{owner}_" for owner in owners)
+    return tuple(each for each in globals().values() if isinstance(each, Metric) and each.name.startswith(starts))
+
+
+AGENT, SERVER, FLEET = _of("gpu", "agent", "turn", "tenant"), _of("server"), _of("fleet")
 
 
 def every() -> tuple[Metric, ...]:
