@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from cotenant.core.units import parse_fraction
 from cotenant.policy.colocation import ColocationSettings, settings_for
 from cotenant.profiles.kernels.profile import CLASS_NAMES, read_kernel_rows
 
-_PARTS = ("overlap", "duty_cycle", "clock")
-_COUNTS = ("in_flight_us", "heartbeat_timeout_ms", "sm_threshold")
-_KEYS = ("scheme", *_COUNTS, *_PARTS, "run_ahead")
+_KEYS = {each.name: str(each.type) for each in fields(ColocationSettings)}  # float: a part; int: a count; str: a choice
 _KEPT = ("overlap", "heartbeat_timeout_ms", "sm_threshold")  # by a new scheme
 _RENAMED = {
     "interval": "in_flight_us", "beside": "overlap", "duty": "duty_cycle", "hold_limit": "heartbeat_timeout_ms",
@@ -35,12 +33,12 @@ def parse_colocation(data: Any) -> ColocationSettings:
     changes: dict[str, Any] = {}
     for key, value in data.items():
         _check_key(str(key))
-        if key in _PARTS:
+        if key == "scheme":
+            continue
+        if _KEYS[key] == "float":
             changes[key] = parse_fraction(value, f"colocation.{key}")
-        elif key in _COUNTS:
-            changes[key] = whole(value, f"colocation.{key}")
-        elif key == "run_ahead":
-            changes[key] = str(value)
+        else:
+            changes[key] = whole(value, f"colocation.{key}") if _KEYS[key] == "int" else str(value)
     return settings_for(str(data.get("scheme", "tidal")), **changes)
 
 
@@ -73,9 +71,9 @@ def changed(settings: ColocationSettings, order: Mapping[str, Any]) -> Colocatio
         _check_key(key)
         if value is None or key == "scheme":
             continue
-        if key in _PARTS and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if _KEYS[key] == "float" and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise InputError(f"{str(value)[:40]!r} is not a number", field=key)
-        changes[key] = whole(value, key) if key in _COUNTS else value
+        changes[key] = whole(value, key) if _KEYS[key] == "int" else value
     if order.get("scheme") is None:
         return replace(settings, **changes)
     kept = {key: getattr(settings, key) for key in _KEPT}
