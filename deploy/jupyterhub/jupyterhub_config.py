@@ -6,6 +6,8 @@ On Kubernetes (KubeSpawner) a profile adds the pod's annotations; Cotenant's web
 
 from __future__ import annotations
 
+import hashlib
+
 c = get_config()  # noqa: F821 given by JupyterHub
 
 SHARES = {
@@ -30,13 +32,25 @@ c.KubeSpawner.profile_list = [
 ]
 
 
+def escaped(text: str) -> str:
+    """Letters, digits, '.' and '-' as they are, other bytes as _HH, so that no two names become one: ada_40uni.edu."""
+    kept = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-"
+    return "".join(chr(byte) if byte in kept else f"_{byte:02x}" for byte in text.encode())
+
+
+def tenant_name(user: str, server: str = "") -> str:
+    """jupyter/USER, with /SERVER for a named server; 63 characters at most, longer ones end in a hash."""
+    name = "/".join(["jupyter", escaped(user), *([escaped(server)] if server else [])])
+    return name if len(name) <= 63 else f"{name[:54]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 def local_command(spawner: object) -> None:
-    """Start a local notebook server as a tenant named after its user; the choice comes from the spawn form."""
+    """Start a local notebook server as a tenant named after its user and server; the spawn form gives the share."""
     chosen = (getattr(spawner, "user_options", None) or {}).get("share", "small")
     share = SHARES[chosen if chosen in SHARES else "small"][1]
-    user = spawner.user.name  # type: ignore[attr-defined]
+    name = tenant_name(spawner.user.name, getattr(spawner, "name", ""))  # type: ignore[attr-defined]
     options = [f"--{key}={value}" for key, value in share.items()]
-    spawner.cmd = ["cotenant", "run", f"--name=jupyter/{user}", *options, "--", "jupyterhub-singleuser"]  # type: ignore[attr-defined]
+    spawner.cmd = ["cotenant", "run", f"--name={name}", *options, "--", "jupyterhub-singleuser"]  # type: ignore[attr-defined]
 
 
 c.LocalProcessSpawner.pre_spawn_hook = local_command

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pods import check_pod, patched, pod
 
+from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.kube.mutate import mutate
 from cotenant.kube.shares import shares_of
 
@@ -19,7 +20,9 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "jupyterhub" / "jupyt
 def config() -> Any:
     """What the example sets."""
     found = SimpleNamespace(KubeSpawner=SimpleNamespace(), LocalProcessSpawner=SimpleNamespace())
-    exec(compile(EXAMPLE.read_text(), str(EXAMPLE), "exec"), {"get_config": lambda: found})
+    names = {"get_config": lambda: found}
+    exec(compile(EXAMPLE.read_text(), str(EXAMPLE), "exec"), names)
+    found.tenant_name = names["tenant_name"]
     return found
 
 
@@ -58,3 +61,25 @@ def test_a_local_notebook_is_a_tenant(config: Any, form: dict[str, list[str]], r
         assert context.params["command"] == ("jupyterhub-singleuser",) or context.params["command"] == [
             "jupyterhub-singleuser"
         ]
+
+
+@pytest.mark.parametrize(
+    ("user", "server", "name"),
+    [
+        ("ada", "", "jupyter/ada"),
+        ("ada@uni.edu", "", "jupyter/ada_40uni.edu"),
+        ("ada", "gpu two", "jupyter/ada/gpu_20two"),
+        ("ada/gpu", "", "jupyter/ada_2fgpu"),  # not the server gpu of ada
+        ("ada_40uni.edu", "", "jupyter/ada_5f40uni.edu"),  # not ada@uni.edu
+        ("Zoë", "", "jupyter/Zo_c3_ab"),
+    ],
+)
+def test_users_and_their_servers_are_tenants_of_different_names(config: Any, user: str, server: str, name: str) -> None:
+    assert config.tenant_name(user, server) == name
+    check_spec(TenantSpec(name))
+
+
+def test_long_names_stay_names_and_different(config: Any) -> None:
+    long = [config.tenant_name("x" * 80 + end) for end in ("a", "b")]
+    assert long[0] != long[1]
+    assert all(len(name) == 63 and check_spec(TenantSpec(name)) for name in long)
