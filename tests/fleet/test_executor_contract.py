@@ -103,7 +103,30 @@ def test_a_stop_is_sigterm_then_after_the_grace_sigkill(node: Node) -> None:
     node.exchange(*({"do": "stop", "attempt": name, "why": "preempt"} for name in (polite, stubborn)))
     first, second = node.ended(polite), node.ended(stubborn)
     assert (first["code"], first["asked"], node.log(polite)) == (75, "stop", "set\nbye\n")
-    assert (second["code"], second["asked"]) == (137, "stop")
+    assert (second["code"], second["asked"], second["killed"]) == (137, "stop", True)
+    assert first["killed"] is False
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    ["cd . ; {program}", "{program} | cat", "sh -c '{program}; true'; true"],
+    ids=["in front", "in a pipeline", "two deep"],
+)
+def test_a_stop_reaches_the_program_behind_a_shell(node: Node, wrapper: str) -> None:
+    """SIGTERM ends the shell at once; the program behind it gets the signal, too, and the grace to save its state."""
+    (node.folder / "program.py").write_text(
+        "import signal, sys, time\n"
+        "def leave(*_): time.sleep(0.5); open('saved', 'w').close(); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "print('set', flush=True)\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    name = node.start("sh", "-c", wrapper.format(program=f"{PYTHON} program.py"), grace_s=20.0)
+    _until_log(node, name, "set")
+    node.exchange({"do": "stop", "attempt": name, "why": "preempt"})
+    ended = node.ended(name)
+    assert (node.folder / "saved").exists(), (ended, "it had the time to save its state")
+    assert (ended["code"], ended["asked"], ended["killed"]) == (75, "stop", False)
 
 
 def test_helpers_of_a_job_are_not_signalled_before_it_has_left(node: Node) -> None:

@@ -43,3 +43,4 @@ class Reason(IntEnum):
     LOST = 16  #: its node, or what ran it there, was lost
     CANCELLED = 17  #: its user took it back
     TAKEN_DOWN = 18  #: the fleet was taken down; it goes on with the next one
+    KILLED = 19  #: it did not leave within its grace: work since its last checkpoint is lost

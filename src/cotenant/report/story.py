@@ -35,6 +35,7 @@ LOST: dict[Reason, str] = {
     Reason.LOST: "its node, or what ran it there, was lost",
     Reason.CANCELLED: "it was cancelled",
     Reason.TAKEN_DOWN: "the fleet was taken down",
+    Reason.KILLED: "it did not leave within its grace and was killed; work since its last checkpoint is lost",
 }
 WHY: dict[Reason, str] = {
     Reason.RESERVED: "it had waited so long that it went first",

@@ -208,7 +208,8 @@ class Absorber:
             self._again(job, attempt, end_s, Reason.LOST, was_up)
             self.failed = True
         elif asked and (not attached or code in (0, PREEMPTED_EXIT, 137, 143)):
-            self._again(job, attempt, end_s, Reason(job.target_reason), was_up)
+            reason = Reason.KILLED if exit_.get("killed") else Reason(job.target_reason)
+            self._again(job, attempt, end_s, reason, was_up)
         else:
             self.failed = True
             job.failures += 1

@@ -38,12 +38,13 @@ class Runner:
         self.order: dict[str, Any] = json.loads((folder / ORDER_FILE).read_text())
         self.page = Page(folder)
         self.libc = ctypes.CDLL(None, use_errno=True)
-        self.ranks: dict[int, int] = {}  # pid -> rank
+        self.ranks: dict[int, int] = {}  # pid -> rank; several of a rank once a wrapper has gone before its program
+        self.sessions: dict[int, int] = {}  # rank -> session of its processes
         self.codes: dict[int, int] = {}  # rank -> exit code, 128 + N for signal N
         self.first_failed: int | None = None
         self.asked = ""  # why a stop was asked: "stop", "lease"
         self.deadline_ns = 0  # SIGKILL to all that is left
-        self.oom = False
+        self.oom = self.killed = False
         self.error, self.lost = "", False
         self.cpu_s, self.max_rss_bytes = 0.0, 0
         self.agent: Any = None
@@ -91,7 +92,8 @@ class Runner:
                 self.cgroup = None
         self.apply_limits()
         for rank in self.order["ranks"]:
-            self.ranks[self.spawn(rank, environment | rank["environment"])] = rank["rank"]
+            pid = self.spawn(rank, environment | rank["environment"])
+            self.ranks[pid], self.sessions[rank["rank"]] = rank["rank"], pid
             self.page.set_groups(list(self.ranks))
             if self.agent is not None:
                 self.agent.started(next(iter(self.ranks)))
@@ -212,13 +214,28 @@ class Runner:
                 continue
             rank = self.ranks.pop(pid)
             code = os.waitstatus_to_exitcode(status)
-            self.codes[rank] = code if code >= 0 else 128 - code
+            code = code if code >= 0 else 128 - code
+            if self.asked and code == 128 + signal.SIGTERM and self._pass_on(rank):
+                continue  # a shell in front of the program: its exit says nothing
+            if rank not in self.codes or code != 128 + signal.SIGTERM:  # of a pipeline, the one that chose its exit
+                self.codes[rank] = code
             _kill(-pid, signal.SIGTERM)  # what a rank leaves in its group has no use without it
             if self.codes[rank] != 0 and self.first_failed is None:
                 self.first_failed = rank
                 if self.ranks and not self.asked:
                     soon = time.monotonic_ns() + int(BESIDE_A_FAILED_S * 1e9)
                     self.deadline_ns = min(self.deadline_ns or soon, soon)
+
+    def _pass_on(self, rank: int) -> bool:
+        """Ask the programs to leave that a wrapper (`sh -c`) left behind when SIGTERM ended it: they are the rank now,
+        with the rest of the grace. Their own helpers are not signalled. Returns whether there are any, or still are."""
+        for pid in limits.children(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                if pid not in self.ranks and os.getsid(pid) == self.sessions[rank]:
+                    self.ranks[pid] = rank
+                    _kill(pid, signal.SIGTERM)
+                    _kill(pid, signal.SIGCONT)
+        return rank in self.ranks.values()
 
     def _watches(self) -> bool:
         return bool(self.limits.get("memory_bytes")) and self.cgroup is None
@@ -231,6 +248,7 @@ class Runner:
 
     def kill(self) -> None:
         """SIGKILL to every rank and its group."""
+        self.killed = True
         for pid in self.ranks:
             _kill(-pid, signal.SIGKILL)
             _kill(pid, signal.SIGKILL)
@@ -268,6 +286,7 @@ class Runner:
                 "codes": {str(rank): c for rank, c in sorted(self.codes.items())},
                 "asked": self.asked,
                 "oom": self.oom and bool(code or self.error),
+                "killed": self.killed,
                 "error": self.error,
                 "lost": self.lost,
                 "started": bool(self.page.get("started_ns")),
