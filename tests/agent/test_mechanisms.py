@@ -205,7 +205,22 @@ def test_mechanisms_do_not_mix_on_one_gpu(tmp_path: Path, mps: Mps) -> None:
     registry.admit(TenantSpec("a", request=0.2), 0)
     with pytest.raises(InputError, match="shared by time"):
         registry.admit(TenantSpec("b", mechanism="mps"), 0)
-    with pytest.raises(InputError, match="unknown mechanism 'magic'; known: whole, time, mps"):
+    with pytest.raises(InputError, match="unknown mechanism 'magic'; known: time, whole, mps"):
         registry.admit(TenantSpec("b", mechanism="magic"), 0)
     with pytest.raises(InputError, match="a limit needs time or mps"):
         Registry([REAL], mechanisms.make(tmp_path, Use.TENANT)).admit(TenantSpec("c", limit=0.5, mechanism="whole"), 0)
+
+
+@pytest.mark.parametrize(
+    ("use", "document", "written"),
+    [
+        (Use.TENANT, "commands.md", "--mechanism {}"),
+        (Use.PROFILE, "commands.md", "--mechanism {}"),
+        (Use.JOB, "commands.md", "mechanism: {}"),
+        (Use.SERVICE, "howto/serving.md", "# {}"),
+        (Use.SERVICE, "howto/serving-plans.md", "# {}"),
+    ],
+)
+def test_documents_name_the_mechanisms_of_the_list(use: Use, document: str, written: str) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / document).read_text().replace("\\|", "|").replace(" | ", "|")
+    assert written.format("|".join(mechanisms.names(use))) in text

@@ -81,8 +81,10 @@ def test_a_run_is_not_told_what_was_wrong_with_the_one_before(busy_agent: AgentP
 
 def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
     told = json.loads(cotenant("ps", "--mechanisms", "--json", "--dir", str(busy_agent.folder)))
-    assert list(told) == ["whole", "time", "mps"]
-    assert "fixed once" in cotenant("ps", "--mechanisms", "--dir", str(busy_agent.folder)).replace("\n", " ")
+    assert list(told) == ["time", "whole", "mps"]
+    shown = cotenant("ps", "--mechanisms", "--dir", str(busy_agent.folder)).replace("\n", " ")
+    assert "time by shim, SMs by nothing, memory by shim" in shown
+    assert "fixed once" in shown
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
         (("run", "--name", "b", "--timeout", "soon", "--", "true"), "is not a quantity"),
         (
             ("run", "--name", "b", "--mechanism", "foo", "--", "true"),
-            "unknown mechanism 'foo'; known: whole, time, mps",
+            "unknown mechanism 'foo'; known: time, whole, mps",
         ),
         (("run", "--name", "nobody", "--join", "--", "true"), "there is no tenant 'nobody'; there are: team/a"),
         (("run", "--join", "--", "true"), "say with --name"),

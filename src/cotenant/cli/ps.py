@@ -81,6 +81,8 @@ def _print_mechanisms(answer: dict[str, Any]) -> None:
     console = Console()
     for name, row in answer.items():
         console.print(f"[bold]{name}[/bold]")
+        by = f"time by {row['time_by']}, SMs by {row['sms_by']}, memory by {row['memory_by']}"
+        console.print(f"  enforced: {by}", highlight=False)
         for key in ("compute", "memory", "resize", "isolation"):
             console.print(f"  {key}: {row[key]}", highlight=False)
         for note in row["notes"]:

@@ -13,7 +13,7 @@ from cotenant.agent.mechanisms.time import Time
 from cotenant.agent.mechanisms.whole import Whole
 from cotenant.core.errors import InputError
 
-MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Whole, Time, Mps, Green, Mig, Cores)}
+MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Time, Whole, Mps, Green, Mig, Cores)}
 DEFAULT = Time.name  # of a tenant or job that names none
 EXCLUSIVE = Whole.name  # of one that has its GPUs to itself
 
