@@ -2,45 +2,51 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
 SHELL  := /bin/bash
 
-.PHONY: demo test test-slow test-extras lint bench setup clean
+.PHONY: demo test test-slow test-extras lint bench wheel setup clean
 
-demo: $(STAMP)
+demo: $(VENV)/.demo
 	@$(BIN)/cotenant demo --out demo-out
 
-test: $(STAMP)
+test: $(VENV)/.dev
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q -m "not slow" -n auto --maxprocesses 4 --dist loadfile
 
-test-slow: $(STAMP)
+test-slow: $(VENV)/.dev
 	$(BIN)/pytest -q -m "slow and not extras"
 
-test-extras: $(STAMP)
+test-extras: $(VENV)/.dev
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray]'
 	$(BIN)/pytest -q -m extras tests
 
-lint: $(STAMP)
+lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP)
+bench: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -s --ignore=bench/gpu bench
 
-setup: $(STAMP)
+wheel: $(VENV)/.dev
+	$(BIN)/python -m hatchling build -d dist
 
-$(STAMP): pyproject.toml constraints.txt
+setup: $(VENV)/.dev
+
+# The demo needs a part of what the tests need.
+$(VENV)/.demo: EXTRA = sim
+$(VENV)/.dev: EXTRA = dev
+$(VENV)/.demo $(VENV)/.dev: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "cotenant needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with make PYTHON=...)")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing cotenant into $(VENV) (once; about two minutes)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@echo "compiling the simulator (once; about 20 s)"
-	@$(BIN)/python -c 'from cotenant.sim.jobs.sweep import compile_once; compile_once()'
-	@touch $(STAMP)
+	@echo "installing cotenant[$(EXTRA)] into $(VENV) (once)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRA)]'
+	@echo "compiling the simulator and the driver shim (once; about 20 s)"
+	@$(BIN)/python -c 'from cotenant.native.libraries import *; library_path(DRIVER_SHIM)' & \
+	$(BIN)/python -c 'from cotenant.sim.jobs.sweep import compile_once; compile_once()' && wait $$!
+	@touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf $(VENV) build demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist demo-out .pytest_cache .mypy_cache .ruff_cache

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from rich.table import Table
 
-from cotenant.report.fitting import fit, table_width
+from cotenant.cli.fitting import fit, table_width
 
 
 def build(heads: Sequence[str]) -> Table:

@@ -91,7 +91,7 @@ def show(result: LoadResult) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from cotenant.report.fitting import print_fitting
+    from cotenant.cli.fitting import print_fitting
 
     content = result.summary()
     late = content["lateness_ms"]

@@ -144,7 +144,7 @@ def _show(run: ProfileRun, found: dict[str, Any], out: str) -> None:
     from rich import box
     from rich.table import Table
 
-    from cotenant.report.fitting import print_fitting
+    from cotenant.cli.fitting import print_fitting
 
     labels = list(found["latency_ms"])
 

@@ -147,7 +147,7 @@ def _show(content: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from cotenant.report.fitting import print_fitting
+    from cotenant.cli.fitting import print_fitting
 
     rows = {**content["services"], **content["applications"]}
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cotenant.core.units import format_bytes, format_seconds
-from cotenant.report.fitting import fit
+from cotenant.cli.fitting import fit
 
 BAR = 16
 

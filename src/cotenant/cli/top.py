@@ -52,7 +52,7 @@ def top(
         return
     from rich.console import Console
 
-    from cotenant.report.fitting import FILE_WIDTH, to_file
+    from cotenant.cli.fitting import FILE_WIDTH, to_file
 
     if once or not sys.stdout.isatty():
         width = FILE_WIDTH if to_file() else None

@@ -20,7 +20,7 @@ def show(url: str, token: str | None, period_s: float, once: bool, as_json: bool
         return
     from rich.console import Console
 
-    from cotenant.report.fitting import FILE_WIDTH, to_file
+    from cotenant.cli.fitting import FILE_WIDTH, to_file
 
     if once or not sys.stdout.isatty():
         Console(width=FILE_WIDTH if to_file() else None).print(screen(status, base))
