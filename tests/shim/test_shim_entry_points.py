@@ -71,7 +71,7 @@ def test_other_names_of_the_driver_lead_to_the_shim(tenants: Tenants, agent: Age
 def test_shim_exports_whatever_the_driver_exports(shim_library: Path, soft_library: Path) -> None:
     exported = exports(shim_library)
     assert {name for name in exports(soft_library) if name.startswith("cu")} <= exported
-    ours = {"dlopen", "dlsym", "cotenant_memory_of", "cotenant_turn_left_ns"}
+    ours = {"dlopen", "dlsym", "ioctl", "cotenant_memory_of", "cotenant_turn_left_ns"}
     known = listed_exports(SHIM / "driver_exports.inc")
     assert exported == known | ours
     assert len(known) > 700
