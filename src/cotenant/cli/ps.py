@@ -37,8 +37,8 @@ def ps(
 def _print_tenants(answer: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from cotenant.cli.tenant_table import tenant_table
     from cotenant.cli.fitting import FILE_WIDTH, table_width, to_file
+    from cotenant.cli.tenant_table import tenant_table
 
     console = Console()
     if answer["agent"]["config_fault"]:

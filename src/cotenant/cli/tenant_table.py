@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from cotenant.core.units import format_bytes, format_seconds
 from cotenant.cli.fitting import fit
+from cotenant.core.units import format_bytes, format_seconds
 
 BAR = 16
 
