@@ -252,3 +252,57 @@ def test_torch_models_exported_and_scripted(tmp_path: Path) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
     with pytest.raises(LoadError, match=r"config\.pbtxt must have input"):
         engine("torch", tmp_path / "scripted").load()
+
+
+# ---- Python files ----
+
+SUM = """
+INPUTS = [("X", "FP32", [4])]
+OUTPUTS = [("SUM", "FP32", [1]), ("COUNT", "INT64", [1])]
+
+def run(x):
+    if (x < 0).any():
+        raise ValueError("below 0")
+    return x.sum(axis=1, keepdims=True), [[len(x)]] * len(x)
+"""
+
+
+def python_file(folder: Path, text: str) -> Path:
+    (folder / "1").mkdir()
+    (folder / "1" / "model.py").write_text(text)
+    return folder
+
+
+def test_a_python_file_is_a_model(tmp_path: Path) -> None:
+    found = find(entry(python_file(tmp_path, SUM)))
+    assert (found.backend, found.path) == ("python", str(tmp_path / "1"))
+    made = engine("python", tmp_path / "1")
+    info = made.load()["svc"]
+    assert (info.inputs[0], info.batchable, info.platform) == (TensorSpec("X", "FP32", (4,)), True, "python")
+    rows = [np.arange(4, dtype=np.float32), np.full(4, 2, np.float32), np.full(4, -1, np.float32)]
+    answers = made.run(Job(1, "svc", [[from_array("X", x, "FP32")] for x in rows])).answers
+    assert answers[2] == "below 0", "one item's failure is its own"
+    sums = [to_array(answer[0]).tolist() for answer in answers[:2] if not isinstance(answer, str)]
+    assert sums == [[6.0], [8.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("run = 3", "model.py has no function run"),
+        ("def run(x): return x", "model.py has no INPUTS"),
+        ("INPUTS = [('X', 'FP32')]\ndef run(x): return x", "INPUTS of model.py are not rows"),
+        ("INPUTS = [('X', 'FP31', [1])]\ndef run(x): return x", "X of model.py is FP31, which is not one of BOOL"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+    ],
+)
+def test_a_python_file_that_is_no_model_says_why(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(LoadError, match=re.escape(why)):
+        engine("python", python_file(tmp_path, text) / "1").load()
+
+
+def test_a_python_file_gives_what_it_promised(tmp_path: Path) -> None:
+    made = engine("python", python_file(tmp_path, SUM.replace(", [[len(x)]] * len(x)", "")) / "1")
+    made.load()
+    (answer,) = made.run(Job(1, "svc", [[from_array("X", np.ones(4, np.float32), "FP32")]])).answers
+    assert answer == "run gave 1 arrays, OUTPUTS has 2"

@@ -24,6 +24,7 @@ class BackendRow(NamedTuple):
 BACKENDS: dict[str, BackendRow] = {
     "onnx": BackendRow("cotenant.serving.backends.onnx", ("model.onnx",)),
     "torch": BackendRow("cotenant.serving.backends.torch", ("model.pt2", "model.pt")),
+    "python": BackendRow("cotenant.serving.backends.python", ("model.py",)),
     "timed": BackendRow("cotenant.serving.backends.timed", ("timed.json",), pretends=True, settings="timed.json"),
 }
 

@@ -1,4 +1,4 @@
-"""A model repository as Triton lays it out: NAME/VERSION/model.onnx (or model.pt2, model.pt, timed.json), config.pbtxt.
+"""A model repository as Triton lays it out: NAME/VERSION/FILE (of a backend, as model.onnx), config.pbtxt.
 
 Versions are folders with a number; the largest is served unless the services file says which. A model folder without
 version folders is its own version 1.

@@ -1,0 +1,85 @@
+"""Models that are Python files: model.py with INPUTS, OUTPUTS and a function run.
+
+    INPUTS = [("X", "FP32", [4])]        # name, type, shape of one item; -1 where any size goes
+    OUTPUTS = [("SUM", "FP32", [1])]
+
+    def run(x):                          # arrays in the order of INPUTS, the batch first
+        return x.sum(axis=1, keepdims=True)
+
+BATCHABLE = False has it called item by item. The file is run by the worker, with the server's rights.
+"""
+
+from __future__ import annotations
+
+import runpy
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, TensorSpec
+
+if TYPE_CHECKING:
+    from cotenant.serving.backends.base import Share
+    from cotenant.serving.worker import ModelSpec
+
+FILE = "model.py"
+
+
+class PythonModel:
+    """See the module."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        began = time.monotonic()
+        assert spec.path is not None
+        names = runpy.run_path(str(Path(spec.path) / FILE))
+        if not callable(names.get("run")):
+            raise ValueError(f"{FILE} has no function run")
+        self._run: Any = names["run"]
+        inputs, outputs = _tensors(names, "INPUTS"), _tensors(names, "OUTPUTS")
+        batchable = bool(names.get("BATCHABLE", True))
+        self.info = ModelInfo(inputs, outputs, batchable, "python", time.monotonic() - began)
+
+    def run(self, inputs: list[np.ndarray], count: int) -> list[np.ndarray]:
+        """See Backend."""
+        found = self._run(*inputs)
+        given = list(found) if isinstance(found, list | tuple) else [found]
+        if len(given) != len(self.info.outputs):
+            raise ValueError(f"run gave {len(given)} arrays, OUTPUTS has {len(self.info.outputs)}")
+        return [np.asarray(x, DTYPES[s.datatype]) for x, s in zip(given, self.info.outputs, strict=True)]
+
+    def pace(self, count: int, submitted_s: float, expected_ms: float) -> None:
+        """See Backend: it takes what it takes."""
+
+    def resize(self, fraction: float) -> None:
+        """See Backend: what the file set up for its share would stay."""
+        raise NotImplementedError
+
+    def lost(self) -> bool:
+        """See Backend: not known."""
+        return False
+
+    def close(self) -> None:
+        """See Backend."""
+
+
+def _tensors(names: dict[str, Any], which: str) -> tuple[TensorSpec, ...]:
+    """INPUTS or OUTPUTS of a file; ValueError says what is wrong."""
+    rows = names.get(which)
+    try:
+        found = tuple(TensorSpec(str(name), str(kind), tuple(map(int, shape))) for name, kind, shape in rows or ())
+    except (TypeError, ValueError):
+        raise ValueError(f'{which} of {FILE} are not rows such as ("X", "FP32", [4])') from None
+    if not found:
+        raise ValueError(f"{FILE} has no {which}")
+    unknown = next((x for x in found if x.datatype not in DTYPES), None)
+    if unknown is not None:
+        raise ValueError(f"{unknown.name} of {FILE} is {unknown.datatype}, which is not one of {', '.join(DTYPES)}")
+    return found
+
+
+def open_model(spec: ModelSpec, share: Share) -> PythonModel:
+    """Run the file; the share is enforced from outside."""
+    del share
+    return PythonModel(spec)
