@@ -6,7 +6,7 @@ u32, u64, i32, i64, bool, a struct of the same file, any of them with [count] or
 offset N. Zeros after the last field fill the struct up to its `bytes`. There is no hidden padding: every field lies at
 a multiple of its size, so that the compiler's check of a struct's size is one of all its offsets. Names carry their
 unit (_ns, _bytes, _permille); fields that begin with "reserved" are zero. `kind` of a struct: "message" and "row" (of a
-table) are packed by Python's struct module, "page" is mapped, as a ctypes.Structure.
+table) are packed by Python's struct module, "page" (mapped) and "value" (passed to C) are a ctypes.Structure.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from types import ModuleType
 import pytest
 from native_sources import NATIVE
 
-from cotenant.abi import contention, copy_page, floor, protocol, tenant_page
+from cotenant.abi import contention, copy_page, floor, protocol, rules, tenant_page
 
 ABI = NATIVE / "abi"
 sys.path.insert(0, str(ABI))
 import generate  # noqa: E402
 import schema  # noqa: E402
 
-MODULES = {m.__name__.rsplit(".", 1)[1]: m for m in (protocol, tenant_page, floor, copy_page, contention)}
+MODULES = {m.__name__.rsplit(".", 1)[1]: m for m in (protocol, tenant_page, floor, copy_page, rules, contention)}
 
 
 def test_generated_files_are_those_of_the_schema() -> None:

@@ -18,9 +18,9 @@ from cotenant.abi.copy_page import (
     CopyLinkLayout,
     CopyRank,
 )
+from cotenant.abi.rules import CopyTicket
 from cotenant.agent.copies.page import CopyPage
 from cotenant.agent.copies.queue import CopyQueue as Queue
-from cotenant.agent.copies.queue import Ticket
 from cotenant.policy.copies import CopySettings
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -44,7 +44,7 @@ class Both:
         self.asks = [Queue(self.page.fd, number, number + 1) for number in range(len(weights))]
         self.rows = [self.page.layout.links[0], self.page.layout.links[COPY_PAGEABLE]]
         self.row = self.rows[0]
-        self.tickets: dict[tuple[int, int], Ticket] = {}  # by kind and slot
+        self.tickets: dict[tuple[int, int], CopyTicket] = {}  # by kind and slot
         for number, (weight, rank) in enumerate(zip(weights, ranks, strict=True)):
             self.describe(number, weight, rank)
 
@@ -268,7 +268,7 @@ def test_claims_of_the_dead_lapse() -> None:
     assert both.ask(1, MIB, now_ns + 200 * MS) is None
     assert both.ask(1, MIB, now_ns + 200 * MS + 2000) == 0
     # and a ticket that lapsed gives nothing back that is somebody else's now
-    stale = Ticket(0, 1 << 48 | (10**12 // 1000))
+    stale = CopyTicket(slot=0, word=1 << 48 | (10**12 // 1000))
     both.asks[0].done(0, stale)
     assert both.row.slots[0] >> 48 == 2
     both.close()
@@ -293,7 +293,7 @@ def test_a_queue_that_became_nobody_s_does_not_wait_for_ever() -> None:
     assert both.ask(1, MIB, now_ns) is None
     both.leave(1)
     assert both.ask(1, MIB, now_ns) == NO_SLOT
-    both.asks[1].done(0, Ticket(0, 0))
+    both.asks[1].done(0, CopyTicket(slot=0, word=0))
     both.link.done(NO_SLOT)
     both.agree(now_ns)  # the two that fly hold their slots
     both.done(0, now_ns)

@@ -17,7 +17,7 @@ from cotenant.core.errors import InputError
 from cotenant.native import environment, libraries
 from cotenant.native.libraries import compiled, library_path
 
-ALL = (libraries.DRIVER_SHIM, libraries.NVML_SHIM, libraries.SOFT_DRIVER, libraries.SOFT_NVML, libraries.COPY_QUEUE)
+ALL = (libraries.DRIVER_SHIM, libraries.NVML_SHIM, libraries.SOFT_DRIVER, libraries.SOFT_NVML, libraries.RULES)
 
 
 @pytest.fixture

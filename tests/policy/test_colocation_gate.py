@@ -1,4 +1,4 @@
-"""The rule of best-effort launches: worked cases. test_colocation_rule_in_c.py compares the C of the shim."""
+"""The compiled rule of best-effort launches: worked cases."""
 
 from __future__ import annotations
 
@@ -8,32 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.abi.floor import LEAD_NS, RuleKind, WorkClass
+from cotenant.abi.rules import FLOOR_REST_NS, FloorRule, FloorState
 from cotenant.core.errors import InputError
+from cotenant.native.rules import allowed_ns, ended, may_go, rested_at_ns, went
 from cotenant.policy.colocation import (
     ColocationSettings,
     CurvePoint,
-    GateState,
-    Rule,
-    allowed_ns,
     choose_budget,
-    ended,
-    may_go,
     settings_for,
-    went,
 )
-from cotenant.policy.colocation.gate import REST_NS, rested_at_ns
 
 NONE, UNKNOWN, MEMORY, COMPUTE = WorkClass.NONE, WorkClass.UNKNOWN, WorkClass.MEMORY, WorkClass.COMPUTE
 
 
 def test_tidal_lets_nothing_go_beside_ls_work() -> None:
-    rule, state = settings_for("tidal").rule(), GateState()
+    rule, state = settings_for("tidal").rule(), FloorState()
     assert not may_go(rule, state, UNKNOWN, 5 * US, 0)
     assert may_go(rule, state, NONE, 5 * US, 0)
 
 
 def test_tidal_bounds_the_work_in_flight_by_time() -> None:
-    rule, state = settings_for("tidal", in_flight_us=100).rule(), GateState()
+    rule, state = settings_for("tidal", in_flight_us=100).rule(), FloorState()
     for _ in range(3):
         assert may_go(rule, state, NONE, 30 * US, 0)
         went(rule, state, NONE, 30 * US, 0)
@@ -47,7 +42,7 @@ def test_tidal_bounds_the_work_in_flight_by_time() -> None:
 
 
 def test_tidal_queues_a_long_kernel_just_before_the_one_in_front_ends() -> None:
-    rule, state = Rule(RuleKind.TIDAL, 100 * US, 20 * US), GateState()
+    rule, state = FloorRule(scheme=RuleKind.TIDAL, budget_ns=100 * US, lead_ns=20 * US), FloorState()
     assert may_go(rule, state, NONE, 1600 * US, 0)  # nothing in front: a kernel of any length goes
     went(rule, state, NONE, 1600 * US, 0)
     state.unfinished = 1
@@ -59,7 +54,7 @@ def test_tidal_queues_a_long_kernel_just_before_the_one_in_front_ends() -> None:
 
 
 def test_tidal_beside_ls_spends_a_credit_that_time_earns() -> None:
-    rule, state = settings_for("tidal", overlap=0.1).rule(), GateState()
+    rule, state = settings_for("tidal", overlap=0.1).rule(), FloorState()
     assert not may_go(rule, state, MEMORY, 50 * US, 1000)
     assert not may_go(rule, state, MEMORY, 50 * US, 1000 + 400 * US)  # 40 us earned
     assert may_go(rule, state, MEMORY, 50 * US, 1000 + 500 * US)
@@ -69,7 +64,7 @@ def test_tidal_beside_ls_spends_a_credit_that_time_earns() -> None:
 
 
 def test_a_longer_kernel_than_the_credit_can_be_leaves_a_debt() -> None:
-    rule, state = settings_for("tidal", overlap=0.5, in_flight_us=100).rule(), GateState()
+    rule, state = settings_for("tidal", overlap=0.5, in_flight_us=100).rule(), FloorState()
     may_go(rule, state, MEMORY, 300 * US, 1)
     assert may_go(rule, state, MEMORY, 300 * US, 1 + 200 * US)
     went(rule, state, MEMORY, 300 * US, 1 + 200 * US)
@@ -79,8 +74,8 @@ def test_a_longer_kernel_than_the_credit_can_be_leaves_a_debt() -> None:
 
 
 def test_orion_pairs_other_classes_and_drains_each_batch() -> None:
-    rule = Rule(RuleKind.ORION, 160 * US, work_class=MEMORY)
-    state = GateState()
+    rule = FloorRule(scheme=RuleKind.ORION, budget_ns=160 * US, work_class=MEMORY)
+    state = FloorState()
     assert not may_go(rule, state, MEMORY, 100 * US, 0)
     assert may_go(rule, state, COMPUTE, 100 * US, 0)
     assert may_go(rule, state, UNKNOWN, 100 * US, 0)  # Orion's free pass
@@ -97,13 +92,13 @@ def test_orion_pairs_other_classes_and_drains_each_batch() -> None:
 
 
 def test_orion_keeps_kernels_that_fill_more_sms_than_the_threshold_away_from_ls() -> None:
-    rule = Rule(RuleKind.ORION, 160 * US, sm_threshold=80, work_class=MEMORY, work_sms=98)
-    assert not may_go(rule, GateState(), COMPUTE, 10 * US, 0)
-    assert may_go(rule, GateState(), NONE, 10 * US, 0)
+    rule = FloorRule(scheme=RuleKind.ORION, budget_ns=160 * US, sm_threshold=80, work_class=MEMORY, work_sms=98)
+    assert not may_go(rule, FloorState(), COMPUTE, 10 * US, 0)
+    assert may_go(rule, FloorState(), NONE, 10 * US, 0)
 
 
 def test_temporal_has_one_kernel_in_flight() -> None:
-    rule, state = settings_for("temporal").rule(), GateState()
+    rule, state = settings_for("temporal").rule(), FloorState()
     assert may_go(rule, state, NONE, 1600 * US, 0)
     went(rule, state, NONE, 1600 * US, 0)
     assert not may_go(rule, state, NONE, US, 1599 * US)
@@ -141,16 +136,18 @@ def test_the_budget_takes_the_sms_that_move_most_bytes() -> None:
 # -- a bound that grows ------------------------------------------------------------------------------------------------
 
 
-def stretched(stretch: float) -> Rule:
+def stretched(stretch: float) -> FloorRule:
     """tidal with a budget that may grow so far."""
-    return Rule(RuleKind.TIDAL, 100 * US, LEAD_NS, stretch_permille=round(stretch * 1000))
+    return FloorRule(
+        scheme=RuleKind.TIDAL, budget_ns=100 * US, lead_ns=LEAD_NS, stretch_permille=round(stretch * 1000)
+    )
 
 
 class Play:
     """A program before the rule: its launches, each after so much time of its host, on a GPU that runs as predicted."""
 
-    def __init__(self, rule: Rule) -> None:
-        self.rule, self.state, self.now = rule, GateState(), 1
+    def __init__(self, rule: FloorRule) -> None:
+        self.rule, self.state, self.now = rule, FloorState(), 1
         self.pieces: list[tuple[int, int]] = []  # (end, length)
         self.area = 0.0
         self.busy = self.took = 0
@@ -224,12 +221,12 @@ def test_a_duty_leaves_that_part_of_the_time_idle_and_lets_nothing_grow(length_u
     for _ in range(1000):
         play.launch(length_us * US, host_us * US)
         assert allowed_ns(play.rule, play.state) == 100 * US
-        assert play.state.owed_ns < REST_NS + length_us * US // 4
+        assert play.state.owed_ns < FLOOR_REST_NS + length_us * US // 4
     assert play.busy / (play.took + play.state.owed_ns) == pytest.approx(0.8, abs=0.01)
 
 
 def test_a_paced_program_owes_idle_time_and_pays_it_at_once() -> None:
-    rule, state = settings_for("tidal", duty_cycle=0.5).rule(), GateState()
+    rule, state = settings_for("tidal", duty_cycle=0.5).rule(), FloorState()
     assert may_go(rule, state, NONE, 100 * US, 1000 * US)
     went(rule, state, NONE, 100 * US, 1000 * US)
     state.unfinished = 1
@@ -244,7 +241,7 @@ def test_a_paced_program_owes_idle_time_and_pays_it_at_once() -> None:
 
 
 def test_idle_time_of_the_programs_own_pays_and_the_time_of_ls_work_does_not() -> None:
-    rule, state = settings_for("tidal", duty_cycle=0.8).rule(), GateState()
+    rule, state = settings_for("tidal", duty_cycle=0.8).rule(), FloorState()
     assert may_go(rule, state, NONE, 700 * US, 1000 * US)
     went(rule, state, NONE, 700 * US, 1000 * US)
     ended(state, 700 * US, 1700 * US)
@@ -295,7 +292,7 @@ def test_tidal_never_has_more_in_flight_than_it_says(
     interval: int, lead: int, events: list[tuple[int, int, int, bool]]
 ) -> None:
     """At most budget_ns, or one kernel that is longer and one behind it, queued lead_ns before its end."""
-    rule, state = Rule(RuleKind.TIDAL, interval, lead), GateState()
+    rule, state = FloorRule(scheme=RuleKind.TIDAL, budget_ns=interval, lead_ns=lead), FloorState()
     pieces: list[int] = []
     now = 0
     for active, length, passes, done in events:

@@ -18,6 +18,7 @@
 #include <stdbool.h>
 
 #include "../abi/copy_page.h"
+#include "../abi/rules.h"
 
 #define COPY_SCALE UINT64_C(16)
 #define COPY_CREDIT_SLICES UINT64_C(3)
@@ -28,11 +29,6 @@
 #define COPY_RESCUE_NS UINT64_C(2000000000) /* whoever has waited for so long is the next of its rank */
 #define COPY_AHEAD_BIT (UINT64_C(1) << 47)
 #define COPY_DATE_MASK (COPY_AHEAD_BIT - 1)
-
-struct copy_ticket { /* a slot held */
-    uint32_t slot;
-    uint64_t word;
-};
 
 static inline uint64_t copy_load(const uint64_t *word)
 {
@@ -257,7 +253,7 @@ static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction,
     struct cotenant_copy_link *link = &page->links[direction];
     struct cotenant_copy_queue *queue = &link->queues[number];
     if (!queue->weight_milli) {
-        *ticket = (struct copy_ticket){0, COTENANT_COPY_NOBODY};
+        *ticket = (struct copy_ticket){.word = COTENANT_COPY_NOBODY};
         return true;
     }
     if (!copy_waits(page, queue, now_ns))
@@ -276,7 +272,7 @@ static inline bool copy_try(struct cotenant_copy_page *page, uint32_t direction,
         !__atomic_compare_exchange_n(&link->slots[place], &held, mine, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return false;
     copy_account(page, link, number, bytes, now_ns);
-    *ticket = (struct copy_ticket){(uint32_t)place, mine};
+    *ticket = (struct copy_ticket){.slot = (uint32_t)place, .word = mine};
     return true;
 }
 

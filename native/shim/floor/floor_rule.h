@@ -1,5 +1,5 @@
-/* The rule of best-effort work, as arithmetic on numbers: may this launch go now?  policy/colocation/gate.py is the same rule
- * in Python, and a test drives both with the same events. */
+/* The rule of best-effort work, as arithmetic on numbers: may this launch go now?  The simulator calls it, too
+ * (native/rules/gate.c). */
 #ifndef COTENANT_FLOOR_RULE_H
 #define COTENANT_FLOOR_RULE_H
 
@@ -7,41 +7,12 @@
 #include <stdint.h>
 
 #include "../abi/floor.h"
-
-struct floor_rule {
-    uint32_t scheme;
-    uint32_t overlap_permille;
-    uint32_t sm_threshold;
-    uint32_t work_class; /* of the BE work */
-    uint32_t work_sms;   /* that it fills, which may be more than there are; 0: not known */
-    int64_t budget_ns;
-    int64_t lead_ns;
-    uint32_t stretch_permille; /* tidal: budget_ns may grow so far for work that leaves the GPU dry; 1000: not at all */
-    uint32_t duty_cycle_permille;    /* tidal: part of the time that BE may keep the GPU busy; 0 or 1000: all of it */
-};
-
-struct floor_state {
-    int64_t outstanding_ns;  /* predicted time of what was launched and is not known to have ended */
-    int64_t unfinished;      /* pieces of it that can be told apart */
-    int64_t busy_until_ns;   /* when all of it should have ended */
-    int64_t batch_ns;        /* orion: launched since the last drain */
-    bool batch_full;
-    int64_t credit_ns;       /* tidal: time earned beside LS; a debt if below 0 */
-    int64_t credit_at_ns;
-    int64_t open_ns;         /* tidal, while no LS work is active, of this window: time, */
-    int64_t dry_ns;          /* of it with no BE work on the GPU, */
-    int64_t area_ns2;        /* and work in flight, summed over time */
-    int64_t open_at_ns;      /* counted until then; 0: LS work was active */
-    int64_t stretch_permille; /* of budget_ns, that may be in flight; 0 as 1000 */
-    bool starved;            /* the GPU ran dry in the last window */
-    int64_t owed_ns;         /* tidal with a duty: idle time that the work that went still owes */
-};
+#include "../abi/rules.h"
 
 #define FLOOR_WINDOW_NS INT64_C(10000000)
 #define FLOOR_LONGEST_NS INT64_C(1000000000) /* so that products of two times fit */
 #define FLOOR_STRETCH 4000 /* permille: with it LS finds up to budget_ns on average */
 #define FLOOR_GAP_NS INT64_C(1000000)
-#define FLOOR_REST_NS INT64_C(200000) /* idle time is owed up to here, then paid at once: kernels in a row can be timed */
 
 static inline int64_t floor_least(int64_t a, int64_t b)
 {
@@ -121,6 +92,12 @@ static inline bool floor_orion(const struct floor_rule *rule, struct floor_state
     return true;
 }
 
+/* When a paced program that stops now has been idle for what it owes. */
+static inline int64_t floor_rested_at(const struct floor_state *s)
+{
+    return floor_most(s->busy_until_ns, s->open_at_ns) + s->owed_ns;
+}
+
 static inline bool floor_tidal(const struct floor_rule *rule, struct floor_state *s, uint32_t ls_class, int64_t next_ns,
                                int64_t now_ns)
 {
@@ -134,7 +111,7 @@ static inline bool floor_tidal(const struct floor_rule *rule, struct floor_state
     }
     if (s->open_at_ns == 0)
         s->open_at_ns = now_ns;
-    if (floor_paced(rule) && s->owed_ns >= FLOOR_REST_NS && now_ns - floor_most(s->busy_until_ns, s->open_at_ns) < s->owed_ns)
+    if (floor_paced(rule) && s->owed_ns >= FLOOR_REST_NS && now_ns < floor_rested_at(s))
         return false;
     if (s->outstanding_ns == 0 || s->outstanding_ns + next_ns <= floor_allowed(rule, s))
         return true;

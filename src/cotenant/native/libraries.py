@@ -19,7 +19,7 @@ DRIVER_SHIM = "libcotenant-shim.so"  # stands in for libcuda.so.1
 NVML_SHIM = "libcotenant-nvml.so"  # stands in for libnvidia-ml.so.1
 SOFT_DRIVER = "libcotenant-softgpu.so"  # never found as libcuda.so.1: a tenant gets it only when the launcher says so
 SOFT_NVML = "libcotenant-softnvml.so"
-COPY_QUEUE = "libcotenant-copyqueue.so"
+RULES = "libcotenant-rules.so"  # of launches and copies, for the simulator and for programs without the shim
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 

@@ -1,7 +1,8 @@
 """Token engine for kernels: LS requests beside a BE program on one GPU in virtual time, under any co-location scheme.
 
-BE launches go through the very rule that the shim obeys (policy/colocation/gate.py); what kernels do to each other is
-the software GPU's table (profiles/kernels/contention.py). Deterministic for given arrivals; times in nanoseconds.
+BE launches go through the compiled rule that the shim obeys, too (native/shim/floor/floor_rule.h); what kernels do to
+each other is the software GPU's table (profiles/kernels/contention.py). Deterministic for given arrivals; times in
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotenant.abi.floor import EVENT_INTERVAL_NS, RuleKind, WorkClass
-from cotenant.policy.colocation import ColocationSettings, GateState, Scheme, ended, may_go, went
-from cotenant.policy.colocation.gate import REST_NS, Rule, rested_at_ns
+from cotenant.abi.rules import FLOOR_REST_NS, FloorRule, FloorState
+from cotenant.native.rules import ended, is_paced, may_go, rested_at_ns, went
+from cotenant.policy.colocation import ColocationSettings, Scheme
 from cotenant.profiles.kernels.contention import Contention, rates, read_table
 from cotenant.profiles.kernels.profile import KernelWork
 
@@ -70,7 +72,7 @@ class ColocationEngine:
         self.job, self.scheme = job, scheme
         self.table = table or read_table()
         self.rule = settings.rule()
-        self.state = GateState()
+        self.state = FloorState()
         self.result = ColocationResult(end_ns=job.end_ns)
         self.now = 0.0
         self._caps = (scheme.ls_sms, scheme.be_sms)
@@ -86,7 +88,7 @@ class ColocationEngine:
         self._slice_end = 0.0
         self._be_next = 0
         self._be_submitted = 0  # launched and not yet in the queue
-        self._event_interval_ns = EVENT_INTERVAL_NS if self.rule.kind is RuleKind.TIDAL else 0
+        self._event_interval_ns = EVENT_INTERVAL_NS if self.scheme.rule is RuleKind.TIDAL else 0
         self._unchecked_ns = 0
         self._look_at = math.inf
 
@@ -151,7 +153,7 @@ class ColocationEngine:
 
     def _event(self, work: KernelWork) -> int:
         """Time of the event that tells the gate of this kernel's end: behind each, or only every so often."""
-        if self.rule.kind is RuleKind.FREE:
+        if self.scheme.rule is RuleKind.FREE:
             return 0
         self._unchecked_ns += work.duration_ns
         if self._unchecked_ns < self._event_interval_ns:
@@ -184,7 +186,7 @@ class ColocationEngine:
             self._at(notice, self._be_ended, kernel.work)
             return
         self._left_in_request -= 1
-        if self.rule.kind is RuleKind.ORION:
+        if self.scheme.rule is RuleKind.ORION:
             self._be_host()  # another operator of LS runs: another class
         if self._left_in_request == 0:
             self._at(notice, self._answer)
@@ -216,7 +218,7 @@ class ColocationEngine:
         """What the floor shows: Orion's worker tells the class of the operator that runs, others only that one does."""
         if self._active_since is None:
             return WorkClass.NONE
-        if self.rule.kind is not RuleKind.ORION:
+        if self.scheme.rule is not RuleKind.ORION:
             return WorkClass.UNKNOWN
         for kernel in self._running:
             if kernel.owner == LS:
@@ -225,14 +227,14 @@ class ColocationEngine:
 
     # -- BE: launches as the rule allows ---------------------------------------------------------------------------
 
-    def _be_rule(self, work: KernelWork) -> Rule:
-        if self.rule.kind is not RuleKind.ORION:
+    def _be_rule(self, work: KernelWork) -> FloorRule:
+        if self.scheme.rule is not RuleKind.ORION:
             return self.rule
-        return Rule(
-            RuleKind.ORION,
-            self.rule.budget_ns,
+        return FloorRule(
+            scheme=RuleKind.ORION,
+            budget_ns=self.rule.budget_ns,
             sm_threshold=self.rule.sm_threshold or self.job.sm_count,
-            work_class=WorkClass(work.work_class),
+            work_class=work.work_class,
             work_sms=work.sms,
         )
 
@@ -241,7 +243,7 @@ class ColocationEngine:
         while self.job.be and self.now <= self.job.end_ns:
             work = self.job.be[self._be_next]
             now_ns, active = round(self.now), self._ls_class()
-            if self.rule.kind is RuleKind.FREE:
+            if self.scheme.rule is RuleKind.FREE:
                 if len(self._queues[BE]) + self._be_submitted >= QUEUE_AHEAD:
                     return
             elif not may_go(self._be_rule(work), self.state, active, work.duration_ns, now_ns):
@@ -257,11 +259,11 @@ class ColocationEngine:
 
     def _look_again(self, work: KernelWork, active: WorkClass) -> None:
         """By events when a kernel ends or the floor falls; by the clock for what only time brings."""
-        if self.rule.kind is not RuleKind.TIDAL:
+        if self.scheme.rule is not RuleKind.TIDAL:
             return
         at = float(self.state.busy_until_ns - self.rule.lead_ns)
-        if self.rule.paced:
-            at = max(at, float(rested_at_ns(self.state)) if self.state.owed_ns >= REST_NS else at)
+        if is_paced(self.rule):
+            at = max(at, float(rested_at_ns(self.state)) if self.state.owed_ns >= FLOOR_REST_NS else at)
         if active:
             missing = min(work.duration_ns, self.rule.budget_ns) - self.state.credit_ns
             if not self.rule.overlap_permille or self.state.outstanding_ns:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import mmap
 import time
 from collections.abc import Iterator
@@ -21,41 +20,14 @@ from typing import Any
 
 from cotenant.abi.copy_page import COPY_PAGE_BYTES, CopyPageLayout
 from cotenant.abi.protocol import MESSAGE_BYTES, NO_SLOT, PROTOCOL_VERSION, MessageType
+from cotenant.abi.rules import CopyTicket
 from cotenant.core.errors import WorkError
-from cotenant.native.libraries import COPY_QUEUE, library_path
+from cotenant.native.rules import library
 
 TO_DEVICE, TO_HOST = 0, 1
 SPIN_S = 40e-6
 NAP_S = 20e-6
 RESCUE_S = 2.0
-
-
-class Ticket(ctypes.Structure):
-    """struct copy_ticket: a slot held."""
-
-    _fields_ = [("slot", ctypes.c_uint32), ("word", ctypes.c_uint64)]
-    slot: int
-    word: int
-
-
-@functools.cache
-def rule() -> ctypes.CDLL:
-    """The rule, compiled."""
-    loaded = ctypes.CDLL(str(library_path(COPY_QUEUE)))
-    pointer, word = ctypes.c_void_p, ctypes.c_uint64
-    unsigned = ctypes.c_uint
-    loaded.queue_try.argtypes = [pointer, unsigned, unsigned, unsigned, word, word, ctypes.POINTER(Ticket)]
-    loaded.queue_done.argtypes = [pointer, unsigned, ctypes.POINTER(Ticket)]
-    loaded.queue_withdraw.argtypes = [pointer, unsigned, unsigned]
-    loaded.queue_charge.argtypes = [pointer, unsigned, unsigned, word]
-    loaded.queue_next.argtypes = [pointer, unsigned, word]
-    loaded.queue_next.restype = unsigned
-    loaded.queue_rescue.argtypes = [pointer, unsigned, unsigned, word]
-    loaded.queue_piece.argtypes = [pointer, unsigned, unsigned, word]
-    loaded.queue_piece.restype = word
-    for name in ("queue_done", "queue_withdraw", "queue_charge", "queue_rescue"):
-        getattr(loaded, name).restype = None
-    return loaded
 
 
 class CopyQueue:
@@ -68,16 +40,16 @@ class CopyQueue:
         if self.layout.magic == 0 or self.layout.page_bytes != COPY_PAGE_BYTES:
             raise WorkError("this is not a copy page of this version")
         self._page = ctypes.addressof(self.layout)
-        self._rule = rule()
+        self._rule = library()
 
     @property
     def chunk_bytes(self) -> int:
         """Pieces that copies are cut into where others copy too."""
         return int(self.layout.chunk_bytes)
 
-    def ask(self, direction: int, size: int, now_ns: int | None = None) -> Ticket | None:
+    def ask(self, direction: int, size: int, now_ns: int | None = None) -> CopyTicket | None:
         """Ask once for the turn of a chunk; None: not yet, ask again within a few milliseconds or `withdraw`."""
-        ticket = Ticket()
+        ticket = CopyTicket()
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         place = (self._page, direction, self.queue, self.participant, size, now_ns, ctypes.byref(ticket))
         return ticket if self._rule.queue_try(*place) else None
@@ -87,7 +59,7 @@ class CopyQueue:
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         return int(self._rule.queue_piece(self._page, direction, self.queue, now_ns))
 
-    def done(self, direction: int, ticket: Ticket) -> None:
+    def done(self, direction: int, ticket: CopyTicket) -> None:
         """The chunk has been copied."""
         self._rule.queue_done(self._page, direction, ctypes.byref(ticket))
 

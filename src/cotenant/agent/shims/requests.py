@@ -182,9 +182,6 @@ class Requests:
         values = wire.fields("move", data)
         self._space.ask(session, head.slot, head.sequence, values["bytes"], values["flags"])
 
-    def _channel_group(self, session: Session, head: wire.Head, data: bytes) -> None:
-        """Taken note of nowhere yet; the file that came with it is closed by the kernel."""
-
     def _burst(self, session: Session, head: wire.Head, data: bytes) -> None:
         gpu = self._gpu(session, head)
         account = self._broker.turns.gpus[gpu].accounts.get(session.tenant.name)
@@ -221,7 +218,6 @@ _HANDLERS: dict[int, Callable[[Requests, Session, wire.Head, bytes], None]] = {
     MessageType.MEMORY_QUERY: Requests._memory,
     MessageType.MEMORY_STATE: Requests._memory,
     MessageType.BURST_REPORT: Requests._burst,
-    MessageType.CHANNEL_GROUP: Requests._channel_group,
     MessageType.MOVE_BACKING: Requests._backing,
     MessageType.MOVE_STATE: Requests._moved,
     MessageType.MOVE_PROGRESS: Requests._moved,

@@ -1,10 +1,8 @@
 """Latency-sensitive (LS) beside best-effort (BE) work on one GPU: schemes, the rule of BE launches, the budget."""
 
-from cotenant.abi.floor import WorkClass
 from cotenant.policy.colocation.budget import CurvePoint, choose_budget
 from cotenant.policy.colocation.clock import next_duty
 from cotenant.policy.colocation.division import APART, LOOK_NS, QUIET_NS, next_parts, share_ns
-from cotenant.policy.colocation.gate import GateState, Rule, allowed_ns, ended, may_go, went
 from cotenant.policy.colocation.schemes import SCHEMES, ColocationSettings, Scheme, scheme_named, settings_for
 
 __all__ = [
@@ -14,18 +12,11 @@ __all__ = [
     "SCHEMES",
     "ColocationSettings",
     "CurvePoint",
-    "GateState",
-    "Rule",
     "Scheme",
-    "WorkClass",
-    "allowed_ns",
     "choose_budget",
-    "ended",
-    "may_go",
     "next_duty",
     "next_parts",
     "scheme_named",
     "settings_for",
     "share_ns",
-    "went",
 ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cotenant.abi.floor import LEAD_NS, STRETCH_PERMILLE, RuleKind, RunAhead, WorkClass
+from cotenant.abi.rules import FloorRule
 from cotenant.core.errors import InputError
 from cotenant.policy.colocation.division import share_ns
-from cotenant.policy.colocation.gate import Rule
 
 RUN_AHEAD = tuple(way.name.lower() for way in RunAhead)
 
@@ -99,19 +99,19 @@ class ColocationSettings:
         """The duty cycle in force while nothing is known of the card's clock."""
         return 1.0 if self.clock else self.duty_cycle
 
-    def rule(self, work_class: WorkClass = WorkClass.UNKNOWN, work_sms: int = 0, tenants: int = 1) -> Rule:
+    def rule(self, work_class: WorkClass = WorkClass.UNKNOWN, work_sms: int = 0, tenants: int = 1) -> FloorRule:
         """The rule of a BE process that has one of `tenants` parts of the budget (division.next_parts), and whose
         kernels are of that class and fill that many SMs."""
-        return Rule(
-            scheme_named(self.scheme).rule,
-            share_ns(self.in_flight_us * 1000, tenants),
-            LEAD_NS,
-            round(self.overlap * 1000),
-            self.sm_threshold,
-            work_class,
-            work_sms,
-            STRETCH_PERMILLE,
-            round(self.first_duty_cycle * 1000),
+        return FloorRule(
+            scheme=scheme_named(self.scheme).rule,
+            budget_ns=share_ns(self.in_flight_us * 1000, tenants),
+            lead_ns=LEAD_NS,
+            overlap_permille=round(self.overlap * 1000),
+            sm_threshold=self.sm_threshold,
+            work_class=work_class,
+            work_sms=work_sms,
+            stretch_permille=STRETCH_PERMILLE,
+            duty_cycle_permille=round(self.first_duty_cycle * 1000),
         )
 
 

@@ -1,6 +1,6 @@
-"""The rule of best-effort launches: a state machine over predicted times. shim/floor/floor_rule.h is the same in C.
+"""The rule of best-effort launches in plain Python: the oracle of the compiled rule, native/shim/floor/floor_rule.h.
 
-Times are whole nanoseconds, so that both give the same answers to the same events; a test compares them.
+Times are whole nanoseconds, so that both give the same answers to the same events.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* The rule of copy_rule.h behind plain functions, for agent/copies/queue.py. */
+/* The rule of copy_rule.h behind plain functions, for cotenant.native.rules. */
 #include "shim/copies/copy_rule.h"
 
 #define EXPORT __attribute__((visibility("default")))
