@@ -21,7 +21,10 @@ OPENB = (
 CASES: dict[str, tuple[str, str | bytes, int | None, str | None, str]] = {
     "missing column": ("native", "id,gpus,duration_s\na,1,1\n", 1, "arrival_s", "no column 'arrival_s'"),
     "no work column": ("native", "id,arrival_s,gpus\na,1,1\n", 1, "duration_s", "no column 'duration_s'"),
-    "wrong separator": ("native", H.replace(",", ";") + "a;0;1;5\n", 1, "id", "it has id;arrival_s;gpus;duration_s"),
+    "wrong separator": ("native", H.replace(",", ";") + "a;0;1;5\n", 1, None, "semicolons, not commas"),
+    "tabs": ("philly", PHILLY.replace(",", "\t"), 1, None, "convert with: tr '\\t' , <"),
+    "replay with tabs": ("synergy", "0\tgnmt\t36\t25993\t1\n", 1, None, "separated by tabs, not commas"),
+    "replay with a short first row": ("synergy", "0,gnmt,36\n", 1, None, "the row has 3 cells instead of 5"),
     "column twice": ("native", "id,id,arrival_s,gpus,duration_s\na,a,0,1,5\n", 1, "id", "names 'id' twice"),
     "negative duration": ("native", H + "a,0,1,5\nb,0,1,-5\n", 3, "duration_s", "'-5' must be above 0"),
     "NaN duration": ("native", H + "a,0,1,NaN\n", 2, "duration_s", "'NaN' is not a finite number"),

@@ -22,7 +22,11 @@ def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: S
     header and these are its columns, all of them.
     """
     found = check_path(path)
-    header = list(names) if names else _header(found)
+    first = _header(found, is_data=bool(names))
+    _check_separator(found, first)
+    header = list(names) if names else first
+    if 0 < len(first) < len(header):
+        raise InputError(f"the row has {len(first)} cells instead of {len(header)}", file=path, line=1)
     wanted = [c for c in header if columns is None or c in columns]
     try:
         if names:
@@ -62,7 +66,15 @@ def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
     return table
 
 
-def _header(path: Path) -> list[str]:
+def _check_separator(path: Path, first: list[str]) -> None:
+    """A first row of one cell that other characters cut into several was written with those instead of commas."""
+    for character, name, shown in (("\t", "tabs", "\\t"), (";", "semicolons", ";"), ("|", "bars", "|")):
+        if len(first) == 1 and character in first[0]:
+            command = f"tr '{shown}' , < {path.name} > {path.stem}-commas.csv"
+            raise InputError(f"cells are separated by {name}, not commas; convert with: {command}", file=path, line=1)
+
+
+def _header(path: Path, *, is_data: bool = False) -> list[str]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = [cell.strip() for cell in next(csv.reader(file), [])]
@@ -70,10 +82,10 @@ def _header(path: Path) -> list[str]:
         _explain(path, 0, error)
     except csv.Error as error:
         raise InputError(f"the first line is not CSV: {error}", file=path, line=1) from None
-    if not header:
+    if not header and not is_data:
         raise InputError("the file is empty", file=path)
     for name in header:
-        if header.count(name) > 1:
+        if not is_data and header.count(name) > 1:
             raise InputError(f"the header names {name!r} twice", file=path, line=1, field=name)
     return header
 
