@@ -188,7 +188,7 @@ class Run:
     def act(self, instructions: list[Any]) -> None:
         for x in instructions:
             if hasattr(x, "gpulet"):
-                self.running[x.gpulet] = (x.service, x.first, x.count, x.expected_ms, time.perf_counter())
+                self.running[x.gpulet] = (x.service, x.requests[0], len(x.requests), x.expected_ms, time.perf_counter())
                 self.batches.append(x.count)
                 self.site.workers[x.gpulet].begin("run", model=self.models[x.service], batch=x.count)
 

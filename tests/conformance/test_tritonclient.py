@@ -27,19 +27,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         applications=[graph],
     )  # fmt: skip
     lets = ({"a": 8, "b": 8}, {"pair:a": 4, "pair:b": 4})
-    with running(services, plan=renamed(plan(*lets)), grpc="127.0.0.1:0") as found:
+    with running(services, plan=plan(*lets), grpc="127.0.0.1:0") as found:
         yield found
-
-
-def renamed(made: Any) -> Any:
-    """Stages of an application are of their models."""
-    from dataclasses import replace
-
-    lets = []
-    for let in made.gpulets:
-        seats = tuple(replace(seat, model=seat.service.rsplit(":")[-1]) for seat in let.seats)
-        lets.append(replace(let, seats=seats))
-    return replace(made, gpulets=tuple(lets))
 
 
 @pytest.fixture(params=["http", "grpc"])

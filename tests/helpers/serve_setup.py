@@ -38,7 +38,7 @@ def plan(*lets: Mapping[str, int], gpus: int = 1, partition: str = "50%") -> Ser
     made, rates = [], {}
     for i, seats in enumerate(lets):
         duty = sum(8.0 + 2.0 * batch for batch in seats.values())
-        own = tuple(Seat(name, name, batch, 10.0) for name, batch in seats.items())
+        own = tuple(Seat(name, name.rsplit(":")[-1], batch, 10.0) for name, batch in seats.items())
         made.append(Gpulet(i // 2, "X", partition, 50.0, i % 2, duty, own))
         rates |= dict.fromkeys(seats, 10.0)
     return ServingPlan("test", gpus, tuple(made), rates_rps=rates)

@@ -42,12 +42,12 @@ def plan(*lets: Gpulet) -> ServingPlan:
 
 def test_idle_starts_at_once_then_batches() -> None:
     d = Dispatcher(plan(let(0, 0, {"a": 4})), [service("a")], PROFILES)
-    assert d.request("a", 0.0) == (0, [Start(0, "a", 0, 1, 12.0)])
+    assert d.request("a", 0.0) == (0, [Start(0, "a", (0,), 12.0)])
     for i in range(1, 7):
         assert d.request("a", float(i)) == (i, [])
-    assert d.done(0, 12.0) == [Start(0, "a", 1, 4, 18.0)]
+    assert d.done(0, 12.0) == [Start(0, "a", (1, 2, 3, 4), 18.0)]
     assert d.waiting("a") == 2
-    assert d.done(0, 30.0) == [Start(0, "a", 5, 2, 14.0)]
+    assert d.done(0, 30.0) == [Start(0, "a", (5, 6), 14.0)]
     assert d.done(0, 44.0) == []
     assert math.isinf(d.next_wake_ms)
 
@@ -62,7 +62,7 @@ def test_services_take_turns() -> None:
     order = []
     for now in (20.0, 40.0, 60.0, 80.0):
         (start,) = (x for x in d.done(0, now) if isinstance(x, Start))
-        order.append((start.service, start.count))
+        order.append((start.service, len(start.requests)))
     assert order == [("b", 2), ("a", 2), ("b", 2), ("a", 2)]
 
 
@@ -73,9 +73,9 @@ def test_what_is_lost_is_dropped_and_a_late_head_shrinks_its_batch() -> None:
     d.request("a", 2.0)
     d.request("a", 13.0)
     # at 18: the head must be answered by 31, which a batch of 1 makes (30) and of 2 does not (32)
-    assert d.done(0, 18.0) == [Start(0, "a", 1, 1, 12.0)]
+    assert d.done(0, 18.0) == [Start(0, "a", (1,), 12.0)]
     # at 30: the next had until 32, too late even alone; the last has until 43
-    assert d.done(0, 30.0) == [Drop("a", 2, "late"), Start(0, "a", 3, 1, 12.0)]
+    assert d.done(0, 30.0) == [Drop("a", 2, "late"), Start(0, "a", (3,), 12.0)]
 
 
 def test_under_overload_full_batches_go_first() -> None:
@@ -85,7 +85,7 @@ def test_under_overload_full_batches_go_first() -> None:
     for _ in range(6):
         d.request("a", 20.0)
     # at 25: the head (until 41) could go alone but not with three others (43); more than a batch waits
-    assert d.done(0, 25.0) == [Drop("a", 1, "late"), Start(0, "a", 2, 4, 18.0)]
+    assert d.done(0, 25.0) == [Drop("a", 1, "late"), Start(0, "a", (2, 3, 4, 5), 18.0)]
 
 
 def test_best_effort_is_never_late_and_full_queues_refuse() -> None:
@@ -94,7 +94,7 @@ def test_best_effort_is_never_late_and_full_queues_refuse() -> None:
     for _ in range(3):
         assert d.request("a", 1.0)[0] >= 0
     assert d.request("a", 1.0) == (-1, [Drop("a", -1, "full")])
-    assert d.done(0, 500.0) == [Start(0, "a", 1, 2, 14.0)]
+    assert d.done(0, 500.0) == [Start(0, "a", (1, 2), 14.0)]
 
 
 def test_held_batches_wait_until_due() -> None:
@@ -102,11 +102,11 @@ def test_held_batches_wait_until_due() -> None:
     assert d.request("a", 0.0) == (0, [])
     assert d.next_wake_ms == pytest.approx(9.0)  # half of the duty cycle of 18 ms
     assert d.wake(8.9) == []
-    assert d.wake(9.0) == [Start(0, "a", 0, 1, 12.0)]
+    assert d.wake(9.0) == [Start(0, "a", (0,), 12.0)]
     for i in range(3):
         assert d.request("a", 10.0 + i)[1] == []
     d.request("a", 14.0)
-    assert d.done(0, 21.0) == [Start(0, "a", 1, 4, 18.0)]
+    assert d.done(0, 21.0) == [Start(0, "a", (1, 2, 3, 4), 18.0)]
 
 
 def test_the_fastest_idle_gpulet_is_taken() -> None:
@@ -114,8 +114,8 @@ def test_the_fastest_idle_gpulet_is_taken() -> None:
     profiles = {"X": replace(PROFILES["X"], models={"m": quick})}
     big = Gpulet(1, "X", "100%", 100.0, 0, 5.0, (Seat("a", "m", 2, 1.0),))
     d = Dispatcher(plan(let(0, 0, {"a": 2}), big), [service("a")], profiles)
-    assert d.request("a", 0.0)[1] == [Start(1, "a", 0, 1, 5.0)]
-    assert d.request("a", 1.0)[1] == [Start(0, "a", 1, 1, 12.0)]
+    assert d.request("a", 0.0)[1] == [Start(1, "a", (0,), 5.0)]
+    assert d.request("a", 1.0)[1] == [Start(0, "a", (1,), 12.0)]
     assert d.request("a", 2.0)[1] == []
 
 
@@ -138,6 +138,11 @@ class Naive:
         self.count[name] += 1
         return [] if self.busy else self.start(now)
 
+    def withdraw(self, name: str, number: int) -> bool:
+        before = len(self.queue[name])
+        self.queue[name] = deque(x for x in self.queue[name] if x[0] != number)
+        return len(self.queue[name]) < before
+
     def done(self, now: float) -> list[object]:
         self.busy = False
         return self.start(now)
@@ -152,23 +157,24 @@ class Naive:
                 sizes = range(min(len(queue), most), 0, -1) if len(queue) <= most else [most]
                 size = next((b for b in sizes if now + 10.0 + 2.0 * b <= queue[0][1]), 0)
                 if size:
-                    first = queue[0][0]
-                    for _ in range(size):
-                        queue.popleft()
+                    taken = tuple(queue.popleft()[0] for _ in range(size))
                     self.turn, self.busy = at, True
-                    return [*out, (name, first, size)]
+                    return [*out, (name, taken)]
                 out.append((name, queue.popleft()[0]))
         return out
 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    gaps=st.lists(st.tuples(st.floats(0.0, 12.0), st.sampled_from("abc")), min_size=1, max_size=60),
+    gaps=st.lists(
+        st.tuples(st.floats(0.0, 12.0), st.sampled_from("abc"), st.none() | st.integers(0, 30)),
+        min_size=1, max_size=60,
+    ),
     batches=st.tuples(*[st.integers(1, 5)] * 3),
     slos=st.tuples(*[st.floats(15.0, 90.0)] * 3),
 )
 def test_agrees_with_the_naive_one_and_loses_nothing(
-    gaps: list[tuple[float, str]], batches: tuple[int, ...], slos: tuple[float, ...]
+    gaps: list[tuple[float, str, int | None]], batches: tuple[int, ...], slos: tuple[float, ...]
 ) -> None:
     sizes = dict(zip("abc", batches, strict=True))
     d = Dispatcher(plan(let(0, 0, sizes)), [service(n, s) for n, s in zip("abc", slos, strict=True)], PROFILES)
@@ -177,20 +183,20 @@ def test_agrees_with_the_naive_one_and_loses_nothing(
     seen: list[tuple[str, int]] = []
 
     def check(found: list[object], expected: list[object]) -> float:
-        plain = [(x.service, x.first, x.count) if isinstance(x, Start) else (x.service, x.request) for x in found]  # type: ignore[attr-defined]
+        plain = [(x.service, x.requests) if isinstance(x, Start) else (x.service, x.request) for x in found]  # type: ignore[attr-defined]
         assert plain == expected
         until = math.inf
         for x in found:
             if isinstance(x, Start):
-                assert x.count <= sizes[x.service]
-                seen.extend((x.service, i) for i in range(x.first, x.first + x.count))
+                assert len(x.requests) <= sizes[x.service]
+                seen.extend((x.service, i) for i in x.requests)
                 until = now + x.expected_ms
             elif isinstance(x, Drop):
                 seen.append((x.service, x.request))
         return until
 
     sent = dict.fromkeys("abc", 0)
-    for gap, name in gaps:
+    for gap, name, taken_back in gaps:
         arrival = now + gap
         while free <= arrival:
             now = free
@@ -199,9 +205,13 @@ def test_agrees_with_the_naive_one_and_loses_nothing(
         started = check(list(d.request(name, now)[1]), naive.request(name, now))
         free = min(free, started)
         sent[name] += 1
+        if taken_back is not None:
+            gone = d.withdraw(name, taken_back)
+            assert gone == naive.withdraw(name, taken_back)
+            seen.extend([(name, taken_back)] * gone)
     while math.isfinite(free):
         now = free
         free = check(list(d.done(0, now)), naive.done(now))
-    # every request ran or was dropped, once
+    # every request ran, was dropped or was taken back, once
     assert sorted(seen) == sorted((n, i) for n, k in sent.items() for i in range(k))
     assert np.all(d.desk.lets["busy"] == 0)

@@ -39,6 +39,7 @@ class Desk:
         self.dead: list[Let] = []
         self.replies: dict[int, list[Any]] = {}
         self.asked: list[int] = []
+        self.calls: list[Call] = []
         self.tried: dict[int, int] = {}
         self.put(PLANS[0], keep=False)
 
@@ -69,6 +70,7 @@ class Desk:
         self.replies[number] = []
         request = InferRequest(name, [], id=str(number))
         call = Call(request, name, "1", 1, self.replies[number].append)
+        self.calls.append(call)
         self.pool.offer(call, [Tensor("INPUT", "FP32", (), str(number).encode())], 0, None)
 
 
@@ -118,6 +120,7 @@ EVENTS = st.lists(
         st.tuples(st.just("offer"), st.sampled_from("abc")), st.tuples(st.just("finish"), st.integers(0, 7)),
         st.tuples(st.just("die"), st.integers(0, 7)), st.tuples(st.just("come"), st.integers(0, 7)),
         st.tuples(st.just("plan"), st.integers(0, 7)), st.tuples(st.just("tick"), st.none()),
+        st.tuples(st.just("withdraw"), st.integers(0, 59)),
     ),
     max_size=60,
 )  # fmt: skip
@@ -142,6 +145,12 @@ def play(events: list[tuple[str, Any]]) -> None:
             desk.put(PLANS[what % len(PLANS)], keep=what < 4)
         elif kind == "tick":
             desk.pool.tick()
+        elif kind == "withdraw" and desk.calls:
+            call = desk.calls[what % len(desk.calls)]
+            before = desk.pool.waiting(call.service)
+            waits = any(unit.call is call for unit in desk.pool._waiting[call.service].values())
+            desk.pool.withdraw(call)
+            assert desk.pool.waiting(call.service) == desk.pool.desk.waiting(call.service) == before - waits
     while desk.dead:  # all workers come back, and all that runs ends
         desk.pool.attach(desk.dead.pop(), desk.worker())  # type: ignore[arg-type]
     while any(w.job is not None for w in desk.workers):

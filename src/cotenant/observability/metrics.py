@@ -56,8 +56,8 @@ TENANT_LAUNCH_WAIT = Metric(
 TENANT_WARNINGS = Metric("cotenant_tenant_warnings_total", "counter", "Warnings about it.", ("tenant",))
 SERVER_RECEIVED = Metric("cotenant_server_received_total", "counter", "Requests that have arrived.", ("service",))
 SERVER_REQUESTS = Metric(
-    "cotenant_server_requests_total", "counter", "Requests that have ended: ok, late, dropped, full, failed.",
-    ("service", "outcome"),
+    "cotenant_server_requests_total", "counter",
+    "Requests that have ended: ok, late, dropped, full, failed, cancelled.", ("service", "outcome"),
 )  # fmt: skip
 SERVER_SECONDS = Metric(
     "cotenant_server_request_seconds", "histogram", "From arrival to answer, of answered requests.", ("service",),

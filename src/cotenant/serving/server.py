@@ -16,6 +16,7 @@ from typing import Any
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.serving import ServingPlan
 from cotenant.observability.http import is_loopback
+from cotenant.policy.serving.dispatch import warm
 from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER
 from cotenant.serving.config.planning import Problem, build_problem
 from cotenant.serving.config.server import ServingConfig, parse_address, read_serving, read_tokens, tls_context
@@ -128,7 +129,7 @@ class Server:
         self._taken = doors.take(self._addresses)
         if not is_compiled(plans=self.options.plan is None):
             self.say("compiling the planner and the dispatcher for this machine, once (half a minute)")
-        self.pool.warm()
+        warm()
         try:
             for name in self.crew.models:
                 self.crew.resolve(name)

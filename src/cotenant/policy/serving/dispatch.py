@@ -12,22 +12,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from cotenant.core.errors import InputError
-from cotenant.core.serving import Gpulet, Service, ServingPlan
+from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
 from cotenant.policy.serving import dispatch_kernel as kernel
 from cotenant.policy.serving.packing.check import worst_pressure
-from cotenant.profiles.serving.latency import ServingProfile
+from cotenant.profiles.serving.latency import ModelProfile, Partition, ServingProfile
 
 MAX_RING = 1 << 20
 
 
 @dataclass(frozen=True)
 class Start:
-    """Run requests first..first+count-1 of a service as one batch on a gpulet; it should take `expected_ms`."""
+    """Run these requests of a service as one batch on a gpulet; it should take `expected_ms`."""
 
     gpulet: int
     service: str
-    first: int
-    count: int
+    requests: tuple[int, ...]
     expected_ms: float
 
 
@@ -112,6 +111,7 @@ class Dispatcher:
         self.services = list(services)
         self._index = {s.name: i for i, s in enumerate(services)}
         self.desk = build_desk(plan, services, profiles, hold)
+        self._tags = self.desk.ring["tag"]
 
     def request(self, service: str, now_ms: float, deadline_ms: float | None = None) -> tuple[int, list[Instruction]]:
         """A request arrives: its number, and what to do now. `deadline_ms` is absolute; default now + SLO, none for
@@ -143,6 +143,10 @@ class Dispatcher:
             kernel.expire(self.desk, s, now_ms)
         return self._dropped()
 
+    def withdraw(self, service: str, request: int) -> bool:
+        """Take a request out of its queue; False when it does not wait there any more."""
+        return bool(kernel.withdraw(self.desk, self._index[service], request))
+
     def hold(self, gpulet: int) -> None:
         """Take a gpulet out of service until `done` is called for it: its worker is not there."""
         self.desk.lets[gpulet]["busy"] = 1
@@ -169,7 +173,7 @@ class Dispatcher:
     def _dropped(self) -> list[Instruction]:
         out: list[Instruction] = []
         for row in self.desk.drops[: self.desk.ndrops[0]]:
-            out.append(Drop(self.services[row["svc"]].name, int(row["seq"]), "late"))
+            out.append(Drop(self.services[row["svc"]].name, int(row["tag"]), "late"))
         self.desk.ndrops[0] = 0
         return out
 
@@ -179,6 +183,24 @@ class Dispatcher:
         if count > 0:
             let = self.desk.lets[i]
             k = int(let["seat"])
-            service = self.services[self.desk.seats[k]["svc"]].name
-            out.append(Start(i, service, int(let["seq"]), count, float(self.desk.exec_ms[k, count])))
+            s, first = int(self.desk.seats[k]["svc"]), int(let["seq"])
+            tags = self._tags[s]
+            requests = tuple(int(tags[at & (len(tags) - 1)]) for at in range(first, first + count))
+            out.append(Start(i, self.services[s].name, requests, float(self.desk.exec_ms[k, count])))
         return out
+
+
+def warm() -> None:
+    """Have everything compiled (or loaded) that the first request would wait for."""
+    service = Service("warm", "warm", 1.0, 1000.0)
+    model = ModelProfile("warm", 0, {"100%": ((1, 1.0),)})
+    profiles = {"warm": ServingProfile("warm", "", 0, (Partition(1.0, "100%"),), {"warm": model})}
+    let = Gpulet(0, "warm", "100%", 100.0, 0, 1.0, (Seat("warm", "warm", 1, 1.0),))
+    desk = Dispatcher(ServingPlan("warm", 1, (let,)), [service], profiles)
+    desk.request("warm", 0.0)
+    desk.request("warm", 0.0)
+    desk.queue("warm", 0.0, 1.0)
+    desk.withdraw("warm", 1)
+    desk.done(0, 0.5)
+    desk.expire(5.0)
+    desk.wake(5.0)

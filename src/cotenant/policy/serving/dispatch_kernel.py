@@ -45,14 +45,14 @@ class Desk(NamedTuple):
 
 @bare
 def offer(D: Desk, s: int, now: float, deadline: float, tag: int) -> int:
-    """Queue a request of service s; its number, or -1 when the queue is full."""
+    """Queue a request of service s; its number, or -1 when the queue is full. A tag below 0 stands for the number."""
     tail = D.queues[s].tail
     if tail - D.queues[s].head >= D.queues[s].most:
         return -1
     slot = tail & (D.ring.shape[1] - 1)
     D.ring[s, slot].arrived = now
     D.ring[s, slot].deadline = deadline
-    D.ring[s, slot].tag = tag
+    D.ring[s, slot].tag = tag if tag >= 0 else tail
     D.queues[s].tail = tail + 1
     return tail
 
@@ -67,6 +67,21 @@ def drop_head(D: Desk, s: int) -> None:
     D.drops[i].tag = D.ring[s, head & (D.ring.shape[1] - 1)].tag
     D.ndrops[0] = i + 1
     D.queues[s].head = head + 1
+
+
+@bare
+def withdraw(D: Desk, s: int, tag: int) -> int:
+    """Take a request out of a queue, wherever it stands: 1, or 0 when it does not wait. Those before it move up by one
+    slot, which changes their numbers in the ring and not their tags."""
+    mask = D.ring.shape[1] - 1
+    head = D.queues[s].head
+    for at in range(head, D.queues[s].tail):
+        if D.ring[s, at & mask].tag == tag:
+            for k in range(at, head, -1):
+                D.ring[s, k & mask] = D.ring[s, (k - 1) & mask]
+            D.queues[s].head = head + 1
+            return 1
+    return 0
 
 
 @bare

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
-from cotenant.serving.dispatch.calls import Call, Kind, Outcome, Refusal, Reply, check_inputs, split
+from cotenant.serving.dispatch.calls import Call, Kind, Outcome, Refusal, Reply, Withdraw, check_inputs, split
 from cotenant.serving.dispatch.pool import Loaded, Pool
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.protocol.oip import InferRequest
@@ -39,7 +40,7 @@ class Admission:
             raise Refusal(Kind.UNKNOWN, f"model {name!r} has no version {version[:50]!r}; {loaded.version} is served")
         return loaded
 
-    def submit(self, request: InferRequest, reply: Reply, deadline_ms: float | None = None) -> None:
+    def submit(self, request: InferRequest, reply: Reply, deadline_ms: float | None = None) -> Withdraw:
         """A request to a service (or a stage of an application) joins its queue, item by item."""
         name = request.model
         loaded = self.ready(name, request.version)
@@ -68,3 +69,4 @@ class Admission:
             if call.done:  # an item was refused: the rest need not be run
                 break
             offer(call, tensors, row, deadline_ms)
+        return partial(self.pool.withdraw, call)

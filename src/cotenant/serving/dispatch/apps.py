@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from cotenant.core.serving import Application
 from cotenant.policy.serving.packing.applications import Stage
 from cotenant.serving.dispatch.admission import Admission
-from cotenant.serving.dispatch.calls import Kind, Outcome, Refusal, Reply
+from cotenant.serving.dispatch.calls import Kind, Outcome, Refusal, Reply, Withdraw
 from cotenant.serving.protocol.oip import InferAnswer, InferRequest
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor, TensorSpec
 
@@ -42,7 +42,13 @@ class _Run:
     left: int
     waits: dict[str, int]
     outputs: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    withdraws: dict[str, Withdraw] = field(default_factory=dict)  # by stage
     done: bool = False
+
+    def withdraw(self) -> None:
+        """The client has gone: the first stage that is withdrawn ends the whole."""
+        for withdraw in list(self.withdraws.values()):
+            withdraw()
 
 
 class Applications:
@@ -78,7 +84,7 @@ class Applications:
         """Applications by name."""
         return self._graphs
 
-    def begin(self, request: InferRequest, reply: Reply) -> None:
+    def begin(self, request: InferRequest, reply: Reply) -> Withdraw:
         """Run a request; `reply` gets the joined answer, or the first refusal of a stage."""
         graph = self._graphs[request.model]
         if request.version not in ("", "1"):
@@ -98,6 +104,7 @@ class Applications:
         for name, count in waits.items():
             if count == 0:
                 self._stage(run, name)
+        return run.withdraw
 
     def _stage(self, run: _Run, name: str) -> None:
         if run.done:
@@ -114,7 +121,7 @@ class Applications:
             due = stage.deadline_ms - elapsed
             if run.request.timeout_ms is not None:
                 due = min(due, run.request.timeout_ms - elapsed)
-            self.admission.submit(own, lambda answer: self._answered(run, name, answer), due)
+            run.withdraws[name] = self.admission.submit(own, lambda answer: self._answered(run, name, answer), due)
         except Refusal as refusal:
             self._end(run, Refusal(refusal.kind, f"stage {name}: {refusal.message}", refusal.retry_s))
 
@@ -163,9 +170,9 @@ class Applications:
 def _outcome(refusal: Refusal | None, took_ms: float, slo_ms: float) -> Outcome:
     if refusal is None:
         return Outcome.OK if took_ms <= slo_ms + 1e-9 else Outcome.LATE
-    return {Kind.LATE: Outcome.DROPPED, Kind.FULL: Outcome.FULL, Kind.UNAVAILABLE: Outcome.DROPPED}.get(
-        refusal.kind, Outcome.FAILED
-    )
+    known = {Kind.LATE: Outcome.DROPPED, Kind.FULL: Outcome.FULL, Kind.UNAVAILABLE: Outcome.DROPPED,
+             Kind.CANCELLED: Outcome.CANCELLED}  # fmt: skip
+    return known.get(refusal.kind, Outcome.FAILED)
 
 
 def _parent_output(graph: _Graph, stage: str, wanted: str, infos: Mapping[str, ModelInfo]) -> bool:

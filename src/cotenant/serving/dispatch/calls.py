@@ -26,6 +26,7 @@ class Outcome(Enum):
     DROPPED = "dropped"
     FULL = "full"
     FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 class Kind(Enum):
@@ -39,6 +40,7 @@ class Kind(Enum):
     FAILED = (500, 13, "failed")
     UNAVAILABLE = (503, 14, "unavailable")
     LATE = (503, 14, "late")
+    CANCELLED = (503, 1, "cancelled")
 
 
 class Refusal(Exception):  # noqa: N818 - most of them are no errors of anybody
@@ -50,6 +52,11 @@ class Refusal(Exception):  # noqa: N818 - most of them are no errors of anybody
 
 
 Reply = Callable[["InferAnswer | Refusal"], None]
+Withdraw = Callable[[], None]  # the client has gone: what is not under way need not be done
+
+
+def nothing() -> None:
+    """There is nothing to withdraw."""
 
 
 class Unit:

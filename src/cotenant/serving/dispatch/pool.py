@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cotenant.core.serving import Gpulet, Seat, Service, ServingPlan
+from cotenant.core.serving import Gpulet, Service, ServingPlan
 from cotenant.policy.serving.dispatch import Dispatcher, Drop, Instruction, Start
-from cotenant.profiles.serving.latency import ModelProfile, Partition, ServingProfile
+from cotenant.profiles.serving.latency import ServingProfile
 from cotenant.serving.dispatch.calls import Call, Kind, Outcome, Refusal, Unit
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor
@@ -91,20 +91,6 @@ class Pool:
         """Milliseconds since the server began."""
         return (time.monotonic() - self._began) * 1e3
 
-    def warm(self) -> None:
-        """Have everything compiled (or loaded) that the first request would wait for."""
-        service = Service("warm", "warm", 1.0, 1000.0)
-        model = ModelProfile("warm", 0, {"100%": ((1, 1.0),)})
-        profiles = {"warm": ServingProfile("warm", "", 0, (Partition(1.0, "100%"),), {"warm": model})}
-        let = Gpulet(0, "warm", "100%", 100.0, 0, 1.0, (Seat("warm", "warm", 1, 1.0),))
-        desk = Dispatcher(ServingPlan("warm", 1, (let,)), [service], profiles)
-        desk.request("warm", 0.0)
-        desk.request("warm", 0.0)
-        desk.queue("warm", 0.0, 1.0)
-        desk.done(0, 0.5)
-        desk.expire(5.0)
-        desk.wake(5.0)
-
     # ---- requests ----
 
     def serves(self, service: str) -> bool:
@@ -147,7 +133,7 @@ class Pool:
     def _begin(self, start: Start, now: float) -> None:
         let = self.lets[start.gpulet]
         waiting = self._waiting[start.service]
-        units = [waiting.pop(start.first + i) for i in range(start.count)]
+        units = [waiting.pop(number) for number in start.requests]
         if any(unit.alone for unit in units):
             # each may be what killed a worker: it must not take others with it
             together = [unit for unit in units if not unit.alone]
@@ -210,9 +196,22 @@ class Pool:
         retry = self.retry_s(service)
         if outcome is Outcome.FULL:
             unit.call.refused(Refusal(Kind.FULL, f"the queue of {service} is full", retry))
+        elif outcome is Outcome.CANCELLED:
+            unit.call.refused(Refusal(Kind.CANCELLED, "the client has gone"))
         else:
             why = f"dropped: {service} could not answer within {unit.deadline_ms - unit.arrived_ms:.4g} ms"
             unit.call.refused(Refusal(Kind.LATE, why, retry))
+
+    def withdraw(self, call: Call) -> None:
+        """A call's client has gone: take what has not been batched yet out of the queue."""
+        if call.done:
+            return
+        waiting = self._waiting[call.service]
+        numbers = [number for number, unit in waiting.items() if unit.call is call]
+        now = self.now_ms()
+        for number in numbers:
+            self.desk.withdraw(call.service, number)
+            self._refuse(waiting.pop(number), Outcome.CANCELLED, now)
 
     def _fail(
         self, unit: Unit, why: str, now: float, gpulet: str = "", batch: int = 0, executed_ms: float = 0.0

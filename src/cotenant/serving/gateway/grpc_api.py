@@ -133,7 +133,7 @@ class GrpcApi:
             else:
                 slot.reply(self._encoded(request, answer))
 
-        self.api.gateway.infer(request, reply)
+        slot.withdraw = self.api.gateway.infer(request, reply)
 
     def _stream_infer(self, slot: Slot, data: bytes) -> None:
         """A message of a stream: what goes wrong with it is said in its answer, and the stream goes on."""
@@ -152,7 +152,7 @@ class GrpcApi:
                 message = answered(infer_response=self._response.FromString(self._encoded(request, answer)))
             slot.reply(message.SerializeToString())
 
-        self.api.gateway.infer(request, reply)
+        slot.withdraw = self.api.gateway.infer(request, reply)
 
     def _decoded(self, data: bytes) -> InferRequest:
         """A request. What comes before its raw contents is the same each time a client asks for the same thing, and

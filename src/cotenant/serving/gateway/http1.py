@@ -38,10 +38,15 @@ class HttpLimits:
     connections: int = 20_000
 
 
-class Exchange:
-    """One request and its answer. Header names are lower case."""
+def _nothing() -> None:
+    """There is nothing to withdraw."""
 
-    __slots__ = ("body", "connection", "headers", "keep_alive", "method", "output", "url")
+
+class Exchange:
+    """One request and its answer. Header names are lower case. `withdraw` is called when the client goes before its
+    answer."""
+
+    __slots__ = ("body", "connection", "headers", "keep_alive", "method", "output", "url", "withdraw")
 
     def __init__(self, connection: Connection, url: bytes) -> None:
         self.connection, self.url = connection, url
@@ -50,6 +55,7 @@ class Exchange:
         self.body: bytes = b""
         self.keep_alive = True
         self.output: tuple[bytes, bytes] | None = None
+        self.withdraw = _nothing
 
     def respond(self, status: int, body: bytes = b"", headers: bytes = JSON) -> None:
         """Answer; `headers` are lines with their ends. A second answer is ignored."""
@@ -107,10 +113,13 @@ class Connection(asyncio.Protocol):
         self.deadline = time.monotonic() + self.front.limits.idle_s
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol. What is on its way for this client goes on, its answer is dropped."""
+        """See asyncio.Protocol. What runs for this client goes on, its answer is dropped."""
         self._over = True
+        gone = list(self.queue)
         self.queue.clear()
         self.front.connections.discard(self)
+        for exchange in gone:
+            exchange.withdraw()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -129,12 +138,16 @@ class Connection(asyncio.Protocol):
             self._bad(400, b"not HTTP/1.1")
 
     def eof_received(self) -> bool:
-        """A client that has sent all may still want its answers."""
-        if self.queue and not self._over:
-            self._over = True
-            self.queue[-1].keep_alive = False
-            return True
-        return False
+        """A client that gives up closes its side, and nothing tells it from one that has sent all and waits. So what
+        still waits here is given up, with an answer that says so; what runs is answered."""
+        if not self.queue or self._over:
+            return False
+        self._over = True
+        self.queue[-1].keep_alive = False
+        for exchange in list(self.queue):
+            if exchange.output is None:
+                exchange.withdraw()
+        return True
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol. The client does not read: take no more from it, and wait only so long."""

@@ -29,6 +29,7 @@ STREAMS, WINDOW, MOST_FRAME = 1024, 4 << 20, 1 << 20
 MOST_WINDOW = 2**31 - 1
 KNOWN_BLOCKS, KNOWN_BYTES = 64, 1024  # header blocks kept for each connection, and the size of one
 MOST_CONTROL = 10_000  # frames without any request between them
+MOST_RESETS = 2 * STREAMS  # calls that a client took back beyond those that were answered
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -77,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._decoder.max_header_list_size = MOST_HEADER_BYTES
         self._known: dict[bytes, dict[bytes, bytes]] = {}
         self._changes = 0
-        self._control = 0
+        self._control = self._resets = 0
         self._paused = False
 
     # ---- asyncio ----
@@ -100,9 +101,10 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         self.closing = True
-        for stream in self.streams.values():
-            stream.gone = True
+        gone = list(self.streams.values())
         self.streams.clear()
+        for stream in gone:
+            stream.cancelled()
         self.front.connections.discard(self)
 
     def pause_writing(self) -> None:
@@ -173,10 +175,7 @@ class Connection(asyncio.Protocol):
         elif kind == WINDOW_UPDATE:
             self._window_update(number, payload)
         elif kind == RST_STREAM:
-            stream = self.streams.pop(number, None)
-            if stream is not None:
-                stream.gone = True
-            self._controlled()
+            self._reset(self.streams.pop(number, None))
         elif kind == SETTINGS:
             self._settings(flags, payload)
         elif kind == PING:
@@ -187,6 +186,16 @@ class Connection(asyncio.Protocol):
                 self.transport.write(frame(PING, ACK, 0, payload))
         elif kind == PUSH_PROMISE:
             raise ProtocolError(PROTOCOL_ERROR, "clients push nothing")
+
+    def _reset(self, stream: Stream | None) -> None:
+        """Calls that a client takes back are counted against those that were answered."""
+        if stream is None:
+            self._controlled()
+            return
+        stream.cancelled()
+        self._resets += 1
+        if self._resets > MOST_RESETS:
+            raise ProtocolError(ENHANCE_YOUR_CALM, "too many calls are taken back")
 
     def _controlled(self) -> None:
         """Frames that ask for work but bring no request are counted."""
@@ -203,6 +212,7 @@ class Connection(asyncio.Protocol):
     def _continued(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None or self._block[0] != number:
             raise ProtocolError(PROTOCOL_ERROR, "a continuation of nothing")
+        self._controlled()
         _, first, block = self._block
         block += payload
         if len(block) > MOST_HEADER_BYTES:
@@ -256,6 +266,8 @@ class Connection(asyncio.Protocol):
                 raise ProtocolError(PROTOCOL_ERROR, "data of no stream")
             return
         ended = bool(flags & END_STREAM)
+        if not size and not ended:
+            self._controlled()
         if not ended:
             stream.credit += size
             if stream.credit >= WINDOW // 2:
@@ -276,6 +288,8 @@ class Connection(asyncio.Protocol):
         waiting = self.streams.get(number)
         if waiting is not None:
             waiting.window += more
+            if waiting.window > MOST_WINDOW:
+                raise ProtocolError(FLOW_CONTROL_ERROR, "a window is too large")
             waiting.flush()
 
     def _settings(self, flags: int, payload: bytes) -> None:
@@ -300,6 +314,7 @@ class Connection(asyncio.Protocol):
     def forget(self, stream: Stream) -> None:
         """A stream has been answered."""
         self.streams.pop(stream.number, None)
+        self._resets = max(0, self._resets - 1)
         if not self.streams:
             self.deadline = time.monotonic() + self.front.limits.idle_s
             if self.front.draining:

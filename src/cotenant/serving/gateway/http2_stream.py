@@ -75,15 +75,20 @@ class Connection(Protocol):
         """The stream has ended."""
 
 
-class Slot:
-    """The place of one message's answer in the order of a stream."""
+def _nothing() -> None:
+    """There is nothing to withdraw."""
 
-    __slots__ = ("data", "filled", "stream")
+
+class Slot:
+    """The place of one message's answer in the order of a stream. `withdraw` is called when its client goes before."""
+
+    __slots__ = ("data", "filled", "stream", "withdraw")
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.data: bytes | None = None
         self.filled = False
+        self.withdraw = _nothing
 
     def reply(self, message: bytes) -> None:
         """The answer."""
@@ -130,6 +135,13 @@ class Stream:
             refused = self.connection.front.guard(self.headers.get(b"authorization", b""))
             if refused is not None:
                 self.fail(*refused)
+
+    def cancelled(self) -> None:
+        """The client does not want the answer any more."""
+        self.gone = True
+        for slot in self._slots:
+            if not slot.filled:
+                slot.withdraw()
 
     def received(self, data: bytes, ended: bool) -> None:
         """Bytes of messages."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cotenant.serving.dispatch.admission import Admission
 from cotenant.serving.dispatch.apps import Applications
-from cotenant.serving.dispatch.calls import Kind, Refusal, Reply
+from cotenant.serving.dispatch.calls import Kind, Refusal, Reply, Withdraw, nothing
 from cotenant.serving.protocol.oip import InferAnswer, InferRequest
 
 
@@ -16,8 +16,9 @@ class Gateway:
         self.draining = False
         self.open = 0
 
-    def infer(self, request: InferRequest, reply: Reply) -> None:
-        """Serve a request: `reply` gets the answer or the refusal, once, now or later."""
+    def infer(self, request: InferRequest, reply: Reply) -> Withdraw:
+        """Serve a request: `reply` gets the answer or the refusal, once, now or later. What is returned is for a client
+        that goes before."""
         self.open += 1
 
         def counted(answer: InferAnswer | Refusal) -> None:
@@ -29,11 +30,11 @@ class Gateway:
                 raise Refusal(Kind.UNAVAILABLE, "the server is shutting down", 1.0)
             self._room(request)
             if request.model in self.applications.names:
-                self.applications.begin(request, counted)
-            else:
-                self.admission.submit(request, counted)
+                return self.applications.begin(request, counted)
+            return self.admission.submit(request, counted)
         except Refusal as refusal:
             counted(refusal)
+            return nothing
 
     def _room(self, request: InferRequest) -> None:
         """Refuse beyond the server's limit; the lower a request's priority, the earlier."""

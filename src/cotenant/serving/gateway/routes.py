@@ -152,7 +152,7 @@ class Routes:
         except WireError as error:
             self._refuse(x, Refusal(Kind.WRONG, str(error)))
             return
-        self.api.gateway.infer(request, lambda answer: self._answer(x, request, answer))
+        x.withdraw = self.api.gateway.infer(request, lambda answer: self._answer(x, request, answer))
 
     def _answer(self, x: Exchange, request: InferRequest, answer: InferAnswer | Refusal) -> None:
         if isinstance(answer, Refusal):
