@@ -24,8 +24,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../shim/cuda_abi.h"
-#include "../abi/contention.h"
+#include "shim/cuda_abi.h"
+#include "abi/contention.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define SOFT_MAX_DEVICES 16

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from native_sources import SHIM
+from native_sources import NATIVE, SHIM
 
 from cotenant.abi.floor import LEAD_NS, RunAhead
 from cotenant.policy.colocation import APART, settings_for
@@ -75,7 +75,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         pytest.skip("no C compiler")
     out = tmp_path_factory.mktemp("world") / "world.so"
     source = Path(__file__).parent / "floor_world.c"
-    flags = ["-O2", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{SHIM}"]
+    flags = ["-O2", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{NATIVE}", f"-I{SHIM}"]
     subprocess.run([compiler, *flags, "-o", str(out), str(source), "-lpthread"], check=True)
     library = ctypes.CDLL(str(out))
     library.world_divide.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_bool]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from native_sources import SOFTGPU, compile_c
+from native_sources import NATIVE, SOFTGPU, compile_c
 
 NOW = 1_000_000
 STUB = (
@@ -47,7 +47,7 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], 
         stub, target = tmp_path / "stub.c", tmp_path / f"share{percent}.so"
         stub.write_text(STUB)
         sources = [str(stub), str(SOFTGPU / "share.c")]
-        compile_c(["-O1", "-shared", "-fPIC", f"-I{SOFTGPU}", *sources, "-o", str(target)])
+        compile_c(["-O1", "-shared", "-fPIC", f"-I{NATIVE}", f"-I{SOFTGPU}", *sources, "-o", str(target)])
         library = ctypes.CDLL(str(target))
         library.ask.restype = ctypes.c_uint64
         library.ask.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32]

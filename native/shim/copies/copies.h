@@ -63,5 +63,6 @@ static inline uint64_t cot_copy_piece_bytes(const struct copy_record *record, ui
 
 HIDDEN CUresult cot_copy_paced_by_stream(const struct copy_link *link, const struct host_copy *copy);
 HIDDEN void cot_copies_drop_records(void);
+HIDDEN void cot_copies_reset_after_fork(void);
 
 #endif

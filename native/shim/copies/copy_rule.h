@@ -17,8 +17,8 @@
 
 #include <stdbool.h>
 
-#include "../abi/copy_page.h"
-#include "../abi/rules.h"
+#include "abi/copy_page.h"
+#include "abi/rules.h"
 
 #define COPY_SCALE UINT64_C(16)
 #define COPY_CREDIT_SLICES UINT64_C(3)

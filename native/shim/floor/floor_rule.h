@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "../abi/floor.h"
-#include "../abi/rules.h"
+#include "abi/floor.h"
+#include "abi/rules.h"
 
 #define FLOOR_WINDOW_NS INT64_C(10000000)
 #define FLOOR_LONGEST_NS INT64_C(1000000000) /* so that products of two times fit */

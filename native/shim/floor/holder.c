@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../abi/floor.h"
+#include "abi/floor.h"
 #include "shim.h"
 
 #define LOOK_UP_NS 150000    /* while the floor is up */

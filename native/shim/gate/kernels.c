@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../abi/floor.h"
+#include "abi/floor.h"
 #include "shim.h"
 
 #define KINDS 4096 /* power of two */

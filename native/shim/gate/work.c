@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../abi/floor.h"
+#include "abi/floor.h"
 #include "shim.h"
 
 #define SEEN 1024 /* power of two */

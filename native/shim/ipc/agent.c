@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "copies/copies.h"
 #include "shim.h"
 #include "swap/swap.h"
 

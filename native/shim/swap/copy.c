@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../abi/copy_page.h"
+#include "abi/copy_page.h"
 #include "copies/host_copy.h"
 #include "swap/swap.h"
 

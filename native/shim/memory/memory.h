@@ -1,0 +1,29 @@
+/* What the process holds, by family. */
+#ifndef COTENANT_MEMORY_ROOM_H
+#define COTENANT_MEMORY_ROOM_H
+
+#include "shim.h"
+
+/* ---- memory.c ---- */
+HIDDEN CUresult cot_memory_reserve(struct gpu *gpu, uint32_t family, uint64_t bytes, uint64_t *reservation);
+HIDDEN bool cot_memory_make_room(struct gpu *gpu, uint64_t bytes); /* the driver had none of what was reserved: now? */
+HIDDEN void cot_memory_commit(struct gpu *gpu, uint32_t family, uint64_t reservation, uint64_t bytes);
+HIDDEN void cot_memory_release(struct gpu *gpu, uint32_t family, uint64_t bytes);
+HIDDEN void cot_memory_remember(uint64_t address, uint64_t bytes, struct gpu *gpu, uint32_t family);
+struct holding;
+HIDDEN struct holding *cot_memory_take_out(uint64_t address, uint32_t family);
+HIDDEN void cot_memory_taken_out(struct holding *holding, bool freed);
+HIDDEN void cot_memory_forget_gpu(struct gpu *gpu);
+HIDDEN void cot_memory_agent_lost(void);
+HIDDEN void cot_memory_report_state(struct gpu *gpu);
+HIDDEN void cot_memory_report_host(void);
+HIDDEN void cot_memory_reset_after_fork(void);
+HIDDEN bool cot_memory_view(struct gpu *gpu, uint64_t *limit_bytes, uint64_t *used_bytes);
+HIDDEN uint64_t cot_memory_kept(struct gpu *gpu); /* what the card has free and keeps for others */
+HIDDEN void cot_pools_refresh(void);
+HIDDEN void cot_pools_forget_gpu(struct gpu *gpu);
+HIDDEN CUresult cot_graph_memory_check(word graph);
+HIDDEN void cot_graph_memory_settle(word graph);
+HIDDEN void cot_graph_memory_expected(void);
+
+#endif
