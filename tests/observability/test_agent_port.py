@@ -59,7 +59,7 @@ def test_a_change_is_in_the_feed_within_a_second(live_agent: Callable[..., Any])
 def test_who_is_held_off_by_latency_sensitive_work_is_told(live_agent: Callable[..., Any]) -> None:
     """Its class, that it is held off now, and how long its launches have waited, which under mps are no turns."""
     train_spec = {"name": "train", "best_effort": True, "mechanism": "mps"}
-    on_the_host = {"scheme": "tidal", "ahead": "0s"}  # what waits on the device has no wait of its launches
+    on_the_host = {"scheme": "tidal", "run_ahead": "never"}  # what waits on the device has no wait of its launches
     agent = live_agent(tenants=[train_spec], colocation=on_the_host)
 
     def share() -> dict[str, Any]:
