@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,7 +79,6 @@ def cotenant(*arguments: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 def test_a_tenant_runs_under_it(folder: Path) -> None:
     where, state = ("--dir", str(folder)), str(folder / "gpu")
     options = ("--mechanism", "told", "--limit", "40%", "--name", "t")
