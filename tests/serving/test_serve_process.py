@@ -113,7 +113,7 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "options", "said"),
     [
-        ({"lissten": {}}, (), "is no key; those of a server are listen"),
+        ({"lissten": {}}, (), "unknown setting 'lissten'; did you mean listen?"),
         ({"listen": {"http": "8000"}}, (), "services.yaml, line 6, field listen.http: '8000' is not HOST:PORT"),
         ({}, ("--http", "8000"), "cotenant: field http: '8000' is not HOST:PORT"),
         ({"partitions": ["35%"]}, (), "services.yaml, line 8, field partitions: the X profile has no partition 35%"),

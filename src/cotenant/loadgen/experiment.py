@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
+from cotenant.core.checked import Strict, check
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.files import atomic_file
 from cotenant.core.serving import Application, Service, ServingPlan
@@ -33,22 +34,20 @@ BOOT_WITHIN_S, STOP_WITHIN_S = 300.0, 60.0
 PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
 
 
-class LoadEntry(BaseModel):
+class LoadEntry(Strict):
     """`load`: what is sent, against what is planned."""
 
-    model_config = ConfigDict(extra="forbid")
     rate: str = "x1"
     arrivals: str = "poisson"
-    rates: dict[str, list[float]] = {}
+    rates: dict[str, list[float]] = Field(default_factory=dict)
     step: str = "20s"
     senders: int = Field(default=1, ge=1, le=64)
     grpc: bool = False
 
 
-class ExperimentFile(BaseModel):
+class ExperimentFile(Strict):
     """The whole of an experiment file."""
 
-    model_config = ConfigDict(extra="forbid")
     title: str = "Experiment"
     services: dict[str, Any] | str
     load: LoadEntry = LoadEntry()
@@ -95,14 +94,8 @@ def read_experiment(name: str, changes: Mapping[str, Any], rate: str = "x1") -> 
     read = read_yaml(path)
     if not isinstance(read.content, dict):
         raise InputError("needs services", file=path)
-    try:
-        raw = ExperimentFile.model_validate({**read.content, **changes})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise InputError(message, file=path, line=read.line(where), field=where) from None
     with read.located():
+        raw = check(ExperimentFile, {**read.content, **changes})
         parse_load_arrivals(raw.load.arrivals)
         return _checked(path, raw, parse_factor(rate))
 

@@ -15,8 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
+from cotenant.core.checked import Strict, check
 from cotenant.core.errors import InputError
 from cotenant.profiles.serving.latency import BLIND, Interference, ModelProfile, Partition, Points, ServingProfile
 
@@ -77,16 +78,12 @@ def _as_size(value: Any) -> Any:
     return {"fraction": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _Size(_Strict):
+class _Size(Strict):
     fraction: float = Field(gt=0, le=1)
     slots: int = Field(default=0, ge=0, le=64)
 
 
-class _Coefficients(_Strict):
+class _Coefficients(Strict):
     l2_self: float = Field(allow_inf_nan=False)
     l2_other: float = Field(allow_inf_nan=False)
     dram_self: float = Field(allow_inf_nan=False)
@@ -94,15 +91,15 @@ class _Coefficients(_Strict):
     constant: float = Field(allow_inf_nan=False)
 
 
-class _Model(_Strict):
+class _Model(Strict):
     memory_mb: Amount
     latency_ms: dict[str, Batches] = Field(min_length=1)
-    overhead_ms: Batches = {}
-    l2: Batches = {}
-    dram: Batches = {}
+    overhead_ms: Batches = Field(default_factory=dict)
+    l2: Batches = Field(default_factory=dict)
+    dram: Batches = Field(default_factory=dict)
 
 
-class _File(_Strict):
+class _File(Strict):
     gpu: str = Field(min_length=1)
     source: str = Field(min_length=1)
     memory_mb: Amount
@@ -114,18 +111,13 @@ class _File(_Strict):
     network_gbps: Amount | None = None
     partitions: dict[str, Annotated[_Size, BeforeValidator(_as_size)]] = Field(min_length=1)
     interference: _Coefficients | None = None
-    aliases: dict[str, str] = {}
+    aliases: dict[str, str] = Field(default_factory=dict)
     models: dict[str, _Model] = Field(min_length=1)
 
 
 def parse_profile(data: Any, file: str | Path) -> ServingProfile:
     """Build a profile from our JSON, checking every value."""
-    try:
-        raw = _File.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or None
-        raise InputError(first["msg"].removeprefix("Value error, "), file=file, field=where) from None
+    raw = check(_File, data, file)
     models = {}
     for name, m in raw.models.items():
         unknown = sorted(set(m.latency_ms) - set(raw.partitions))

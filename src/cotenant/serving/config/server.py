@@ -6,59 +6,38 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field
 
+from cotenant.core.checked import Bytes, Seconds, Strict, check, parsed
 from cotenant.core.errors import InputError
-from cotenant.core.units import parse_bytes, parse_seconds
 from cotenant.serving.config import backends
 from cotenant.serving.config.services import Deployment
 
 
-class ListenEntry(BaseModel):
+class ListenEntry(Strict):
     """`listen`: addresses, who may ask, and how much and how long."""
 
-    model_config = ConfigDict(extra="forbid")
     http: str | None = "127.0.0.1:8000"
     grpc: str | None = "127.0.0.1:8001"
     tls_certificate: str | None = None
     tls_key: str | None = None
     tokens: str | None = None
-    max_body: int = Field(default=64 << 20, ge=1024, le=1 << 33)
+    max_body: Bytes = Field(default=64 << 20, ge=1024, le=1 << 33)
     max_in_flight: int = Field(default=10_000, ge=1, le=1_000_000)
     max_connections: int = Field(default=20_000, ge=1, le=1_000_000)
-    read_timeout: float = Field(default=30.0, gt=0)
-    write_timeout: float = Field(default=30.0, gt=0)
-    idle_timeout: float = Field(default=300.0, gt=0)
-    drain: float = Field(default=30.0, ge=0)
-
-    @field_validator("max_body", mode="before")
-    @classmethod
-    def _bytes(cls, value: Any) -> Any:
-        return _parsed(parse_bytes, value)
-
-    @field_validator("read_timeout", "write_timeout", "idle_timeout", "drain", mode="before")
-    @classmethod
-    def _seconds(cls, value: Any) -> Any:
-        return _parsed(parse_seconds, value)
+    read_timeout: Seconds = Field(default=30.0, gt=0)
+    write_timeout: Seconds = Field(default=30.0, gt=0)
+    idle_timeout: Seconds = Field(default=300.0, gt=0)
+    drain: Seconds = Field(default=30.0, ge=0)
 
 
-def _parsed(parse: Any, value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse(value)
-    except InputError as error:
-        raise ValueError(error.message) from None
-
-
-class ServingEntry(BaseModel):
+class ServingEntry(Strict):
     """Top-level keys of a server."""
 
-    model_config = ConfigDict(extra="forbid")
     listen: ListenEntry = ListenEntry()
-    backend: str = backends.AUTO
+    backend: Annotated[str, parsed(backends.check)] = backends.AUTO
     models: str | None = None
     autoscale: bool = True
     forecast: Literal["ewma", "trend"] = "trend"
@@ -66,18 +45,8 @@ class ServingEntry(BaseModel):
     least_rate: float = Field(default=0.1, ge=0, le=1)
     verify: bool = True
     hold: float = Field(default=0.0, ge=0, le=1)
-    poll_models: float = Field(default=0.0, ge=0)
-    load_timeout: float = Field(default=300.0, gt=0)
-
-    @field_validator("backend")
-    @classmethod
-    def _backend(cls, value: str) -> str:
-        return str(_parsed(backends.check, value))
-
-    @field_validator("poll_models", "load_timeout", mode="before")
-    @classmethod
-    def _seconds(cls, value: Any) -> Any:
-        return _parsed(parse_seconds, value)
+    poll_models: Seconds = Field(default=0.0, ge=0)
+    load_timeout: Seconds = Field(default=300.0, gt=0)
 
 
 @dataclass(frozen=True)
@@ -111,16 +80,7 @@ def read_serving(deployment: Deployment) -> ServingConfig:
 def _read_serving(deployment: Deployment) -> ServingConfig:
     raw = deployment.raw
     assert raw is not None
-    try:
-        entry = ServingEntry.model_validate(raw.model_extra or {})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(ServingEntry.model_fields)
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            message = f"is no key; those of a server are {known}"
-        raise InputError(message, file=deployment.file, field=where) from None
+    entry = check(ServingEntry, raw.model_extra or {}, deployment.file)
     for door in ("http", "grpc"):
         address = getattr(entry.listen, door)
         if address not in (None, "", "none"):

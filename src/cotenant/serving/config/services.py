@@ -8,62 +8,45 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Capabilities, Use
+from cotenant.core.checked import Memory, Seconds, Strict, check
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
 from cotenant.core.serving import APPLICATIONS, Application, Service
-from cotenant.core.units import parse_fraction, parse_memory, parse_seconds
+from cotenant.core.units import parse_fraction
 from cotenant.core.yamlfile import YamlFile, read_yaml
 
 MAX_GPUS = 100_000
 MOST_PRIORITY = 10**9
 
 
-def _quantity(parse: Any, value: Any) -> Any:
-    """A unit parser inside a pydantic validator: its sentence becomes the validator's."""
-    if not isinstance(value, str | int | float):
-        return value
-    try:
-        return parse(value)
-    except InputError as error:
-        raise ValueError(error.message) from None
-
-
-class GpusEntry(BaseModel):
+class GpusEntry(Strict):
     """`gpus`: how many of which model."""
 
-    model_config = ConfigDict(extra="forbid")
     count: int = Field(ge=1, le=MAX_GPUS)
     model: str
 
 
-class ReplanEntry(BaseModel):
+class ReplanEntry(Strict):
     """`replan`: how often plans are made when serving, and the factor on rates that they are made for."""
 
-    model_config = ConfigDict(extra="forbid")
-    period: float = 20.0
+    period: Seconds = 20.0
     headroom: float = Field(default=1.2, ge=1.0, le=100.0)
 
-    @field_validator("period", mode="before")
-    @classmethod
-    def _seconds(cls, value: Any) -> Any:
-        return _quantity(parse_seconds, value)
 
-
-class ServiceEntry(BaseModel):
+class ServiceEntry(Strict):
     """One of `services`. Without a rate it is planned for 1 request/s until one is measured."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, protected_namespaces=())
     name: str = Field(min_length=1, max_length=200)
     model: str | None = None
     rate_rps: float = Field(default=1.0, allow_inf_nan=False, gt=0)
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
     class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
-    memory: int | None = Field(default=None, ge=0)
+    memory: Memory | None = None
     input_bytes: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     copy_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     work_class: Literal["unknown", "memory", "compute"] = "unknown"
@@ -73,28 +56,22 @@ class ServiceEntry(BaseModel):
     version: int | None = Field(default=None, ge=1)
     max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
 
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _bytes(cls, value: Any) -> Any:
-        return _quantity(parse_memory, value)
-
     @property
     def profile_model(self) -> str:
         """The name in the profile: the last part of a model repository path, or the service's own name."""
         return (self.model or self.name).rstrip("/").rsplit("/", 1)[-1]
 
 
-class ApplicationEntry(BaseModel):
+class ApplicationEntry(Strict):
     """One of `applications`. `graph`: stage to following stages, or the name of a known one (game, traffic)."""
 
-    model_config = ConfigDict(extra="forbid")
     name: str = Field(min_length=1, max_length=200)
     graph: dict[str, list[str]] | str
     rate_rps: float = Field(allow_inf_nan=False, gt=0)
     slo_ms: float = Field(allow_inf_nan=False, gt=0)
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
     arrivals: str | None = None
-    inputs: dict[str, dict[str, str]] = {}
+    inputs: dict[str, dict[str, str]] = Field(default_factory=dict)
 
 
 class ServicesFile(BaseModel):
@@ -110,8 +87,8 @@ class ServicesFile(BaseModel):
     colocation: str | None = None
     profile: str | dict[str, str] | None = None
     replan: ReplanEntry = ReplanEntry()
-    services: list[ServiceEntry] = []
-    applications: list[ApplicationEntry] = []
+    services: list[ServiceEntry] = Field(default_factory=list)
+    applications: list[ApplicationEntry] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -171,24 +148,13 @@ def _scheme(name: str | None) -> str | None:
 
 def parse_services(data: Mapping[str, Any], path: str | Path = "services") -> Deployment:
     """Check the content of services.yaml."""
-    try:
-        raw = ServicesFile.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"{message} (got {_short(first.get('input'))})", file=path, field=where) from None
+    raw = check(ServicesFile, data, path)
     try:
         return _deployment(raw, path)
     except InputError as error:
         if error.file is None:
             raise InputError(error.message, file=path, field=error.field) from None
         raise
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _deployment(raw: ServicesFile, path: str | Path) -> Deployment:

@@ -1,0 +1,90 @@
+"""Checked configuration: pydantic models of files, quantities with units in them, and complaints as one sentence.
+
+Imported where a file is checked: what only describes settings must not need pydantic.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from cotenant.core.errors import InputError
+from cotenant.core.units import parse_bytes, parse_fraction, parse_memory, parse_seconds
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
+    """A parser of ours as a validator: its sentence becomes the complaint."""
+
+    def convert(value: Any) -> Any:
+        try:
+            return parse(value)
+        except InputError as error:
+            raise ValueError(error) from None
+
+    return BeforeValidator(convert)
+
+
+Seconds = Annotated[float, parsed(parse_seconds)]
+Nanoseconds = Annotated[int, parsed(lambda value: round(parse_seconds(value) * 1e9))]
+Bytes = Annotated[int, parsed(parse_bytes)]
+Memory = Annotated[int, parsed(parse_memory)]
+Fraction = Annotated[float, parsed(parse_fraction)]
+
+
+class Strict(BaseModel):
+    """A model that refuses keys it does not have, and says which it has."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        for key in data if isinstance(data, Mapping) else ():
+            if key not in known and key not in cls.model_fields:
+                near = difflib.get_close_matches(str(key), known, 1)
+                hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+                raise PydanticCustomError("unknown", "unknown setting {key}{hint}", {"key": repr(key), "hint": hint})
+        return data
+
+
+def check(model: type[M], data: Any, file: str | Path | None = None) -> M:
+    """The data as a model. InputError with the field of the first thing that is wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise complaint(error, file) from None
+
+
+def complaint(error: ValidationError, file: str | Path | None = None) -> InputError:
+    """The first thing that is wrong, as one sentence with its field: services[0].slo_ms."""
+    first = error.errors()[0]
+    where, context = list(first["loc"]), first.get("ctx", {})
+    cause = context.get("error")
+    if first["type"] == "unknown":
+        where.append(str(context["key"]).strip("'"))
+        text = first["msg"]
+    elif first["type"] == "value_error":
+        inner = cause.args[0] if cause is not None and cause.args else first["msg"]
+        text = inner.message if isinstance(inner, InputError) else str(inner)
+        if isinstance(inner, InputError) and inner.field:
+            where.append(inner.field)
+    elif first["type"] == "missing":
+        text = "is missing"
+    else:
+        said = first["msg"].removeprefix("Input ")
+        text = f"{_short(first['input'])} {said[:1].lower()}{said[1:]}"
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")
+    return InputError(text, file=file, field=field or None)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
