@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cotenant.agent.config.file_watch import FileWatch
-from cotenant.agent.config.files import load, parse_gemini
+from cotenant.agent.config.files import parse_gemini
+from cotenant.agent.config.schema import load
 from cotenant.core.errors import InputError
 from cotenant.policy.shares import MS_NS, SECOND_NS
 
@@ -55,12 +56,12 @@ def test_yaml(tmp_path: Path) -> None:
         ("qouta: 5ms", "unknown setting 'qouta'; did you mean quota?"),
         ("quota: [", "not valid YAML"),
         ("- a", "must hold settings"),
-        ("fail: maybe", "'maybe' is not open or closed"),
+        ("fail: maybe", "'maybe' should be 'open' or 'closed'"),
         ("quota: 5parsecs", "unknown time unit 'parsecs'"),
         ("{quota: 5ms, min_quota: 10ms}", "min_quota <= quota"),
         ("discipline: fair", "known: request-limit"),
-        ("tenants: {a: 1}", "write a list"),
-        ("tenants: [{request: 10%}]", "not a tenant name"),
+        ("tenants: {a: 1}", "should be a valid list"),
+        ("tenants: [{request: 10%}]", "field tenants[0].name: is missing"),
         ("tenants: [{name: a}, {name: a}]", "there twice"),
         ("tenants: [{name: a, request: 60%, limit: 50%}]", "over its own limit of 50%"),
         ("tenants: [{name: a, request: 120%}]", "over 100%"),
@@ -78,7 +79,11 @@ def test_yaml(tmp_path: Path) -> None:
         ("copies: {period_bytes: [1]}", "is not a quantity"),
         ("discipline: [fair]", "unknown discipline"),
         (f"window: 1{'0' * 400}", "the number is too large"),
-        ("tenants: [{name: a, priority: .inf}]", "not a tenant"),
+        ("tenants: [{name: a, priority: .inf}]", "tenants[0].priority: inf should be a finite number"),
+        ("tenants: [1]", "field tenants[0]: 1 should be a valid dictionary"),
+        ("tenants: [{name: a, best_effort: 1}]", "tenants[0].best_effort: 1 should be a valid boolean"),
+        ("colocation: {overlap: 200%}", "field colocation.overlap: '200%' is over 100%"),
+        ("quota_ns: 5", "unknown setting 'quota_ns'; did you mean quota?"),
         ("quota: 5ms\nfail: open\nquota: 6ms", "agent.yaml, line 3, field quota: quota is already given on line 1"),
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 from cotenant.abi.copy_page import COPY_QUEUES, CopyRank
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.config.copies import parse_copies, with_options
-from cotenant.agent.config.files import TenantSpec, check_spec, parse_config
+from cotenant.agent.config.files import TenantSpec, check_spec
+from cotenant.agent.config.schema import parse_config
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.mechanisms.base import Enforcement
 from cotenant.agent.tenants.registry import spec_from_dict, spec_to_dict

@@ -20,7 +20,8 @@ from agent_harness import AgentProcess, wait_for
 from cotenant.abi.floor import FLOOR_BYTES, FLOOR_HOLDERS, FLOOR_MAGIC, FloorRole, WorkClass
 from cotenant.abi.protocol import FLOOR_SOCKET
 from cotenant.agent.config.colocation import parse_colocation
-from cotenant.agent.config.files import TenantSpec, load
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.config.schema import load
 from cotenant.agent.gate import page as floor_page
 from cotenant.agent.gate.client import join_floor
 from cotenant.bench.colocation_rig import Program, Rig

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 from cotenant.abi.floor import KERNEL, KERNEL_NAME, WorkClass
 from cotenant.agent.config import kernel_table
 from cotenant.agent.config.colocation import known_kernels
-from cotenant.agent.config.files import TenantSpec, check_spec, load
+from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.agent.config.kernel_table import compiled, entries_of, hashed, most_class
+from cotenant.agent.config.schema import load
 from cotenant.agent.gate.client import join_floor
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.launcher import Launch, register

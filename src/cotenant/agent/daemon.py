@@ -111,7 +111,12 @@ class Agent:
     def load_config(self) -> AgentConfig:
         """The config file as it is now, with the command line's values over it."""
         source = self.options.source
-        return configs.with_options(configs.load(source) if source else AgentConfig(), **self.options.overrides)
+        config = AgentConfig()
+        if source:
+            from cotenant.agent.config.schema import load  # which takes pydantic, and a tenth of a second
+
+            config = load(source)
+        return configs.with_options(config, **self.options.overrides)
 
     # -- running ---------------------------------------------------------------------------------------------------
 

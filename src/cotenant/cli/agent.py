@@ -105,14 +105,16 @@ def read_token(path: Path | None, field: str) -> str | None:
 def _copies(config: Text, period: Text, chunk: Text) -> Any:
     """CopySettings of the config file with the command line's sizes over them; None when none were given."""
     from cotenant.agent.config.copies import with_options
-    from cotenant.agent.config.files import AgentConfig, load
+    from cotenant.agent.config.files import AgentConfig
+    from cotenant.agent.config.schema import load
 
     return with_options((load(config) if config else AgentConfig()).copies, period=period, chunk=chunk)
 
 
 def _quota(config: Text, discipline: Text, **times: Text) -> Any:
     """QuotaSettings of the config file with the command line's values over them; None when none were given."""
-    from cotenant.agent.config.files import AgentConfig, load, quota_settings
+    from cotenant.agent.config.files import AgentConfig, quota_settings
+    from cotenant.agent.config.schema import load
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_seconds
 

@@ -40,7 +40,7 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Say what each tenant of an agent's file would get of one GPU, by the broker and policy that the agent runs."""
-    from cotenant.agent.config.files import load as read
+    from cotenant.agent.config.schema import load as read
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_seconds
 

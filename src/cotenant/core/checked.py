@@ -41,14 +41,14 @@ Fraction = Annotated[float, parsed(parse_fraction)]
 class Strict(BaseModel):
     """A model that refuses keys it does not have, and says which it has."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
     def _known(cls, data: Any) -> Any:
         known = [field.alias or name for name, field in cls.model_fields.items()]
         for key in data if isinstance(data, Mapping) else ():
-            if key not in known and key not in cls.model_fields:
+            if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
                 hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
                 raise PydanticCustomError("unknown", "unknown setting {key}{hint}", {"key": repr(key), "hint": hint})
@@ -74,8 +74,8 @@ def complaint(error: ValidationError, file: str | Path | None = None) -> InputEr
     elif first["type"] == "value_error":
         inner = cause.args[0] if cause is not None and cause.args else first["msg"]
         text = inner.message if isinstance(inner, InputError) else str(inner)
-        if isinstance(inner, InputError) and inner.field:
-            where.append(inner.field)
+        if isinstance(inner, InputError) and inner.field:  # which may name what it was given, too
+            where[-1:] = [inner.field] if inner.field.split(".")[0] == where[-1:][0] else [*where[-1:], inner.field]
     elif first["type"] == "missing":
         text = "is missing"
     else:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cotenant.agent.config.files import parse_yaml, read_text
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
 from cotenant.core.errors import InputError
 from cotenant.core.units import parse_fraction, parse_memory, parse_seconds
+from cotenant.core.yamlfile import read_yaml
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 SLICE = re.compile(r"^([1-7])g(\.\d+gb)?(\+me)?$")
@@ -182,7 +182,7 @@ _KEYS = (
 def read_job_file(path: str | Path) -> JobSpec:
     """A job from a YAML file; InputError names file, line and field. Paths in it are relative to the file."""
     file = Path(path)
-    read = parse_yaml(read_text(file), file)
+    read = read_yaml(file)
     with read.located():
         return job_from_values(read.content or {}, file.resolve().parent)
 
@@ -192,6 +192,8 @@ def job_from_values(data: Mapping[str, Any], folder: Path) -> JobSpec:
 
     `folder`: what a relative profile or workdir stands in, and the working folder of a job that names none.
     """
+    if not isinstance(data, Mapping):
+        raise InputError("a job file holds settings, one `name: value` a line")
     for key in data:
         if key not in _KEYS:
             raise InputError(f"is not a field of a job; known: {', '.join(_KEYS)}", field=str(key)[:60])

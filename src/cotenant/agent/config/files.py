@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
 import math
-import pwd
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cotenant.agent.config import kernel_table
-from cotenant.agent.config.colocation import check_work, known_kernels, parse_colocation, whole
-from cotenant.agent.config.copies import parse_copies
-from cotenant.agent.config.swap import parse_swap
+from cotenant.agent.config.colocation import check_work
 from cotenant.agent.mechanisms import registry as mechanisms
-from cotenant.core import yamlfile
 from cotenant.core.errors import InputError
-from cotenant.core.units import parse_bytes, parse_fraction, parse_memory, parse_seconds
-from cotenant.core.yamlfile import YamlFile
+from cotenant.core.units import parse_bytes, parse_fraction
 from cotenant.policy.colocation import ColocationSettings
 from cotenant.policy.copies import CopySettings
-from cotenant.policy.shares import DISCIPLINES, QuotaSettings
+from cotenant.policy.shares import QuotaSettings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 FAIL_MODES = ("open", "closed")
@@ -124,59 +117,6 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
     return spec
 
 
-_TENANT_KEYS = ("name", "request", "limit", "memory", "priority", "weight", "gpus", "mechanism", "user", "best_effort",
-                "work_class", "work_sms", "kernel_profile", "in_flight_us", "copy_weight", "latency_sensitive",
-                "oversubscribe")  # fmt: skip
-_AGENT_KEYS = (
-    "gpus",
-    "quota",
-    "min_quota",
-    "max_quota",
-    "window",
-    "discipline",
-    "idle_credit",
-    "alone_after",
-    "exclusive_turn",
-    "revoke_grace",
-    "stuck_after",
-    "fail",
-    "tenants",
-    "idle_release",
-    "work_in_flight",
-    "context_reserve",
-    "reconnect",
-    "swap_memory",
-    "gpu_memory",
-    "most_moving",
-    "swap_piece",
-    "swap_hand",
-    "colocation",
-    "copies",
-)
-_TIMES = {
-    "quota": "quota_ns",
-    "min_quota": "min_quota_ns",
-    "max_quota": "max_quota_ns",
-    "window": "window_ns",
-    "idle_credit": "idle_credit_ns",
-    "alone_after": "alone_ns",
-    "exclusive_turn": "exclusive_ns",
-    "revoke_grace": "grace_ns",
-    "stuck_after": "stuck_ns",
-}
-
-
-def load(source: str) -> AgentConfig:
-    """Read `FILE.yaml` or `gemini:FILE`."""
-    if source.startswith("gemini:"):
-        path = Path(source.removeprefix("gemini:"))
-        return AgentConfig(tenants=parse_gemini(read_text(path), path))
-    path = Path(source)
-    read = parse_yaml(read_text(path), path)
-    with read.located():
-        return parse_config(read.content or {}, path)
-
-
 def config_path(source: str) -> Path:
     """The file behind a --config value."""
     return Path(source.removeprefix("gemini:"))
@@ -194,74 +134,6 @@ def read_text(path: Path) -> str:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
 
 
-def parse_yaml(text: str, path: Path) -> YamlFile:
-    """A YAML file that holds a mapping; InputError with the line of what is wrong."""
-    try:
-        import yaml  # noqa: F401 - only to say what is missing
-    except ImportError:
-        if text.lstrip().startswith("{"):
-            return YamlFile(_parse_json(text, path), str(path))
-        raise InputError("reading YAML needs the PyYAML package; a gemini: file does not", file=path) from None
-    read = yamlfile.parse_yaml(text, path)
-    if read.content is not None and not isinstance(read.content, dict):
-        raise InputError("the file must hold settings, one `name: value` a line", file=path)
-    return read
-
-
-def _parse_json(text: str, path: Path) -> Mapping[str, Any]:
-    """JSON is YAML too: what can be read on a machine without PyYAML."""
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"not valid JSON: {error}", file=path) from None
-    return data if isinstance(data, dict) else {}
-
-
-def _known(keys: Iterable[object], allowed: tuple[str, ...], path: Path, where: str) -> None:
-    for key in keys:
-        if key not in allowed:
-            near = difflib.get_close_matches(str(key), allowed, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(allowed)}"
-            raise InputError(f"unknown setting {key!r}{hint}", file=path, field=f"{where}.{key}" if where else str(key))
-
-
-def parse_config(data: Mapping[str, Any], path: Path) -> AgentConfig:
-    """AgentConfig from a parsed YAML mapping."""
-    _known(data, _AGENT_KEYS, path, "")
-    try:
-        times = {to: round(parse_seconds(data[key], key) * 1e9) for key, to in _TIMES.items() if key in data}
-        values: dict[str, Any] = {}
-        for key, to in (("idle_release", "idle_release_ns"), ("work_in_flight", "inflight_ns")):
-            if key in data:
-                values[to] = round(parse_seconds(data[key], key) * 1e9)
-        if "reconnect" in data:
-            values["reconnect_ms"] = round(parse_seconds(data["reconnect"], "reconnect") * 1e3)
-        if "context_reserve" in data:
-            values["context_reserve_bytes"] = parse_bytes(data["context_reserve"], "context_reserve")
-        if "gpu_memory" in data:
-            values["gpu_memory_bytes"] = parse_memory(data["gpu_memory"], "gpu_memory")
-        values |= parse_swap(data)
-        if "colocation" in data:
-            values["colocation"] = parse_colocation(data["colocation"])
-        if "copies" in data:
-            values["copies"] = parse_copies(data["copies"])
-    except InputError as error:
-        raise InputError(error.message, file=path, field=error.field) from None
-    fail = data.get("fail", "closed")
-    if fail not in FAIL_MODES:
-        raise InputError(f"{fail!r} is not open or closed", file=path, field="fail")
-    gpus = data.get("gpus", "all")
-    gpus = tuple(gpus.split(",")) if isinstance(gpus, str) else gpus
-    if not isinstance(gpus, list | tuple) or not gpus or not all(isinstance(g, str) for g in gpus):
-        raise InputError("write soft, all, or a list of GPU UUIDs", file=path, field="gpus")
-    name = data.get("discipline", "request-limit")
-    if name not in [d.name for d in DISCIPLINES]:
-        known = ", ".join(d.name for d in DISCIPLINES)
-        raise InputError(f"unknown discipline {name!r}; known: {known}", file=path, field="discipline")
-    tenants = _parse_tenants(data.get("tenants") or [], path)
-    return AgentConfig(tuple(gpus), quota_settings(name, times, path), fail, tenants, **values)
-
-
 def quota_settings(discipline: str, times: Mapping[str, int], path: Path | None = None) -> QuotaSettings:
     """QuotaSettings from the times that were given; a quota given alone keeps the minimum and maximum around it."""
     values = dict(times)
@@ -273,82 +145,6 @@ def quota_settings(discipline: str, times: Mapping[str, int], path: Path | None 
         return QuotaSettings(discipline=discipline, **values)
     except ValueError as error:
         raise InputError(str(error), file=path, field="quota") from None
-
-
-def _parse_tenants(entries: Any, path: Path) -> tuple[TenantSpec, ...]:
-    if not isinstance(entries, list):
-        raise InputError("write a list of tenants", file=path, field="tenants")
-    specs: dict[str, TenantSpec] = {}
-    for index, entry in enumerate(entries):
-        where = f"tenants[{index}]"
-        if not isinstance(entry, dict):
-            raise InputError("a tenant is a mapping with a name", file=path, field=where)
-        _known(entry, _TENANT_KEYS, path, where)
-        spec = _parse_tenant(entry, path, where)
-        if spec.name in specs:
-            raise InputError(f"the tenant {spec.name} is there twice", file=path, field=where)
-        specs[spec.name] = spec
-    return tuple(specs.values())
-
-
-def _parse_tenant(entry: Mapping[str, Any], path: Path, where: str) -> TenantSpec:
-    try:
-        gpus = _gpus(entry.get("gpus", ()))
-        limit = parse_fraction(entry["limit"], "limit") if "limit" in entry else 1.0
-        spec = TenantSpec(
-            name=check_name(entry.get("name")),
-            request=parse_fraction(entry.get("request", 0.0), "request"),
-            limit=limit,
-            memory_bytes=parse_memory(entry["memory"], "memory") if "memory" in entry else None,
-            priority=int(entry.get("priority", 0)),
-            weight=float(entry.get("weight", 0.0)),
-            gpus=gpus,
-            gpu_count=max(1, len(gpus)),
-            mechanism=str(entry.get("mechanism", mechanisms.DEFAULT)),
-            uid=_user(entry["user"]) if "user" in entry else None,
-            best_effort=_flag(entry, "best_effort"),
-            oversubscribe=str(entry.get("oversubscribe", "none")),
-            copy_weight=float(entry["copy_weight"]) if "copy_weight" in entry else None,
-            latency_sensitive=_flag(entry, "latency_sensitive"),
-            work_sms=int(entry.get("work_sms", 0)),
-            **known_kernels(
-                entry.get("kernel_profile"),
-                entry.get("work_class"),
-                latency_sensitive=_flag(entry, "latency_sensitive"),
-                folder=path.parent,
-            ),
-            in_flight_us=whole(entry.get("in_flight_us", 0), "in_flight_us"),
-        )
-        return check_spec(spec)
-    except InputError as error:
-        raise InputError(error.message, file=path, field=f"{where}.{error.field}" if error.field else where) from None
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"not a tenant: {error}", file=path, field=where) from None
-
-
-def _gpus(said: Any) -> tuple[str, ...]:
-    if isinstance(said, str):
-        said = said.split(",")
-    if not isinstance(said, list | tuple) or not all(isinstance(x, str | int) for x in said):
-        raise InputError(f"{said!r} is no list of GPUs (indices or UUIDs)", field="gpus")
-    return tuple(str(x).strip() for x in said)
-
-
-def _flag(entry: Mapping[str, Any], name: str) -> bool:
-    said = entry.get(name, False)
-    if not isinstance(said, bool):
-        raise InputError(f"{said!r} is neither true nor false", field=name)
-    return said
-
-
-def _user(text: Any) -> int:
-    """A user's number, from its name or number."""
-    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
-        return text
-    try:
-        return pwd.getpwnam(str(text)).pw_uid
-    except KeyError:
-        raise InputError(f"there is no user {text!r} on this machine") from None
 
 
 def parse_gemini(text: str, path: Path | None = None) -> tuple[TenantSpec, ...]:
