@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.core.errors import InputError
-from cotenant.core.yamlfile import parse_documents, parse_value, parse_yaml, read_yaml
+from cotenant.core.yamlfile import parse_documents, parse_yaml, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,10 +49,6 @@ def test_merges_and_aliases_repeat_nothing() -> None:
 def test_documents_may_repeat_what_another_has() -> None:
     assert [d.content for d in parse_documents("a: 1\n---\na: 2\n---\n")] == [{"a": 1}, {"a": 2}, None]
     assert parse_yaml("").content is None
-    assert parse_value("[1, 2]", "--set") == [1, 2]
-    with pytest.raises(InputError, match="is not a value") as caught:
-        parse_value("[1,", "--set")
-    assert caught.value.field == "--set"
 
 
 def test_lines_of_fields() -> None:

@@ -268,8 +268,6 @@ class GrpcTransport:
         """A connection has ended: so have its calls."""
         calls, channel.calls = channel.calls, {}
         self._drop(channel)
-        if not calls:
-            self.loop.reopened += 1
         for index, _ in calls.values():
             self.where.pop(index, None)
             self.loop.finish(index, FAILED, reason=_why(error))

@@ -304,7 +304,6 @@ class HttpTransport:
         connection.index = FREE
         self._drop(connection)
         if index == FREE:
-            self.loop.reopened += 1
             return
         del self.busy[index]
         self.loop.finish(index, FAILED, reason=_why(error))

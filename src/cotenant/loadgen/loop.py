@@ -105,7 +105,6 @@ class Loop:
         self.wrong = 0  # answers that belong to another request or model
         self.stray = 0  # answers that nobody waited for
         self.reasons: dict[str, int] = {}
-        self.reopened = 0
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._epoll = select.epoll()
         self._timer = Timer()

@@ -10,7 +10,6 @@ import secrets
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 from cotenant.agent.processes import peer_of
@@ -206,8 +205,3 @@ def _whole_characters(raw: bytes) -> int:
             length = {0b110: 2, 0b1110: 3, 0b1111: 4}.get(byte >> 5 if byte < 0xE0 else byte >> 4, 1)
             return len(raw) - back if length > back else len(raw)
     return len(raw)
-
-
-def socket_path(folder: Path) -> Path:
-    """Where the fleet in a folder listens."""
-    return folder / SOCKET_FILE
