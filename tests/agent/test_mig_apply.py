@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvml_standin import A100_40, H100_80, Card, Interrupted, StandIn
+from nvml_standin import A100_40, H100_80, RTX_6000, Card, Interrupted, StandIn, _Instance
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.mig import Placement, geometry, legal_layouts
+from cotenant.core.mig_config import Rule, read_mig_config
 from cotenant.devices import mig
 from cotenant.devices.nvml import Nvml
 
@@ -97,6 +99,99 @@ def test_any_layout_can_follow_any_other_through_any_interruption(data: st.DataO
         found = nvml.instances(nvml.find(UUID), nvml.geometry(nvml.find(UUID)))
     assert tuple(sorted(g.placement for g in found)) == layout
     assert all(g.compute_ids == (0,) and g.uuid for g in found)
+
+
+def with_media(**more: object) -> StandIn:
+    """An H100 with one 1g.10gb+me at slot 6."""
+    card = Card(name="NVIDIA H100 80GB HBM3", profiles=dict(H100_80), pci=0x233010DE)
+    card.instances[1], card.next_id = _Instance(1, 7, 6, [0]), 2
+    return StandIn(card, **more)  # type: ignore[arg-type]
+
+
+def test_an_instance_with_media_extensions_is_listed_replaced_and_removed() -> None:
+    standin = with_media()
+    with Nvml(standin) as nvml:
+        (row,) = mig.export(nvml)["gpus"][0]["instances"]
+        assert (row["profile"], row["start"], row["sms"], row["memory_bytes"]) == ("1g.10gb+me", 6, 16, 9984 << 20)
+        with pytest.raises(WorkError, match=r"has MIG instances, 1g\.10gb\+me@6; `cotenant mig reset"):
+            mig.set_mode(nvml, UUID, False)
+        steps = mig.apply(nvml, UUID, "3,2,1", dry_run=True)["steps"]
+        assert steps == [
+            "destroy 1g.10gb+me@6 (instance 1)", "create 3g.40gb@0", "create 2g.20gb@4", "create 1g.10gb@6"
+        ]
+        standin.cards[0].processes = {4242: 1}
+        with pytest.raises(WorkError, match=r"runs process 4242 on 1g\.10gb\+me@6: stop it first"):
+            mig.apply(nvml, UUID, "3,2,1", dry_run=True)
+        standin.cards[0].processes = {}
+        mig.apply(nvml, UUID, "3,2,1")
+        assert placed(standin) == [("MIG 1g.10gb", 6), ("MIG 2g.20gb", 4), ("MIG 3g.40gb", 0)]
+        mig.apply(nvml, UUID, "3,2,1g+me")
+        assert ("MIG 1g.10gb+me", 6) in placed(standin)
+        mig.reset(nvml, UUID)
+    assert standin.cards[0].instances == {}
+
+
+@pytest.mark.parametrize("fail_at", range(1, 9))
+def test_a_failed_apply_puts_back_what_was_there(fail_at: int) -> None:
+    standin = with_media(fail_at=fail_at)
+    with Nvml(standin) as nvml:
+        with pytest.raises(WorkError, match=r"; (what was there is put back|nothing was changed)") as failed:
+            mig.apply(nvml, UUID, "3,2,1")
+        assert "\n" not in str(failed.value)
+    assert placed(standin) == [("MIG 1g.10gb+me", 6)]
+
+
+def test_what_cannot_be_put_back_is_named() -> None:
+    standin = with_media()
+
+    def refuse(*_: object) -> None:
+        standin.fail("UNKNOWN")
+
+    standin.nvmlDeviceCreateGpuInstanceWithPlacement = refuse  # type: ignore[method-assign, assignment]
+    with Nvml(standin) as nvml, pytest.raises(WorkError, match=r"there was 1g\.10gb\+me@6, which could not"):
+        mig.apply(nvml, UUID, "3,2,1")
+
+
+def test_a_reset_that_leaves_something_says_so() -> None:
+    standin = with_media(fail_at=1)
+    with Nvml(standin) as nvml:
+        with pytest.raises(WorkError, match=r"GPU 0 still has 1g\.10gb\+me@6: destroying GPU instance 1"):
+            mig.reset(nvml, UUID)
+        assert mig.reset(nvml, UUID)["steps"] == ["destroy 1g.10gb+me@6 (instance 1)"]
+
+
+def test_a_profile_that_is_not_known_here_is_listed_and_removed() -> None:
+    card = Card(profiles=dict(H100_80) | {20: (90, "MIG 2g.20gb+new", 1, 20096, 32, 2, (0, 2, 4), 2)})
+    card.instances[1], card.next_id = _Instance(1, 20, 2, [0]), 2
+    with Nvml(StandIn(card)) as nvml:
+        assert mig.export(nvml)["gpus"][0]["instances"][0]["profile"] == "2g.20gb+new"
+        mig.apply(nvml, UUID, "2g.20gb+new@2,1g@0")
+        mig.reset(nvml, UUID)
+    assert card.instances == {}
+
+
+def test_an_instance_of_a_profile_the_driver_does_not_describe_is_listed_and_removed() -> None:
+    card = Card(profiles=dict(H100_80) | {40: (99, "", 1, 20096, 32, 2, (0, 2, 4), 2)})
+    card.instances[1], card.next_id = _Instance(1, 40, 2, [0]), 2
+    with Nvml(StandIn(card)) as nvml:
+        assert mig.export(nvml)["gpus"][0]["instances"][0]["profile"] == "profile-99"
+        with pytest.raises(WorkError, match="profile-99@2"):
+            mig.set_mode(nvml, UUID, False)
+        assert mig.reset(nvml, UUID)["steps"] == ["destroy profile-99@2 (instance 1)"]
+    assert card.instances == {}
+
+
+def test_graphics_and_media_of_an_rtx_pro_6000() -> None:
+    standin = StandIn(Card(profiles=dict(RTX_6000), pci=0x2BB510DE, slices=4))
+    with Nvml(standin) as nvml:
+        mig.apply(nvml, UUID, "2g+gfx,1g+me,1g-me")
+        assert placed(standin) == [("MIG 1g.24gb+me", 6), ("MIG 1g.24gb-me", 9), ("MIG 2g.48gb+gfx", 0)]
+        with pytest.raises(InputError, match="does not exist"):
+            mig.apply(nvml, UUID, "2g+me.all,1g")
+        catalog, live = geometry("RTX-PRO-6000"), nvml.geometry(nvml.find("0"))
+    assert {k: (p.name, p.profile_id, p.starts, p.most, p.engines) for k, p in live.every.items()} == {
+        k: (p.name, p.profile_id, p.starts, p.most, p.engines) for k, p in catalog.every.items()
+    }
 
 
 def test_refuses_while_processes_run_unless_they_keep_their_instances() -> None:
@@ -213,3 +308,54 @@ def test_export_lists_every_gpu() -> None:
 def test_difference_creates_large_instances_first() -> None:
     change = mig.difference((Placement(0, "2g"), Placement(2, "1g"), Placement(4, "3g")), [])
     assert [p.kind for p in change.create] == ["3g", "2g", "1g"]
+
+
+def balanced(card: Card, folder: Path) -> tuple[Rule, ...]:
+    path = folder / "config.yaml"
+    path.write_text(
+        "version: v1\nmig-configs:\n  all-balanced:\n"
+        f'  - {{device-filter: ["{card.pci:#X}"], devices: all, mig-enabled: true,'
+        ' mig-devices: {1g.10gb+me: 1, 2g.20gb: 1, 3g.40gb: 1}}\n'
+        "  all-disabled:\n  - {devices: [0, 1], mig-enabled: false}\n"
+        "  mixed:\n  - {devices: all, mig-enabled: true, mig-devices: {7g.80gb: 1}}\n"
+        "  - {devices: [1], mig-enabled: true, mig-devices: {}}\n"
+    )
+    lists = read_mig_config(path)
+    return lists["all-balanced"] if card.pci == 0x233010DE else ()
+
+
+def test_a_mig_parted_list_is_made_true(tmp_path: Path) -> None:
+    standin = with_media()
+    other = Card(uuid="GPU-bbbbbbbb-1111-2222-3333-444444444444", profiles=dict(H100_80), pci=0x233010DE, mig=False)
+    standin.cards.append(other)
+    rules = balanced(standin.cards[0], tmp_path)
+    with Nvml(standin) as nvml:
+        first, second = mig.apply_rules(nvml, rules, dry_run=True)
+        assert first["steps"] == ["create 3g.40gb@0", "create 2g.20gb@4"], "the 1g.10gb+me stays where it is"
+        assert second["steps"][0] == "turn MIG on"
+        assert standin.changes == []
+        mig.apply_rules(nvml, rules)
+        want = [("MIG 1g.10gb+me", 6), ("MIG 2g.20gb", 4), ("MIG 3g.40gb", 0)]
+        assert placed(standin) == placed(standin, 1) == want
+        lists = read_mig_config(tmp_path / "config.yaml")
+        mig.apply_rules(nvml, lists["mixed"])
+        assert (placed(standin), placed(standin, 1)) == ([("MIG 7g.80gb", 0)], [])
+        mig.apply_rules(nvml, lists["all-disabled"], gpu="0")
+        assert (standin.cards[0].mig, other.mig) == (False, True)
+
+
+def test_a_list_is_checked_on_every_gpu_before_one_is_changed(tmp_path: Path) -> None:
+    standin = with_media()
+    standin.cards.append(Card(uuid="GPU-bbbbbbbb-1111-2222-3333-444444444444"))  # an A100-40GB: it has no 7g.80gb
+    balanced(standin.cards[0], tmp_path)
+    lists = read_mig_config(tmp_path / "config.yaml")
+    with Nvml(standin) as nvml:
+        with pytest.raises(InputError, match=r"A100-40GB has no MIG profile '7g\.80gb'"):
+            mig.apply_rules(nvml, lists["mixed"][:1])
+        standin.cards[1].processes = {77: None}
+        with pytest.raises(WorkError, match="process 77"):
+            mig.apply_rules(nvml, lists["all-disabled"])
+        standin.cards[0].pci = 0x1
+        with pytest.raises(InputError, match="no rule is about a GPU of this machine; there are 0"):
+            mig.apply_rules(nvml, lists["all-balanced"])
+    assert standin.changes == []

@@ -230,3 +230,29 @@ def test_simulate_against_other_policies(call: Any, tmp_path: Path) -> None:
         code, out, err = call(*argv, *wrong, "--out", tmp_path / "run")
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert not (tmp_path / "run").exists()
+
+
+def test_a_mig_parted_configuration_is_checked_and_applied(call: Any, card: Card, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "version: v1\nmig-configs:\n  halves:\n  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}\n"
+        "  tiny:\n  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb+me: 1}}\n"
+    )
+    code, out, _ = call("mig", "check", config)
+    assert (code, out) == (0, "halves: A100-40GB\ntiny: A100-40GB\n")
+    code, out, _ = call("mig", "apply", "halves", "--config", config, "--dry-run", "--json")
+    assert code == 0
+    assert json.loads(out)["gpus"][0]["steps"] == ["create 3g.20gb@0", "create 3g.20gb@4"]
+    code, out, _ = call("mig", "apply", "halves", "--config", config)
+    assert code == 0
+    assert sorted(i.start for i in card.instances.values()) == [0, 4]
+    code, _, err = call("mig", "apply", "quarters", "--config", config)
+    assert code == 2
+    assert "has no list 'quarters'; it has halves, tiny" in err
+    code, _, err = call("mig", "apply", "3,3")
+    assert (code, err.count("\n")) == (2, 1)
+    config.write_text(config.read_text().replace("3g.20gb: 2", "3g.20gb: 3"))
+    code, out, err = call("mig", "check", config, "--json")
+    assert code == 2
+    assert json.loads(out)["rules"][0]["problem"] == "no model of the catalog can have it"
+    assert "1 of 2 rules do not hold" in err

@@ -23,7 +23,7 @@ from cotenant.core.mig import (
 )
 from cotenant.core.mig_tables import TABLES
 
-SEVEN = [name for name in TABLES if name != "A30"]
+SEVEN = [name for name in TABLES if name not in ("A30", "RTX-PRO-6000")]
 
 
 @pytest.mark.parametrize("gpu", SEVEN)
@@ -92,6 +92,41 @@ def test_layout_syntax() -> None:
 def test_a_layout_that_does_not_exist_is_refused_in_one_sentence(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_layout(geometry("A100-40GB"), text)
+
+
+def test_variants_are_asked_for_by_name_and_chosen_by_no_policy() -> None:
+    geo = geometry("H100-80GB")
+    assert geo.kinds == ("7g", "4g", "3g", "2g", "1g+", "1g")
+    assert geo.format(parse_layout(geo, "3g.40gb,2g.20gb,1g.10gb+me")) == "3g.40gb@0,2g.20gb@4,1g.10gb+me@6"
+    assert parse_layout(geo, "1g+me@6") == parse_layout(geo, "1+me@6") == (Placement(6, "1g+me"),)
+    with pytest.raises(InputError, match="does not exist"):
+        parse_layout(geo, "1g+me,1g+me")  # one per GPU
+    with pytest.raises(InputError, match="does not exist"):
+        parse_layout(geo, "7g,1g+me")
+    assert {geo.format(x) for x in reachable(geo, parse_layout(geo, "3g@0,2g@4,1g+me@6"))} == {
+        "3g.40gb@0,2g.20gb@4,1g.10gb+me@6"
+    }
+    with pytest.raises(InputError, match=r"a part of an instance; instances are given whole, 3g\.40gb"):
+        parse_layout(geo, "1c.3g.40gb")
+    a30 = geometry("A30")
+    with pytest.raises(InputError, match="does not exist"):
+        parse_layout(a30, "2g+me,1g+me")  # one optical flow unit
+
+
+def test_an_rtx_pro_6000_shares_its_four_video_decoders() -> None:
+    geo = geometry("RTX-PRO-6000")
+    assert geo.kinds == ("4g", "2g", "1g")
+    assert geo.format(parse_layout(geo, "2,1,1")) == "2g.48gb@0,1g.24gb@6,1g.24gb@9"
+    for legal in ("1g+me.all,1g-me,1g-me,1g-me", "1g+gfx,1g+gfx,1g,1g", "2g+me.all,2g-me", "2g,1g+me,1g+gfx"):
+        parse_layout(geo, legal)
+    for excluded in ("1g+me.all,1g,1g-me", "2g+me.all,2g", "1g+me.all,1g+me", "1g+me,1g+me", "4g,1g-me"):
+        with pytest.raises(InputError, match="does not exist"):
+            parse_layout(geo, excluded)
+
+
+def test_other_names_of_other_drivers() -> None:
+    geo = geometry("GB200")
+    assert geo.format(parse_layout(geo, "3g.95gb,2g.47gb,1g.24gb+me")) == "3g.93gb@0,2g.47gb@4,1g.23gb+me@6"
 
 
 def test_a_gpu_without_mig_is_refused() -> None:

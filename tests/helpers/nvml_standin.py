@@ -32,6 +32,20 @@ H100_80 = {
     3: (5, "MIG 4g.40gb", 1, 40448, 64, 4, (0,), 4),
     4: (0, "MIG 7g.80gb", 1, 81152, 132, 7, (0,), 8),
 }
+# an RTX PRO 6000: twelve memory slots, video decoders and optical flow units at the end of each row
+RTX_6000 = {
+    3: (0, "MIG 4g.96gb", 1, 97408, 188, 4, (0,), 12, 4, 1),
+    12: (32, "MIG 4g.96gb+gfx", 1, 97408, 188, 4, (0,), 12, 4, 1),
+    1: (5, "MIG 2g.48gb", 2, 48512, 94, 2, (0, 6), 6, 2, 0),
+    11: (35, "MIG 2g.48gb+gfx", 2, 48512, 94, 2, (0, 6), 6, 2, 0),
+    16: (64, "MIG 2g.48gb+me.all", 1, 48512, 94, 2, (0, 6), 6, 4, 1),
+    14: (66, "MIG 2g.48gb-me", 2, 48512, 94, 2, (0, 6), 6, 0, 0),
+    0: (14, "MIG 1g.24gb", 4, 24192, 46, 1, (0, 3, 6, 9), 3, 1, 0),
+    7: (21, "MIG 1g.24gb+me", 1, 24192, 46, 1, (0, 3, 6, 9), 3, 1, 1),
+    10: (47, "MIG 1g.24gb+gfx", 4, 24192, 46, 1, (0, 3, 6, 9), 3, 1, 0),
+    15: (65, "MIG 1g.24gb+me.all", 1, 24192, 46, 1, (0, 3, 6, 9), 3, 4, 1),
+    13: (67, "MIG 1g.24gb-me", 4, 24192, 46, 1, (0, 3, 6, 9), 3, 0, 0),
+}
 FULL_COMPUTE = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}  # compute slices -> index of the compute profile that fills them
 
 
@@ -63,6 +77,8 @@ class Card:
     processes: dict[int, int | None] = field(default_factory=dict)
     mps_clients: list[int] = field(default_factory=list)
     next_id: int = 1
+    pci: int = 0x20B010DE
+    slices: int = 7
 
 
 class Interrupted(BaseException):
@@ -81,12 +97,15 @@ class StandIn:
             self.value = value
             super().__init__(f"NVML error {value}")
 
-    def __init__(self, *cards: Card, root: bool = True, die_at: int | None = None, old_driver: bool = False) -> None:
+    def __init__(
+        self, *cards: Card, root: bool = True, die_at: int | None = None, old_driver: bool = False, fail_at: int = 0
+    ) -> None:
         for name in dir(pynvml):
             if name.startswith("NVML_ERROR_"):
                 setattr(self, name, getattr(pynvml, name))
         self.cards = list(cards) or [Card()]
         self.root, self.die_at, self.old_driver = root, die_at, old_driver
+        self.fail_at = fail_at  # the n-th change is refused, once
         self.changes: list[str] = []
 
     # ---- bookkeeping of the stand-in
@@ -100,6 +119,9 @@ class StandIn:
         self.changes.append(what)
         if self.die_at is not None and len(self.changes) == self.die_at:
             raise Interrupted(what)
+        if self.fail_at == len(self.changes):
+            self.changes[-1] += " refused"
+            self.fail("UNKNOWN")
 
     @staticmethod
     def handle(kind: Any, card: int, instance: int, compute: int = 0) -> Any:
@@ -146,6 +168,9 @@ class StandIn:
     def nvmlDeviceGetName(self, handle: int) -> bytes:
         return self.cards[handle].name.encode()
 
+    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
+        return _Info(pciDeviceId=self.cards[handle].pci)
+
     def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
         card = self.card(handle)
         if not card.has_mig:
@@ -182,13 +207,16 @@ class StandIn:
         card = self.card(handle)
         if not card.mig or index not in card.profiles:
             self.fail("NOT_SUPPORTED")
-        identity, name, count, mib, sms, slices, _, _ = card.profiles[index]
+        identity, name, count, mib, sms, slices = card.profiles[index][:6]
+        decoders, flow = (*card.profiles[index][8:], 0, 0)[:2]
         values = {
             "id": identity,
             "sliceCount": slices,
             "instanceCount": count,
             "multiprocessorCount": sms,
             "memorySizeMB": mib,
+            "decoderCount": decoders,
+            "ofaCount": flow or int(slices == card.slices or name.endswith("+me")),
         }
         return _Info(**values, **({"name": name.encode()} if version == 2 else {}))
 
@@ -230,7 +258,9 @@ class StandIn:
         slots, compute = self.taken(card)
         if start not in row[6] or size != row[7]:
             self.fail("INVALID_ARGUMENT")
-        if slots & set(range(start, start + size)) or compute + row[5] > 7:
+        if slots & set(range(start, start + size)) or compute + row[5] > card.slices:
+            self.fail("INSUFFICIENT_RESOURCES")
+        if sum(i.index == index for i in card.instances.values()) >= row[2]:
             self.fail("INSUFFICIENT_RESOURCES")
         self.change(f"create {row[1]}@{start}")
         identity = card.next_id
@@ -251,7 +281,9 @@ class StandIn:
         if self.old_driver and version == 2:
             self.fail("FUNCTION_NOT_FOUND")
         card, instance, _ = self.unpack(handle)
-        if index != FULL_COMPUTE[card.profiles[instance.index][5]] or engine != 0:
+        row = card.profiles[instance.index]
+        media = row[1].endswith("+me") and row[5] == 1  # one slice with media extensions has a profile of its own
+        if index != (7 if media else FULL_COMPUTE[row[5]]) or engine != 0:
             self.fail("NOT_SUPPORTED")
         return _Info(id=index, sliceCount=card.profiles[instance.index][5])
 

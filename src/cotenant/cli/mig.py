@@ -67,7 +67,7 @@ def layouts(
                 "sms": p.sms,
                 "starts": list(p.starts),
             }
-            for p in geo.profiles.values()
+            for p in geo.every.values()
         ],
         "placed": [geo.format(layout) for layout in found],
         "multisets": [_short(k) for k in kinds],
@@ -85,6 +85,8 @@ def layouts(
         placed = [geo.format(layout) for layout in found if multiset(geo, layout) == key]
         table.add_row(_short(key), "\n".join(placed))
     Console().print(table)
+    if geo.variants:
+        print(f"and in place of these: {', '.join(p.name for p in geo.variants.values())}")
 
 
 def _short(kinds: tuple[str, ...]) -> str:
@@ -202,8 +204,11 @@ def plan(
 
 @app.command()
 def apply(
-    layout: Annotated[str, typer.Argument(help="3,2,2 or 3g.40gb@0,2g.20gb@4.")],
-    gpu: Here,
+    layout: Annotated[str, typer.Argument(help="3,2,2 or 3g.40gb@0,2g.20gb@4; with --config the name of a list.")],
+    gpu: Annotated[str | None, typer.Option("--gpu", help="UUID (or index) of a GPU of this machine.")] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", help="A mig-parted configuration; without --gpu on all GPUs it is about.")
+    ] = None,
     dry_run: DryRun = False,
     beside_running: Annotated[
         bool, typer.Option("--beside-running", help="Go on while processes run, if all of them keep their instances.")
@@ -211,14 +216,59 @@ def apply(
     as_json: Json = False,
 ) -> None:
     """Give a GPU of this machine a layout: only what differs is destroyed and created. Needs root."""
+    from cotenant.core.errors import InputError
+    from cotenant.core.mig_config import named_rules, read_mig_config
     from cotenant.devices.mig import apply as apply_layout
+    from cotenant.devices.mig import apply_rules
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
+    if config is None and gpu is None:
+        raise InputError("which GPU is to get the layout is not said; give its UUID or index", field="--gpu")
+    rules = None if config is None else named_rules(read_mig_config(config), layout, config)
     with _nvml() as nvml:
-        done = apply_layout(nvml, gpu, layout, dry_run=dry_run, beside_running=beside_running, say=say)
-    _show_steps(done, as_json)
+        if rules is None:
+            done = apply_layout(nvml, str(gpu), layout, dry_run=dry_run, beside_running=beside_running, say=say)
+            _show_steps(done, as_json)
+            return
+        rows = apply_rules(nvml, rules, gpu, dry_run=dry_run, beside_running=beside_running, say=say)
+    if as_json:
+        _print_json({"gpus": rows})
+        return
+    for row in rows:
+        print(f"{row['gpu']} ({row['name']})")
+        _show_steps(row, False)
+
+
+@app.command()
+def check(
+    config: Annotated[str, typer.Argument(help="A mig-parted configuration.")],
+    as_json: Json = False,
+) -> None:
+    """Which models of the catalog can have each rule of a mig-parted configuration; 2 where one fits none."""
+    from cotenant.core.errors import InputError
+    from cotenant.core.mig_config import read_mig_config
+    from cotenant.core.mig_tables import PCI_MODELS
+
+    rows: list[dict[str, Any]] = []
+    for name, rules in read_mig_config(config).items():
+        for rule in rules:
+            fit, why = rule.models()
+            unknown = [f"{i:#010x}" for i in rule.pci_ids or () if i >> 16 not in PCI_MODELS]
+            rows.append({"list": name, "instances": rule.profiles, "models": fit, "problem": why, "unknown": unknown})
+    if as_json:
+        _print_json({"rules": rows})
+    else:
+        for row in rows:
+            also = [f"not checked: {', '.join(row['unknown'])}"] if row["unknown"] else []
+            print(f"{row['list']}: {'; '.join([row['problem'] or ', '.join(row['models']) or 'any', *also])}")
+    wrong = [row for row in rows if row["problem"]]
+    if wrong:
+        raise InputError(
+            f"{len(wrong)} of {len(rows)} rules do not hold; the first: {wrong[0]['problem']}", file=config,
+            field=wrong[0]["list"],
+        )  # fmt: skip
 
 
 @app.command()

@@ -70,6 +70,13 @@ CATALOG: dict[str, Gpu] = {
         _gpu("H200", 132, 141, 4800, 989, "H200"),
         _gpu("GH200", 132, 96, 4000, 989, "GH200"),
         _gpu("B200", 148, 180, 8000, 2250, "B200"),
+        _gpu("H100-96GB", 132, 96, 3350, 989, "H100-96GB"),
+        _gpu("H20", 78, 96, 4000, 148, "H20"),
+        _gpu("GH200-144GB", 132, 144, 4900, 989, "GH200-144GB"),
+        _gpu("GB200", 148, 186, 8000, 2500, "GB200"),
+        _gpu("B300", 148, 269, 8000, 2250, "B300"),
+        _gpu("GB300", 148, 278, 8000, 2500, "GB300"),
+        _gpu("RTX-PRO-6000", 188, 96, 1597, 500, "RTX-PRO-6000"),
     )
 }
 
@@ -80,6 +87,8 @@ ALIASES: dict[str, str] = {
     "H100": "H100-80GB", "H100-SXM": "H100-80GB", "H100 80GB HBM3": "H100-80GB", "H100-80GB-HBM3": "H100-80GB",
     "H100 PCIE": "H100-PCIe", "H100-PCIE": "H100-PCIe", "H100 NVL": "H100-NVL",
     "RTX 2080 Ti": "RTX2080Ti", "2080TI": "RTX2080Ti",
+    "GH200 144G HBM3E": "GH200-144GB", "RTX PRO 6000": "RTX-PRO-6000",
+    "RTX PRO 6000 BLACKWELL SERVER EDITION": "RTX-PRO-6000",
     "RTX 3090": "RTX3090", "RTX 4090": "RTX4090", "RTX 5090": "RTX5090", "RTX A5000": "A5000", "RTX A6000": "A6000",
     # the openb trace does not name these models; stand-ins of like size, so that it can be simulated at all
     "G2": "A10", "G3": "A100-80GB",

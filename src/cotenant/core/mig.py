@@ -3,13 +3,16 @@
 A GPU offers `compute_slices` and `memory_slots`; an instance of a kind takes its number of compute slices and a run of
 memory slots that begins at one of the kind's allowed starts. A set of instances is legal when the runs are disjoint and
 the compute slices fit. A layout is maximal when no further instance fits.
+
+Profiles that differ from another one only in media engines or graphics (`1g+me`, `2g-me`, `1g+gfx`) are variants: they
+can be asked for, listed and removed, and no policy chooses among them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from cotenant.core.errors import InputError
@@ -19,7 +22,10 @@ from cotenant.core.mig_tables import GIB, TABLES
 
 @dataclass(frozen=True, slots=True)
 class SliceProfile:
-    """A kind of instance on one GPU: `kind` (7g, 4g, 3g, 2g, 1g+, 1g), full `name`, memory and SMs (None: unknown)."""
+    """A kind of instance on one GPU: `kind` (7g, 4g, 3g, 2g, 1g+, 1g), full `name`, memory and SMs (None: unknown).
+
+    `most`: how many of it there may be; `engines`: the video decoders and optical flow units it takes.
+    """
 
     kind: str
     name: str
@@ -29,6 +35,9 @@ class SliceProfile:
     memory_bytes: int
     sms: int | None
     starts: tuple[int, ...]
+    most: int = 8
+    engines: tuple[int, int] = (0, 0)
+    also: str = ""  # its name with other drivers
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,13 +54,15 @@ Multiset = tuple[str, ...]  # kinds, largest first
 
 @dataclass(frozen=True)
 class Geometry:
-    """All that MIG allows on one GPU model; `kinds` are ordered from the largest to the smallest."""
+    """All that MIG allows on one GPU model; `kinds`, without the variants, from the largest to the smallest."""
 
     gpu: str
     compute_slices: int
     memory_slots: int
     profiles: dict[str, SliceProfile]
     source: str
+    variants: dict[str, SliceProfile] = field(default_factory=dict)
+    engines: tuple[int, int] = (0, 0)
 
     def __hash__(self) -> int:
         return hash(self.gpu)
@@ -61,13 +72,19 @@ class Geometry:
         return tuple(self.profiles)
 
     @property
+    def every(self) -> dict[str, SliceProfile]:
+        """Profiles and variants."""
+        return self.profiles | self.variants
+
+    @property
     def whole(self) -> Layout:
         """The layout of one instance that takes everything (7g, or 4g on an A30)."""
         return (Placement(0, self.kinds[0]),)
 
     def mask(self, placement: Placement) -> int:
         """Bit mask of the memory slots that an instance takes."""
-        return ((1 << self.profiles[placement.kind].memory_slots) - 1) << placement.start
+        profile = self.profiles.get(placement.kind) or self.variants[placement.kind]
+        return ((1 << profile.memory_slots) - 1) << placement.start
 
     def placements(self) -> tuple[Placement, ...]:
         """Every instance that could stand alone, by kind then start."""
@@ -75,21 +92,27 @@ class Geometry:
 
     def fits(self, layout: Iterable[Placement]) -> bool:
         """Whether the instances are allowed together."""
-        taken = compute = 0
+        taken = compute = decoders = flow = 0
+        count: dict[str, int] = {}
         for placement in layout:
-            profile = self.profiles.get(placement.kind)
+            profile = self.profiles.get(placement.kind) or self.variants.get(placement.kind)
             if profile is None or placement.start not in profile.starts:
                 return False
-            bits = self.mask(placement)
+            bits = ((1 << profile.memory_slots) - 1) << placement.start
             compute += profile.compute
             if taken & bits or compute > self.compute_slices:
                 return False
             taken |= bits
-        return True
+            decoders, flow = decoders + profile.engines[0], flow + profile.engines[1]
+            count[placement.kind] = count.get(placement.kind, 0) + 1
+            if count[placement.kind] > profile.most:
+                return False
+        return decoders <= self.engines[0] and flow <= self.engines[1]
 
     def name(self, placement: Placement) -> str:
         """`3g.40gb@0`."""
-        return f"{self.profiles[placement.kind].name}@{placement.start}"
+        profile = self.every.get(placement.kind)
+        return f"{profile.name if profile else placement.kind}@{placement.start}"
 
     def format(self, layout: Iterable[Placement]) -> str:
         """The full layout syntax, `3g.40gb@0,2g.20gb@4`."""
@@ -108,15 +131,20 @@ def geometry(gpu: str, *, double_memory: bool | None = None) -> Geometry:
     table = TABLES[key]
     offered = table.double_memory if double_memory is None else double_memory
     profiles: dict[str, SliceProfile] = {}
-    for row in table.rows:
-        shape = table.shapes[row.kind]
-        if row.kind == "1g+" and not offered:
+    variants: dict[str, SliceProfile] = {}
+    rows = {row.kind: row for row in table.rows}
+    for kind, shape in table.shapes.items():
+        row = rows.get(kind) or rows[kind[:2]]
+        suffix = kind.removeprefix(row.kind)
+        if kind == "1g+" and not offered:
             continue
-        profiles[row.kind] = SliceProfile(
-            row.kind, row.name, shape.profile_id, shape.compute, shape.memory_slots,
-            int(row.memory_gib * GIB), row.sms, shape.starts,
+        (variants if suffix else profiles)[kind] = SliceProfile(
+            kind, row.name + suffix, shape.profile_id, shape.compute, shape.memory_slots, int(row.memory_gib * GIB),
+            row.sms, shape.starts, shape.most, shape.engines, row.also and row.also + suffix,
         )
-    return Geometry(key, table.compute_slices, table.memory_slots, profiles, table.source)
+    offers = [shape.engines for shape in table.shapes.values()]
+    engines = (max(e[0] for e in offers), max(e[1] for e in offers))
+    return Geometry(key, table.compute_slices, table.memory_slots, profiles, table.source, variants, engines)
 
 
 @cache
@@ -148,7 +176,7 @@ def maximal_layouts(geo: Geometry) -> tuple[Layout, ...]:
 
 def multiset(geo: Geometry, layout: Iterable[Placement]) -> Multiset:
     """The kinds of a layout without their places, largest first."""
-    order = {kind: i for i, kind in enumerate(geo.kinds)}
+    order = {kind: i for i, kind in enumerate(geo.every)}
     return tuple(sorted((p.kind for p in layout), key=order.__getitem__))
 
 
@@ -162,34 +190,58 @@ def reachable(geo: Geometry, running: Iterable[Placement]) -> tuple[Layout, ...]
     keep = set(running)
     if not geo.fits(keep):
         raise InputError(f"{geo.format(keep)} is no legal set of instances on {geo.gpu}", field="running")
-    return tuple(layout for layout in maximal_layouts(geo) if keep <= set(layout))
+    variants = {p for p in keep if p.kind in geo.variants}
+    if not variants:
+        return tuple(layout for layout in maximal_layouts(geo) if keep <= set(layout))
+    wider = (tuple(sorted((*variants, *layout))) for layout in legal_layouts(geo) if keep - variants <= set(layout))
+    options = geo.placements()
+    return tuple(
+        layout for layout in wider
+        if geo.fits(layout) and not any(geo.fits((*layout, extra)) for extra in options if extra not in layout)
+    )
 
 
-def place(geo: Geometry, kinds: Sequence[str]) -> Layout | None:
-    """A legal placement of these kinds: in the given order along the axis if there is one, else the first found."""
-    wanted = sorted(kinds)
-    matches = [layout for layout in legal_layouts(geo) if sorted(p.kind for p in layout) == wanted]
-    for layout in matches:
-        if [p.kind for p in layout] == list(kinds):
-            return layout
-    return matches[0] if matches else None
+def place(geo: Geometry, kinds: Sequence[str], keep: Iterable[Placement] = ()) -> Layout | None:
+    """A legal placement of these kinds: with most of the instances in `keep`, then in the given order on the axis."""
+    matches: set[Layout] = set()
+
+    def grow(layout: Layout, left: list[str]) -> None:
+        if not left:
+            matches.add(tuple(sorted(layout)))
+            return
+        after = layout[-1].start if layout and layout[-1].kind == left[0] else -1  # of one kind in one order only
+        for start in geo.every[left[0]].starts:
+            wider = (*layout, Placement(start, left[0]))
+            if start > after and geo.fits(wider):
+                grow(wider, left[1:])
+
+    grow((), sorted(kinds))
+    kept = set(keep)
+    return min(
+        matches, key=lambda m: (-len(kept.intersection(m)), [p.kind for p in m] != list(kinds), m), default=None
+    )  # fmt: skip
 
 
 def kind_of(geo: Geometry, text: str) -> str:
     """The kind that `3`, `3g`, `1+`, `1g+`, `3g.40gb` or `3g.40gb` of this GPU names."""
     word = text.strip().lower().removeprefix("mig ")
-    for profile in geo.profiles.values():
-        if word in (profile.kind, profile.kind.replace("g", ""), profile.name):
+    for profile in geo.every.values():
+        if word in (profile.kind, profile.kind.replace("g", "", 1), profile.name, profile.also or profile.name):
             return profile.kind
-    offered = ", ".join(p.name for p in geo.profiles.values())
+    if re.fullmatch(r"\d+c\.\d+g\..*", word):
+        raise InputError(
+            f"{text.strip()!r} is a part of an instance; instances are given whole, {word.partition('.')[2]}",
+            field="layout",
+        )
+    offered = ", ".join(p.name for p in geo.every.values())
     raise InputError(f"{geo.gpu} has no MIG profile {text.strip()!r}; it offers {offered}", field="layout")
 
 
 @cache
 def every_name() -> frozenset[str]:
     """Kinds and full names of the profiles of all catalogued GPUs, and the short forms of the kinds (`3`, `1+`)."""
-    rows = [row for table in TABLES.values() for row in table.rows]
-    return frozenset(n for row in rows for n in (row.kind, row.name, row.kind.replace("g", "")))
+    profiles = [p for name in TABLES for p in geometry(name, double_memory=True).every.values()]
+    return frozenset(n for p in profiles for n in (p.kind, p.name, p.also, p.kind.replace("g", "", 1)) if n)
 
 
 def parse_layout(geo: Geometry, text: str) -> Layout:
@@ -215,7 +267,8 @@ def parse_layout(geo: Geometry, text: str) -> Layout:
     result = tuple(sorted(_parse_placement(geo, word) for word in words))
     if not geo.fits(result):
         raise InputError(
-            f"the slices of layout {text!r} overlap or need more than {geo.compute_slices} compute slices on {geo.gpu}",
+            f"the slices of layout {text!r} overlap or need more than {geo.compute_slices} compute slices on {geo.gpu}"
+            " or more media engines than it has",
             field="layout",
         )
     return result
@@ -223,7 +276,7 @@ def parse_layout(geo: Geometry, text: str) -> Layout:
 
 def _parse_placement(geo: Geometry, word: str) -> Placement:
     name, _, start = word.partition("@")
-    profile = geo.profiles[kind_of(geo, name)]
+    profile = geo.every[kind_of(geo, name)]
     if not start.isdigit() or int(start) not in profile.starts:
         allowed = ", ".join(map(str, profile.starts))
         raise InputError(

@@ -1,8 +1,9 @@
 """MIG profile tables of the GPUs in the catalog, as `nvidia-smi mig -lgip` and `-lgipp` report them.
 
-Sources: NVIDIA's MIG user guide (profiles, counts, placements) and public `-lgip`/`-lgipp` listings of A30, A100-40GB,
-A100-80GB, H100 SXM, H100 PCIe, H100 NVL, H200, B200 and GH200 machines (memory in GiB, SM counts). Memory varies by
-a few hundred MiB between drivers. `None` stands where no public listing gives a figure: nothing is guessed.
+Sources: NVIDIA's MIG user guide (profiles, counts, media engines) and public `-lgip`/`-lgipp` listings of A30,
+A100-40GB, A100-80GB, H100 SXM, H100 PCIe, H100 NVL, H200, B200, GB200, GH200 and RTX PRO 6000 machines (memory in GiB,
+SM counts). Memory varies by a few hundred MiB between drivers. `None` stands where no public listing gives a figure;
+memory that is not published is computed as the table's `source` states.
 """
 
 from __future__ import annotations
@@ -13,25 +14,37 @@ GIB = 1 << 30
 
 
 class Row(NamedTuple):
-    """One profile of one GPU: kind (`1g+` is the double-memory 1g), name, memory in GiB, SMs (None: not published)."""
+    """One profile of one GPU: kind (`1g+` is the double-memory 1g), name, memory in GiB, SMs (None: not published).
+
+    `also`: its name with other drivers.
+    """
 
     kind: str
     name: str
     memory_gib: float
     sms: int | None
+    also: str = ""
 
 
 class Shape(NamedTuple):
-    """What a kind takes of the GPU: compute slices, memory slots, allowed starts, `-lgip` id."""
+    """What a kind takes of the GPU: compute slices, memory slots, allowed starts, `-lgip` id; how many there may be.
+
+    `engines`: video decoders and optical flow units, counted where they exclude profiles.
+    """
 
     compute: int
     memory_slots: int
     starts: tuple[int, ...]
     profile_id: int
+    most: int = 8
+    engines: tuple[int, int] = (0, 0)
 
 
 class Table(NamedTuple):
-    """All profiles of one GPU; `double_memory` says whether `1g+` is offered unless asked otherwise."""
+    """All profiles of one GPU; `double_memory` says whether `1g+` is offered unless asked otherwise.
+
+    A shape without a row is a variant of the row that its kind begins with: `1g+me` of `1g`.
+    """
 
     shapes: dict[str, Shape]
     compute_slices: int
@@ -48,20 +61,38 @@ SEVEN = {
     "2g": Shape(2, 2, (0, 2, 4), 14),
     "1g+": Shape(1, 2, (0, 2, 4, 6), 15),
     "1g": Shape(1, 1, (0, 1, 2, 3, 4, 5, 6), 19),
+    "1g+me": Shape(1, 1, (0, 1, 2, 3, 4, 5, 6), 20, 1, (0, 1)),
 }
 FOUR = {
     "4g": Shape(4, 4, (0,), 0),
     "2g": Shape(2, 2, (0, 2), 5),
     "1g": Shape(1, 1, (0, 1, 2, 3), 14),
+    "2g+me": Shape(2, 2, (0, 2), 6, 1, (0, 1)),
+    "1g+me": Shape(1, 1, (0, 1, 2, 3), 21, 1, (0, 1)),
+}
+# of an RTX PRO 6000: an instance with graphics is any other, one with all media leaves the others none
+TWELVE = {
+    "4g": Shape(4, 12, (0,), 0, 1, (4, 1)),
+    "2g": Shape(2, 6, (0, 6), 5, 2, (2, 0)),
+    "1g": Shape(1, 3, (0, 3, 6, 9), 14, 4, (1, 0)),
+    "4g+gfx": Shape(4, 12, (0,), 32, 1, (4, 1)),
+    "2g+gfx": Shape(2, 6, (0, 6), 35, 2, (2, 0)),
+    "2g+me.all": Shape(2, 6, (0, 6), 64, 1, (4, 1)),
+    "2g-me": Shape(2, 6, (0, 6), 66, 2),
+    "1g+me": Shape(1, 3, (0, 3, 6, 9), 21, 1, (1, 1)),
+    "1g+gfx": Shape(1, 3, (0, 3, 6, 9), 47, 4, (1, 0)),
+    "1g+me.all": Shape(1, 3, (0, 3, 6, 9), 65, 1, (4, 1)),
+    "1g-me": Shape(1, 3, (0, 3, 6, 9), 67, 4),
 }
 
 
 def _seven(rows: str, *, double_memory: bool = True, source: str) -> Table:
-    """Rows are `name:GiB:SMs` in the order 7g 4g 3g 2g 1g+ 1g."""
+    """Rows are `name:GiB:SMs` in the order 7g 4g 3g 2g 1g+ 1g, the name perhaps `name/its other name`."""
     parsed = []
-    for kind, text in zip(SEVEN, rows.split(), strict=True):
+    for kind, text in zip(list(SEVEN)[:6], rows.split(), strict=True):
         name, gib, sms = text.split(":")
-        parsed.append(Row(kind, name, float(gib), None if sms == "-" else int(sms)))
+        name, _, also = name.partition("/")
+        parsed.append(Row(kind, name, float(gib), None if sms == "-" else int(sms), also))
     return Table(SEVEN, 7, 8, tuple(parsed), double_memory, source)
 
 
@@ -104,4 +135,45 @@ TABLES: dict[str, Table] = {
         "7g.96gb:93.00:132 4g.48gb:46.50:64 3g.48gb:46.50:60 2g.24gb:23.00:32 1g.24gb:23.00:26 1g.12gb:11.00:16",
         source="-lgip listing of a GH200 96GB (1g.12gb: memory taken as somewhat under half of 2g.24gb)",
     ),
+    "H100-96GB": _seven(
+        "7g.96gb:93.00:132 4g.48gb:46.50:64 3g.48gb:46.50:60 2g.24gb:23.00:32 1g.24gb:23.00:26 1g.12gb:11.00:16",
+        source="the listing of a GH200 96GB, which has the same GPU",
+    ),
+    "H20": _seven(
+        "7g.96gb:93.00:78 4g.48gb:46.50:- 3g.48gb:46.50:- 2g.24gb:23.00:- 1g.24gb:23.00:- 1g.12gb:11.00:-",
+        source="profile names of NVIDIA's tables; memory as of the GH200 96GB (SMs of parts not published)",
+    ),
+    "GH200-144GB": _seven(
+        "7g.144gb:141.00:132 4g.72gb:70.50:64 3g.72gb:70.50:60 2g.36gb:35.25:32 1g.36gb:35.25:26 1g.18gb:17.50:16",
+        source="-lgip listing of a GH200 144G HBM3e (3g, 4g, 7g: memory counted as 2, 2, 4 times 2g)",
+    ),
+    "GB200": _seven(
+        "7g.186gb/7g.189gb:182.00:- 4g.93gb/4g.95gb:91.00:- 3g.93gb/3g.95gb:91.00:- 2g.47gb:45.50:38 "
+        "1g.47gb:45.50:32 1g.23gb/1g.24gb:20.00:18",
+        source="-lgip listings of GB200 machines (3g, 4g, 7g: memory counted as 2, 2, 4 times 2g; SMs not published)",
+    ),
+    "B300": _seven(
+        "7g.269gb:258.00:- 4g.135gb:129.00:- 3g.135gb:129.00:- 2g.67gb:64.50:- 1g.67gb:64.50:- 1g.34gb:29.50:18",
+        source="public profile names (memory: 96 % of the names', 87 % for 1g, as published listings have at least)",
+    ),
+    "GB300": _seven(
+        "7g.278gb:267.00:- 4g.139gb:133.50:- 3g.139gb:133.50:- 2g.70gb:66.75:- 1g.70gb:66.75:- 1g.35gb:30.50:-",
+        source="public profile names (memory: 96 % of the names', 87 % for 1g, as published listings have at least)",
+    ),
+    "RTX-PRO-6000": Table(
+        TWELVE, 4, 12,
+        (Row("4g", "4g.96gb", 95.0, 188), Row("2g", "2g.48gb", 47.38, 94), Row("1g", "1g.24gb", 23.62, 46)),
+        False, "-lgip and -lgipp listings of an RTX PRO 6000 Blackwell Server Edition",
+    ),
 }
+
+# PCI device ids -> models of the catalog; the export variants (A800, H800) are cut alike
+PCI_MODELS: dict[int, str] = {
+    0x20B0: "A100-40GB", 0x20B1: "A100-40GB", 0x20F1: "A100-40GB", 0x20F6: "A100-40GB",
+    0x20B2: "A100-80GB", 0x20B5: "A100-80GB", 0x20F3: "A100-80GB", 0x20F5: "A100-80GB",
+    0x20B7: "A30",
+    0x2330: "H100-80GB", 0x2324: "H100-80GB", 0x2331: "H100-PCIe", 0x2322: "H100-PCIe",
+    0x2321: "H100-NVL", 0x233A: "H100-NVL", 0x233D: "H100-96GB", 0x2329: "H20",
+    0x2335: "H200", 0x233B: "H200", 0x2342: "GH200", 0x2348: "GH200-144GB",
+    0x2901: "B200", 0x2941: "GB200", 0x3182: "B300", 0x31C2: "GB300", 0x2BB5: "RTX-PRO-6000",
+}  # fmt: skip

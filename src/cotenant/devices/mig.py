@@ -1,17 +1,20 @@
 """MIG layouts on a real GPU: what there is, what has to change for a layout, and making it so.
 
-`apply` compares the layout with what exists and does only the difference, so a run that was interrupted anywhere is
-finished, or undone, by the next one. Instances that the layout keeps are never touched.
+`apply` compares the layout with what exists, of whatever profile, and does only the difference, so a run that was
+interrupted anywhere is finished, or undone, by the next one. Instances that the layout keeps are never touched. When
+the driver refuses a step, what was there is put back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cotenant.core.errors import WorkError
-from cotenant.core.mig import Geometry, Layout, Placement, parse_layout
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.mig import Geometry, Layout, Placement, geometry, parse_layout
+from cotenant.core.mig_config import Rule
+from cotenant.core.mig_tables import PCI_MODELS
 from cotenant.devices.nvml import GpuInstance, Nvml, NvmlCallError, NvmlGpu
 
 Say = Callable[[str], None]
@@ -33,8 +36,8 @@ class Change:
     def steps(self, geo: Geometry) -> list[str]:
         """In words, in the order they are done."""
         return [
-            *(f"destroy {geo.name(g.placement)} (instance {g.id})" for g in self.destroy),
-            *(f"complete {geo.name(g.placement)} (instance {g.id} has no compute instance)" for g in self.fill),
+            *(f"destroy {g} (instance {g.id})" for g in self.destroy),
+            *(f"complete {g} (instance {g.id} has no compute instance)" for g in self.fill),
             *(f"create {geo.name(p)}" for p in self.create),
         ]
 
@@ -47,8 +50,7 @@ def difference(layout: Layout, existing: list[GpuInstance]) -> Change:
     spared = {g.id for g in (*keep, *fill)}
     destroy = tuple(g for g in existing if g.id not in spared)
     have = {g.placement for g in (*keep, *fill)}
-    order = {kind: i for i, kind in enumerate(("7g", "4g", "3g", "2g", "1g+", "1g"))}
-    create = tuple(sorted(wanted - have, key=lambda p: (order[p.kind], p.start)))
+    create = tuple(sorted(wanted - have, key=lambda p: (-int(p.kind[0]), p.kind != "1g+", p.start)))
     return Change(keep, destroy, fill, create)
 
 
@@ -67,9 +69,46 @@ def _refuse_if_used(nvml: Nvml, device: NvmlGpu, change: Change, *, beside_runni
         doomed = {g.id for g in change.destroy} | {g.id for g in change.fill}
         running = {pid: where for pid, where in running.items() if where is None or where in doomed}
     if running:
-        pids = ", ".join(str(p) for p in sorted(running)[:8])
+        names = {g.id: str(g) for g in (*change.keep, *change.destroy, *change.fill)}
+        pids = ", ".join(
+            f"{pid} on {names[where]}" if where in names else str(pid) for pid, where in sorted(running.items())[:8]
+        )
         hint = "" if beside_running else "; --beside-running changes only instances that nobody uses"
         raise WorkError(f"GPU {device.index} runs process {pids}: stop it first{hint}")
+
+
+def _refuse_if_runs(nvml: Nvml, device: NvmlGpu) -> None:
+    if running := nvml.processes(device):
+        raise WorkError(f"GPU {device.index} runs process {', '.join(map(str, sorted(running)))}: stop it first")
+
+
+def _carry_out(nvml: Nvml, device: NvmlGpu, geo: Geometry, change: Change, say: Say) -> None:
+    for instance in change.destroy:
+        say(f"destroying {instance}")
+        nvml.destroy(device, instance.id)
+    for instance in change.fill:
+        say(f"completing {instance}")
+        nvml.fill(device, instance.id)
+    for place in change.create:
+        say(f"creating {geo.name(place)}")
+        profile = geo.every.get(place.kind)
+        if profile is None:
+            raise WorkError(f"the driver does not describe {geo.name(place)}, so that it cannot be created")
+        nvml.fill(device, nvml.create(device, profile, place.start))
+
+
+def _put_back(nvml: Nvml, device: NvmlGpu, geo: Geometry, before: list[GpuInstance], say: Say) -> str:
+    """After a step that failed: what was there once more. What came of it, in words."""
+    try:
+        back = difference(tuple(g.placement for g in before), nvml.instances(device, geo))
+        if back.empty:
+            return "nothing was changed"
+        _carry_out(nvml, device, geo, back, say)
+    except WorkError as error:
+        left = ", ".join(map(str, nvml.instances(device, geo))) or "no instance"
+        was = ", ".join(map(str, before)) or "no instance"
+        return f"there was {was}, which could not be put back ({error}); there is {left}"
+    return "what was there is put back" + (", with new UUIDs" if back.create else "")
 
 
 def apply(
@@ -81,7 +120,8 @@ def apply(
     """
     device, geo = _open(nvml, gpu)
     layout = parse_layout(geo, text)
-    change = difference(layout, nvml.instances(device, geo))
+    before = nvml.instances(device, geo)
+    change = difference(layout, before)
     result: dict[str, Any] = {
         "gpu": device.uuid, "name": device.name, "layout": geo.format(layout), "steps": change.steps(geo),
         "dry_run": dry_run,
@@ -90,15 +130,10 @@ def apply(
         _refuse_if_used(nvml, device, change, beside_running=beside_running)
     if dry_run:
         return result
-    for instance in change.destroy:
-        say(f"destroying {geo.name(instance.placement)}")
-        nvml.destroy(device, instance.id)
-    for instance in change.fill:
-        say(f"completing {geo.name(instance.placement)}")
-        nvml.fill(device, instance.id, instance.placement.kind)
-    for place in change.create:
-        say(f"creating {geo.name(place)}")
-        nvml.fill(device, nvml.create(device, geo.profiles[place.kind], place.start), place.kind)
+    try:
+        _carry_out(nvml, device, geo, change, say)
+    except WorkError as error:
+        raise WorkError(f"{error}; {_put_back(nvml, device, geo, before, say)}") from None
     left = difference(layout, nvml.instances(device, geo))
     if not left.empty:
         raise WorkError(f"GPU {device.index} still needs: {'; '.join(left.steps(geo))}; run apply again")
@@ -107,15 +142,81 @@ def apply(
 
 
 def reset(nvml: Nvml, gpu: str, *, dry_run: bool = False) -> dict[str, Any]:
-    """Destroy every instance of a GPU; refuses while processes run on it."""
+    """Destroy every instance of a GPU; refuses while processes run on it. WorkError names those that are left."""
     device, geo = _open(nvml, gpu)
     change = difference((), nvml.instances(device, geo))
     if not change.empty:
         _refuse_if_used(nvml, device, change, beside_running=False)
     if not dry_run:
+        why = ""
         for instance in change.destroy:
-            nvml.destroy(device, instance.id)
+            try:
+                nvml.destroy(device, instance.id)
+            except WorkError as error:
+                why = why or f": {error}"
+        if left := nvml.instances(device, geo):
+            raise WorkError(f"GPU {device.index} still has {', '.join(map(str, left))}{why}")
     return {"gpu": device.uuid, "name": device.name, "steps": change.steps(geo), "dry_run": dry_run}
+
+
+def apply_rules(
+    nvml: Nvml, rules: Sequence[Rule], gpu: str | None = None, *, dry_run: bool = False, beside_running: bool = False,
+    say: Say = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Make the rules of a mig-parted list true on the GPUs of this machine, or on one of them.
+
+    Every GPU is checked before the first one is changed. Raises as `apply`.
+    """
+    devices = nvml.devices() if gpu is None else [nvml.find(gpu)]
+    ids = {device.uuid: nvml.pci_id(device) for device in devices}
+    addressed = [(d, [rule for rule in rules if rule.addresses(d.index, ids[d.uuid])]) for d in devices]
+    todo = [(device, mine[-1]) for device, mine in addressed if mine]
+    if not todo:
+        there = ", ".join(f"{d.index} ({d.name}, {ids[d.uuid]:#010x})" for d in devices)
+        raise InputError(f"no rule is about a GPU of this machine; there are {there}", field="device-filter")
+    for device, rule in todo:
+        _refuse_rule(rule, ids[device.uuid])
+    for dry in (True, False)[: 1 if dry_run else 2]:
+        done = [
+            {"gpu": d.uuid, "name": d.name, "dry_run": dry, "steps": _follow(nvml, d, rule, dry, beside_running, say)}
+            for d, rule in todo
+        ]
+    return done
+
+
+def _refuse_rule(rule: Rule, pci_id: int) -> None:
+    """InputError where a GPU of the catalog cannot have what a rule wants: its driver may tell only once MIG is on."""
+    model = PCI_MODELS.get(pci_id >> 16)
+    if model is not None:
+        rule.layout(geometry(model, double_memory=True))
+
+
+def _follow(nvml: Nvml, device: NvmlGpu, rule: Rule, dry_run: bool, beside_running: bool, say: Say) -> list[str]:
+    """What makes a rule true on one GPU, done unless `dry_run`; the steps."""
+    steps = []
+    now = nvml.mode(device)[0]
+    if rule.enabled and not now:
+        done = set_mode(nvml, device.uuid, True, dry_run=dry_run)
+        steps.append("turn MIG on")
+        if dry_run:
+            return [*steps, *([f"create {rule}"] if rule.profiles else [])]
+        if done["reset_needed"]:
+            raise WorkError(f"MIG on GPU {device.index} waits for a GPU reset")
+    elif not rule.enabled and not now:
+        back = set_mode(nvml, device.uuid, False, dry_run=dry_run)["changed"]
+        return ["take back turning MIG on"] if back else []
+    if rule.profiles:
+        geo = nvml.geometry(device)
+        text = geo.format(rule.layout(geo, [g.placement for g in nvml.instances(device, geo)]))
+        steps += apply(nvml, device.uuid, text, dry_run=dry_run, beside_running=beside_running, say=say)["steps"]
+    else:
+        steps += reset(nvml, device.uuid, dry_run=dry_run)["steps"]
+    if not rule.enabled:
+        steps.append("turn MIG off")
+        _refuse_if_runs(nvml, device)
+        if not dry_run:
+            set_mode(nvml, device.uuid, False)
+    return steps
 
 
 def set_mode(nvml: Nvml, gpu: str, on: bool, *, dry_run: bool = False) -> dict[str, Any]:
@@ -132,11 +233,13 @@ def set_mode(nvml: Nvml, gpu: str, on: bool, *, dry_run: bool = False) -> dict[s
     }
     if not changed:
         return result
-    running = nvml.processes(device) if now != on else {}
-    if running:
-        raise WorkError(f"GPU {device.index} runs process {', '.join(map(str, sorted(running)))}: stop it first")
-    if now and not on and nvml.instances(device, nvml.geometry(device)):
-        raise WorkError(f"GPU {device.index} has MIG instances; `cotenant mig reset --gpu {device.uuid}` removes them")
+    if now != on:
+        _refuse_if_runs(nvml, device)
+    if now and not on and (there := nvml.instances(device, nvml.geometry(device))):
+        raise WorkError(
+            f"GPU {device.index} has MIG instances, {', '.join(map(str, there))}; "
+            f"`cotenant mig reset --gpu {device.uuid}` removes them"
+        )
     if not dry_run:
         result["reset_needed"] = not nvml.set_mode(device, on)
     return result
@@ -144,13 +247,14 @@ def set_mode(nvml: Nvml, gpu: str, on: bool, *, dry_run: bool = False) -> dict[s
 
 def describe(nvml: Nvml, device: NvmlGpu, geo: Geometry) -> list[dict[str, Any]]:
     """The instances of a GPU as rows: profile, start, ids and the UUID to put into CUDA_VISIBLE_DEVICES."""
-    return [
-        {
+    rows = []
+    for g in nvml.instances(device, geo):
+        profile = geo.every.get(g.placement.kind)
+        rows.append({
             "profile": g.name, "start": g.placement.start, "instance_id": g.id, "uuid": g.uuid,
-            "memory_bytes": geo.profiles[g.placement.kind].memory_bytes, "sms": geo.profiles[g.placement.kind].sms,
-        }
-        for g in nvml.instances(device, geo)
-    ]
+            "memory_bytes": profile and profile.memory_bytes, "sms": profile and profile.sms,
+        })
+    return rows
 
 
 def export(nvml: Nvml, gpu: str | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ put a stateful stand-in below this module and the ctypes handling here is what t
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
@@ -16,15 +17,21 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.core.mig import Geometry, Placement, SliceProfile
 
 MIB = 1 << 20
-# kind -> (index of NVML's GPU instance profile, index of the compute instance profile that fills it)
-PROFILES = {"7g": (4, 4), "4g": (3, 3), "3g": (2, 2), "2g": (1, 1), "1g+": (9, 0), "1g": (0, 0)}
-SLICES = {"7g": 7, "4g": 4, "3g": 3, "2g": 2, "1g+": 1, "1g": 1}
+# NVML's GPU instance profiles by index, from the largest; a driver may know others, which are named by what it says
+KINDS = {
+    5: "8g", 4: "7g", 6: "6g", 3: "4g", 2: "3g", 1: "2g", 9: "1g+", 0: "1g",
+    12: "4g+gfx", 17: "3g+gfx", 8: "2g+me", 11: "2g+gfx", 16: "2g+me.all", 14: "2g-me",
+    7: "1g+me", 10: "1g+gfx", 15: "1g+me.all", 13: "1g-me",
+}  # fmt: skip
+PLAIN = re.compile(r"\d+g\+?")
+MOST_PROFILES = 32  # indices that are tried, beyond those known here
+COMPUTE_PROFILES = 9
 SHARED_ENGINES = 0
 NO_INSTANCE = 0xFFFFFFFF
 
 SENTENCES = {
     "NVML_ERROR_NO_PERMISSION": "needs root (or the capability that the driver asks for)",
-    "NVML_ERROR_IN_USE": "is in use by another process",
+    "NVML_ERROR_IN_USE": "is in use by a process, or by an instance that is still there",
     "NVML_ERROR_INSUFFICIENT_RESOURCES": "has not enough free slices at that place",
     "NVML_ERROR_NOT_SUPPORTED": "is not supported by this GPU or driver",
     "NVML_ERROR_FUNCTION_NOT_FOUND": "needs a newer driver",
@@ -47,6 +54,9 @@ class GpuInstance:
     compute_ids: tuple[int, ...]
     uuid: str | None = None
     name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.placement.start}"
 
 
 @dataclass
@@ -100,6 +110,10 @@ class Nvml:
             result.append(NvmlGpu(index, uuid, name, handle))
         return result
 
+    def pci_id(self, device: NvmlGpu) -> int:
+        """Device and vendor as mig-parted writes them: 0x233010DE."""
+        return int(self.call(f"reading GPU {device.index}", "nvmlDeviceGetPciInfo", device.handle).pciDeviceId)
+
     def fault(self, uuid: str) -> str:
         """Why a GPU cannot be used now, in words; empty when it answers. Another GPU's fault does not matter."""
         try:
@@ -138,25 +152,21 @@ class Nvml:
 
     def geometry(self, device: NvmlGpu) -> Geometry:
         """What this GPU offers, asked from the driver itself."""
-        profiles: dict[str, SliceProfile] = {}
-        for kind, (index, _) in PROFILES.items():
+        found: dict[str, SliceProfile] = {}
+        for index in (*KINDS, *(i for i in range(MOST_PROFILES) if i not in KINDS)):
             info = self._profile(device, index)
-            if info is None:
+            places = [] if info is None else self.possible_placements(device, int(info.id))
+            if info is None or not places:
                 continue
-            places = self.possible_placements(device, int(info.id))
-            if not places:
-                continue
-            slots = places[0][1]
-            gib = round(int(info.memorySizeMB) / 1024 + 0.49)
-            name = _text(getattr(info, "name", "")).removeprefix("MIG ").strip() or f"{SLICES[kind]}g.{gib}gb"
-            profiles[kind] = SliceProfile(
-                kind, name, int(info.id), int(info.sliceCount), slots, int(info.memorySizeMB) * MIB,
-                int(info.multiprocessorCount), tuple(sorted(start for start, _ in places)),
-            )
-        if not profiles:
+            profile = _slice_profile(index, info, places)
+            found.setdefault(profile.kind, profile)
+        if not found:
             raise WorkError(f"GPU {device.index} ({device.name}) offers no MIG profiles; is MIG on, and supported?")
-        whole = next(iter(profiles.values()))
-        return Geometry(device.name, whole.compute, whole.memory_slots, profiles, "NVML")
+        plain = {kind: profile for kind, profile in found.items() if PLAIN.fullmatch(kind)}
+        variants = {kind: profile for kind, profile in found.items() if kind not in plain}
+        whole = next(iter((plain or variants).values()))
+        engines = (max(p.engines[0] for p in found.values()), max(p.engines[1] for p in found.values()))
+        return Geometry(device.name, whole.compute, whole.memory_slots, plain, "NVML", variants, engines)
 
     def _profile(self, device: NvmlGpu, index: int) -> Any | None:
         doing = f"reading the MIG profiles of GPU {device.index}"
@@ -189,7 +199,7 @@ class Nvml:
         """The GPU instances that exist, by start."""
         uuids = self._uuids(device)
         found = []
-        for kind, profile in geo.profiles.items():
+        for kind, profile in geo.every.items():
             array = (self.lib.c_nvmlGpuInstance_t * 16)()
             count = ctypes.c_uint(16)
             self.call(
@@ -201,6 +211,14 @@ class Nvml:
                 compute = tuple(c for c, _ in self._compute(array[i]))
                 place = Placement(int(info.placement.start), kind)
                 found.append(GpuInstance(int(info.id), place, compute, uuids.get(int(info.id)), profile.name))
+        for missing in uuids.keys() - {instance.id for instance in found}:  # of a profile that the driver describes not
+            handle = self._instance(device, missing)
+            info = self.call("reading a GPU instance", "nvmlGpuInstanceGetInfo", handle)
+            name = f"profile-{int(info.profileId)}"
+            compute = tuple(c for c, _ in self._compute(handle))
+            found.append(
+                GpuInstance(missing, Placement(int(info.placement.start), name), compute, uuids[missing], name)
+            )
         return sorted(found, key=lambda g: g.placement)
 
     def _instance(self, device: NvmlGpu, instance_id: int) -> Any:
@@ -209,13 +227,7 @@ class Nvml:
     def _compute(self, instance: Any) -> list[tuple[int, Any]]:
         """(id, handle) of the compute instances inside a GPU instance, whatever their profile."""
         found = []
-        for index in range(8):
-            info = self._newest(
-                "reading compute profiles", "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, index,
-                SHARED_ENGINES,
-            )
-            if info is None:
-                continue
+        for info in self._compute_profiles(instance):
             array = (self.lib.c_nvmlComputeInstance_t * 8)()
             count = ctypes.c_uint(8)
             self.call(
@@ -223,9 +235,20 @@ class Nvml:
                 ctypes.byref(count),
             )
             for i in range(count.value):
-                info = self.call("reading a compute instance", "nvmlComputeInstanceGetInfo", array[i])
-                found.append((int(info.id), array[i]))
+                one = self.call("reading a compute instance", "nvmlComputeInstanceGetInfo", array[i])
+                found.append((int(one.id), array[i]))
         return sorted(found, key=lambda pair: pair[0])
+
+    def _compute_profiles(self, instance: Any) -> list[Any]:
+        """The compute instance profiles that a GPU instance allows."""
+        infos = (
+            self._newest(
+                "reading compute profiles", "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, index,
+                SHARED_ENGINES,
+            )
+            for index in range(COMPUTE_PROFILES)
+        )  # fmt: skip
+        return [info for info in infos if info is not None]
 
     def _uuids(self, device: NvmlGpu) -> dict[int, str]:
         """GPU instance id -> UUID of its MIG device."""
@@ -251,16 +274,15 @@ class Nvml:
         )
         return int(self.call("reading the new GPU instance", "nvmlGpuInstanceGetInfo", handle).id)
 
-    def fill(self, device: NvmlGpu, instance_id: int, kind: str) -> None:
+    def fill(self, device: NvmlGpu, instance_id: int) -> None:
         """Create the compute instance that takes all of a GPU instance."""
         handle = self._instance(device, instance_id)
         doing = f"creating the compute instance of GPU instance {instance_id} on GPU {device.index}"
-        info = self._newest(
-            doing, "nvmlGpuInstanceGetComputeInstanceProfileInfo", handle, PROFILES[kind][1], SHARED_ENGINES
-        )
-        if info is None:
+        offered = self._compute_profiles(handle)
+        if not offered:
             raise WorkError(f"{doing} failed: the driver has no compute profile that fills it")
-        self.call(doing, "nvmlGpuInstanceCreateComputeInstance", handle, info.id)
+        widest = max(offered, key=lambda info: int(info.sliceCount))
+        self.call(doing, "nvmlGpuInstanceCreateComputeInstance", handle, widest.id)
 
     def destroy(self, device: NvmlGpu, instance_id: int) -> None:
         """Destroy a GPU instance and what is in it."""
@@ -292,6 +314,21 @@ class NvmlCallError(WorkError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def _slice_profile(index: int, info: Any, places: list[tuple[int, int]]) -> SliceProfile:
+    kind = KINDS.get(index, "")
+    said = _text(getattr(info, "name", "")).removeprefix("MIG ").strip()
+    if not kind:
+        kind = re.sub(r"\.\d+gb", "", said) or f"profile-{int(info.id)}"
+    slices, suffix = int(info.sliceCount), kind.lstrip("0123456789").removeprefix("g")
+    gib = round(int(info.memorySizeMB) / 1024 + 0.49)
+    name = said or f"{slices}g.{gib}gb{'' if suffix == '+' else suffix}"
+    return SliceProfile(
+        kind, name, int(info.id), slices, places[0][1], int(info.memorySizeMB) * MIB, int(info.multiprocessorCount),
+        tuple(sorted(start for start, _ in places)), int(info.instanceCount),
+        (int(getattr(info, "decoderCount", 0)), int(getattr(info, "ofaCount", 0))),
+    )  # fmt: skip
 
 
 def _text(value: str | bytes) -> str:
