@@ -65,6 +65,11 @@ struct cu_location {
     int id;
 };
 
+struct cu_access {
+    struct cu_location location;
+    int flags;
+};
+
 struct cu_allocation_prop {
     int type;
     int handle_types;

@@ -36,8 +36,6 @@ static void *driver_handle;
 static void *(*next_dlopen)(const char *, int);
 static void *(*next_dlsym)(void *, const char *);
 
-DECLARE_REAL(cuGetProcAddress);
-DECLARE_REAL(cuGetProcAddress_v2);
 
 void cot_say(const char *format, ...)
 {
@@ -144,7 +142,7 @@ EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, ui
 {
     cot_open_driver();
     CUresult result =
-        ((CUresult(*)(const char *, void **, int, uint64_t))REAL(cuGetProcAddress))(symbol, pfn, version, flags);
+        REAL(cuGetProcAddress)(symbol, pfn, version, flags);
     if (result == CUDA_SUCCESS && pfn && *pfn)
         *pfn = substitute_for(*pfn);
     return result;
@@ -153,8 +151,7 @@ EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, ui
 EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, int *status)
 {
     cot_open_driver();
-    CUresult result = ((CUresult(*)(const char *, void **, int, uint64_t, int *))REAL(cuGetProcAddress_v2))(
-        symbol, pfn, version, flags, status);
+    CUresult result = REAL(cuGetProcAddress_v2)(symbol, pfn, version, flags, status);
     if (result == CUDA_SUCCESS && pfn && *pfn)
         *pfn = substitute_for(*pfn);
     return result;
@@ -177,11 +174,10 @@ HIDDEN bool cot_driver_is_substitutable(void)
         int status = 0;
         CUresult result = CUDA_ERROR_NOT_FOUND;
         if (next_dlsym(driver_handle, "cuGetProcAddress_v2"))
-            result = ((CUresult(*)(const char *, void **, int, uint64_t, int *))REAL(cuGetProcAddress_v2))(
+            result = REAL(cuGetProcAddress_v2)(
                 probes[i].name, &address, probes[i].version, probes[i].flags, &status);
         else if (next_dlsym(driver_handle, "cuGetProcAddress"))
-            result = ((CUresult(*)(const char *, void **, int, uint64_t))REAL(cuGetProcAddress))(
-                probes[i].name, &address, probes[i].version, probes[i].flags);
+            result = REAL(cuGetProcAddress)(probes[i].name, &address, probes[i].version, probes[i].flags);
         if (result == CUDA_SUCCESS && address && substitute_for(address) == address)
             return false;
     }

@@ -12,11 +12,6 @@ static struct gpu gpus[COTENANT_MAX_GPUS];
 static _Atomic uint32_t gpu_count;
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 
-DECLARE_REAL(cuDeviceGetUuid);
-DECLARE_REAL(cuDeviceGetUuid_v2);
-DECLARE_REAL(cuDeviceGetName);
-DECLARE_REAL(cuDeviceTotalMem_v2);
-DECLARE_REAL(cuDeviceGetAttribute);
 
 struct gpu *cot_gpu_at(uint32_t index)
 {
@@ -33,16 +28,16 @@ static int attach(struct gpu *gpu)
     struct cotenant_gpu_attach attach = {.ordinal = (uint32_t)gpu->device};
     CUresult result = CUDA_SUCCESS; /* after a relocation it is what the agent said */
     if (!gpu->relocations)
-        result = ((CUresult(*)(struct cu_uuid *, CUdevice))REAL(cuDeviceGetUuid_v2))(&gpu->uuid, gpu->device);
+        result = REAL(cuDeviceGetUuid_v2)(&gpu->uuid, gpu->device);
     if (result != CUDA_SUCCESS)
-        result = ((CUresult(*)(struct cu_uuid *, CUdevice))REAL(cuDeviceGetUuid))(&gpu->uuid, gpu->device);
+        result = REAL(cuDeviceGetUuid)(&gpu->uuid, gpu->device);
     if (result != CUDA_SUCCESS)
         return -1;
     size_t total = 0;
     int sms = 0;
-    ((CUresult(*)(size_t *, CUdevice))REAL(cuDeviceTotalMem_v2))(&total, gpu->device);
-    ((CUresult(*)(int *, int, CUdevice))REAL(cuDeviceGetAttribute))(&sms, SM_COUNT_ATTRIBUTE, gpu->device);
-    ((CUresult(*)(char *, int, CUdevice))REAL(cuDeviceGetName))((char *)attach.name, sizeof attach.name - 1, gpu->device);
+    REAL(cuDeviceTotalMem_v2)(&total, gpu->device);
+    REAL(cuDeviceGetAttribute)(&sms, SM_COUNT_ATTRIBUTE, gpu->device);
+    REAL(cuDeviceGetName)((char *)attach.name, sizeof attach.name - 1, gpu->device);
     memcpy(attach.uuid, gpu->uuid.bytes, sizeof attach.uuid);
     attach.total_bytes = gpu->total_bytes = total;
     attach.sm_count = gpu->sm_count = (uint32_t)sms;

@@ -22,8 +22,10 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "cuda_abi.h"
+#include "driver_table.h"
 #include "abi/protocol.h"
 #include "abi/tenant_page.h"
 
@@ -35,12 +37,22 @@ struct ring;
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
 /* ---- the real driver: one slot per export, filled at the first call (exports.S) ---- */
-#define REAL(name) cot_real_##name
-#define DECLARE_REAL(name) extern HIDDEN void *cot_real_##name
 HIDDEN int cot_open_driver(void);
 HIDDEN void cot_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 HIDDEN uint64_t cot_now_ns(void);
+
+/* A thread that waits for the GPU or for another process looks again after this long. */
+#define COT_NAP_NS 30000
+#define COT_STALL_NS 100000000 /* nothing has ended for so long: it may wait for a later launch */
+static inline void cot_nap_for(long ns)
+{
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+}
+static inline void cot_nap(void)
+{
+    cot_nap_for(COT_NAP_NS);
+}
 
 /* ---- calls that passed the gate ---- */
 struct call_counts {

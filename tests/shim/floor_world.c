@@ -20,8 +20,6 @@ static uint64_t world_ticks(void);
 
 #include "floor/floor.c"
 #include "floor/pieces.c"
-#undef NAP_NS
-#undef STALL_NS
 #include "floor/ahead.c"
 
 #define LOOK_NS 100
@@ -33,9 +31,9 @@ pthread_mutex_t cot_capture_lock = PTHREAD_MUTEX_INITIALIZER;
 struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
 static struct thread this_thread;
 __thread struct thread *cot_thread __attribute__((tls_model("initial-exec")));
-void *cot_real_cuEventCreate, *cot_real_cuEventRecord, *cot_real_cuEventQuery, *cot_real_cuEventElapsedTime;
-void *cot_real_cuMemHostRegister_v2, *cot_real_cuMemHostGetDevicePointer_v2, *cot_real_cuStreamBatchMemOp_v2;
-void *cot_real_cuEventDestroy_v2, *cot_real_cuCtxPushCurrent_v2, *cot_real_cuCtxPopCurrent_v2; /* of more contexts than one */
+HIDDEN void *cot_real_cuEventCreate, *cot_real_cuEventRecord, *cot_real_cuEventQuery, *cot_real_cuEventElapsedTime;
+HIDDEN void *cot_real_cuMemHostRegister_v2, *cot_real_cuMemHostGetDevicePointer_v2, *cot_real_cuStreamBatchMemOp_v2;
+HIDDEN void *cot_real_cuEventDestroy_v2, *cot_real_cuCtxPushCurrent_v2, *cot_real_cuCtxPopCurrent_v2; /* of more contexts than one */
 
 bool cot_profiling;
 bool cot_exiting(void) { return false; }

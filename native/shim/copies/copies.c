@@ -22,7 +22,6 @@
 
 #include "copies/copies.h"
 
-#define LEAST_NAP_NS 10000
 #define MOST_NAP_NS 1000000
 #define FEW_PROCESSORS 8
 #define QUICK_NS 400000     /* pieces shorter than that are watched without a pause */
@@ -293,8 +292,8 @@ uint64_t cot_copies_advance(void)
         return UINT64_MAX;
     if (busy && quick && still_ns < STILL_NS)
         return 0; /* a nap would be longer than a piece */
-    uint64_t nap = busy ? LEAST_NAP_NS : still_ns / 8;
-    return nap < LEAST_NAP_NS ? LEAST_NAP_NS : nap > MOST_NAP_NS ? MOST_NAP_NS : nap;
+    uint64_t nap = busy ? COPY_NAP_NS : still_ns / 8;
+    return nap < COPY_NAP_NS ? COPY_NAP_NS : nap > MOST_NAP_NS ? MOST_NAP_NS : nap;
 }
 
 /* ---- the worker ---- */

@@ -40,6 +40,7 @@ static inline bool cot_copy_follows(const struct copy_record *record) /* one tha
     return record->before && record->before->serial == record->before_serial;
 }
 
+#define COPY_NAP_NS 10000 /* pieces take 20 us and more */
 #define COPY_RECORDS 256
 extern HIDDEN pthread_mutex_t cot_copy_lock; /* the records and their words */
 extern HIDDEN struct copy_record cot_copy_records[COPY_RECORDS];

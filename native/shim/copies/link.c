@@ -8,14 +8,11 @@
 #include "copies/copies.h"
 
 #define SPIN_NS 500000 /* a nap takes 60 us */
-#define NAP_NS 15000
 #define MEMORY_TYPE_ATTRIBUTE 2
 #define IS_MANAGED_ATTRIBUTE 8
 #define MEMORY_TYPE_HOST 1
 #define MEMORY_TYPE_DEVICE 2
 
-DECLARE_REAL(cuPointerGetAttribute);
-DECLARE_REAL(cuStreamSynchronize);
 
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct attached {
@@ -118,7 +115,7 @@ static enum memory_kind kind_of(const void *host)
 {
     unsigned type = 0, managed = 0;
     CUdeviceptr address = (CUdeviceptr)(uintptr_t)host;
-    CUresult (*get)(void *, int, CUdeviceptr) = (CUresult(*)(void *, int, CUdeviceptr))REAL(cuPointerGetAttribute);
+    CUresult (*get)(void *, int, CUdeviceptr) = REAL(cuPointerGetAttribute);
     if (get(&type, MEMORY_TYPE_ATTRIBUTE, address) != CUDA_SUCCESS)
         return PAGEABLE;
     if (get(&managed, IS_MANAGED_ATTRIBUTE, address) == CUDA_SUCCESS && managed)
@@ -129,7 +126,7 @@ static enum memory_kind kind_of(const void *host)
 bool cot_is_on_device(word address)
 {
     unsigned type = 0;
-    CUresult (*get)(void *, int, CUdeviceptr) = (CUresult(*)(void *, int, CUdeviceptr))REAL(cuPointerGetAttribute);
+    CUresult (*get)(void *, int, CUdeviceptr) = REAL(cuPointerGetAttribute);
     return get(&type, MEMORY_TYPE_ATTRIBUTE, address) == CUDA_SUCCESS && type == MEMORY_TYPE_DEVICE;
 }
 
@@ -141,7 +138,7 @@ static struct copy_ticket wait_for_turn(const struct copy_link *link, uint32_t d
         if (now - began > COPY_RESCUE_NS)
             copy_rescue(link->page, direction, link->queue, now);
         if (now - began > SPIN_NS)
-            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+            cot_nap_for(COPY_NAP_NS);
         else
             cot_copies_breathe();
         now = cot_now_ns();
@@ -164,7 +161,7 @@ static CUresult paced_by_thread(const struct copy_link *link, const struct host_
         piece = unit;
     CUresult result = CUDA_SUCCESS;
     if (copy->bytes > piece || pinned)
-        result = ((CUresult(*)(CUstream))REAL(cuStreamSynchronize))(copy->stream);
+        result = REAL(cuStreamSynchronize)(copy->stream);
     for (uint64_t from = 0; from < copy->bytes && result == CUDA_SUCCESS; from += piece) {
         uint64_t bytes = copy->bytes - from < piece ? copy->bytes - from : piece;
         __auto_type call = cot_gate_enter(copy->key, copy->stream);
@@ -173,7 +170,7 @@ static CUresult paced_by_thread(const struct copy_link *link, const struct host_
             copy_withdraw(link->page, number, link->queue);
         result = copy->issue(copy, from, bytes, copy->stream, !copy->host_waits);
         if (pinned && result == CUDA_SUCCESS)
-            result = ((CUresult(*)(CUstream))REAL(cuStreamSynchronize))(copy->stream);
+            result = REAL(cuStreamSynchronize)(copy->stream);
         copy_done(link->page, number, ticket);
         copy_store(&link->page->links[number].queues[link->queue].active_ns, cot_now_ns());
         cot_gate_exit(call);

@@ -7,14 +7,9 @@
 #include "words.h"
 
 #define SPIN_NS 500000         /* how long a thread that waits looks without a pause: a nap takes 60 us, as much as a piece */
-#define NAP_NS 10000
 #define WAKE_NS 200000         /* before a long piece should end, it looks again */
 #define ASK_STREAM_NS 2000000  /* a thread that waits asks now and then whether its context lives */
 
-DECLARE_REAL(cuMemHostRegister_v2);
-DECLARE_REAL(cuMemHostGetDevicePointer_v2);
-DECLARE_REAL(cuStreamBatchMemOp_v2);
-DECLARE_REAL(cuStreamQuery);
 
 static bool no_stream_waits; /* this driver's streams cannot wait for a word */
 
@@ -27,16 +22,16 @@ static uint64_t device_words(void) /* with lock: the address that the current co
         cot_copy_words = mapped;
     }
     CUdeviceptr address = 0;
-    if (((CUresult(*)(CUdeviceptr *, void *, unsigned))REAL(cuMemHostGetDevicePointer_v2))(&address, cot_copy_words, 0) == CUDA_SUCCESS)
+    if (REAL(cuMemHostGetDevicePointer_v2)(&address, cot_copy_words, 0) == CUDA_SUCCESS)
         return address;
     CUresult result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&cot_capture_lock);
     if (atomic_load(&cot_captures) == 0)
-        result = ((CUresult(*)(void *, size_t, unsigned))REAL(cuMemHostRegister_v2))(
+        result = REAL(cuMemHostRegister_v2)(
             cot_copy_words, sizeof(struct copy_words) * COPY_RECORDS, HOST_REGISTER_PORTABLE_DEVICEMAP);
     pthread_mutex_unlock(&cot_capture_lock);
     if (result != CUDA_SUCCESS ||
-        ((CUresult(*)(CUdeviceptr *, void *, unsigned))REAL(cuMemHostGetDevicePointer_v2))(&address, cot_copy_words, 0) != CUDA_SUCCESS)
+        REAL(cuMemHostGetDevicePointer_v2)(&address, cot_copy_words, 0) != CUDA_SUCCESS)
         return 0;
     return address;
 }
@@ -53,7 +48,7 @@ static struct copy_record *take_record(void) /* with lock */
 
 static CUresult words_in_stream(CUstream stream, struct word_operation *operations, unsigned count)
 {
-    return ((CUresult(*)(CUstream, unsigned, void *, unsigned))REAL(cuStreamBatchMemOp_v2))(stream, count, operations, 0);
+    return REAL(cuStreamBatchMemOp_v2)(stream, count, operations, 0);
 }
 
 static CUresult write_word(CUstream stream, CUdeviceptr address, uint32_t value)
@@ -66,7 +61,7 @@ static CUresult ask_stream(CUstream stream)
     CUresult state = CUDA_ERROR_NOT_READY;
     pthread_mutex_lock(&cot_capture_lock);
     if (atomic_load(&cot_captures) == 0)
-        state = ((CUresult(*)(CUstream))REAL(cuStreamQuery))(stream);
+        state = REAL(cuStreamQuery)(stream);
     pthread_mutex_unlock(&cot_capture_lock);
     return state;
 }
@@ -229,7 +224,7 @@ static CUresult see_through(struct copy_record *record, uint64_t serial, const s
                 result = state; /* the context failed */
         }
         if (may_nap(now, moved, due))
-            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+            cot_nap_for(COPY_NAP_NS);
         else
             cot_copies_breathe();
     }

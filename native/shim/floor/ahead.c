@@ -15,17 +15,12 @@
 #include "floor/pieces.h"
 #include "words.h"
 
-#define NAP_NS 200000
-#define STALL_NS UINT64_C(100000000)
 #define WATCH_NS 100000000
 #define HOLDERS_A_WORD 4
 #define LATELY_NS 10000000
 #define WINDOW_NS 10000000
 #define STAY_NS INT64_C(2000000000) /* then the host has another window */
 
-DECLARE_REAL(cuMemHostRegister_v2);
-DECLARE_REAL(cuMemHostGetDevicePointer_v2);
-DECLARE_REAL(cuStreamBatchMemOp_v2);
 
 /* Whether launches may be held on the device.  Turns end when all that is launched has ended, so what takes turns is not. */
 bool cot_ahead_may(const struct floor *floor, const struct gpu *gpu, const struct floor_rule *rule)
@@ -152,9 +147,9 @@ static CUdeviceptr words(struct floor *floor, CUcontext context) /* with cot_cap
         return 0;
     void *page = ahead->shown;
     CUdeviceptr address = 0;
-    CUresult (*where)(CUdeviceptr *, void *, unsigned) = (CUresult(*)(CUdeviceptr *, void *, unsigned))REAL(cuMemHostGetDevicePointer_v2);
+    CUresult (*where)(CUdeviceptr *, void *, unsigned) = REAL(cuMemHostGetDevicePointer_v2);
     if (where(&address, page, 0) != CUDA_SUCCESS) {
-        if (((CUresult(*)(void *, size_t, unsigned))REAL(cuMemHostRegister_v2))(page, COTENANT_FLOOR_BYTES,
+        if (REAL(cuMemHostRegister_v2)(page, COTENANT_FLOOR_BYTES,
                                                                                HOST_REGISTER_PORTABLE_DEVICEMAP) != CUDA_SUCCESS)
             return 0;
         ahead->pinned_in = context;
@@ -187,8 +182,7 @@ bool cot_ahead_hold(struct floor *floor, struct thread *t, const struct floor_ru
         uint32_t count = words_in_use(floor->page);
         for (uint32_t i = 0; i < count; i++)
             operations[i] = (struct word_operation){.kind = WORD_WAIT, .address = at + i * HOLDERS_A_WORD, .flags = WORD_EQUAL};
-        done = at && ((CUresult(*)(CUstream, unsigned, void *, unsigned))REAL(cuStreamBatchMemOp_v2))(
-                         t->stream->handle, count, operations, 0) == CUDA_SUCCESS;
+        done = at && REAL(cuStreamBatchMemOp_v2)(t->stream->handle, count, operations, 0) == CUDA_SUCCESS;
         floor->ahead.refused = !done;
     }
     pthread_mutex_unlock(&cot_capture_lock);
@@ -213,12 +207,12 @@ void cot_ahead_wait(struct floor *floor, struct gpu *gpu, int64_t ns)
         }
         if (floor->oldest == floor->newest || cot_exiting())
             break;
-        if (floor->stalled || now - progress > STALL_NS) { /* what it waits for may be launched later */
+        if (floor->stalled || now - progress > COT_STALL_NS) { /* what it waits for may be launched later */
             floor->stalled = true;
             break;
         }
         gpu->page_slot->floor_ns = now;
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        cot_nap();
         now = cot_now_ns();
     }
     if (now != began)

@@ -14,7 +14,6 @@
 #define LEAST_PIECE_NS 25000
 #define SPIN_NS 60000                 /* then other threads may have the processor */
 #define UP_SPIN_NS 10000000           /* LS bursts are short: be there when one ends */
-#define NAP_NS 30000
 #define YIELD_FADES_NS 50000000       /* after so long the longest yield counts half as much */
 #define YIELD_SPACE 10                /* between two yields, against what the last one took */
 #define LONGEST_SPIN_NS INT64_C(1000000)
@@ -22,7 +21,6 @@
 #define WAKE_EARLY_NS 60000
 #define LONGEST_SLEEP_NS 10000000
 #define GONE_TRIES 1000
-#define STALL_NS INT64_C(100000000)   /* nothing ends: it may wait for a later launch */
 
 /* ---- the clock ---- */
 
@@ -147,7 +145,7 @@ static void pause_a_little(struct floor *floor, bool up, int64_t waited_ns, int6
     if (!up && left_ns > SLEEP_OVER_NS + floor->late_ns)
         sleep_for(floor, left_ns);
     else if (up && waited_ns > UP_SPIN_NS)
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        cot_nap();
     else if (waited_ns > SPIN_NS && !soon && now_ns >= floor->yield_at_ns)
         yield(floor);
     else
@@ -195,7 +193,7 @@ static struct leave wait_for_floor(struct floor *floor, struct gpu *gpu, struct 
             oldest = floor->oldest;
             progress = leave.now_ns;
         }
-        if (floor->oldest != floor->newest && leave.now_ns - progress > STALL_NS)
+        if (floor->oldest != floor->newest && leave.now_ns - progress > COT_STALL_NS)
             floor->stalled = true;
         if (floor->stalled && !leave.ls_class)
             break;
@@ -387,6 +385,6 @@ void cot_floor_context_gone(struct gpu *gpu, CUcontext context)
             pthread_mutex_unlock(&floor->lock);
             return;
         }
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        cot_nap();
     }
 }

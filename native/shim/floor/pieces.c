@@ -10,13 +10,6 @@
 #define SURELY_SLOW 16       /* chains in a row: LS work does not fall into each of so many */
 #define DRIFT 1e-4           /* of the GPU's clock against the host's, at most */
 
-DECLARE_REAL(cuCtxPushCurrent_v2);
-DECLARE_REAL(cuCtxPopCurrent_v2);
-DECLARE_REAL(cuEventCreate);
-DECLARE_REAL(cuEventDestroy_v2);
-DECLARE_REAL(cuEventRecord);
-DECLARE_REAL(cuEventQuery);
-DECLARE_REAL(cuEventElapsedTime);
 
 /* A cost that was already scaled for the chain at hand has its number here; under cot_capture_lock. */
 static uint32_t scaled_in[(1 << COST_BITS) + COST_BESIDE];
@@ -37,7 +30,7 @@ void cot_pieces_forget(struct floor *floor, CUcontext gone)
     pthread_mutex_lock(&cot_capture_lock);
     for (uint32_t i = 0; i < PIECES; i++) {
         if (floor->pieces[i].event && floor->pieces[i].context != gone)
-            ((CUresult(*)(CUevent))REAL(cuEventDestroy_v2))(floor->pieces[i].event);
+            REAL(cuEventDestroy_v2)(floor->pieces[i].event);
         floor->pieces[i] = (struct piece){0};
     }
     pthread_mutex_unlock(&cot_capture_lock);
@@ -144,7 +137,7 @@ static bool has_ended(struct floor *floor, struct piece *piece, bool may_query, 
         }
         return over;
     }
-    CUresult state = ((CUresult(*)(CUevent))REAL(cuEventQuery))(piece->event);
+    CUresult state = REAL(cuEventQuery)(piece->event);
     if (state == CUDA_ERROR_NOT_READY) {
         floor->not_ready_ns = now_ns;
         return false;
@@ -152,7 +145,7 @@ static bool has_ended(struct floor *floor, struct piece *piece, bool may_query, 
     float elapsed_ms = 0;
     int64_t came_ns = now_ns;
     if (state == CUDA_SUCCESS && floor->have_origin && piece->count > 0 &&
-        ((CUresult(*)(float *, CUevent, CUevent))REAL(cuEventElapsedTime))(
+        REAL(cuEventElapsedTime)(
             &elapsed_ms, cot_piece(floor, floor->origin)->event, piece->event) == CUDA_SUCCESS && elapsed_ms > 0) {
         learn(floor, floor->oldest, (double)elapsed_ms * 1e6);
         came_ns = floor_least(now_ns, floor->origin_ns + (int64_t)((double)elapsed_ms * 1e6 * (1 + DRIFT)));
@@ -183,13 +176,13 @@ void cot_pieces_resolve(struct floor *floor, int64_t now_ns)
 static bool record_here(struct floor *floor, struct piece *piece)
 {
     if (piece->event && piece->context != floor->context) {
-        ((CUresult(*)(CUevent))REAL(cuEventDestroy_v2))(piece->event);
+        REAL(cuEventDestroy_v2)(piece->event);
         piece->event = NULL;
     }
     piece->context = floor->context;
     return (piece->event ||
-            ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&piece->event, 0) == CUDA_SUCCESS) &&
-           ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(piece->event, floor->handle) == CUDA_SUCCESS;
+            REAL(cuEventCreate)(&piece->event, 0) == CUDA_SUCCESS) &&
+           REAL(cuEventRecord)(piece->event, floor->handle) == CUDA_SUCCESS;
 }
 
 static bool record(struct floor *floor, struct piece *piece)
@@ -199,10 +192,10 @@ static bool record(struct floor *floor, struct piece *piece)
                 (floor->handle != (CUstream)(uintptr_t)CU_STREAM_PER_THREAD_VALUE || floor->thread == cot_thread);
     if (done && floor->context == cot_thread->context)
         done = record_here(floor, piece);
-    else if (done && (done = ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(floor->context) == CUDA_SUCCESS)) {
+    else if (done && (done = REAL(cuCtxPushCurrent_v2)(floor->context) == CUDA_SUCCESS)) {
         CUcontext popped;
         done = record_here(floor, piece);
-        ((CUresult(*)(CUcontext *))REAL(cuCtxPopCurrent_v2))(&popped);
+        REAL(cuCtxPopCurrent_v2)(&popped);
     }
     pthread_mutex_unlock(&cot_capture_lock);
     return done;

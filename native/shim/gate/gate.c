@@ -27,8 +27,6 @@ struct cost cot_costs[(1 << COST_BITS) + COST_BESIDE];
 static pthread_key_t thread_key;
 static pthread_once_t thread_key_once = PTHREAD_ONCE_INIT;
 
-DECLARE_REAL(cuCtxGetCurrent);
-DECLARE_REAL(cuCtxGetDevice);
 
 static void thread_gone(void *value)
 {
@@ -89,8 +87,8 @@ struct gpu *cot_thread_gpu(void)
         return t->gpu;
     CUcontext context = NULL;
     CUdevice device;
-    if (((CUresult(*)(CUcontext *))REAL(cuCtxGetCurrent))(&context) != CUDA_SUCCESS || !context ||
-        ((CUresult(*)(CUdevice *))REAL(cuCtxGetDevice))(&device) != CUDA_SUCCESS)
+    if (REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context ||
+        REAL(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
         return NULL;
     struct gpu *gpu = cot_gpu_of_device(device, true);
     if (!gpu || !gpu->attached)

@@ -41,19 +41,12 @@ static uint64_t missed;
 static char path[COTENANT_KERNELS_PATH_BYTES];
 static pid_t owner;
 
-DECLARE_REAL(cuEventCreate);
-DECLARE_REAL(cuEventRecord);
-DECLARE_REAL(cuEventQuery);
-DECLARE_REAL(cuEventElapsedTime);
-DECLARE_REAL(cuFuncGetName);
-DECLARE_REAL(cuKernelGetName);
-DECLARE_REAL(cuOccupancyMaxActiveBlocksPerMultiprocessor);
 
 const char *cot_kernel_name(CUfunction function)
 {
     const char *name = NULL;
-    if (((CUresult(*)(const char **, CUfunction))REAL(cuFuncGetName))(&name, function) != CUDA_SUCCESS || !name)
-        if (((CUresult(*)(const char **, CUfunction))REAL(cuKernelGetName))(&name, function) != CUDA_SUCCESS)
+    if (REAL(cuFuncGetName)(&name, function) != CUDA_SUCCESS || !name)
+        if (REAL(cuKernelGetName)(&name, function) != CUDA_SUCCESS)
             name = NULL;
     return name;
 }
@@ -69,7 +62,7 @@ static void describe(struct kind *kind)
     int per_sm = 0;
     int threads = (int)(s->block[0] * s->block[1] * s->block[2]);
     uint64_t blocks = (uint64_t)s->grid[0] * s->grid[1] * s->grid[2];
-    if (((CUresult(*)(int *, CUfunction, int, size_t))REAL(cuOccupancyMaxActiveBlocksPerMultiprocessor))(
+    if (REAL(cuOccupancyMaxActiveBlocksPerMultiprocessor)(
             &per_sm, s->function, threads, s->shared_bytes) == CUDA_SUCCESS && per_sm > 0)
         kind->sms = (uint32_t)((blocks + (uint64_t)per_sm - 1) / (uint64_t)per_sm);
 }
@@ -95,10 +88,10 @@ static void collect(void)
 {
     while (oldest != newest) {
         struct pair *pair = &pairs[oldest % PAIRS];
-        if (!pair->closed || ((CUresult(*)(CUevent))REAL(cuEventQuery))(pair->after) == CUDA_ERROR_NOT_READY)
+        if (!pair->closed || REAL(cuEventQuery)(pair->after) == CUDA_ERROR_NOT_READY)
             return;
         float ms = 0;
-        if (((CUresult(*)(float *, CUevent, CUevent))REAL(cuEventElapsedTime))(&ms, pair->before, pair->after) ==
+        if (REAL(cuEventElapsedTime)(&ms, pair->before, pair->after) ==
                 CUDA_SUCCESS && ms > 0) {
             double ns = (double)ms * 1e6;
             pair->kind->total_ns += ns;
@@ -164,10 +157,10 @@ struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream strea
         pair->before = pair->after = NULL; /* they went with their context */
         pair->context = cot_thread->context;
     }
-    CUresult (*create)(CUevent *, unsigned) = (CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate);
+    CUresult (*create)(CUevent *, unsigned) = REAL(cuEventCreate);
     if (pair && ((!pair->before && create(&pair->before, 0) != CUDA_SUCCESS) ||
                  (!pair->after && create(&pair->after, 0) != CUDA_SUCCESS) || !(pair->kind = kind_of(shape)) ||
-                 ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(pair->before, stream) != CUDA_SUCCESS))
+                 REAL(cuEventRecord)(pair->before, stream) != CUDA_SUCCESS))
         pair = NULL;
     if (pair) {
         pair->closed = false;
@@ -180,7 +173,7 @@ struct pair *cot_kernels_before(const struct kernel_shape *shape, CUstream strea
 
 void cot_kernels_after(struct pair *pair, CUstream stream)
 {
-    ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(pair->after, stream);
+    REAL(cuEventRecord)(pair->after, stream);
     pthread_mutex_lock(&lock);
     pair->closed = true;
     pthread_mutex_unlock(&lock);

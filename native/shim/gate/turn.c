@@ -17,9 +17,6 @@
 static uint64_t last_check_ns;
 static bool warned_no_launch;
 
-DECLARE_REAL(cuCtxPushCurrent_v2);
-DECLARE_REAL(cuCtxPopCurrent_v2);
-DECLARE_REAL(cuStreamQuery);
 
 void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* with cot_lock */
 {
@@ -166,10 +163,10 @@ static uint64_t advance_open(struct gpu *gpu, uint64_t now)
 static void check_no_launch(struct gpu *gpu)
 {
     CUcontext context = gpu->any_context;
-    if (!context || ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) != CUDA_SUCCESS)
+    if (!context || REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
         return;
-    bool busy = ((CUresult(*)(CUstream))REAL(cuStreamQuery))(NULL) == CUDA_ERROR_NOT_READY;
-    ((CUresult(*)(CUcontext *))REAL(cuCtxPopCurrent_v2))(&context);
+    bool busy = REAL(cuStreamQuery)(NULL) == CUDA_ERROR_NOT_READY;
+    REAL(cuCtxPopCurrent_v2)(&context);
     if (!busy || warned_no_launch || cot_calls_sum(gpu).started > 0)
         return;
     warned_no_launch = true;

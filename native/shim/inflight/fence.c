@@ -18,15 +18,9 @@
 #include "shim.h"
 
 #define SPIN_NS 20000
-#define NAP_NS 40000
 #define COST_CEILING_NS INT64_C(60000000000)
 #define TOLERANCE 0.1 /* a prediction this good is left alone */
 
-DECLARE_REAL(cuEventCreate);
-DECLARE_REAL(cuEventDestroy_v2);
-DECLARE_REAL(cuEventElapsedTime);
-DECLARE_REAL(cuEventQuery);
-DECLARE_REAL(cuEventRecord);
 
 static uint32_t corrected_in[(1 << COST_BITS) + COST_BESIDE]; /* number of the last interval that corrected an entry */
 static _Atomic uint32_t interval_number;
@@ -55,14 +49,14 @@ struct cost *cot_cost_of(uintptr_t key, bool *fresh)
 
 static CUresult query(const struct fence *fence)
 {
-    return ((CUresult(*)(CUevent))REAL(cuEventQuery))(fence->event);
+    return REAL(cuEventQuery)(fence->event);
 }
 
 static bool record(struct fence *fence, CUstream stream)
 {
-    if (!fence->event && ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&fence->event, 0) != CUDA_SUCCESS)
+    if (!fence->event && REAL(cuEventCreate)(&fence->event, 0) != CUDA_SUCCESS)
         return false;
-    return ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(fence->event, stream) == CUDA_SUCCESS;
+    return REAL(cuEventRecord)(fence->event, stream) == CUDA_SUCCESS;
 }
 
 void cot_interval_begin(struct thread *t)
@@ -111,7 +105,7 @@ void cot_ring_forget(struct ring *ring, bool destroy)
 {
     for (uint32_t i = 0; i < FENCES; i++) {
         if (ring->fences[i].event && destroy)
-            ((CUresult(*)(CUevent))REAL(cuEventDestroy_v2))(ring->fences[i].event);
+            REAL(cuEventDestroy_v2)(ring->fences[i].event);
         ring->fences[i].event = NULL;
     }
     ring->oldest = ring->newest = ring->noted = ring->unnoted_left = 0;
@@ -175,7 +169,7 @@ static void resolve_locked(struct ring *ring)
             return;
         float elapsed_ms = 0;
         if (state == CUDA_SUCCESS && ring->have_origin && fence->count > 0 &&
-            ((CUresult(*)(float *, CUevent, CUevent))REAL(cuEventElapsedTime))(
+            REAL(cuEventElapsedTime)(
                 &elapsed_ms, at(ring, ring->oldest - 1)->event, fence->event) == CUDA_SUCCESS &&
             elapsed_ms > 0)
             learn(ring, fence, (double)elapsed_ms * 1e6);
@@ -267,7 +261,7 @@ bool cot_fence_wait_oldest(struct thread *t, uint64_t patience_ns)
         now = cot_now_ns();
         ring->doubt |= (int64_t)(now - began) > enough_ns;
         if (now - began > SPIN_NS)
-            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+            cot_nap();
     }
     return false;
 }

@@ -20,14 +20,6 @@ static struct stream streams[STREAMS]; /* a free record has handle COT_NO_STREAM
 static uint32_t stream_count, next_victim;
 static CUstream capturing[CAPTURES]; /* under cot_capture_lock */
 
-DECLARE_REAL(cuCtxPushCurrent_v2);
-DECLARE_REAL(cuCtxPopCurrent_v2);
-DECLARE_REAL(cuStreamQuery);
-DECLARE_REAL(cuStreamIsCapturing);
-DECLARE_REAL(cuEventCreate);
-DECLARE_REAL(cuEventRecord);
-DECLARE_REAL(cuEventQuery);
-DECLARE_REAL(cuThreadExchangeStreamCaptureMode);
 
 struct stream *cot_stream_find(CUstream handle, CUcontext context, struct gpu *gpu)
 {
@@ -97,7 +89,7 @@ void cot_streams_context_gone(CUcontext context)
 bool cot_stream_is_capturing(CUstream handle)
 {
     int status = CU_CAPTURE_NONE;
-    CUresult result = ((CUresult(*)(CUstream, int *))REAL(cuStreamIsCapturing))(handle, &status);
+    CUresult result = REAL(cuStreamIsCapturing)(handle, &status);
     return result != CUDA_SUCCESS || status != CU_CAPTURE_NONE;
 }
 
@@ -134,7 +126,7 @@ void cot_capture_after_end(CUstream handle)
         return;
     pthread_mutex_lock(&cot_capture_lock);
     int status = CU_CAPTURE_ACTIVE;
-    CUresult result = ((CUresult(*)(CUstream, int *))REAL(cuStreamIsCapturing))(handle, &status);
+    CUresult result = REAL(cuStreamIsCapturing)(handle, &status);
     if (result != CUDA_SUCCESS || status == CU_CAPTURE_NONE)
         end_capture_locked(handle);
     pthread_mutex_unlock(&cot_capture_lock);
@@ -146,14 +138,13 @@ static bool marked_end_reached(struct stream *stream)
 {
     uint64_t started = cot_calls_sum(stream->gpu).started;
     if (!stream->drain_event || stream->marked_at != started) { /* the legacy stream waits for every per-thread stream */
-        if (!stream->drain_event && ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(
-                                        &stream->drain_event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        if (!stream->drain_event && REAL(cuEventCreate)(&stream->drain_event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
             return true;
         stream->marked_at = started;
-        if (((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(stream->drain_event, NULL) != CUDA_SUCCESS)
+        if (REAL(cuEventRecord)(stream->drain_event, NULL) != CUDA_SUCCESS)
             return true;
     }
-    return ((CUresult(*)(CUevent))REAL(cuEventQuery))(stream->drain_event) != CUDA_ERROR_NOT_READY;
+    return REAL(cuEventQuery)(stream->drain_event) != CUDA_ERROR_NOT_READY;
 }
 
 static bool is_drained(struct stream *stream)
@@ -164,12 +155,12 @@ static bool is_drained(struct stream *stream)
         return true; /* cannot be asked now; what is captured does not run */
     if ((uintptr_t)handle == CU_STREAM_PER_THREAD_VALUE)
         return marked_end_reached(stream);
-    return ((CUresult(*)(CUstream))REAL(cuStreamQuery))(handle) != CUDA_ERROR_NOT_READY;
+    return REAL(cuStreamQuery)(handle) != CUDA_ERROR_NOT_READY;
 }
 
 void cot_exchange_capture_mode(int *mode)
 {
-    ((CUresult(*)(int *))REAL(cuThreadExchangeStreamCaptureMode))(mode);
+    REAL(cuThreadExchangeStreamCaptureMode)(mode);
 }
 
 /* Looks at streams without recording anything into those that the program owns.  On the shim's own threads, and on those of a
@@ -185,10 +176,10 @@ bool cot_streams_drained(struct gpu *gpu)
             continue;
         pthread_mutex_lock(&cot_capture_lock);
         if (stream->handle != COT_NO_STREAM &&
-            ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(stream->context) == CUDA_SUCCESS) {
+            REAL(cuCtxPushCurrent_v2)(stream->context) == CUDA_SUCCESS) {
             CUcontext popped;
             drained = is_drained(stream);
-            ((CUresult(*)(CUcontext *))REAL(cuCtxPopCurrent_v2))(&popped);
+            REAL(cuCtxPopCurrent_v2)(&popped);
         }
         pthread_mutex_unlock(&cot_capture_lock);
     }

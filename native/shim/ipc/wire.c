@@ -181,7 +181,6 @@ static void program_name(uint8_t *into, size_t bytes)
         into[--length] = 0;
 }
 
-DECLARE_REAL(cuDriverGetVersion);
 
 static void say_why(struct cotenant_message *refusal)
 {
@@ -208,7 +207,7 @@ int cot_wire_introduce(struct cotenant_hello_reply *terms, struct cotenant_page 
     struct cotenant_hello hello = {.pid = (uint32_t)getpid(), .start_time_ticks = own_start_time(),
                                    .shim_version = COTENANT_PROTOCOL_VERSION};
     int version = 0;
-    if (((CUresult(*)(int *))REAL(cuDriverGetVersion))(&version) == CUDA_SUCCESS)
+    if (REAL(cuDriverGetVersion)(&version) == CUDA_SUCCESS)
         hello.driver_version = (uint32_t)version;
     const char *token = getenv(COTENANT_ENV_TOKEN);
     if (token)

@@ -45,17 +45,6 @@ struct lane {
 static struct lane lanes[2];
 static _Atomic uint64_t pinned_bytes, missing_bytes;
 
-DECLARE_REAL(cuCtxPushCurrent_v2);
-DECLARE_REAL(cuCtxGetCurrent);
-DECLARE_REAL(cuStreamCreate);
-DECLARE_REAL(cuEventCreate);
-DECLARE_REAL(cuEventRecord);
-DECLARE_REAL(cuEventSynchronize);
-DECLARE_REAL(cuMemcpyHtoDAsync_v2);
-DECLARE_REAL(cuMemcpyDtoHAsync_v2);
-DECLARE_REAL(cuMemHostAlloc);
-DECLARE_REAL(cuMemHostRegister_v2);
-DECLARE_REAL(cuMemPrefetchAsync);
 
 uint64_t cot_swap_pinned_bytes(void)
 {
@@ -72,9 +61,9 @@ static CUresult make_lane(struct lane *lane, CUcontext context)
 {
     lane->context = context;
     memset(lane->stage, 0, sizeof lane->stage);
-    CUresult result = ((CUresult(*)(CUstream *, unsigned))REAL(cuStreamCreate))(&lane->stream, CU_STREAM_NON_BLOCKING);
+    CUresult result = REAL(cuStreamCreate)(&lane->stream, CU_STREAM_NON_BLOCKING);
     for (int i = 0; i < SWAP_TICKETS && result == CUDA_SUCCESS; i++)
-        result = ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&lane->events[i],
+        result = REAL(cuEventCreate)(&lane->events[i],
                                                                         CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
     return result;
 }
@@ -89,8 +78,8 @@ struct lane *cot_swap_lane(struct gpu *gpu, bool out)
         cot_exchange_capture_mode(&mode);
         relaxed = true;
     }
-    ((CUresult(*)(CUcontext *))REAL(cuCtxGetCurrent))(&current);
-    if (!context || (current != context && ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) != CUDA_SUCCESS))
+    REAL(cuCtxGetCurrent)(&current);
+    if (!context || (current != context && REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS))
         return NULL;
     struct lane *lane = &lanes[out];
     lane->gpu = gpu;
@@ -114,8 +103,8 @@ static CUresult issue_stretch(const struct host_copy *copy, uint64_t from, uint6
     const struct stretch *call = copy->call;
     CUdeviceptr device = call->device + from;
     uint8_t *host = call->host + from;
-    return call->out ? ((CUresult(*)(void *, CUdeviceptr, size_t, CUstream))REAL(cuMemcpyDtoHAsync_v2))(host, device, bytes, stream)
-                     : ((CUresult(*)(CUdeviceptr, const void *, size_t, CUstream))REAL(cuMemcpyHtoDAsync_v2))(device, host, bytes,
+    return call->out ? REAL(cuMemcpyDtoHAsync_v2)(host, device, bytes, stream)
+                     : REAL(cuMemcpyHtoDAsync_v2)(device, host, bytes,
                                                                                                              stream);
 }
 
@@ -137,22 +126,22 @@ static CUresult copy_now(struct lane *lane, CUdeviceptr device, uint8_t *host, u
 
 static CUresult record(struct lane *lane, CUevent event)
 {
-    return ((CUresult(*)(CUevent, CUstream))REAL(cuEventRecord))(event, lane->stream);
+    return REAL(cuEventRecord)(event, lane->stream);
 }
 
 static CUresult wait_event(CUevent event)
 {
-    return ((CUresult(*)(CUevent))REAL(cuEventSynchronize))(event);
+    return REAL(cuEventSynchronize)(event);
 }
 
 static CUresult make_stages(struct lane *lane)
 {
     CUresult result = CUDA_SUCCESS;
     for (int i = 0; i < STAGES && result == CUDA_SUCCESS && !lane->stage[i]; i++) {
-        result = ((CUresult(*)(CUevent *, unsigned))REAL(cuEventCreate))(&lane->stage_done[i],
+        result = REAL(cuEventCreate)(&lane->stage_done[i],
                                                                         CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
         if (result == CUDA_SUCCESS)
-            result = ((CUresult(*)(void **, size_t, unsigned))REAL(cuMemHostAlloc))((void **)&lane->stage[i], STAGE_BYTES, 0);
+            result = REAL(cuMemHostAlloc)((void **)&lane->stage[i], STAGE_BYTES, 0);
     }
     return result;
 }
@@ -208,7 +197,7 @@ CUresult cot_swap_copied(struct lane *lane, uint32_t ticket)
 /* Managed memory: where is the GPU's number, or -1 for the host. */
 CUresult cot_swap_prefetch(struct lane *lane, CUdeviceptr device, uint64_t bytes, int where, uint32_t ticket)
 {
-    CUresult result = ((CUresult(*)(CUdeviceptr, size_t, int, CUstream))REAL(cuMemPrefetchAsync))(device, bytes, where,
+    CUresult result = REAL(cuMemPrefetchAsync)(device, bytes, where,
                                                                                                  lane->stream);
     return result == CUDA_SUCCESS ? record(lane, lane->events[ticket]) : result;
 }
@@ -302,13 +291,12 @@ void *cot_swap_pinner(void *context)
     uint8_t *host = cot_swap_backing(&bytes);
     pthread_setname_np(pthread_self(), "cotenant-pin");
     cot_exchange_capture_mode(&mode);
-    bool good = ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) == CUDA_SUCCESS, registered = good;
+    bool good = REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS, registered = good;
     while (at < bytes && good && !cot_exiting()) {
         uint64_t length = bytes - at < SWAP_PIN_STEP ? bytes - at : SWAP_PIN_STEP;
         good = can_be_spared(length) && populate_span(host + at, length);
         registered = registered && good &&
-                     ((CUresult(*)(void *, size_t, unsigned))REAL(cuMemHostRegister_v2))(
-                         host + at, length, CU_HOST_REGISTER_PORTABLE) == CUDA_SUCCESS;
+                     REAL(cuMemHostRegister_v2)(host + at, length, CU_HOST_REGISTER_PORTABLE) == CUDA_SUCCESS;
         at += good ? length : 0;
         if (registered)
             atomic_store(&pinned_bytes, at);

@@ -21,10 +21,6 @@
 struct swap_hand cot_hand = {.socket = -1};
 static _Atomic int descriptors;
 
-DECLARE_REAL(cuMemRetainAllocationHandle);
-DECLARE_REAL(cuMemExportToShareableHandle);
-DECLARE_REAL(cuMemImportFromShareableHandle);
-DECLARE_REAL(cuMemRelease);
 
 union control {
     struct cmsghdr aligned;
@@ -36,12 +32,12 @@ int cot_hand_open(CUdeviceptr address)
 {
     uint64_t handle;
     int fd = -1;
-    if (((CUresult(*)(uint64_t *, CUdeviceptr))REAL(cuMemRetainAllocationHandle))(&handle, address) != CUDA_SUCCESS)
+    if (REAL(cuMemRetainAllocationHandle)(&handle, (void *)address) != CUDA_SUCCESS)
         return -1;
-    if (((CUresult(*)(int *, uint64_t, int, uint64_t))REAL(cuMemExportToShareableHandle))(&fd, handle, AS_DESCRIPTOR, 0) !=
+    if (REAL(cuMemExportToShareableHandle)(&fd, handle, AS_DESCRIPTOR, 0) !=
         CUDA_SUCCESS)
         fd = -1;
-    ((CUresult(*)(uint64_t))REAL(cuMemRelease))(handle);
+    REAL(cuMemRelease)(handle);
     if (fd >= 0)
         fcntl(fd, F_SETFD, FD_CLOEXEC); /* or a program that is started now would keep the memory taken */
     return fd;
@@ -93,7 +89,7 @@ void cot_hand_let_go(int memory)
 
 static bool import(int memory, uint64_t *handle)
 {
-    return ((CUresult(*)(uint64_t *, void *, int))REAL(cuMemImportFromShareableHandle))(handle, (void *)(intptr_t)memory,
+    return REAL(cuMemImportFromShareableHandle)(handle, (void *)(intptr_t)memory,
                                                                                       AS_DESCRIPTOR) == CUDA_SUCCESS;
 }
 

@@ -11,22 +11,6 @@
 #define CU_ACCESS_READ_WRITE 3
 #define CU_ALLOCATION_PINNED 1
 
-struct access {
-    struct cu_location location;
-    int flags;
-};
-
-DECLARE_REAL(cuMemAddressReserve);
-DECLARE_REAL(cuMemAddressFree);
-DECLARE_REAL(cuMemCreate);
-DECLARE_REAL(cuMemRelease);
-DECLARE_REAL(cuMemMap);
-DECLARE_REAL(cuMemUnmap);
-DECLARE_REAL(cuMemSetAccess);
-DECLARE_REAL(cuMemAllocManaged);
-DECLARE_REAL(cuMemFree_v2);
-DECLARE_REAL(cuCtxSynchronize);
-DECLARE_REAL(cuCtxGetCurrent);
 
 static uint64_t round_up(uint64_t bytes)
 {
@@ -53,14 +37,14 @@ CUresult cot_swap_place_piece(struct region *region, uint32_t index, uint64_t ha
 {
     CUdeviceptr address = cot_swap_piece_address(region, index);
     uint64_t bytes = cot_swap_piece_bytes(region, index);
-    struct access access = {{CU_LOCATION_DEVICE, region->gpu->device}, CU_ACCESS_READ_WRITE};
-    CUresult result = ((CUresult(*)(CUdeviceptr, size_t, size_t, uint64_t, uint64_t))REAL(cuMemMap))(address, bytes, 0, handle, 0);
-    ((CUresult(*)(uint64_t))REAL(cuMemRelease))(handle);
+    struct cu_access access = {{CU_LOCATION_DEVICE, region->gpu->device}, CU_ACCESS_READ_WRITE};
+    CUresult result = REAL(cuMemMap)(address, bytes, 0, handle, 0);
+    REAL(cuMemRelease)(handle);
     if (result != CUDA_SUCCESS)
         return result;
-    result = ((CUresult(*)(CUdeviceptr, size_t, const struct access *, size_t))REAL(cuMemSetAccess))(address, bytes, &access, 1);
+    result = REAL(cuMemSetAccess)(address, bytes, &access, 1);
     if (result != CUDA_SUCCESS)
-        ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(address, bytes);
+        REAL(cuMemUnmap)(address, bytes);
     return result;
 }
 
@@ -74,7 +58,7 @@ CUresult cot_swap_map_piece(struct region *region, uint32_t index)
                                       .handle_types = shared ? SWAP_SHARED_AS_DESCRIPTOR : 0,
                                       .location = {CU_LOCATION_DEVICE, region->gpu->device}};
     CUresult (*create)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t) =
-        (CUresult(*)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t))REAL(cuMemCreate);
+        REAL(cuMemCreate);
     CUresult result = create(&handle, bytes, &prop, 0);
     if (shared && result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY) { /* not here: as before, then */
         atomic_store(&cannot_share, true);
@@ -89,7 +73,7 @@ CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
     int memory = cot_hand_part_with(&region->piece[index]);
     if (memory >= 0)
         close(memory);
-    return ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(cot_swap_piece_address(region, index),
+    return REAL(cuMemUnmap)(cot_swap_piece_address(region, index),
                                                                 cot_swap_piece_bytes(region, index));
 }
 
@@ -98,12 +82,12 @@ CUresult cot_swap_unmap_piece(struct region *region, uint32_t index)
 static void destroy(struct region *region) /* not, or no longer, in the list */
 {
     if (region->managed)
-        ((CUresult(*)(CUdeviceptr))REAL(cuMemFree_v2))(region->address);
+        REAL(cuMemFree_v2)(region->address);
     else {
         for (uint32_t i = 0; i < region->pieces; i++)
             if (region->piece[i].state == PIECE_HERE)
                 cot_swap_unmap_piece(region, i);
-        ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemAddressFree))(region->address, region->bytes);
+        REAL(cuMemAddressFree)(region->address, region->bytes);
     }
     free(region->slab);
     free(region);
@@ -125,9 +109,8 @@ static struct region *new_region(struct gpu *gpu, uint64_t asked)
     region->piece_bytes = piece_bytes;
     region->pieces = pieces;
     CUresult result =
-        managed ? ((CUresult(*)(CUdeviceptr *, size_t, unsigned))REAL(cuMemAllocManaged))(&region->address, bytes, 1)
-                : ((CUresult(*)(CUdeviceptr *, size_t, size_t, CUdeviceptr, uint64_t))REAL(cuMemAddressReserve))(
-                      &region->address, bytes, SWAP_GRANULE, 0, 0);
+        managed ? REAL(cuMemAllocManaged)(&region->address, bytes, 1)
+                : REAL(cuMemAddressReserve)(&region->address, bytes, SWAP_GRANULE, 0, 0);
     if (result == CUDA_SUCCESS)
         return region;
     free(region);
@@ -300,7 +283,7 @@ static CUresult wait_for_queued(const struct gpu *gpu)
     pthread_mutex_lock(&cot_lock);
     bool away = cot_swap_is_away(gpu);
     pthread_mutex_unlock(&cot_lock);
-    return away ? CUDA_SUCCESS : ((CUresult(*)(void))REAL(cuCtxSynchronize))();
+    return away ? CUDA_SUCCESS : REAL(cuCtxSynchronize)();
 }
 
 /* Whose allocation begins there, and which slot of its slab; NULL: nobody's.  With cot_swap_lock. */

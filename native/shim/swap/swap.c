@@ -18,7 +18,6 @@ static const char *const fixing_libraries[] = {"libuct_cuda", "libmpi_gtl_cuda"}
 #define HOST_NUMA_ID_ATTRIBUTE 134
 #define MPOL_PREFERRED 1
 
-DECLARE_REAL(cuDeviceGetAttribute);
 
 static uint32_t mode;
 static uint8_t *backing;
@@ -81,7 +80,7 @@ static void *map_aligned(int fd, uint64_t bytes)
 static void place_near(const struct gpu *gpu, void *mapped, uint64_t bytes)
 {
     int node = -1;
-    if (((CUresult(*)(int *, int, CUdevice))REAL(cuDeviceGetAttribute))(&node, HOST_NUMA_ID_ATTRIBUTE, gpu->device) !=
+    if (REAL(cuDeviceGetAttribute)(&node, HOST_NUMA_ID_ATTRIBUTE, gpu->device) !=
             CUDA_SUCCESS ||
         node < 0 || node >= 1024)
         return;

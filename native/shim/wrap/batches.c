@@ -115,7 +115,7 @@ static CUresult copy_batch(struct batch *batch, CUstream stream, const void *kin
     EXPORT CUresult name(word *to, word *from, size_t *sizes, size_t count, void *attributes, size_t *first, size_t kinds, \
                          size_t *failed, CUstream stream)                                                               \
     {                                                                                                                   \
-        struct batch batch = {to, from, sizes, count, attributes, first, kinds, failed, (batch_fn)REAL(name)};          \
+        struct batch batch = {to, from, sizes, count, attributes, first, kinds, failed, (batch_fn)REAL_POINTER(name)};          \
         return copy_batch(&batch, effective, (void *)name);                                                             \
     }
 #define BATCH_V2(name, effective)                                                                                       \
@@ -123,7 +123,7 @@ static CUresult copy_batch(struct batch *batch, CUstream stream, const void *kin
     EXPORT CUresult name(word *to, word *from, size_t *sizes, size_t count, void *attributes, size_t *first, size_t kinds, \
                          CUstream stream)                                                                               \
     {                                                                                                                   \
-        struct batch batch = {to, from, sizes, count, attributes, first, kinds, NULL, NULL, (batch_v2_fn)REAL(name)};   \
+        struct batch batch = {to, from, sizes, count, attributes, first, kinds, NULL, NULL, (batch_v2_fn)REAL_POINTER(name)};   \
         return copy_batch(&batch, effective, (void *)name);                                                             \
     }
 BATCH(cuMemcpyBatchAsync, stream)
@@ -174,7 +174,7 @@ static CUresult copy_with_attributes(const struct with_attributes *call, size_t 
     DECLARE_REAL(name);                                                                                  \
     EXPORT CUresult name(word to, word from, size_t bytes, void *attributes, CUstream stream)            \
     {                                                                                                    \
-        struct with_attributes call = {to, from, attributes, (attributes_fn)REAL(name)};                 \
+        struct with_attributes call = {to, from, attributes, (attributes_fn)REAL_POINTER(name)};                 \
         return copy_with_attributes(&call, bytes, effective, (void *)name);                              \
     }
 WITH_ATTRIBUTES(cuMemcpyWithAttributesAsync, stream)
@@ -254,14 +254,14 @@ static CUresult copy_box(const struct box *call, CUstream stream, const void *ki
     DECLARE_REAL(asynchronous);                                                                          \
     EXPORT CUresult name(const struct copy_3d *copy)                                                     \
     {                                                                                                    \
-        struct box call = {copy, (sync_3d_fn)REAL(name), (async_3d_fn)REAL(asynchronous)};               \
+        struct box call = {copy, (sync_3d_fn)REAL_POINTER(name), (async_3d_fn)REAL_POINTER(asynchronous)};               \
         return copy_box(&call, effective, (void *)name, true);                                           \
     }
 #define BOX_ASYNC(name, effective)                                                                       \
     DECLARE_REAL(name);                                                                                  \
     EXPORT CUresult name(const struct copy_3d *copy, CUstream stream)                                    \
     {                                                                                                    \
-        struct box call = {copy, NULL, (async_3d_fn)REAL(name)};                                         \
+        struct box call = {copy, NULL, (async_3d_fn)REAL_POINTER(name)};                                         \
         return copy_box(&call, effective, (void *)name, false);                                          \
     }
 BOX_SYNC(cuMemcpy3D_v2, cuMemcpy3DAsync_v2, NULL)
@@ -278,7 +278,7 @@ BOX_ASYNC(cuMemcpy3DAsync_v2_ptsz, PTSZ(stream))
         if (cot_copies_perhaps_on())                                                                     \
             cot_copy_charge_whole(direction, bytes);                                                     \
         struct calls *gate = cot_gate_enter(cot_copy_key((void *)name, bytes), effective);               \
-        return finish(gate, ((CUresult(*) types)REAL(name))arguments);                                   \
+        return finish(gate, ((CUresult(*) types)REAL_POINTER(name))arguments);                                   \
     }
 #define ARRAY_SYNC(name, direction, effective) \
     CHARGED(name, direction, effective, a4, (word a1, word a2, word a3, word a4), (a1, a2, a3, a4), (word, word, word, word))

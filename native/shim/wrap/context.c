@@ -1,18 +1,12 @@
 /* Initialisation and contexts: which GPU a thread is on, and what its contexts take. */
 #include "shim.h"
 
-DECLARE_REAL(cuCtxGetDevice);
-DECLARE_REAL(cuCtxGetCurrent);
-DECLARE_REAL(cuDevicePrimaryCtxGetState);
-DECLARE_REAL(cuCtxPushCurrent_v2);
-DECLARE_REAL(cuCtxPopCurrent_v2);
 
 HIDDEN bool cot_driver_is_substitutable(void);
 
-DECLARE_REAL(cuInit);
 EXPORT CUresult cuInit(unsigned flags)
 {
-    CUresult result = ((CUresult(*)(unsigned))REAL(cuInit))(flags);
+    CUresult result = REAL(cuInit)(flags);
     if (result != CUDA_SUCCESS)
         return result;
     result = cot_agent_connect();
@@ -28,11 +22,11 @@ static CUdevice device_of(CUcontext context)
 {
     CUdevice device = -1;
     CUcontext popped;
-    if (((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) != CUDA_SUCCESS)
+    if (REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
         return -1;
-    if (((CUresult(*)(CUdevice *))REAL(cuCtxGetDevice))(&device) != CUDA_SUCCESS)
+    if (REAL(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
         device = -1;
-    ((CUresult(*)(CUcontext *))REAL(cuCtxPopCurrent_v2))(&popped);
+    REAL(cuCtxPopCurrent_v2)(&popped);
     return device;
 }
 
@@ -45,9 +39,9 @@ static CUdevice device_of(CUcontext context)
         CUresult result = cot_gpu_before_context(device);         \
         if (result != CUDA_SUCCESS)                               \
             return result;                                        \
-        result = ((CUresult(*) types)REAL(name))arguments;        \
+        result = ((CUresult(*) types)REAL_POINTER(name))arguments;        \
         if (result == CUDA_ERROR_OUT_OF_MEMORY && cot_gpu_room_for_context(device)) \
-            result = ((CUresult(*) types)REAL(name))arguments;    \
+            result = ((CUresult(*) types)REAL_POINTER(name))arguments;    \
         if (result == CUDA_SUCCESS)                               \
             cot_gpu_context_made(device, *context);               \
         else                                                      \
@@ -68,11 +62,10 @@ static bool primary_is_active(CUdevice device)
 {
     unsigned flags = 0;
     int active = 0;
-    return ((CUresult(*)(CUdevice, unsigned *, int *))REAL(cuDevicePrimaryCtxGetState))(device, &flags, &active) ==
+    return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) ==
                CUDA_SUCCESS && active;
 }
 
-DECLARE_REAL(cuDevicePrimaryCtxRetain);
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     bool fresh = !primary_is_active(device);
@@ -81,9 +74,9 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
         if (refused != CUDA_SUCCESS)
             return refused;
     }
-    CUresult result = ((CUresult(*)(CUcontext *, CUdevice))REAL(cuDevicePrimaryCtxRetain))(context, device);
+    CUresult result = REAL(cuDevicePrimaryCtxRetain)(context, device);
     if (fresh && result == CUDA_ERROR_OUT_OF_MEMORY && cot_gpu_room_for_context(device))
-        result = ((CUresult(*)(CUcontext *, CUdevice))REAL(cuDevicePrimaryCtxRetain))(context, device);
+        result = REAL(cuDevicePrimaryCtxRetain)(context, device);
     if (fresh && result == CUDA_SUCCESS)
         cot_gpu_context_made(device, *context);
     else if (fresh)
@@ -96,10 +89,9 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 static CUcontext primary_of(CUdevice device)
 {
     CUcontext context = NULL;
-    if (((CUresult(*)(CUcontext *, CUdevice))REAL(cuDevicePrimaryCtxRetain))(&context, device) != CUDA_SUCCESS)
+    if (REAL(cuDevicePrimaryCtxRetain)(&context, device) != CUDA_SUCCESS)
         return NULL;
-    DECLARE_REAL(cuDevicePrimaryCtxRelease_v2);
-    ((CUresult(*)(CUdevice))REAL(cuDevicePrimaryCtxRelease_v2))(device);
+    REAL(cuDevicePrimaryCtxRelease_v2)(device);
     return context;
 }
 
@@ -109,7 +101,7 @@ static CUcontext primary_of(CUdevice device)
     {                                                                \
         bool active = primary_is_active(device);                     \
         CUcontext context = active ? primary_of(device) : NULL;      \
-        CUresult result = ((CUresult(*)(CUdevice))REAL(name))(device); \
+        CUresult result = ((CUresult(*)(CUdevice))REAL_POINTER(name))(device); \
         if (active && !primary_is_active(device)) {                  \
             cot_thread_context_changed();                            \
             cot_gpu_context_gone(device, context);                   \
@@ -126,7 +118,7 @@ PRIMARY_END(cuDevicePrimaryCtxReset_v2)
     EXPORT CUresult name(CUcontext context)                                \
     {                                                                      \
         CUdevice device = context ? device_of(context) : -1;               \
-        CUresult result = ((CUresult(*)(CUcontext))REAL(name))(context);   \
+        CUresult result = ((CUresult(*)(CUcontext))REAL_POINTER(name))(context);   \
         cot_thread_context_changed();                                      \
         if (result == CUDA_SUCCESS && device >= 0)                         \
             cot_gpu_context_gone(device, context);                         \
@@ -137,10 +129,9 @@ CTX_DESTROY(cuCtxDestroy_v2)
 
 /* ---- the current context changes ---- */
 
-DECLARE_REAL(cuCtxSetCurrent);
 EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {
-    CUresult result = ((CUresult(*)(CUcontext))REAL(cuCtxSetCurrent))(context);
+    CUresult result = REAL(cuCtxSetCurrent)(context);
     if (cot_thread->context != context)
         cot_thread_context_changed();
     return result;
@@ -149,7 +140,7 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 static void look_at_current(void)
 {
     CUcontext now = NULL;
-    ((CUresult(*)(CUcontext *))REAL(cuCtxGetCurrent))(&now);
+    REAL(cuCtxGetCurrent)(&now);
     if (now != cot_thread->context)
         cot_thread_context_changed();
 }
@@ -158,7 +149,7 @@ static void look_at_current(void)
     DECLARE_REAL(name);                                         \
     EXPORT CUresult name(word context)                          \
     {                                                           \
-        CUresult result = ((CUresult(*)(word))REAL(name))(context); \
+        CUresult result = ((CUresult(*)(word))REAL_POINTER(name))(context); \
         look_at_current();                                      \
         return result;                                          \
     }

@@ -55,7 +55,7 @@ static CUresult once(struct stretch call, word bytes, CUstream stream, uintptr_t
     DECLARE_REAL(in_stream);                                                                              \
     EXPORT CUresult name(word to, word from, word bytes)                                                  \
     {                                                                                                     \
-        struct stretch call = {to, from, (sync_fn)REAL(name), (async_fn)REAL(in_stream)};                 \
+        struct stretch call = {to, from, (sync_fn)REAL_POINTER(name), (async_fn)REAL_POINTER(in_stream)};                 \
         uintptr_t key = cot_copy_key((void *)name, bytes);                                                    \
         return cot_copies_perhaps_on() ? over_link(call, bytes, direction, effective, key) : once(call, bytes, effective, key); \
     }
@@ -63,7 +63,7 @@ static CUresult once(struct stretch call, word bytes, CUstream stream, uintptr_t
     DECLARE_REAL(name);                                                                                   \
     EXPORT CUresult name(word to, word from, word bytes, CUstream stream)                                 \
     {                                                                                                     \
-        struct stretch call = {to, from, NULL, (async_fn)REAL(name)};                                     \
+        struct stretch call = {to, from, NULL, (async_fn)REAL_POINTER(name)};                                     \
         uintptr_t key = cot_copy_key((void *)name, bytes);                                                    \
         return cot_copies_perhaps_on() ? over_link(call, bytes, direction, effective, key) : once(call, bytes, effective, key); \
     }
@@ -98,7 +98,7 @@ static __attribute__((noinline)) CUresult on_device(struct stretch call, word by
     DECLARE_REAL(in_stream);                                                                                \
     EXPORT CUresult name(word to, word from, word bytes)                                                    \
     {                                                                                                       \
-        struct stretch call = {to, from, (sync_fn)REAL(name), (async_fn)REAL(in_stream)};                   \
+        struct stretch call = {to, from, (sync_fn)REAL_POINTER(name), (async_fn)REAL_POINTER(in_stream)};                   \
         return cot_copies_perhaps_on() ? on_device(call, bytes, effective, (void *)name)                               \
                             : once(call, bytes, effective, cot_copy_key((void *)name, bytes));                  \
     }
@@ -106,7 +106,7 @@ static __attribute__((noinline)) CUresult on_device(struct stretch call, word by
     DECLARE_REAL(name);                                                                                     \
     EXPORT CUresult name(word to, word from, word bytes, CUstream stream)                                   \
     {                                                                                                       \
-        struct stretch call = {to, from, NULL, (async_fn)REAL(name)};                                       \
+        struct stretch call = {to, from, NULL, (async_fn)REAL_POINTER(name)};                                       \
         return cot_copies_perhaps_on() ? on_device(call, bytes, effective, (void *)name)                               \
                             : once(call, bytes, effective, cot_copy_key((void *)name, bytes));                  \
     }
@@ -132,7 +132,7 @@ static __attribute__((noinline)) CUresult anywhere(struct stretch call, word byt
     DECLARE_REAL(in_stream);                                                                                \
     EXPORT CUresult name(word to, word from, word bytes)                                                    \
     {                                                                                                       \
-        struct stretch call = {to, from, (sync_fn)REAL(name), (async_fn)REAL(in_stream)};                   \
+        struct stretch call = {to, from, (sync_fn)REAL_POINTER(name), (async_fn)REAL_POINTER(in_stream)};                   \
         return cot_copies_perhaps_on() ? anywhere(call, bytes, effective, (void *)name)                                \
                             : once(call, bytes, effective, cot_copy_key((void *)name, bytes));                  \
     }
@@ -140,7 +140,7 @@ static __attribute__((noinline)) CUresult anywhere(struct stretch call, word byt
     DECLARE_REAL(name);                                                                                     \
     EXPORT CUresult name(word to, word from, word bytes, CUstream stream)                                   \
     {                                                                                                       \
-        struct stretch call = {to, from, NULL, (async_fn)REAL(name)};                                       \
+        struct stretch call = {to, from, NULL, (async_fn)REAL_POINTER(name)};                                       \
         return cot_copies_perhaps_on() ? anywhere(call, bytes, effective, (void *)name)                                \
                             : once(call, bytes, effective, cot_copy_key((void *)name, bytes));                  \
     }
@@ -213,14 +213,14 @@ static CUresult copy_rows(struct rows call, CUstream stream, const void *kind)
     DECLARE_REAL(cuMemcpy2DAsync_v2);                                                                       \
     EXPORT CUresult name(const struct cu_copy_2d *copy)                                                     \
     {                                                                                                       \
-        struct rows call = {copy, (sync_2d_fn)REAL(name), (async_2d_fn)REAL(cuMemcpy2DAsync_v2)};           \
+        struct rows call = {copy, (sync_2d_fn)REAL_POINTER(name), (async_2d_fn)REAL_POINTER(cuMemcpy2DAsync_v2)};           \
         return copy_rows(call, effective, (void *)name);                                                    \
     }
 #define ROWS_ASYNC(name, effective)                                                                         \
     DECLARE_REAL(name);                                                                                     \
     EXPORT CUresult name(const struct cu_copy_2d *copy, CUstream stream)                                    \
     {                                                                                                       \
-        struct rows call = {copy, NULL, (async_2d_fn)REAL(name)};                                           \
+        struct rows call = {copy, NULL, (async_2d_fn)REAL_POINTER(name)};                                           \
         return copy_rows(call, effective, (void *)name);                                                    \
     }
 ROWS_SYNC(cuMemcpy2D_v2, NULL)

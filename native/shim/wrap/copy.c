@@ -39,7 +39,7 @@
     EXPORT CUresult name(P##n)                                                              \
     {                                                                                       \
         struct calls *call = cot_gate_enter(cot_copy_key((void *)name, bytes), stream);     \
-        CUresult result = ((CUresult(*)(T##n))REAL(name))(A##n);                            \
+        CUresult result = ((CUresult(*)(T##n))REAL_POINTER(name))(A##n);                            \
         cot_gate_exit(call);                                                                \
         cot_count_copy(call);                                                               \
         return result;                                                                      \

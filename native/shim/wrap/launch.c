@@ -43,7 +43,7 @@ static const struct cu_launch_config no_config;
         struct calls *call = cot_gate_slow(key, effective) == GATE_GO ? cot_thread->calls : NULL; \
         cot_launching = NULL;                                                                  \
         struct pair *timed = cot_profiling && call ? cot_kernels_before(shape, effective) : NULL; \
-        CUresult result = ((type)REAL(name))arguments;                                         \
+        CUresult result = ((type)REAL_POINTER(name))arguments;                                         \
         if (timed)                                                                             \
             cot_kernels_after(timed, effective);                                               \
         cot_gate_exit(call);                                                                   \
@@ -54,7 +54,7 @@ static const struct cu_launch_config no_config;
         struct calls *call = cot_gate_try(key, effective);                                     \
         if (UNLIKELY(!call))                                                                   \
             return name##_slow arguments;                                                      \
-        CUresult result = ((type)REAL(name))arguments;                                         \
+        CUresult result = ((type)REAL_POINTER(name))arguments;                                         \
         cot_count(&call->finished, 1);                                                         \
         return result;                                                                         \
     }
@@ -79,40 +79,36 @@ LAUNCH_KERNEL_EX(cuLaunchKernelEx, EX_STREAM(config))
 LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, PTSZ(EX_STREAM(config)))
 
 /* Several devices in one call: each launch has its own stream; the gate of the current GPU stands for all. */
-DECLARE_REAL(cuLaunchCooperativeKernelMultiDevice);
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(word list, unsigned count, unsigned flags)
 {
     struct calls *call = cot_gate_enter((uintptr_t)cuLaunchCooperativeKernelMultiDevice, NULL);
     CUresult result =
-        ((CUresult(*)(word, unsigned, unsigned))REAL(cuLaunchCooperativeKernelMultiDevice))(list, count, flags);
+        REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
     cot_gate_exit(call);
     return result;
 }
 
-DECLARE_REAL(cuLaunch);
 EXPORT CUresult cuLaunch(CUfunction f)
 {
     struct calls *call = cot_gate_enter(KERNEL_KEY(f, 0), NULL);
-    CUresult result = ((CUresult(*)(CUfunction))REAL(cuLaunch))(f);
+    CUresult result = REAL(cuLaunch)(f);
     cot_gate_exit(call);
     return result;
 }
 
-DECLARE_REAL(cuLaunchGrid);
 EXPORT CUresult cuLaunchGrid(CUfunction f, int width, int height)
 {
     struct calls *call = cot_gate_enter(KERNEL_KEY(f, width), NULL);
-    CUresult result = ((CUresult(*)(CUfunction, int, int))REAL(cuLaunchGrid))(f, width, height);
+    CUresult result = REAL(cuLaunchGrid)(f, width, height);
     cot_gate_exit(call);
     return result;
 }
 
-DECLARE_REAL(cuLaunchGridAsync);
 EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream)
 {
     struct calls *call = cot_gate_enter(KERNEL_KEY(f, width), stream);
     CUresult result =
-        ((CUresult(*)(CUfunction, int, int, CUstream))REAL(cuLaunchGridAsync))(f, width, height, stream);
+        REAL(cuLaunchGridAsync)(f, width, height, stream);
     cot_gate_exit(call);
     return result;
 }
@@ -126,7 +122,7 @@ EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream 
         if (UNLIKELY(refused != CUDA_SUCCESS))                            \
             return refused;                                               \
         struct calls *call = cot_gate_enter(graph + 1, effective);           \
-        CUresult result = ((graph_fn)REAL(name))(graph, stream);          \
+        CUresult result = ((graph_fn)REAL_POINTER(name))(graph, stream);          \
         cot_gate_exit(call);                                               \
         cot_count_graph(call);                                             \
         cot_graph_memory_settle(graph);                                   \

@@ -2,7 +2,6 @@
 #include "shim.h"
 #include "swap/swap.h"
 
-DECLARE_REAL(cuCtxGetDevice);
 
 /* Reserve, allocate, commit; the device address or handle is what out points to afterwards. */
 #define ALLOCATE(out, amount, family, call)                                                  \
@@ -35,7 +34,7 @@ static bool moves_memory(void)
     {                                                                                                        \
         if (moves_memory() && cot_thread_gpu())                                                              \
             return cot_swap_allocate(cot_thread_gpu(), out, size);                                           \
-        ALLOCATE(out, size, COTENANT_MEMORY_PLAIN, ((CUresult(*)(CUdeviceptr *, size_t))REAL(name))(out, size)); \
+        ALLOCATE(out, size, COTENANT_MEMORY_PLAIN, ((CUresult(*)(CUdeviceptr *, size_t))REAL_POINTER(name))(out, size)); \
     }
 MEM_ALLOC(cuMemAlloc)
 MEM_ALLOC(cuMemAlloc_v2)
@@ -54,7 +53,7 @@ MEM_ALLOC(cuMemAlloc_v2)
         CUresult result = gpu ? cot_memory_reserve(gpu, COTENANT_MEMORY_PLAIN, wanted, &reservation) : CUDA_SUCCESS; \
         if (result != CUDA_SUCCESS)                                                                          \
             return result;                                                                                   \
-        result = ((CUresult(*)(CUdeviceptr *, size_t *, size_t, size_t, unsigned))REAL(name))(out, pitch, width, \
+        result = ((CUresult(*)(CUdeviceptr *, size_t *, size_t, size_t, unsigned))REAL_POINTER(name))(out, pitch, width, \
                                                                                               height, element); \
         if (gpu) {                                                                                           \
             uint64_t taken = result == CUDA_SUCCESS ? (uint64_t)*pitch * height : 0;                         \
@@ -67,11 +66,10 @@ MEM_ALLOC(cuMemAlloc_v2)
 MEM_ALLOC_PITCH(cuMemAllocPitch)
 MEM_ALLOC_PITCH(cuMemAllocPitch_v2)
 
-DECLARE_REAL(cuMemAllocManaged);
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned flags)
 {
     ALLOCATE(out, size, COTENANT_MEMORY_MANAGED,
-             ((CUresult(*)(CUdeviceptr *, size_t, unsigned))REAL(cuMemAllocManaged))(out, size, flags));
+             REAL(cuMemAllocManaged)(out, size, flags));
 }
 
 #define MEM_FREE(name)                                                              \
@@ -82,7 +80,7 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned flags)
         if (cot_swap_free(address, &result))                                        \
             return result;                                                          \
         struct holding *held = cot_memory_take_out(address, COTENANT_MEMORY_PLAIN); \
-        result = ((CUresult(*)(CUdeviceptr))REAL(name))(address);                   \
+        result = ((CUresult(*)(CUdeviceptr))REAL_POINTER(name))(address);                   \
         cot_memory_taken_out(held, result == CUDA_SUCCESS);                         \
         return result;                                                              \
     }
@@ -120,16 +118,15 @@ static uint64_t array_bytes(uint64_t width, uint64_t height, uint64_t depth, uin
     EXPORT CUresult name(word *out, const struct type *d)                                                       \
     {                                                                                                           \
         if (!d)                                                                                                 \
-            return ((CUresult(*)(word *, const struct type *))REAL(name))(out, d);                              \
+            return ((CUresult(*)(word *, const struct type *))REAL_POINTER(name))(out, d);                              \
         ALLOCATE(out, array_bytes(d->width, d->height, depth, d->format, d->channels), COTENANT_MEMORY_ARRAY,   \
-                 ((CUresult(*)(word *, const struct type *))REAL(name))(out, d));                               \
+                 ((CUresult(*)(word *, const struct type *))REAL_POINTER(name))(out, d));                               \
     }
 ARRAY_CREATE(cuArrayCreate, cu_array_descriptor_v1, 1)
 ARRAY_CREATE(cuArrayCreate_v2, cu_array_descriptor, 1)
 ARRAY_CREATE(cuArray3DCreate, cu_array3d_descriptor_v1, d->depth)
 ARRAY_CREATE(cuArray3DCreate_v2, cu_array3d_descriptor, d->depth)
 
-DECLARE_REAL(cuMipmappedArrayCreate);
 EXPORT CUresult cuMipmappedArrayCreate(word *out, const struct cu_array3d_descriptor *d, unsigned levels)
 {
     uint64_t all_levels = 0;
@@ -137,7 +134,7 @@ EXPORT CUresult cuMipmappedArrayCreate(word *out, const struct cu_array3d_descri
         all_levels += array_bytes(d->width >> level ? d->width >> level : 1, d->height >> level, d->depth >> level,
                                   d->format, d->channels);
     ALLOCATE(out, all_levels, COTENANT_MEMORY_ARRAY,
-             ((CUresult(*)(word *, const struct cu_array3d_descriptor *, unsigned))REAL(cuMipmappedArrayCreate))(out, d,
+             REAL(cuMipmappedArrayCreate)(out, d,
                                                                                                                  levels));
 }
 
@@ -146,7 +143,7 @@ EXPORT CUresult cuMipmappedArrayCreate(word *out, const struct cu_array3d_descri
     EXPORT CUresult name(word array)                                              \
     {                                                                             \
         struct holding *held = cot_memory_take_out(array, COTENANT_MEMORY_ARRAY); \
-        CUresult result = ((CUresult(*)(word))REAL(name))(array);                 \
+        CUresult result = ((CUresult(*)(word))REAL_POINTER(name))(array);                 \
         cot_memory_taken_out(held, result == CUDA_SUCCESS);                       \
         return result;                                                            \
     }
@@ -172,15 +169,14 @@ static CUresult host_allocate(void **out, size_t bytes, CUresult (*call)(void **
     DECLARE_REAL(name);                                                                              \
     EXPORT CUresult name(void **out, size_t bytes)                                                   \
     {                                                                                                \
-        return host_allocate(out, bytes, (CUresult(*)(void **, size_t, unsigned))REAL(name), 0);     \
+        return host_allocate(out, bytes, (CUresult(*)(void **, size_t, unsigned))REAL_POINTER(name), 0);     \
     }
 HOST_ALLOC_2(cuMemAllocHost)
 HOST_ALLOC_2(cuMemAllocHost_v2)
 
-DECLARE_REAL(cuMemHostAlloc);
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 {
-    return host_allocate(out, bytes, (CUresult(*)(void **, size_t, unsigned))REAL(cuMemHostAlloc), flags);
+    return host_allocate(out, bytes, REAL(cuMemHostAlloc), flags);
 }
 
 #define HOST_REGISTER(name)                                                                          \
@@ -191,7 +187,7 @@ EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
         CUresult result = cot_memory_reserve(NULL, COTENANT_MEMORY_HOST, bytes, &reservation);       \
         if (result != CUDA_SUCCESS)                                                                  \
             return result;                                                                           \
-        result = ((CUresult(*)(void *, size_t, unsigned))REAL(name))(address, bytes, flags);         \
+        result = ((CUresult(*)(void *, size_t, unsigned))REAL_POINTER(name))(address, bytes, flags);         \
         cot_memory_commit(NULL, COTENANT_MEMORY_HOST, reservation, result == CUDA_SUCCESS ? bytes : 0); \
         if (result == CUDA_SUCCESS)                                                                  \
             cot_memory_remember((uint64_t)(uintptr_t)address, bytes, NULL, COTENANT_MEMORY_HOST);    \
@@ -205,7 +201,7 @@ HOST_REGISTER(cuMemHostRegister_v2)
     EXPORT CUresult name(void *address)                                                                 \
     {                                                                                                   \
         struct holding *held = cot_memory_take_out((uint64_t)(uintptr_t)address, COTENANT_MEMORY_HOST); \
-        CUresult result = ((CUresult(*)(void *))REAL(name))(address);                                   \
+        CUresult result = ((CUresult(*)(void *))REAL_POINTER(name))(address);                                   \
         cot_memory_taken_out(held, result == CUDA_SUCCESS);                                             \
         return result;                                                                                  \
     }
@@ -218,7 +214,7 @@ HOST_FREE(cuMemHostUnregister)
     DECLARE_REAL(name);                                                                               \
     EXPORT CUresult name(type *free_bytes, type *total_bytes)                                         \
     {                                                                                                 \
-        CUresult result = ((CUresult(*)(type *, type *))REAL(name))(free_bytes, total_bytes);         \
+        CUresult result = ((CUresult(*)(type *, type *))REAL_POINTER(name))(free_bytes, total_bytes);         \
         struct gpu *gpu = result == CUDA_SUCCESS ? cot_thread_gpu() : NULL;                           \
         uint64_t limit, used, kept = cot_memory_kept(gpu);                                            \
         if (free_bytes && kept)                                                                       \
@@ -241,7 +237,7 @@ MEM_GET_INFO(cuMemGetInfo_v2, size_t)
     DECLARE_REAL(name);                                                                  \
     EXPORT CUresult name(type *bytes, CUdevice device)                                   \
     {                                                                                    \
-        CUresult result = ((CUresult(*)(type *, CUdevice))REAL(name))(bytes, device);    \
+        CUresult result = ((CUresult(*)(type *, CUdevice))REAL_POINTER(name))(bytes, device);    \
         uint64_t limit, used;                                                            \
         if (result == CUDA_SUCCESS && bytes && cot_agent_is_connected() &&               \
             cot_memory_view(cot_gpu_of_device(device, true), &limit, &used) && *bytes > limit) \

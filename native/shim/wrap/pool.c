@@ -18,21 +18,11 @@ static _Atomic uint32_t pool_count;
 static _Atomic bool graph_memory;  /* some graph of the process has memory nodes */
 static uint64_t graph_charged[COTENANT_MAX_GPUS];
 
-DECLARE_REAL(cuMemPoolGetAttribute);
-DECLARE_REAL(cuDeviceGetMemPool);
-DECLARE_REAL(cuDeviceGetDefaultMemPool);
-DECLARE_REAL(cuDeviceGetCount);
-DECLARE_REAL(cuStreamGetCtx);
-DECLARE_REAL(cuCtxGetDevice);
-DECLARE_REAL(cuCtxPushCurrent_v2);
-DECLARE_REAL(cuCtxPopCurrent_v2);
-DECLARE_REAL(cuDeviceGetGraphMemAttribute);
-DECLARE_REAL(cuStreamIsCapturing);
 
 static uint64_t pool_number(word pool, int attribute)
 {
     uint64_t value = 0;
-    ((CUresult(*)(word, int, void *))REAL(cuMemPoolGetAttribute))(pool, attribute, &value);
+    REAL(cuMemPoolGetAttribute)(pool, attribute, &value);
     return value;
 }
 
@@ -60,8 +50,8 @@ static struct pool *find_pool(word handle, struct gpu *gpu) /* with pool_lock */
 static bool is_pool_of(word handle, CUdevice device)
 {
     word is = 0;
-    return (((CUresult(*)(word *, CUdevice))REAL(cuDeviceGetDefaultMemPool))(&is, device) == CUDA_SUCCESS && is == handle) ||
-           (((CUresult(*)(word *, CUdevice))REAL(cuDeviceGetMemPool))(&is, device) == CUDA_SUCCESS && is == handle);
+    return (REAL(cuDeviceGetDefaultMemPool)(&is, device) == CUDA_SUCCESS && is == handle) ||
+           (REAL(cuDeviceGetMemPool)(&is, device) == CUDA_SUCCESS && is == handle);
 }
 
 /* NULL: its memory is not a GPU's, or (then *refused) it is that of another's GPU. */
@@ -76,7 +66,7 @@ static struct gpu *gpu_of_pool(word handle, struct gpu *current, CUresult *refus
     if (known)
         return gpu;
     int devices = 1;
-    ((CUresult(*)(int *))REAL(cuDeviceGetCount))(&devices);
+    REAL(cuDeviceGetCount)(&devices);
     for (int device = 0; device < devices && devices > 1; device++)
         if (is_pool_of(handle, device)) {
             *refused = cot_gpu_is_denied(device) ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
@@ -91,23 +81,22 @@ static struct gpu *gpu_of_stream(CUstream stream, struct gpu *current)
         return current;
     CUcontext context = NULL;
     CUdevice device = current->device;
-    if (((CUresult(*)(CUstream, CUcontext *))REAL(cuStreamGetCtx))(stream, &context) == CUDA_SUCCESS &&
-        ((CUresult(*)(CUcontext))REAL(cuCtxPushCurrent_v2))(context) == CUDA_SUCCESS) {
-        ((CUresult(*)(CUdevice *))REAL(cuCtxGetDevice))(&device);
-        ((CUresult(*)(CUcontext *))REAL(cuCtxPopCurrent_v2))(&context);
+    if (REAL(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS &&
+        REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS) {
+        REAL(cuCtxGetDevice)(&device);
+        REAL(cuCtxPopCurrent_v2)(&context);
     }
     struct gpu *gpu = cot_gpu_of_device(device, true);
     return gpu ? gpu : current;
 }
 
 #define POOL_OF_PINNED 1
-DECLARE_REAL(cuMemPoolCreate);
 EXPORT CUresult cuMemPoolCreate(word *out, const struct cu_pool_prop *properties)
 {
     bool on_device = properties && properties->location.type == CU_LOCATION_DEVICE;
     if (on_device && cot_gpu_is_denied(properties->location.id))
         return CUDA_ERROR_NOT_PERMITTED;
-    CUresult result = ((CUresult(*)(word *, const struct cu_pool_prop *))REAL(cuMemPoolCreate))(out, properties);
+    CUresult result = REAL(cuMemPoolCreate)(out, properties);
     if (result != CUDA_SUCCESS)
         return result;
     struct gpu *gpu = on_device ? cot_gpu_of_device(properties->location.id, true) : cot_thread_gpu();
@@ -169,7 +158,7 @@ static bool captures_now(CUstream stream)
 {
     int status = CU_CAPTURE_NONE;
     return atomic_load(&cot_captures) > 0 &&
-           ((CUresult(*)(CUstream, int *))REAL(cuStreamIsCapturing))(stream, &status) == CUDA_SUCCESS &&
+           REAL(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS &&
            status != CU_CAPTURE_NONE;
 }
 
@@ -198,7 +187,7 @@ static bool captures_now(CUstream stream)
 static word current_pool(struct gpu *gpu)
 {
     word pool = 0;
-    ((CUresult(*)(word *, CUdevice))REAL(cuDeviceGetMemPool))(&pool, gpu->device);
+    REAL(cuDeviceGetMemPool)(&pool, gpu->device);
     return pool;
 }
 
@@ -207,7 +196,7 @@ static word current_pool(struct gpu *gpu)
     EXPORT CUresult name(CUdeviceptr *out, size_t bytes, CUstream stream)                                         \
     {                                                                                                             \
         POOL_ALLOCATION(effective, current_pool(gpu_of_stream(effective, gpu)),                                                             \
-                        ((CUresult(*)(CUdeviceptr *, size_t, CUstream))REAL(name))(out, bytes, stream))           \
+                        ((CUresult(*)(CUdeviceptr *, size_t, CUstream))REAL_POINTER(name))(out, bytes, stream))           \
     }
 ALLOC_ASYNC(cuMemAllocAsync, stream)
 ALLOC_ASYNC(cuMemAllocAsync_ptsz, PTSZ(stream))
@@ -217,23 +206,21 @@ ALLOC_ASYNC(cuMemAllocAsync_ptsz, PTSZ(stream))
     EXPORT CUresult name(CUdeviceptr *out, size_t bytes, word from, CUstream stream)                              \
     {                                                                                                             \
         POOL_ALLOCATION(effective, from,                                                                          \
-                        ((CUresult(*)(CUdeviceptr *, size_t, word, CUstream))REAL(name))(out, bytes, from, stream)) \
+                        ((CUresult(*)(CUdeviceptr *, size_t, word, CUstream))REAL_POINTER(name))(out, bytes, from, stream)) \
     }
 ALLOC_FROM_POOL(cuMemAllocFromPoolAsync, stream)
 ALLOC_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, PTSZ(stream))
 
-DECLARE_REAL(cuMemPoolTrimTo);
 EXPORT CUresult cuMemPoolTrimTo(word pool, size_t keep)
 {
-    CUresult result = ((CUresult(*)(word, size_t))REAL(cuMemPoolTrimTo))(pool, keep);
+    CUresult result = REAL(cuMemPoolTrimTo)(pool, keep);
     cot_pools_refresh();
     return result;
 }
 
-DECLARE_REAL(cuMemPoolDestroy);
 EXPORT CUresult cuMemPoolDestroy(word handle)
 {
-    CUresult result = ((CUresult(*)(word))REAL(cuMemPoolDestroy))(handle);
+    CUresult result = REAL(cuMemPoolDestroy)(handle);
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&pool_lock);
@@ -268,7 +255,7 @@ void cot_graph_memory_expected(void)
 static uint64_t graph_reserve(struct gpu *gpu)
 {
     uint64_t value = 0;
-    ((CUresult(*)(CUdevice, int, void *))REAL(cuDeviceGetGraphMemAttribute))(gpu->device, CU_GRAPH_MEM_RESERVED_CURRENT,
+    REAL(cuDeviceGetGraphMemAttribute)(gpu->device, CU_GRAPH_MEM_RESERVED_CURRENT,
                                                                             &value);
     return value;
 }
@@ -307,11 +294,10 @@ void cot_graph_memory_settle(word graph)
         settle_graphs(cot_thread_gpu());
 }
 
-DECLARE_REAL(cuGraphAddMemAllocNode);
 EXPORT CUresult cuGraphAddMemAllocNode(word node, word graph, word dependencies, size_t count, word params)
 {
     cot_graph_memory_expected();
-    return ((CUresult(*)(word, word, word, size_t, word))REAL(cuGraphAddMemAllocNode))(node, graph, dependencies, count,
+    return REAL(cuGraphAddMemAllocNode)(node, graph, dependencies, count,
                                                                                       params);
 }
 
@@ -323,11 +309,10 @@ static void look_at_node(const int *params)
         cot_graph_memory_expected();
 }
 
-DECLARE_REAL(cuGraphAddNode);
 EXPORT CUresult cuGraphAddNode(word node, word graph, word dependencies, size_t count, const int *params)
 {
     look_at_node(params);
-    return ((CUresult(*)(word, word, word, size_t, const int *))REAL(cuGraphAddNode))(node, graph, dependencies, count,
+    return REAL(cuGraphAddNode)(node, graph, dependencies, count,
                                                                                      params);
 }
 
@@ -336,7 +321,7 @@ EXPORT CUresult cuGraphAddNode(word node, word graph, word dependencies, size_t 
     EXPORT CUresult name(word node, word graph, word dependencies, word edges, size_t count, const int *params) \
     {                                                                                                           \
         look_at_node(params);                                                                                   \
-        return ((CUresult(*)(word, word, word, word, size_t, const int *))REAL(name))(node, graph, dependencies, edges, \
+        return ((CUresult(*)(word, word, word, word, size_t, const int *))REAL_POINTER(name))(node, graph, dependencies, edges, \
                                                                                      count, params);            \
     }
 ADD_NODE(cuGraphAddNode_v2)
@@ -349,17 +334,16 @@ ADD_NODE(cuGraphAddNode_v3)
         CUresult result = cot_graph_memory_check(graph);                             \
         if (result != CUDA_SUCCESS)                                                  \
             return result;                                                           \
-        result = ((CUresult(*)(word, CUstream))REAL(name))(graph, stream);           \
+        result = ((CUresult(*)(word, CUstream))REAL_POINTER(name))(graph, stream);           \
         cot_graph_memory_settle(graph);                                              \
         return result;                                                               \
     }
 GRAPH_UPLOAD(cuGraphUpload)
 GRAPH_UPLOAD(cuGraphUpload_ptsz)
 
-DECLARE_REAL(cuDeviceGraphMemTrim);
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
-    CUresult result = ((CUresult(*)(CUdevice))REAL(cuDeviceGraphMemTrim))(device);
+    CUresult result = REAL(cuDeviceGraphMemTrim)(device);
     settle_graphs(cot_gpu_of_device(device, false));
     return result;
 }

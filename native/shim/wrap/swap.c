@@ -16,46 +16,40 @@ bool cot_swap_fix_around(CUdeviceptr address, const char *why)
 
 /* Memory for another process: plain allocations only, which movable ones are not.  The program gets an error for this one
  * and, from here on, plain allocations. */
-DECLARE_REAL(cuIpcGetMemHandle);
 EXPORT CUresult cuIpcGetMemHandle(void *handle, CUdeviceptr address)
 {
     if (cot_swap_fix_around(address, "it shares memory with other processes (cuIpcGetMemHandle); start such a program without"
                                      " --oversubscribe swap"))
         return CUDA_ERROR_NOT_SUPPORTED;
-    return ((CUresult(*)(void *, CUdeviceptr))REAL(cuIpcGetMemHandle))(handle, address);
+    return REAL(cuIpcGetMemHandle)(handle, address);
 }
 
-DECLARE_REAL(cuMemGetHandleForAddressRange);
 EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes, int type, uint64_t flags)
 {
     cot_swap_fix_around(address, "it registers memory with the network (cuMemGetHandleForAddressRange)");
-    return ((CUresult(*)(void *, CUdeviceptr, size_t, int, uint64_t))REAL(cuMemGetHandleForAddressRange))(handle, address, bytes,
+    return REAL(cuMemGetHandleForAddressRange)(handle, address, bytes,
                                                                                                        type, flags);
 }
 
-DECLARE_REAL(cuMulticastBindAddr);
 EXPORT CUresult cuMulticastBindAddr(uint64_t multicast, size_t offset, CUdeviceptr address, size_t bytes, uint64_t flags)
 {
     cot_swap_fix_around(address, "it binds memory to a multicast object (cuMulticastBindAddr)");
-    return ((CUresult(*)(uint64_t, size_t, CUdeviceptr, size_t, uint64_t))REAL(cuMulticastBindAddr))(multicast, offset, address,
+    return REAL(cuMulticastBindAddr)(multicast, offset, address,
                                                                                                     bytes, flags);
 }
 
-DECLARE_REAL(cuMulticastBindAddr_v2);
 EXPORT CUresult cuMulticastBindAddr_v2(uint64_t multicast, CUdevice device, size_t offset, CUdeviceptr address, size_t bytes,
                                        uint64_t flags)
 {
     cot_swap_fix_around(address, "it binds memory to a multicast object (cuMulticastBindAddr)");
-    return ((CUresult(*)(uint64_t, CUdevice, size_t, CUdeviceptr, size_t, uint64_t))REAL(cuMulticastBindAddr_v2))(
-        multicast, device, offset, address, bytes, flags);
+    return REAL(cuMulticastBindAddr_v2)(multicast, device, offset, address, bytes, flags);
 }
 
-DECLARE_REAL(cuPointerGetAttribute);
 EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr address)
 {
     if (UNLIKELY(attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS))
         cot_swap_fix_around(address, "it registers memory with a device (CU_POINTER_ATTRIBUTE_P2P_TOKENS)");
-    return ((CUresult(*)(void *, int, CUdeviceptr))REAL(cuPointerGetAttribute))(data, attribute, address);
+    return REAL(cuPointerGetAttribute)(data, attribute, address);
 }
 
 #define ADDRESS_RANGE(name)                                                                             \
@@ -65,7 +59,7 @@ EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr add
         CUdeviceptr own_base;                                                                           \
         size_t own_bytes;                                                                               \
         if (!cot_swap_extent(address, &own_base, &own_bytes))                                           \
-            return ((CUresult(*)(CUdeviceptr *, size_t *, CUdeviceptr))REAL(name))(base, bytes, address); \
+            return ((CUresult(*)(CUdeviceptr *, size_t *, CUdeviceptr))REAL_POINTER(name))(base, bytes, address); \
         if (own_bytes == 0) /* freed: a place in a slab that nobody has */                              \
             return CUDA_ERROR_INVALID_VALUE;                                                            \
         if (base)                                                                                       \
@@ -84,7 +78,7 @@ ADDRESS_RANGE(cuMemGetAddressRange_v2)
         CUresult result;                                                                       \
         if (cot_swap_free(address, &result))                                                   \
             return result;                                                                     \
-        return ((CUresult(*)(CUdeviceptr, CUstream))REAL(name))(address, stream);              \
+        return ((CUresult(*)(CUdeviceptr, CUstream))REAL_POINTER(name))(address, stream);              \
     }
 FREE_ASYNC(cuMemFreeAsync)
 FREE_ASYNC(cuMemFreeAsync_ptsz)
@@ -96,7 +90,7 @@ FREE_ASYNC(cuMemFreeAsync_ptsz)
     {                                                                                                                  \
         struct calls *calls = cot_swap_mode() ? cot_gate_enter((uintptr_t)name, effective) : NULL;                         \
         CUresult result =                                                                                              \
-            ((CUresult(*)(CUstream, CUdeviceptr, value_type, unsigned))REAL(name))(stream, address, value, flags);     \
+            ((CUresult(*)(CUstream, CUdeviceptr, value_type, unsigned))REAL_POINTER(name))(stream, address, value, flags);     \
         cot_gate_exit(calls);                                                                                            \
         return result;                                                                                                 \
     }
@@ -114,7 +108,7 @@ STREAM_WRITE(cuStreamWriteValue64_v2_ptsz, uint64_t, PTSZ(stream))
     EXPORT CUresult name(CUstream stream, unsigned count, void *operations, unsigned flags)                            \
     {                                                                                                                  \
         struct calls *calls = cot_swap_mode() ? cot_gate_enter((uintptr_t)name, effective) : NULL;                         \
-        CUresult result = ((CUresult(*)(CUstream, unsigned, void *, unsigned))REAL(name))(stream, count, operations, flags); \
+        CUresult result = ((CUresult(*)(CUstream, unsigned, void *, unsigned))REAL_POINTER(name))(stream, count, operations, flags); \
         cot_gate_exit(calls);                                                                                            \
         return result;                                                                                                 \
     }

@@ -6,7 +6,7 @@
     EXPORT CUresult name(word what)                         \
     {                                                       \
         cot_sync_begin();                                   \
-        CUresult result = ((CUresult(*)(word))REAL(name))(what); \
+        CUresult result = ((CUresult(*)(word))REAL_POINTER(name))(what); \
         if (UNLIKELY(cot_holding))                          \
             cot_holders_settle();                           \
         cot_pools_refresh();                                \
@@ -23,17 +23,16 @@ HOST_WAITS(cuCtxSynchronize_v2)
     EXPORT CUresult name(word what)                         \
     {                                                       \
         cot_sync_begin();                                   \
-        return ((CUresult(*)(word))REAL(name))(what);       \
+        return ((CUresult(*)(word))REAL_POINTER(name))(what);       \
     }
 HOST_ASKS(cuStreamQuery)
 HOST_ASKS(cuStreamQuery_ptsz)
 HOST_ASKS(cuEventQuery)
 
-DECLARE_REAL(cuCtxSynchronize);
 EXPORT CUresult cuCtxSynchronize(void)
 {
     cot_sync_begin();
-    CUresult result = ((CUresult(*)(void))REAL(cuCtxSynchronize))();
+    CUresult result = REAL(cuCtxSynchronize)();
     if (UNLIKELY(cot_holding))
         cot_holders_settle();
     cot_pools_refresh();
@@ -45,7 +44,7 @@ EXPORT CUresult cuCtxSynchronize(void)
     EXPORT CUresult name(CUstream stream)                                                    \
     {                                                                                        \
         cot_capture_before_begin();                                                          \
-        CUresult result = ((CUresult(*)(CUstream))REAL(name))(stream);                       \
+        CUresult result = ((CUresult(*)(CUstream))REAL_POINTER(name))(stream);                       \
         cot_capture_after_begin(effective, result);                                          \
         return result;                                                                       \
     }
@@ -54,7 +53,7 @@ EXPORT CUresult cuCtxSynchronize(void)
     EXPORT CUresult name(CUstream stream, word mode)                                         \
     {                                                                                        \
         cot_capture_before_begin();                                                          \
-        CUresult result = ((CUresult(*)(CUstream, word))REAL(name))(stream, mode);           \
+        CUresult result = ((CUresult(*)(CUstream, word))REAL_POINTER(name))(stream, mode);           \
         cot_capture_after_begin(effective, result);                                          \
         return result;                                                                       \
     }
@@ -63,7 +62,7 @@ EXPORT CUresult cuCtxSynchronize(void)
     EXPORT CUresult name(CUstream stream, word graph, word dependencies, word data, word count, word mode) \
     {                                                                                                      \
         cot_capture_before_begin();                                                                        \
-        CUresult result = ((CUresult(*)(CUstream, word, word, word, word, word))REAL(name))(               \
+        CUresult result = ((CUresult(*)(CUstream, word, word, word, word, word))REAL_POINTER(name))(               \
             stream, graph, dependencies, data, count, mode);                                               \
         cot_capture_after_begin(effective, result);                                                        \
         return result;                                                                                     \
@@ -73,7 +72,7 @@ EXPORT CUresult cuCtxSynchronize(void)
     EXPORT CUresult name(CUstream stream, word mode, word graph, word callback, word data)                 \
     {                                                                                                      \
         cot_capture_before_begin();                                                                        \
-        CUresult result = ((CUresult(*)(CUstream, word, word, word, word))REAL(name))(stream, mode, graph, \
+        CUresult result = ((CUresult(*)(CUstream, word, word, word, word))REAL_POINTER(name))(stream, mode, graph, \
                                                                                      callback, data);      \
         cot_capture_after_begin(effective, result);                                                        \
         return result;                                                                                     \
@@ -92,17 +91,16 @@ BEGIN_CAPTURE_6(cuStreamBeginCaptureToGraph_ptsz, PTSZ(stream))
     DECLARE_REAL(name);                                                             \
     EXPORT CUresult name(CUstream stream, word graph)                               \
     {                                                                               \
-        CUresult result = ((CUresult(*)(CUstream, word))REAL(name))(stream, graph); \
+        CUresult result = ((CUresult(*)(CUstream, word))REAL_POINTER(name))(stream, graph); \
         cot_capture_after_end(effective);                                           \
         return result;                                                              \
     }
 END_CAPTURE(cuStreamEndCapture, stream)
 END_CAPTURE(cuStreamEndCapture_ptsz, PTSZ(stream))
 
-DECLARE_REAL(cuStreamEndCaptureToCig);
 EXPORT CUresult cuStreamEndCaptureToCig(CUstream stream)
 {
-    CUresult result = ((CUresult(*)(CUstream))REAL(cuStreamEndCaptureToCig))(stream);
+    CUresult result = REAL(cuStreamEndCaptureToCig)(stream);
     cot_capture_after_end(stream);
     return result;
 }
@@ -115,7 +113,7 @@ EXPORT CUresult cuStreamEndCaptureToCig(CUstream stream)
         bool locked = atomic_load(&cot_captures) > 0;                                                      \
         if (locked)                                                                                        \
             pthread_mutex_lock(&cot_capture_lock);                                                         \
-        CUresult result = ((CUresult(*)(CUstream, CUevent, unsigned))REAL(name))(stream, event, flags);    \
+        CUresult result = ((CUresult(*)(CUstream, CUevent, unsigned))REAL_POINTER(name))(stream, event, flags);    \
         if (locked)                                                                                        \
             pthread_mutex_unlock(&cot_capture_lock);                                                       \
         return result;                                                                                     \
@@ -129,7 +127,7 @@ WAIT_EVENT(cuStreamWaitEvent_ptsz)
     {                                                     \
         if (stream)                                       \
             cot_stream_gone(stream);                      \
-        return ((CUresult(*)(CUstream))REAL(name))(stream); \
+        return ((CUresult(*)(CUstream))REAL_POINTER(name))(stream); \
     }
 STREAM_DESTROY(cuStreamDestroy)
 STREAM_DESTROY(cuStreamDestroy_v2)

@@ -65,11 +65,10 @@ static void credit(struct handle *dead)
     free(dead);
 }
 
-DECLARE_REAL(cuMemCreate);
 EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocation_prop *prop, uint64_t flags)
 {
     CUresult (*call)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t) =
-        (CUresult(*)(uint64_t *, size_t, const struct cu_allocation_prop *, uint64_t))REAL(cuMemCreate);
+        REAL(cuMemCreate);
     bool on_device = prop && prop->location.type == CU_LOCATION_DEVICE;
     struct gpu *gpu = on_device ? cot_gpu_of_device(prop->location.id, true) : NULL;
     if (on_device && !gpu && cot_gpu_is_denied(prop->location.id))
@@ -94,7 +93,6 @@ EXPORT CUresult cuMemCreate(uint64_t *out, size_t bytes, const struct cu_allocat
     return result;
 }
 
-DECLARE_REAL(cuMemRelease);
 EXPORT CUresult cuMemRelease(uint64_t value)
 {
     pthread_mutex_lock(&vmm_lock); /* before the driver: from then on it may give the same value to another thread */
@@ -104,7 +102,7 @@ EXPORT CUresult cuMemRelease(uint64_t value)
         handle->references--;
     struct handle *dead = counted ? take_if_dead(handle) : NULL;
     pthread_mutex_unlock(&vmm_lock);
-    CUresult result = ((CUresult(*)(uint64_t))REAL(cuMemRelease))(value);
+    CUresult result = REAL(cuMemRelease)(value);
     if (result == CUDA_SUCCESS) {
         credit(dead);
         return result;
@@ -118,10 +116,9 @@ EXPORT CUresult cuMemRelease(uint64_t value)
     return result;
 }
 
-DECLARE_REAL(cuMemMap);
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, uint64_t value, uint64_t flags)
 {
-    CUresult result = ((CUresult(*)(CUdeviceptr, size_t, size_t, uint64_t, uint64_t))REAL(cuMemMap))(address, bytes, offset,
+    CUresult result = REAL(cuMemMap)(address, bytes, offset,
                                                                                                     value, flags);
     struct mapping *mapping = result == CUDA_SUCCESS ? malloc(sizeof *mapping) : NULL;
     if (!mapping)
@@ -157,11 +154,10 @@ static struct mapping *take_mappings(CUdeviceptr address, size_t bytes)
     return taken;
 }
 
-DECLARE_REAL(cuMemUnmap);
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
     struct mapping *taken = take_mappings(address, bytes); /* before the driver, as in cuMemRelease */
-    CUresult result = ((CUresult(*)(CUdeviceptr, size_t))REAL(cuMemUnmap))(address, bytes);
+    CUresult result = REAL(cuMemUnmap)(address, bytes);
     while (taken) {
         struct mapping *mapping = taken;
         struct handle *dead = NULL;
@@ -182,11 +178,10 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
     return result;
 }
 
-DECLARE_REAL(cuMemRetainAllocationHandle);
 EXPORT CUresult cuMemRetainAllocationHandle(uint64_t *out, void *address)
 {
     cot_swap_fix_around((CUdeviceptr)(uintptr_t)address, "it takes the memory behind an allocation (cuMemRetainAllocationHandle)");
-    CUresult result = ((CUresult(*)(uint64_t *, void *))REAL(cuMemRetainAllocationHandle))(out, address);
+    CUresult result = REAL(cuMemRetainAllocationHandle)(out, address);
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&vmm_lock);
