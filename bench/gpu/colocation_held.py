@@ -69,9 +69,8 @@ def shim_held(found: Found) -> None:
 def serve_workers(found: Found) -> None:
     """Two workers with the environment that `cotenant serve --colocation tidal` gives them: classes, memory, weight."""
     with Rig(GPU, together=TOGETHER) as rig:
-        said: list[str] = []
         claims = {"a": Claim(8 << 30, 3.0), "b": Claim(8 << 30, 1.0)}
-        made = Colocation("tidal", rig.bench.folder, claims, say=said.append)
+        made = Colocation("tidal", rig.bench.folder, claims)
         programs = {}
         for number, (service, module) in enumerate((("a", "ls_client"), ("b", "be_loads"))):
             model = ModelSpec(service, service, "torch", None, "1", 4, latency_sensitive=service == "a")
@@ -89,7 +88,6 @@ def serve_workers(found: Found) -> None:
             native.ask("load mm2048", 60)
             programs["b"].ask("load mm2048", 60)
             rig.scheme("tidal")
-            found["said"] = said
             found["mm2048"] = beside(programs["a"], programs["b"], native, False, 4)
             found["tenants"] = [
                 {

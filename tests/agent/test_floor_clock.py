@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heard import heard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,7 +53,6 @@ def looked(
     settings: ColocationSettings, looks: int, power: float = 1.0, breaks_at: int = -1
 ) -> tuple[list[float], list[str]]:
     """Duty after each look, with BE and LS there; what was said."""
-    said: list[str] = []
     seen: list[float] = []
 
     async def run() -> None:
@@ -63,7 +63,7 @@ def looked(
             card.append(Card(lambda: floors.pages[GPU].layout.duty_cycle_permille / 1000, power))
             return card[0]
 
-        floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, said.append, clock_of=clock_of)
+        floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, clock_of=clock_of)
         floors.pages[GPU].layout.tenants = 1
         for look in range(looks):
             if card:
@@ -72,7 +72,8 @@ def looked(
             seen.append(floors.pages[GPU].layout.duty_cycle_permille / 1000)
         floors.close()
 
-    asyncio.run(run())
+    with heard() as said:
+        asyncio.run(run())
     return seen, said
 
 
@@ -87,7 +88,7 @@ def test_the_duty_settles_where_the_clock_is_what_is_asked_for() -> None:
 def test_what_is_written_again_each_second_is_the_duty_of_now() -> None:
     async def run() -> float:
         settings = ColocationSettings(duty_cycle=0.5, clock=0.95)
-        floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, print, clock_of=lambda gpu: Low())
+        floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, clock_of=lambda gpu: Low())
         for _ in range(20):
             floors._look_at_clock(GPU, floors.pages[GPU])
         floors._mend()
@@ -101,7 +102,7 @@ def test_what_is_written_again_each_second_is_the_duty_of_now() -> None:
 @pytest.mark.parametrize("first_goes_first", [True, False])
 def test_whatever_order_servers_go_in_the_agents_own_scheme_is_back(first_goes_first: bool) -> None:
     async def run() -> list[str]:
-        floors = Floors(Path("nowhere"), [GPU], settings_for("tidal"), lambda pid: None, lambda text: None)
+        floors = Floors(Path("nowhere"), [GPU], settings_for("tidal"), lambda pid: None)
         ends = [floors.lend(settings_for(name)) for name in ("static", "orion")]
         seen = [floors.settings.scheme]
         for end in ends if first_goes_first else ends[::-1]:
@@ -115,7 +116,7 @@ def test_whatever_order_servers_go_in_the_agents_own_scheme_is_back(first_goes_f
 
 def test_what_is_set_for_good_outlives_who_had_others_before() -> None:
     async def run() -> str:
-        floors = Floors(Path("nowhere"), [GPU], settings_for("tidal"), lambda pid: None, lambda text: None)
+        floors = Floors(Path("nowhere"), [GPU], settings_for("tidal"), lambda pid: None)
         end = floors.lend(settings_for("static"))
         floors.configure(settings_for("temporal"))
         end()
@@ -153,17 +154,17 @@ def test_a_clock_that_cannot_be_read_any_more_holds_nothing_and_is_told_once() -
 
 
 def test_a_clock_that_was_never_there_is_told_once() -> None:
-    said: list[str] = []
 
     async def run() -> None:
         settings = ColocationSettings(duty_cycle=0.5, clock=0.92)
-        floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, said.append, clock_of=lambda gpu: None)
+        floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, clock_of=lambda gpu: None)
         for _ in range(3):
             floors._look_at_clock(GPU, floors.pages[GPU])
         assert floors.status()["gpus"][GPU]["duty_cycle"] == 1.0
         floors.close()
 
-    asyncio.run(run())
+    with heard() as said:
+        asyncio.run(run())
     assert len(said) == 1
 
 

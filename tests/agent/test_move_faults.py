@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from agent_harness import wait_for
+from heard import heard
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
 
 from cotenant.agent.config.files import TenantSpec
@@ -172,12 +173,12 @@ class Driver:
 
 
 def moved_with(driver: Driver) -> list[str]:
-    said: list[str] = []
-    whole = WholeProcesses((), Ledger(), said.append)
+    whole = WholeProcesses((), Ledger())
     whole.checkpointer = driver  # type: ignore[assignment]
     uuids = [f"GPU-0000000{n}-0000-0000-0000-000000000000" for n in (1, 2)]
     parked = Parked("a", "checkpoint", (uuids[0],), 0, (key_of(os.getpid()),))
-    asyncio.run(whole.restore(parked, uuids[1]))
+    with heard() as said:
+        asyncio.run(whole.restore(parked, uuids[1]))
     return said
 
 

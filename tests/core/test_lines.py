@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heard import heard
 
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.line_server import Lines, LineServer
@@ -26,7 +27,6 @@ class Counting:
     def __init__(self) -> None:
         self.admitted, self.gone = 0, 0
         self.held = asyncio.Event()
-        self.logged: list[str] = []
 
     async def admit(self, connection: socket.socket, lines: Lines) -> int:
         if self.admitted == 3:
@@ -47,7 +47,7 @@ class Counting:
                 raise KeyError("x")
             return encode(order | {"caller": caller})
         except Exception as error:
-            return encode(failure(error, "echo", self.logged.append))
+            return encode(failure(error, "echo"))
 
     def left(self, caller: int) -> None:
         self.gone += 1
@@ -105,8 +105,9 @@ def test_orders_are_answered_and_failures_are_raised_where_they_were_caused(tmp_
 
         await asyncio.to_thread(call)
 
-    echo = serving(tmp_path / "s", work)
-    assert echo.logged == ["an order failed: KeyError('x')"]
+    with heard() as logged:
+        echo = serving(tmp_path / "s", work)
+    assert logged == ["an order failed: KeyError('x')"]
     assert (echo.admitted, echo.gone) == (1, 1)
 
 

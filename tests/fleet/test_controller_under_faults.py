@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cotenant.fleet.controller.log import log_to_stderr
 from fake_fleet import FakeExecutor, Killed, World
+from heard import heard
 
 from cotenant.core.errors import WorkError
 from cotenant.core.events import Kind
 from cotenant.fleet.controller.controller import Controller, ControllerOptions
-from cotenant.fleet.controller.log import log_to_stderr
 from cotenant.fleet.controller.planners import JobPlanner
 from cotenant.fleet.controller.profiles import ProfileBook
 from cotenant.fleet.jobs import JobSpec
@@ -43,7 +44,6 @@ class Setting:
         self.policy = policy or JobPolicy(sticky=True)
         self.kill, self.parks = 0.0, parks
         self.settings = {"lease_s": lease_s, "keep_s": keep_s, "early": early, "grace_s": 1.0}
-        self.said: list[str] = []
         self.restarts = -1
         self.boot()
         self.controller.begin()
@@ -51,9 +51,7 @@ class Setting:
 
     def boot(self) -> None:
         """A controller over what is there."""
-        options = ControllerOptions(
-            self.folder, **self.settings, monotonic_ns=lambda: self.world.now_ns, log=self.said.append
-        )  # type: ignore[arg-type]
+        options = ControllerOptions(self.folder, **self.settings, monotonic_ns=lambda: self.world.now_ns)  # type: ignore[arg-type]
         self.controller = Controller(options, self.executor, JobPlanner(self.policy, PROFILES))
         self.controller.store._db.execute("PRAGMA synchronous=OFF")
         if self.parks:
@@ -275,10 +273,11 @@ def test_a_full_disk_stops_nothing_that_runs_and_takes_nothing_in(tmp_path: Path
     setting.controller.store.commit = full  # type: ignore[method-assign]
     with pytest.raises(StoreError):
         setting.submit(work("b", 1.0))
-    setting.run(20)  # longer than any lease, and than the job
+    with heard() as said:
+        setting.run(20)  # longer than any lease, and than the job
     assert setting.world.starts == ["a.0"]
     assert setting.world.finished == ["a"]
-    assert len(setting.said) == 1
+    assert len(said) == 1
     setting.controller.store.commit = commit  # type: ignore[method-assign]
     setting.run(2)
     assert setting.state("a") == "finished"
@@ -390,10 +389,11 @@ def test_a_policy_that_fails_stops_nobody(tmp_path: Path) -> None:
 
     setting.controller.planner.plan = fails  # type: ignore[method-assign]
     setting.submit(work("b", 1.0))
-    setting.run(6)
+    with heard() as said:
+        setting.run(6)
     assert setting.world.finished == ["a"]
     assert setting.controller.planner_fault.startswith("the policy could not decide: a fault of the policy")
-    assert len(setting.said) == 1
+    assert len(said) == 1
     setting.controller.close()
     with pytest.raises(WorkError, match="has ended"):
         setting.controller.call(lambda: None)

@@ -40,7 +40,7 @@ def test_the_pod_is_told_once(tmp_path: Path) -> None:
     thing = api.put_pod(pod("train", annotations=share()))
     desk = Desk(Inventory())
     desk.inventory.set([NodeGpu("GPU-0", 3, 8 << 30)])
-    binder = Binder(None, desk, KubeApi(api.url), str(tmp_path / "none"), "node-a", lambda text: None)  # type: ignore[arg-type]
+    binder = Binder(None, desk, KubeApi(api.url), str(tmp_path / "none"), "node-a")  # type: ignore[arg-type]
     binder.pending(True)
     for _ in range(2):
         binder.escaped([Escape(thing["metadata"]["uid"], 11, "GPU-0"), Escape("another", 12, "GPU-0")])

@@ -44,7 +44,7 @@ def node(make_node: Callable[..., Node], world: World, monkeypatch: pytest.Monke
     found = make_node(gpus=2)
     settings = NodeSettings(
         "node-a", found.agent.folder, found.kubelet.plugins, found.kubelet.resources / "kubelet.sock",
-        faults=lambda rows: world.faults, slices=lambda: world.slices, log=lambda text: None, list_every_s=1.0,
+        faults=lambda rows: world.faults, slices=lambda: world.slices, list_every_s=1.0,
     )  # fmt: skip
     plugin = NodePlugin(settings, Desk(Inventory()), KubeApi(found.api.url))
     thread = threading.Thread(target=plugin.run, daemon=True)

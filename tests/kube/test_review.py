@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from heard import heard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pods import decoded, patched, pod, review, share
@@ -124,8 +125,8 @@ def test_a_fault_of_ours_fails_open_or_closed(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("of ours")
 
     monkeypatch.setattr(reviews, "mutate", broken)
-    said: list[str] = []
-    closed = response(answer(review(pod(annotations=share())), WebhookSettings(log=said.append)))
+    with heard() as said:
+        closed = response(answer(review(pod(annotations=share())), WebhookSettings()))
     assert closed["allowed"] is False
     assert closed["status"]["message"] == "cotenant failed on this pod (RuntimeError)"
     assert "of ours" in said[0], "the log has what the user need not see"

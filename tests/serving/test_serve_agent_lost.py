@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from heard import heard
 from serve_setup import deployment, infer, plan
 
 from cotenant.bench.harness import Bench, with_source
@@ -33,12 +34,10 @@ def until(check: Callable[[], bool], seconds: float) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_ends_without_an_agent_is_made_when_there_is_one(how: signal.Signals, tmp_path: Path) -> None:
     services = deployment([{"name": "a", "slo_ms": 300}, {"name": "b", "slo_ms": 300}], tmp_path)
-    said: list[str] = []
     with (
         Bench("soft", {}) as bench,
-        running(
-            services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder, say=said.append
-        ) as made,
+        heard() as said,
+        running(services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder) as made,
     ):
         for name in ("a", "b"):  # both are on the floor
             assert infer(made.http_url, name)[0] == 200

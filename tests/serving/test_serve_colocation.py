@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from heard import heard
 from serve_setup import deployment, infer, plan
 
 from cotenant.abi.floor import WorkClass
@@ -128,9 +129,8 @@ def test_workers_that_only_take_time_are_tenants_too(bench: Bench, tmp_path: Pat
         {"name": "a", "slo_ms": 5000, "memory": "2GiB", "copy_weight": 3},
         {"name": "b", "slo_ms": 60_000, "class": "best-effort"},
     ]
-    said: list[str] = []
     services = deployment(entries, tmp_path)
-    with running(services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder, say=said.append):
+    with heard() as said, running(services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder):
         tenants = {row["name"].split("-")[2]: row for row in bench.tenants()}
         assert tenants["a"]["class"] == "latency-sensitive"
         assert tenants["b"]["class"] == "best-effort"
@@ -231,9 +231,8 @@ def test_an_agent_that_comes_back_is_told_the_scheme_again(tmp_path: Path) -> No
 def test_what_a_shared_process_cannot_keep_is_said(bench: Bench, tmp_path: Path) -> None:
     """Two classes in one worker: BE batches wait between LS ones only, and a reservation needs both to state theirs."""
     entries = [{"name": "a", "slo_ms": 5000, "memory": "2GiB"}, {"name": "b", "slo_ms": 60_000, "class": "best-effort"}]
-    said: list[str] = []
     services = deployment(entries, tmp_path)
-    with running(services, plan=plan({"a": 1, "b": 1}), colocation="tidal", agent=bench.folder, say=said.append):
+    with heard() as said, running(services, plan=plan({"a": 1, "b": 1}), colocation="tidal", agent=bench.folder):
         pass
     assert any("b shares a process with a latency-sensitive service" in line for line in said)
     assert any("no memory is reserved for a: b, in the same process, states none" in line for line in said)
@@ -242,10 +241,10 @@ def test_what_a_shared_process_cannot_keep_is_said(bench: Bench, tmp_path: Path)
 @pytest.mark.parametrize(("mechanism", "between_batches"), [("green", True), ("mps", False)])
 def test_what_green_contexts_cannot_keep_is_said(bench: Bench, mechanism: str, between_batches: bool) -> None:
     """A best-effort worker there changes its SMs itself, and the shim does not hold it up."""
-    said: list[str] = []
-    made = Colocation("tidal", bench.folder, {}, timed=True, say=said.append)
+    made = Colocation("tidal", bench.folder, {}, timed=True)
     model = ModelSpec("b", "b", "timed", None, "1", 4, latency_sensitive=False)
-    made.environment(WorkerSpec("0/50%/0#1", 0, "X", "50%", 0.5, mechanism, (model,)))
+    with heard() as said:
+        made.environment(WorkerSpec("0/50%/0#1", 0, "X", "50%", 0.5, mechanism, (model,)))
     made.close()
     assert any("b on green contexts: held off between batches only" in line for line in said) == between_batches
 
@@ -304,14 +303,13 @@ def test_one_scheme_of_the_list_and_an_agent_are_needed(bench: Bench, tmp_path: 
 def test_what_a_scheme_does_to_mechanism_and_sms_is_said(bench: Bench, tmp_path: Path) -> None:
     """`temporal` has workers take turns whatever the file's mechanism is, `static` cuts what was planned."""
     services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path)
-    said: list[str] = []
     with ControlClient(bench.folder) as client:
         train = TenantSpec("train", mechanism="mps", best_effort=True)
         register(client, Launch(bench.folder, train, ["train"]))
         refused = running(services, plan=plan({"a": 1}), colocation="temporal", agent=bench.folder)
         with pytest.raises(InputError, match=r"temporal runs its workers under .* time: .*\(train\)"), refused:
             pass
-    with running(services, plan=plan({"a": 1}), colocation="static", agent=bench.folder, say=said.append):
+    with heard() as said, running(services, plan=plan({"a": 1}), colocation="static", agent=bench.folder):
         assert [row["limit"] for row in bench.tenants()] == [0.25 * 0.5]  # a quarter of the half that was planned
     assert any("a latency-sensitive gpulet has 25%, a best-effort one 75%" in line for line in said)
 

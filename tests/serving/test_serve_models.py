@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from heard import heard
 from serve_setup import ask, deployment, plan
 
 from cotenant.bench.onnx_model import perceptron
@@ -204,9 +205,8 @@ def test_without_a_profile_the_machine_s_cores_are_measured(tmp_path: Path) -> N
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.onnx").write_bytes(perceptron(8))
     service = {"name": "a", "model": str(tmp_path / "m"), "slo_ms": 500, "rate_rps": 20}
-    said: list[str] = []
     content = {"gpus": {"count": 1, "model": "cpu"}, "mechanism": "cores", "services": [service], "verify": False}
-    with running(content, say=said.append) as server:
+    with heard() as said, running(content) as server:
         assert said[0].startswith("measuring m on this machine's cores")
         assert server.status()["services"][0]["capacity_rps"] > 20
         body = {"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [0.0] * 8}]}

@@ -13,14 +13,11 @@ from typing import Any
 import pytest
 import yaml
 from command import command
+from heard import heard
 from serve_setup import ask, deployment, infer, plan
 
 from cotenant.core.errors import InputError
 from cotenant.serving.dispatch.requestlog import CsvLog
-
-
-def no_word(text: str) -> None:
-    raise AssertionError(text)
 
 
 def write(folder: Path, **more: Any) -> tuple[str, str]:
@@ -216,7 +213,7 @@ def test_a_host_that_does_not_exist_is_1(tmp_path: Path, call: Any) -> None:
 def test_a_second_server_leaves_the_log_of_the_first(tmp_path: Path, call: Any) -> None:
     services, held = write(tmp_path)
     log = tmp_path / "log.csv"
-    first = CsvLog(log, "a,b\n", no_word)
+    first = CsvLog(log, "a,b\n")
     first.add("1,2\n")
     first.flush()
     code, _, err = call("serve", services, "--plan", held, "--http", "127.0.0.1:0", "--grpc", "none", "--log", log)
@@ -224,18 +221,18 @@ def test_a_second_server_leaves_the_log_of_the_first(tmp_path: Path, call: Any) 
     assert "log.csv: a running server writes this log" in err.splitlines()[-1]
     assert log.read_text() == "a,b\n1,2\n"
     first.close()
-    CsvLog(log, "a,b\n", no_word).close()  # nobody writes it any more
+    CsvLog(log, "a,b\n").close()  # nobody writes it any more
     assert log.read_text() == "a,b\n"
 
 
 def test_a_log_on_a_full_disk_says_so_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no space left on device"):
-        CsvLog(Path("/dev/full"), "a,b\n", no_word)
-    said: list[str] = []
-    log = CsvLog(tmp_path / "log.csv", "a,b\n", said.append)
+        CsvLog(Path("/dev/full"), "a,b\n")
+    log = CsvLog(tmp_path / "log.csv", "a,b\n")
     log._file = Path("/dev/full").open("w")  # noqa: SIM115
-    for _ in range(3):
-        log.add("1,2\n")
-        log.flush()
-    log.close()
+    with heard() as said:
+        for _ in range(3):
+            log.add("1,2\n")
+            log.flush()
+        log.close()
     assert said == [f"{tmp_path / 'log.csv'}: no space left on device; no more rows are written"]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 from pathlib import Path
 
 from cotenant.agent.daemon import Agent, AgentOptions
+from cotenant.core import logs
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.folders import agent_folder
+
+LOG = logging.getLogger(__name__)
 
 
 async def serve(options: AgentOptions) -> None:
@@ -18,7 +22,7 @@ async def serve(options: AgentOptions) -> None:
 
     def ready() -> None:
         names = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in agent.gpus)
-        options.log(f"ready in {options.folder} with {len(agent.gpus)} GPU(s): {names}")
+        LOG.info("ready in %s with %d GPU(s): %s", options.folder, len(agent.gpus), names)
 
     await agent.run(ready)
 
@@ -33,6 +37,7 @@ def main() -> int:
     parser.add_argument("--tenant-socket", type=Path)
     parser.add_argument("--http")
     given = parser.parse_args()
+    logs.configure()
     overrides = {"gpus": tuple(given.gpus.split(","))} if given.gpus else {}
     options = AgentOptions(
         given.dir, given.config, given.trace, overrides=overrides, tenant_socket=given.tenant_socket, http=given.http

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import logging
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +58,7 @@ from cotenant.core.errors import WorkError
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device_of, discover, within
 
+LOG = logging.getLogger(__name__)
 WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
 AGENT_NICE = -10
@@ -78,7 +79,6 @@ class AgentOptions:
     locate: Callable[[int], Place | None] = place_of  # the pod or job of a process
     http: str | None = None  # HOST:PORT of the live page and the metrics
     http_token: str | None = None  # what their readers must show
-    log: Callable[[str], None] = lambda text: print(f"cotenant agent: {text}", file=sys.stderr, flush=True)
 
 
 class Agent:
@@ -89,7 +89,6 @@ class Agent:
 
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
-        self.log = options.log
         self.folder = options.folder
         self.in_force = InForce(self.load_config())
         config = self.in_force.config
@@ -103,7 +102,7 @@ class Agent:
             self.ledger.gpu(gpu.uuid, gpu.memory_bytes)
         self.residents = Residents(self.registry, self.ledger, self.parked, self.in_force)
         self.state = StateFile(
-            self.folder / "state.json", self.registry.tenants, self.parked, self.residents.counts, self.log
+            self.folder / "state.json", self.registry.tenants, self.parked, self.residents.counts
         )
         self.started_ns = time.monotonic_ns()
         self._stop = asyncio.Event()
@@ -146,7 +145,7 @@ class Agent:
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         options, declared = self.options, {spec.name for spec in self.in_force.config.tenants}
-        take_over(self.state.path, declared, self.lives, self.owners, self.residents, self.checkpoints, self.log)
+        take_over(self.state.path, declared, self.lives, self.owners, self.residents, self.checkpoints)
         self.reconfigure.admit_declared()
         mode = TENANT_SOCKET_MODE if options.tenant_socket else options.socket_mode
         self.server.listen(mode)
@@ -189,7 +188,7 @@ class Agent:
 
     def _make_turns(self, trace: TurnTrace | None) -> None:
         config, gpus = self.in_force.config, list(self.registry.gpus)
-        self.history = History(gpus, self.log, trace)
+        self.history = History(gpus, trace)
         self.broker = Broker(
             gpus,
             config.quota,
@@ -204,12 +203,12 @@ class Agent:
         residents, registry, broker, parked = self.residents, self.registry, self.broker, self.parked
         self.pages = MemoryPages(self.ledger, registry)
         self.accounts = Accounts(registry, self.ledger, self.pages, residents, broker, self.copies)
-        whole = WholeProcesses(self.gpus, self.ledger, self.log)
+        whole = WholeProcesses(self.gpus, self.ledger)
         self.checkpoints = Checkpoints(
-            whole, parked, residents, registry, self.host, self.ledger, broker, self.state, self.log
+            whole, parked, residents, registry, self.host, self.ledger, broker, self.state
         )
         self.residency = Residency(
-            residents, registry, self.ledger, parked, broker, self.checkpoints, self.in_force, self.state.save, self.log
+            residents, registry, self.ledger, parked, broker, self.checkpoints, self.in_force, self.state.save
         )
         self.space = SpaceMaker(self.residency, residents, registry, broker, parked)
         self.parking = Parking(
@@ -243,14 +242,13 @@ class Agent:
         )
         path = self.options.tenant_socket or self.folder / "agent.sock"
         self.server = ShimServer(
-            path, registry, self.owners, requests, self.in_force, self.log, save, self.lives.maybe_remove
+            path, registry, self.owners, requests, self.in_force, save, self.lives.maybe_remove
         )
         self.floors = Floors(
             path.with_name(FLOOR_SOCKET),
             registry.gpus,
             self.in_force.config.colocation,
             registry.by_connection,
-            self.log,
             self.owners.in_container,
             lambda uuid: device_of(registry.gpus[uuid]).card(uuid),
         )
@@ -264,7 +262,6 @@ class Agent:
             self.floors,
             self.copies,
             save,
-            self.log,
         )
 
     def _make_sockets(self) -> None:
@@ -288,8 +285,8 @@ class Agent:
         memory = MemoryOrders(self.parking, self.parked, self.residency, self.residents, registry, self.broker)
         owned = OwnerOrders(self.owners, registry, lives, self.server.hear, self.state.save_now)
         table = operations.table() | memory.table() | owned.table()
-        self.control = ControlServer(self.folder / "control.sock", table, operations.launcher_gone, self.log)
-        self.live = LivePage(rows, registry, history, self.server, self.in_force, self.log)
+        self.control = ControlServer(self.folder / "control.sock", table, operations.launcher_gone)
+        self.live = LivePage(rows, registry, history, self.server, self.in_force)
 
     def _close_parts(self) -> None:
         self.floors.close()
@@ -313,11 +310,11 @@ class Agent:
                     self.reconfigure.reload()
                 except Exception as error:  # a fault of ours must not end the watch: the next version would go unseen
                     self.in_force.fault = f"{path}: cannot be taken: {error!r}"
-                    self.log(f"the new configuration is not taken: {error!r}")
+                    LOG.exception("the new configuration is not taken")
 
     def _gpu_lost(self, uuid: str, text: str) -> None:
         """The tenants of a GPU have lost it."""
-        self.log(text)
+        LOG.error(text)
         for tenant in self.registry.on_gpu(uuid):
             tenant.warn(text)
 
@@ -327,16 +324,16 @@ class Agent:
             await asyncio.sleep(HOUSEKEEPING_S)
             fault = trace.flush() if trace is not None else ""
             if fault:
-                self.log(fault)
+                LOG.warning(fault)
             for gpu in self.copies.put_right():
-                self.log(f"{gpu}: a process had overwritten the page of turns on the link; put right")
+                LOG.warning(f"{gpu}: a process had overwritten the page of turns on the link; put right")
             now_ns = time.monotonic_ns()
             for tenant in list(self.registry.tenants.values()):
                 # the launcher keeps the timeout; this is for one that was killed
                 late = tenant.timeout_s is not None and now_ns - tenant.created_ns > (tenant.timeout_s + 5) * 1e9
                 if late and tenant.root is not None:
                     tenant.timeout_s = None
-                    self.log(f"tenant {tenant.name} is over its timeout and its launcher has gone: stopping it")
+                    LOG.warning(f"tenant {tenant.name} is over its timeout and its launcher has gone: stopping it")
                     kill(tenant, 10.0)
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cotenant.cli.log_options import LogFormat, LogLevel
+
 app = typer.Typer(add_completion=False)
 
 Text = str | None
@@ -46,6 +48,8 @@ def agent(
     http_token: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with the token its readers show.")
     ] = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Own this node's GPUs: hand out turns and memory to the tenants that `cotenant run` starts. Runs until stopped."""
     import asyncio
@@ -54,10 +58,12 @@ def agent(
     from cotenant.agent.config.files import FAIL_MODES
     from cotenant.agent.config.swap import parse_moving
     from cotenant.agent.daemon import AgentOptions
+    from cotenant.core import logs
     from cotenant.core.errors import InputError
     from cotenant.core.folders import agent_folder
     from cotenant.core.units import parse_bytes
 
+    logs.configure(log_format, log_level)
     if fail is not None and fail not in FAIL_MODES:
         raise InputError(f"{fail!r} is not open or closed", field="--fail")
     try:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cotenant.cli import fleet_replay
+from cotenant.cli.log_options import LogFormat, LogLevel
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run training jobs by a policy: up, down, status.")
 Text = str | None
@@ -66,6 +67,8 @@ def up(
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here instead of in the background.")] = False,
     folder: Where = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Start the controller: on a Ray cluster, on a local one, or with plain processes. Jobs of an earlier run go on."""
     from cotenant.cli.fleet_up import start

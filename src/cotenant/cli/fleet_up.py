@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -11,12 +12,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cotenant.core import logs
 from cotenant.core.errors import InputError, WorkError
 
 if TYPE_CHECKING:
     from cotenant.fleet.controller.planners import Planner
     from cotenant.fleet.session import FleetOptions
 
+LOG = logging.getLogger(__name__)
 LOG_FILE = "controller.log"
 PATIENCE_S = 120.0
 LEAST_FREE_BYTES = 1 << 20
@@ -31,8 +34,9 @@ def start(given: dict[str, Any]) -> None:
     folder = Path(given["folder"] or fleet_folder()).absolute()
     options = options_of(given, folder)
     if options.gpu == "pretend" and given["nodes"] is None and given["cluster"] is given["address"] is None:
-        print("cotenant fleet: this machine has no GPU; one pretend node stands in (see --nodes)", file=sys.stderr)
+        LOG.info("this machine has no GPU; one pretend node stands in (see --nodes)")
     if given["foreground"]:
+        logs.configure(given["log_format"], given["log_level"])
         _serve(options, given["json_"])
         return
     try:
@@ -50,8 +54,7 @@ def start(given: dict[str, Any]) -> None:
     deadline, said = time.monotonic() + PATIENCE_S, False
     while time.monotonic() < deadline:
         if not said and time.monotonic() > deadline - PATIENCE_S + SILENCE_S:
-            print("cotenant fleet: still starting; Ray takes some seconds, and the first start on a machine, which "
-                  "compiles the policies, about a minute", file=sys.stderr)  # fmt: skip
+            LOG.info("still starting; Ray takes some seconds, a machine's first start (compiling) about a minute")
             said = True
         if child.poll() is not None:
             _relay(folder / LOG_FILE, begins, child.returncode)

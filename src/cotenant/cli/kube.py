@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cotenant.cli import kube_objects
+from cotenant.cli.log_options import LogFormat, LogLevel
+
+LOG = logging.getLogger(__name__)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Shares of GPUs for pods: webhook, plugin, claims."
@@ -21,11 +24,6 @@ Token = Annotated[Path | None, typer.Option("--api-token", metavar="FILE", help=
 Authority = Annotated[Path | None, typer.Option("--api-ca", metavar="FILE", help="Authority of its certificate.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Metrics = Annotated[int | None, typer.Option("--metrics-port", metavar="PORT", help="Port of /metrics and /healthz.")]
-
-
-def log(text: str) -> None:
-    """One line for whoever reads a pod's log."""
-    print(f"cotenant kube: {text}", file=sys.stderr, flush=True)
 
 
 @app.command()
@@ -54,10 +52,13 @@ def webhook(
     api_server: Server = None,
     api_token: Token = None,
     api_ca: Authority = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Serve the mutating webhook: pods that ask for a share get it. Runs until stopped."""
     import asyncio
 
+    from cotenant.core import logs
     from cotenant.core.errors import InputError
     from cotenant.kube import bootstrap
     from cotenant.kube.api import connect
@@ -65,6 +66,7 @@ def webhook(
     from cotenant.kube.review import WebhookSettings
     from cotenant.kube.webhook import LOOK_S, FilePair, Listening, LiveContext, Refresh, WebhookApp, serve
 
+    logs.configure(log_format, log_level)
     _one_of(fail, ("open", "closed"), "--fail")
     _one_of(mounts, ("webhook", "plugin"), "--mounts")
     if self_signed == (cert is not None and key is not None) or (cert is None) != (key is None):
@@ -72,7 +74,7 @@ def webhook(
     if token_file is not None and not token_file.is_file():
         raise InputError("there is no such file", file=token_file, field="--token-file")
     injection = Injection(mounts=mounts == "webhook", runtime_class=runtime_class or None)
-    server = WebhookApp(WebhookSettings(injection, fail == "open", log), token_file)
+    server = WebhookApp(WebhookSettings(injection, fail == "open"), token_file)
     refresh: Refresh
     if cert is not None and key is not None:
         refresh, every_s = FilePair(cert, key).refresh, LOOK_S
@@ -90,7 +92,11 @@ def webhook(
             return True
 
     listening = Listening(host, port, metrics_port, client_ca)
-    asyncio.run(serve(server, listening, refresh, every_s, ready=lambda at: log(f"webhook ready on {host} port {at}")))
+
+    def ready(at: int) -> None:
+        LOG.info("webhook ready on %s port %d", host, at)
+
+    asyncio.run(serve(server, listening, refresh, every_s, ready=ready))
 
 
 @app.command()
@@ -123,10 +129,13 @@ def plugin(
     api_server: Server = None,
     api_token: Token = None,
     api_ca: Authority = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Offer this node's GPUs to the kubelet and bind pods to their tenants. Runs until stopped."""
     import dataclasses
 
+    from cotenant.core import logs
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_seconds
     from cotenant.kube import dra
@@ -136,6 +145,7 @@ def plugin(
     from cotenant.kube.nodeplugin import NodeSettings, run
     from cotenant.kube.plugin import Desk, Grant
 
+    logs.configure(log_format, log_level)
     _one_of(mounts, ("webhook", "plugin"), "--mounts")
     _one_of(one_gpu, ("true", "false"), "--one-gpu")
     _one_of(claims, ("true", "false"), "--claims")
@@ -149,7 +159,7 @@ def plugin(
     by_claims = ClaimSettings(
         node, kubelet_plugins / "plugins_registry", kubelet_plugins / "plugins" / dra.DRIVER, cdi_kind or CDI_KIND
     )
-    settings = NodeSettings(node, agent_dir, device_plugins, pod_resources, given, log=log, list_every_s=list_every_s)
+    settings = NodeSettings(node, agent_dir, device_plugins, pod_resources, given, list_every_s=list_every_s)
     settings = dataclasses.replace(settings, claims=by_claims if claims == "true" else None)
     metrics = None if metrics_port is None else (host, metrics_port)
     run(settings, desk, connect(api_server, api_token, api_ca), metrics)
@@ -164,7 +174,7 @@ def install(
     """Put the driver shim where pods find it, beside older ones that running pods have loaded."""
     from cotenant.kube.install import install as put
 
-    log(f"the shim is in {put(to)}")
+    LOG.info("the shim is in %s", put(to))
 
 
 def _one_of(value: str, choices: tuple[str, ...], field: str) -> None:

@@ -120,8 +120,10 @@ def _root(
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 the work failed, 2 the input was wrong."""
+    from cotenant.core import logs
     from cotenant.core.errors import InputError, WorkError
 
+    logs.configure_short()
     try:
         if sys.stdout is None:  # closed by the caller (>&-)
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process

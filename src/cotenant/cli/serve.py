@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.cli.log_options import LogFormat, LogLevel
+
 if TYPE_CHECKING:
     from cotenant.serving.server import Server
 
+LOG = logging.getLogger(__name__)
 app = typer.Typer(add_completion=False)
 
 
@@ -33,14 +37,18 @@ def serve(
         str | None, typer.Option(metavar="RAY", help="Run the workers on this Ray cluster (auto, or HOST:PORT).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON when the doors are open.")] = False,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Plan, start workers, answer requests by the Open Inference Protocol v2 until Ctrl-C or SIGTERM; plan again every
     period, move models without dropping a request, use more or fewer GPUs. Listens on loopback by default."""
     from cotenant.cli.plan import read_plan
+    from cotenant.core import logs
     from cotenant.core.errors import InputError
     from cotenant.core.files import check_writable
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner
 
+    logs.configure(log_format, log_level)
     for path in (log, gpus_log):
         if path is not None:
             check_writable(str(path))
@@ -62,7 +70,7 @@ def serve(
 
         # the one module that imports ray
         factory = importlib.import_module("cotenant.serving.workers.on_ray").connect(address, services, profile)
-    server = build(services, options, profile=profile, gpus=gpus, factory=factory, say=_say)
+    server = build(services, options, profile=profile, gpus=gpus, factory=factory)
     raise typer.Exit(_run(server, as_json))
 
 
@@ -75,12 +83,6 @@ def _doors(services: str, http: str | None, grpc: str | None) -> tuple[str | Non
     given = (http if http is not None else listen.http, grpc if grpc is not None else listen.grpc)
     first, second = (None if address in (None, "", "none") else address for address in given)
     return first, second
-
-
-def _say(text: str) -> None:
-    import sys
-
-    print(f"cotenant serve: {text}", file=sys.stderr, flush=True)
 
 
 def _run(server: Server, as_json: bool) -> int:
@@ -114,7 +116,7 @@ def _run(server: Server, as_json: bool) -> int:
         await starting
         _ready(server, as_json)
         await waiting
-        _say("finishing what is on its way (again to stop at once)")
+        LOG.info("finishing what is on its way (again to stop at once)")
         stopping = loop.create_task(server.stop())
         hurry = loop.create_task(at_once.wait())
         await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import Any, Self
 
 from cotenant.core.errors import InputError, WorkError
 
+LOG = logging.getLogger(__name__)
 Message = dict[str, Any]
 
 
@@ -34,14 +36,13 @@ def order_of(line: bytes) -> Message:
     return order
 
 
-def failure(error: Exception, server: str = "server", log: Callable[[str], None] | None = None) -> Message:
+def failure(error: Exception, server: str = "server") -> Message:
     """The answer to an order that failed; a fault of ours is logged and does not end the server."""
     if isinstance(error, InputError):
         return {"error": error.message, "field": error.field, "file": error.file, "kind": "input"}
     if isinstance(error, WorkError):
         return {"error": str(error), "kind": "work"}
-    if log is not None:
-        log(f"an order failed: {error!r}")
+    LOG.error("an order failed", exc_info=error)
     return {"error": f"the {server} failed on this order: {error}", "kind": "work"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -26,6 +27,8 @@ from cotenant.fleet.nodes import NodeSpec, pretend_nodes
 from cotenant.fleet.store import FleetLock
 from cotenant.policy.jobs.choice import JobPolicy
 from cotenant.profiles.training.tables import Profiles, load_profiles
+
+LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:  # a machine of GPUs alone runs a fleet without it
     from cotenant.core.record.record import Record
@@ -159,7 +162,7 @@ class Fleet:
                 self.controller.run(ready.set)
             except BaseException as error:
                 self._error = error
-                self.controller.options.log(f"the controller ended: {error}")
+                LOG.critical("the controller ended: %s", error)
             ready.set()
 
         self._thread = threading.Thread(target=work, name="fleet controller", daemon=True)
@@ -176,7 +179,7 @@ class Fleet:
             except (InputError, WorkError):
                 self.stop()
                 raise
-            self.controller.options.log(f"live page and metrics at {self.live.url}")
+            LOG.info("live page and metrics at %s", self.live.url)
         if self.options.autostart:
             self.begin()
 

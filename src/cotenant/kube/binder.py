@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
@@ -32,6 +32,8 @@ from cotenant.kube.messages import POD_RESOURCES, caller, devices_of, open_chann
 from cotenant.kube.plugin import Desk, said
 from cotenant.kube.shares import shares_of
 
+LOG = logging.getLogger(__name__)
+
 LIST_EVERY_S = 5.0  # pods are listed at least so often: a process of a pod waits 8 s for the news of it
 MISSED_BEFORE_GONE = 10  # rounds without the pod, when the API server cannot say whether it has ended
 MOST_RESOURCES_BYTES = 64 << 20
@@ -56,7 +58,6 @@ class Binder:
         api: KubeApi,
         pod_resources_socket: str,
         node: str,
-        log: Callable[[str], None],
         list_every_s: float = LIST_EVERY_S,
         claims: ClaimDriver | None = None,
     ) -> None:
@@ -67,8 +68,7 @@ class Binder:
         self._api = api
         self._socket = pod_resources_socket
         self._node = node
-        self._log = log
-        self._events = PodEvents(api, node, log)
+        self._events = PodEvents(api, node)
         self._pods: dict[PodKey, dict[str, Any]] = {}
         self._listed_s = self._api_failed_s = -1e9
         self._missed: dict[tuple[str, str], int] = {}
@@ -277,7 +277,7 @@ class Binder:
 
     def _say_once(self, whom: str, fault: str) -> None:
         if self._faults.get(whom, "") != fault:
-            self._log(fault or f"the {whom} answers again")
+            LOG.log(logging.WARNING if fault else logging.INFO, fault or f"the {whom} answers again")
             self._faults[whom] = fault
 
 

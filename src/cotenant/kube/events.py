@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import logging
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 from cotenant.kube.api import ApiError, KubeApi
+
+LOG = logging.getLogger(__name__)
 
 COMPONENT = "cotenant"
 MOST_REMEMBERED = 4096
@@ -19,10 +21,9 @@ MOST_SAID = 1000
 class PodEvents:
     """Writes core/v1 Events. The same words about the same pod are written once; a failure to write is logged."""
 
-    def __init__(self, api: KubeApi, node: str, log: Callable[[str], None]) -> None:
+    def __init__(self, api: KubeApi, node: str) -> None:
         self._api = api
         self._node = node
-        self._log = log
         self._said: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def say(self, pod: dict[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
@@ -37,7 +38,7 @@ class PodEvents:
             self._api.create(f"/api/v1/namespaces/{namespace}/events", event)
         except ApiError as error:
             if error.status != 409:  # the plugin before us has said it
-                self._log(f"pod {metadata['namespace']}/{metadata['name']}: {reason}: {message} (no event: {error})")
+                LOG.warning(f"pod {metadata['namespace']}/{metadata['name']}: {reason}: {message} (no event: {error})")
                 return
         self._said[key] = None
         if len(self._said) > MOST_REMEMBERED:

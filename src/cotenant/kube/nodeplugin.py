@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from cotenant.kube.escapes import EscapeWatch, GpuProcesses, nvml_processes
 from cotenant.kube.inventory import FaultSource, check_whole, gpus_of, mig_slices, nvml_faults
 from cotenant.kube.plugin import KUBELET_SOCKET, Desk, ResourcePlugin
 from cotenant.kube.units import MigSlice
+
+LOG = logging.getLogger(__name__)
 
 ROUND_S = 1.0
 HEALTH_EVERY_S = 5.0
@@ -38,7 +41,6 @@ class NodeSettings:
     faults: FaultSource = nvml_faults
     slices: Callable[[], Iterable[MigSlice]] = mig_slices
     processes: Callable[[Iterable[str]], GpuProcesses] = nvml_processes
-    log: Callable[[str], None] = field(default=print)
     list_every_s: float = LIST_EVERY_S
     claims: ClaimSettings | None = None  # place pods by claims, and offer no units
 
@@ -69,7 +71,6 @@ class NodePlugin:
             api,
             str(settings.pod_resources),
             settings.node,
-            settings.log,
             settings.list_every_s,
             self._claims,
         )
@@ -145,7 +146,7 @@ class NodePlugin:
     def _offer(self) -> None:
         """The node's GPUs for claims, where pods are placed by those."""
         if self._claims is not None and self._claims.offer():
-            self.settings.log(f"offered by claims: {len(self.desk.inventory.gpus)} GPUs")
+            LOG.info("offered by claims: %d GPUs", len(self.desk.inventory.gpus))
 
     # -- the kubelet -----------------------------------------------------------------------------------------------
 
@@ -183,12 +184,12 @@ class NodePlugin:
                 fresh.stop()
                 raise
             self._plugins[resource] = fresh
-            self.settings.log(f"registered {resource}: {len(self.desk.inventory.of(resource))} devices")
+            LOG.info("registered %s: %d devices", resource, len(self.desk.inventory.of(resource)))
         self._kubelet = identity
 
     def _say(self, fault: str) -> None:
         if fault != self._said:
-            self.settings.log(fault or "all is well again")
+            LOG.log(logging.WARNING if fault else logging.INFO, fault or "all is well again")
             self._said = fault
 
 
@@ -203,4 +204,4 @@ def run(settings: NodeSettings, desk: Desk, api: KubeApi, metrics: tuple[str, in
         desk.metrics.listen(*metrics)
     if not settings.plugin_folder.is_dir():
         raise InputError("this is no folder of a kubelet's device plugins", file=settings.plugin_folder)
-    plugin.run(lambda: settings.log("ready"))
+    plugin.run(lambda: LOG.info("ready"))

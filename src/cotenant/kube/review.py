@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,8 @@ from cotenant.core.errors import InputError
 from cotenant.kube import names
 from cotenant.kube.mutate import Injection, mutate
 from cotenant.kube.shares import annotations_of, containers_of, shares_of
+
+LOG = logging.getLogger(__name__)
 
 API_VERSION = "admission.k8s.io/v1"
 MAX_BODY_BYTES = 8 << 20  # the API server's own objects stay under 3 MiB
@@ -25,7 +27,6 @@ class WebhookSettings:
 
     injection: Injection = field(default_factory=Injection)
     fail_open: bool = False
-    log: Callable[[str], None] = lambda text: None
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def answer(body: bytes, settings: WebhookSettings) -> Answer:
     except InputError as error:
         return _response(uid, "denied", message=str(error))
     except Exception as error:  # a fault of ours: the user's pod is not to blame, and the server goes on
-        settings.log(f"review {uid} failed: {error!r}")
+        LOG.exception("review %s failed", uid)
         return _unhandled(uid, f"cotenant failed on this pod ({type(error).__name__})", settings)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 import os
 import ssl
 import tempfile
@@ -18,6 +19,8 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import certificates
 from cotenant.kube.metrics import WebhookMetrics
 from cotenant.kube.review import MAX_BODY_BYTES, Answer, WebhookSettings, answer, refuse
+
+LOG = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # how often the files of the certificates are looked at
 
@@ -174,18 +177,18 @@ class FilePair:
 Refresh = Callable[[LiveContext], bool]
 
 
-async def keep_fresh(refresh: Refresh, context: LiveContext, every_s: float, log: Callable[[str], None]) -> None:
+async def keep_fresh(refresh: Refresh, context: LiveContext, every_s: float) -> None:
     """Look for new certificates for ever. What is wrong is said once and changes nothing."""
     said = ""
     while True:
         await asyncio.sleep(every_s)
         try:
             if await asyncio.to_thread(refresh, context):
-                log("new certificates are in use")
+                LOG.info("new certificates are in use")
             said = ""
         except (InputError, WorkError) as error:
             if str(error) != said:
-                log(f"the certificates are not replaced: {error}")
+                LOG.warning("the certificates are not replaced: %s", error)
             said = str(error)
 
 
@@ -214,7 +217,7 @@ async def serve(
     )
     server = uvicorn.Server(config)
     sockets = [_bind(config)]
-    tasks = [asyncio.create_task(keep_fresh(refresh, context, every_s, app.settings.log))]
+    tasks = [asyncio.create_task(keep_fresh(refresh, context, every_s))]
     if listening.metrics_port is not None:
         app.metrics.listen(listening.host, listening.metrics_port)
     ready(sockets[0].getsockname()[1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Callable
 from pathlib import Path
 
 from cotenant.core.errors import InputError
@@ -25,7 +24,7 @@ def http_limits(config: ServingConfig) -> HttpLimits:
 
 
 def local_factory(
-    config: ServingConfig, problem: Problem, agent: Path | None, say: Callable[[str], None]
+    config: ServingConfig, problem: Problem, agent: Path | None
 ) -> WorkerFactory:
     """Worker processes of this machine, on devices where a model needs one. `agent`: the node's agent's folder."""
     from cotenant.serving.workers.local import LocalWorkers
@@ -43,7 +42,7 @@ def local_factory(
         claims = {s.name: Claim(s.memory, s.copy_weight, s.work_class) for s in services}
         needs_none = timed or not config.deployment.capabilities.needs_gpu
         folder = agent or agent_folder()
-        colocation = Colocation(config.deployment.colocation, folder, claims, timed=needs_none, say=say)
+        colocation = Colocation(config.deployment.colocation, folder, claims, timed=needs_none)
     return LocalWorkers(mechanism, len(problem.gpus), timed=timed, load_limit_s=limit_s, colocation=colocation)
 
 

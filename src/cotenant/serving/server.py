@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import tempfile
 import threading
@@ -39,6 +40,8 @@ from cotenant.serving.workers.quick import measured
 from cotenant.serving.workers.quick import wanted as quick_wanted
 from cotenant.serving.workers.repository import stamp
 
+LOG = logging.getLogger(__name__)
+
 BACKLOG = 4096
 
 
@@ -62,29 +65,24 @@ class Options:
         return {name: None if text is None else parse_address(text, name) for name, text in given.items()}
 
 
-def say_nothing(text: str) -> None:
-    """For servers that nobody watches."""
-
-
 class Server:
     """One gateway with its workers. `start`, then `stop`, on one event loop."""
 
     def __init__(
-        self, config: ServingConfig, problem: Problem, options: Options, factory: WorkerFactory | None = None,
-        say: Callable[[str], None] = say_nothing,
-    ) -> None:  # fmt: skip
-        self.config, self.problem, self.options, self.say = config, problem, options, say
+        self, config: ServingConfig, problem: Problem, options: Options, factory: WorkerFactory | None = None
+    ) -> None:
+        self.config, self.problem, self.options = config, problem, options
         entry = config.entry
         self.tokens = Tokens(read_tokens(entry.listen, config.deployment.file))
         self.tls = tls_context(entry.listen, "http/1.1", config.deployment.file)
         self.tls_grpc = tls_context(entry.listen, "h2", config.deployment.file)
         self._addresses = options.addresses
-        log = None if options.log is None else CsvLog(options.log, REQUEST_COLUMNS, say)
-        self.gpus_log = None if options.gpus_log is None else CsvLog(options.gpus_log, GPU_COLUMNS, say)
+        log = None if options.log is None else CsvLog(options.log, REQUEST_COLUMNS)
+        self.gpus_log = None if options.gpus_log is None else CsvLog(options.gpus_log, GPU_COLUMNS)
         slos = {s.name: s.slo_ms for s in problem.services} | {app.name: app.slo_ms for app, _ in problem.applications}
         self.stats = Stats(slos, log)
         self.pool = Pool(problem.services, problem.profiles, self.stats, self._lost, entry.hold)
-        self.factory = factory or local_factory(config, problem, options.agent, say)
+        self.factory = factory or local_factory(config, problem, options.agent)
         self.crew = Crew(config, problem.profiles, self.pool, self.stats, self.factory, self._tell)
         self.replanner = Replanner(
             config, problem, self.pool, self.crew, self.stats, self.factory, options.planner, self._tell
@@ -103,10 +101,10 @@ class Server:
         self._tasks: list[asyncio.Task[None]] = []
         self._grpc: Any = None
 
-    def _tell(self, text: str) -> None:
-        """A sentence for who watches the server: in its terminal and on its page."""
+    def _tell(self, text: str, level: int = logging.INFO) -> None:
+        """A sentence for the log and for the live page."""
         self.api.decided(text)
-        self.say(text)
+        LOG.log(level, text)
 
     def _connections(self) -> dict[str, tuple[int, int]]:
         """Open and refused ones, by door."""
@@ -117,18 +115,18 @@ class Server:
         self.crew.lost(let, why)
 
     def _failed(self, error: BaseException) -> None:
-        self.say(f"a request made the server fail: {type(error).__name__}: {error}")
+        LOG.error("a request made the server fail", exc_info=error)
 
     async def start(self) -> None:
         """Take the addresses, load, plan, listen. WorkError when no service at all can be served."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(
-            lambda _, context: self.say(f"an error elsewhere: {context.get('exception') or context['message']}")
+            lambda _, context: LOG.error("in the background: %s", context.get("exception") or context["message"])
         )
         raise_file_limit()
         self._taken = doors.take(self._addresses)
         if not is_compiled(plans=self.options.plan is None):
-            self.say("compiling the planner and the dispatcher for this machine, once (half a minute)")
+            LOG.info("compiling the planner and the dispatcher for this machine, once (half a minute)")
         warm()
         try:
             for name in self.crew.models:
@@ -219,9 +217,9 @@ class Server:
                 seen[name] = now
                 try:
                     await self.api.load(name, {})
-                    self.say(f"{name} has new files: loaded")
+                    LOG.info("%s has new files: loaded", name)
                 except Exception as error:
-                    self.say(f"{name} has new files, but: {error}")
+                    LOG.warning("%s has new files, but: %s", name, error)
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Take no new requests, answer what is there (at most `drain_s`), then end the workers, the doors last."""
@@ -273,7 +271,7 @@ class Server:
 
 def build(
     services: str | Path | Mapping[str, Any], options: Options, *, profile: str | Path | None = None,
-    gpus: int | None = None, factory: WorkerFactory | None = None, say: Callable[[str], None] = say_nothing,
+    gpus: int | None = None, factory: WorkerFactory | None = None,
 ) -> Server:  # fmt: skip
     """A server for a services file (or its content), not started."""
     deployment = parse_services(services) if isinstance(services, Mapping) else read_services(services)
@@ -283,13 +281,13 @@ def build(
         doors.let_go(doors.take(options.addresses))  # measuring takes seconds: an address in use is told before
         with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
             found = Path(folder) / "profile.json"
-            found.write_text(json.dumps(measured(config, say)))
+            found.write_text(json.dumps(measured(config)))
             problem = build_problem(deployment, found, gpus)
     else:
         problem = build_problem(deployment, profile, gpus)
     if options.plan is not None:
         _check_plan(options.plan, problem)
-    return Server(config, problem, options, factory, say)
+    return Server(config, problem, options, factory)
 
 
 def _check_plan(plan: ServingPlan, problem: Problem) -> None:
@@ -329,12 +327,11 @@ def running(
     services: str | Path | Mapping[str, Any], *, http: str | None = "127.0.0.1:0", grpc: str | None = None,
     plan: ServingPlan | None = None, log: Path | None = None, gpus_log: Path | None = None,
     workers: WorkerFactory | None = None, profile: str | Path | None = None, planner: str = DEFAULT_PLANNER,
-    drain_s: float = 5.0, say: Callable[[str], None] = say_nothing, colocation: str | None = None,
-    agent: Path | None = None,
+    drain_s: float = 5.0, colocation: str | None = None, agent: Path | None = None,
 ) -> Iterator[Running]:  # fmt: skip
     """A server in a thread of its own, for tests and experiments; it has been stopped when the block is left."""
     options = Options(http, grpc, plan, planner, log, gpus_log, colocation, agent)
-    server = build(services, options, profile=profile, factory=workers, say=say)
+    server = build(services, options, profile=profile, factory=workers)
     loop = new_loop()
     started: list[BaseException | None] = []
     ready = threading.Event()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from cotenant.agent.config.in_force import InForce
@@ -17,6 +18,8 @@ from cotenant.observability import metrics as names
 from cotenant.observability.exposition import Exposition
 from cotenant.observability.feed import PAUSE_EVERY, Feed, Row
 from cotenant.observability.http import LiveServer, is_loopback, parse_address
+
+LOG = logging.getLogger(__name__)
 
 MOST_TENANTS = 2000  # exported one by one
 
@@ -31,11 +34,10 @@ class LivePage:
         history: History,
         server: ShimServer,
         in_force: InForce,
-        log: Callable[[str], None],
     ) -> None:
         self.node_name = socket.gethostname()
         self._rows, self._registry, self._history, self._server = rows, registry, history, server
-        self._in_force, self._log = in_force, log
+        self._in_force = in_force
         self._started_unix_s = time.time()
         self._port: LiveServer | None = None
 
@@ -45,10 +47,10 @@ class LivePage:
             return
         host, port = parse_address(address, "--http")
         if not is_loopback(host) and token is None:
-            self._log(f"{address} is reached from other machines, and anybody may read the page there")
+            LOG.warning(f"{address} is reached from other machines, and anybody may read the page there")
         self._port = LiveServer(host, port, Feed(self.rows), self.exposition, token)
         await self._port.start()
-        self._log(f"live page and metrics at {self._port.url}")
+        LOG.info(f"live page and metrics at {self._port.url}")
 
     async def close(self) -> None:
         """Close the port."""

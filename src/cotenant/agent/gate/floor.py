@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -23,6 +24,8 @@ from cotenant.agent.processes import Peer, peer_of
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.devices.base import Clock, uuid_text
 from cotenant.policy.colocation import APART, ColocationSettings, next_duty, scheme_named
+
+LOG = logging.getLogger(__name__)
 
 MAX_MEMBERS = 4096
 JOIN_WITHIN_S = 5.0
@@ -57,7 +60,6 @@ class Floors:
         gpus: Iterable[str],
         settings: ColocationSettings,
         tenant_of: Callable[[int], Tenant | None],
-        log: Callable[[str], None],
         in_container: Callable[[int], bool] = lambda pid: False,
         clock_of: Callable[[str], Clock | None] = lambda gpu: None,
     ) -> None:
@@ -69,7 +71,6 @@ class Floors:
         self.pages = {uuid: FloorPage() for uuid in gpus}
         self.shares = {uuid: Shares() for uuid in self.pages}
         self._tenant_of = tenant_of
-        self._log = log
         self._members: set[Member] = set()
         self._listener: Listener | None = None
         self._grace = True
@@ -108,7 +109,7 @@ class Floors:
             self._loans = [loan for loan in self._loans if loan is not settings]
             if self.settings is settings:
                 next_ = self._loans[-1] if self._loans else self._own
-                self._log(f"co-location is {next_.scheme} again: who asked for {settings.scheme} has gone")
+                LOG.info(f"co-location is {next_.scheme} again: who asked for {settings.scheme} has gone")
                 self._put(next_)
 
         return back
@@ -127,7 +128,7 @@ class Floors:
 
     def listen(self, mode: int) -> None:
         """Open the socket."""
-        self._listener = Listener(self.path, mode, self._take, self._log)
+        self._listener = Listener(self.path, mode, self._take)
         asyncio.get_running_loop().call_later(GRACE_S, self._grace_over)
         self._mending = asyncio.get_running_loop().call_later(MEND_S, self._mend)
         self._look_at_clocks()
@@ -144,14 +145,14 @@ class Floors:
         if gpu not in self._clocks:
             self._clocks[gpu] = self._clock_of(gpu)
             if self._clocks[gpu] is None:
-                self._log(f"the clock of {gpu} cannot be read: best-effort work is not held to what it allows")
+                LOG.warning(f"the clock of {gpu} cannot be read: best-effort work is not held to what it allows")
         card = self._clocks[gpu]
         if card is None:
             return
         try:
             clock = card.part()
         except OSError as error:
-            self._log(f"the clock of {gpu} cannot be read any more: {error}")
+            LOG.warning(f"the clock of {gpu} cannot be read any more: {error}")
             self._clocks[gpu], clock = None, 1.0
             self._duty[gpu] = 1.0
         self._duty[gpu] = next_duty(self._duty[gpu], clock, self.settings.clock, self.settings.duty_cycle)
@@ -162,7 +163,7 @@ class Floors:
         for gpu, page in self.pages.items():
             holders = {m.holder: m.peer.pid for m in self._members if m.gpu == gpu and m.holder is not None}
             if page.mend(self.settings, self._duty[gpu], holders):
-                self._log(f"the floor page of {gpu} was written over by a process that may raise it, and is mended")
+                LOG.warning(f"the floor page of {gpu} was written over by a process that may raise it, and is mended")
             self._count(gpu)
 
     def _grace_over(self) -> None:
@@ -202,13 +203,13 @@ class Floors:
         page = self.pages.get(gpu)
         tenant = self._tenant_of(member.peer.pid)
         if page is None or not self._allowed(member, role, tenant):
-            self._log(f"process {member.peer.pid} may not join the floor of {gpu}")
+            LOG.warning(f"process {member.peer.pid} may not join the floor of {gpu}")
             return False
         if role == FloorRole.LATENCY_SENSITIVE:
             taken = {other.holder for other in self._members if other.gpu == gpu}
             member.holder = next((i for i in range(FLOOR_HOLDERS) if i not in taken), None)
             if member.holder is None:
-                self._log(f"the floor of {gpu} has {FLOOR_HOLDERS} holders already")
+                LOG.warning(f"the floor of {gpu} has {FLOOR_HOLDERS} holders already")
                 return False
             page.layout.pid[member.holder] = member.peer.pid
             page.layout.raises[member.holder] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import socket
@@ -14,6 +15,8 @@ from cotenant.agent.processes import Peer, peer_of
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.line_server import Lines, LineServer
 from cotenant.core.lines import encode, failure, order_of
+
+LOG = logging.getLogger(__name__)
 
 MAX_LINE = 64 << 10
 MAX_CALLERS = 4096  # of one user; a launcher keeps one while its program runs
@@ -45,12 +48,11 @@ class ControlServer:
     """Listens on a unix stream socket."""
 
     def __init__(
-        self, path: Path, operations: dict[str, Handler], on_gone: Callable[[Caller], None], log: Callable[[str], None]
+        self, path: Path, operations: dict[str, Handler], on_gone: Callable[[Caller], None]
     ) -> None:
         self.path = path
         self._operations = operations
         self._on_gone = on_gone
-        self._log = log
         self._server = LineServer(self._admit, self._answer, self._gone, most_bytes=MAX_LINE)
         self._callers: Counter[int] = Counter()  # connections by user
 
@@ -81,7 +83,7 @@ class ControlServer:
                 raise InputError(f"unknown op {order['op']!r}")
             return encode(await operation(caller, order))
         except Exception as error:
-            return encode(failure(error, "agent", self._log))
+            return encode(failure(error, "agent"))
 
     async def close(self) -> None:
         """Stop listening."""

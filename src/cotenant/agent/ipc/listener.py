@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from cotenant.core.errors import WorkError
+
+LOG = logging.getLogger(__name__)
 
 BACKLOG = 4096
 CONNECTIONS_PER_WAKE = 64
@@ -20,10 +23,10 @@ class Listener:
     """Hands every connection, made non-blocking, to `take`."""
 
     def __init__(
-        self, path: Path, mode: int, take: Callable[[socket.socket], None], log: Callable[[str], None]
+        self, path: Path, mode: int, take: Callable[[socket.socket], None]
     ) -> None:
         """Listen at `path`, whatever a dead agent has left there. WorkError when that cannot be."""
-        self._path, self._take, self._log = path, take, log
+        self._path, self._take = path, take
         self._loop = asyncio.get_running_loop()
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -46,7 +49,7 @@ class Listener:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     # out of descriptors: let the others go on, and try again when some may have closed
-                    self._log("out of file descriptors: a connection has to wait; raise the limit (ulimit -n)")
+                    LOG.warning("out of file descriptors: a connection has to wait; raise the limit (ulimit -n)")
                     self._loop.remove_reader(self._socket)
                     self._loop.call_later(FULL_S, self._resume)
                 return

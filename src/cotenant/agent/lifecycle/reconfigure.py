@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ from cotenant.agent.tenants.tenant import work_kind
 from cotenant.agent.turns.broker import Broker
 from cotenant.core.errors import InputError, WorkError
 
+LOG = logging.getLogger(__name__)
+
 
 class Reconfigure:
     """Takes versions of the configuration: `load` reads the newest, `source` is its file."""
@@ -34,10 +37,9 @@ class Reconfigure:
         floors: Floors,
         copies: Copies,
         save: Callable[[], None],
-        log: Callable[[str], None],
     ) -> None:
         self._load, self._source, self._in_force, self._registry, self._lives = load, source, in_force, registry, lives
-        self._broker, self._floors, self._copies, self._save, self._log = broker, floors, copies, save, log
+        self._broker, self._floors, self._copies, self._save = broker, floors, copies, save
 
     def admit_declared(self) -> None:
         """Admit the tenants of the configuration, or change those that are here already. InputError names the
@@ -70,7 +72,7 @@ class Reconfigure:
             self._check_requests(config)
         except (InputError, WorkError) as error:
             self._in_force.fault = str(error)
-            self._log(f"the new configuration is not taken: {error}")
+            LOG.error(f"the new configuration is not taken: {error}")
             return
         self._in_force.config, self._in_force.fault = config, ""
         self._floors.configure(config.colocation)
@@ -89,9 +91,9 @@ class Reconfigure:
             self.admit_declared()
         except InputError as error:
             self._in_force.fault = str(error)
-            self._log(f"the new configuration is taken in part: {error}")
+            LOG.warning(f"the new configuration is taken in part: {error}")
             return
-        self._log(f"configuration taken: {len(config.tenants)} tenants")
+        LOG.info(f"configuration taken: {len(config.tenants)} tenants")
 
     def _check_requests(self, config: AgentConfig) -> None:
         listed = {spec.name for spec in config.tenants}

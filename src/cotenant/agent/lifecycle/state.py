@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.registry import spec_from_dict, spec_to_dict
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError
+
+LOG = logging.getLogger(__name__)
 
 SAVE_WITHIN_S = 0.05
 
@@ -58,10 +61,9 @@ class StateFile:
         tenants: Mapping[str, Tenant],
         parked: ParkedTable,
         moves: Mapping[str, MoveCount],
-        log: Callable[[str], None],
     ) -> None:
         self.path = path
-        self._tenants, self._parked, self._moves, self._log = tenants, parked, moves, log
+        self._tenants, self._parked, self._moves = tenants, parked, moves
         self._failed = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -80,7 +82,7 @@ class StateFile:
             self._failed = False
         except OSError as error:
             if not self._failed:
-                self._log(f"{self.path} cannot be written ({error.strerror}): a restart would lose tenants")
+                LOG.error(f"{self.path} cannot be written ({error.strerror}): a restart would lose tenants")
             self._failed = True
         return not self._failed
 

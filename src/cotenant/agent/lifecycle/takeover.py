@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from cotenant.agent.lifecycle import state
@@ -13,6 +14,8 @@ from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.swap_orders import MoveCount
 from cotenant.agent.owners.owners import Owners
 from cotenant.core.errors import InputError, WorkError
+
+LOG = logging.getLogger(__name__)
 
 RETURN_WITHIN_S = 30.0
 
@@ -24,7 +27,6 @@ def take_over(
     owners: Owners,
     residents: Residents,
     checkpoints: Checkpoints,
-    log: Callable[[str], None],
 ) -> None:
     """Tenants of the last agent whose programs still run, or that are declared, keep their tokens and places."""
     parked = state.load_parked(file)
@@ -34,7 +36,7 @@ def take_over(
         try:
             tenant = lives.add(saved.spec, saved.uid, token=saved.token)
         except (InputError, WorkError) as error:
-            log(f"tenant {saved.spec.name} of the last agent is not taken over: {error}")
+            LOG.warning(f"tenant {saved.spec.name} of the last agent is not taken over: {error}")
             continue
         tenant.timeout_s = saved.timeout_s
         if saved.moves != MoveCount():

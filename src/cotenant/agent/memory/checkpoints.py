@@ -8,8 +8,8 @@ restore that finds too little.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from cotenant.agent import processes
@@ -23,6 +23,8 @@ from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.checkpoint import CheckpointError
+
+LOG = logging.getLogger(__name__)
 
 LOCK_S = 10.0
 WISH_S = 1.0
@@ -52,10 +54,9 @@ class Checkpoints:
         ledger: Ledger,
         broker: Broker,
         state: StateFile,
-        log: Callable[[str], None],
     ) -> None:
         self._whole, self._parked, self._residents, self._registry = whole, parked, residents, registry
-        self._host, self._ledger, self._broker, self._state, self._log = host, ledger, broker, state, log
+        self._host, self._ledger, self._broker, self._state = host, ledger, broker, state
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._wishes: list[asyncio.Task[None]] = []
 
@@ -164,7 +165,7 @@ class Checkpoints:
             if not parked.by_order:
                 self._wishes.append(asyncio.get_running_loop().create_task(self._wish_for(parked)))
             return
-        self._log(f"{parked.name} runs: the last agent had not parked it, or had brought it back")
+        LOG.info(f"{parked.name} runs: the last agent had not parked it, or had brought it back")
         self._parked.rows.pop(parked.name)
         tenant = self._registry.tenants.get(parked.name)
         if tenant is not None and self._registry.gated(tenant):

@@ -8,6 +8,7 @@ plan is made again from what is true then.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -24,6 +25,8 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import MoveState, Session, Tenant
 from cotenant.agent.turns.broker import Broker, PausedTurn
 from cotenant.policy.residency import Switch
+
+LOG = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 MOST_RETRY_S = 10.0
@@ -53,10 +56,9 @@ class Residency:
         whole: Whole,
         in_force: InForce,
         save: Callable[[], None],
-        log: Callable[[str], None],
     ) -> None:
         self._residents, self._registry, self._ledger, self._parked = residents, registry, ledger, parked
-        self._broker, self._whole, self._in_force, self._save, self._log = broker, whole, in_force, save, log
+        self._broker, self._whole, self._in_force, self._save = broker, whole, in_force, save
         self._orders = SwapOrders(lambda: 4 * in_force.config.quota.stuck_ns / 1e9)
         self._locks = {gpu: asyncio.Lock() for gpu in residents.gpus}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,7 +91,7 @@ class Residency:
         wait_s = min(MOST_RETRY_S, 2 * residents.retry_s.get(tenant.name, RETRY_S / 2))
         residents.retry_s[tenant.name] = wait_s
         tenant.warn(f"it cannot be brought back to its GPU now: {fault}; its contents are kept, it is tried again")
-        self._log(f"tenant {tenant.name}: {fault}; next try in {wait_s:g} s")
+        LOG.warning(f"tenant {tenant.name}: {fault}; next try in {wait_s:g} s")
         broker.suspend(tenant)
         broker.fail_turn(gpu, tenant.name, epoch)
         asyncio.get_running_loop().call_later(wait_s, self._try_again, tenant)
@@ -306,7 +308,7 @@ class Residency:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._log(f"a move failed: {task.exception()!r}")
+            LOG.error(f"a move failed: {task.exception()!r}")
 
     def close(self) -> None:
         """Give up what is under way; contents stay where they are."""

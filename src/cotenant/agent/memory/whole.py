@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cotenant.abi.protocol import MemoryFamily
 from cotenant.agent import processes
@@ -18,6 +19,8 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.base import Gpu, uuid_bytes
 from cotenant.devices.checkpoint import INVALID_VALUE, MAPS, OLDEST_DRIVER, Checkpointer, CheckpointError
 from cotenant.devices.registry import device_of
+
+LOG = logging.getLogger(__name__)
 
 SLOWEST_BPS = 0.4e9  # a checkpoint or restore slower than this has stopped (measured: 1.8e9 and 4.3e9)
 FREE_WITHIN_S = 3.0
@@ -32,8 +35,8 @@ def within_s(size: int) -> float:
 class WholeProcesses:
     """What the driver can do with sets of processes."""
 
-    def __init__(self, devices: Sequence[Gpu], ledger: Ledger, log: Callable[[str], None]) -> None:
-        self._devices, self._ledger, self._log = devices, ledger, log
+    def __init__(self, devices: Sequence[Gpu], ledger: Ledger) -> None:
+        self._devices, self._ledger = devices, ledger
         self.checkpointer = Checkpointer(device_of(devices[0]).driver)
 
     # -- which, and whether ----------------------------------------------------------------------------------------
@@ -172,7 +175,7 @@ class WholeProcesses:
                     break
             else:
                 if number:
-                    self._log(f"process {key.pid} came back with a map of {kind}, after {'; '.join(faults)}")
+                    LOG.warning(f"process {key.pid} came back with a map of {kind}, after {'; '.join(faults)}")
                 return
         raise CheckpointError("; ".join(faults))
 

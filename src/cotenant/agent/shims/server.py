@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -25,6 +26,8 @@ from cotenant.agent.tenants.places import Place
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
 
+LOG = logging.getLogger(__name__)
+
 MAX_SESSIONS = 8192
 MAX_SESSIONS_PER_TENANT = 1024
 MESSAGES_PER_WAKE = 16
@@ -42,7 +45,6 @@ class ShimServer:
         owners: Owners,
         requests: Requests,
         in_force: InForce,
-        log: Callable[[str], None],
         on_process: Callable[[], None],
         on_idle_tenant: Callable[[Tenant], None],
     ) -> None:
@@ -52,7 +54,7 @@ class ShimServer:
         self.sessions: set[Session] = set()
         self.refused_connections = 0
         self._registry, self._owners, self._requests, self._in_force = registry, owners, requests, in_force
-        self._log, self._on_process, self._on_idle_tenant = log, on_process, on_idle_tenant
+        self._on_process, self._on_idle_tenant = on_process, on_idle_tenant
         self._loop = asyncio.get_running_loop()
         self._strangers: Counter[int] = Counter()  # connections without HELLO, by process
         self._numbers = time.monotonic_ns() // 1000
@@ -63,7 +65,7 @@ class ShimServer:
     def listen(self, mode: int) -> None:
         """Open the socket; the caller holds the lock that makes us the only agent here."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._listener = Listener(self.path, mode, self._take, self._log)
+        self._listener = Listener(self.path, mode, self._take)
 
     def _take(self, connection: socket.socket) -> None:
         if len(self.sessions) >= MAX_SESSIONS:
@@ -219,7 +221,7 @@ class ShimServer:
         if session.pidfd is not None:
             self._loop.remove_reader(session.pidfd)
         if why:
-            self._log(f"process {session.peer.pid} (user {session.peer.uid}) is disconnected: {why}")
+            LOG.warning(f"process {session.peer.pid} (user {session.peer.uid}) is disconnected: {why}")
         self._known(session)
         if session.welcome:
             tenant = session.tenant

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, WorkError
 from cotenant.devices.registry import device
+
+LOG = logging.getLogger(__name__)
 
 KILL_AFTER_S = 10.0
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -74,7 +76,7 @@ def run(launch: Launch) -> int:
         environment = program_environment(answer) | cache_hook(launch.empty_cache)
         if answer.get("parked"):  # else it would stand still for no visible reason
             name = answer["name"]
-            print(f"cotenant: {name} is parked: its GPU work waits for `cotenant resume {name}`", file=sys.stderr)
+            LOG.warning("%s is parked: its GPU work waits for `cotenant resume %s`", name, name)
         # On a terminal the program stays in our group, so Ctrl-C, Ctrl-Z and fg work as for any program. Elsewhere it
         # has a group of its own, and signals sent to us alone are passed on to all of it.
         group = None if _on_terminal() else 0
@@ -110,7 +112,7 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, *, own_group:
         try:
             code = child.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            print(f"cotenant: the timeout of {timeout_s:g} s is over: stopping the program", file=sys.stderr)
+            LOG.warning("the timeout of %g s is over: stopping the program", timeout_s)
             _stop(child, name, folder)
             return 124  # as timeout(1)
     finally:
@@ -141,4 +143,4 @@ def _report_warnings(folder: Path, name: str) -> None:
     except (WorkError, InputError):
         return
     for text in warnings:
-        print(f"cotenant: {name}: {text}", file=sys.stderr)
+        LOG.warning("%s: %s", name, text)

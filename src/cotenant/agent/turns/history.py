@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.trace import TurnTrace
 from cotenant.observability import metrics as names
 from cotenant.observability.exposition import Histogram
 from cotenant.policy.shares import Ended
+
+LOG = logging.getLogger(__name__)
 
 MOST_DECISIONS = 50
 MOST_DEPARTED = 256
@@ -19,7 +22,7 @@ MOST_DEPARTED = 256
 class History:
     """Histograms of turns, the last decisions about tenants, warnings of those that have ended."""
 
-    def __init__(self, gpus: Iterable[str], log: Callable[[str], None], trace: TurnTrace | None = None) -> None:
+    def __init__(self, gpus: Iterable[str], trace: TurnTrace | None = None) -> None:
         gpus = list(gpus)
         self.turns = dict.fromkeys(gpus, 0)
         self.lengths = {gpu: Histogram(names.TURN_SECONDS.buckets) for gpu in gpus}
@@ -27,7 +30,6 @@ class History:
         self.decisions: deque[tuple[int, float, str]] = deque(maxlen=MOST_DECISIONS)
         self.departed: dict[str, list[str]] = {}  # name -> warnings, for their launchers
         self.trace = trace
-        self._log = log
         self._number = 0
 
     def turn(self, ended: Ended) -> None:
@@ -46,7 +48,7 @@ class History:
     def warned(self, tenant: Tenant, text: str) -> None:
         """Something is wrong with a tenant: for its user and the log."""
         tenant.warn(text)
-        self._log(f"tenant {tenant.name}: {text}")
+        LOG.warning(f"tenant {tenant.name}: {text}")
 
     def fault(self, tenant: Tenant, text: str) -> None:
         """The agent does something about what is wrong with a tenant."""

@@ -7,6 +7,7 @@ controller finds the book in the store and the jobs on their nodes.
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections import defaultdict
@@ -24,7 +25,6 @@ from cotenant.fleet.controller.counts import Counts
 from cotenant.fleet.controller.intake import admit
 from cotenant.fleet.controller.job_table import Book, ask_stop
 from cotenant.fleet.controller.leases import Leases
-from cotenant.fleet.controller.log import log_to_stderr
 from cotenant.fleet.controller.planners import FleetPlan, Planner, View
 from cotenant.fleet.controller.reports import Absorber
 from cotenant.fleet.controller.rounds import round_row
@@ -34,6 +34,8 @@ from cotenant.fleet.noderuntime.tenancy import can_park
 from cotenant.fleet.nodes import NodeSpec, by_number
 from cotenant.fleet.state import CANCELLED, Job
 from cotenant.fleet.store import FleetLock, Store, StoreError
+
+LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 POLL_S = 0.05  # a short fleet
@@ -60,7 +62,6 @@ class ControllerOptions:
     early: bool = True
     poll_s: float | None = None
     monotonic_ns: Callable[[], int] = time.monotonic_ns
-    log: Callable[[str], None] = log_to_stderr
 
 
 class Controller:
@@ -259,11 +260,11 @@ class Controller:
                                              self._port)  # fmt: skip
             self.book.flush()
             if self.fault:
-                self.options.log("the store can be written again")
+                LOG.info("the store can be written again")
             self.fault = ""
         except StoreError as error:
             if not self.fault:
-                self.options.log(f"{error}; running jobs go on, nothing is started or taken in until it can")
+                LOG.error(f"{error}; running jobs go on, nothing is started or taken in until it can")
             self.fault = str(error)
             self.book.load()
 
@@ -366,7 +367,7 @@ class Controller:
         except Exception as error:  # whatever a policy does, jobs go on as they are
             text = f"the policy could not decide: {str(error) or repr(error)}; everybody keeps what he has"
             if text != self.planner_fault:
-                self.options.log(text)
+                LOG.error(text)
             self.planner_fault = text
             return
         self.counts.decided(time.perf_counter() - started)

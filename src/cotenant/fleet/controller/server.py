@@ -124,7 +124,7 @@ class Door:
                 raise InputError(f"unknown op {order['op'][:40]!r}")
             return encode(operation(order))
         except Exception as error:
-            return encode(failure(error, "controller", self.controller.options.log))
+            return encode(failure(error, "controller"))
 
     def _op_submit(self, order: dict[str, Any]) -> dict[str, Any]:
         jobs = order.get("jobs")

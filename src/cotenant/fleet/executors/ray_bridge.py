@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from cotenant.core import logs
 from cotenant.core.lines import serve_pipe
+
+LOG = logging.getLogger(__name__)
 
 ANSWER_S = 4.0
 LOOK_EVERY_S = 1.0
@@ -121,7 +125,7 @@ class Bridge:
                 self.specs[name] = self.ray.get(ref)
             except Exception as error:
                 text = str(error).strip().splitlines()[-1][:200]
-                print(f"node {name}: its actor does not start: {text}", file=sys.stderr)
+                LOG.error("node %s: its actor does not start: %s", name, text)
                 continue
             if self.specs[name]["gpus"]:
                 self.actors[name], self.homes[name] = actor, home
@@ -168,7 +172,7 @@ class Bridge:
             try:
                 answers[name] = json.loads(self.ray.get(ref))
             except Exception as error:
-                print(f"node {name}: {str(error).splitlines()[0][:200]}", file=sys.stderr)
+                LOG.warning("node %s: %s", name, str(error).splitlines()[0][:200])
                 self.drop(name)
                 self.looked = -1e9
         return answers
@@ -231,6 +235,7 @@ class NodeActor:
 
 def main() -> None:
     """Serve the controller until its connection closes."""
+    logs.configure()
     serve_pipe(lambda: Bridge(json.loads(sys.argv[1])).answer)
 
 

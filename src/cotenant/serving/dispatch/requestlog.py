@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import stat
-from collections.abc import Callable
 from io import TextIOWrapper
 from os import fstat
 from pathlib import Path
@@ -13,18 +13,19 @@ from pathlib import Path
 from cotenant.core.errors import InputError
 from cotenant.core.files import cannot_write
 
+LOG = logging.getLogger(__name__)
+
 REQUEST_COLUMNS = "service,received_s,queued_ms,batch,gpulet,executed_ms,outcome\n"
 GPU_COLUMNS = "time_s,gpus_in_use,gpus_held,gpulets,allocated\n"
 MOST_ROWS = 2000  # written at once, so that a crash loses little and a row costs little
 
 
 class CsvLog:
-    """Rows of text, written in bunches. A full disk ends the log, not the server: `tell` gets a sentence. InputError
+    """Rows of text, written in bunches. A full disk ends the rows, not the server. InputError
     for a file that cannot be written or that a running server writes."""
 
-    def __init__(self, path: Path, heading: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, heading: str) -> None:
         self.path = path
-        self._tell = tell
         self._rows: list[str] = []
         self._file: TextIOWrapper | None = _emptied(path)
         try:
@@ -53,7 +54,7 @@ class CsvLog:
             self._file.flush()
         except OSError as error:
             self._abandon()
-            self._tell(f"{self.path}: {(error.strerror or str(error)).lower()}; no more rows are written")
+            LOG.error("%s: %s; no more rows are written", self.path, (error.strerror or str(error)).lower())
 
     def _abandon(self) -> None:
         broken, self._file = self._file, None

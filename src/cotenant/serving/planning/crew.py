@@ -4,10 +4,11 @@ for those that die."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from cotenant.core.errors import InputError
 from cotenant.core.serving import Gpulet, ServingPlan
@@ -56,12 +57,19 @@ class _New:
     infos: dict[str, ModelInfo] = field(default_factory=dict)
 
 
+class Say(Protocol):
+    """Takes a sentence for the log and the live page."""
+
+    def __call__(self, text: str, level: int = logging.INFO) -> None:
+        """`level`: as of the logging module."""
+
+
 class Crew:
     """See the module. `trouble` is called when services fail or GPUs are lost, so that a new plan is made."""
 
     def __init__(
         self, config: ServingConfig, profiles: Mapping[str, ServingProfile], pool: Pool, stats: Stats,
-        factory: WorkerFactory, say: Callable[[str], None],
+        factory: WorkerFactory, say: Say,
     ) -> None:  # fmt: skip
         self.config, self.profiles, self.pool, self.stats = config, profiles, pool, stats
         self.factory, self.say = factory, say
@@ -159,7 +167,7 @@ class Crew:
         return failed
 
     def _failed(self, name: str, why: str) -> None:
-        self.say(f"{name} cannot be loaded: {why}")
+        self.say(f"{name} cannot be loaded: {why}", logging.WARNING)
         model = self.models[name]
         model.fault = why
         if model.previous is None:
@@ -248,7 +256,7 @@ class Crew:
         try:
             await asyncio.wait_for(self.pool.drained(let), DRAIN_S)
         except TimeoutError:
-            self.say(f"{let.spec.name} did not finish its batch within {DRAIN_S:g} s")
+            self.say(f"{let.spec.name} did not finish its batch within {DRAIN_S:g} s", logging.WARNING)
         worker = let.worker
         if worker is not None:
             self._keys.pop(worker, None)
@@ -260,7 +268,7 @@ class Crew:
         """A gpulet's worker is gone: make another one."""
         if self.closing or let.index < 0:
             return
-        self.say(f"the worker of {let.spec.name} {why}; starting another one")
+        self.say(f"the worker of {let.spec.name} {why}; starting another one", logging.WARNING)
         self._run(self._restart(let))
 
     async def _restart(self, let: Let) -> None:
@@ -280,7 +288,7 @@ class Crew:
             except (UnavailableError, InputError) as error:  # for as long as it takes: the models are not to blame
                 self._keys.pop(worker, None)
                 if not said:
-                    self.say(f"{let.spec.name} waits for its worker: {error}")
+                    self.say(f"{let.spec.name} waits for its worker: {error}", logging.WARNING)
                 pause_s, said = UNAVAILABLE_S, str(error)
                 continue
             except LoadError as error:
@@ -304,7 +312,7 @@ class Crew:
         for name in [last.service] if last.service else sorted(let.seats):
             self.models[name].why = f"its worker ended {RESTARTS} times while it loaded: {last.why}"
             self.pool.abandon_service(name, f"model {name!r} is not ready: {last.why}")
-            self.say(f"{name} has failed: {last.why}")
+            self.say(f"{name} has failed: {last.why}", logging.WARNING)
         self.trouble()
 
     # ---- models that change ----

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cotenant.core import pickles
@@ -19,7 +20,7 @@ from cotenant.serving.config.planning import Problem
 from cotenant.serving.config.server import ServingConfig
 from cotenant.serving.dispatch.pool import Pool
 from cotenant.serving.dispatch.stats import Stats
-from cotenant.serving.planning.crew import ApplyError, Crew
+from cotenant.serving.planning.crew import ApplyError, Crew, Say
 from cotenant.serving.planning.planner import Ask
 from cotenant.serving.worker import WorkerFactory
 
@@ -83,7 +84,7 @@ class Replanner:
 
     def __init__(
         self, config: ServingConfig, problem: Problem, pool: Pool, crew: Crew, stats: Stats, factory: WorkerFactory,
-        planner: str, say: Callable[[str], None],
+        planner: str, say: Say,
     ) -> None:  # fmt: skip
         self.config, self.problem, self.pool, self.crew, self.stats = config, problem, pool, crew, stats
         self.factory, self.say = factory, say
@@ -218,7 +219,7 @@ class Replanner:
             try:
                 await self.make()
             except (WorkError, InputError, ApplyError) as error:
-                self.say(f"no new plan: {error}")
+                self.say(f"no new plan: {error}", logging.WARNING)
                 self.note = str(error)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import re
 import threading
@@ -24,6 +25,8 @@ from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
 from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.worker import WorkerSpec
+
+LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from cotenant.agent.gate.client import Floor, Holder
@@ -62,7 +65,6 @@ class Colocation:
         claims: Mapping[str, Claim],
         *,
         timed: bool = False,
-        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`timed`: workers only take time; they are tenants and keep the rule of the floor, and need no device."""
         from cotenant.agent.ipc.client import ControlClient
@@ -70,7 +72,7 @@ class Colocation:
 
         self.scheme = scheme_named(scheme)
         self.folder, self.timed = folder, timed
-        self._claims, self._say = claims, say
+        self._claims = claims
         self._clients: dict[str, ControlClient] = {}
         self._names: dict[str, str] = {}
         self._sensitive: dict[str, tuple[str, int]] = {}  # of LS workers: the GPU and the pid
@@ -79,9 +81,9 @@ class Colocation:
         self.beside = float(self._keeper.call("colocation", scheme=scheme, while_connected=True)["overlap"])
         self.gpus: list[dict[str, Any]] = self._keeper.call("status")["gpus"]
         on = ", ".join(f"GPU {number} ({gpu['name']})" for number, gpu in enumerate(self.gpus))
-        say(f"co-location: {scheme} on {on} of the agent in {folder}")
+        LOG.info("co-location: %s on %s of the agent in %s", scheme, on, folder)
         if min(self.scheme.ls_sms, self.scheme.be_sms) < 1.0:
-            say(
+            LOG.info(
                 f"{scheme}: of the SMs that the plan gives it, a latency-sensitive gpulet has {self.scheme.ls_sms:.0%},"
                 f" a best-effort one {self.scheme.be_sms:.0%}; the plan's capacities are those of the whole"
             )
@@ -95,12 +97,12 @@ class Colocation:
         best_effort = all(not model.latency_sensitive for model in spec.models)
         if not best_effort and not all(model.latency_sensitive for model in spec.models):
             names = " and ".join(model.service for model in spec.models if not model.latency_sensitive)
-            self._say(f"{names} shares a process with a latency-sensitive service: held off between batches only")
+            LOG.warning(f"{names} shares a process with a latency-sensitive service: held off between batches only")
         # workers on green contexts change their SMs between batches; others are gated by the shim, kernel by kernel
         elastic = mechanisms.find(spec.mechanism).capabilities.worker_resizes
         if elastic and best_effort:
             names = " and ".join(model.service for model in spec.models)
-            self._say(f"{names} on green contexts: held off between batches only, under mechanism mps kernel by kernel")
+            LOG.warning("%s on green contexts: held off between batches only, under mechanism mps by kernels", names)
         told = {
             "folder": str(self.folder),
             "gpu": uuid,
@@ -128,7 +130,7 @@ class Colocation:
         silent = [m.service for m, c in zip(spec.models, claims, strict=True) if c.memory_bytes is None]
         if memory and silent:
             mine = " and ".join(m.service for m in spec.models if m.service not in silent)
-            self._say(f"no memory is reserved for {mine}: {' and '.join(silent)}, in the same process, states none")
+            LOG.warning(f"no memory is reserved for {mine}: {' and '.join(silent)}, in the same process, states none")
         part = self.scheme.be_sms if best_effort else self.scheme.ls_sms
         tenant = TenantSpec(
             name=tenant_name(os.getpid(), next(NUMBERS), [model.service for model in spec.models]),
@@ -217,7 +219,7 @@ class Colocation:
                     fresh.call("colocation", scheme=self.scheme.name, while_connected=True)
                     self._keeper = fresh
                     stale.close()
-                    self._say(f"co-location: another agent in {self.folder}, told {self.scheme.name} again")
+                    LOG.warning(f"co-location: another agent in {self.folder}, told {self.scheme.name} again")
 
 
 def _sensitive(spec: WorkerSpec, service: str) -> bool:

@@ -7,6 +7,7 @@ go out. Tensors are in the arena. One thread, one batch at a time; the process e
 from __future__ import annotations
 
 import ctypes
+import logging
 import marshal
 import os
 import pickle
@@ -19,11 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from cotenant.core import logs
 from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor
 from cotenant.serving.worker import Job, LoadError, Result, WorkerSpec
 from cotenant.serving.workers.arena import Arena, aligned
 from cotenant.serving.workers.colocation import Turnstile, turnstile
 from cotenant.serving.workers.engine import Engine, said
+
+LOG = logging.getLogger(__name__)
 
 MOST_MESSAGE = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
@@ -101,8 +105,7 @@ class Loop:
         units = self._units(service, count, stacked, layout)
         result = self.engine.run(Job(number, service, units, expected_ms, submitted_s))
         if any(isinstance(answer, str) for answer in result.answers) and self.engine.lost():
-            sys.stderr.write(f"worker: the device is lost: {result.answers[0]}\n")
-            sys.stderr.flush()
+            LOG.error("the device is lost: %s", result.answers[0])
             os._exit(DEVICE_LOST)  # the gateway sends the batch to another worker, and starts one afresh
         return self._answer(number, result, end)
 
@@ -154,6 +157,7 @@ class Loop:
 
 def main() -> int:
     """Load, then serve."""
+    logs.configure()
     channel = socket.socket(fileno=int(sys.argv[1]))
     arena = Arena(int(sys.argv[2]))
     spec, cores = pickle.loads(channel.recv(MOST_MESSAGE))

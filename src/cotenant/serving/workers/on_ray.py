@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from cotenant.core.extras import needs
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor
 from cotenant.serving.worker import Job, LoadError, Result, Worker, WorkerListener, WorkerSpec
 from cotenant.serving.workers.local import LOAD_LIMIT_S, LocalWorkers
+
+LOG = logging.getLogger(__name__)
 
 PING_S, SILENT_S = 0.5, 3.0
 CONNECT_S = 60.0
@@ -194,15 +197,14 @@ class RayWorkers:
     one that is lost."""
 
     def __init__(
-        self, address: str, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:  # fmt: skip
+        self, address: str, mechanism: str, gpus: int, *, timed: bool = False, load_limit_s: float = LOAD_LIMIT_S
+    ) -> None:
         """Join the cluster at `address` ("auto" for the one of this machine) and put an actor on each node; WorkError
         when it cannot be reached, MissingExtraError when Ray is not installed."""
         with needs("ray"):
             import ray
         self._ray = ray
-        self.count, self.say = gpus, say
+        self.count = gpus
         self.loop: asyncio.AbstractEventLoop | None = None
         self.running: set[RayWorker] = set()
         self._host = ray.remote(NodeHost)
@@ -294,7 +296,7 @@ class RayWorkers:
         if not node.alive or self._closing.is_set():
             return
         node.alive = False
-        self.say(f"node {node.id[:8]} is lost: {why}")
+        LOG.warning("node %s is lost: %s", node.id[:8], why)
         for worker in [w for w in self.running if w.node is node]:
             worker.gone(f"was on node {node.id[:8]}, which is lost")
 
@@ -312,7 +314,7 @@ class RayWorkers:
                 except WorkError:
                     continue
                 self.nodes[i] = made
-                self.say(f"node {made.id[:8]} has joined")
+                LOG.info("node %s has joined", made.id[:8])
 
     async def close(self) -> None:
         """See WorkerFactory: actors end with their workers; the connection to Ray last."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from cotenant.serving.config.server import ServingConfig
 from cotenant.serving.worker import LoadError
 from cotenant.serving.workers.profiling import Partial, ProfileRun, assemble, core_partitions, measure
 from cotenant.serving.workers.repository import find
+
+LOG = logging.getLogger(__name__)
 
 BATCHES = (1, 2, 4, 8)
 CELL_S = 0.1
@@ -30,13 +32,13 @@ def wanted(config: ServingConfig, profile: str | Path | None) -> bool:
     return len(deployment.gpu_models) == 1 and deployment.gpu_models[0].upper() not in shipped
 
 
-def measured(config: ServingConfig, say: Callable[[str], None]) -> dict[str, Any]:
+def measured(config: ServingConfig) -> dict[str, Any]:
     """A profile of all models of a file, as its JSON. InputError for one that cannot be measured."""
     gpu = config.deployment.gpu_models[0]
     done: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
         for entry in {entry.model: entry for entry in config.models.values()}.values():
-            say(f"measuring {entry.model} on this machine's cores (cotenant profile service keeps what it measures)")
+            LOG.info("measuring %s on this machine's cores (cotenant profile service would keep it)", entry.model)
             try:
                 done = _one(gpu, entry.model, find(entry), Path(folder), done or None)
             except LoadError as error:
