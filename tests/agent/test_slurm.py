@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fake_shim import FakeShim
 from held_agent import HeldAgent, uuid_of
+from kube_node import wait_for
 
 from cotenant.agent.owners.slurm import end, spec_of, start, task_lines
 from cotenant.core.errors import InputError, WorkError
@@ -31,16 +32,23 @@ def agent() -> Iterator[HeldAgent]:
 
 @pytest.fixture
 def run(agent: HeldAgent, tmp_path: Path) -> Any:
-    """Runs a script as Slurm does: no search path, only Slurm's variables."""
+    """Runs a script as Slurm does: no search path, only Slurm's variables; settings come from root's file."""
     tool = tmp_path / "cotenant"
     tool.write_text(f'#!/bin/sh\nexec {sys.executable} -m cotenant.cli.main "$@"\n')
     tool.chmod(0o755)
     source = str(Path(__file__).resolve().parents[2] / "src")
 
+    settings = tmp_path / "slurm.env"
+    settings.write_text(
+        f"COTENANT_PATH={tmp_path}:/usr/bin:/bin\nCOTENANT_DIR={agent.folder}\n"
+        f"export PYTHONPATH={source}\nCOTENANT_CACHE={tmp_path / 'cache'}\n"
+    )
+
     def call(script: str, environment: dict[str, str], **more: str) -> subprocess.CompletedProcess[str]:
-        own = {"COTENANT_PATH": f"{tmp_path}:/usr/bin:/bin", "COTENANT_DIR": str(agent.folder), "PYTHONPATH": source}
+        copy = tmp_path / script
+        copy.write_text((SCRIPTS / script).read_text().replace("/etc/cotenant/slurm.env", str(settings)))
         return subprocess.run(
-            [SCRIPTS / script], env=environment | own | more, capture_output=True, text=True, timeout=60, check=False
+            ["/bin/sh", copy], env=environment | more, capture_output=True, text=True, timeout=60, check=False
         )
 
     return call
@@ -70,7 +78,7 @@ def test_a_jobs_share_from_prolog_to_epilog(agent: HeldAgent, run: Any) -> None:
 
 def test_tasks_are_started_with_the_shim(agent: HeldAgent, run: Any) -> None:
     start(ASKS, agent.folder)
-    done = run("task_prolog.sh", ASKS)
+    done = run("task_prolog.sh", JOB, COTENANT_DIR="/nowhere", COTENANT_PATH="/nowhere")
     if done.returncode == 2 and "C compiler" in done.stderr:
         pytest.skip("the shim cannot be built here")
     assert done.returncode == 0, done.stderr
@@ -81,13 +89,82 @@ def test_tasks_are_started_with_the_shim(agent: HeldAgent, run: Any) -> None:
     assert FakeShim(agent.tenants, lines["COTENANT_TOKEN"]).answer["tenant"].rstrip(b"\0") == b"slurm-4711"
 
 
-def test_a_job_that_asks_for_nothing_is_left_alone(agent: HeldAgent, run: Any) -> None:
-    remark = JOB | {"SLURM_JOB_COMMENT": "just a remark"}
-    done = run("task_prolog.sh", remark)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert start(remark, agent.folder) == ""
-    end(remark, agent.folder)
+def test_a_job_that_asks_for_nothing_is_left_alone_and_starts_no_python(
+    agent: HeldAgent, run: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "cotenant").write_text("#!/bin/sh\nexit 99\n")
+    for comment in ("just a remark", "", "contact: ada", "cost=3"):
+        remark = JOB | {"SLURM_JOB_COMMENT": comment}
+        for script, environment in (("prolog.sh", remark), ("task_prolog.sh", JOB), ("epilog.sh", JOB)):
+            if comment != "contact: ada":  # nearly a request: Python looks at it
+                done = run(script, environment)
+                assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert start(remark, agent.folder) == ""
+        assert task_lines(JOB, agent.folder) == []
+        end(JOB, agent.folder)
     assert tenants(agent) == {}
+
+
+def test_prolog_and_epilog_are_idempotent(agent: HeldAgent) -> None:
+    for _ in range(2):
+        assert start(ASKS, agent.folder) == f"slurm-4711 has 30% of {uuid_of(0)}"
+    start(ASKS | {"SLURM_JOB_COMMENT": "cotenant:request=40%"}, agent.folder)
+    assert tenants(agent)["slurm-4711"]["request"] == 0.4
+    for _ in range(2):
+        end(JOB, agent.folder)
+        assert tenants(agent) == {}
+    assert not list(agent.folder.glob("*.job"))
+
+
+def test_a_requeued_job_is_admitted_again_where_slurm_puts_it(agent: HeldAgent) -> None:
+    """Its epilog never reached the agent, and the job comes back with its id: on the same GPU, another, or both."""
+    start(ASKS, agent.folder)
+    agent.kill()
+    end(JOB, agent.folder)
+    agent.start()
+    assert tenants(agent)["slurm-4711"]["gpus"][0]["uuid"] == uuid_of(0)
+    assert start(ASKS, agent.folder) == f"slurm-4711 has 30% of {uuid_of(0)}"
+    assert start(ASKS | {"SLURM_JOB_GPUS": "1"}, agent.folder) == f"slurm-4711 has 30% of {uuid_of(1)}"
+    both = start(ASKS | {"SLURM_JOB_GPUS": "0,1"}, agent.folder)
+    assert both == f"slurm-4711 has 30% of {uuid_of(0)}, {uuid_of(1)}"
+    assert start(ASKS | {"SLURM_JOB_GPUS": "1,0"}, agent.folder) == both
+    agent.put("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
+    shim = FakeShim(agent.tenants)
+    assert "runs on" in start(ASKS, agent.folder)
+    shim.close()
+    assert "'7'; it has" in start(ASKS | {"SLURM_JOB_GPUS": "7"}, agent.folder)
+
+
+def test_a_missed_epilog_is_made_good() -> None:
+    agent = HeldAgent(Path(tempfile.mkdtemp(prefix="cot-")), count=2, patience_s=0.3)
+    try:
+        start(ASKS, agent.folder)
+        start(ASKS | {"SLURM_JOB_ID": "4712"}, agent.folder)
+        agent.kill()  # both end meanwhile, 4713 goes on
+        start_later = ASKS | {"SLURM_JOB_ID": "4713", "SLURM_JOB_GPUS": "1"}
+        agent.start()
+        start(start_later, agent.folder)
+        agent.put("0::/system.slice/slurmstepd.scope/job_4712/step_extern/user/task_special\n")
+        wait_for(lambda: set(tenants(agent)) == {"slurm-4712", "slurm-4713"})
+        assert "slurm-4711 has ended without its epilog" in (agent.folder / "agent.log").read_text()
+        assert {path.name for path in agent.folder.glob("*.job")} == {"slurm-4712.job", "slurm-4713.job"}
+        agent.put("0::/init.scope\n")  # 4712 ends
+        wait_for(lambda: set(tenants(agent)) == {"slurm-4713"})
+    finally:
+        agent.close()
+
+
+def test_stop_releases_a_job_that_is_over_and_says_why_it_does_not(agent: HeldAgent) -> None:
+    start(ASKS, agent.folder)
+    agent.put("0::/system.slice/slurmstepd.scope/job_4711/step_extern/user/task_special\n")
+    answer = agent.call("stop", name="slurm-4711", grace_s=0)
+    assert answer["held"] == "its share is held for Slurm job 4711, which runs; `scancel 4711` ends it"
+    assert "slurm-4711" in tenants(agent)
+    agent.put("0::/init.scope\n")
+    assert agent.call("stop", name="slurm-4711", grace_s=0)["held"] == ""
+    assert tenants(agent) == {}
+    agent.call("hold", kind="pod", id="uid-1", tenant={"name": "pod-a"})
+    assert "pod uid-1 until that is deleted" in agent.call("stop", name="pod-a", grace_s=0)["held"]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +178,10 @@ def test_a_job_that_asks_for_nothing_is_left_alone(agent: HeldAgent, run: Any) -
         ("cotenant:request=1% cotenant:request=2%", "cotenant: is there twice"),
         ("cotenant:priority=high", "'high' is not a whole number"),
         ("cotenant:memory=8", "'8' has no unit; write 8GiB"),
+        ("Cotenant:request=30%", "'Cotenant:request=30%' does not begin with cotenant:"),
+        ("cotennat:request=30%", "does not begin with cotenant:"),
+        ("cotenant=request=30%", "does not begin with cotenant:"),
+        ("co-tenant:request=30%", "does not begin with cotenant:"),
         ("cotenant:memory=64GiB", "has 8.00 GiB of memory left to promise"),
     ],
 )
@@ -108,10 +189,34 @@ def test_a_wrong_request_ends_the_jobs_tasks_and_not_the_node(agent: HeldAgent, 
     job = JOB | {"SLURM_JOB_COMMENT": comment}
     assert sentence in start(job, agent.folder), "said, and no error: that would drain the node"
     with pytest.raises(InputError) as refused:
-        task_lines(job, agent.folder)
+        task_lines(JOB, agent.folder)  # the comment is not in a task prolog's environment
     assert sentence in str(refused.value)
-    end(job, agent.folder)
-    assert not list(agent.folder.glob("*.refused"))
+    end(JOB, agent.folder)
+    assert not list(agent.folder.glob("*.job"))
+
+
+def test_a_refusal_is_in_the_jobs_output(agent: HeldAgent, run: Any) -> None:
+    assert run("prolog.sh", JOB | {"SLURM_JOB_COMMENT": "Cotennat:request=30%"}).returncode == 0
+    done = run("task_prolog.sh", JOB)
+    assert done.returncode == 2
+    assert done.stdout.startswith("print cotenant: field --comment: 'Cotennat:request=30%' does not begin with")
+    assert done.stdout.count("\n") == 1
+    start(ASKS, agent.folder)  # requeued with a right comment
+    assert "held" not in run("task_prolog.sh", JOB).stdout
+    agent.call("let_go", kind="slurm", id="4711")
+    done = run("task_prolog.sh", JOB)
+    assert (done.returncode, done.stdout[:45]) == (2, "print cotenant: the share of slurm-4711 is no")
+    agent.kill()
+    done = run("task_prolog.sh", JOB)
+    assert (done.returncode, done.stdout[:32]) == (1, "print cotenant: no agent answers")
+
+
+def test_a_wrong_path_reaches_the_job_too(agent: HeldAgent, run: Any, tmp_path: Path) -> None:
+    start(ASKS, agent.folder)
+    (tmp_path / "cotenant").unlink()
+    done = run("task_prolog.sh", JOB)
+    assert done.returncode == 127
+    assert "is COTENANT_PATH right?" in done.stdout
 
 
 def test_an_agent_that_is_away_is_the_nodes_affair(agent: HeldAgent, run: Any) -> None:

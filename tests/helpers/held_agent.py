@@ -19,7 +19,10 @@ from cotenant.agent.__main__ import serve
 from cotenant.agent.daemon import AgentOptions
 from cotenant.devices.base import Gpu, uuid_text
 from cotenant.agent.tenants.places import place_in
+from cotenant.agent import daemon
+from cotenant.agent.owners import ended
 
+daemon.JOBS_EVERY_S, ended.PATIENCE_S = 0.1, float(sys.argv[4])
 folder, count, memory = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 gpus = tuple(Gpu(uuid_text(bytes([i + 1]) * 16), "Test GPU", memory << 30, i, kind="soft") for i in range(count))
 
@@ -47,11 +50,14 @@ def pod_cgroup(uid: str, container_id: str = "") -> str:
 
 
 class HeldAgent:
-    """Agent with `count` GPUs of `memory_gib` GiB; `tenants` is the folder a container would have mounted."""
+    """Agent with `count` GPUs of `memory_gib` GiB; `tenants` is the folder a container would have mounted.
 
-    def __init__(self, folder: Path, count: int = 1, memory_gib: int = 8) -> None:
+    `patience_s`: how long a Slurm job that has ended is held without its epilog.
+    """
+
+    def __init__(self, folder: Path, count: int = 1, memory_gib: int = 8, patience_s: float = 1e9) -> None:
         self.folder, self.tenants = folder, folder / "tenants"
-        self.arguments = [str(folder), str(count), str(memory_gib)]
+        self.arguments = [str(folder), str(count), str(memory_gib), str(patience_s)]
         self.process: subprocess.Popen[bytes]
         self.start()
 

@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.space import SpaceMaker
 from cotenant.agent.memory.whole import WholeProcesses
+from cotenant.agent.owners.ended import KIND, EndedJobs, job_file, running_jobs, why_held
 from cotenant.agent.owners.owners import Owners
 from cotenant.agent.shims.requests import Requests
 from cotenant.agent.shims.server import ShimServer
@@ -51,6 +52,7 @@ from cotenant.agent.tenants.host_memory import host_memory
 from cotenant.agent.tenants.places import Place, place_of
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.stopping import kill
+from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
 from cotenant.agent.turns.trace import TurnTrace
@@ -61,6 +63,7 @@ from cotenant.devices.registry import device_of, discover, within
 LOG = logging.getLogger(__name__)
 WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
+JOBS_EVERY_S = 5.0
 AGENT_NICE = -10
 TENANT_SOCKET_MODE = 0o666  # who a process is, its cgroup says, whichever user it runs as
 
@@ -146,6 +149,7 @@ class Agent:
     async def _serve(self, ready: Callable[[], None]) -> None:
         options, declared = self.options, {spec.name for spec in self.in_force.config.tenants}
         take_over(self.state.path, declared, self.lives, self.owners, self.residents, self.checkpoints)
+        self.ended.taken_over()
         self.reconfigure.admit_declared()
         mode = TENANT_SOCKET_MODE if options.tenant_socket else options.socket_mode
         self.server.listen(mode)
@@ -157,7 +161,7 @@ class Agent:
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, self.stop)
         watches = [mechanism.watch(self._gpu_lost) for mechanism in self.mechanisms.values()]
-        tasks = [asyncio.create_task(work) for work in (self._housekeeping(), self.residency.run(), *watches)]
+        tasks = [asyncio.create_task(work) for work in (*self._background(), *watches)]
         if options.source:
             tasks.append(asyncio.create_task(self._watch(configs.config_path(options.source))))
         ready()
@@ -227,6 +231,7 @@ class Agent:
         registry, save = self.registry, self.state.save
         self.lives = Lives(registry, self.accounts, self.parked, self.history, save)
         self.owners = Owners(self.options.locate)
+        self.ended = EndedJobs(self.owners)
         requests = Requests(
             registry,
             self.ledger,
@@ -281,9 +286,12 @@ class Agent:
             history,
             self.started_ns,
         )
-        operations = Operations(rows, registry, lives, floors, self.parked, history, self.server.path, self.state.save)
-        memory = MemoryOrders(self.parking, self.parked, self.residency, self.residents, registry, self.broker)
         owned = OwnerOrders(self.owners, registry, lives, self.server.hear, self.state.save_now)
+        self.let_go_of = owned.let_go_of
+        operations = Operations(
+            rows, registry, lives, floors, self.parked, history, self.server.path, self.state.save, self._release
+        )
+        memory = MemoryOrders(self.parking, self.parked, self.residency, self.residents, registry, self.broker)
         table = operations.table() | memory.table() | owned.table()
         self.control = ControlServer(self.folder / "control.sock", table, operations.launcher_gone)
         self.live = LivePage(rows, registry, history, self.server, self.in_force)
@@ -298,6 +306,9 @@ class Agent:
         self.host.close()
         self.server.close_all()
         self.copies.close()
+
+    def _background(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        return self._housekeeping(), self._drop_ended_jobs(), self.residency.run()
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
@@ -317,6 +328,27 @@ class Agent:
         LOG.error(text)
         for tenant in self.registry.on_gpu(uuid):
             tenant.warn(text)
+
+    def _release(self, tenant: Tenant) -> str:
+        """Let go of a tenant whose pod or job is over; else why not."""
+        why = why_held(tenant, lambda: running_jobs(self.options.locate))
+        if not why:
+            self._drop(tenant)
+        return why
+
+    def _drop(self, tenant: Tenant) -> None:
+        self.let_go_of(tenant)
+        job_file(self.folder, tenant.name).unlink(missing_ok=True)
+
+    async def _drop_ended_jobs(self) -> None:
+        while True:
+            await asyncio.sleep(JOBS_EVERY_S)
+            if not self.owners.owned(KIND):
+                continue
+            running = await asyncio.to_thread(running_jobs, self.options.locate)
+            for tenant in self.ended.over(running, time.monotonic()):
+                LOG.warning(f"{tenant.name} has ended without its epilog: its share is free")
+                self._drop(tenant)
 
     async def _housekeeping(self) -> None:
         trace = self.history.trace

@@ -30,14 +30,22 @@ def prolog(folder: Folder = None) -> None:
 
 @app.command("task-prolog")
 def task_prolog(folder: Folder = None) -> None:
-    """As TaskProlog= of slurm.conf: print what the job's tasks are started with."""
+    """As TaskProlog= of slurm.conf: print what the job's tasks are started with.
+
+    A job that was refused its share reads why in its output: Slurm shows no errors of task prologs.
+    """
     import os
 
     from cotenant.agent.owners.slurm import task_lines
+    from cotenant.core.errors import InputError, WorkError
     from cotenant.core.folders import agent_folder
 
-    for line in task_lines(os.environ, folder or agent_folder()):
-        print(line)
+    try:
+        for line in task_lines(os.environ, folder or agent_folder()):
+            print(line)
+    except (InputError, WorkError) as error:
+        print(f"print cotenant: {error}")
+        raise
 
 
 @app.command()

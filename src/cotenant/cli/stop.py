@@ -33,3 +33,5 @@ def stop(
         print(f"{name}: {answer['stopped']} process(es) stopped")
     if answer["left"]:
         raise WorkError(f"still running: {', '.join(map(str, answer['left']))}")
+    if answer["held"]:
+        raise WorkError(f"{name} is still there: {answer['held']}")

@@ -42,10 +42,13 @@ class Operations:
         history: History,
         socket: Path,
         save: Callable[[], None],
+        release: Callable[[Tenant], str],
     ) -> None:
-        """`socket`: where the programs of tenants connect."""
+        """`socket`: where the programs of tenants connect. `release` lets go of a tenant held for a pod or job that is
+        over, and says why it did not."""
         self._rows, self._registry, self._lives, self._floors = rows, registry, lives, floors
         self._parked, self._history, self._socket, self._save = parked, history, socket, save
+        self._release = release
 
     def table(self) -> dict[str, Handler]:
         """op -> what carries it out."""
@@ -209,7 +212,8 @@ class Operations:
         while any(processes.alive(key) for key in keys) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         left = [key.pid for key in keys if processes.alive(key)]
-        return {"name": tenant.name, "stopped": len(keys) - len(left), "left": left}
+        held = "" if left or tenant.owner is None else self._release(tenant)
+        return {"name": tenant.name, "stopped": len(keys) - len(left), "left": left, "held": held}
 
     def launcher_gone(self, caller: Caller) -> None:
         """A control connection closed: what it registered and never started goes."""

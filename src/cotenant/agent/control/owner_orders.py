@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.control import Caller, Handler
 from cotenant.agent.lifecycle.lives import Lives
 from cotenant.agent.owners.owners import Owners
@@ -34,7 +35,9 @@ class OwnerOrders:
 
     def table(self) -> dict[str, Handler]:
         """op -> what carries it out."""
-        return {"expect": self.expect, "hold": self.hold, "let_go": self.let_go, "held": self.held}
+        return {
+            "expect": self.expect, "hold": self.hold, "let_go": self.let_go, "held": self.held, "owned": self.owned
+        }  # fmt: skip
 
     async def expect(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """From now on processes of pods (or jobs) that are not known yet wait a moment instead of being refused."""
@@ -56,16 +59,18 @@ class OwnerOrders:
         uid = order.get("uid", os.geteuid())
         if isinstance(uid, bool) or not isinstance(uid, int) or uid < 0:
             raise InputError(f"{uid!r} is not a user's number", field="uid")
+        # Slurm names GPUs by index: named once and for all, so that they can be compared
+        named = tuple(self._registry.gpu_named(gpu, "--gpus").uuid for gpu in spec.gpus)
+        spec = dataclasses.replace(spec, gpus=named)
         tenant = self._registry.tenants.get(spec.name)
+        if tenant is not None and tenant.owner is not None and tenant.owner[:3] == owner[:3]:
+            tenant = self._unless_moved(tenant, spec)
         if tenant is None:
             tenant = self._lives.add(spec, uid)
             self._owners.add(tenant, owner)
         elif tenant.owner is None or tenant.owner[:3] != owner[:3]:
             raise InputError(f"a tenant named {spec.name} is there already, and not for this {owner.kind}")
         else:
-            place = tuple(gpu.uuid for gpu in tenant.gpus)
-            if spec.gpus and spec.gpus != place:
-                raise InputError(f"{spec.name} is on {', '.join(place)} and cannot move to {', '.join(spec.gpus)}")
             wanted = dataclasses.replace(spec, gpus=tenant.spec.gpus, gpu_count=tenant.spec.gpu_count)
             if wanted != tenant.spec:
                 self._lives.change(tenant, wanted)
@@ -76,6 +81,33 @@ class OwnerOrders:
             self._hear(session, hello)
         return self._row(tenant)
 
+    def _unless_moved(self, tenant: Tenant, spec: TenantSpec) -> Tenant | None:
+        """The tenant that is held already; None when it was given up because its job starts again on other GPUs."""
+        place = tuple(gpu.uuid for gpu in tenant.gpus)
+        if not spec.gpus or set(spec.gpus) == set(place):
+            return tenant
+        if tenant.sessions:
+            raise InputError(
+                f"{spec.name} runs on {', '.join(place)} with {len(tenant.sessions)} process(es) and cannot move to "
+                f"{', '.join(spec.gpus)}"
+            )
+        self._release(tenant)
+        return self._registry.tenants.get(spec.name)
+
+    def _release(self, tenant: Tenant) -> None:
+        self._owners.remove(tenant)
+        self._lives.give_up(tenant)
+
+    def let_go_of(self, tenant: Tenant) -> None:
+        """A tenant's job is known to be over."""
+        self._release(tenant)
+        self._save_now()
+
+    async def owned(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
+        """Names of the tenants held for a pod or job: what its own processes may know."""
+        owner = _owner(order)
+        return {"names": [tenant.name for tenant in self._owners.of(owner.kind, owner.id)]}
+
     async def let_go(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """The pod or job has ended: its share is free at once. With a name only that tenant, else all of them."""
         _trusted(caller)
@@ -83,8 +115,7 @@ class OwnerOrders:
         name = order.get("name")
         gone = [t for t in self._owners.of(owner.kind, owner.id) if name in (None, t.name)]
         for tenant in gone:
-            self._owners.remove(tenant)
-            self._lives.give_up(tenant)
+            self._release(tenant)
         self._save_now()
         return {"let_go": [tenant.name for tenant in gone]}
 

@@ -49,6 +49,10 @@ class Owners:
         if not mine:
             self._tenants.pop(key, None)
 
+    def owned(self, kind: str) -> list[Tenant]:
+        """Tenants of all pods, or of all jobs."""
+        return [tenant for (theirs, _), mine in self._tenants.items() if theirs == kind for tenant in mine]
+
     def of(self, kind: str, id_: str) -> list[Tenant]:
         """Tenants of one pod or job."""
         return list(self._tenants.get((kind, id_), ()))

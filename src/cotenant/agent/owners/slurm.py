@@ -1,19 +1,23 @@
 """A Slurm job's share: asked for in its comment, held by the node's agent from the prolog to the epilog.
 
 `sbatch --comment "cotenant:request=30%,limit=60%,memory=8GiB"`; other words in the comment are left alone. The prolog
-runs as root on each node of the job and knows the job and its user from Slurm; the task prolog runs as the user.
+runs as root on each node of the job and knows the comment; the task prolog runs as the user and does not. So the prolog
+leaves a file in the agent's folder, `slurm-N.job`: empty for a job whose share is held, else why it was refused. Jobs
+that ask for nothing have no such file, and the scripts in deploy/slurm end there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.owners.ended import job_file
 from cotenant.agent.tenants.launcher import program_environment
 from cotenant.agent.tenants.registry import spec_to_dict
 from cotenant.core.errors import InputError, WorkError
@@ -22,11 +26,14 @@ from cotenant.core.units import parse_fraction, parse_memory
 MARK = "cotenant:"
 KEYS = ("request", "limit", "memory", "priority")
 FIELD = "--comment"
+LIKE = 0.75  # cotennat, Cotenant and co-tenant are, tenant is not
 
 
 def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
     """The share that a job asks for; None for a job that asks for none. InputError: what is wrong with it."""
     words = environment.get("SLURM_JOB_COMMENT", "").split()
+    for word in words:
+        _refuse_near_miss(word)
     asked = [word.removeprefix(MARK) for word in words if word.startswith(MARK)]
     if not asked:
         return None
@@ -63,59 +70,80 @@ def spec_of(environment: Mapping[str, str]) -> TenantSpec | None:
     return check_spec(spec, field=FIELD)
 
 
+def _refuse_near_miss(word: str) -> None:
+    """InputError for a word that is nearly a request: it would run without a limit."""
+    head = re.split("[:=]", word, maxsplit=1)[0]
+    like = difflib.SequenceMatcher(None, head.lower(), MARK[:-1]).ratio() >= LIKE
+    if like and not word.startswith(MARK):
+        raise InputError(f"{word[:60]!r} does not begin with {MARK}, as in {MARK}request=30%,memory=8GiB", field=FIELD)
+
+
 def job_name(environment: Mapping[str, str]) -> str:
     """Name of a job's tenant."""
     return f"slurm-{_number(environment, 'SLURM_JOB_ID')}"
 
 
 def start(environment: Mapping[str, str], folder: Path) -> str:
-    """The prolog. Says what was done; empty for a job that asks for nothing.
+    """The prolog. Says what was done; empty for a job that asks for nothing. Twice is once.
 
     What is wrong with the request is the user's affair, and must not drain the node: it is kept for the job's tasks,
-    which then do not start. WorkError: the agent does not answer.
+    which then do not start. WorkError: the agent does not answer, or the folder cannot be written.
     """
     uid = _number(environment, "SLURM_JOB_UID")
+    refused, said = "", ""
     try:
         spec = spec_of(environment)
         if spec is None:
+            job_file(folder, job_name(environment)).unlink(missing_ok=True)
             return ""
         with ControlClient(folder) as client:
-            place = {"kind": "slurm", "id": str(_number(environment, "SLURM_JOB_ID"))}
-            row = client.call("hold", tenant=spec_to_dict(spec), uid=uid, **place)
+            row = client.call("hold", tenant=spec_to_dict(spec), uid=uid, **_place(environment))
+            said = f"{row['name']} has {row['request']:.0%} of {', '.join(row['gpus'])}"
     except InputError as error:
-        with contextlib.suppress(OSError):
-            path = _refusal(environment, folder)
-            path.write_text(str(error))
-            path.chmod(0o644)
-        return f"{job_name(environment)} gets no share: {error}"
-    return f"{row['name']} has {row['request']:.0%} of {', '.join(row['gpus'])}"
+        refused, said = str(error), f"{job_name(environment)} gets no share: {error}"
+        _let_go(environment, folder)  # what an earlier run of a requeued job had
+    try:
+        path = job_file(folder, job_name(environment))
+        path.write_text(refused)
+        path.chmod(0o644)
+    except OSError as error:
+        raise WorkError(f"{folder} cannot be written: {error.strerror}") from None
+    return said
 
 
 def task_lines(environment: Mapping[str, str], folder: Path) -> list[str]:
-    """The task prolog: `export` lines that Slurm takes for the task. InputError: the job was refused its share."""
-    if MARK not in environment.get("SLURM_JOB_COMMENT", ""):
+    """The task prolog: `export` lines that Slurm takes for the task.
+
+    InputError: the job was refused its share, or it is not held any more. WorkError: the agent does not answer.
+    """
+    try:
+        refused = job_file(folder, job_name(environment)).read_text()
+    except FileNotFoundError:
         return []
-    with contextlib.suppress(OSError):
-        raise InputError(_refusal(environment, folder).read_text())
+    if refused:
+        raise InputError(refused)
     with ControlClient(folder) as client:
-        answer: dict[str, Any] = client.call("register", tenant={"name": job_name(environment), "limit": None})
+        name = job_name(environment)
+        if not client.call("owned", **_place(environment))["names"]:
+            raise InputError(f"the share of {name} is not held any more: its agent has lost it, or it was stopped")
+        answer: dict[str, Any] = client.call("register", tenant={"name": name, "limit": None})
     wanted = program_environment(answer)
     return [f"export {key}={value}" for key, value in wanted.items() if environment.get(key) != value]
 
 
 def end(environment: Mapping[str, str], folder: Path) -> None:
-    """The epilog. Without an agent there is nothing to free."""
-    _refusal(environment, folder).unlink(missing_ok=True)
-    try:
-        with ControlClient(folder) as client:
-            client.call("let_go", kind="slurm", id=str(_number(environment, "SLURM_JOB_ID")))
-    except WorkError:
-        return
+    """The epilog. Without an agent there is nothing to free: the next one finds that the job has ended."""
+    _let_go(environment, folder)
+    job_file(folder, job_name(environment)).unlink(missing_ok=True)
 
 
-def _refusal(environment: Mapping[str, str], folder: Path) -> Path:
-    """Where the prolog leaves word for the tasks."""
-    return folder / f"{job_name(environment)}.refused"
+def _let_go(environment: Mapping[str, str], folder: Path) -> None:
+    with contextlib.suppress(WorkError), ControlClient(folder) as client:
+        client.call("let_go", **_place(environment))
+
+
+def _place(environment: Mapping[str, str]) -> dict[str, str]:
+    return {"kind": "slurm", "id": str(_number(environment, "SLURM_JOB_ID"))}
 
 
 def _number(environment: Mapping[str, str], key: str) -> int:

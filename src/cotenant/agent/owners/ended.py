@@ -1,0 +1,68 @@
+"""Slurm jobs that ended without their epilog reaching the agent: their shares are free again.
+
+A job lives as long as a process runs in its cgroup: with `PrologFlags=Contain` from its prolog to its epilog. One that
+was never seen to run may still be in its prolog, and is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from cotenant.agent.owners.owners import Owners
+from cotenant.agent.tenants.places import Place
+from cotenant.agent.tenants.tenant import Tenant
+
+PATIENCE_S = 30.0  # a job that is gone for so long has ended; a new agent's tenants connect again within that time
+KIND = "slurm"
+
+
+def job_file(folder: Path, name: str) -> Path:
+    """Where the prolog leaves word for the tasks of a job with that tenant."""
+    return folder / f"{name}.job"
+
+
+def running_jobs(locate: Callable[[int], Place | None], proc: Path = Path("/proc")) -> set[str]:
+    """Slurm jobs that have a process on this node."""
+    places = (locate(int(entry)) for entry in os.listdir(proc) if entry.isdigit())
+    return {place.id for place in places if place is not None and place.kind == KIND}
+
+
+class EndedJobs:
+    """Finds held jobs that are over."""
+
+    def __init__(self, owners: Owners) -> None:
+        self._owners = owners
+        self._seen: set[Tenant] = set()
+        self._missing_since_s: dict[Tenant, float] = {}
+
+    def taken_over(self) -> None:
+        """Jobs held now were held by the last agent: they have run, or their prologs are over."""
+        self._seen.update(self._owners.owned(KIND))
+
+    def over(self, running: Iterable[str], now_s: float) -> list[Tenant]:
+        """Tenants whose jobs have ended, by the jobs that have processes now."""
+        jobs, held = set(running), self._owners.owned(KIND)
+        self._seen.intersection_update(held)
+        self._missing_since_s = {t: since for t, since in self._missing_since_s.items() if t in self._seen}
+        for tenant in held:
+            if tenant.sessions or (tenant.owner is not None and tenant.owner.id in jobs):
+                self._seen.add(tenant)
+                self._missing_since_s.pop(tenant, None)
+            elif tenant in self._seen:
+                self._missing_since_s.setdefault(tenant, now_s)
+        return [tenant for tenant, since in self._missing_since_s.items() if now_s - since >= PATIENCE_S]
+
+
+def why_held(tenant: Tenant, running: Callable[[], Iterable[str]]) -> str:
+    """Why a tenant's share stays although its processes were stopped; empty where it is free to go."""
+    owner = tenant.owner
+    if owner is None:
+        return ""
+    if owner.kind != KIND:
+        return f"its share is held for {owner.kind} {owner.id} until that is deleted"
+    if tenant.sessions or owner.id in running():
+        return f"its share is held for Slurm job {owner.id}, which runs; `scancel {owner.id}` ends it"
+    return ""
+
