@@ -44,7 +44,6 @@ class SliceTenant:
     correction: float = 1.0  # of its slice, for what it got
     duty: float = 1.0  # part of a period in which it may run
     debt_ns: float = 0.0  # time over its limit that is still to be made up for
-    owed_ns: float = 0.0  # time under its share, where it has gaps
     total: Usage = field(default_factory=Usage)
     history: deque[tuple[int, int, Usage]] = field(default_factory=deque)  # (when, time on the list, usage so far)
     _on_ns: int = 0

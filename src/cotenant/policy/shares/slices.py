@@ -1,11 +1,11 @@
 """Time slices of one GPU as a pure state machine: who is there and what each got go in, slices come out.
 
 The GPU itself takes turns among channel groups: each that has work runs for its slice and is then stopped in the middle
-of whatever kernel runs; one without work is skipped at once. Shares are ratios of slices. What a ratio cannot say is a
-schedule over a short period: a limit (a tenant that runs alone is taken off the GPU for the rest of the period), and
-tenants that run one at a time (beside a latency-sensitive tenant, tenants of several GPUs, and where gaps between short
-bursts would cost more in switches than a turn does). Periods begin at multiples of their length on the clock, so that
-GPUs with the same tenants have the same one running.
+of whatever kernel runs; one without work is skipped at once. Where all tenants always have work queued, shares are
+ratios of slices. A program whose queue runs empty for a moment loses the rest of its slice, and a switch costs more than
+a short kernel: then tenants run one at a time, by taking the others' channels off the GPU on a timetable. So do tenants
+of several GPUs, and all others beside a latency-sensitive one; and a limit is a timetable of one tenant. Periods begin at
+multiples of their length on the clock, so that GPUs with the same tenants have the same one running.
 
 Times are nanoseconds, passed in; slices are microseconds, as the hardware takes them.
 """
@@ -25,14 +25,15 @@ class SliceSettings:
     """What the hardware does, and what may be spent. Nanoseconds; measured on an H100 (docs/decisions/0125)."""
 
     switch_ns: int = 220_000
-    longest_ns: int = 48 * MS_NS  # longer slices are cut
+    longest_ns: int = 100 * MS_NS  # slices up to here are exact
     shortest_ns: int = 200_000
     switching: float = 0.01  # of the time, at most so much goes to switches between tenants that always have work
     window_ns: int = 2 * SECOND_NS  # over which a share holds
     edge: float = 0.006  # of a share, at most so much is lost where a window cuts a period
     step_ns: int = 200 * MS_NS  # between two corrections
-    period_ns: int = 100 * MS_NS  # of limits; of tenants that run one at a time: each has as much
-    loss: float = 0.1  # switches of a tenant with gaps cost more than that: tenants run one at a time
+    period_ns: int = 100 * MS_NS  # of a timetable; beside a latency-sensitive tenant each of the others has as much
+    turn_ns: int = 5 * MS_NS  # shortest turn of a timetable
+    yields_per_s: float = 5.0  # runs that end for want of work: more, and slices do not keep a share
 
 
 class SetSlice(NamedTuple):
@@ -73,8 +74,7 @@ class GpuSlices:
         self.gpu = gpu
         self.settings = settings or SliceSettings()
         self.tenants: dict[str, SliceTenant] = {}
-        self.squeeze = 1.0  # of the slices of tenants that always have work, for one with gaps
-        self.one_at_a_time = False  # for a tenant whose gaps are too many
+        self.one_at_a_time = False  # for a tenant with gaps
         self._turns_again = 0  # steps until tenants may be run one at a time again
         self._next_step_ns = 0
 
@@ -165,14 +165,15 @@ class GpuSlices:
         if guarded:
             names = {t.name for t in background}
             return {t.name: TINY_US if t.name in names else longest_us for t in here}
+        if len(here) < 2 or self._takes_turns(background, guarded):
+            return dict.fromkeys((t.name for t in here), longest_us)
         shares = self.shares()
         period_ns = self.shortest_period_ns(shares)
         out: dict[str, int] = {}
         for tenant in here:
-            scale = tenant.correction * (1.0 if tenant.has_gaps() else self.squeeze)
-            slice_ns = shares[tenant.name] * period_ns * scale / tenant.groups
+            slice_ns = shares[tenant.name] * period_ns * tenant.correction / tenant.groups
             out[tenant.name] = round(max(settings.shortest_ns, min(slice_ns, settings.longest_ns)) / 1000)
-        return out if len(here) > 1 else dict.fromkeys(out, longest_us)
+        return out
 
     def _background(self) -> tuple[list[SliceTenant], bool]:
         """Tenants that make way for latency-sensitive ones, and whether there are such."""
@@ -182,30 +183,34 @@ class GpuSlices:
 
     # -- the schedule over a period --------------------------------------------------------------------------------
 
+    def _takes_turns(self, background: list[SliceTenant], guarded: bool) -> bool:
+        """Whether tenants run one at a time."""
+        return len(background) > 1 and (guarded or self.one_at_a_time or any(t.share.gang for t in background))
+
     def _plan(self) -> tuple[dict[str, tuple[int, int]], int]:
         """From when to when in a period each tenant may run that may not always; length of the period."""
         period_ns = self.settings.period_ns
         background, guarded = self._background()
-        alone = self.one_at_a_time or guarded or any(t.share.gang for t in background)
-        if len(background) > 1 and alone:
-            periods = max(1, self.settings.window_ns // (period_ns * len(background)))  # whole ones in every window
-            return self._turns(background, self.settings.window_ns // periods)
-        limited = {t.name: (0, round(t.duty * period_ns)) for t in self.present() if t.duty < 1.0}
-        return limited, period_ns
-
-    def _turns(self, tenants: list[SliceTenant], period_ns: int) -> tuple[dict[str, tuple[int, int]], int]:
+        if not self._takes_turns(background, guarded):
+            limited = {t.name: (0, round(t.duty * period_ns)) for t in self.present() if t.duty < 1.0}
+            return limited, period_ns
         whole = self.shares()
-        weights = {t.name: whole[t.name] for t in sorted(tenants, key=lambda t: t.name)}
-        parts = _divide(weights, {t.name: t.share.limit for t in tenants})
+        parts = _divide(
+            {t.name: whole[t.name] for t in sorted(background, key=lambda t: t.name)},
+            {t.name: t.share.limit for t in background},
+        )
+        wanted_ns = period_ns * len(parts) if guarded else max(period_ns, self.settings.turn_ns / min(parts.values()))
+        window_ns = self.settings.window_ns
+        period_ns = window_ns // max(1, int(window_ns // wanted_ns))  # whole ones in every window
         plan, begin = dict[str, tuple[int, int]](), 0
         for name, part in parts.items():
-            end = min(period_ns, begin + round(part * self.tenants[name].duty * period_ns))
-            plan[name] = (begin, end)
-            begin += round(part * period_ns)
+            end = begin + round(part * period_ns)
+            plan[name] = (begin, begin + round(part * self.tenants[name].duty * period_ns))
+            begin = end
         return plan, period_ns
 
     def _switch(self, now_ns: int) -> list[SliceInstruction]:
-        """Who may run now, as far as that has changed: first those that may not any more."""
+        """Who may run now, as far as that has changed: first those that may, so that the GPU is never without work."""
         plan, period_ns = self._plan()
         phase = now_ns % period_ns
         stops: list[SliceInstruction] = []
@@ -216,7 +221,7 @@ class GpuSlices:
             if on != tenant.on:
                 tenant.put(on, now_ns)
                 (goes if on else stops).append((Go if on else Stop)(self.gpu, tenant.name))
-        return stops + goes
+        return goes + stops
 
     def _apply(self, now_ns: int) -> list[SliceInstruction]:
         out: list[SliceInstruction] = []
@@ -229,13 +234,13 @@ class GpuSlices:
 
     def _changed(self, now_ns: int) -> list[SliceInstruction]:
         """Somebody came, went, or was promised something else: what was measured before tells nothing."""
-        self.squeeze, self.one_at_a_time = 1.0, False
+        self.one_at_a_time = False
         lone = len(self.present()) == 1
         for tenant in self.tenants.values():
             tenant.forget(now_ns)
-            tenant.correction, tenant.owed_ns = 1.0, 0.0
+            tenant.correction = 1.0
             tenant.duty = tenant.share.limit if lone else 1.0
-        self._next_step_ns = now_ns + self.settings.step_ns
+        self._next_step_ns = now_ns + self.settings.step_ns // 2
         return self._apply(now_ns)
 
     # -- corrections -----------------------------------------------------------------------------------------------
@@ -250,9 +255,13 @@ class GpuSlices:
         if self.one_at_a_time:
             self._leave_turns(here, shares)
             return
-        busy = [t for t in here if not t.has_gaps() and t.window().usage.busy_ns > 0]
-        self._correct_busy(busy, shares)
-        self._correct_gaps(busy, steps, shares)
+        self._turns_again = max(0, self._turns_again - 1)
+        if self._turns_again == 0 and self._lacks_time(steps, shares):
+            self.one_at_a_time = True
+            for tenant in here:
+                tenant.correction = 1.0
+            return
+        self._correct_busy([t for t in here if not t.has_gaps() and t.window().usage.busy_ns > 0], shares)
 
     def _correct_limit(self, tenant: SliceTenant, step: Had) -> None:
         """Part of a period in which it may run: its limit, less what it had too much, over how much of the GPU it gets
@@ -285,43 +294,26 @@ class GpuSlices:
                 factor = max(0.9, min((should / has) ** 0.3, 1.1))
                 tenant.correction = max(0.5, min(tenant.correction * factor, 2.0))
 
-    def _correct_gaps(self, busy: list[SliceTenant], steps: Mapping[str, Had], shares: Mapping[str, float]) -> None:
-        """A tenant with gaps waits for a whole round of the others after each: shorten them until it has its share.
+    def _lacks_time(self, steps: Mapping[str, Had], shares: Mapping[str, float]) -> bool:
+        """Whether a tenant has less than its share because its queue runs empty.
 
-        A cycle of it is a burst and a rest. Where the rest is much longer than the others' round the gaps are its own,
-        and nothing that others do shortens them.
+        A cycle of it is a run and a rest. Where the rest is much longer than a round of the others the gaps are its
+        own, and running one at a time would not shorten them.
         """
-        settings = self.settings
-        together = sum(step.part for step in steps.values())
-        round_ns = sum(t.slice_us * 1000.0 * t.groups + settings.switch_ns for t in busy) + settings.switch_ns
-        fixed_ns = (len(busy) + 1) * settings.switch_ns
-        wanted, loss = 2.0 * self.squeeze, 0.0
+        together = min(1.0, sum(step.part for step in steps.values()))
         for name, step in steps.items():
-            tenant, usage = self.tenants[name], step.usage
-            if tenant in busy or not usage.runs or not usage.busy_ns:
+            usage = step.usage
+            if usage.yields * SECOND_NS <= self.settings.yields_per_s * step.span_ns or not usage.runs:
                 continue
-            target = shares[name] * min(1.0, together)
-            if tenant.share.request:
-                target = min(target, tenant.share.request + 0.01)
-            burst_ns, rest_ns = usage.busy_ns / usage.runs, (step.span_ns - usage.busy_ns) / usage.runs
-            if rest_ns > 1.5 * round_ns:
-                tenant.owed_ns = 0.0
-                continue
-            worst_ns = 0.05 * settings.window_ns
-            tenant.owed_ns = max(-worst_ns, min(tenant.owed_ns + (target - step.part) * step.span_ns, worst_ns))
-            target = max(0.5 * target, min(target + tenant.owed_ns / settings.window_ns, 0.98))
-            rest_wanted_ns = burst_ns * (1.0 - target) / target
-            factor = max(0.0, rest_wanted_ns - fixed_ns) / max(1.0, rest_ns - fixed_ns)
-            wanted = min(wanted, self.squeeze * max(0.2, min(factor, 2.0)))
-            loss = max(loss, fixed_ns / (burst_ns + max(fixed_ns, rest_wanted_ns)))
-        nominal_ns = min((t.slice_us * 1000.0 / self.squeeze for t in busy), default=1.0)
-        self.squeeze = max(min(1.0, settings.shortest_ns / nominal_ns), min(wanted, 1.0))
-        if loss > settings.loss and self.squeeze < 1.0 and self._turns_again == 0:
-            self.one_at_a_time, self.squeeze = True, 1.0
-        self._turns_again = max(0, self._turns_again - 1)
+            others = (t for t in self.present() if t.name != name)
+            round_ns = sum(t.slice_us * 1000.0 * t.groups + self.settings.switch_ns for t in others)
+            rest_ns = (step.span_ns - usage.busy_ns) / usage.runs
+            if step.part < shares[name] * together - 0.003 and rest_ns <= 1.5 * (round_ns + self.settings.switch_ns):
+                return True
+        return False
 
     def _leave_turns(self, here: list[SliceTenant], shares: Mapping[str, float]) -> None:
-        """A tenant that does not use its turn should not have it: slices, which skip who has no work, for a while."""
+        """A tenant that does not use its turn should not have it: back to slices, which skip it, for a while."""
         known = all(t.window().span_ns >= self.settings.window_ns / 2 for t in here)
         if known and any(t.window().part < 0.5 * shares[t.name] for t in here):
             self.one_at_a_time, self._turns_again = False, TURNS_AGAIN_STEPS
