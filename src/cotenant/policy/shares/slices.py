@@ -1,11 +1,11 @@
 """Time slices of one GPU as a pure state machine: who is there and what each got go in, slices come out.
 
-The GPU itself takes turns among channel groups: each that has work runs for its slice and is then stopped in the middle
-of whatever kernel runs; one without work is skipped at once. Where all tenants always have work queued, shares are
-ratios of slices. A program whose queue runs empty for a moment loses the rest of its slice, and a switch costs more than
-a short kernel: then tenants run one at a time, by taking the others' channels off the GPU on a timetable. So do tenants
-of several GPUs, and all others beside a latency-sensitive one; and a limit is a timetable of one tenant. Periods begin at
-multiples of their length on the clock, so that GPUs with the same tenants have the same one running.
+The GPU itself takes turns among channel groups: each that has work runs for its slice and is then stopped in the
+middle of whatever kernel runs; one without work is skipped at once. Where all tenants always have work queued, shares
+are ratios of slices. A program whose queue runs empty for a moment loses the rest of its slice, and a switch costs more
+than a short kernel: then tenants run one at a time, by taking the others' channels off the GPU on a timetable. So do
+tenants of several GPUs, and all others beside a latency-sensitive one; and a limit is a timetable of one tenant. Periods
+begin at multiples of their length on the clock: GPUs with the same tenants have the same one running.
 
 Times are nanoseconds, passed in; slices are microseconds, as the hardware takes them.
 """
