@@ -99,9 +99,9 @@ static uint64_t advance(struct soft_schedule *s, uint64_t until, uint32_t watche
                 return reached > at ? reached : at;
         }
         for (uint32_t i = 0; i < SOFT_MAX_GROUPS; i++) {
-            if (i == running)
-                s->groups[i].busy_ns += end - at;
-            else if (has_work(&s->groups[i], at))
+            if (s->current == i + 1 && s->switched_ns <= at && s->groups[i].off != SOFT_ALL_CHANNELS)
+                s->groups[i].busy_ns += end - at; /* without work, too: as a card's log of switches has it */
+            if (i != running && has_work(&s->groups[i], at))
                 s->groups[i].delay_ns += end - at;
         }
         s->at_ns = end;

@@ -54,7 +54,7 @@ struct soft_process {
 struct soft_group {
     uint64_t until_ns;             /* end of its work, by its clock */
     uint64_t delay_ns;             /* how far its clock is behind */
-    uint64_t busy_ns, runs, yields; /* since it was made; a run that ended for want of work is a yield */
+    uint64_t busy_ns, runs, yields; /* on the device, since it was made; a run that ended for want of work is a yield */
     uint64_t slice_ns, slice_us;   /* in force; as it was set */
     uint32_t present, off;         /* off: bits of its channels */
 };

@@ -48,6 +48,7 @@ from cotenant.agent.owners.ended import KIND, EndedJobs, job_file, running_jobs,
 from cotenant.agent.owners.owners import Owners
 from cotenant.agent.shims.requests import Requests
 from cotenant.agent.shims.server import ShimServer
+from cotenant.agent.slices.enforcer import Slices
 from cotenant.agent.tenants.host_memory import host_memory
 from cotenant.agent.tenants.places import Place, place_of
 from cotenant.agent.tenants.registry import Registry
@@ -202,11 +203,12 @@ class Agent:
             on_fault=self.history.fault,
         )
         self.copies = Copies(config.copies)
+        self.slices = Slices(self.registry, self.history.warned, self._not_sliced)
 
     def _make_memory(self) -> None:
         residents, registry, broker, parked = self.residents, self.registry, self.broker, self.parked
         self.pages = MemoryPages(self.ledger, registry)
-        self.accounts = Accounts(registry, self.ledger, self.pages, residents, broker, self.copies)
+        self.accounts = Accounts(registry, self.ledger, self.pages, residents, broker, self.copies, self.slices)
         whole = WholeProcesses(self.gpus, self.ledger)
         self.checkpoints = Checkpoints(
             whole, parked, residents, registry, self.host, self.ledger, broker, self.state
@@ -242,6 +244,7 @@ class Agent:
             self.host,
             self.broker,
             self.copies,
+            self.slices,
             self.in_force,
             self.history.warned,
         )
@@ -281,6 +284,7 @@ class Agent:
             self.residents,
             self.broker,
             self.copies,
+            self.slices,
             floors,
             self.server,
             history,
@@ -304,6 +308,7 @@ class Agent:
         self.checkpoints.close()
         self.residency.close()
         self.host.close()
+        self.slices.close()
         self.server.close_all()
         self.copies.close()
 
@@ -322,6 +327,11 @@ class Agent:
                 except Exception as error:  # a fault of ours must not end the watch: the next version would go unseen
                     self.in_force.fault = f"{path}: cannot be taken: {error!r}"
                     LOG.exception("the new configuration is not taken")
+
+    def _not_sliced(self, uuid: str, why: str) -> None:
+        """A driver does not take the controls on channel groups: tenants of that GPU take turns from now on."""
+        self.lives.take_turns(uuid, why)
+        LOG.warning("GPU %s is shared by turns of the agent, not by time slices: %s", uuid, why)
 
     def _gpu_lost(self, uuid: str, text: str) -> None:
         """The tenants of a GPU have lost it."""

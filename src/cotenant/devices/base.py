@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from cotenant.core.errors import WorkError
 from cotenant.devices.cards import Card, Cards
+from cotenant.devices.channel_groups import ChannelControls
+from cotenant.devices.meters import Meter
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,14 @@ class Device(ABC):
     def processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:
         """UUID -> processes with a context there; empty where nothing is known."""
         return {}
+
+    def channel_controls(self) -> ChannelControls:
+        """Controls on the channel groups of programs; WorkError says why there are none."""
+        raise WorkError(f"channel groups of {self.word} cannot be set")
+
+    def meter(self, uuid: str, controls: ChannelControls) -> Meter:
+        """What knows how much of a GPU's time processes have had. WorkError: nothing does."""
+        raise WorkError(f"how much of its time processes have had of a GPU of {self.word} is not known")
 
     def mig_instances(self, uuid: str) -> list[tuple[str, str]]:
         """(profile, UUID) of the MIG instances of a GPU."""

@@ -68,11 +68,11 @@ class ChannelControls:
     """Controls of one release of the driver. Methods raise WorkError where the driver refuses, or the program has
     gone."""
 
-    def __init__(self, release: str, ioctl: Ioctl = _driver_ioctl) -> None:
-        """WorkError: a release that is not known."""
+    def __init__(self, release: str, ioctl: Ioctl = _driver_ioctl, library: str = "") -> None:
+        """`library`: of a driver that is no part of the kernel. WorkError: a release that is not known."""
         if why := refusal(release):
             raise WorkError(why)
-        self.release = release
+        self.release, self.library = release, library
         self._ioctl = ioctl
 
     def check(self, fd: int, group: ChannelGroup) -> str:

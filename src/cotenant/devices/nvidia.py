@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +12,11 @@ from pathlib import Path
 from cotenant.core.errors import WorkError
 from cotenant.devices import mig, nvml
 from cotenant.devices.base import Device
+from cotenant.devices.channel_groups import ChannelControls
+from cotenant.devices.context_switches import SwitchLog
+from cotenant.devices.meters import Meter
 
+RELEASE, PROC = Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia")
 DRIVER, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 # where distributions, containers and WSL put them, for machines whose loader does not know
 PLACES = (
@@ -68,6 +74,18 @@ class Nvidia(Device):
         except (ImportError, WorkError):
             return {}
 
+    def channel_controls(self) -> ChannelControls:
+        """See Device: of the kernel's module as it is loaded. WSL and vGPU guests have none that is known."""
+        try:
+            release = RELEASE.read_text().strip()
+        except OSError:
+            raise WorkError(f"{RELEASE} cannot be read: the NVIDIA kernel module is not of this machine") from None
+        return ChannelControls(release)
+
+    def meter(self, uuid: str, controls: ChannelControls) -> Meter:
+        """See Device."""
+        return SwitchLog(minor_of(uuid))
+
     def mig_instances(self, uuid: str) -> list[tuple[str, str]]:
         """See Device."""
         try:
@@ -76,6 +94,17 @@ class Nvidia(Device):
         except (ImportError, WorkError):
             return []
         return [(found["profile"], found["uuid"]) for found in row["instances"] if found["uuid"]]
+
+
+def minor_of(uuid: str) -> int:
+    """Number of a card's device file, as the kernel's module has it; 0 where it does not say."""
+    for path in PROC.glob("gpus/*/information"):
+        with contextlib.suppress(OSError):
+            text = path.read_text()
+            number = re.search(r"^Device Minor:\s*(\d+)", text, re.M)
+            if uuid in text and number is not None:
+                return int(number[1])
+    return 0
 
 
 def find_library(name: str) -> Path | None:

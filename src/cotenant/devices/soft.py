@@ -7,6 +7,8 @@ from pathlib import Path
 
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Device, Gpu
+from cotenant.devices.channel_groups import SOFTWARE, ChannelControls
+from cotenant.devices.meters import ControlMeter, Meter
 
 
 class Soft(Device):
@@ -33,6 +35,17 @@ class Soft(Device):
     def environment(self, uuids: Iterable[str]) -> dict[str, str]:
         """See Device: which of them a program sees is for the agent's launcher to say."""
         return {}
+
+    def channel_controls(self) -> ChannelControls:
+        """See Device."""
+        from cotenant.softgpu.controls import SoftIoctl
+
+        ioctl = SoftIoctl()
+        return ChannelControls(SOFTWARE, ioctl, ioctl.path)
+
+    def meter(self, uuid: str, controls: ChannelControls) -> Meter:
+        """See Device."""
+        return ControlMeter(controls)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """See Device."""

@@ -11,9 +11,10 @@ from cotenant.native.libraries import SOFT_DRIVER, library_path
 class SoftIoctl:
     """Takes what fcntl.ioctl takes. The file is the state file that a program has open."""
 
-    def __init__(self) -> None:
-        library = ctypes.CDLL(str(library_path(SOFT_DRIVER)), use_errno=True)
-        self._call = library.cotenant_soft_ioctl
+    def __init__(self, path: str = "") -> None:
+        """`path`: the library, where it has been built already."""
+        self.path = path or str(library_path(SOFT_DRIVER))
+        self._call = ctypes.CDLL(self.path, use_errno=True).cotenant_soft_ioctl
         self._call.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
 
     def __call__(self, fd: int, request: int, data: bytearray) -> int:

@@ -16,6 +16,7 @@ from cotenant.agent.memory.ledger import HOST, Ledger
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.shims.server import ShimServer
+from cotenant.agent.slices.enforcer import Slices
 from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant, work_kind
@@ -36,6 +37,7 @@ class Rows:
     residents: Residents
     broker: Broker
     copies: Copies
+    slices: Slices
     floors: Floors
     server: ShimServer
     history: History
@@ -123,6 +125,8 @@ class Rows:
         residency = self.residents.row(tenant, uuid)
         if residency is not None:
             row["residency"] = residency
+        if self.registry.sliced(tenant):
+            row["got"] = self.slices.part(tenant, uuid)
         machine = self.broker.turns.gpus[uuid]
         account = machine.accounts.get(tenant.name)
         if account is not None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from cotenant.abi.protocol import MessageType
+from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.ipc import wire
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.pages import MemoryPages
 from cotenant.agent.memory.residents import Residents
+from cotenant.agent.slices.enforcer import Slices
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
 from cotenant.devices.base import uuid_bytes
+
+NO_TURN = 1 << 63  # an epoch that is never given
 
 
 class Accounts:
@@ -25,9 +29,10 @@ class Accounts:
         residents: Residents,
         broker: Broker,
         copies: Copies,
+        slices: Slices,
     ) -> None:
         self._registry, self._ledger, self._pages, self._residents = registry, ledger, pages, residents
-        self._broker, self._copies = broker, copies
+        self._broker, self._copies, self._slices = broker, copies, slices
 
     def open(self, tenant: Tenant) -> None:
         """Make a tenant's promise, or a changed one, true on its GPUs."""
@@ -39,11 +44,14 @@ class Accounts:
             self._pages.publish_kept(gpu.uuid)
         if self._registry.gated(tenant):
             self._broker.join(tenant)
+        if self._registry.sliced(tenant):
+            self._slices.join(tenant)
         self._copies.join(tenant)
 
     def close(self, tenant: Tenant) -> None:
         """The tenant is no more, and its processes have gone."""
         self._leave_turns(tenant)
+        self._slices.leave(tenant)
         self._ledger.forget(tenant.name)
         for gpu in tenant.gpus:
             self._pages.publish_kept(gpu.uuid)
@@ -56,6 +64,7 @@ class Accounts:
         home, gpu = tenant.gpus[0], self._registry.gpus[target]
         self._registry.check_fits(tenant.spec, gpu)
         self._leave_turns(tenant)
+        self._slices.leave(tenant)
         self._residents.gpus[home.uuid].remove(tenant.name)
         self._registry.replace(tenant, gpu)
         self._ledger.leave(tenant.name, home.uuid)
@@ -67,6 +76,17 @@ class Accounts:
         self._copies.move(tenant, home.uuid)
         for session in tenant.sessions:
             session.send(wire.pack(MessageType.PAGE_UPDATE))  # they join the floor and the link of that GPU
+        self.open(tenant)
+
+    def to_turns(self, tenant: Tenant) -> None:
+        """A tenant that ran under time slices takes turns of the agent: what its processes launch now waits for one."""
+        self._slices.leave(tenant)
+        for session in tenant.sessions:
+            for slot in session.slots:
+                page = session.page.slots[slot]
+                page.epoch = NO_TURN
+                page.flags &= ~(SlotFlag.UNGATED | SlotFlag.UNFENCED)
+            session.send(wire.pack(MessageType.PAGE_UPDATE))
         self.open(tenant)
 
     def _leave_turns(self, tenant: Tenant) -> None:

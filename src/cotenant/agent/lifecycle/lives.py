@@ -52,6 +52,13 @@ class Lives:
         self._save()
         return when
 
+    def take_turns(self, uuid: str, why: str) -> None:
+        """The hardware of a GPU cannot share it: its tenants take turns of the agent from now on."""
+        for tenant in self._registry.refuse_slices(uuid, why):
+            self._accounts.to_turns(tenant)
+            self._history.warned(tenant, f"it takes turns of the agent, not time slices of the GPU: {why}")
+        self._save()
+
     def set_root(self, tenant: Tenant, key: ProcessKey) -> None:
         """The program of a tenant runs; from now on the tenant lives as long as the program or any of its processes."""
         tenant.root = key

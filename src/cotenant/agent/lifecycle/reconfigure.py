@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from cotenant.abi.protocol import FailMode, MessageType
+from cotenant.abi.protocol import MessageType
 from cotenant.agent.config.files import AgentConfig, TenantSpec
 from cotenant.agent.config.in_force import InForce
 from cotenant.agent.copies.links import Copies
@@ -80,7 +80,7 @@ class Reconfigure:
         self._broker.configure(config.quota, config.inflight_ns)
         for tenant in list(self._registry.tenants.values()):
             for session in list(tenant.sessions):
-                session.page.layout.fail_mode = FailMode[config.fail.upper()]
+                session.page.layout.fail_mode = self._registry.fail_mode(session.tenant, config.fail)
                 session.send(wire.pack(MessageType.PAGE_UPDATE))
         listed = {spec.name for spec in config.tenants}
         for tenant in list(self._registry.tenants.values()):

@@ -45,6 +45,7 @@ class Capabilities:
     needs_gpu: bool = True
     exclusive: bool = False  # no other tenant on the same GPU
     gated: bool = False  # takes turns through the broker
+    sliced: bool = False  # the agent sets its tenants' time slices on the GPU
     concurrent: bool = False  # kernels of several tenants run at once
     live_resize: bool = False  # a changed share holds for programs that run already
     worker_parts: bool = True  # a worker may have part of a GPU

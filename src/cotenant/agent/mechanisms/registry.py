@@ -9,11 +9,12 @@ from cotenant.agent.mechanisms.cores import Cores
 from cotenant.agent.mechanisms.green import Green
 from cotenant.agent.mechanisms.mig import Mig
 from cotenant.agent.mechanisms.mps import Mps
+from cotenant.agent.mechanisms.slices import Slices
 from cotenant.agent.mechanisms.time import Time
 from cotenant.agent.mechanisms.whole import Whole
 from cotenant.core.errors import InputError
 
-MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Time, Whole, Mps, Green, Mig, Cores)}
+MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Time, Slices, Whole, Mps, Green, Mig, Cores)}
 DEFAULT = Time.name  # of a tenant or job that names none
 EXCLUSIVE = Whole.name  # of one that has its GPUs to itself
 

@@ -15,6 +15,7 @@ from cotenant.agent.memory.pages import MemoryPages
 from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.space import SpaceMaker
+from cotenant.agent.slices.enforcer import Slices
 from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
@@ -36,12 +37,13 @@ class Requests:
         host: HostMemory,
         broker: Broker,
         copies: Copies,
+        slices: Slices,
         in_force: InForce,
         warn: Callable[[Tenant, str], None],
     ) -> None:
         self._registry, self._ledger, self._pages, self._residents = registry, ledger, pages, residents
         self._residency, self._space, self._host = residency, space, host
-        self._broker, self._copies, self._in_force, self._warn = broker, copies, in_force, warn
+        self._broker, self._copies, self._slices, self._in_force, self._warn = broker, copies, slices, in_force, warn
 
     def came(self, session: Session) -> None:
         """A process has introduced itself."""
@@ -51,6 +53,7 @@ class Requests:
         """It has ended: its turns, requests and memory are free from here on."""
         self._broker.drop(session)
         self._copies.drop(session)
+        self._slices.gone(session)
         self._residency.gone(session)
         for gpu in self._ledger.drop(session.number):
             self._pages.publish(session.tenant, gpu)
@@ -83,9 +86,6 @@ class Requests:
             self._fill_slot(session, slot, raw)
         session.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, slot=slot))
 
-    def _ignore(self, session: Session, head: wire.Head, data: bytes) -> None:
-        """A message that nothing here is made of."""
-
     def _fill_slot(self, session: Session, slot: int, uuid: bytes) -> None:
         """Describe a GPU to a process that has just attached it."""
         tenant, gpu, config = session.tenant, session.slots[slot], self._in_force.config
@@ -97,9 +97,10 @@ class Requests:
         page.memory_used_bytes = self._ledger.used(tenant.name, gpu)
         page.memory_kept_bytes = self._ledger.not_for(tenant.name, gpu)
         page.uuid[:] = list(uuid)
-        spec = tenant.spec
-        gate = SlotFlag.BEST_EFFORT if spec.best_effort else SlotFlag(0)
-        gate |= SlotFlag.HOLDS_FLOOR if spec.latency_sensitive else SlotFlag(0)
+        gate = SlotFlag(0)
+        if not self._registry.sliced(tenant):  # there the hardware makes way
+            gate |= SlotFlag.BEST_EFFORT if tenant.spec.best_effort else SlotFlag(0)
+            gate |= SlotFlag.HOLDS_FLOOR if tenant.spec.latency_sensitive else SlotFlag(0)
         page.flags = SlotFlag.ATTACHED | tenant.enforcement.slot_flags | gate | self._copies.flag(session, gpu)
 
     def _gpu(self, session: Session, head: wire.Head) -> str:
@@ -199,6 +200,9 @@ class Requests:
         reply = wire.pack(MessageType.COPY_REPLY, terms, sequence=head.sequence, slot=head.slot)
         session.send_with(reply, fd)
 
+    def _group(self, session: Session, head: wire.Head, data: bytes) -> None:
+        self._slices.group(session, head, data)
+
     def _note(self, session: Session, head: wire.Head, data: bytes) -> None:
         code, raw = wire.body("text", data)
         text = wire.text_of(raw)
@@ -226,5 +230,5 @@ _HANDLERS: dict[int, Callable[[Requests, Session, wire.Head, bytes], None]] = {
     MessageType.WARNING: Requests._note,
     MessageType.GOODBYE: Requests._goodbye,
     MessageType.COPY_ATTACH: Requests._attach_copies,
-    MessageType.CHANNEL_GROUP: Requests._ignore,  # no mechanism acts on them; recv() drops the driver's file
+    MessageType.CHANNEL_GROUP: Requests._group,
 }

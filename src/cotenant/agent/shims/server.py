@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cotenant.abi.protocol import MESSAGE_BYTES, FailMode, MessageType, Oversubscribe, Status
+from cotenant.abi.protocol import MESSAGE_BYTES, MessageType, Oversubscribe, Status
 from cotenant.agent import processes
 from cotenant.agent.config.in_force import InForce
 from cotenant.agent.ipc import wire
@@ -33,6 +33,7 @@ MAX_SESSIONS_PER_TENANT = 1024
 MESSAGES_PER_WAKE = 16
 MAX_STRANGERS = 32
 HELLO_WITHIN_S = 10.0
+MOST_DESCRIPTORS = 4  # with one message
 
 
 class ShimServer:
@@ -99,7 +100,9 @@ class ShimServer:
             if session.closed:
                 return
             try:
-                data = session.socket.recv(MESSAGE_BYTES + 1)
+                data, session.passed, _, _ = socket.recv_fds(
+                    session.socket, MESSAGE_BYTES + 1, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
                 return
             except OSError:
@@ -108,6 +111,7 @@ class ShimServer:
                 self.close(session, "")
                 return
             self.hear(session, data)
+            session.drop_passed()
 
     def hear(self, session: Session, data: bytes) -> None:
         """Handle a message of a process; what it must not send ends its connection."""
@@ -142,7 +146,7 @@ class ShimServer:
         session.program = wire.text_of(hello["program"])
         tenant = session.tenant = self._bind(session, wire.text_of(hello["token"]))
         config = self._in_force.config
-        fail_mode = FailMode[config.fail.upper()]
+        fail_mode = self._registry.fail_mode(tenant, config.fail)
         session.page = Page(session.number, fail_mode)
         reply = wire.pack(
             MessageType.HELLO_REPLY,

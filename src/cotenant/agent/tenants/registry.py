@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Container, Iterable
+from dataclasses import replace
 from typing import Any
 
+from cotenant.abi.protocol import FailMode
 from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.agent.mechanisms import registry as mechanism_list
 from cotenant.agent.mechanisms.base import Mechanism
+from cotenant.agent.mechanisms.slices import Slices
+from cotenant.agent.mechanisms.time import Time
 from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError
@@ -59,6 +63,26 @@ class Registry:
     def gated(self, tenant: Tenant) -> bool:
         """Whether a tenant takes turns through the broker."""
         return self.mechanisms[tenant.spec.mechanism].capabilities.gated
+
+    def sliced(self, tenant: Tenant) -> bool:
+        """Whether the agent sets a tenant's time slices on the GPU."""
+        return self.mechanisms[tenant.spec.mechanism].capabilities.sliced
+
+    def fail_mode(self, tenant: Tenant, said: str) -> FailMode:
+        """What a tenant's processes do without an agent: as the configuration has it, but time slices need none."""
+        return FailMode.OPEN if self.sliced(tenant) else FailMode[said.upper()]
+
+    def refuse_slices(self, uuid: str, why: str) -> list[Tenant]:
+        """A GPU's driver does not take time slices: no tenant is admitted to them there, and those that were are now
+        under turns; returns them."""
+        slices = self.mechanisms[Slices.name]
+        assert isinstance(slices, Slices)
+        slices.refused[uuid] = why
+        changed = [tenant for tenant in self.on_gpu(uuid) if self.sliced(tenant)]
+        for tenant in changed:
+            tenant.spec = replace(tenant.spec, mechanism=Time.name)
+            tenant.enforcement = self.mechanisms[Time.name].grant(tenant.spec, tenant.gpus)
+        return changed
 
     def on_gpu(self, uuid: str, without: str = "") -> list[Tenant]:
         """Tenants placed on a GPU."""

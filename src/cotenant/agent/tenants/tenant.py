@@ -132,6 +132,7 @@ class Session:
         self.moves: dict[int, MoveState] = {}  # slot -> where its movable memory is
         self.granted: dict[int, int] = {}  # slot -> epoch on the wire
         self.pidfd: int | None = None
+        self.passed: list[int] = []  # descriptors that came with the message being handled
         self._end = end
         self._loop = asyncio.get_running_loop()
         self._unsent: list[bytes] = []
@@ -197,8 +198,14 @@ class Session:
         """Answer with ERROR."""
         self.send(wire.pack_text(MessageType.ERROR, status, text, sequence=sequence, slot=slot))
 
+    def drop_passed(self) -> None:
+        """Close the descriptors that no part has taken."""
+        while self.passed:
+            os.close(self.passed.pop())
+
     def close_fds(self) -> None:
         """Release the descriptors of this connection."""
+        self.drop_passed()
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None

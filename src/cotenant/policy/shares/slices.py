@@ -4,8 +4,8 @@ The GPU itself takes turns among channel groups: each that has work runs for its
 middle of whatever kernel runs; one without work is skipped at once. Where all tenants always have work queued, shares
 are ratios of slices. A program whose queue runs empty for a moment loses the rest of its slice, and a switch costs more
 than a short kernel: then tenants run one at a time, by taking the others' channels off the GPU on a timetable. So do
-tenants of several GPUs, and all others beside a latency-sensitive one; and a limit is a timetable of one tenant. Periods
-begin at multiples of their length on the clock: GPUs with the same tenants have the same one running.
+tenants of several GPUs, and all others beside a latency-sensitive one; and a limit is a timetable of one tenant.
+Periods begin at multiples of their length on the clock: GPUs with the same tenants have the same one running.
 
 Times are nanoseconds, passed in; slices are microseconds, as the hardware takes them.
 """
@@ -160,7 +160,7 @@ class GpuSlices:
     def _slices(self) -> dict[str, int]:
         """Microseconds for each tenant that is present."""
         here, settings = self.present(), self.settings
-        background, guarded = self._background()
+        background, guarded = self.background()
         longest_us = settings.longest_ns // 1000
         if guarded:
             names = {t.name for t in background}
@@ -175,7 +175,7 @@ class GpuSlices:
             out[tenant.name] = round(max(settings.shortest_ns, min(slice_ns, settings.longest_ns)) / 1000)
         return out
 
-    def _background(self) -> tuple[list[SliceTenant], bool]:
+    def background(self) -> tuple[list[SliceTenant], bool]:
         """Tenants that make way for latency-sensitive ones, and whether there are such."""
         here = self.present()
         rest = [t for t in here if t.work_class != "latency-sensitive"]
@@ -190,7 +190,7 @@ class GpuSlices:
     def _plan(self) -> tuple[dict[str, tuple[int, int]], int]:
         """From when to when in a period each tenant may run that may not always; length of the period."""
         period_ns = self.settings.period_ns
-        background, guarded = self._background()
+        background, guarded = self.background()
         if not self._takes_turns(background, guarded):
             limited = {t.name: (0, round(t.duty * period_ns)) for t in self.present() if t.duty < 1.0}
             return limited, period_ns
@@ -249,7 +249,7 @@ class GpuSlices:
         for name, step in steps.items():
             self._correct_limit(self.tenants[name], step)
         here = [self.tenants[name] for name in steps]
-        if len(here) < 2 or self._background()[1]:
+        if len(here) < 2 or self.background()[1]:
             return
         shares = self.shares()
         if self.one_at_a_time:

@@ -1,0 +1,50 @@
+"""slices: the hardware takes turns among tenants by itself; the agent sets the slices, and takes tenants off and on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cotenant.abi.tenant_page import SlotFlag
+from cotenant.agent.mechanisms.base import By, Capabilities, Enforcement, Mechanism, ShareSpec, Use
+from cotenant.core.errors import WorkError
+from cotenant.devices.base import Gpu
+from cotenant.devices.registry import device_of
+
+
+class Slices(Mechanism):
+    """The hardware's own time slices, set from outside the tenant."""
+
+    name = "slices"
+    uses = frozenset({Use.TENANT})
+    capabilities = Capabilities(
+        compute="at least the request while it has work, at most the limit, over 2 s; kernels are cut in the middle",
+        memory="capped by the shim over all allocation families",
+        resize="at once",
+        isolation="one tenant runs at a time; a kernel that hangs delays nobody, and best-effort work makes way for"
+        " latency-sensitive work in one switch of 0.2 ms",
+        time_by=By.HARDWARE,
+        memory_by=By.SHIM,
+        sliced=True,
+        live_resize=True,
+        worker_parts=False,
+        notes=("a tenant can set its own slice: it is read back, set again, and reported",),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        """See Mechanism."""
+        super().__init__(folder)
+        self.refused: dict[str, str] = {}  # UUID -> why its driver does not take the controls
+
+    def prepare(self, gpus: tuple[Gpu, ...]) -> None:
+        """See Mechanism: the software GPU's library is built."""
+        for gpu in gpus:
+            device_of(gpu).channel_controls()
+
+    def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
+        """See Mechanism. WorkError: the driver does not take the controls."""
+        for gpu in gpus:
+            why = self.refused.get(gpu.uuid)
+            if why:
+                raise WorkError(f"{self.name}: {why}")
+            device_of(gpu).channel_controls()
+        return Enforcement(slot_flags=SlotFlag.UNGATED | SlotFlag.UNFENCED)

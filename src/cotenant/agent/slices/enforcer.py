@@ -1,0 +1,307 @@
+"""Shares by time slices on a node: the policy's clock, what tenants had, and its orders carried out on their groups."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cotenant.agent.ipc import wire
+from cotenant.agent.slices.groups import GroupTable
+from cotenant.agent.slices.keeper_link import KeeperLink
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Session, Tenant, work_kind
+from cotenant.core.errors import WorkError
+from cotenant.devices.channel_groups import ChannelControls, ChannelGroup
+from cotenant.devices.meters import Held, Meter
+from cotenant.devices.registry import device_of
+from cotenant.policy.shares.slice_tenant import Usage
+from cotenant.policy.shares.slices import TINY_US, Go, GpuSlices, SetSlice, SliceInstruction, Stop
+
+POLL_S = 0.1
+GUARD_S = 0.01  # between two looks at slices that a latency-sensitive tenant relies on
+DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # what the driver gives groups of the compute and the copy engines
+OFFENCES = 2  # slices set back by a tenant, before that is reported
+
+Key = tuple[Session, tuple[int, int]]
+
+
+@dataclass(eq=False)
+class _Gpu:
+    """One GPU under slices."""
+
+    slices: GpuSlices
+    controls: ChannelControls
+    meter: Meter
+    timer: asyncio.TimerHandle | None = None
+    seen: dict[int, Usage] = field(default_factory=dict)  # process -> as the meter had it last
+    totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> since it came
+    tiny: set[str] = field(default_factory=set)  # tenants whose copies have the shortest slice, too
+
+
+class Slices:
+    """Tenants under the mechanism `slices`."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        log: Callable[[str], None],
+        warn: Callable[[Tenant, str], None],
+        fall_back: Callable[[str, str], None],
+    ) -> None:
+        """`fall_back` is called with a GPU's UUID and a sentence when its driver does not take the controls."""
+        self._registry, self._log, self._warn, self._fall_back = registry, log, warn, fall_back
+        self._groups = GroupTable()
+        self._gpus: dict[str, _Gpu] = {}
+        self._keepers: dict[str, KeeperLink] = {}
+        self._numbers: dict[Key, int] = {}
+        self._last_number = 0
+        self._offences: Counter[str] = Counter()
+
+    # -- tenants ---------------------------------------------------------------------------------------------------
+
+    def join(self, tenant: Tenant) -> None:
+        """Take a tenant in, or its changed promise. WorkError: its GPU cannot be sliced."""
+        for gpu in tenant.gpus:
+            machine = self._gpu(gpu.uuid)
+            self._obey(gpu.uuid, machine.slices.join(tenant.name, tenant.share(), work_kind(tenant.spec), _now()))
+            self._count(tenant, gpu.uuid)
+
+    def leave(self, tenant: Tenant) -> None:
+        """The tenant is no more."""
+        self._offences.pop(tenant.name, None)
+        for gpu in tenant.gpus:
+            machine = self._gpus.get(gpu.uuid)
+            if machine is not None and tenant.name in machine.slices.tenants:
+                held = self._held(tenant.name, gpu.uuid)
+                self._carry_out(machine, held, Go(gpu.uuid, tenant.name))
+                machine.totals.pop(tenant.name, None)
+                self._obey(gpu.uuid, machine.slices.leave(tenant.name, _now()))
+
+    def part(self, tenant: Tenant, gpu: str) -> float | None:
+        """What a tenant had of a GPU in the window; None where that is not known."""
+        machine = self._gpus.get(gpu)
+        known = machine.slices.tenants.get(tenant.name) if machine is not None else None
+        return min(1.0, known.window().part) if known is not None and known.groups else None
+
+    def close(self) -> None:
+        """Put all groups on, and let go of them."""
+        for gpu, machine in self._gpus.items():
+            if machine.timer is not None:
+                machine.timer.cancel()
+            for name in machine.slices.tenants:
+                self._carry_out(machine, self._held(name, gpu), Go(gpu, name))
+            machine.meter.close()
+        for keeper in self._keepers.values():
+            keeper.close()
+        for session in list(self._groups.sessions):
+            self._groups.forget(session)
+        self._gpus.clear()
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def group(self, session: Session, head: wire.Head, data: bytes) -> None:
+        """CHANNEL_GROUP."""
+        tenant = session.tenant
+        key, group = self._groups.take(session, data)
+        sliced = [gpu.uuid for gpu in tenant.gpus if self._of(tenant, gpu.uuid) is not None]
+        if group is None or not sliced:
+            self._let_go((session, key))
+        else:
+            self._found(session, key, sliced)
+        for gpu in sliced:
+            self._count(tenant, gpu)
+
+    def gone(self, session: Session) -> None:
+        """The process has ended."""
+        mine = self._groups.forget(session)
+        if mine is None:
+            return
+        for owner, key in [k for k in self._numbers if k[0] is session]:
+            self._let_go((owner, key))
+        for gpu in session.tenant.gpus:
+            if self._of(session.tenant, gpu.uuid) is not None:
+                self._count(session.tenant, gpu.uuid)
+
+    def _found(self, session: Session, key: tuple[int, int], sliced: list[str]) -> None:
+        mine = self._groups.sessions[session]
+        held = mine.held(key)
+        machine = self._gpus[sliced[0]]
+        if key not in mine.gpu_of and held.group.compute:
+            why = machine.controls.check(held.fd, held.group)
+            if why:
+                for gpu in sliced:
+                    self._fall_back(gpu, why)
+                return
+        if key not in mine.gpu_of:
+            mine.gpu_of[key] = self._gpu_of(machine, held, sliced)
+        if held.group.compute:
+            self._keep(machine, (session, key), held)
+
+    def _gpu_of(self, machine: _Gpu, held: Held, sliced: list[str]) -> str:
+        if len(sliced) == 1:
+            return sliced[0]
+        try:
+            return machine.controls.gpu_uuid(held.fd, held.group)
+        except WorkError:
+            return ""
+
+    def _keep(self, machine: _Gpu, key: Key, held: Held) -> None:
+        release = machine.controls.release
+        keeper = self._keepers.get(release)
+        if keeper is None:
+            library = machine.controls.library
+            keeper = self._keepers[release] = KeeperLink(release, library, self._log, self._again)
+        if key not in self._numbers:
+            self._last_number += 1
+            self._numbers[key] = self._last_number
+        keeper.hold(self._numbers[key], held, DRIVER_SLICE_US)
+
+    def _let_go(self, key: Key) -> None:
+        number = self._numbers.pop(key, None)
+        if number is not None:
+            for keeper in self._keepers.values():
+                keeper.drop(number)
+
+    def _count(self, tenant: Tenant, gpu: str) -> None:
+        """Tell the policy how many groups a tenant has now."""
+        machine = self._gpus.get(gpu)
+        if machine is None or tenant.name not in machine.slices.tenants:
+            return
+        count = len(self._held(tenant.name, gpu))
+        if count or machine.slices.tenants[tenant.name].groups:
+            self._obey(gpu, machine.slices.groups(tenant.name, count, _now()))
+
+    def _held(self, name: str, gpu: str, *, compute: bool = True) -> list[Held]:
+        tenant = self._registry.tenants.get(name)
+        return self._groups.on(gpu, tenant.sessions, compute=compute) if tenant is not None else []
+
+    def _of(self, tenant: Tenant, gpu: str) -> _Gpu | None:
+        machine = self._gpus.get(gpu)
+        return machine if machine is not None and tenant.name in machine.slices.tenants else None
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    def _gpu(self, uuid: str) -> _Gpu:
+        machine = self._gpus.get(uuid)
+        if machine is None:
+            device = device_of(self._registry.gpus[uuid])
+            controls = device.channel_controls()
+            machine = self._gpus[uuid] = _Gpu(GpuSlices(uuid), controls, device.meter(uuid, controls))
+            asyncio.get_running_loop().call_later(POLL_S, self._poll, uuid)
+        return machine
+
+    def _obey(self, uuid: str, instructions: list[SliceInstruction]) -> None:
+        machine = self._gpus[uuid]
+        for step in instructions:
+            self._carry_out(machine, self._held(step.tenant, uuid), step)
+            if isinstance(step, SetSlice):
+                self._copies(machine, uuid, step)
+        self._arm(uuid)
+
+    def _carry_out(self, machine: _Gpu, held: list[Held], step: SliceInstruction) -> None:
+        for _, fd, group in held:
+            try:
+                if isinstance(step, SetSlice):
+                    machine.controls.set_slice(fd, group, step.slice_us)
+                elif isinstance(step, Stop):
+                    machine.controls.disable(fd, [group])
+                else:
+                    machine.controls.enable(fd, [group])
+            except WorkError:
+                continue  # its process is just ending
+
+    def _copies(self, machine: _Gpu, uuid: str, step: SetSlice) -> None:
+        """Copies of a tenant that has to make way do so, too."""
+        tiny = step.slice_us == TINY_US
+        if tiny == (step.tenant in machine.tiny) and not tiny:
+            return
+        (machine.tiny.add if tiny else machine.tiny.discard)(step.tenant)
+        copies = [held for held in self._held(step.tenant, uuid, compute=False) if not held.group.compute]
+        slice_us = TINY_US if tiny else COPY_SLICE_US
+        self._carry_out(machine, copies, SetSlice(uuid, step.tenant, slice_us))
+
+    def _arm(self, uuid: str) -> None:
+        machine, loop = self._gpus[uuid], asyncio.get_running_loop()
+        if machine.timer is not None:
+            machine.timer.cancel()
+        wake_ns = machine.slices.wake_ns(_now())
+        machine.timer = None
+        if wake_ns is not None:
+            machine.timer = loop.call_later(max(0, wake_ns - _now()) / 1e9, self._advance, uuid)
+
+    def _advance(self, uuid: str) -> None:
+        if uuid in self._gpus:
+            self._obey(uuid, self._gpus[uuid].slices.advance(_now()))
+
+    def _again(self) -> None:
+        """This agent stood still, and the keeper has put all groups on: take those off again that may not run."""
+        for uuid, machine in self._gpus.items():
+            off = [Stop(uuid, tenant.name) for tenant in machine.slices.present() if not tenant.on]
+            for step in off:
+                self._carry_out(machine, self._held(step.tenant, uuid), step)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def _poll(self, uuid: str) -> None:
+        machine = self._gpus.get(uuid)
+        if machine is None:
+            return
+        asyncio.get_running_loop().call_later(POLL_S, self._poll, uuid)
+        names = [tenant.name for tenant in machine.slices.present()]
+        if not names:
+            return
+        held = {name: self._held(name, uuid) for name in names}
+        try:
+            read = machine.meter.read([each for name in names for each in held[name]])
+        except WorkError as error:
+            self._log(f"{uuid}: {error}")
+            return
+        for name in names:
+            for pid in {each.pid for each in held[name]}:
+                now, before = read.get(pid, Usage()), machine.seen.get(pid, Usage())
+                total = machine.totals.get(name, Usage())
+                more = (max(0, a - b) for a, b in zip(now, before, strict=True))
+                machine.totals[name] = Usage(*(a + b for a, b in zip(total, more, strict=True)))
+                machine.seen[pid] = now
+        self._obey(uuid, machine.slices.used({name: machine.totals.get(name, Usage()) for name in names}, _now()))
+        self._read_back(machine, held)
+        background, guarded = machine.slices.background()
+        if guarded:
+            self._watch(uuid, [tenant.name for tenant in background], _now() + int(0.9 * POLL_S * 1e9))
+
+    def _read_back(self, machine: _Gpu, held: dict[str, list[Held]]) -> None:
+        """A tenant may set its slices itself: read them back."""
+        for name, groups in held.items():
+            wanted = machine.slices.tenants[name].slice_us
+            for _, fd, group in groups:
+                try:
+                    found = machine.controls.slice_us(fd, group)
+                except WorkError:
+                    continue
+                if wanted and found != wanted:
+                    self._set_back(machine, name, fd, group, found, wanted)
+
+    def _watch(self, uuid: str, names: list[str], until_ns: int) -> None:
+        """Between two polls, while a latency-sensitive tenant relies on the others' slices."""
+        machine = self._gpus.get(uuid)
+        if machine is None or _now() > until_ns:
+            return
+        self._read_back(machine, {n: self._held(n, uuid) for n in names if n in machine.slices.tenants})
+        asyncio.get_running_loop().call_later(GUARD_S, self._watch, uuid, names, until_ns)
+
+    def _set_back(self, machine: _Gpu, name: str, fd: int, group: ChannelGroup, found: int, wanted: int) -> None:
+        tenant = self._registry.tenants.get(name)
+        self._offences[name] += 1
+        if tenant is not None and self._offences[name] == OFFENCES:
+            self._warn(tenant, f"it sets its own time slice ({found} us for {wanted}); each time it is set back")
+        try:
+            machine.controls.set_slice(fd, group, wanted)
+        except WorkError:
+            return
+
+
+def _now() -> int:
+    return time.monotonic_ns()

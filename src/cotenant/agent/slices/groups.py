@@ -1,0 +1,96 @@
+"""The channel groups of connected processes, with the driver's files: taken from messages, let go with the process.
+
+A file is closed as soon as its process has ended: while it is open the driver keeps all that the process had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cotenant.abi.protocol import Status
+from cotenant.agent.ipc import wire
+from cotenant.agent.ipc.wire import BadMessageError
+from cotenant.agent.tenants.tenant import Session
+from cotenant.devices.channel_groups import ChannelGroup
+from cotenant.devices.meters import Held
+
+MOST_GROUPS = 256  # of one process
+MOST_CHANNELS = 50
+
+
+@dataclass(eq=False)
+class SessionGroups:
+    """Groups of one process. `gpu_of`: UUID of the GPU that each is on."""
+
+    pid: int
+    files: dict[int, int] = field(default_factory=dict)  # client -> file
+    groups: dict[tuple[int, int], ChannelGroup] = field(default_factory=dict)  # (client, handle)
+    gpu_of: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def held(self, key: tuple[int, int]) -> Held:
+        """A group with its file."""
+        return Held(self.pid, self.files[key[0]], self.groups[key])
+
+    def on(self, gpu: str, *, compute: bool = True) -> Iterator[Held]:
+        """Its groups on a GPU; `compute`: those of the compute engine only."""
+        for key, group in self.groups.items():
+            if self.gpu_of.get(key) == gpu and (group.compute or not compute):
+                yield self.held(key)
+
+    def close(self) -> None:
+        """The process has ended."""
+        for fd in self.files.values():
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self.files.clear()
+        self.groups.clear()
+        self.gpu_of.clear()
+
+
+class GroupTable:
+    """Groups of all connected processes."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[Session, SessionGroups] = {}
+
+    def take(self, session: Session, data: bytes) -> tuple[tuple[int, int], ChannelGroup | None]:
+        """A CHANNEL_GROUP message: the group as it is now, or None when it has gone. BadMessageError: it makes no
+        sense."""
+        values = wire.fields("channel_group", data)
+        count, key = values["channel_count"], (values["client"], values["group"])
+        mine = self.sessions.setdefault(session, SessionGroups(session.peer.pid))
+        if count > MOST_CHANNELS or (count and len(mine.groups) >= MOST_GROUPS and key not in mine.groups):
+            raise BadMessageError(Status.TOO_MANY, "it has more channel groups than a process has")
+        fd = session.passed.pop() if session.passed else -1
+        if not count:
+            if fd >= 0:
+                os.close(fd)
+            mine.groups.pop(key, None)
+            if not any(client == key[0] for client, _ in mine.groups) and key[0] in mine.files:
+                os.close(mine.files.pop(key[0]))
+            return key, None
+        if fd >= 0 and key[0] in mine.files:
+            os.close(fd)  # the same file once more
+        elif fd >= 0:
+            mine.files[key[0]] = fd
+        if key[0] not in mine.files:
+            raise BadMessageError(Status.BAD_MESSAGE, "a channel group came without the driver's file")
+        channels = struct.unpack_from(f"={count}I", values["channels"])
+        group = ChannelGroup(*key[:1], values["device"], values["subdevice"], key[1], channels, bool(values["compute"]))
+        mine.groups[key] = group
+        return key, group
+
+    def on(self, gpu: str, sessions: list[Session], *, compute: bool = True) -> list[Held]:
+        """Groups of these processes on a GPU."""
+        return [held for s in sessions if s in self.sessions for held in self.sessions[s].on(gpu, compute=compute)]
+
+    def forget(self, session: Session) -> SessionGroups | None:
+        """The process has ended: its files are closed."""
+        mine = self.sessions.pop(session, None)
+        if mine is not None:
+            mine.close()
+        return mine

@@ -1,0 +1,129 @@
+"""The keeper: a small process that holds the tenants' channel groups and puts them on their GPUs again when the agent
+has died, or stands still. `python -m cotenant.agent.slices.keeper FD`, started by the agent; FD is a socket to it.
+
+Messages, one JSON object each: {"hold": ID, "pid", "group", "slice_us"} with the driver's file; {"drop": ID};
+{"controls": RELEASE, "library"} first; {} is a sign of life. The driver keeps all that a program had while its file is
+open, so files of processes that have ended are closed at once, whatever the agent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import sys
+from dataclasses import dataclass
+
+from cotenant.core.errors import WorkError
+from cotenant.devices.channel_groups import SOFTWARE, ChannelControls, ChannelGroup
+
+SILENCE_S = 0.6  # of the agent, before all groups are put on
+MESSAGE_BYTES = 4096
+
+
+@dataclass
+class Kept:
+    """One group of one process."""
+
+    pid: int
+    fd: int
+    pidfd: int
+    group: ChannelGroup
+    slice_us: int  # that the driver gave it
+
+
+class Keeper:
+    """Holds groups until they are dropped, or their process or the agent ends."""
+
+    def __init__(self, agent: socket.socket) -> None:
+        self._agent = agent
+        self._controls: ChannelControls | None = None
+        self._kept: dict[int, Kept] = {}
+        self._enabled = True  # nothing has been heard since all were put on
+
+    def run(self) -> None:
+        """Until the agent has gone; then all groups are on, with the driver's slices."""
+        while True:
+            watched = {kept.pidfd: number for number, kept in self._kept.items() if kept.pidfd >= 0}
+            ready = select.select([self._agent.fileno(), *watched], [], [], SILENCE_S)[0]
+            for fd in ready:
+                if fd in watched:
+                    self._drop(watched[fd])
+            if self._agent.fileno() in ready:
+                if not self._hear():
+                    break
+                self._enabled = False
+            elif not ready and not self._enabled:
+                self._enable()
+                self._enabled = True
+        self._enable()
+        for kept in self._kept.values():
+            with contextlib.suppress(WorkError):
+                if self._controls is not None:
+                    self._controls.set_slice(kept.fd, kept.group, kept.slice_us)
+
+    def _hear(self) -> bool:
+        """One message. False: the agent has gone."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._agent, MESSAGE_BYTES, 1)
+        except OSError:
+            return False
+        if not data:
+            return False
+        order = json.loads(data)
+        if "controls" in order:
+            self._controls = controls_of(order["controls"], order["library"])
+        elif "hold" in order and fds:
+            self._hold(order, fds[0])
+        elif "drop" in order:
+            self._drop(order["drop"])
+        return True
+
+    def _hold(self, order: dict[str, object], fd: int) -> None:
+        self._drop(order["hold"])
+        group = order["group"]
+        assert isinstance(group, list)
+        pid, slice_us = order["pid"], order["slice_us"]
+        assert isinstance(pid, int)
+        assert isinstance(slice_us, int)
+        pidfd = -1
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+        number = order["hold"]
+        assert isinstance(number, int)
+        client, device, subdevice, handle, channels, compute = group
+        held = ChannelGroup(client, device, subdevice, handle, tuple(channels), compute)
+        self._kept[number] = Kept(pid, fd, pidfd, held, slice_us)
+
+    def _drop(self, number: object) -> None:
+        kept = self._kept.pop(number, None) if isinstance(number, int) else None
+        if kept is not None:
+            os.close(kept.fd)
+            if kept.pidfd >= 0:
+                os.close(kept.pidfd)
+
+    def _enable(self) -> None:
+        for kept in self._kept.values():
+            with contextlib.suppress(WorkError):
+                if self._controls is not None:
+                    self._controls.enable(kept.fd, [kept.group])
+
+
+def controls_of(release: str, library: str) -> ChannelControls:
+    """The controls of a release; `library`: the software GPU's, where it is one."""
+    if release != SOFTWARE:
+        return ChannelControls(release)
+    from cotenant.softgpu.controls import SoftIoctl
+
+    return ChannelControls(release, SoftIoctl(library))
+
+
+def main() -> None:
+    """Serve the agent at the other end of the descriptor."""
+    Keeper(socket.socket(fileno=int(sys.argv[1]))).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The agent's side of the keeper: started when the first group comes, told of groups, started again when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cotenant.devices.meters import Held
+
+BEAT_S = 0.15
+SEND_PATIENCE_S = 0.5
+
+
+class KeeperLink:
+    """One keeper process for all groups of one kind of GPU."""
+
+    def __init__(self, release: str, library: str, log: Callable[[str], None], on_pause: Callable[[], None]) -> None:
+        """`on_pause` is called when this agent stood still for so long that the keeper has put all groups on."""
+        self._hello = {"controls": release, "library": library}
+        self._log, self._on_pause = log, on_pause
+        self._loop = asyncio.get_running_loop()
+        self._held: dict[int, tuple[Held, int]] = {}
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._beat: asyncio.TimerHandle | None = None
+        self._last_beat = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the keeper's process."""
+        return self._process.pid if self._process is not None else None
+
+    def hold(self, number: int, held: Held, slice_us: int) -> None:
+        """Hand a group over; `slice_us` is what it gets back when the agent has gone."""
+        self._held[number] = held, slice_us
+        if self._socket is None:
+            self._start()
+        else:
+            self._send_group(number)
+
+    def drop(self, number: int) -> None:
+        """The group has gone."""
+        if self._held.pop(number, None) is not None:
+            self._send({"drop": number})
+
+    def close(self) -> None:
+        """Let the keeper put all groups on and end."""
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        package = str(Path(__file__).resolve().parents[3])
+        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH", "")])])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cotenant.agent.slices.keeper", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        theirs.close()
+        ours.settimeout(SEND_PATIENCE_S)
+        self._socket = ours
+        self._loop.add_reader(ours, self._ended)
+        self._send(self._hello)
+        for number in self._held:
+            self._send_group(number)
+        if self._beat is None:
+            self._last_beat = self._loop.time()
+            self._beat = self._loop.call_later(BEAT_S, self._live)
+
+    def _live(self) -> None:
+        from cotenant.agent.slices.keeper import SILENCE_S
+
+        now = self._loop.time()
+        late, self._last_beat = now - self._last_beat > SILENCE_S, now
+        self._send({})
+        if late:
+            self._on_pause()
+        self._beat = self._loop.call_later(BEAT_S, self._live)
+
+    def _send_group(self, number: int) -> None:
+        held, slice_us = self._held[number]
+        group = held.group
+        handles = [group.client, group.device, group.subdevice, group.group, list(group.channels), group.compute]
+        self._send({"hold": number, "pid": held.pid, "group": handles, "slice_us": slice_us}, held.fd)
+
+    def _send(self, order: dict[str, Any], fd: int = -1) -> None:
+        if self._socket is None:
+            return
+        try:
+            socket.send_fds(self._socket, [json.dumps(order).encode()], [fd] if fd >= 0 else [])
+        except OSError:
+            return  # it has ended: `_ended` starts another, which is told of everything
+
+    def _ended(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            if self._socket.recv(16, socket.MSG_DONTWAIT):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._socket = None
+        if self._process is not None:
+            self._process.poll()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+        self._log("the keeper of channel groups has ended; another one is started")
+        self._start()

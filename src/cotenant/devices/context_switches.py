@@ -1,0 +1,153 @@
+"""The driver's log of context switches: which process was on the GPU's compute engine from when to when.
+
+The driver writes a record of each switch into a buffer of the reader's own (the event buffer that profilers use, driver
+releases 550 to 595); root sees the processes of all users. A process that runs alone makes no records: it counts as
+running until another one is put on. Numbers and layouts are those of the driver's public sources.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterable
+
+from cotenant.core.errors import WorkError
+from cotenant.devices.meters import Held
+from cotenant.policy.shares.slice_tenant import Usage
+
+RECORDS, RECORD_BYTES = 1 << 14, 32
+STARTS, ENDS = 6, 7  # tags of records
+SAVING_NS = 100_000  # of a run, what saving and restoring takes; it counts in runs shorter than:
+SHORT_NS = 5_000_000
+ROOT, DEVICE, SUBDEVICE, MEMORY, BUFFER = 0x41, 0x80, 0x2080, 0x3E, 0x90CD
+BIND, ENABLE, SET_GET, FLUSH = 0x20801238, 0x90CD0101, 0x90CD0102, 0x90CD0104
+CACHED_READ_ONLY = ((1 << 29) | (1 << 27) | (1 << 25), 1 << 22)
+
+
+def _request(number: int, size: int) -> int:
+    return 3 << 30 | size << 16 | ord("F") << 8 | number
+
+
+class SwitchLog:
+    """A Meter of one card. WorkError where the driver does not give the log."""
+
+    def __init__(self, minor: int) -> None:
+        """`minor`: number of the card's device file."""
+        self._files: list[int] = []
+        self._handle = 0xCAFE0000
+        self._running: tuple[int, int] | None = None  # process, since when on the card's clock
+        self._had: dict[int, Usage] = {}
+        self._get = 0
+        try:
+            self._ctl = self._open("/dev/nvidiactl")
+            self._open(f"/dev/nvidia{minor}")
+            self._make(minor)
+        except OSError as error:
+            self.close()
+            raise WorkError(f"the driver's log of context switches cannot be opened: {error.strerror}") from None
+        except WorkError:
+            self.close()
+            raise
+
+    def read(self, held: Iterable[Held]) -> dict[int, Usage]:
+        """See Meter. Processes are known by their number in this PID namespace."""
+        self._control(self._buffer, FLUSH, bytearray())
+        put = struct.unpack_from("=I", self._header, 4)[0] % RECORDS
+        while self._get != put:
+            at = self._get * RECORD_BYTES
+            tag = self._records[at + 8]
+            pid = struct.unpack_from("=I", self._records, at + 16)[0]
+            when_ns = struct.unpack_from("=Q", self._records, at + 24)[0]
+            self._note(tag, pid, when_ns)
+            self._get = (self._get + 1) % RECORDS
+        self._control(self._buffer, SET_GET, bytearray(struct.pack("=II", self._get, 0)))
+        found = dict(self._had)
+        if self._running is not None:
+            pid, since_ns = self._running
+            before = found.get(pid, Usage())
+            found[pid] = before._replace(busy_ns=before.busy_ns + max(0, time.time_ns() - since_ns))
+        return found
+
+    def close(self) -> None:
+        """See Meter."""
+        for fd in self._files:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._files.clear()
+
+    def _note(self, tag: int, pid: int, when_ns: int) -> None:
+        if tag == STARTS:
+            self._running = (pid, when_ns)
+        elif tag == ENDS and self._running is not None and self._running[0] == pid:
+            length_ns = max(0, when_ns - self._running[1])
+            self._running = None
+            length_ns -= min(length_ns, SAVING_NS) if length_ns < SHORT_NS else 0
+            before = self._had.get(pid, Usage())
+            self._had[pid] = Usage(before.busy_ns + length_ns, before.runs + 1, before.yields)
+
+    # -- the driver's objects --------------------------------------------------------------------------------------
+
+    def _make(self, minor: int) -> None:
+        self._client = self._alloc(0, 0, ROOT, bytearray(), handle=0)
+        device = bytearray(56)
+        struct.pack_into("=I", device, 0, minor)
+        self._device = self._alloc(self._client, self._client, DEVICE, device)
+        self._subdevice = self._alloc(self._client, self._device, SUBDEVICE, bytearray(4))
+        self._header, header = self._memory(mmap.PAGESIZE)
+        self._records, records = self._memory(RECORDS * RECORD_BYTES)
+        event = self._open("/dev/nvidiactl")
+        order = bytearray(struct.pack("=IIII", self._client, self._device, event, 0))
+        fcntl.ioctl(event, _request(206, 16), order, True)
+        params = bytearray(72)
+        struct.pack_into("=QQIIQIIQIIIIII", params, 0, 0, 0, RECORD_BYTES, RECORDS, 0, 0, 0, event, 0,
+                         self._subdevice, 0, header, records, 0)  # fmt: skip
+        self._buffer = self._alloc(self._client, self._client, BUFFER, params)
+        self._control(self._subdevice, BIND, bytearray(struct.pack("=IIIIBxxxI", self._buffer, 24, 1, 0, 1, 0)))
+        self._control(self._buffer, ENABLE, bytearray(struct.pack("=BxxxI", 1, 0)))
+
+    def _open(self, path: str) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._files.append(fd)
+        return fd
+
+    def _alloc(self, client: int, parent: int, kind: int, params: bytearray, handle: int | None = None) -> int:
+        if handle is None:
+            self._handle += 1
+            handle = self._handle
+        held = (ctypes.c_char * len(params)).from_buffer(params) if params else None
+        address = ctypes.addressof(held) if held is not None else 0
+        order = bytearray(struct.pack("=IIIIQQIIII", client, parent, handle, kind, address, 0, len(params), 0, 0, 0))
+        fcntl.ioctl(self._ctl, _request(0x2B, 48), order, True)
+        del held
+        status = struct.unpack_from("=I", order, 40)[0]
+        if status:
+            raise WorkError(f"the driver gives no log of context switches (object {kind:#x}: status {status:#x})")
+        return int(struct.unpack_from("=I", order, 8)[0])
+
+    def _memory(self, size: int) -> tuple[mmap.mmap, int]:
+        params = bytearray(128)
+        struct.pack_into("=12I7Q5I", params, 0, self._client, 0, 0, 0, 0, 0, *CACHED_READ_ONLY, 0, 0, 0, 0,
+                         0, 0, size, 0, 0, 0, 0, 0, 0, 0, 0, 0)  # fmt: skip
+        handle = self._alloc(self._client, self._device, MEMORY, params)
+        fd = self._open("/dev/nvidiactl")
+        order = bytearray(struct.pack("=IIIIQQQIIi4x", self._client, self._device, handle, 0, 0, size, 0, 0, 1, fd))
+        fcntl.ioctl(self._ctl, _request(0x4E, len(order)), order, True)
+        status = struct.unpack_from("=I", order, 40)[0]
+        if status:
+            raise WorkError(f"the driver gives no log of context switches (mapping: status {status:#x})")
+        return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ), handle
+
+    def _control(self, target: int, command: int, params: bytearray) -> None:
+        held = (ctypes.c_char * len(params)).from_buffer(params) if params else None
+        address = ctypes.addressof(held) if held is not None else 0
+        order = bytearray(struct.pack("=IIIIQII", self._client, target, command, 0, address, len(params), 0))
+        fcntl.ioctl(self._ctl, _request(0x2A, 32), order, True)
+        del held
+        status = struct.unpack_from("=I", order, 28)[0]
+        if status:
+            raise WorkError(f"the driver gives no log of context switches (control {command:#x}: status {status:#x})")
