@@ -38,6 +38,7 @@ class _Gpu:
     timer: asyncio.TimerHandle | None = None
     seen: dict[int, Usage] = field(default_factory=dict)  # process -> as the meter had it last
     totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> since it came
+    proven: bool = False  # a group has answered as it should
     tiny: set[str] = field(default_factory=set)  # tenants whose copies have the shortest slice, too
 
 
@@ -84,7 +85,9 @@ class Slices:
         """What a tenant had of a GPU in the window; None where that is not known."""
         machine = self._gpus.get(gpu)
         known = machine.slices.tenants.get(tenant.name) if machine is not None else None
-        return min(1.0, known.window().part) if known is not None and known.groups else None
+        if known is None or not known.groups or not known.window().span_ns:
+            return None
+        return min(1.0, known.window().part)
 
     def close(self) -> None:
         """Put all groups on, and let go of them."""
@@ -131,10 +134,14 @@ class Slices:
         machine = self._gpus[sliced[0]]
         if key not in mine.gpu_of and held.group.compute:
             why = machine.controls.check(held.fd, held.group)
+            if why and machine.proven:
+                self._warn(session.tenant, f"{session.program} has a channel group that cannot be set: {why}")
+                return
             if why:
                 for gpu in sliced:
                     self._fall_back(gpu, why)
                 return
+            machine.proven = True
         if key not in mine.gpu_of:
             mine.gpu_of[key] = self._gpu_of(machine, held, sliced)
         if held.group.compute:
@@ -261,7 +268,8 @@ class Slices:
             return
         for name in names:
             for pid in {each.pid for each in held[name]}:
-                now, before = read.get(pid, Usage()), machine.seen.get(pid, Usage())
+                now = read.get(pid, Usage())
+                before = machine.seen.get(pid, now)  # what it had under another agent does not count
                 total = machine.totals.get(name, Usage())
                 more = (max(0, a - b) for a, b in zip(now, before, strict=True))
                 machine.totals[name] = Usage(*(a + b for a, b in zip(total, more, strict=True)))
