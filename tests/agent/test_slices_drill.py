@@ -1,4 +1,4 @@
-"""Agent, keeper and tenants killed at random moments: nobody stays off the GPU for more than a second, nothing leaks."""
+"""Agent, keeper and tenants killed at random: no tenant stays off its GPU for more than a second, nothing leaks."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from cotenant.devices.registry import device_of
 from cotenant.policy.shares.slice_tenant import Usage
 from cotenant.policy.shares.slices import TINY_US, Go, GpuSlices, SetSlice, SliceInstruction, Stop
 
+LOG = logging.getLogger(__name__)
 POLL_S = 0.1
 GUARD_S = 0.01  # between two looks at slices that a latency-sensitive tenant relies on
 DRIVER_SLICE_US, COPY_SLICE_US = 2048, 1024  # what the driver gives groups of the compute and the copy engines
@@ -48,12 +50,11 @@ class Slices:
     def __init__(
         self,
         registry: Registry,
-        log: Callable[[str], None],
         warn: Callable[[Tenant, str], None],
         fall_back: Callable[[str, str], None],
     ) -> None:
         """`fall_back` is called with a GPU's UUID and a sentence when its driver does not take the controls."""
-        self._registry, self._log, self._warn, self._fall_back = registry, log, warn, fall_back
+        self._registry, self._warn, self._fall_back = registry, warn, fall_back
         self._groups = GroupTable()
         self._gpus: dict[str, _Gpu] = {}
         self._keepers: dict[str, KeeperLink] = {}
@@ -160,7 +161,7 @@ class Slices:
         keeper = self._keepers.get(release)
         if keeper is None:
             library = machine.controls.library
-            keeper = self._keepers[release] = KeeperLink(release, library, self._log, self._again)
+            keeper = self._keepers[release] = KeeperLink(release, library, self._again)
         if key not in self._numbers:
             self._last_number += 1
             self._numbers[key] = self._last_number
@@ -264,7 +265,7 @@ class Slices:
         try:
             read = machine.meter.read([each for name in names for each in held[name]])
         except WorkError as error:
-            self._log(f"{uuid}: {error}")
+            LOG.warning("%s: %s", uuid, error)
             return
         for name in names:
             for pid in {each.pid for each in held[name]}:

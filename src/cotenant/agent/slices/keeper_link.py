@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 from cotenant.devices.meters import Held
 
+LOG = logging.getLogger(__name__)
 BEAT_S = 0.15
 SEND_PATIENCE_S = 0.5
 
@@ -22,10 +24,10 @@ SEND_PATIENCE_S = 0.5
 class KeeperLink:
     """One keeper process for all groups of one kind of GPU."""
 
-    def __init__(self, release: str, library: str, log: Callable[[str], None], on_pause: Callable[[], None]) -> None:
+    def __init__(self, release: str, library: str, on_pause: Callable[[], None]) -> None:
         """`on_pause` is called when this agent stood still for so long that the keeper has put all groups on."""
         self._hello = {"controls": release, "library": library}
-        self._log, self._on_pause = log, on_pause
+        self._on_pause = on_pause
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, tuple[Held, int]] = {}
         self._socket: socket.socket | None = None
@@ -127,5 +129,5 @@ class KeeperLink:
             self._process.poll()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
-        self._log("the keeper of channel groups has ended; another one is started")
+        LOG.warning("the keeper of channel groups has ended; another one is started")
         self._start()
