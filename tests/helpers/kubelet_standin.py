@@ -180,7 +180,7 @@ class Kubelet:
                 ids = self._choose(resource, count, reuse.get(resource, set()), mine)
                 self._allocate(resource, ids)
                 mine.setdefault(container["name"], {})[resource] = ids
-                if kind == "initContainers":
+                if kind == "initContainers" and container.get("restartPolicy") != "Always":
                     reuse.setdefault(resource, set()).update(ids)
                 else:
                     reuse.get(resource, set()).difference_update(ids)

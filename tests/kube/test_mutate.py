@@ -150,7 +150,7 @@ def asking(before: Pod) -> list[str]:
     return [found.container for found in shares_of(before)]
 
 
-def test_init_containers_join_the_tenant_of_the_container_that_follows() -> None:
+def test_every_container_names_its_own_tenant() -> None:
     before = pod(
         annotations=share(containers="*"),
         initContainers=[{"name": "fetch"}, {"name": "proxy", "restartPolicy": "Always"}],
@@ -159,7 +159,7 @@ def test_init_containers_join_the_tenant_of_the_container_that_follows() -> None
     tokens = {
         c["name"]: env_of(c)["COTENANT_TOKEN"] for kind in ("initContainers", "containers") for c in after["spec"][kind]
     }
-    assert tokens == {"fetch": "container:proxy", "proxy": "container:proxy", "main": "container:main"}
+    assert tokens == {"fetch": "container:fetch", "proxy": "container:proxy", "main": "container:main"}
     alone = done(pod(annotations=share(containers="fetch"), initContainers=[{"name": "fetch"}]))
     assert env_of(alone["spec"]["initContainers"][0])["COTENANT_TOKEN"] == "container:fetch"
 

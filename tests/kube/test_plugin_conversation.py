@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from fake_shim import FakeShim
@@ -92,20 +93,75 @@ def test_a_share_and_its_memory_are_never_on_two_gpus(node: Node) -> None:
     node.schedule(pod("e", annotations=share("90%")))
 
 
-def test_several_containers_have_a_tenant_each_and_init_containers_share(node: Node) -> None:
+def asks(name: str, units: int, memory: int, **more: Any) -> dict[str, Any]:
+    """A container that asks by resources of its own."""
+    limits = {SHARE: str(units), MEMORY: str(memory)}
+    return {"name": name, "resources": {"limits": limits}, **more}
+
+
+def inits(**states: str) -> dict[str, Any]:
+    """A pod's status: which init containers run and which have ended."""
+    kinds: dict[str, dict[str, Any]] = {"running": {"running": {}}, "ended": {"terminated": {"exitCode": 0}}}
+    rows = [{"name": name, "state": kinds[state]} for name, state in states.items()]
+    return {"phase": "Pending", "initContainerStatuses": rows}
+
+
+def shares_held(node: Node) -> dict[str, tuple[float, int]]:
+    return {key.rsplit("/")[-1]: (row["request"], row["memory_bytes"] >> 30) for key, row in node.held().items()}
+
+
+def test_each_container_has_its_own_share_while_it_runs(node: Node) -> None:
+    """A sidecar, two init containers and the app: an init container runs as what it asked for, whatever stands beside
+    it, and the rest of the GPU can be full meanwhile."""
     thing = node.schedule(
         pod(
             "many",
-            annotations=share("20%", containers="*"),
-            containers=[{"name": "main"}, {"name": "aux"}],
-            initContainers=[{"name": "fetch"}],
+            containers=[asks("main", 10, 1), asks("aux", 5, 1)],
+            initContainers=[
+                asks("proxy", 4, 1, restartPolicy="Always"), asks("fetch", 50, 6), {"name": "plain"},
+                asks("warm", 20, 2),
+            ],
         )
+    )  # fmt: skip
+    node.schedule(pod("other", annotations=share("46%", memory="1Gi")))
+    node.api.put_pod(thing | {"status": inits(proxy="running", fetch="running")})
+    first = {"proxy": (0.04, 1), "fetch": (0.5, 6)}
+    wait_for(lambda: {k: v for k, v in shares_held(node).items() if k in ("proxy", "fetch", "warm", "aux")} == first)
+    gpu = gpu_of(ids(node, thing, container="fetch")[0])
+    assert node.held()["team/many/fetch"]["gpus"] == [gpu]
+    node.api.put_pod(thing | {"status": inits(proxy="running", fetch="ended")})
+    wait_for(lambda: "warm" in shares_held(node) and "fetch" not in shares_held(node))
+    assert shares_held(node)["warm"] == (0.2, 2)
+    node.api.put_pod(thing | {"status": inits(proxy="running", fetch="ended", warm="ended")})
+    last = {"proxy": (0.04, 1), "main": (0.1, 1), "aux": (0.05, 1)}
+    wait_for(lambda: {k: v for k, v in shares_held(node).items() if k in (*last, "warm", "fetch")} == last)
+    # the pod's sandbox is made anew: its init containers run once more
+    node.api.put_pod(thing | {"status": inits(proxy="running", fetch="running")})
+    wait_for(lambda: "fetch" in shares_held(node) and "aux" not in shares_held(node))
+
+
+def test_an_initialized_pod_has_its_containers_shares(node: Node) -> None:
+    thing = node.schedule(pod("old", containers=[asks("main", 10, 1)], initContainers=[asks("fetch", 50, 6)]))
+    ready = {"phase": "Running", "conditions": [{"type": "Initialized", "status": "True"}]}  # statuses pruned
+    node.api.put_pod(thing | {"status": ready})
+    wait_for(lambda: shares_held(node) == {"main": (0.1, 1)})
+
+
+def test_an_init_container_of_unknown_place_is_an_event(node: Node) -> None:
+    assert node.plugin is not None
+    thing = node.schedule(
+        pod("lost", containers=[{"name": "main"}], initContainers=[asks("fetch", 50, 6)]), webhook=True
     )
-    wait_for(lambda: len(node.held()) == 2)
-    assert set(node.held()) == {"team/many/main", "team/many/aux"}
-    assert set(ids(node, thing, container="fetch")) == set(ids(node, thing)), "the kubelet hands them on"
-    total = sum(row["request"] for row in node.held().values())
-    assert total == pytest.approx(0.4)
+    wait_for(lambda: "fetch" in shares_held(node))
+    node.agent.call("let_go", kind="pod", id=thing["metadata"]["uid"])
+    node.plugin.kill()
+    node.plugin.wait()
+    count = len(node.kubelet.registered)
+    node.api.put_pod(thing | {"status": inits(fetch="running")})
+    node.agent.call("let_go", kind="pod", id=thing["metadata"]["uid"])
+    node.start_plugin()
+    wait_for(lambda: len(node.kubelet.registered) > count, 20)
+    wait_for(lambda: any("is not known" in text for _, text in node.api.events(thing)), 20)
 
 
 def test_a_pod_of_which_only_an_init_container_asks(node: Node) -> None:

@@ -23,6 +23,7 @@ from cotenant.kube.binding import (
     init_order,
     init_share,
     other_name,
+    started,
     wanted,
 )
 from cotenant.kube.claims import ClaimDriver
@@ -105,7 +106,7 @@ class Binder:
         claimed, unclear = self._claimed()
         orders, more = self._orders(devices | claimed)
         unclear |= more
-        orders += self._init_orders(devices, held)
+        orders += self._init_orders(devices, held, {order.key for order in orders})
         self._let_go(held, {order.key for order in orders}, unclear, fresh)
         self._hold(held, orders)
 
@@ -209,18 +210,26 @@ class Binder:
                 found[key] = mine
         return found, unclear
 
-    def _init_orders(self, devices: dict[PodKey, Devices], held: Held) -> list[Order]:
-        """Orders for pods of which only init containers ask; where they are is known from Allocate."""
+    def _init_orders(
+        self, devices: dict[PodKey, Devices], held: Held, ordered: set[tuple[str, str]]
+    ) -> list[Order]:
+        """Orders for init containers whose devices went to no other container: where they are, Allocate has shown."""
         found = []
-        for key, pod in self._pods.items():
-            share = None if key in devices or ended(pod) else init_share(pod)
-            if share is None:
+        for pod in self._pods.values():
+            share = None if ended(pod) else init_share(pod)
+            if share is None or (pod["metadata"]["uid"], share.container) in ordered:
                 continue
             before = held.get((pod["metadata"]["uid"], share.container))
             resource = names.GPU_RESOURCE if share.whole else names.SHARE_RESOURCE
             gpus = before["gpus"] if before else self._desk.unclaimed(resource, share.gpus or share.units, devices)
             if gpus:
                 found.append(init_order(pod, share, gpus))
+            elif started(pod, share.container):
+                text = (
+                    f"init container {share.container}: which GPU it was given is not known, for the plugin was started"
+                    " after it; its processes are not let in. Delete the pod to have it placed again"
+                )
+                self._events.say(pod, "ShareRefused", text, warning=True)
         return found
 
     def _let_go(self, held: Held, keep: set[tuple[str, str]], unclear: set[str], fresh: bool) -> None:

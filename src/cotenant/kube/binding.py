@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError
 from cotenant.kube import names
 from cotenant.kube.mutate import preload
-from cotenant.kube.shares import ContainerShare, containers_of, owner_of, percent, shares_of
+from cotenant.kube.shares import ContainerShare, containers_of, percent, present, shares_of
 from cotenant.kube.units import gpu_of
 
 MOST_NAME = 63  # of a tenant
@@ -57,13 +58,14 @@ def ended(pod: Mapping[str, Any]) -> bool:
 
 
 def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
-    """Tenants of a pod whose containers have those devices.
+    """Tenants of a pod whose containers have those devices, and run now.
 
     What the kubelet gave out bounds the request, whatever the annotations say now; limit and memory are the pod's.
     """
     found = Wanted()
     try:
-        shares = {share.container: share for share in shares_of(pod)}
+        asked = shares_of(pod)
+        shares = {share.container: share for share in present(asked, _finished_inits(pod))}
     except InputError as error:
         # annotations of a running pod can be edited: what it has stays, and its owner is told
         found.remarks.append(Remark("ShareUnclear", str(error)))
@@ -71,7 +73,7 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
     for container, resources in sorted(devices.items()):
         share = shares.get(container)
         ids = resources.get(names.SHARE_RESOURCE) or resources.get(names.GPU_RESOURCE) or []
-        if not ids or share is None or owner_of(share, list(shares.values())) != container:
+        if not ids or share is None:
             continue
         gpus = sorted({gpu_of(device) for device in ids})
         if not share.whole and not share.claimed and len(gpus) > 1:
@@ -80,6 +82,7 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
             )
             continue
         found.orders.append(_order(pod, share, ids, gpus))
+        shares.pop(container)
         if not injected(pod, share):
             found.remarks.append(
                 Remark(
@@ -87,19 +90,45 @@ def wanted(pod: Mapping[str, Any], devices: Devices) -> Wanted:
                     f"container {container} has a share and Cotenant's webhook did not see it: nothing holds it to it",
                 )
             )
+    for share in shares.values():
+        gpus = _handed_on(share, asked, devices)
+        if share.ends and len(gpus) == max(1, share.gpus):
+            found.orders.append(init_order(pod, share, gpus))
     return found
 
 
+def _handed_on(share: ContainerShare, asked: list[ContainerShare], devices: Devices) -> list[str]:
+    """GPUs of an init container, which PodResources does not list: the next one that takes the same resource has got
+    its devices. Empty where there is none."""
+    resource = names.GPU_RESOURCE if share.whole else names.SHARE_RESOURCE
+    for other in asked[asked.index(share) + 1 :]:
+        if ids := devices.get(other.container, {}).get(resource):
+            return sorted({gpu_of(device) for device in ids})
+    return []
+
+
 def containers_left(pod: Mapping[str, Any]) -> set[str]:
-    """Containers of a pod that run or will run; none once it has ended."""
+    """Containers of a pod that run, or will run once its init containers have ended; none once the pod has ended."""
     if ended(pod):
         return set()
-    names_ = {c["name"] for _, _, c in containers_of(pod)}
-    return names_ - _finished_inits(pod)
+    finished = _finished_inits(pod)
+    with contextlib.suppress(InputError):
+        shares = shares_of(pod)
+        now = present(shares, finished)
+        if any(share.ends for share in now):
+            return {share.container for share in now}
+    return {c["name"] for _, _, c in containers_of(pod)} - finished
 
 
 def _finished_inits(pod: Mapping[str, Any]) -> set[str]:
+    """Init containers that have ended, all of them once the pod is initialized."""
     status = pod.get("status") or {}
+    conditions = {row.get("type"): row.get("status") for row in status.get("conditions") or []}
+    if conditions.get("Initialized") == "True":
+        return {
+            c["name"] for kind, _, c in containers_of(pod)
+            if kind == "initContainers" and c.get("restartPolicy") != "Always"
+        }  # fmt: skip
     return {
         str(row.get("name"))
         for row in status.get("initContainerStatuses") or []
@@ -108,15 +137,17 @@ def _finished_inits(pod: Mapping[str, Any]) -> set[str]:
 
 
 def init_share(pod: Mapping[str, Any]) -> ContainerShare | None:
-    """The share of a pod of which only init containers ask, until they have ended: PodResources does not list them."""
+    """The share of the init container that runs now, or is next."""
     try:
-        shares = shares_of(pod)
+        return next((share for share in present(shares_of(pod), _finished_inits(pod)) if share.ends), None)
     except InputError:
         return None
-    if not shares or not all(share.ends for share in shares):
-        return None
-    finished = _finished_inits(pod)
-    return None if all(share.container in finished for share in shares) else shares[0]
+
+
+def started(pod: Mapping[str, Any], container: str) -> bool:
+    """Whether an init container runs."""
+    rows = (pod.get("status") or {}).get("initContainerStatuses") or []
+    return any(row.get("name") == container and "running" in (row.get("state") or {}) for row in rows)
 
 
 def init_order(pod: Mapping[str, Any], share: ContainerShare, gpus: list[str]) -> Order:

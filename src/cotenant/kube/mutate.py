@@ -10,7 +10,7 @@ from typing import Any
 from cotenant.agent.tenants.places import container_token
 from cotenant.core.errors import InputError
 from cotenant.kube import names
-from cotenant.kube.shares import ContainerShare, Pod, owner_of, shares_of
+from cotenant.kube.shares import ContainerShare, Pod, shares_of
 from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM
 
 Operation = dict[str, Any]
@@ -114,7 +114,7 @@ def _changed(pod: Pod, injection: Injection, namespace: str | None) -> Patch:
         _count(patch, here, share)
         for path, volume in volumes.items():
             _mount(patch, here, share.container, path, volume)
-        _environment(patch, here, share.container, owner_of(share, shares))
+        _environment(patch, here, share.container)
     return patch
 
 
@@ -156,12 +156,12 @@ def _mount(patch: Patch, here: tuple[str | int, ...], container: str, path: str,
     patch.append(wanted, *here, "volumeMounts")
 
 
-def environment(owner: str) -> dict[str, str]:
-    """Cotenant's own variables for processes of that container's tenant: where things are, never what is allowed."""
+def environment(container: str) -> dict[str, str]:
+    """Cotenant's own variables for processes of a container: where things are, never what is allowed."""
     places = names.LIBRARY_PLACES
     return {
         "COTENANT_SOCKET": str(names.SOCKETS / names.SOCKET_FILE),
-        "COTENANT_TOKEN": container_token(owner),
+        "COTENANT_TOKEN": container_token(container),
         "COTENANT_DRIVER": ":".join(f"{place}/{names.DRIVER_FILE}" for place in places),
         "COTENANT_NVML": ":".join(f"{place}/{names.NVML_REAL_FILE}" for place in places),
     }
@@ -173,10 +173,10 @@ def preload() -> str:
     return f"{folder / DRIVER_SHIM}:{folder / NVML_SHIM}"
 
 
-def _environment(patch: Patch, here: tuple[str | int, ...], container: str, owner: str) -> None:
+def _environment(patch: Patch, here: tuple[str | int, ...], container: str) -> None:
     entries = [e for e in patch.at(*here, "env") or [] if isinstance(e, dict)]
     known = {entry.get("name"): entry for entry in entries}  # the last of a name counts, as for the kubelet
-    for name, value in environment(owner).items():
+    for name, value in environment(container).items():
         entry = known.get(name)
         if entry is None:
             patch.append({"name": name, "value": value}, *here, "env")

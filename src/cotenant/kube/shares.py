@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -160,15 +160,17 @@ def shares_of(pod: Pod) -> list[ContainerShare]:
     return found
 
 
-def owner_of(share: ContainerShare, shares: list[ContainerShare]) -> str:
-    """The container whose tenant a container's processes join: its own.
+def present(shares: list[ContainerShare], finished: Container[str]) -> list[ContainerShare]:
+    """Those whose containers run now: the first init container that has not finished with the sidecars before it, or
+    else all containers but the init containers that end.
 
-    An init container has ended before the others start, and the kubelet gives its devices to them; so it joins the
-    first of them, or the first init container where only those ask.
+    The kubelet gives an init container's devices on to those that follow, so that not all shares hold at once.
     """
-    if not share.ends:
-        return share.container
-    return next((other.container for other in shares if not other.ends), shares[0].container)
+    waiting = next((share for share in shares if share.ends and share.container not in finished), None)
+    if waiting is None:
+        return [share for share in shares if not share.ends]
+    before = shares[: shares.index(waiting)]
+    return [*(share for share in before if not share.ends), waiting]
 
 
 def _asking(pod: Pod, annotations: Mapping[str, Any], resources: Mapping[str, Any], given: bool) -> set[str]:
