@@ -30,7 +30,7 @@ from cotenant.agent.processes import key_of
 from cotenant.agent.tenants.host_memory import host_memory
 from cotenant.agent.tenants.launcher import Launch, register
 from cotenant.core.errors import InputError, WorkError
-from cotenant.devices.base import uuid_bytes
+from cotenant.devices.base import Gpu, uuid_bytes
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the shim")
 
@@ -173,7 +173,7 @@ class Driver:
 
 
 def moved_with(driver: Driver) -> list[str]:
-    whole = WholeProcesses((), Ledger())
+    whole = WholeProcesses((Gpu("GPU-1", "Test GPU", 8 << 30, 0, kind="soft"),), Ledger())
     whole.checkpointer = driver  # type: ignore[assignment]
     uuids = [f"GPU-0000000{n}-0000-0000-0000-000000000000" for n in (1, 2)]
     parked = Parked("a", "checkpoint", (uuids[0],), 0, (key_of(os.getpid()),))

@@ -5,14 +5,11 @@ The controller, its store and its planner are the real ones; nodes keep the prom
 
 from __future__ import annotations
 
-import errno
-import io
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cotenant.fleet.controller.log import log_to_stderr
 from fake_fleet import FakeExecutor, Killed, World
 from heard import heard
 
@@ -284,18 +281,6 @@ def test_a_full_disk_stops_nothing_that_runs_and_takes_nothing_in(tmp_path: Path
     assert setting.submit(work("b", 1.0)) == ["b"]
     setting.run(3)
     assert setting.state("b") == "finished"
-
-
-class FullDisk(io.StringIO):
-    """Standard error whose file lies on a full disk."""
-
-    def write(self, text: str) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_log_on_a_full_disk_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr", FullDisk())
-    log_to_stderr("the disk is full")
 
 
 @pytest.mark.parametrize("seed", range(12))
