@@ -70,6 +70,7 @@ class Job:
     attained_s: float = 0.0
     owed_s: float = 0.0
     started: bool = False
+    reserved: bool = False  # it started by a reservation
     level: Level | None = None
     wanted: Level = "ideal"
     held: dict[int, list[int]] = field(default_factory=dict)
@@ -240,12 +241,20 @@ class Oracle:
         gpu, cpu, memory = job.shares
         return (gpu + cpu + memory) * self._rem(job)
 
-    def rank(self, job: Job, now: float) -> float:
-        return math.inf if now - job.last_run_s > self.policy.reserve_after_s else job.priority
+    def rank(self, job: Job, now: float) -> tuple[int, int]:
+        """Who runs by a reservation, who waits and has one, the others by priority; larger goes first."""
+        if job.reserved:
+            return 2, 0
+        return (1, 0) if now - job.last_run_s > self.policy.reserve_after_s else (0, job.priority)
 
     def order(self, now: float) -> list[Job]:
-        self.reserved = [j for j in self.active if self.rank(j, now) == math.inf]
-        return sorted(self.active, key=lambda j: (-self.rank(j, now), self.key(j, now), j.number))
+        ranks = {j.number: self.rank(j, now) for j in self.active}
+        self.waits_reserved = [j for j in self.active if ranks[j.number] == (1, 0)]
+        return sorted(
+            sorted(self.active, key=lambda j: (self.key(j, now), j.number)),
+            key=lambda j: ranks[j.number],
+            reverse=True,
+        )
 
     # -- where things are free
 
@@ -425,9 +434,12 @@ class Oracle:
 
     def decide(self, order: list[Job]) -> None:
         chosen = self.prefix(order)
-        self.walk(order, [j for j in chosen if j.held] if self.policy.sticky else [])
-        if self.policy.sticky and any(j in self.reserved and not j.held for j in chosen):
-            self.walk(order, [])
+        by_reservation = [j for j in order if j.reserved]
+        self.walk(order, [j for j in chosen if j.held] if self.policy.sticky else by_reservation)
+        if self.policy.sticky and any(j in self.waits_reserved and not j.held for j in chosen):
+            self.walk(order, by_reservation)
+        for job in self.waits_reserved:
+            job.reserved = bool(job.held)
 
     def walk(self, order: list[Job], kept: list[Job]) -> None:
         self.clear()

@@ -102,6 +102,17 @@ def test_sticky_jobs_keep_their_gpus_and_the_outranked_are_preempted() -> None:
     assert now["j4"] == (3,)  # where j3 was
 
 
+def test_a_job_that_runs_by_a_reservation_keeps_its_gpus() -> None:
+    jobs = _jobs(5)
+    policy = JobPolicy("srtf", "proportional", reserve_after_s=3600.0)
+    jobs.duration_s[0] = 36000.0  # last by its ordering
+    starving = plan_jobs(_snapshot(jobs), 3600.5, policy, PROFILES)
+    assert [(g.job, g.nodes, g.reserved) for g in starving.grants if g.reserved] == [("j0", (0,), True)]
+    later = Snapshot(CLUSTER, jobs, np.zeros(5), np.zeros(5), np.full(5, 3900.5), running=starving.grants)
+    plan = plan_jobs(later, 3900.5, policy, PROFILES)
+    assert ("j0", (0,), True) in [(g.job, g.nodes, g.reserved) for g in plan.grants]
+
+
 def test_parts_of_gpus_are_adopted_again() -> None:
     jobs = _jobs(6, gpus=0.5, model="gnmt")
     policy = JobPolicy("fifo", "tune", sticky=True)

@@ -1,11 +1,16 @@
-"""A reservation holds also where running jobs keep their GPUs."""
+"""A reservation holds also where running jobs keep their GPUs, and until the job ends."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from engine_cases import ORDERINGS, PROFILES, clusters, traces
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from cotenant.core.cluster import Cluster, NodeGroup
-from cotenant.core.events import Kind
+from cotenant.core.errors import WorkError
+from cotenant.core.events import Kind, Reason
 from cotenant.core.gpus import find_gpu
 from cotenant.core.work import Jobs, Trace
 from cotenant.policy.jobs.choice import JobPolicy
@@ -51,3 +56,37 @@ def test_small_jobs_with_the_cpu_it_needs() -> None:
     node = [NodeGroup(1, 8, find_gpu("A100-40GB"), 24, 500 * 10**9)]
     assert start(trace, node, "greedy", 3600.0) == 7200.0
     assert start(trace, node, "greedy", np.inf) > SMALL * 500.0
+
+
+def test_a_starving_gang_runs_to_its_end() -> None:
+    """Worked out by hand: `gang` runs to 300 s; then jobs of one lease, each with less service, come every 300 s.
+    1200 s after 300 s are first exceeded at 1800 s; from there it does its other 2700 s, to 4500 s."""
+    jobs = Jobs.build(
+        31, id=["gang", *(f"n{i}" for i in range(30))], arrival_s=[0.0, *(100.0 + 300.0 * i for i in range(30))],
+        gpus=[2.0] * 31, duration_s=[3000.0] + [300.0] * 30, model=["res18"] * 31,
+    )  # fmt: skip
+    node = Cluster((NodeGroup(1, 2, find_gpu("A100-40GB"), 6, 125 * 10**9),))
+    policy = JobPolicy("las", "proportional", reserve_after_s=1200.0)
+    e = run_training(Trace(jobs, "hand"), node, load_profiles(), policy, EngineOptions())[0].events
+    mine = (e.job == 0) & np.isin(e.kind, [Kind.START, Kind.PREEMPT, Kind.RESUME, Kind.FINISH])
+    told = list(zip(e.kind[mine].tolist(), e.time_s[mine].tolist(), strict=True))
+    assert told == [(Kind.START, 0.0), (Kind.PREEMPT, 300.0), (Kind.RESUME, 1800.0), (Kind.FINISH, 4500.0)]
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_what_started_by_a_reservation_neither_stops_nor_moves(sticky: bool, data: st.DataObject) -> None:
+    cluster = data.draw(clusters())
+    trace = data.draw(traces(cluster))
+    policy = JobPolicy(data.draw(st.sampled_from(ORDERINGS)), "tune", sticky=sticky, reserve_after_s=900.0)
+    try:
+        e = run_training(trace, cluster, PROFILES, policy, EngineOptions(record_placements=True))[0].events
+    except WorkError:
+        assume(False)
+    reserved: set[int] = set()
+    for job, kind, reason in zip(e.job.tolist(), e.kind.tolist(), e.reason.tolist(), strict=True):
+        if kind in (Kind.START, Kind.RESUME) and reason == Reason.RESERVED:
+            reserved.add(job)
+        if kind in (Kind.PREEMPT, Kind.MOVE):
+            assert job not in reserved

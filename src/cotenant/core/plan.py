@@ -21,7 +21,7 @@ class Grant:
     """A job's share: on node `nodes[i]` it holds `node_gpus[i]` GPUs (a part of one below 1).
 
     `cpus` (cores) and `memory_bytes` are over all its nodes; `level` is the allotment's (policy.arrays); `speed` is its
-    pace against the proportional share on the reference GPU.
+    pace against the proportional share on the reference GPU; `reserved`: it started by a reservation.
     """
 
     job: str
@@ -31,6 +31,7 @@ class Grant:
     memory_bytes: int
     level: int
     speed: float
+    reserved: bool = False
 
 
 @dataclass(frozen=True)

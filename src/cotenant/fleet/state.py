@@ -44,11 +44,12 @@ class Place:
 @dataclass(frozen=True)
 class Assignment:
     """Where a job runs with what. `level`: of the allotment (policy.arrays); `speed`: pace against the proportional
-    share."""
+    share; `reserved`: it started by a reservation."""
 
     places: tuple[Place, ...]
     level: int = 0
     speed: float = 1.0
+    reserved: bool = False
 
     def same_gpus(self, other: Assignment) -> bool:
         """Whether it holds the same GPUs by the same mechanism."""
@@ -73,6 +74,7 @@ class Assignment:
         return {
             "level": self.level,
             "speed": self.speed,
+            "reserved": self.reserved,
             "places": [
                 {
                     "node": p.node,
@@ -91,7 +93,7 @@ def assignment_from_dict(data: Mapping[str, Any]) -> Assignment:
         Place(p["node"], tuple(GpuShare(*gpu) for gpu in p["gpus"]), p["cpus"], p["memory_bytes"])
         for p in data["places"]
     )
-    return Assignment(places, data["level"], data["speed"])
+    return Assignment(places, data["level"], data["speed"], data.get("reserved", False))
 
 
 @dataclass(slots=True)

@@ -248,6 +248,7 @@ def _with(grant: Grant, places: Assignment) -> Assignment:
         ),
         grant.level,
         grant.speed,
+        grant.reserved,
     )
 
 
@@ -270,6 +271,7 @@ def _grant(job: Job, names: dict[str, int]) -> Grant | None:
         held.memory_bytes,
         held.level,
         held.speed,
+        held.reserved,
     )
 
 

@@ -59,6 +59,7 @@ JOB = np.dtype([
     ("rank", "i8"),  # as ordered last
     ("key", "f8"),
     ("dirty", "?"),  # its key may have changed since
+    ("reserved", "?"),  # it started by a reservation and keeps its GPUs to its end
     ("wanted", "i8"),  # level that the optimal allotment chose
     ("reason", "i8"),  # why it did not get a share in the last decision (model.events.Reason)
 ])  # fmt: skip

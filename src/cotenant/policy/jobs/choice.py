@@ -27,7 +27,7 @@ class JobPolicy:
     allotment: str = "tune"
     placement: str = "first-fit"
     sticky: bool = False  #: a running job that still runs keeps its GPUs
-    reserve_after_s: float = math.inf  #: a job that waited longer goes first
+    reserve_after_s: float = math.inf  #: a job that waited longer goes first, to its end
     solver_limit_s: float = 1.0  #: per decision of allotment optimal
     queue_limits_gpu_s: tuple[float, ...] = DEFAULT_QUEUES_GPU_S
     gittins_sample_gpu_s: tuple[float, ...] = field(default=(), repr=False)  #: empty: the trace's own jobs

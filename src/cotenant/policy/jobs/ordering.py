@@ -35,7 +35,8 @@ ORDERINGS: dict[str, Ordering] = {
     "smallest-gang": Ordering(11, "fewest GPUs first; needs no run times"),
 }
 FIFO, SJF, SRTF, SRSF, LAS, LAS_QUEUES, GITTINS, FTF, FTF_PUBLIC, DRF, TETRIS, SMALLEST_GANG = range(12)
-RESERVED_PRIORITY = np.iinfo(np.int64).max
+HELD_PRIORITY = np.iinfo(np.int64).max  #: of a job that runs by a reservation
+RESERVED_PRIORITY = HELD_PRIORITY - 1  #: of one that waits for it
 
 
 class Context(NamedTuple):
@@ -45,7 +46,7 @@ class Context(NamedTuple):
     gittins_gpu_s: Array  #: f8[S] rising; attained GPU-seconds
     gittins_index: Array  #: f8[S] index from there on
     cluster_gpus: float
-    reserve_after_s: float  #: a job that has not run for longer goes first; infinity: never
+    reserve_after_s: float  #: a job that has not run for longer goes first, and runs to its end; infinity: never
 
 
 @inner
@@ -89,7 +90,11 @@ def key(code: int, now: float, active: int, job: int, jobs: Array, demand: Deman
 
 @inner
 def rank(now: float, job: int, jobs: Array, context: Context) -> int:
-    """What comes before the key: the job's priority, or above all once it has waited for the reservation time."""
+    """What comes before the key: the job's priority, or above all once it has waited for the reservation time.
+
+    One that runs by its reservation stays above those that wait for theirs."""
+    if jobs[job].reserved:
+        return int(HELD_PRIORITY)
     if now - jobs[job].last_run_s > context.reserve_after_s:
         return int(RESERVED_PRIORITY)
     return int(jobs[job].priority)

@@ -44,6 +44,8 @@ def plan_jobs(
     alloc = make_allocation(work.demand, work.nodes, n)
     rows = {name: row for row, name in enumerate(snapshot.jobs.id.tolist())}
     _adopt(alloc, snapshot, rows)
+    for grant in snapshot.running:
+        jobs["reserved"][rows[grant.job]] = grant.reserved
     choice, scratch, order = policy.choice(), make_scratch(alloc), np.arange(n)
     types = work.demand.type
     gpus = np.where(types["part_milli"] > 0, types["part_milli"] / 1000.0, types["gpus"])
@@ -55,7 +57,8 @@ def plan_jobs(
         count = gang_prefix(order, n, jobs, work.demand, int(work.nodes["gpus"].sum()), scratch.selected)
         chooser.choose(scratch.selected[:count], jobs)
     decide_ordered(order, n, jobs, alloc, work.demand, work.nodes, choice, scratch)
-    grants = tuple(_grant(snapshot, work, alloc, int(row)) for row in order if alloc.job["level"][row] != NOT_RUNNING)
+    runs = [int(row) for row in order if alloc.job["level"][row] != NOT_RUNNING]
+    grants = tuple(_grant(snapshot, work, alloc, jobs, row) for row in runs)
     kept = {grant.job for grant in grants}
     waiting = {
         str(snapshot.jobs.id[row]): Reason(int(jobs["reason"][row]))
@@ -80,7 +83,7 @@ def _job_array(snapshot: Snapshot, work: Workload) -> Array:
 
 
 def _adopt(alloc: Allocation, snapshot: Snapshot, rows: dict[str, int]) -> None:
-    """Enter the running grants as the last decision, for a sticky policy to keep."""
+    """Enter the running grants as the last decision, whose GPUs a policy may keep."""
     used = 0
     for grant in snapshot.running:
         row = rows[grant.job]
@@ -105,7 +108,7 @@ def _slot(alloc: Allocation, node: int, part_milli: int) -> int:
     raise ValueError(f"the running grants hold more parts of GPUs on node {node} than it has GPUs")
 
 
-def _grant(snapshot: Snapshot, work: Workload, alloc: Allocation, row: int) -> Grant:
+def _grant(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, row: int) -> Grant:
     first, count, level = (int(x) for x in alloc.job[row])
     entries = alloc.entry[first : first + count]
     typ = int(work.type[row])
@@ -123,4 +126,5 @@ def _grant(snapshot: Snapshot, work: Workload, alloc: Allocation, row: int) -> G
         memory_bytes=int((amount["memory"] * entries["gpus"]).sum()) * 10**6,
         level=level,
         speed=float(work.demand.type["isolated_s"][typ]) / pace,
+        reserved=bool(jobs["reserved"][row]),
     )

@@ -13,7 +13,7 @@ from cotenant.core.events import Reason
 from cotenant.policy.compiled import bare, inlined, inner
 from cotenant.policy.jobs.allotment import A_OPTIMAL, A_TUNE, allot, relevel
 from cotenant.policy.jobs.arrays import ENTRY, IDEAL, NOT_RUNNING, Allocation, Array, Demand
-from cotenant.policy.jobs.ordering import RESERVED_PRIORITY, Context, order_jobs
+from cotenant.policy.jobs.ordering import HELD_PRIORITY, RESERVED_PRIORITY, Context, order_jobs
 from cotenant.policy.jobs.placement import clear, retake
 
 # numba reads enum members as their values only through plain integers
@@ -88,20 +88,17 @@ def gang_prefix(order: Any, n: int, jobs: Any, demand: Demand, gpus: int, select
 
 
 @inner
-def _keep_running(
-    alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
-) -> int:
-    """Empty the cluster, then give the selected jobs that ran before the very GPUs they had; returns how many are
-    selected (scratch.selected)."""
-    for e in range(alloc.used[0]):
-        scratch.kept[e] = alloc.entry[e]
-    total = 0
-    for i in range(len(nodes)):
-        total += nodes[i].gpus
-    selected = gang_prefix(order, n, jobs, demand, total, scratch.selected)
+def _keep(
+    alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch, chosen: Any,
+    count: int,
+) -> None:  # fmt: skip
+    """Empty the cluster, then give those of chosen[:count] that ran before the very GPUs they had."""
+    if count > 0:
+        for e in range(alloc.used[0]):
+            scratch.kept[e] = alloc.entry[e]
     clear(alloc, nodes)
-    for i in range(selected):
-        job = scratch.selected[i]
+    for i in range(count):
+        job = chosen[i]
         level = alloc.job[job].level
         if level == NOT_RUNNING:
             continue
@@ -117,16 +114,30 @@ def _keep_running(
         if jobs[job].reason != -1:
             alloc.job[job].level = NOT_RUNNING
             alloc.job[job].count = 0
-    return selected
 
 
 @inner
-def _empty(alloc: Allocation, nodes: Array, order: Any, n: int) -> None:
-    """Nobody runs."""
-    clear(alloc, nodes)
-    for i in range(n):
-        alloc.job[order[i]].level = NOT_RUNNING
-        alloc.job[order[i]].count = 0
+def _keep_running(
+    alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
+) -> int:
+    """`_keep` for the jobs that the order selects by GPU count; returns how many (scratch.selected)."""
+    total = 0
+    for i in range(len(nodes)):
+        total += nodes[i].gpus
+    selected = gang_prefix(order, n, jobs, demand, total, scratch.selected)
+    _keep(alloc, demand, nodes, jobs, order, n, scratch, scratch.selected, selected)
+    return int(selected)
+
+
+@inner
+def _keep_reserved(
+    alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, order: Any, n: int, scratch: Scratch
+) -> None:
+    """`_keep` for the jobs that run by a reservation; they are the first of the order."""
+    held = 0
+    while held < n and jobs[order[held]].rank == HELD_PRIORITY:
+        held += 1
+    _keep(alloc, demand, nodes, jobs, order, n, scratch, order, held)
 
 
 @inner
@@ -134,7 +145,7 @@ def _reserved_waits(alloc: Allocation, jobs: Any, selected: Any, count: int) -> 
     """Whether a job that goes first by reservation found no room, though the GPUs are enough by their number."""
     for i in range(count):
         job = selected[i]
-        if jobs[job].rank != RESERVED_PRIORITY:
+        if jobs[job].rank < RESERVED_PRIORITY:
             return False
         if alloc.job[job].level == NOT_RUNNING:
             return True
@@ -179,23 +190,39 @@ def _walk(
 
 
 @inner
-def decide(
+def _place(
     order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
     scratch: Scratch,
 ) -> int:  # fmt: skip
-    """Place order[:n] anew; returns how many run.
-
-    Reads the last allocation only if the choice is sticky. Afterwards alloc.job[job].level tells who runs and
-    jobs[job].reason why a job does not. `jobs[job].wanted`: level chosen by the optimal allotment.
-    """
+    """Place order[:n]; returns how many run."""
     if choice.sticky:
         selected = _keep_running(alloc, demand, nodes, jobs, order, n, scratch)
         running = _walk(order, n, jobs, alloc, demand, nodes, choice, scratch)
         # those who keep their GPUs may sit on the only ones that a reserved job can use, for ever
         if not _reserved_waits(alloc, jobs, scratch.selected, selected):
             return running
-    _empty(alloc, nodes, order, n)
+    _keep_reserved(alloc, demand, nodes, jobs, order, n, scratch)
     return int(_walk(order, n, jobs, alloc, demand, nodes, choice, scratch))
+
+
+@inner
+def decide(
+    order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
+    scratch: Scratch,
+) -> int:  # fmt: skip
+    """Place order[:n] anew; returns how many run.
+
+    Reads the last allocation of jobs that run by a reservation, and of all if the choice is sticky. Afterwards
+    alloc.job[job].level tells who runs, jobs[job].reason why a job does not, jobs[job].reserved who runs by a
+    reservation. `jobs[job].wanted`: level chosen by the optimal allotment.
+    """
+    running = _place(order, n, jobs, alloc, demand, nodes, choice, scratch)
+    for i in range(n):
+        job = order[i]
+        if jobs[job].rank < RESERVED_PRIORITY:
+            break
+        jobs[job].reserved = alloc.job[job].level != NOT_RUNNING
+    return int(running)
 
 
 # The same two steps for callers in Python: between them a caller may set what the optimal allotment wants.

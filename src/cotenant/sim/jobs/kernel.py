@@ -11,7 +11,7 @@ import math
 from cotenant.policy.compiled import bare, inlined, inner
 from cotenant.policy.jobs.allotment import A_OPTIMAL
 from cotenant.policy.jobs.arrays import NOT_RUNNING, Array
-from cotenant.policy.jobs.ordering import FTF, FTF_PUBLIC, order_jobs
+from cotenant.policy.jobs.ordering import FTF, FTF_PUBLIC, RESERVED_PRIORITY, order_jobs
 from cotenant.policy.jobs.rounds import decide
 from cotenant.sim.jobs.state import (
     C_ACTIVE,
@@ -91,7 +91,7 @@ def _admit(w: World, now: float) -> bool:
 
 @inner
 def _order(w: World, now: float) -> bool:
-    """Bring the unfinished jobs into order; whether that is the order of the last decision."""
+    """Bring the unfinished jobs into order; whether the last decision stands."""
     run, c = w.run, w.run.counters
     n = c[C_ACTIVE]
     code = w.choice.ordering
@@ -108,7 +108,7 @@ def _order(w: World, now: float) -> bool:
     for i in range(n):
         run.previous_order[i] = run.order[i]
     c[C_FRESH] = 0
-    return same
+    return same and w.jobs[run.order[0]].rank < RESERVED_PRIORITY  # who waits no longer keeps its GPUs from now on
 
 
 @inlined
