@@ -323,6 +323,7 @@ def test_metrics_are_served(make_node: Callable[..., Node]) -> None:
     wait_for(lambda: "cotenant_plugin_bound_containers 1" in text())
     assert 'cotenant_plugin_devices{resource="cotenant.dev/share",health="healthy"} 100' in text()
     assert 'cotenant_plugin_allocations_total{resource="cotenant.dev/share",outcome="granted"} 1' in text()
+    assert 'cotenant_plugin_allocations_total{resource="cotenant.dev/memory",outcome="refused"} 0' in text()
     if shutil.which("promtool"):
         checked = subprocess.run(
             ["promtool", "check", "metrics"], input=text(), capture_output=True, text=True, check=False

@@ -54,7 +54,13 @@ def test_jobs_and_reasons(tmp_path: Path) -> None:
         assert 0 <= float(samples["cotenant_fleet_wait_seconds_sum"]) < 60
         assert samples["cotenant_fleet_decision_seconds_count"] == samples["cotenant_fleet_rounds_total"]
         assert float(samples["cotenant_fleet_decision_seconds_sum"]) > 0
-        assert 'cotenant_fleet_jobs{state="waiting"} 1' in text
+        states = {name: count for name, count in samples.items() if name.startswith("cotenant_fleet_jobs{")}
+        assert states == {
+            f'cotenant_fleet_jobs{{state="{state}"}}': count
+            for state, count in {
+                "waiting": "1", "starting": "0", "running": "1", "stopping": "0", "parked": "0", "ended": "0",
+            }.items()
+        }  # fmt: skip
         assert 'cotenant_fleet_gpus_held{node="node-0"} 2' in text
         url = fleet.live.url
     with pytest.raises(OSError, match="refused"):

@@ -100,6 +100,9 @@ class PluginMetrics(Exposed):
         """What the kubelet was told of a resource."""
         with self.lock:
             self._devices[resource] = healthy, unhealthy
+            self._registrations.setdefault(resource, 0)
+            for outcome in ("granted", "refused"):
+                self._allocations.setdefault((resource, outcome), 0)
 
     def allocation(self, resource: str, outcome: str) -> None:
         """A container was granted devices, or refused."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cotenant.core.errors import WorkError
 from cotenant.core.events import Kind, Reason
 from cotenant.fleet.controller import answers
+from cotenant.fleet.state import ENDED, PARKED, STARTING, STOPPING, UP
 from cotenant.observability import metrics as names
 from cotenant.observability.exposition import Exposition
 from cotenant.observability.feed import Feed, Row
@@ -187,7 +188,8 @@ def exposition(controller: Controller) -> str:
     now_s = controller.clock.now_s()
     out = Exposition()
     out.declare(names.FLEET)
-    states = Counter("waiting" if job.attempt is None else job.attempt.phase for job in book.jobs.values())
+    states = Counter({"waiting": 0, **dict.fromkeys((STARTING, UP, STOPPING, PARKED, ENDED), 0)})
+    states.update("waiting" if job.attempt is None else job.attempt.phase for job in book.jobs.values())
     for state, count in sorted(states.items()):
         out.add(names.FLEET_JOBS, count, state=state)
     for state, count in sorted(book.over.items()):

@@ -217,7 +217,7 @@ function drawTotals() {
     const met = whole.reduce((sum, row) => sum + (row.rate_rps ?? 0) * (row.attainment ?? 1), 0);
     tiles.push(["requests/s", rate(asked)], ["in time", asked ? percent(met / asked) : DASH]);
   }
-  if (jobs.length) tiles.push(["jobs running", count(jobs.filter((job) => job.state === "running").length)], ["jobs waiting", count(jobs.filter((job) => job.state === "waiting" || job.state === "queued").length)]);
+  if (jobs.length || [...rows.sources.values()].some((source) => source.kind === "fleet")) tiles.push(["jobs running", count(jobs.filter((job) => job.state === "running").length)], ["jobs waiting", count(jobs.filter((job) => job.state === "waiting" || job.state === "queued").length)]);
   $("totals").replaceChildren(...tiles.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
 }
 function drawDecisions() {
