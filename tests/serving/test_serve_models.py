@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,42 @@ def test_without_a_profile_the_machine_s_cores_are_measured(tmp_path: Path) -> N
         assert server.status()["services"][0]["capacity_rps"] > 20
         body = {"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [0.0] * 8}]}
         assert ask(server.http_url, "/v2/models/a/infer", body)[2]["outputs"][0]["data"] == [0.0] * 8
+
+
+def test_a_model_that_cannot_be_measured_is_left_out_and_samples_measure_it(tmp_path: Path) -> None:
+    """`picky` fails on everything but a row that begins with 7; `gone` has no file."""
+    (tmp_path / "good" / "1").mkdir(parents=True)
+    (tmp_path / "good" / "1" / "model.onnx").write_bytes(perceptron(8))
+    helper, kind = onnx.helper, onnx.TensorProto
+    table = helper.make_tensor("table", kind.FLOAT, [2], [1.0, 2.0])
+    nodes = [helper.make_node("Gather", ["table", "x"], ["y"])]  # an index over 1 is an error
+    graph = helper.make_graph(nodes, "g", [value("x", ["n", 40], kind.INT64)], [value("y", ["n", 40])], [table])
+    save(graph, tmp_path / "picky" / "1")
+    services = [
+        {"name": name, "model": str(tmp_path / name), "slo_ms": 5000, "rate_rps": 5}
+        for name in ("picky", "good", "gone")
+    ]
+    content: dict[str, Any] = {
+        "gpus": {"count": 1, "model": "cpu"}, "mechanism": "cores", "services": services, "verify": False,
+    }  # fmt: skip
+    row = {"name": "x", "shape": [1, 40], "datatype": "INT64", "data": [1] * 40}
+    with running(content) as server:
+        found = {s["name"]: s["not_ready"] for s in server.status()["services"]}
+        assert found["good"] == ""
+        assert found["picky"].startswith("it cannot be measured (sample: names a file")
+        assert "Gather" in found["picky"]
+        assert "no model at" in found["gone"]
+        assert ask(server.http_url, "/v2/models/picky/infer", {"inputs": [row]})[0] == 503
+        status, _, body = ask(server.http_url, "/v2/repository/models/picky/load", {}, "POST", timeout=30)
+        assert (status, "cannot be measured" in body["error"]) == (400, True)
+    sample = tmp_path / "sample.json"
+    sample.write_text('{"inputs": []}')
+    services[0]["sample"] = str(sample)
+    with pytest.raises(InputError, match="needs inputs"), running(content | {"services": services[:1]}):
+        pass
+    sample.write_text(json.dumps({"inputs": [row]}))
+    with running(content | {"services": services[:2]}) as server:
+        assert ask(server.http_url, "/v2/models/picky/infer", {"inputs": [row]})[2]["outputs"][0]["data"] == [2.0] * 40
 
 
 def test_a_timed_model_with_times_of_its_own_needs_no_profile(tmp_path: Path) -> None:

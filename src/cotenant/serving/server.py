@@ -277,17 +277,21 @@ def build(
     deployment = parse_services(services) if isinstance(services, Mapping) else read_services(services)
     deployment = with_scheme(deployment, options.colocation)
     config = read_serving(deployment)
+    failed: dict[str, str] = {}
     if gpus is None and quick_wanted(config, profile):
         doors.let_go(doors.take(options.addresses))  # measuring takes seconds: an address in use is told before
         with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
             found = Path(folder) / "profile.json"
-            found.write_text(json.dumps(measured(config)))
+            content, failed = measured(config)
+            found.write_text(json.dumps(content))
             problem = build_problem(deployment, found, gpus)
     else:
         problem = build_problem(deployment, profile, gpus)
     if options.plan is not None:
         _check_plan(options.plan, problem)
-    return Server(config, problem, options, factory)
+    server = Server(config, problem, options, factory)
+    server.crew.unmeasured = {s.name: failed[s.model] for s in problem.services if s.model in failed}
+    return server
 
 
 def _check_plan(plan: ServingPlan, problem: Problem) -> None:

@@ -51,13 +51,15 @@ class ServingEntry(Strict):
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """Where a service's model comes from: `path` of its folder in a repository (None: nothing is named)."""
+    """Where a service's model comes from: `path` of its folder in a repository (None: nothing is named). `sample`: a
+    file with an inference request to measure it with."""
 
     service: str
     model: str
     backend: str
     path: Path | None
     version: int | None = None
+    sample: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def _read_serving(deployment: Deployment) -> ServingConfig:
         with deployment.located():
             backends.check(backend, f"services[{i}].backend")
         path = _path(service.model, service.name, base, folder)
-        models[service.name] = ModelEntry(service.name, service.profile_model, backend, path, service.version)
+        sample = None if service.sample is None else base / service.sample
+        models[service.name] = ModelEntry(service.name, service.profile_model, backend, path, service.version, sample)
     for app in deployment.applications:
         for stage in app.stages:
             own = None if folder is None else folder / stage

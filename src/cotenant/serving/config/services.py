@@ -55,6 +55,7 @@ class ServiceEntry(Strict):
     backend: str | None = None
     version: int | None = Field(default=None, ge=1)
     max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+    sample: str | None = None
 
     @property
     def profile_model(self) -> str:

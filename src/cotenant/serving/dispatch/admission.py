@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from cotenant.serving.dispatch.calls import Call, Kind, Outcome, Refusal, Reply, Withdraw, check_inputs, split
+from cotenant.serving.dispatch.calls import Call, Kind, Outcome, Refusal, Reply, Withdraw
 from cotenant.serving.dispatch.pool import Loaded, Pool
 from cotenant.serving.dispatch.stats import Stats
+from cotenant.serving.protocol.items import check_inputs, split
 from cotenant.serving.protocol.oip import InferRequest
+from cotenant.serving.protocol.tensors import TensorError
 
 MOST_ROWS = 1024
 
@@ -44,7 +46,10 @@ class Admission:
         """A request to a service (or a stage of an application) joins its queue, item by item."""
         name = request.model
         loaded = self.ready(name, request.version)
-        inputs, rows = check_inputs(request.inputs, loaded.info)
+        try:
+            inputs, rows = check_inputs(request.inputs, loaded.info)
+        except TensorError as error:
+            raise Refusal(Kind.WRONG, str(error)) from None
         if request.outputs is not None:
             known = {spec.name for spec in loaded.info.outputs}
             unknown = next((x for x in request.outputs if x not in known), None)

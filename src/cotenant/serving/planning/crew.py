@@ -79,6 +79,7 @@ class Crew:
         self._keys: dict[Worker, frozenset[tuple[str, int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.closing = False
+        self.unmeasured: dict[str, str] = {}  # services that no plan can have, and why
         self._count = self._generations = 0
         self._best_effort = {s.name for s in config.deployment.services if not s.latency_sensitive}
 
@@ -88,10 +89,15 @@ class Crew:
         """Find a service's model on disk; what is wrong with it becomes the reason why it is not ready."""
         model = self.models[service]
         try:
-            model.found = find(self.config.models[service])
+            model.found = self._find(service)
             model.why = "loading"
         except InputError as error:
             model.found, model.why = None, str(error)
+
+    def _find(self, service: str, config: dict[str, Any] | None = None) -> Found:
+        if service in self.unmeasured:
+            raise InputError(self.unmeasured[service])
+        return find(self.config.models[service], config)
 
     def max_batch(self, service: str) -> int:
         """The largest batch that any plan may ask of a service: what its configuration says, else its profile; of a
@@ -320,7 +326,7 @@ class Crew:
     def reload(self, service: str, config: dict[str, Any] | None = None) -> None:
         """Have the service's newest files loaded by the next plan that is applied, with `config` instead of theirs;
         InputError when there are none."""
-        found = find(self.config.models[service], config)
+        found = self._find(service, config)
         model = self.models[service]
         model.fault = ""
         if model.why:

@@ -14,7 +14,9 @@ import numpy as np
 from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.config.backends import AUTO, files
 from cotenant.serving.config.server import ModelEntry
-from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor, pack_strings
+from cotenant.serving.protocol.items import check_inputs, split
+from cotenant.serving.protocol.oip import WireError, decode_request
+from cotenant.serving.protocol.tensors import DTYPES, ModelInfo, Tensor, TensorError, pack_strings
 from cotenant.serving.worker import Job, LoadError, ModelSpec, Result, Worker, WorkerFactory, WorkerSpec
 from cotenant.serving.workers.local import LocalWorkers
 from cotenant.serving.workers.repository import Found, find
@@ -61,18 +63,29 @@ def random_unit(info: ModelInfo, seed: int, sizes: dict[str, tuple[int, ...]]) -
     return unit
 
 
+def read_sample(path: Path, info: ModelInfo) -> list[list[Tensor]]:
+    """The items of an inference request in JSON, as it is sent to a model; InputError when it does not fit this one."""
+    try:
+        request = decode_request("sample", "", path.read_bytes(), None)
+        inputs, rows = check_inputs(request.inputs, info)
+    except (OSError, WireError, TensorError) as error:
+        raise InputError(f"is no request that the model takes: {error}", file=path) from None
+    return split(inputs, rows, info.batchable)
+
+
 class OneModel:
     """Async context manager around one worker. One batch at a time."""
 
     def __init__(
         self, factory: WorkerFactory, name: str, found: Found, *, fraction: float, partition: str, mechanism: str,
         batch: int, gpu_model: str = "", seed: int = 0, sizes: dict[str, tuple[int, ...]] | None = None,
+        sample: Path | None = None,
     ) -> None:  # fmt: skip
         model = ModelSpec(name, name, found.backend, found.path, found.version, batch, found.config)
         self.name = name
         self.spec = WorkerSpec(name, 0, gpu_model, partition, fraction, mechanism, (model,))
         self.worker: Worker = factory.create(self.spec, self)
-        self._seed, self._sizes = seed, sizes or {}
+        self._seed, self._sizes, self._sample = seed, sizes or {}, sample
         self._waiting: asyncio.Future[Result] | None = None
         self._number = 0
         self.load_s = 0.0
@@ -84,7 +97,10 @@ class OneModel:
         except LoadError as error:
             raise WorkError(f"{self.name} cannot be loaded: {error.why}") from None
         self.load_s = time.monotonic() - began
-        self.unit = random_unit(self.info, self._seed, self._sizes)
+        self.units = (
+            [random_unit(self.info, self._seed, self._sizes)] if self._sample is None
+            else read_sample(self._sample, self.info)
+        )  # fmt: skip
         return self
 
     async def __aexit__(
@@ -103,11 +119,12 @@ class OneModel:
             self._waiting.set_exception(WorkError(f"the worker of {self.name} {why}"))
 
     async def run(self, batch: int) -> Sample:
-        """Run a batch of equal items; WorkError when the model fails."""
+        """Run a batch; WorkError when the model fails."""
         self._number += 1
         self._waiting = asyncio.get_running_loop().create_future()
         began = time.monotonic()
-        self.worker.submit(Job(self._number, self.name, [self.unit] * batch))
+        units = [self.units[i % len(self.units)] for i in range(batch)]
+        self.worker.submit(Job(self._number, self.name, units))
         result = await self._waiting
         total = (time.monotonic() - began) * 1e3
         failed = next((x for x in result.answers if isinstance(x, str)), None)

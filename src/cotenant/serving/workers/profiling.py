@@ -32,7 +32,7 @@ Tick = Callable[[int, int], None]
 @dataclass(frozen=True)
 class ProfileRun:
     """What is measured: a model on shares of this machine. `partitions`: label to fraction. `against`: other models to
-    run beside it on the other half. `seconds`: time for each cell."""
+    run beside it on the other half. `seconds`: time for each cell. `sample`: a file with a request to measure with."""
 
     name: str
     found: Found
@@ -44,6 +44,7 @@ class ProfileRun:
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     gpu: str = "CPU"
     margin: float | None = None
+    sample: Path | None = None
 
     @property
     def needs_gpu(self) -> bool:
@@ -59,7 +60,13 @@ class ProfileRun:
     @property
     def key(self) -> str:
         """What a partial file must have been measured with to go on from it."""
-        return json.dumps([self.name, self.found.path, self.found.version, self.mechanism, self.seconds, self.gpu])
+        sample = None if self.sample is None else str(self.sample)
+        found = self.found
+        return json.dumps([self.name, found.path, found.version, self.mechanism, self.seconds, self.gpu, sample])
+
+
+class OneAtATimeError(InputError):
+    """Batches were asked of a model that takes none."""
 
 
 class Partial:
@@ -144,7 +151,7 @@ def _one(
 ) -> OneModel:
     return OneModel(
         factory, name or run.name, found or run.found, fraction=fraction, partition=label, mechanism=run.mechanism,
-        batch=max(run.batches), gpu_model=run.gpu, sizes=dict(run.sizes),
+        batch=max(run.batches), gpu_model=run.gpu, sizes=dict(run.sizes), sample=None if name else run.sample,
     )  # fmt: skip
 
 
@@ -154,7 +161,8 @@ async def _partition(
     before = _gpu_used() if run.needs_gpu else 0
     async with _one(run, factory, label, run.partitions[label]) as model:
         if not model.info.batchable and max(batches) > 1:
-            raise InputError(f"{run.name} takes one item at a time: profile it with --batches 1", field="batches")
+            what = f"{run.name} takes one item at a time: profile it with --batches 1"
+            raise OneAtATimeError(what, field="batches")
         for batch in batches:
             partial.put(f"cell/{label}/{batch}", await measure_cell(model, batch, run.seconds))
         resident = _gpu_used() - before if run.needs_gpu else model.resident_bytes()

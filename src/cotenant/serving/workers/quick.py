@@ -9,13 +9,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cotenant.core.errors import InputError
+from cotenant.core.errors import InputError, WorkError
 from cotenant.profiles.serving.latency_files import shipped_profiles
 from cotenant.serving.config.backends import pretends
-from cotenant.serving.config.server import ServingConfig
+from cotenant.serving.config.server import ModelEntry, ServingConfig
 from cotenant.serving.worker import LoadError
-from cotenant.serving.workers.profiling import Partial, ProfileRun, assemble, core_partitions, measure
-from cotenant.serving.workers.repository import find
+from cotenant.serving.workers.profiling import (
+    OneAtATimeError,
+    Partial,
+    ProfileRun,
+    assemble,
+    core_partitions,
+    measure,
+)
+from cotenant.serving.workers.repository import Found, find
 
 LOG = logging.getLogger(__name__)
 
@@ -32,32 +39,41 @@ def wanted(config: ServingConfig, profile: str | Path | None) -> bool:
     return len(deployment.gpu_models) == 1 and deployment.gpu_models[0].upper() not in shipped
 
 
-def measured(config: ServingConfig) -> dict[str, Any]:
-    """A profile of all models of a file, as its JSON. InputError for one that cannot be measured."""
+def measured(config: ServingConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    """A profile of the models of a file, as its JSON, and why each of the others cannot be measured. Those get times of
+    nobody's, since applications are cut by them, and are not served. InputError when no model can be measured."""
     gpu = config.deployment.gpu_models[0]
     done: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    entries = {entry.model: entry for entry in sorted(config.models.values(), key=lambda x: x.sample is not None)}
     with tempfile.TemporaryDirectory(prefix="cotenant-") as folder:
-        for entry in {entry.model: entry for entry in config.models.values()}.values():
+        for entry in entries.values():
             LOG.info("measuring %s on this machine's cores (cotenant profile service would keep it)", entry.model)
             try:
-                done = _one(gpu, entry.model, find(entry), Path(folder), done or None)
-            except LoadError as error:
-                field = f"services.{entry.service}"
-                raise InputError(f"cannot be loaded: {error}", file=config.deployment.file, field=field) from None
-    return done
+                done = _one(gpu, entry, find(entry), Path(folder), done or None)
+            except (InputError, WorkError, LoadError) as error:
+                hint = "" if entry.sample is not None else " (sample: names a file with a request to measure it with)"
+                failed[entry.model] = f"it cannot be measured{hint}: {error}"
+    if not done:
+        name, why = next(iter(failed.items()))
+        raise InputError(why, file=config.deployment.file, field=f"models.{name}")
+    nothing = {"memory_mb": 0, "latency_ms": {label: {"1": 1.0} for label in done["partitions"]}}
+    done["models"] |= dict.fromkeys(failed, nothing)
+    return done, failed
 
 
-def _one(gpu: str, model: str, found: Any, folder: Path, earlier: dict[str, Any] | None) -> dict[str, Any]:
+def _one(gpu: str, entry: ModelEntry, found: Found, folder: Path, earlier: dict[str, Any] | None) -> dict[str, Any]:
+    model = entry.model
     if pretends(found.backend) and not found.config.get("latency_ms"):
         what = "a timed model takes as long as a profile says: give profile:, or latency_ms in its timed.json"
         raise InputError(what, field=f"models.{model}")
     batches: tuple[int, ...] = BATCHES
     while True:
-        run = ProfileRun(model, found, "cores", core_partitions(), batches, CELL_S, gpu=gpu)
+        run = ProfileRun(model, found, "cores", core_partitions(), batches, CELL_S, gpu=gpu, sample=entry.sample)
         partial = Partial(folder / f"{len(list(folder.iterdir()))}.json", run.key)
         try:
             rows = asyncio.run(measure(run, partial))
-        except InputError:
+        except OneAtATimeError:
             if batches == (1,):
                 raise
             batches = (1,)  # it takes one item at a time
