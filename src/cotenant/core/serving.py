@@ -13,6 +13,9 @@ MAX_BATCH = 1024
 MAX_GPUS = 1_000_000
 
 
+MOST_MODELS = 128  # that share a gpulet
+
+
 @dataclass(frozen=True)
 class Service:
     """A model that answers requests under an SLO at a rate.

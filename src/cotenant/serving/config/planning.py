@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.core.errors import InputError
-from cotenant.core.serving import Application, Service
+from cotenant.core.serving import MOST_MODELS, Application, Service
 from cotenant.policy.serving.packing.applications import Stage, stages
 from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, Spec, find_planner
 from cotenant.policy.serving.packing.tables import Gpus
@@ -21,7 +21,8 @@ from cotenant.serving.config.services import MAX_GPUS, Deployment
 @dataclass(frozen=True)
 class Problem:
     """What is planned: `services` (stages of applications last), the GPUs, profiles by GPU model, applications with
-    their stages, and the factor on rates to plan for. `apart`: no gpulet holds services of both classes."""
+    their stages, and the factor on rates to plan for. `apart`: no gpulet holds services of both classes; `max_models`:
+    services that one holds at most."""
 
     gpus: Gpus
     services: tuple[Service, ...]
@@ -29,10 +30,13 @@ class Problem:
     applications: tuple[tuple[Application, tuple[Stage, ...]], ...]
     headroom: float
     apart: bool = False
+    max_models: int = MOST_MODELS
 
     def planner(self, name: str | None = None) -> Spec:
         """The planner of a name (default: the usual one) for this problem; InputError lists the known ones."""
         spec = find_planner(name or DEFAULT_PLANNER)
+        rules = replace(spec.rules, seats=min(spec.rules.seats, self.max_models), crowd=self.max_models)
+        spec = replace(spec, rules=rules)
         return spec.apart() if self.apart else spec
 
     @property
@@ -88,7 +92,10 @@ def build_problem(deployment: Deployment, profile: str | Path | None = None, gpu
     apps = tuple((app, tuple(stages(app, first))) for app in deployment.applications)
     services = (*deployment.services, *(stage.service for _, found in apps for stage in found))
     problem_gpus = Gpus(tuple(loaded.values()), tuple(types[m] for m in models))
-    return Problem(problem_gpus, services, loaded, apps, deployment.headroom, deployment.colocation is not None)
+    return Problem(
+        problem_gpus, services, loaded, apps, deployment.headroom, deployment.colocation is not None,
+        deployment.max_models,
+    )  # fmt: skip
 
 
 def what_if(deployment: Deployment, changes: Sequence[str]) -> Deployment:

@@ -15,7 +15,7 @@ from cotenant.agent.mechanisms.base import Capabilities, Use
 from cotenant.core.checked import Memory, Seconds, Strict, check
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
-from cotenant.core.serving import APPLICATIONS, Application, Service
+from cotenant.core.serving import APPLICATIONS, MOST_MODELS, Application, Service
 from cotenant.core.units import parse_fraction
 from cotenant.core.yamlfile import YamlFile, read_yaml
 
@@ -84,7 +84,7 @@ class ServicesFile(BaseModel):
     mechanism: str = "mps"
     partitions: list[str | float] | None = None
     max_gpulets: int | None = Field(default=None, ge=1, le=64)
-    max_models: int = Field(default=3, ge=1, le=4)
+    max_models: int = Field(default=MOST_MODELS, ge=1, le=MOST_MODELS)
     colocation: str | None = None
     profile: str | dict[str, str] | None = None
     replan: ReplanEntry = ReplanEntry()
@@ -108,7 +108,7 @@ class Deployment:
     headroom: float
     period_s: float
     max_gpulets: int | None = None
-    max_models: int = 3
+    max_models: int = MOST_MODELS
     arrivals: Mapping[str, str] = field(default_factory=dict)
     copy_weights: Mapping[str, float] = field(default_factory=dict)
     colocation: str | None = None

@@ -123,7 +123,10 @@ class Crew:
         placed = self.pool.serves(service)
         if model.why and (model.why != "loading" or placed or not self.pool.lets):
             return model.why
-        return "" if placed else "the plan has no place for it: the GPUs do not suffice"
+        if placed:
+            return ""
+        why = next((x.reason for x in self.pool.plan.left_out if x.service == service), "the GPUs do not suffice")
+        return f"the plan has no place for it: {why}"
 
     # ---- plans ----
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cotenant.core.serving import MOST_MODELS
 from cotenant.policy.compiled import inner
 
 INF = np.inf
@@ -28,7 +29,7 @@ SLOT2: Any = np.int64(2)
 NOWHERE: Any = np.int64(-1)
 
 
-MAX_SEATS = 4
+FEW_SEATS = 4
 
 # one row per (GPU type, model, batch): batch building in ms, shares of alpha for oneself and for a neighbour
 CELL = np.dtype([("over", "f8"), ("own", "f8"), ("other", "f8")], align=True)
@@ -44,12 +45,17 @@ SIZE = np.dtype([("frac", "f8"), ("slots", "i8"), ("allowed", "i8")], align=True
 SVC = np.dtype(
     [("slo", "f8"), ("mem", "f8"), ("bits", "f8"), ("cost", "f8"), ("model", "i8"), ("group", "i8")], align=True
 )
-# a gpulet of a packing under construction: part is -1 where there is none; rate in requests/s is assigned to a seat
-LET = np.dtype(
-    [("part", "i8"), ("count", "i8"), ("work", "f8"), ("press", "f8"), ("svc", "i8", (MAX_SEATS,)),
-     ("batch", "i8", (MAX_SEATS,)), ("rate", "f8", (MAX_SEATS,))],
-    align=True,
-)  # fmt: skip
+
+
+def let_rows(seats: int) -> np.dtype:
+    """A gpulet of a packing under construction: part is -1 where there is none; rate in requests/s is assigned to a
+    seat. Of two sizes, since all is compiled for each, and searching copies rows all the time."""
+    most = FEW_SEATS if seats <= FEW_SEATS else MOST_MODELS
+    return np.dtype(
+        [("part", "i8"), ("count", "i8"), ("work", "f8"), ("press", "f8"), ("svc", "i8", (most,)),
+         ("batch", "i8", (most,)), ("rate", "f8", (most,))],
+        align=True,
+    )  # fmt: skip
 
 
 class Tables(NamedTuple):
@@ -71,7 +77,7 @@ class Tables(NamedTuple):
     rising: bool
 
 
-State = np.ndarray  # (N, J) of LET
+State = np.ndarray  # (N, J) of let_rows
 
 
 @inner

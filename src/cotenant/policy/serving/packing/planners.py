@@ -11,7 +11,7 @@ import numpy as np
 
 from cotenant.core.errors import InputError
 from cotenant.core.serving import Gpulet, LeftOut, Seat, Service, ServingPlan
-from cotenant.policy.serving.packing import adjust, cover, search
+from cotenant.policy.serving.packing import adjust, cover, reasons, search
 from cotenant.policy.serving.packing.check import problems
 from cotenant.policy.serving.packing.exact import Proof, prove
 from cotenant.policy.serving.packing.kernel import State
@@ -27,6 +27,7 @@ GRID = math.log(1.01)  # feasibility is decided at rates rounded up to a geometr
 TRIES, QUICK_TRIES, EXACT_TRIES = 600, 150, 60_000
 WIDEN = np.array([3.0, 2.0, 1.5, 1.3, 1.2, 1.1, 1.05, 1.02, 1.0])
 GUARDS = (1.1, 1.25, 1.4)  # what a planner that sees no interference allows for it
+CROWDED = 1000  # GPUs up to which many models may share a gpulet: a row for each of them is large
 SPARE = 1 + 3e-6  # rates are met with this to spare, so that rounding never leaves one short
 
 
@@ -55,9 +56,10 @@ class Packer:
         self.lets = int(self.tables.gpu["lets"].max())
         for s, cap in zip(services, self.tables.cap.max(axis=(0, 2)), strict=True):
             if cap <= 0:
-                raise InputError(_too_slow(s, gpus, spec), field="slo_ms")
-        self._scratch = new_state(3, self.lets)
-        self._states = [new_state(len(gpus), self.lets) for _ in range(3)]
+                raise InputError(reasons.too_slow(s, gpus, whole_only=spec.rules.whole_only), field="slo_ms")
+        seats = spec.rules.seats
+        self._scratch = new_state(3, self.lets, seats)
+        self._states = [new_state(len(gpus), self.lets, seats) for _ in range(3)]
         self._rng = np.zeros(1, np.uint64)
         self._counts = np.bincount(np.array(gpus.types), minlength=len(gpus.profiles))
 
@@ -78,11 +80,43 @@ class Packer:
         services = self.services
         if rates_rps is not None:
             services = [replace(s, rate_rps=float(r)) for s, r in zip(services, rates_rps, strict=True)]
-        plan = self._decide(services, start)
+        plan = self._crowding(services, start)
         mixing = None if plan.feasible or plan.proven_infeasible else self._mixing
         if mixing is not None and mixing.plan([s.rate_rps for s in services]).feasible:
             return replace(plan, notes=(*plan.notes, KEPT_APART))
         return plan
+
+    def _crowding(self, services: Sequence[Service], start: ServingPlan | None) -> ServingPlan:
+        """A plan with few models on each gpulet; with many where that serves more, or where they are so already."""
+        few, crowded = self.spec.rules.seats, self._crowded
+        if crowded is not None and start is not None and any(len(let.seats) > few for let in start.gpulets):
+            kept = crowded._decide(services, start)
+            if kept.feasible:
+                return kept
+        plan = self._decide(services, start)
+        if crowded is None or plan.feasible or all(len(let.seats) < few for let in plan.gpulets):
+            return plan
+        fuller = crowded._decide(services, start)
+        if self._missing(fuller) >= self._missing(plan):
+            return plan
+        if fuller.feasible:
+            return fuller
+        return replace(fuller, bound=plan.bound, proven_infeasible=plan.proven_infeasible, notes=plan.notes)
+
+    def _missing(self, plan: ServingPlan) -> float:
+        """GPUs that what a plan leaves out would take."""
+        cost = {s.name: float(c) for s, c in zip(self.services, self.tables.svc["cost"], strict=True)}
+        return sum(x.missing_rps * cost[x.service] for x in plan.left_out)
+
+    @cached_property
+    def _crowded(self) -> Packer | None:
+        """The same planner with as many models on a gpulet as its rules allow; None where that changes nothing. It
+        builds once: a search of gpulets with many models takes long."""
+        rules = self.spec.rules
+        if rules.seats == 1 or not rules.seats < min(rules.crowd, len(self.services)) or len(self.gpus) > CROWDED:
+            return None
+        spec = replace(self.spec, rules=replace(rules, seats=rules.crowd), climb=0, cover=False, exact=False)
+        return Packer(spec, self.gpus, self.services)
 
     def _decide(self, services: Sequence[Service], start: ServingPlan | None) -> ServingPlan:
         rates = np.array([s.rate_rps for s in services])
@@ -258,21 +292,24 @@ class Packer:
         factor = None
         if (left > 0).any():
             factor = self.bound(np.array([s.rate_rps for s in services]))
-            why = self._reason(factor)
-            missing = tuple(LeftOut(s.name, float(left[i]), why) for i, s in enumerate(services) if left[i] > 0)
+            missing = tuple(
+                LeftOut(s.name, float(left[i]), self._reason(factor, state, i))
+                for i, s in enumerate(services) if left[i] > 0
+            )  # fmt: skip
         return ServingPlan(
             self.spec.name, len(self.gpus), tuple(lets), missing,
             proven_infeasible=factor is not None and factor < 1, bound=factor,
             rates_rps={s.name: s.rate_rps for s in services},
         )  # fmt: skip
 
-    def _reason(self, factor: float) -> str:
+    def _reason(self, factor: float, state: State, service: int) -> str:
+        """What keeps a service out of a packing that serves what it can."""
         if factor < 1:
             return (
                 f"the GPUs can serve at most {factor:.1%} of these rates: "
                 f"about {math.ceil(len(self.gpus) / factor - 1e-9)} such GPUs are needed and there are {len(self.gpus)}"
             )
-        return "no free gpulet keeps its SLO, its neighbours' SLOs and the GPU's memory"
+        return reasons.left_out(self.tables, state, service)
 
     @cached_property
     def _mixing(self) -> Packer | None:
@@ -337,19 +374,3 @@ def _with_proof(plan: ServingPlan, proof: Proof) -> ServingPlan:
 
 def _used(state: State) -> int:
     return int((state["count"].sum(axis=1) > 0).sum())
-
-
-def _too_slow(service: Service, gpus: Gpus, spec: Spec) -> str:
-    best = np.inf
-    for profile in gpus.profiles:
-        model = profile.model(service.model)
-        for size in profile.partitions:
-            points = model.latency_ms.get(size.label)
-            if points and (size.fraction > 1 - 1e-9 or not spec.rules.whole_only):
-                best = min(best, profile.effective_ms(service.model, points[0][0], size.label))
-    if not np.isfinite(best):
-        return f"service {service.name}: {service.model} has no latency on any partition that may be used"
-    return (
-        f"service {service.name}: an SLO of {service.slo_ms:g} ms is below {2 * best:.3g} ms, the fastest that "
-        f"{service.model} can promise (twice its shortest batch of {best:.3g} ms)"
-    )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cotenant.core.errors import InputError
-from cotenant.core.serving import Service
-from cotenant.policy.serving.packing.kernel import CELL, GPU, LET, MAX_SEATS, SIZE, SVC, State, Tables
+from cotenant.core.serving import MOST_MODELS, Service
+from cotenant.policy.serving.packing.kernel import CELL, GPU, SIZE, SVC, State, Tables, let_rows
 from cotenant.profiles.serving.latency import BLIND, ServingProfile, interpolate
 
 MAX_BATCH = 256
@@ -39,16 +39,18 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a planner may do: `whole_only` keeps GPUs whole, `seats` models share a gpulet, `interference` is seen,
-    `apart`: a gpulet is shared only by services of one class (latency-sensitive or best-effort)."""
+    """What a planner may do: `whole_only` keeps GPUs whole, `seats` models share a gpulet, up to `crowd` of them where
+    that many do not serve everybody; `interference` is seen, `apart`: a gpulet is shared only by services of one class
+    (latency-sensitive or best-effort)."""
 
     whole_only: bool = False
     seats: int = 3
+    crowd: int = MOST_MODELS
     interference: bool = True
     apart: bool = False
 
     def __post_init__(self) -> None:
-        assert 1 <= self.seats <= MAX_SEATS
+        assert 1 <= self.seats <= MOST_MODELS
 
 
 def build_tables(gpus: Gpus, services: Sequence[Service], rules: Rules) -> Tables:
@@ -135,8 +137,8 @@ def solo_capacity(
     return out
 
 
-def new_state(gpus: int, lets: int) -> State:
-    """A state of `gpus` empty GPUs."""
-    state = np.zeros((gpus, lets), LET)
+def new_state(gpus: int, lets: int, seats: int) -> State:
+    """A state of `gpus` empty GPUs whose gpulets have up to `seats` models."""
+    state = np.zeros((gpus, lets), let_rows(seats))
     state["part"] = -1
     return state

@@ -1,0 +1,41 @@
+"""Why a service is not in a plan, by the name of the limit that it met."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cotenant.core.serving import Service
+from cotenant.policy.serving.packing.kernel import State, Tables
+from cotenant.policy.serving.packing.tables import Gpus
+
+
+def left_out(T: Tables, state: State, service: int) -> str:
+    """Of a service that found no place in a packing, for all of its rate, though no bound forbids one."""
+    lets, rows = state["part"] >= 0, T.gpu[T.gpu_type]
+    used = np.where(np.arange(state["svc"].shape[2]) < state["count"][..., None], state["svc"], -1)
+    memory = np.where(used >= 0, T.svc["mem"][used], 0.0).sum(axis=(1, 2))
+    free = float((rows["mem_gpu"] - memory - lets.sum(axis=1) * rows["mem_let"]).max()) / 1e6
+    needed = float(T.svc["mem"][service]) / 1e6
+    if needed > free:
+        return f"the GPUs' memory: it needs {needed:.0f} MB, and no GPU has more than {max(0.0, free):.0f} MB left"
+    if (state["count"][lets] >= T.seats).all():
+        models = "its one model" if T.seats == 1 else f"{T.seats} models, the most that it may (max_models)"
+        return f"every gpulet has {models}, and there is no room for another gpulet"
+    return "no gpulet, old or new, would keep its SLO and its neighbours' SLOs"
+
+
+def too_slow(service: Service, gpus: Gpus, *, whole_only: bool) -> str:
+    """Of a service whose SLO no partition keeps."""
+    best = np.inf
+    for profile in gpus.profiles:
+        model = profile.model(service.model)
+        for size in profile.partitions:
+            points = model.latency_ms.get(size.label)
+            if points and (size.fraction > 1 - 1e-9 or not whole_only):
+                best = min(best, profile.effective_ms(service.model, points[0][0], size.label))
+    if not np.isfinite(best):
+        return f"service {service.name}: {service.model} has no latency on any partition that may be used"
+    return (
+        f"service {service.name}: an SLO of {service.slo_ms:g} ms is below {2 * best:.3g} ms, the fastest that "
+        f"{service.model} can promise (twice its shortest batch of {best:.3g} ms)"
+    )
