@@ -114,11 +114,17 @@ class Engine:
         self._models.clear()
 
 
+def entries(config: Mapping[str, Any], side: str) -> Sequence[Mapping[str, Any]]:
+    """Inputs or outputs that a config.pbtxt names; the file of a timed model means something else by these words."""
+    found = config.get(side)
+    return found if isinstance(found, list) else ()
+
+
 def agree(config: Mapping[str, Any], info: ModelInfo) -> None:
     """ValueError where a configuration's inputs or outputs are not the model's."""
     for side, specs in (("input", info.inputs), ("output", info.outputs)):
         known = {spec.name: spec for spec in specs}
-        for entry in config.get(side, ()):
+        for entry in entries(config, side):
             name = entry.get("name", "")
             spec = known.get(name)
             if spec is None:
