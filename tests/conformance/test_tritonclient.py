@@ -238,3 +238,35 @@ def test_messages_agree_with_the_client_s() -> None:
             checked += walk(kind.DESCRIPTOR, getattr(service_pb2, name).DESCRIPTOR)
     assert checked > 100
     assert {kind.DESCRIPTOR.full_name for kind in classes().values()} <= seen
+
+
+def test_shared_memory_statistics_and_classes(client: Any) -> None:
+    """What Triton's examples do, with its client's own helper for shared memory."""
+    import tritonclient.utils.shared_memory as shm
+
+    module, c = client
+    form = {} if module.__name__.endswith("http") else {"as_json": True}
+    x = np.array([[1.0, 3.0, 2.0]], np.float32)
+    c.unregister_system_shared_memory()
+    c.unregister_cuda_shared_memory()
+    handle = shm.create_shared_memory_region("data", "/cotenant-triton", 24)
+    try:
+        shm.set_shared_memory_region(handle, [x])
+        c.register_system_shared_memory("data", "/cotenant-triton", 24)
+        assert "data" in str(c.get_system_shared_memory_status(**form))
+        given = module.InferInput("INPUT", [1, 3], "FP32")
+        given.set_shared_memory("data", 12)
+        wanted = module.InferRequestedOutput("OUTPUT")
+        wanted.set_shared_memory("data", 12, 12)
+        c.infer("a", [given], outputs=[wanted])
+        found = shm.get_contents_as_numpy(handle, np.float32, [1, 3], 12)
+        np.testing.assert_array_equal(found, x + np.float32(offset("a")))
+        c.unregister_system_shared_memory("data")
+    finally:
+        shm.destroy_shared_memory_region(handle)
+    classes_of = module.InferRequestedOutput("OUTPUT", class_count=1)
+    answer = c.infer("a", inputs(module, x), outputs=[classes_of]).as_numpy("OUTPUT")
+    assert answer.shape == (1, 1)
+    assert answer[0, 0].decode() == f"{np.float32(3.0) + np.float32(offset('a')):f}:1"
+    found = c.get_inference_statistics("a", **form)["model_stats"][0]["inference_stats"]
+    assert all(int(found[name]["ns"]) > 0 for name in ("success", "compute_infer"))

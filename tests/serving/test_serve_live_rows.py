@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from cotenant.serving.dispatch.pool import Let
+from cotenant.serving.dispatch.lets import Let
 from cotenant.serving.gateway.live_rows import Got
 
 

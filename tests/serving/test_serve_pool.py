@@ -13,7 +13,8 @@ from serve_setup import PROFILE, plan
 from cotenant.core.serving import Service
 from cotenant.profiles.serving.latency_files import parse_profile
 from cotenant.serving.dispatch.calls import Call, Outcome, Refusal, Unit
-from cotenant.serving.dispatch.pool import Let, Pool
+from cotenant.serving.dispatch.lets import Let
+from cotenant.serving.dispatch.pool import Pool
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.protocol.oip import InferRequest
 from cotenant.serving.protocol.tensors import Tensor

@@ -35,6 +35,7 @@ from cotenant.serving.gateway.routes import Routes
 from cotenant.serving.parts import http_limits, is_compiled, local_factory, raise_file_limit
 from cotenant.serving.planning.crew import Crew
 from cotenant.serving.planning.replanner import Replanner
+from cotenant.serving.protocol.shared_memory import Regions
 from cotenant.serving.worker import WorkerFactory
 from cotenant.serving.workers.quick import measured
 from cotenant.serving.workers.quick import wanted as quick_wanted
@@ -92,7 +93,9 @@ class Server:
         admission = Admission(self.pool, self.stats, self.crew.why_not, config.concurrency)
         applications = Applications(admission, problem.applications, config.wiring)
         self.gateway = Gateway(admission, applications, entry.listen.max_in_flight)
-        self.api = Api(self.gateway, self.crew, self.replanner, self.stats, self.tokens, entry.listen.max_body)
+        near = all(at is None or is_loopback(at[0]) for at in self._addresses.values())
+        regions = Regions(allowed=near or self.tokens.any)
+        self.api = Api(self.gateway, self.crew, self.replanner, self.stats, self.tokens, entry.listen.max_body, regions)
         self.routes = Routes(self.api, self._connections, lambda: self.http_url)
         self.front = HttpFront(self.routes.handle, http_limits(config), self._failed)
         self.http_url = self.grpc_address = ""

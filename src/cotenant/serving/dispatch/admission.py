@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from cotenant.serving.dispatch.calls import Call, Kind, Outcome, Refusal, Reply, Withdraw
-from cotenant.serving.dispatch.pool import Loaded, Pool
+from cotenant.serving.dispatch.lets import Loaded
+from cotenant.serving.dispatch.pool import Pool
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.protocol.items import check_inputs, split
 from cotenant.serving.protocol.oip import InferRequest

@@ -149,9 +149,13 @@ class Applications:
         took = self.admission.pool.now_ms() - run.arrived_ms
         outcome = _outcome(refusal, took, run.request.timeout_ms or app.slo_ms)
         self.admission.stats.unit(app.name, run.arrived_ms, 0.0, 0, "", took, outcome, took)
+        requests = self.admission.stats.services[app.name].requests
         if refusal is not None:
+            requests.times["fail"].add(took)
             run.reply(refusal)
             return
+        requests.batch(1, (0.0, took, 0.0))
+        requests.answered(took, 0.0, (0.0, took, 0.0))
         wanted = run.request.outputs
         outputs = [
             Tensor(f"{leaf}.{t.name}", t.datatype, t.shape, t.data)

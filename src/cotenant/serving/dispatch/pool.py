@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from cotenant.core.serving import Gpulet, Service, ServingPlan
 from cotenant.policy.serving.dispatch import Dispatcher, Drop, Instruction, Start
 from cotenant.profiles.serving.latency import ServingProfile
 from cotenant.serving.dispatch.calls import Call, Kind, Outcome, Refusal, Unit
+from cotenant.serving.dispatch.lets import Let, Loaded
 from cotenant.serving.dispatch.stats import Stats
-from cotenant.serving.protocol.tensors import ModelInfo, Tensor
+from cotenant.serving.protocol.tensors import Tensor
 from cotenant.serving.worker import Job, Result, Worker
 
 TICK_S = 0.02
@@ -26,38 +25,6 @@ HUNG_FACTOR, HUNG_SLOS, HUNG_LEAST_MS = 10.0, 2.0, 1000.0
 HUNG_BEST_EFFORT_MS = 60_000.0  # a batch that is held off by latency-sensitive work does not hang
 MOST_SPARE = 0.1  # part of a deadline
 OVERRUN_UP, OVERRUN_DOWN = 0.25, 0.02  # how fast what batches took too long is learned, and forgotten
-
-
-@dataclass(eq=False)
-class Let:
-    """A gpulet with its worker. `index` is its place in the plan in force, -1 once it is drained; `running` the units
-    of the job out there, `parts` those of the same batch that run after it; `free` is set when nothing runs."""
-
-    spec: Gpulet
-    worker: Worker | None
-    index: int = -1
-    job: Job | None = None
-    running: list[Unit] = field(default_factory=list)
-    parts: deque[list[Unit]] = field(default_factory=deque)
-    started_ms: float = 0.0
-    hung_ms: float = math.inf
-    busy_ms: float = 0.0
-    free: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.free.set()
-
-    @property
-    def seats(self) -> set[str]:
-        return {seat.service for seat in self.spec.seats}
-
-
-@dataclass
-class Loaded:
-    """A service that has been loaded: what its model is, and which version."""
-
-    info: ModelInfo
-    version: str
 
 
 class Pool:
@@ -169,19 +136,26 @@ class Pool:
         else:
             self._freed(let, now)
         name = let.spec.name
-        self.stats.batch(job.service, len(units), result.executed_ms)
+        executed = result.executed_ms
+        given = max(0.0, job.submitted_s * 1e3 - self._began * 1e3 - started) if job.submitted_s else 0.0
+        parts = (given, executed, max(0.0, now - started - given - executed))
+        self.stats.batch(job.service, len(units), parts)
+        requests = self.stats.services[job.service].requests
         for unit, answer in zip(units, result.answers, strict=True):
             if isinstance(answer, str):
-                self._fail(unit, answer, now, name, len(units), result.executed_ms)
+                self._fail(unit, answer, now, name, len(units), executed)
                 continue
             self.in_flight[job.service] -= 1
             outcome = Outcome.OK if now <= unit.deadline_ms + 1e-9 else Outcome.LATE
             queued = started - unit.arrived_ms
             self.stats.unit(
-                job.service, unit.arrived_ms, queued, len(units), name, result.executed_ms, outcome,
+                job.service, unit.arrived_ms, queued, len(units), name, executed, outcome,
                 now - unit.arrived_ms,
             )  # fmt: skip
-            unit.call.answered(unit.row, answer, queued, result.executed_ms, len(units))
+            call = unit.call
+            if call.left == 1 and not call.done:
+                requests.answered(now - unit.arrived_ms, queued, parts)
+            call.answered(unit.row, answer, queued, executed, len(units))
 
     def _freed(self, let: Let, now: float) -> None:
         let.free.set()
@@ -193,6 +167,7 @@ class Pool:
         self.in_flight[service] -= 1
         waited = now - unit.arrived_ms
         self.stats.unit(service, unit.arrived_ms, waited, 0, "", 0.0, outcome, waited)
+        self._failed(unit, waited)
         retry = self.retry_s(service)
         if outcome is Outcome.FULL:
             unit.call.refused(Refusal(Kind.FULL, f"the queue of {service} is full", retry))
@@ -222,7 +197,12 @@ class Pool:
         self.stats.unit(
             service, unit.arrived_ms, took - executed_ms, batch, gpulet, executed_ms, Outcome.FAILED, took
         )
+        self._failed(unit, took)
         unit.call.refused(Refusal(Kind.FAILED, why))
+
+    def _failed(self, unit: Unit, took_ms: float) -> None:
+        if not unit.call.done:
+            self.stats.services[unit.call.service].requests.times["fail"].add(took_ms)
 
     def retry_s(self, service: str) -> float:
         """Seconds after which the requests that wait now will have been served, by the plan's capacity."""
@@ -390,6 +370,7 @@ class Pool:
             self.in_flight[name] -= 1
             took = now - unit.arrived_ms
             self.stats.unit(name, unit.arrived_ms, took, 0, "", 0.0, Outcome.DROPPED, took)
+            self._failed(unit, took)
             unit.call.refused(Refusal(Kind.UNAVAILABLE, why, 1.0))
 
 

@@ -6,6 +6,7 @@ Names, units and formulas: docs/metrics.md; how they are shown: live_rows.py.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from cotenant.observability.exposition import Histogram
 from cotenant.observability.metrics import SERVER_BATCH, SERVER_SECONDS
@@ -13,7 +14,66 @@ from cotenant.serving.dispatch.calls import Outcome
 from cotenant.serving.dispatch.requestlog import CsvLog, quoted
 
 RECENT = 512  # latencies kept per service for the percentiles of `top`
+PARTS = ("compute_input", "compute_infer", "compute_output")
 
+
+class Duration:
+    """How often something happened, and how long it took in all."""
+
+    __slots__ = ("count", "ms")
+
+    def __init__(self) -> None:
+        self.count, self.ms = 0, 0.0
+
+    def add(self, ms: float) -> None:
+        """Once more."""
+        self.count += 1
+        self.ms += ms
+
+    def shown(self) -> dict[str, int]:
+        """As the statistics extension has it."""
+        return {"count": self.count, "ns": round(self.ms * 1e6)}
+
+
+class Requests:
+    """What the statistics extension tells of a service: of its requests (not their items), and of its batches by
+    size. A batch's time counts for each request that it answers, as Triton counts it."""
+
+    def __init__(self) -> None:
+        self.times = {name: Duration() for name in ("success", "fail", "queue", *PARTS)}
+        self.batches: dict[int, dict[str, Duration]] = {}
+        self.items = self.executions = 0
+        self.last_s = 0.0
+
+    def answered(self, took_ms: float, queued_ms: float, parts_ms: Sequence[float]) -> None:
+        """A request has its answer."""
+        self.last_s = time.time()
+        for name, ms in zip(("success", "queue", *PARTS), (took_ms, queued_ms, *parts_ms), strict=True):
+            self.times[name].add(ms)
+
+    def batch(self, size: int, parts_ms: Sequence[float]) -> None:
+        """A batch has been run."""
+        self.items += size
+        self.executions += 1
+        known = self.batches.get(size)
+        if known is None:
+            known = self.batches[size] = {name: Duration() for name in PARTS}
+        for name, ms in zip(PARTS, parts_ms, strict=True):
+            known[name].add(ms)
+
+    def shown(self) -> dict[str, object]:
+        """As the statistics extension has it."""
+        nothing = Duration().shown()  # there is no cache of answers
+        return {
+            "last_inference": round(self.last_s * 1e3), "inference_count": self.items,
+            "execution_count": self.executions,
+            "inference_stats": {name: one.shown() for name, one in self.times.items()}
+            | {"cache_hit": nothing, "cache_miss": nothing},
+            "batch_stats": [
+                {"batch_size": size} | {name: one.shown() for name, one in parts.items()}
+                for size, parts in sorted(self.batches.items())
+            ],
+        }  # fmt: skip
 
 class ServiceStats:
     """Counts of one service (or application)."""
@@ -24,6 +84,7 @@ class ServiceStats:
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.latency = Histogram(SERVER_SECONDS.buckets)
         self.batch = Histogram(SERVER_BATCH.buckets)
+        self.requests = Requests()
         self.recent: list[float] = []
         self._at = 0
 
@@ -69,9 +130,11 @@ class Stats:
                 f"{outcome.value}\n"
             )
 
-    def batch(self, service: str, size: int, executed_ms: float) -> None:
-        """A batch has been run."""
-        self.services[service].batch.observe(size)
+    def batch(self, service: str, size: int, parts_ms: Sequence[float]) -> None:
+        """A batch has been run; `parts_ms`: its inputs handed over, executed, its outputs taken over."""
+        own = self.services[service]
+        own.batch.observe(size)
+        own.requests.batch(size, parts_ms)
 
     def worker_died(self) -> None:
         """A worker has gone without being asked to."""

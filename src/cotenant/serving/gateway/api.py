@@ -17,10 +17,17 @@ from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.gateway.requests import Gateway
 from cotenant.serving.planning.crew import ApplyError, Crew
 from cotenant.serving.planning.replanner import Replanner
-from cotenant.serving.protocol.tensors import ModelInfo, TensorSpec
+from cotenant.serving.protocol.shared_memory import Regions
+from cotenant.serving.protocol.tensors import ModelInfo, TensorError, TensorSpec
 from cotenant.serving.workers.repository import config_override
 
-EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics", "parameters"]
+EXTENSIONS = [
+    "binary_tensor_data", "classification", "model_configuration", "model_repository",
+    "model_repository(unload_dependents)", "parameters", "statistics", "system_shared_memory",
+]
+
+
+NO_CUDA_MEMORY = "CUDA shared memory is not supported: use system shared memory"
 
 
 class Tokens:
@@ -49,10 +56,11 @@ class Api:
     """See the module."""
 
     def __init__(
-        self, gateway: Gateway, crew: Crew, replanner: Replanner, stats: Stats, tokens: Tokens, body_limit: int
-    ) -> None:
+        self, gateway: Gateway, crew: Crew, replanner: Replanner, stats: Stats, tokens: Tokens, body_limit: int,
+        regions: Regions,
+    ) -> None:  # fmt: skip
         self.gateway, self.crew, self.replanner, self.stats = gateway, crew, replanner, stats
-        self.tokens, self.body_limit = tokens, body_limit
+        self.tokens, self.body_limit, self.regions = tokens, body_limit, regions
         self.pool = gateway.admission.pool
         self.decisions: deque[tuple[int, float, str]] = deque(maxlen=50)  # (number, unix time, sentence)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,27 +152,32 @@ class Api:
         ]  # fmt: skip
 
     def statistics(self, name: str, wanted: str) -> dict[str, Any]:
-        """Counts as Triton's statistics extension names them."""
+        """Counts and times as Triton's statistics extension names them."""
         if name:
             self.model_info(name, wanted)
         rows = []
         for own_name, own in self.stats.services.items():
             if name not in ("", own_name):
                 continue
-            answered = sum(own.latency.counts)
             loaded = self.pool.loaded.get(own_name)
-            failed = sum(count for outcome, count in own.outcomes.items() if outcome.value not in ("ok", "late"))
-            rows.append(
-                {
-                    "name": own_name, "version": loaded.version if loaded else "1",
-                    "inference_count": answered, "execution_count": sum(own.batch.counts),
-                    "inference_stats": {
-                        "success": {"count": answered, "ns": round(own.latency.sum * 1e9)},
-                        "fail": {"count": failed, "ns": 0},
-                    },
-                }
-            )  # fmt: skip
+            rows.append({"name": own_name, "version": loaded.version if loaded else "1", **own.requests.shown()})
         return {"model_stats": rows}
+
+    # ---- shared memory ----
+
+    def register_memory(self, name: str, key: Any, offset: Any, byte_size: Any) -> None:
+        """Take a region of the system's shared memory into use."""
+        try:
+            self.regions.register(name, key, offset, byte_size)
+        except TensorError as error:
+            raise Refusal(Kind.WRONG, str(error)) from None
+
+    def memory(self, name: str) -> list[dict[str, Any]]:
+        """All registered regions, or the one of a name."""
+        try:
+            return self.regions.status(name)
+        except TensorError as error:
+            raise Refusal(Kind.UNKNOWN, str(error)) from None
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Load (or load again) a model's newest files, and have a plan with it. Parameter `config` (JSON) stands for

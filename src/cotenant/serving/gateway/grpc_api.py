@@ -6,11 +6,20 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from cotenant.serving.dispatch.calls import Refusal
-from cotenant.serving.gateway.api import Api
+from cotenant.serving.dispatch.calls import Kind, Refusal
+from cotenant.serving.gateway import reflection
+from cotenant.serving.gateway.api import NO_CUDA_MEMORY, Api
 from cotenant.serving.gateway.http2_stream import Handler, Slot
 from cotenant.serving.protocol.messages import SERVICE, classes
-from cotenant.serving.protocol.oip import InferAnswer, InferRequest, WireError, priority, timeout_ms
+from cotenant.serving.protocol.oip import (
+    InferAnswer,
+    InferRequest,
+    WireError,
+    output_wishes,
+    placed,
+    priority,
+    timeout_ms,
+)
 from cotenant.serving.protocol.tensors import DTYPES, Tensor, TensorError, check_size, packed
 
 # data type -> field of typed contents that holds it
@@ -45,6 +54,12 @@ class GrpcApi:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._statistics,
             "RepositoryIndex": lambda m: {"models": self.api.index(m.ready)},
+            "SystemSharedMemoryStatus": lambda m: {"regions": {x["name"]: x for x in self.api.memory(m.name)}},
+            "SystemSharedMemoryRegister": self._register,
+            "SystemSharedMemoryUnregister": self._unregister,
+            "CudaSharedMemoryStatus": lambda m: {},
+            "CudaSharedMemoryRegister": self._register_cuda,
+            "CudaSharedMemoryUnregister": lambda m: {},
         }
         found = {
             name: Handler(self._simple(name, answer), guarded=name not in ("ServerLive", "ServerReady"))
@@ -55,14 +70,9 @@ class GrpcApi:
         found["RepositoryModelLoad"] = Handler(self._repository("Load", self.api.load))
         found["RepositoryModelUnload"] = Handler(self._repository("Unload", self.api.unload))
         paths = {f"{SERVICE}{name}".encode(): handler for name, handler in found.items()}
-        paths[b"/grpc.health.v1.Health/Check"] = Handler(self._health, guarded=False)
-        return paths
+        return paths | reflection.handlers(found, lambda: not self.api.not_ready())
 
     # ---- all but inference ----
-
-    def _health(self, slot: Slot, data: bytes) -> None:
-        """The health check that orchestrators use: HealthCheckResponse with status (field 1) SERVING or NOT_SERVING."""
-        slot.reply(b"\x08\x02" if self.api.not_ready() else b"\x08\x01")
 
     def _simple(self, name: str, answer: Callable[[Any], dict[str, Any]]) -> Callable[[Slot, bytes], None]:
         request, response = self.messages[f"{name}Request"], self.messages[f"{name}Response"]
@@ -88,6 +98,17 @@ class GrpcApi:
         except Refusal:  # unknown ones included: clients ask whether, and take an error for a broken server
             return {"ready": False}
         return {"ready": True}
+
+    def _register(self, message: Any) -> dict[str, Any]:
+        self.api.register_memory(message.name, message.key, message.offset, message.byte_size)
+        return {}
+
+    def _unregister(self, message: Any) -> dict[str, Any]:
+        self.api.regions.unregister(message.name)
+        return {}
+
+    def _register_cuda(self, message: Any) -> dict[str, Any]:
+        raise Refusal(Kind.WRONG, NO_CUDA_MEMORY)
 
     def _model_config(self, message: Any) -> dict[str, Any]:
         return {"config": self.api.model_config(message.name, message.version)}
@@ -131,7 +152,10 @@ class GrpcApi:
             if isinstance(answer, Refusal):
                 slot.fail(answer.kind.value[1], answer.message, answer.retry_s)
             else:
-                slot.reply(self._encoded(request, answer))
+                try:
+                    slot.reply(self._encoded(request, answer))
+                except TensorError as error:
+                    slot.fail(INVALID, str(error))
 
         slot.withdraw = self.api.gateway.infer(request, reply)
 
@@ -145,11 +169,13 @@ class GrpcApi:
             return
 
         def reply(answer: InferAnswer | Refusal) -> None:
-            if isinstance(answer, Refusal):
-                named = self._response(model_name=request.model, id=request.id)
-                message = answered(error_message=answer.message, infer_response=named)
-            else:
+            try:
+                if isinstance(answer, Refusal):
+                    raise TensorError(answer.message)
                 message = answered(infer_response=self._response.FromString(self._encoded(request, answer)))
+            except TensorError as error:
+                named = self._response(model_name=request.model, id=request.id)
+                message = answered(error_message=str(error), infer_response=named)
             slot.reply(message.SerializeToString())
 
         slot.withdraw = self.api.gateway.infer(request, reply)
@@ -162,6 +188,8 @@ class GrpcApi:
             return self._parsed(data, None)
         end, spans = parts
         head = data[:end]
+        if b"shared_memory_region" in head:  # what it stands for may change
+            return self._parsed(data, None)
         known = self._heads.get(head)
         if known is None:
             known = self._parsed(head, len(spans))
@@ -179,8 +207,9 @@ class GrpcApi:
                 raise WireError(str(error)) from None
             tensors.append(tensor)
         return InferRequest(
-            known.model, tensors, known.version, known.id, known.outputs, True, known.timeout_ms, known.priority
-        )
+            known.model, tensors, known.version, known.id, known.outputs, True, known.timeout_ms, known.priority,
+            known.classes,
+        )  # fmt: skip
 
     def _parsed(self, data: bytes, raws: int | None) -> InferRequest:
         """A whole request; or, with the number of raw contents behind it, its head: tensors without data."""
@@ -196,23 +225,32 @@ class GrpcApi:
             raise WireError("there are more raw contents than inputs")
         if not message.inputs:
             raise WireError("needs inputs")
-        tensors = []
+        parameters = _parameters(message.parameters)
+        request = InferRequest(
+            message.model_name, [], message.model_version, message.id,
+            {entry.name: True for entry in message.outputs} or None, True, timeout_ms(parameters), priority(parameters),
+        )  # fmt: skip
+        regions, k = self.api.regions, 0
         try:
-            for k, entry in enumerate(message.inputs):
+            for entry in message.inputs:
+                place = regions.place(entry.name, _parameters(entry.parameters))
+                if place is not None:
+                    request.inputs.append(placed(entry.name, entry.datatype, _shape(entry), place))
+                    continue
                 if count and k >= count:
                     raise WireError(f"input {entry.name!r} has no raw contents, but others have")
-                tensors.append(_tensor(entry, b"" if raws else raw[k] if count else None, whole=not raws))
+                request.inputs.append(_tensor(entry, b"" if raws else raw[k] if count else None, whole=not raws))
+                k += 1
+            for entry in message.outputs:
+                output_wishes(entry.name, _parameters(entry.parameters), regions, request)
         except TensorError as error:
             raise WireError(str(error)) from None
-        parameters = {key: _parameter(value) for key, value in message.parameters.items()} if message.parameters else {}
-        outputs = {entry.name: True for entry in message.outputs} or None
-        return InferRequest(
-            message.model_name, tensors, message.model_version, message.id, outputs, True,
-            timeout_ms(parameters), priority(parameters),
-        )  # fmt: skip
+        return request
 
     def _encoded(self, request: InferRequest, answer: InferAnswer) -> bytes:
         """A ModelInferResponse; its head too is made once for each shape of answer."""
+        if request.places:
+            return self._with_places(request, answer)
         outputs = answer.outputs
         key = (answer.model, answer.version, request.id, *((t.name, t.datatype, t.shape) for t in outputs))
         head = self._answers.get(key)
@@ -229,6 +267,19 @@ class GrpcApi:
         for tensor in outputs:
             parts += (b"\x32", _varint(len(tensor.data)), tensor.data)  # field 6, raw_output_contents
         return b"".join(parts)
+
+
+    def _with_places(self, request: InferRequest, answer: InferAnswer) -> bytes:
+        """An answer of which some outputs go to shared memory. Those have raw contents, too, which are empty."""
+        response = self._response(model_name=answer.model, model_version=answer.version, id=request.id)
+        for tensor in answer.outputs:
+            entry = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            place = request.places.get(tensor.name)
+            response.raw_output_contents.append(bytes(tensor.data) if place is None else b"")
+            for key, value in ({} if place is None else place.write(tensor.name, tensor.data)).items():
+                setattr(entry.parameters[key], "string_param" if isinstance(value, str) else "int64_param", value)
+        data: bytes = response.SerializeToString()
+        return data
 
 
 RAW = 0x3A  # field 7, raw_input_contents
@@ -279,11 +330,9 @@ def _varint(value: int) -> bytes:
 def _tensor(entry: Any, raw: bytes | None, whole: bool) -> Tensor:
     """An input with raw or typed contents, checked where it is `whole`."""
     name, datatype = entry.name, entry.datatype
-    shape = tuple(entry.shape)
+    shape = _shape(entry)
     if datatype not in DTYPES:
         raise WireError(f"input {name!r} has the unknown data type {datatype!r}")
-    if len(shape) > 32 or any(size < 0 for size in shape) or math.prod(shape) > 1 << 40:
-        raise WireError(f"input {name!r} has a shape that is none")
     if raw is None:
         field = _CONTENTS.get(datatype)
         if field is None:
@@ -298,6 +347,17 @@ def _tensor(entry: Any, raw: bytes | None, whole: bool) -> Tensor:
     if whole:
         check_size(tensor)
     return tensor
+
+
+def _shape(entry: Any) -> tuple[int, ...]:
+    shape = tuple(entry.shape)
+    if len(shape) > 32 or any(size < 0 for size in shape) or math.prod(shape) > 1 << 40:
+        raise WireError(f"input {entry.name!r} has a shape that is none")
+    return shape
+
+
+def _parameters(found: Any) -> dict[str, Any]:
+    return {key: _parameter(value) for key, value in found.items()} if found else {}
 
 
 def _parameter(value: Any) -> Any:

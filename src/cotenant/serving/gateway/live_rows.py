@@ -14,7 +14,7 @@ from cotenant.observability.feed import Row
 from cotenant.serving.dispatch.calls import Outcome
 
 if TYPE_CHECKING:
-    from cotenant.serving.dispatch.pool import Let
+    from cotenant.serving.dispatch.lets import Let
     from cotenant.serving.gateway.api import Api
 
 WINDOW_MS = 10_000.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 from cotenant.serving.dispatch.admission import Admission
 from cotenant.serving.dispatch.apps import Applications
 from cotenant.serving.dispatch.calls import Kind, Refusal, Reply, Withdraw, nothing
+from cotenant.serving.protocol.classification import classified
 from cotenant.serving.protocol.oip import InferAnswer, InferRequest
+from cotenant.serving.protocol.tensors import TensorError
 
 
 class Gateway:
@@ -23,6 +25,8 @@ class Gateway:
 
         def counted(answer: InferAnswer | Refusal) -> None:
             self.open -= 1
+            if request.classes and isinstance(answer, InferAnswer):
+                answer = self._classified(request, answer)
             reply(answer)
 
         try:
@@ -35,6 +39,20 @@ class Gateway:
         except Refusal as refusal:
             counted(refusal)
             return nothing
+
+    def _classified(self, request: InferRequest, answer: InferAnswer) -> InferAnswer | Refusal:
+        """An answer whose outputs are classes where they were asked for."""
+        loaded = self.admission.pool.loaded.get(request.model)
+        labels = {} if loaded is None else loaded.info.labels
+        batchable = loaded is None or loaded.info.batchable
+        try:
+            answer.outputs = [
+                classified(x, count, labels.get(x.name, ()), batchable) if (count := request.classes.get(x.name)) else x
+                for x in answer.outputs
+            ]
+        except TensorError as error:
+            return Refusal(Kind.WRONG, str(error))
+        return answer
 
     def _room(self, request: InferRequest) -> None:
         """Refuse beyond the server's limit; the lower a request's priority, the earlier."""

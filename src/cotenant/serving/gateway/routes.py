@@ -14,7 +14,7 @@ from cotenant.observability.exposition import CONTENT_TYPE
 from cotenant.observability.feed import Feed
 from cotenant.observability.http import MOST_VIEWERS, SECURITY, is_loopback, page
 from cotenant.serving.dispatch.calls import Kind, Refusal
-from cotenant.serving.gateway.api import Api
+from cotenant.serving.gateway.api import NO_CUDA_MEMORY, Api
 from cotenant.serving.gateway.http1 import JSON, Exchange
 from cotenant.serving.gateway.live_rows import Got, exposition, rows
 from cotenant.serving.protocol.oip import InferAnswer, InferRequest, WireError, decode_request, encode_answer
@@ -55,7 +55,7 @@ class Routes:
         self._found: dict[bytes, Found] = {}
         self._fixed: dict[str, dict[bytes, Endpoint]] = {
             "/v2": {b"GET": lambda x, n, v: self._json(x, api.server_metadata())},
-            "/v2/health/live": {b"GET": lambda x, n, v: x.respond(200)},
+            "/v2/health/live": {b"GET": lambda x, n, v: self._json(x, {"live": True})},
             "/v2/health/ready": {b"GET": self._ready},
             "/v2/models/stats": {b"GET": lambda x, n, v: self._json(x, api.statistics("", ""))},
             "/v2/repository/index": {b"POST": self._index},
@@ -73,6 +73,11 @@ class Routes:
             "config": {b"GET": lambda x, n, v: self._json(x, api.model_config(n, v))},
             "stats": {b"GET": lambda x, n, v: self._json(x, api.statistics(n, v))},
             "infer": {b"POST": self.infer},
+        }
+        self._memory: dict[str, dict[bytes, Endpoint]] = {
+            "status": {b"GET": lambda x, n, v: self._json(x, api.memory(n) if v == "system" else [])},
+            "register": {b"POST": self._register},
+            "unregister": {b"POST": self._unregister},
         }
         self._of_repository: dict[str, dict[bytes, Endpoint]] = {
             "load": {b"POST": lambda x, n, v: self._act(x, api.load(n, _parameters(x)))},
@@ -96,6 +101,8 @@ class Routes:
                 allowed = b"allow: %s\r\n" % b", ".join(methods)
                 x.respond(405, error_body("this is asked with another method"), JSON + allowed)
                 return
+            if b"origin" in x.headers and x.method == b"POST" and endpoint != self.infer:
+                raise Refusal(Kind.WRONG, "this is not for pages of other sites")
             endpoint(x, name, version)
         except Refusal as refusal:
             self._refuse(x, refusal)
@@ -133,6 +140,10 @@ class Routes:
                 return self._of_model.get(rest[0] if rest else ""), name, version
         if len(parts) == 5 and parts[:3] == ["v2", "repository", "models"]:
             return self._of_repository.get(parts[4]), parts[3], ""
+        if len(parts) >= 3 and parts[0] == "v2" and parts[1] in ("systemsharedmemory", "cudasharedmemory"):
+            name, rest = (parts[3], parts[4:]) if parts[2] == "region" and len(parts) > 4 else ("", parts[2:])
+            if len(rest) == 1 and (name or rest[0] != "register"):
+                return self._memory.get(rest[0]), name, parts[1].removesuffix("sharedmemory")
         return None, "", ""
 
     # ---- the one that matters ----
@@ -145,7 +156,9 @@ class Routes:
         try:
             if b"content-encoding" in headers:
                 body = _inflated(body, headers[b"content-encoding"], self.api.body_limit)
-            request = decode_request(name, version, body, None if length is None else length.decode("latin-1"))
+            request = decode_request(
+                name, version, body, None if length is None else length.decode("latin-1"), self.api.regions
+            )
             deadline = headers.get(b"cotenant-deadline-ms")
             if deadline is not None:
                 request.timeout_ms = _milliseconds(deadline)
@@ -225,17 +238,31 @@ class Routes:
         why = self.api.not_ready()
         if why:
             raise Refusal(Kind.UNAVAILABLE, why, 1.0)
-        x.respond(200)
+        self._json(x, {"ready": True})
 
     def _model_ready(self, x: Exchange, name: str, version: str) -> None:
         self.api.model_info(name, version)
-        x.respond(200)
+        self._json(x, {"name": name, "ready": True})
 
     def _index(self, x: Exchange, name: str, version: str) -> None:
         wanted = _object(x)
         if wanted is None or not isinstance(wanted.get("ready", False), bool):
             raise Refusal(Kind.WRONG, 'the body is {} or {"ready": true}')
         self._json(x, self.api.index(bool(wanted.get("ready", False))))
+
+    def _register(self, x: Exchange, name: str, kind: str) -> None:
+        content = _object(x)
+        if kind != "system":
+            raise Refusal(Kind.WRONG, NO_CUDA_MEMORY)
+        if content is None or content.keys() - {"key", "offset", "byte_size"}:
+            raise Refusal(Kind.WRONG, 'the body is {"key": "/NAME", "offset": 0, "byte_size": BYTES}')
+        self.api.register_memory(name, content.get("key"), content.get("offset", 0), content.get("byte_size"))
+        x.respond(200)
+
+    def _unregister(self, x: Exchange, name: str, kind: str) -> None:
+        if kind == "system":
+            self.api.regions.unregister(name)
+        x.respond(200)
 
     def _act(self, x: Exchange, work: Coroutine[Any, Any, None]) -> None:
         self.api.later(work, lambda error: x.respond(200) if error is None else self._refuse(x, error))

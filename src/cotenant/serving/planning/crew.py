@@ -16,7 +16,8 @@ from cotenant.policy.serving.dispatch import Dispatcher
 from cotenant.policy.serving.packing.replan import moves
 from cotenant.profiles.serving.latency import ServingProfile
 from cotenant.serving.config.server import ServingConfig
-from cotenant.serving.dispatch.pool import Let, Loaded, Pool
+from cotenant.serving.dispatch.lets import Let, Loaded
+from cotenant.serving.dispatch.pool import Pool
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.protocol.tensors import ModelInfo
 from cotenant.serving.worker import LoadError, ModelSpec, UnavailableError, Worker, WorkerFactory, WorkerSpec

@@ -53,10 +53,18 @@ _MESSAGES = {
     "ModelConfigResponse": "ModelConfig config 1",
     "ModelStatisticsRequest": "string name 1, string version 2",
     "StatisticDuration": "uint64 count 1, uint64 ns 2",
-    "InferStatistics": "StatisticDuration success 1, StatisticDuration fail 2",
+    "InferStatistics": (
+        "StatisticDuration success 1, StatisticDuration fail 2, StatisticDuration queue 3, "
+        "StatisticDuration compute_input 4, StatisticDuration compute_infer 5, StatisticDuration compute_output 6, "
+        "StatisticDuration cache_hit 7, StatisticDuration cache_miss 8"
+    ),
+    "InferBatchStatistics": (
+        "uint64 batch_size 1, StatisticDuration compute_input 2, StatisticDuration compute_infer 3, "
+        "StatisticDuration compute_output 4"
+    ),
     "ModelStatistics": (
-        "string name 1, string version 2, uint64 inference_count 4, uint64 execution_count 5, "
-        "InferStatistics inference_stats 6"
+        "string name 1, string version 2, uint64 last_inference 3, uint64 inference_count 4, "
+        "uint64 execution_count 5, InferStatistics inference_stats 6, [InferBatchStatistics] batch_stats 7"
     ),
     "ModelStatisticsResponse": "[ModelStatistics] model_stats 1",
     "RepositoryIndexRequest": "string repository_name 1, bool ready 2",
@@ -71,6 +79,20 @@ _MESSAGES = {
         "string repository_name 1, string model_name 2, {ModelRepositoryParameter} parameters 3"
     ),
     "RepositoryModelUnloadResponse": "",
+    "SystemSharedMemoryStatusRequest": "string name 1",
+    "SystemSharedMemoryStatusResponse.RegionStatus": "string name 1, string key 2, uint64 offset 3, uint64 byte_size 4",
+    "SystemSharedMemoryStatusResponse": "{SystemSharedMemoryStatusResponse.RegionStatus} regions 1",
+    "SystemSharedMemoryRegisterRequest": "string name 1, string key 2, uint64 offset 3, uint64 byte_size 4",
+    "SystemSharedMemoryRegisterResponse": "",
+    "SystemSharedMemoryUnregisterRequest": "string name 1",
+    "SystemSharedMemoryUnregisterResponse": "",
+    "CudaSharedMemoryStatusRequest": "string name 1",
+    "CudaSharedMemoryStatusResponse.RegionStatus": "string name 1, uint64 device_id 2, uint64 byte_size 3",
+    "CudaSharedMemoryStatusResponse": "{CudaSharedMemoryStatusResponse.RegionStatus} regions 1",
+    "CudaSharedMemoryRegisterRequest": "string name 1, bytes raw_handle 2, int64 device_id 3, uint64 byte_size 4",
+    "CudaSharedMemoryRegisterResponse": "",
+    "CudaSharedMemoryUnregisterRequest": "string name 1",
+    "CudaSharedMemoryUnregisterResponse": "",
     # of config.pbtxt, what a model that runs here can have: others (ensembles, sequences, operators) are refused
     "ModelConfig": (
         "string name 1, string platform 2, ModelVersionPolicy version_policy 3, int32? max_batch_size 4, "

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from cotenant.serving.protocol.classification import wanted as wanted_classes
+from cotenant.serving.protocol.shared_memory import Place, Regions
 from cotenant.serving.protocol.tensors import DTYPES, Buffer, Tensor, TensorError, check_size, from_list, json_data
 
 HEADER_LENGTH = "inference-header-content-length"
 MAX_RANK, MAX_TENSORS = 32, 256
+NO_REGIONS = Regions(allowed=False)
 
 
 class WireError(ValueError):
@@ -20,7 +24,8 @@ class WireError(ValueError):
 
 @dataclass(slots=True)
 class InferRequest:
-    """One inference: tensors in, and which outputs are wanted (None: all), each as binary data or not."""
+    """One inference: tensors in, and which outputs are wanted (None: all), each as binary data or not. `classes`: how
+    many classes are asked of an output instead of its tensor; `places`: outputs that go to shared memory."""
 
     model: str
     inputs: list[Tensor]
@@ -30,6 +35,8 @@ class InferRequest:
     binary_default: bool = False
     timeout_ms: float | None = None
     priority: int = 0
+    classes: dict[str, int] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -62,7 +69,7 @@ def _parameters(raw: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _inputs(raw: Any, binary: memoryview) -> list[Tensor]:
+def _inputs(raw: Any, binary: memoryview, regions: Regions) -> list[Tensor]:
     if not isinstance(raw, list) or not raw:
         raise WireError("needs inputs: a list of tensors")
     if len(raw) > MAX_TENSORS:
@@ -75,7 +82,11 @@ def _inputs(raw: Any, binary: memoryview) -> list[Tensor]:
         if not isinstance(name, str) or not isinstance(datatype, str):
             raise WireError("an input needs a name and a datatype")
         shape = _shape(entry.get("shape"), name)
-        size = _parameters(entry).get("binary_data_size") if "parameters" in entry else None
+        parameters = _parameters(entry)
+        size, place = parameters.get("binary_data_size"), regions.place(name, parameters)
+        if place is not None:
+            tensors.append(placed(name, datatype, shape, place))
+            continue
         if size is None:
             tensors.append(from_list(name, datatype, shape, entry.get("data")))
             continue
@@ -92,7 +103,24 @@ def _inputs(raw: Any, binary: memoryview) -> list[Tensor]:
     return tensors
 
 
-def _outputs(raw: Any, default: bool) -> dict[str, bool] | None:
+def placed(name: str, datatype: str, shape: tuple[int, ...], place: Place) -> Tensor:
+    """An input out of shared memory."""
+    if datatype not in DTYPES:
+        raise WireError(f"input {name!r} has the unknown data type {datatype!r}")
+    tensor = Tensor(name, datatype, shape, place.read())
+    check_size(tensor)
+    return tensor
+
+
+def output_wishes(name: str, parameters: Mapping[str, Any], regions: Regions, request: InferRequest) -> None:
+    """What an output's parameters ask beside the tensor."""
+    if count := wanted_classes(name, parameters):
+        request.classes[name] = count
+    if (place := regions.place(name, parameters)) is not None:
+        request.places[name] = place
+
+
+def _outputs(raw: Any, request: InferRequest, regions: Regions) -> dict[str, bool] | None:
     if raw is None or raw == []:
         return None
     if not isinstance(raw, list) or len(raw) > MAX_TENSORS:
@@ -102,9 +130,8 @@ def _outputs(raw: Any, default: bool) -> dict[str, bool] | None:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise WireError("an output is an object with a name")
         parameters = _parameters(entry)
-        if parameters.get("classification"):
-            raise WireError("classification of outputs is not supported: ask for the tensor")
-        wanted[entry["name"]] = bool(parameters.get("binary_data", default))
+        output_wishes(entry["name"], parameters, regions, request)
+        wanted[entry["name"]] = bool(parameters.get("binary_data", request.binary_default))
     return wanted
 
 
@@ -126,7 +153,9 @@ def priority(parameters: dict[str, Any]) -> int:
     return value
 
 
-def decode_request(model: str, version: str, body: Buffer, header_length: str | None) -> InferRequest:
+def decode_request(
+    model: str, version: str, body: Buffer, header_length: str | None, regions: Regions = NO_REGIONS
+) -> InferRequest:
     """An inference request from a body; `header_length` is the header of that name where binary data follows JSON."""
     view = memoryview(body)
     binary = view[len(view) :]
@@ -145,14 +174,20 @@ def decode_request(model: str, version: str, body: Buffer, header_length: str | 
         raise WireError("id is a string")
     parameters = _parameters(raw) if "parameters" in raw else {}
     default = bool(parameters.get("binary_data_output", False))
+    request = InferRequest(model, [], version, name, None, default, timeout_ms(parameters), priority(parameters))
     try:
-        inputs = _inputs(raw.get("inputs"), binary)
+        request.inputs = _inputs(raw.get("inputs"), binary, regions)
+        request.outputs = _outputs(raw.get("outputs"), request, regions)
     except TensorError as error:
         raise WireError(str(error)) from None
-    return InferRequest(
-        model, inputs, version, name, _outputs(raw.get("outputs"), default), default,
-        timeout_ms(parameters), priority(parameters),
-    )  # fmt: skip
+    return request
+
+
+def _written(place: Place, tensor: Tensor) -> dict[str, Any]:
+    try:
+        return place.write(tensor.name, tensor.data)
+    except TensorError as error:
+        raise WireError(str(error)) from None
 
 
 def encode_answer(request: InferRequest, answer: InferAnswer) -> tuple[bytes, int | None]:
@@ -163,7 +198,10 @@ def encode_answer(request: InferRequest, answer: InferAnswer) -> tuple[bytes, in
     for tensor in answer.outputs:
         as_binary = request.binary_default if wanted is None else wanted.get(tensor.name, False)
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if as_binary:
+        place = request.places.get(tensor.name)
+        if place is not None:
+            entry["parameters"] = _written(place, tensor)
+        elif as_binary:
             entry["parameters"] = {"binary_data_size": len(tensor.data)}
             binary.append(tensor.data)
         else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -60,7 +60,7 @@ class TensorSpec:
 @dataclass(frozen=True)
 class ModelInfo:
     """What a worker found when it loaded a model. `batchable`: items may be stacked along a first dimension. `text`:
-    its strings are UTF-8, other bytes would not come through."""
+    its strings are UTF-8, other bytes would not come through. `labels`: of the classes of an output, by its name."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -69,6 +69,7 @@ class ModelInfo:
     load_s: float = 0.0
     memory_bytes: int = 0
     text: bool = False
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def elements(shape: Iterable[int]) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.serving.backends.base import Backend, Share, open_backend
 from cotenant.serving.protocol.tensors import ModelInfo, Tensor, from_array, to_array
-from cotenant.serving.worker import Job, LoadError, Result, WorkerSpec
+from cotenant.serving.worker import Job, LoadError, ModelSpec, Result, WorkerSpec
 
 MOST_ITEMS = 1 << 30
 MOST_SAID = 500  # characters of a model's own error that go to the client
@@ -37,9 +39,10 @@ class Engine:
             try:
                 opened = self._models[model.service] = open_backend(model, self.share)
                 agree(model.config, opened.info)
+                info = replace(opened.info, labels=labels(model))
             except Exception as error:
                 raise LoadError(model.service, said(error)) from error
-            found[model.service] = opened.info
+            found[model.service] = info
             self._most[model.service] = int(model.config.get("max_batch_size", 0)) or MOST_ITEMS
         return found
 
@@ -118,6 +121,19 @@ def entries(config: Mapping[str, Any], side: str) -> Sequence[Mapping[str, Any]]
     """Inputs or outputs that a config.pbtxt names; the file of a timed model means something else by these words."""
     found = config.get(side)
     return found if isinstance(found, list) else ()
+
+
+def labels(model: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """Labels of outputs whose configuration names a file of them, beside the version's folder."""
+    found = {}
+    for entry in entries(model.config, "output"):
+        file = entry.get("label_filename")
+        if file and Path(file).name != file:  # a load's configuration comes over the network
+            raise ValueError(f"label_filename {file!r} is not the name of a file in the model's folder")
+        if file and model.path is not None:
+            text = (Path(model.path).parent / file).read_text(encoding="utf-8")
+            found[entry["name"]] = tuple(line.strip() for line in text.splitlines())
+    return found
 
 
 def agree(config: Mapping[str, Any], info: ModelInfo) -> None:

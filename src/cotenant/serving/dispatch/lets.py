@@ -1,0 +1,45 @@
+"""A gpulet as it is served: its worker and what runs on it; and what is loaded for a service."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from cotenant.core.serving import Gpulet
+from cotenant.serving.dispatch.calls import Unit
+from cotenant.serving.protocol.tensors import ModelInfo
+from cotenant.serving.worker import Job, Worker
+
+
+@dataclass(eq=False)
+class Let:
+    """A gpulet with its worker. `index` is its place in the plan in force, -1 once it is drained; `running` the units
+    of the job out there, `parts` those of the same batch that run after it; `free` is set when nothing runs."""
+
+    spec: Gpulet
+    worker: Worker | None
+    index: int = -1
+    job: Job | None = None
+    running: list[Unit] = field(default_factory=list)
+    parts: deque[list[Unit]] = field(default_factory=deque)
+    started_ms: float = 0.0
+    hung_ms: float = math.inf
+    busy_ms: float = 0.0
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.free.set()
+
+    @property
+    def seats(self) -> set[str]:
+        return {seat.service for seat in self.spec.seats}
+
+
+@dataclass
+class Loaded:
+    """A service that has been loaded: what its model is, and which version."""
+
+    info: ModelInfo
+    version: str
