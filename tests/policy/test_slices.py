@@ -108,6 +108,26 @@ def test_tenants_of_several_gpus_run_at_the_same_time_on_all() -> None:
         ]
 
 
+def test_a_tenant_without_work_has_no_turn_and_may_run_at_any_time() -> None:
+    gang = ("0", "1")
+    gpu = gpu_with(Share(0.5, gang=gang), Share(0.3, gang=gang), Share(0.2))
+    had = dict.fromkeys(gpu.tenants, 0)
+    for now_ns in range(10 * MS_NS, 3 * SECOND_NS, 10 * MS_NS):
+        gpu.advance(now_ns)
+        had["t0"], had["t1"] = had["t0"] + MS_NS, had["t1"] + MS_NS
+        gpu.used({name: Usage(busy_ns) for name, busy_ns in had.items()}, now_ns)
+    off = [set(), set()]
+    for at_ns in range(now_ns, now_ns + SECOND_NS, 5 * MS_NS):
+        gpu.advance(at_ns)
+        assert gpu.tenants["t2"].on
+        off[0].add(gpu.tenants["t0"].on)
+        off[1].add(gpu.tenants["t1"].on)
+        assert gpu.tenants["t0"].on != gpu.tenants["t1"].on
+    assert off == [{True, False}, {True, False}]
+    gpu.used({"t0": Usage(had["t0"]), "t1": Usage(had["t1"]), "t2": Usage(MS_NS)}, at_ns + SECOND_NS)
+    assert gpu.shares() == pytest.approx({"t0": 0.5, "t1": 0.3, "t2": 0.2})  # it has work again
+
+
 @given(requests=REQUESTS, limits=st.lists(st.sampled_from([0.3, 0.5, 1.0]), min_size=6, max_size=6))
 def test_shares_add_up_and_keep_limits(requests: list[float], limits: list[float]) -> None:
     if sum(requests) > 1.0:

@@ -18,6 +18,9 @@ class Usage(NamedTuple):
     yields: int = 0
 
 
+IDLE_STEPS = 5  # without the GPU, before a tenant has no turns
+
+
 class Had(NamedTuple):
     """What a tenant had in a stretch of time: its length, how much of it it was on the GPU's list, and its usage."""
 
@@ -43,11 +46,17 @@ class SliceTenant:
     on: bool = True
     correction: float = 1.0  # of its slice, for what it got
     duty: float = 1.0  # part of a period in which it may run
+    idle_steps: int = 0  # since it last had the GPU
     debt_ns: float = 0.0  # time over its limit that is still to be made up for
     total: Usage = field(default_factory=Usage)
     history: deque[tuple[int, int, Usage]] = field(default_factory=deque)  # (when, time on the list, usage so far)
     _on_ns: int = 0
     _since_ns: int = 0
+
+    @property
+    def competes(self) -> bool:
+        """Whether it has work, as far as that is known: it has had the GPU of late, or has just come."""
+        return self.groups > 0 and self.idle_steps < IDLE_STEPS
 
     def put(self, on: bool, now_ns: int) -> None:
         """On the GPU's list or off it, from now on."""

@@ -114,6 +114,9 @@ class GpuSlices:
             return self._switch(now_ns)
         self._next_step_ns = now_ns + self.settings.step_ns
         had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
+        for name, step in had.items():
+            tenant = self.tenants[name]
+            tenant.idle_steps = 0 if step.usage.busy_ns or not step.on_ns else tenant.idle_steps + 1
         self._correct({name: step for name, step in had.items() if step.span_ns > 0})
         return self._apply(now_ns)
 
@@ -136,9 +139,10 @@ class GpuSlices:
         """Tenants that have groups here."""
         return [tenant for tenant in self.tenants.values() if tenant.groups > 0]
 
-    def shares(self) -> dict[str, float]:
-        """Part of the GPU of each tenant that is present while all have work: by request, at most the limit."""
-        here = self.present()
+    def shares(self, tenants: list[SliceTenant] | None = None) -> dict[str, float]:
+        """Part of the GPU of each of these tenants (all that compete) while all have work: by request, at most the
+        limit."""
+        here = tenants if tenants is not None else [t for t in self.present() if t.competes]
         left = max(0.0, 1.0 - sum(t.share.request for t in here))
         without = [t for t in here if not t.share.request]
         spare = max(NO_REQUEST, left / max(1, len(without)))
@@ -167,7 +171,7 @@ class GpuSlices:
             return {t.name: TINY_US if t.name in names else longest_us for t in here}
         if len(here) < 2 or self._takes_turns(background, guarded):
             return dict.fromkeys((t.name for t in here), longest_us)
-        shares = self.shares()
+        shares = self.shares(here)
         period_ns = self.shortest_period_ns(shares)
         out: dict[str, int] = {}
         for tenant in here:
@@ -185,7 +189,8 @@ class GpuSlices:
 
     def _takes_turns(self, background: list[SliceTenant], guarded: bool) -> bool:
         """Whether tenants run one at a time."""
-        return len(background) > 1 and (guarded or self.one_at_a_time or any(t.share.gang for t in background))
+        competing = [t for t in background if t.competes]
+        return len(competing) > 1 and (guarded or self.one_at_a_time or any(t.share.gang for t in competing))
 
     def _plan(self) -> tuple[dict[str, tuple[int, int]], int]:
         """From when to when in a period each tenant may run that may not always; length of the period."""
@@ -194,11 +199,10 @@ class GpuSlices:
         if not self._takes_turns(background, guarded):
             limited = {t.name: (0, round(t.duty * period_ns)) for t in self.present() if t.duty < 1.0}
             return limited, period_ns
+        # those that do not compete may run at any time: they get on where they find work
+        competing = sorted((t for t in background if t.competes), key=lambda t: t.name)
         whole = self.shares()
-        parts = _divide(
-            {t.name: whole[t.name] for t in sorted(background, key=lambda t: t.name)},
-            {t.name: t.share.limit for t in background},
-        )
+        parts = _divide({t.name: whole[t.name] for t in competing}, {t.name: t.share.limit for t in competing})
         wanted_ns = period_ns * len(parts) if guarded else max(period_ns, self.settings.turn_ns / min(parts.values()))
         window_ns = self.settings.window_ns
         period_ns = window_ns // max(1, int(window_ns // wanted_ns))  # whole ones in every window
@@ -248,7 +252,7 @@ class GpuSlices:
     def _correct(self, steps: Mapping[str, Had]) -> None:
         for name, step in steps.items():
             self._correct_limit(self.tenants[name], step)
-        here = [self.tenants[name] for name in steps]
+        here = [self.tenants[name] for name in steps if self.tenants[name].competes]
         if len(here) < 2 or self.background()[1]:
             return
         shares = self.shares()
@@ -303,7 +307,8 @@ class GpuSlices:
         together = min(1.0, sum(step.part for step in steps.values()))
         for name, step in steps.items():
             usage = step.usage
-            if usage.yields * SECOND_NS <= self.settings.yields_per_s * step.span_ns or not usage.runs:
+            often = usage.yields * SECOND_NS > self.settings.yields_per_s * step.span_ns
+            if name not in shares or not often or not usage.runs:
                 continue
             others = (t for t in self.present() if t.name != name)
             round_ns = sum(t.slice_us * 1000.0 * t.groups + self.settings.switch_ns for t in others)
