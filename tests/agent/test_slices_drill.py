@@ -20,6 +20,7 @@ KILLS, SEED = 200, 17
 ROUND = 10  # kills between two looks
 
 
+@pytest.mark.timeout(1500)
 def test_random_kills(node: Node) -> None:
     """A limited tenant is watched all the time; others come, and agent, keeper or another tenant is killed."""
     draw = random.Random(SEED)

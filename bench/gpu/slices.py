@@ -1,0 +1,312 @@
+"""Shares, limits and services by the hardware's time slices, through the agent: ordinary programs, each a tenant.
+
+CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src:bench/gpu python bench/gpu/slices.py OUT.jsonl STEP,STEP,... [SECONDS]
+
+Each row is one line of JSON, also in OUT.jsonl. GPU time is what the driver's log of context switches has for the
+tenant's process (root is needed), in every window of 2 s that begins 0.1 s after the one before, the first included.
+Steps stop when SECONDS (380) have passed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
+
+from cotenant.agent.config.files import TenantSpec
+from cotenant.bench.colocation_rig import Program, Rig
+from cotenant.core.errors import WorkError
+from cotenant.devices.meters import Meter
+from cotenant.devices.registry import device
+
+SOFT = os.environ.get("CUDA_VISIBLE_DEVICES") == "soft"
+if SOFT:
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+GPU = "soft" if SOFT else os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+MECHANISM = os.environ.get("MECHANISM", "slices")
+WINDOW_S, STEP_S = 2.0, 0.1
+ROW_S = 6.0
+REQUESTS = 400
+PRODUCTS, TRAINING = "mm8192", "train-resnet50:96"
+SPIN_NS = 10_000_000
+SHARES = ((0.5, 0.5), (0.3, 0.7), (0.2, 0.3, 0.5), (0.1, 0.9))
+
+
+class Recorder:
+    """GPU time of processes over time, from the driver's log; empty where there is none."""
+
+    def __init__(self, uuid: str) -> None:
+        self._samples: list[tuple[float, dict[int, int]]] = []
+        self._end = threading.Event()
+        self._meter: Meter | None = None
+        self.fault = ""
+        if not SOFT:
+            try:
+                kind = device("nvidia")
+                self._meter = kind.meter(uuid, kind.channel_controls())
+            except WorkError as error:
+                self.fault = str(error)
+        if self._meter is not None:
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        assert self._meter is not None
+        while not self._end.wait(0.02):
+            now = time.monotonic()
+            self._samples.append((now, {pid: had.busy_ns for pid, had in self._meter.read(()).items()}))
+
+    def windows(self, pid: int, begin_s: float, end_s: float) -> dict[str, float] | None:
+        """Least, most and mean part of all windows inside [begin, end)."""
+        times = [at for at, _ in self._samples]
+        if not times:
+            return None
+
+        def had(at_s: float) -> float:
+            i = max(1, min(bisect.bisect_left(times, at_s), len(times) - 1))
+            (t0, a), (t1, b) = self._samples[i - 1], self._samples[i]
+            x, y = a.get(pid, 0) / 1e9, b.get(pid, 0) / 1e9
+            return x + (y - x) * (at_s - t0) / max(1e-9, t1 - t0)
+
+        count = max(1, int((end_s - begin_s - WINDOW_S) / STEP_S) + 1)
+        starts = [begin_s + STEP_S * k for k in range(count)]
+        parts = [(had(at + WINDOW_S) - had(at)) / WINDOW_S for at in starts]
+        return {"least": round(min(parts), 4), "most": round(max(parts), 4),
+                "mean": round((had(end_s) - had(begin_s)) / (end_s - begin_s), 4)}  # fmt: skip
+
+    def close(self) -> None:
+        self._end.set()
+
+
+class Card:
+    """The rig, its programs and what they do alone."""
+
+    def __init__(self, rig: Rig, out: Any, until_s: float) -> None:
+        self.rig, self._out, self.until_s = rig, out, until_s
+        self.recorder = Recorder(rig.uuid)
+        self.rates: dict[tuple[str, str], float] = {}
+        self.backend = rig.bench.backend
+        self.programs: dict[str, Program] = {}
+
+    def say(self, **row: Any) -> None:
+        line = json.dumps(row)
+        print(line, flush=True)
+        self._out.write(line + "\n")
+        self._out.flush()
+
+    def add(self, name: str, arguments: list[str], **promise: Any) -> Program:
+        """A tenant; it is not waited for."""
+        self.programs[name] = self.rig.tenant(TenantSpec(name, mechanism=MECHANISM, **promise), arguments)
+        return self.programs[name]
+
+    def load(self, name: str, **promise: Any) -> Program:
+        return self.add(name, ["cotenant.bench.be_loads", self.backend], **promise)
+
+    def spin(self, name: str, **promise: Any) -> Program:
+        return self.add(name, ["cotenant.bench.workload", "busy", "driver", str(SPIN_NS)], **promise)
+
+    def launches(self, name: str, **promise: Any) -> Program:
+        return self.add(name, ["cotenant.bench.workload", "launch", self.backend], **promise)
+
+    def promise(self, name: str, **changes: float) -> None:
+        self.rig.clients[0].call("set", name=name, **changes)
+
+    def drop(self, *names: str) -> None:
+        """End tenants, so that they promise and register nothing any more."""
+        for name in names:
+            self.programs.pop(name).close()
+        deadline = time.monotonic() + 15
+        while set(names) & set(self.rig.tenants()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def alone(self, name: str, what: str) -> float:
+        """Its rate with nothing beside it, units per second."""
+        if (name, what) not in self.rates:
+            self.programs[name].ask("run 1.3", 30)  # by then the others count as idle
+            block = self.programs[name].ask("run 1.2", 30)
+            self.rates[name, what] = block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9)
+        return self.rates[name, what]
+
+    def together(self, names: dict[str, str], seconds: float = ROW_S) -> dict[str, dict[str, Any]]:
+        """All at once: GPU time in windows, and work over what each does alone."""
+        alone = {name: self.alone(name, what) for name, what in names.items()}
+        begin_s = time.monotonic()
+        for name in names:
+            self.programs[name].tell(f"run {seconds}")
+        blocks = {name: self.programs[name].answer(seconds + 40) for name in names}
+        found = {}
+        for name, block in blocks.items():
+            length_s = (block["end_ns"] - block["begin_ns"]) / 1e9
+            windows = self.recorder.windows(self.programs[name].process.pid, begin_s + 0.05, begin_s + seconds - 0.05)
+            found[name] = {"time": windows, "work": round(block["count"] / length_s / alone[name], 4),
+                           "got": self.rig.tenants()[name]["gpus"][0]["got"]}  # fmt: skip
+        return found
+
+
+def shares(card: Card) -> None:
+    """The four promises with products, kernels of 10 ms, training, launches, and mixed."""
+    names = ["a", "b", "c"]
+    for name in names:
+        card.load(name)
+    card.spin("s1"), card.spin("s2"), card.spin("s3"), card.launches("l")
+    for program in card.programs.values():
+        program.wait_ready()
+    for kind in (PRODUCTS, TRAINING):
+        for name in names:
+            card.programs[name].ask(f"load {kind}", 90)
+        for promise in SHARES:
+            _row(card, kind, dict(zip(names, promise, strict=False)), dict.fromkeys(names, kind))
+    spins = {"s1": "spin", "s2": "spin", "s3": "spin"}
+    for promise in SHARES:
+        _row(card, "10 ms kernels", dict(zip(spins, promise, strict=False)), spins)
+    card.programs["b"].ask(f"load {PRODUCTS}", 60)
+    mixed = {"a": TRAINING, "b": PRODUCTS, "s1": "spin", "l": "launches"}
+    rows = ({"s1": 0.3, "l": 0.6}, {"a": 0.3, "b": 0.7}, {"a": 0.2, "b": 0.3, "s1": 0.5}, {"l": 0.5, "b": 0.5})
+    for promised in rows:
+        _row(card, "mixed", promised, mixed)
+    card.drop(*list(card.programs))
+
+
+def _row(card: Card, kind: str, promised: dict[str, float], what: dict[str, str]) -> None:
+    if time.monotonic() > card.until_s:
+        return
+    for name in card.programs:  # the sum must never be over 1 on the way
+        card.promise(name, request=0.0)
+    for name, request in promised.items():
+        card.promise(name, request=request)
+    found = card.together({name: what[name] for name in promised})
+    whole = sum(promised.values())
+    errors = [
+        abs(row["time"][x] - promised[name] / whole)
+        for name, row in found.items() if row["time"] for x in ("least", "most")
+    ]  # fmt: skip
+    worst = round(max(errors), 4) if errors else None
+    card.say(row="shares", kind=kind, promised=promised, found=found, worst_window_error=worst,
+             together=round(sum(r["work"] for r in found.values()), 4))  # fmt: skip
+
+
+def limits(card: Card) -> None:
+    """A limit of 25 % alone."""
+    for name in ("lim", "lspin"):
+        (card.load if name == "lim" else card.spin)(name)
+    for program in card.programs.values():
+        program.wait_ready()
+    for name, kind in (("lspin", "spin"), ("lim", PRODUCTS), ("lim", TRAINING)):
+        if name == "lim":
+            card.programs[name].ask(f"load {kind}", 90)
+        card.rates.pop((name, kind), None)
+        card.promise(name, limit=1.0)
+        card.alone(name, kind)
+        card.promise(name, limit=0.25)
+        time.sleep(0.3)
+        card.say(row="limit", kind=kind, limit=0.25, found=card.together({name: kind}, 5.0))
+    card.drop("lim", "lspin")
+
+
+def _quantiles(latency_ms: list[float]) -> dict[str, float]:
+    ordered = sorted(latency_ms)
+    return {q: round(ordered[min(len(ordered) - 1, int(len(ordered) * float(q)))], 3) for q in ("0.5", "0.99")}
+
+
+def services(card: Card) -> None:
+    """A service beside each load, two loads, and a hostile one: over alone, the same arrivals in every row."""
+    ls = card.add("ls", ["cotenant.bench.ls_client", card.backend, "4"], latency_sensitive=True)
+    card.load("be", best_effort=True)
+    card.spin("bespin", best_effort=True)
+    for program in card.programs.values():
+        program.wait_ready()
+
+    def serve(rate: float) -> dict[str, Any]:
+        found = ls.ask(f"run {REQUESTS / rate:.2f} {rate:g} 7 0 0", 60)
+        return _quantiles(found["latency_ms"]) | {"active": found["active_s"] / (REQUESTS / rate)}
+
+    alone = {rate: serve(rate) for rate in (100, 300)}
+    card.say(row="service", beside=None, found=alone)
+    kinds = [PRODUCTS, "spin", TRAINING, f"{PRODUCTS}+spin", "mm4096", "mm2048", "add64"]
+    for kind in kinds:
+        for rate in (100, 300):
+            if time.monotonic() > card.until_s:
+                return
+            names = {"be": kind.partition("+")[0]} if kind != "spin" else {}
+            names |= {"bespin": "spin"} if kind.endswith("spin") else {}
+            if "be" in names and (("be", names["be"]) not in card.rates):
+                card.programs["be"].ask(f"load {names['be']}", 90)
+            rates = {name: card.alone(name, what) for name, what in names.items()}
+            length_s = REQUESTS / rate
+            for name in names:
+                card.programs[name].tell(f"run {length_s + 1:.2f}")
+            time.sleep(0.4)
+            found = serve(rate)
+            blocks = {name: card.programs[name].answer(60) for name in names}
+            kept = sum(
+                b["count"] / ((b["end_ns"] - b["begin_ns"]) / 1e9) / rates[n] for n, b in blocks.items()
+            )  # about a second of it without the service
+            over = {q: round(found[q] - alone[rate][q], 3) for q in ("0.5", "0.99")}
+            card.say(row="service", beside=kind, rate=rate, over_ms=over, found=found, be_over_alone=round(kept, 4),
+                     be_of_left=round(kept / (1 - alone[rate]["active"] * length_s / (length_s + 1)), 4))  # fmt: skip
+    card.drop("be", "bespin")
+    card.add("hostile", ["slices_hostile"], best_effort=True).wait_ready()
+    found = serve(100)
+    over = {q: round(found[q] - alone[100][q], 3) for q in ("0.5", "0.99")}
+    card.say(row="hostile", over_ms=over, found=found, warnings=card.rig.tenants()["hostile"]["warnings"])
+    card.drop("hostile", "ls")
+
+
+def native(card: Card) -> None:
+    """A tenant alone over the same program without the shim, in turn."""
+    for kind in ("launch", "training"):
+        mine = card.add(f"n-{kind}", ["cotenant.bench.workload", kind, card.backend]).wait_ready()
+        other = card.rig.plain(f"plain-{kind}", ["cotenant.bench.workload", kind, card.backend]).wait_ready()
+        ratios = []
+        for _ in range(6):
+            rates = []
+            for program in (mine, other):
+                block = program.ask("run 1", 30)
+                rates.append(block["count"] / ((block["end_ns"] - block["begin_ns"]) / 1e9))
+            ratios.append(round(rates[0] / rates[1], 4))
+        card.say(row="native", kind=kind, over_native=sorted(ratios)[len(ratios) // 2], each=ratios)
+        other.close()
+        card.drop(f"n-{kind}")
+
+
+STEPS: dict[str, Callable[[Card], None]] = {
+    "shares": shares,
+    "services": services,
+    "limits": limits,
+    "native": native,
+}
+
+
+def main() -> None:
+    """Run the steps that are asked for, most telling first."""
+    path, steps = Path(sys.argv[1]), sys.argv[2].split(",") if len(sys.argv) > 2 else list(STEPS)
+    until_s = time.monotonic() + float(sys.argv[3] if len(sys.argv) > 3 else 380)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with open(path, "a") as out, Rig(GPU, together=False) as rig:
+        card = Card(rig, out, until_s)
+        card.say(row="start", gpu=rig.name, mechanism=MECHANISM, log=card.recorder.fault or "driver's log")
+        for step in steps:
+            if time.monotonic() > until_s:
+                break
+            began = time.monotonic()
+            try:
+                STEPS[step](card)
+            except (WorkError, KeyError, OSError) as error:
+                card.say(row="fault", step=step, error=str(error)[:2000])
+                for name in list(card.programs):
+                    card.drop(name)
+            card.say(row="step", step=step, seconds=round(time.monotonic() - began, 1))
+        said = (rig.bench.folder / "agent.log").read_text()[-1500:]
+        card.say(row="end", agent=said)
+        card.recorder.close()
+
+
+if __name__ == "__main__":
+    main()
