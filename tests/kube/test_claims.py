@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,18 @@ from pods import Pod, check_pod, patched, pod, share
 
 from cotenant.core.errors import InputError
 from cotenant.kube import dra
-from cotenant.kube.messages import DRA_PLUGINS, PLUGIN_REGISTRATION, caller, open_channel, registration
+from cotenant.kube.messages import (
+    DRA_HEALTH,
+    DRA_PLUGINS,
+    PLUGIN_REGISTRATION,
+    caller,
+    dra_health,
+    open_channel,
+    registration,
+)
 from cotenant.kube.mutate import mutate
+from cotenant.kube.quantity import parse_memory
+from cotenant.kube.shares import shares_of
 
 SLICE = "/apis/resource.k8s.io/v1/resourceslices/node-a-gpu.cotenant.dev"
 
@@ -92,10 +103,10 @@ def test_the_driver_from_slice_to_tenant(node: Node) -> None:
     assert not node.kubelet.endpoints, "no units beside claims: a GPU is offered once"
     kubelet = ClaimKubelet(node.folder / "kubelet" / "plugins_registry")
     assert (kubelet.info.type, kubelet.info.name) == ("DRAPlugin", "gpu.cotenant.dev")
-    assert list(kubelet.info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+    assert list(kubelet.info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]
 
     train, claim = place(node, pod("train", annotations=share("30%", limit="60%", memory="2Gi")), gpu=1)
-    for version in kubelet.info.supported_versions:
+    for version in DRA_PLUGINS:
         prepared = kubelet.call("Prepare", claim, version=version)[claim["uid"]]
         assert prepared.error == ""
         (device,) = prepared.devices
@@ -110,6 +121,23 @@ def test_the_driver_from_slice_to_tenant(node: Node) -> None:
     assert kubelet.call("Unprepare", claim)[claim["uid"]].error == ""
     node.finish(train)
     wait_for(lambda: not node.held(), what="free when the pod has ended")
+
+
+def test_the_kubelet_has_the_health_of_every_device(node: Node) -> None:
+    """Bytes by hand: field 1 devices {1: {1: "node-a", 2: "gpu-0"}, 2: 1 HEALTHY, 3: time}."""
+    kubelet = ClaimKubelet(node.folder / "kubelet" / "plugins_registry")
+    with open_channel(kubelet.info.endpoint) as channel:
+        watch = caller(channel, DRA_HEALTH, "NodeWatchResources")(dra_health.NodeWatchResourcesRequest(), timeout=60)
+        first = next(watch)
+        begin = b"\x0a\x0f\x0a\x06node-a\x12\x05gpu-0\x10\x01\x18"
+        assert begin in first.SerializeToString()
+        assert [(d.device.pool_name, d.device.device_name, d.health) for d in first.devices] == [
+            ("node-a", "gpu-0", 1), ("node-a", "gpu-1", 1),
+        ]  # fmt: skip
+        node.agent.kill()
+        health = next(found for answer in watch if 1 not in (found := [d.health for d in answer.devices]))
+        assert health == [2, 2], "nobody would hold a pod to its share now"
+        watch.cancel()
 
 
 def test_a_killed_driver_goes_on_where_it_was(node: Node) -> None:
@@ -167,10 +195,18 @@ def test_what_resources_say_becomes_annotations() -> None:
     limits = {"cotenant.dev/share": 40, "cotenant.dev/memory": 8, "cpu": "1"}
     _, after = dra.claims_of(pod(containers=[{"name": "main", "resources": {"limits": limits}}]), (1, 34))
     assert after["metadata"]["annotations"] == {
-        "cotenant.dev/request": "40%", "cotenant.dev/limit": "100%", "cotenant.dev/memory": str(8 << 30),
+        "cotenant.dev/request": "40%", "cotenant.dev/limit": "100%", "cotenant.dev/memory": "8192Mi",
         "cotenant.dev/containers": "main", "cotenant.dev/placed-by": "claims",
     }  # fmt: skip
     assert after["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1"}
     two = [{"name": n, "resources": {"limits": {"cotenant.dev/share": u}}} for n, u in (("a", 10), ("b", 20))]
     with pytest.raises(InputError, match="containers ask for different shares by resources"):
         dra.claims_of(pod(containers=two), (1, 34))
+
+
+@pytest.mark.parametrize("count", [2 << 30, 500_000_001, (1 << 20) + 1, 3 * 10**9])
+def test_the_memory_of_a_share_is_written_as_an_annotation_is_read(count: int) -> None:
+    thing = pod("train", annotations=share("30%", memory="8Gi"))
+    (one,) = shares_of(thing)
+    said = dra._terms([dataclasses.replace(one, memory_bytes=count)])["cotenant.dev/memory"]
+    assert parse_memory(said, "memory") == count

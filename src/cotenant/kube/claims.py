@@ -7,7 +7,8 @@ killed goes on where it was. Which tenant the pod's processes have, the binder d
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,13 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.kube import dra, names
 from cotenant.kube.api import KubeApi
 from cotenant.kube.inventory import Inventory
-from cotenant.kube.messages import DRA_PLUGINS, PLUGIN_REGISTRATION, handler, registration
+from cotenant.kube.messages import DRA_HEALTH, DRA_PLUGINS, PLUGIN_REGISTRATION, dra_health, handler, registration
 from cotenant.kube.shares import shares_of
 
 CDI_KIND = "nvidia.com/gpu"
 SOCKET = "plugin.sock"
+HEALTHY, UNHEALTHY = 1, 2
+HEALTH_EVERY_S, LOOK_EVERY_S = 10.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,34 @@ class _Service:
         return answer
 
 
+class _Health:
+    """Which devices can be used, for the status of pods: now, on a change, and before the kubelet's 30 s are over."""
+
+    def __init__(self, driver: ClaimDriver, inventory: Inventory) -> None:
+        self._driver, self._inventory = driver, inventory
+
+    def NodeWatchResources(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        """A complete list each time."""
+        version, sent, sent_s = -1, None, 0.0
+        while context.is_active() and self._driver.serving:
+            found = [(dra.device_name(gpu.index), UNHEALTHY if gpu.fault else HEALTHY) for gpu in self._inventory.gpus]
+            if found != sent or time.monotonic() - sent_s >= HEALTH_EVERY_S:
+                sent, sent_s = found, time.monotonic()
+                answer = dra_health.NodeWatchResourcesResponse()
+                for name, health in found:
+                    one = answer.devices.add(health=health, last_updated_time=int(time.time()))
+                    one.device.pool_name, one.device.device_name = self._driver.settings.node, name
+                yield answer
+            version = self._inventory.wait(version, LOOK_EVERY_S)
+
+
 class ClaimDriver:
     """One node's driver."""
 
     def __init__(self, settings: ClaimSettings, api: KubeApi, inventory: Inventory, kick: Callable[[], None]) -> None:
         self.settings = settings
         self.kick = kick
+        self.serving = False
         self._api = api
         self._inventory = inventory
         self._servers: list[grpc.Server] = []
@@ -91,6 +116,8 @@ class ClaimDriver:
     def start(self) -> None:
         """Listen. WorkError when the sockets cannot be made."""
         services = [handler(name, _Service(self, package)) for name, package in DRA_PLUGINS.values()]
+        services.append(handler(DRA_HEALTH, _Health(self, self._inventory)))
+        self.serving = True
         try:
             self.settings.folder.mkdir(parents=True, exist_ok=True)
             self._serve(self.socket, services)
@@ -100,7 +127,7 @@ class ClaimDriver:
 
     def _serve(self, path: Path, services: list[grpc.GenericRpcHandler]) -> None:
         path.unlink(missing_ok=True)
-        server = grpc.server(futures.ThreadPoolExecutor(4), handlers=services, options=[("grpc.so_reuseport", 0)])
+        server = grpc.server(futures.ThreadPoolExecutor(8), handlers=services, options=[("grpc.so_reuseport", 0)])
         server.add_insecure_port(f"unix://{path}")
         os.chmod(path, 0o600)
         server.start()
@@ -108,6 +135,8 @@ class ClaimDriver:
 
     def stop(self) -> None:
         """Stop listening."""
+        self.serving = False
+        self._inventory.wake()
         for server in self._servers:
             server.stop(0.2).wait(2.0)
         self._servers.clear()
@@ -116,8 +145,9 @@ class ClaimDriver:
 
     def GetInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Who we are, and which versions of the interface we speak."""
+        versions = [*DRA_PLUGINS, DRA_HEALTH]
         return registration.PluginInfo(
-            type="DRAPlugin", name=dra.DRIVER, endpoint=str(self.socket), supported_versions=list(DRA_PLUGINS)
+            type="DRAPlugin", name=dra.DRIVER, endpoint=str(self.socket), supported_versions=versions
         )
 
     def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:  # noqa: N802

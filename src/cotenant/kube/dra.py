@@ -89,7 +89,7 @@ def _device(gpu: NodeGpu, kubernetes: tuple[int, int], consumable: bool) -> Thin
     }
     if shared:
         basic["allowMultipleAllocations"] = True
-    name = f"gpu-{gpu.index}"
+    name = device_name(gpu.index)
     return {"name": name, "basic": basic} if api_version(kubernetes).endswith("/v1beta1") else {"name": name} | basic
 
 
@@ -164,7 +164,13 @@ def _terms(shares: list[ContainerShare]) -> dict[str, str]:
         names.CONTAINERS: ",".join(share.container for share in shares),
         names.PLACED_BY: "claims",
     }
-    return found | ({} if first.memory_bytes is None else {names.MEMORY: str(first.memory_bytes)})
+    return found | ({} if first.memory_bytes is None else {names.MEMORY: _with_unit(first.memory_bytes)})
+
+
+def _with_unit(count: int) -> str:
+    """Bytes, exactly, as an annotation has them: 2048Mi, or 500000.001k."""
+    mib, rest = divmod(count, 1 << 20)
+    return f"{count // 1000}.{count % 1000:03}k" if rest else f"{mib}Mi"
 
 
 def allocated(claim: Mapping[str, Any], node: str) -> list[Thing]:
@@ -178,6 +184,11 @@ def units_of_result(result: Mapping[str, Any]) -> int:
     """Share units that an allocated device gives: what of it was consumed, or all."""
     consumed = (result.get("consumedCapacity") or {}).get("share")
     return names.SHARE_UNITS if consumed is None else int(parse_quantity(consumed, "consumedCapacity"))
+
+
+def device_name(index: int) -> str:
+    """A GPU's name in the node's pool."""
+    return f"gpu-{index}"
 
 
 def index_of_device(name: str) -> int | None:

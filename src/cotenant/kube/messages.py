@@ -69,6 +69,13 @@ _DRA = {
     "NodeUnprepareResourcesResponse": "{NodeUnprepareResourceResponse} claims 1",
 }
 
+_HEALTH = {
+    "NodeWatchResourcesRequest": "",
+    "DeviceIdentifier": "string pool_name 1, string device_name 2",
+    "DeviceHealth": "DeviceIdentifier device 1, int32 health 2, int64 last_updated_time 3",  # health: an enum
+    "NodeWatchResourcesResponse": "[DeviceHealth] devices 1",
+}
+
 
 def _classes(name: str, messages: dict[str, str]) -> SimpleNamespace:
     """Message classes of one package, as attributes: `device_plugin.RegisterRequest(...)`."""
@@ -80,6 +87,7 @@ pod_resources = _classes("v1", _POD_RESOURCES)
 registration = _classes("pluginregistration", _REGISTRATION)
 dra_v1 = _classes("k8s.io.kubelet.pkg.apis.dra.v1", _DRA)
 dra_v1beta1 = _classes("k8s.io.kubelet.pkg.apis.dra.v1beta1", _DRA)
+dra_health = _classes("v1alpha1", _HEALTH)
 
 
 class Call(NamedTuple):
@@ -98,7 +106,13 @@ DRA_PLUGINS = {
     "v1.DRAPlugin": ("k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", dra_v1),
     "v1beta1.DRAPlugin": ("k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin", dra_v1beta1),
 }
+DRA_HEALTH = "v1alpha1.DRAResourceHealth"
 SERVICES: dict[str, dict[str, Call]] = {
+    DRA_HEALTH: {
+        "NodeWatchResources": Call(
+            dra_health.NodeWatchResourcesRequest, dra_health.NodeWatchResourcesResponse, streams=True
+        )
+    },
     REGISTRATION: {"Register": Call(device_plugin.RegisterRequest, device_plugin.Empty)},
     DEVICE_PLUGIN: {
         "GetDevicePluginOptions": Call(device_plugin.Empty, device_plugin.DevicePluginOptions),
@@ -150,7 +164,8 @@ def caller(channel: grpc.Channel, service: str, name: str) -> Callable[..., Any]
 
 def open_channel(path: object) -> grpc.Channel:
     """A client's connection to a unix socket. The authority is given, for Go's servers do not take a path as one."""
-    return grpc.insecure_channel(f"unix://{path}", options=[("grpc.default_authority", "localhost")])
+    options = [("grpc.default_authority", "localhost"), ("grpc.initial_reconnect_backoff_ms", 100)]
+    return grpc.insecure_channel(f"unix://{path}", options=options)
 
 
 def devices_of(container: Any) -> Iterator[tuple[str, list[str]]]:
