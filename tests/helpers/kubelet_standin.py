@@ -223,6 +223,19 @@ class Kubelet:
             ) from None
         self.answers.append(answer.container_responses[0])
 
+    def readmit(self, pod: dict[str, Any]) -> None:
+        """What a kubelet that started does with a pod that runs: what an ended init container had is asked for again,
+        and is refused while the plugin has not registered. AdmissionError: the pod is ended."""
+        for kind, container in _containers(pod):
+            mine = self.allocated[pod["metadata"]["uid"]].get(container["name"], {})
+            ended = kind == "initContainers" and container.get("restartPolicy") != "Always"
+            for resource in mine if ended else ():
+                if not self.healthy(resource):
+                    raise AdmissionError(
+                        "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices"
+                        f" {resource}, which is unexpected"
+                    )
+
     def remove(self, pod: dict[str, Any]) -> None:
         """The pod has ended."""
         self.pods.pop(pod["metadata"]["uid"], None)

@@ -1,4 +1,4 @@
-"""The device plugin of a node: a server per resource, the kubelet and its restarts, health, the binder; one loop."""
+"""The device plugin of a node: the GPUs and their health, the binder; one loop beside the registrar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from cotenant.kube.binder import LIST_EVERY_S, Binder
 from cotenant.kube.claims import ClaimDriver, ClaimSettings
 from cotenant.kube.escapes import EscapeWatch, GpuProcesses, nvml_processes
 from cotenant.kube.inventory import FaultSource, check_whole, gpus_of, mig_slices, nvml_faults
-from cotenant.kube.plugin import KUBELET_SOCKET, Desk, ResourcePlugin
+from cotenant.kube.plugin import KUBELET_SOCKET, Desk
+from cotenant.kube.registrar import Registrar
 from cotenant.kube.units import MigSlice
 
 LOG = logging.getLogger(__name__)
@@ -74,8 +75,8 @@ class NodePlugin:
             settings.list_every_s,
             self._claims,
         )
-        self._plugins: dict[str, ResourcePlugin] = {}
-        self._kubelet: tuple[int, int, int] | None = None  # the socket we are registered at
+        self._registrar = Registrar(settings.plugin_folder, desk, by_claims=settings.claims is not None)
+        self._resources: list[str] = []
         self._stop = threading.Event()
         self._health_s = -1e9
         self._slices: list[MigSlice] = []
@@ -88,9 +89,10 @@ class NodePlugin:
         try:
             if self._claims is not None:
                 self._claims.start()
+            self._registrar.start()
             while not self._stop.is_set():
                 self.round()
-                if self._kubelet is not None:
+                if self._registrar.met == self._resources:
                     ready()
                     ready = lambda: None  # noqa: E731 said once
                 if self.desk.kick.wait(ROUND_S):
@@ -99,8 +101,7 @@ class NodePlugin:
         finally:
             if self._claims is not None:
                 self._claims.stop()
-            for plugin in self._plugins.values():
-                plugin.stop()
+            self._registrar.stop()
 
     def stop(self) -> None:
         """End the run. What was bound stays bound: the next plugin takes it over."""
@@ -110,7 +111,7 @@ class NodePlugin:
     def round(self) -> None:
         """One look at everything. A side that does not answer does not keep the others from being looked at."""
         faults = []
-        for step in (self._look, self._meet_kubelet, self._offer, self._binder.round):
+        for step in (self._look, self._tell_kubelet, self._offer, self._binder.round):
             try:
                 step()
             except WorkError as error:
@@ -148,44 +149,14 @@ class NodePlugin:
         if self._claims is not None and self._claims.offer():
             LOG.info("offered by claims: %d GPUs", len(self.desk.inventory.gpus))
 
-    # -- the kubelet -----------------------------------------------------------------------------------------------
-
-    def _meet_kubelet(self) -> None:
-        """Serve every resource there is, and register with a kubelet that does not know us yet.
-
-        A kubelet that starts empties the folder: its socket is another one, and ours are gone.
-        """
-        kubelet = self.settings.plugin_folder / KUBELET_SOCKET
-        try:
-            found = kubelet.stat()
-        except OSError:
-            self._kubelet = None
-            raise WorkError(f"{kubelet}: there is no kubelet yet") from None
-        identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
-        if identity != self._kubelet:
-            for known in self._plugins.values():
-                known.stop()
-            self._plugins.clear()
-            self._kubelet = None
-        by_claims = self._claims is not None
-        for resource in self.desk.inventory.resources():
-            if by_claims and not resource.startswith(names.MIG_PREFIX):
-                continue  # one GPU must not be offered in two ways
-            plugin = self._plugins.get(resource)
-            if plugin is not None and plugin.path.exists():
-                continue
-            if plugin is not None:
-                plugin.stop()
-            fresh = ResourcePlugin(resource, self.desk, self.settings.plugin_folder)
-            fresh.start()
-            try:
-                fresh.register(kubelet)
-            except WorkError:
-                fresh.stop()
-                raise
-            self._plugins[resource] = fresh
-            LOG.info("registered %s: %d devices", resource, len(self.desk.inventory.of(resource)))
-        self._kubelet = identity
+    def _tell_kubelet(self) -> None:
+        """Have new resources registered; WorkError while some are not."""
+        resources = self.desk.inventory.resources()
+        if resources != self._resources:
+            self._resources = resources
+            self._registrar.look()
+        if self._registrar.fault:
+            raise WorkError(self._registrar.fault)
 
     def _say(self, fault: str) -> None:
         if fault != self._said:

@@ -1,0 +1,72 @@
+"""Wait for sockets that come and go in a folder: inotify, or a poll where the kernel has none left to give."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import struct
+from pathlib import Path
+
+MOVED_FROM, MOVED_TO, CREATED, DELETED, IGNORED = 0x40, 0x80, 0x100, 0x200, 0x8000
+POLL_S = 0.25
+_EVENT = struct.Struct("iIII")
+
+
+class FolderWatch:
+    """Wakes its one waiter when a file *.sock of the folder appears or goes, or by `wake` from another thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._inotify: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)  # -1: too many, or not permitted
+        self._watching = False
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._add()
+
+    def _add(self) -> None:
+        """Watch the folder; one that was replaced is another one."""
+        if self._inotify >= 0:
+            mask = MOVED_FROM | MOVED_TO | CREATED | DELETED
+            self._watching = self._libc.inotify_add_watch(self._inotify, os.fsencode(self._folder), mask) >= 0
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for so long at most; whether something came."""
+        if not self._watching:
+            self._add()
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        if self._watching:
+            poll.register(self._inotify, select.POLLIN)
+        else:
+            seconds = min(seconds, POLL_S)
+        for number, _ in poll.poll(seconds * 1000):
+            if number == self._woken:
+                os.eventfd_read(self._woken)
+                return True
+            if self._read():
+                return True
+        return False
+
+    def _read(self) -> bool:
+        """Take what inotify has; whether it was about a socket, or the folder itself."""
+        data, offset, found = os.read(self._inotify, 1 << 16), 0, False
+        while offset < len(data):
+            _, mask, _, length = _EVENT.unpack_from(data, offset)
+            offset += _EVENT.size
+            name = data[offset : offset + length].rstrip(b"\0")
+            offset += length
+            if mask & IGNORED:
+                self._watching = False
+            found |= bool(mask & IGNORED) or name.endswith(b".sock")
+        return found
+
+    def wake(self) -> None:
+        """Let the waiter go on."""
+        os.eventfd_write(self._woken, 1)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for number in (self._inotify, self._woken):
+            if number >= 0:
+                os.close(number)
