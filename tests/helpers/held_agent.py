@@ -19,10 +19,9 @@ from cotenant.agent.__main__ import serve
 from cotenant.agent.daemon import AgentOptions
 from cotenant.devices.base import Gpu, uuid_text
 from cotenant.agent.tenants.places import place_in
-from cotenant.agent import daemon
 from cotenant.agent.owners import ended
 
-daemon.JOBS_EVERY_S, ended.PATIENCE_S = 0.1, float(sys.argv[4])
+ended.LOOK_EVERY_S, ended.PATIENCE_S = 0.1, float(sys.argv[4])
 folder, count, memory = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 gpus = tuple(Gpu(uuid_text(bytes([i + 1]) * 16), "Test GPU", memory << 30, i, kind="soft") for i in range(count))
 

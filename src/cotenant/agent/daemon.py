@@ -44,8 +44,9 @@ from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.space import SpaceMaker
 from cotenant.agent.memory.whole import WholeProcesses
-from cotenant.agent.owners.ended import KIND, EndedJobs, job_file, running_jobs, why_held
+from cotenant.agent.owners.ended import EndedJobs, job_file, running_jobs, why_held
 from cotenant.agent.owners.owners import Owners
+from cotenant.agent.owners.unseen import UnseenWatch
 from cotenant.agent.shims.requests import Requests
 from cotenant.agent.shims.server import ShimServer
 from cotenant.agent.slices.enforcer import Slices
@@ -64,7 +65,6 @@ from cotenant.devices.registry import device_of, discover, within
 LOG = logging.getLogger(__name__)
 WATCH_S = 0.25
 HOUSEKEEPING_S = 1.0
-JOBS_EVERY_S = 5.0
 AGENT_NICE = -10
 TENANT_SOCKET_MODE = 0o666  # who a process is, its cgroup says, whichever user it runs as
 
@@ -83,6 +83,7 @@ class AgentOptions:
     locate: Callable[[int], Place | None] = place_of  # the pod or job of a process
     http: str | None = None  # HOST:PORT of the live page and the metrics
     http_token: str | None = None  # what their readers must show
+    strict: bool = False  # end processes that use the GPUs without coming to the agent
 
 
 class Agent:
@@ -234,6 +235,7 @@ class Agent:
         self.lives = Lives(registry, self.accounts, self.parked, self.history, save)
         self.owners = Owners(self.options.locate)
         self.ended = EndedJobs(self.owners)
+        self.unseen = UnseenWatch(registry, self.owners)
         requests = Requests(
             registry,
             self.ledger,
@@ -288,6 +290,7 @@ class Agent:
             floors,
             self.server,
             history,
+            self.unseen,
             self.started_ns,
         )
         owned = OwnerOrders(self.owners, registry, lives, self.server.hear, self.state.save_now)
@@ -313,7 +316,9 @@ class Agent:
         self.copies.close()
 
     def _background(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        return self._housekeeping(), self._drop_ended_jobs(), self.residency.run()
+        jobs = self.ended.run(self.options.locate, self._drop)
+        unseen = self.unseen.run(self.history.warned, strict=self.options.strict)
+        return self._housekeeping(), jobs, unseen, self.residency.run()
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
@@ -349,16 +354,6 @@ class Agent:
     def _drop(self, tenant: Tenant) -> None:
         self.let_go_of(tenant)
         job_file(self.folder, tenant.name).unlink(missing_ok=True)
-
-    async def _drop_ended_jobs(self) -> None:
-        while True:
-            await asyncio.sleep(JOBS_EVERY_S)
-            if not self.owners.owned(KIND):
-                continue
-            running = await asyncio.to_thread(running_jobs, self.options.locate)
-            for tenant in self.ended.over(running, time.monotonic()):
-                LOG.warning(f"{tenant.name} has ended without its epilog: its share is free")
-                self._drop(tenant)
 
     async def _housekeeping(self) -> None:
         trace = self.history.trace

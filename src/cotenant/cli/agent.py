@@ -48,6 +48,9 @@ def agent(
     http_token: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with the token its readers show.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End processes that use these GPUs past the agent, other users' too.")
+    ] = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
@@ -87,6 +90,7 @@ def agent(
         tenant_socket=tenant_socket,
         http=http,
         http_token=read_token(http_token, "--http-token"),
+        strict=strict,
     )
     asyncio.run(serve(options))
 

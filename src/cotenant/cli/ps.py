@@ -44,6 +44,15 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     if answer["agent"]["config_fault"]:
         console.print(f"[red]the configuration file is not taken: {answer['agent']['config_fault']}[/red]")
     _print_parked(console, answer)
+    index = {gpu["uuid"]: gpu["index"] for gpu in answer["agent"]["gpus"]}
+    for row in answer["agent"]["unseen"]:
+        if row["tenant"] is None:  # a tenant's are among its warnings
+            console.print(
+                f"[red]unseen[/red]: process {row['pid']} ({row['program']}, user {row['uid']}) of no tenant uses GPU"
+                f" {index[row['gpu']]} past the agent: no limit holds for it",
+                highlight=False,
+                soft_wrap=True,
+            )
     if not answer["tenants"]:
         console.print("no tenants: start one with cotenant run")
         return

@@ -11,6 +11,7 @@ from typing import NamedTuple
 CLOCK_SM, CLOCK_MEMORY = 1, 2  # nvmlClockType_t
 TEMPERATURE_GPU = 0
 TEXT_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, NVML_DEVICE_NAME_V2_BUFFER_SIZE
+MOST_PROCESSES = 1024
 # nvmlClocksEventReasons: why the clock is not the highest
 WHY = {"power_cap": 0x4, "thermal": 0x20 | 0x40, "slowdown": 0x8 | 0x80}
 
@@ -20,6 +21,14 @@ class Memory(NamedTuple):
 
     total_bytes: int
     free_bytes: int
+
+
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint), ("bytes", ctypes.c_ulonglong), ("instance", ctypes.c_uint), ("compute", ctypes.c_uint)
+    )  # fmt: skip
 
 
 @functools.cache
@@ -90,6 +99,13 @@ class Card:
         found = (ctypes.c_uint64 * 3)()  # total, free, used
         self._call("nvmlDeviceGetMemoryInfo", found)
         return Memory(int(found[0]), int(found[1]))
+
+    def processes(self) -> list[int]:
+        """Processes with memory there."""
+        count = ctypes.c_uint(MOST_PROCESSES)
+        found = (_Process * MOST_PROCESSES)()
+        self._call("nvmlDeviceGetComputeRunningProcesses_v3", ctypes.byref(count), found)
+        return [int(found[i].pid) for i in range(count.value)]
 
     @functools.cached_property
     def highest_mhz(self) -> float:

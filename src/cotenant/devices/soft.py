@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Device, Gpu
+from cotenant.devices.cards import Cards
 from cotenant.devices.channel_groups import SOFTWARE, ChannelControls
 from cotenant.devices.meters import ControlMeter, Meter
 
@@ -46,6 +47,13 @@ class Soft(Device):
     def meter(self, uuid: str, controls: ChannelControls) -> Meter:
         """See Device."""
         return ControlMeter(controls)
+
+    def processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:
+        """See Device: as its own NVML lists them."""
+        try:
+            return {uuid: Cards(self.nvml()).card(uuid).processes() for uuid in uuids}
+        except OSError:
+            return {}
 
     def gpus(self) -> tuple[Gpu, ...]:
         """See Device."""

@@ -15,6 +15,9 @@ GPU_INFO = Metric("cotenant_gpu_info", "gauge", "1 for each GPU of this agent.",
 GPU_MEMORY = Metric("cotenant_gpu_memory_bytes", "gauge", "Memory of the GPU.", ("gpu",))
 GPU_CHARGED = Metric("cotenant_gpu_memory_charged_bytes", "gauge", "Memory charged to all tenants.", ("gpu",))
 GPU_PROMISED = Metric("cotenant_gpu_promised_ratio", "gauge", "Sum of the requests of the GPU's tenants.", ("gpu",))
+GPU_UNSEEN = Metric(
+    "cotenant_gpu_unseen_processes", "gauge", "Processes that use the GPU past the agent.", ("gpu", "whose")
+)
 AGENT_START = Metric("cotenant_agent_start_time_seconds", "gauge", "When the agent started, unix time.")
 AGENT_TENANTS = Metric("cotenant_agent_tenants", "gauge", "Tenants of this agent.")
 AGENT_UNLISTED = Metric(

@@ -83,6 +83,10 @@ class LivePage:
             for number, text in enumerate(row["warnings"]):
                 about = {"source": self.node_name, "about": row["name"], "text": text}
                 yield "warnings", f"{row['name']} {number}", about
+        for one in self._rows.unseen.now:
+            text = f"process {one.process.pid} ({one.program}) uses {one.gpu} past the agent: no limit holds for it"
+            about = {"source": self.node_name, "about": one.tenant or "no tenant", "text": text}
+            yield "warnings", f"unseen {one.process.pid} {one.gpu}", about
         for number, at_s, text in self._history.decisions:
             yield "decisions", str(number), {"time_s": round(at_s, 3), "source": self.node_name, "text": text}
 
@@ -96,6 +100,10 @@ class LivePage:
             out.add(names.GPU_MEMORY, gpu["memory_bytes"], gpu=uuid)
             out.add(names.GPU_CHARGED, gpu["memory_charged_bytes"], gpu=uuid)
             out.add(names.GPU_PROMISED, gpu["promised"], gpu=uuid)
+            unseen = [row for row in self._rows.unseen.now if row.gpu == uuid]
+            of_tenants = sum(bool(row.tenant) for row in unseen)
+            out.add(names.GPU_UNSEEN, of_tenants, gpu=uuid, whose="tenant")
+            out.add(names.GPU_UNSEEN, len(unseen) - of_tenants, gpu=uuid, whose="other")
             out.add(names.AGENT_TURNS, history.turns[uuid], gpu=uuid)
             out.histogram(names.TURN_SECONDS, history.lengths[uuid], gpu=uuid)
             out.histogram(names.TURN_WAIT, history.waits[uuid], gpu=uuid)

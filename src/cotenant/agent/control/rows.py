@@ -15,6 +15,7 @@ from cotenant.agent.ipc.page import counters as counters_of
 from cotenant.agent.memory.ledger import HOST, Ledger
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.residents import Residents
+from cotenant.agent.owners.unseen import UnseenWatch
 from cotenant.agent.shims.server import ShimServer
 from cotenant.agent.slices.enforcer import Slices
 from cotenant.agent.tenants.host_memory import HostMemory
@@ -41,6 +42,7 @@ class Rows:
     floors: Floors
     server: ShimServer
     history: History
+    unseen: UnseenWatch
     started_ns: int
 
     def status(self) -> dict[str, Any]:
@@ -60,6 +62,7 @@ class Rows:
             "connections": len(self.server.sessions),
             "refused_connections": self.server.refused_connections,
             "config_fault": self.in_force.fault,
+            "unseen": [row.as_dict() for row in self.unseen.now],
             "swap_memory": self.host.as_dict(),
             "colocation": self.floors.settings.scheme,
             "trace_dropped": trace.dropped if trace else 0,

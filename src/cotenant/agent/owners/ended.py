@@ -6,7 +6,10 @@ was never seen to run may still be in its prolog, and is kept.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from cotenant.agent.owners.owners import Owners
 from cotenant.agent.tenants.places import Place
 from cotenant.agent.tenants.tenant import Tenant
 
+LOG = logging.getLogger(__name__)
+LOOK_EVERY_S = 5.0
 PATIENCE_S = 30.0  # a job that is gone for so long has ended; a new agent's tenants connect again within that time
 KIND = "slurm"
 
@@ -40,6 +45,17 @@ class EndedJobs:
     def taken_over(self) -> None:
         """Jobs held now were held by the last agent: they have run, or their prologs are over."""
         self._seen.update(self._owners.owned(KIND))
+
+    async def run(self, locate: Callable[[int], Place | None], drop: Callable[[Tenant], None]) -> None:
+        """Drop tenants of jobs that are over, for as long as the agent runs."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if not self._owners.owned(KIND):
+                continue
+            running = await asyncio.to_thread(running_jobs, locate)
+            for tenant in self.over(running, time.monotonic()):
+                LOG.warning(f"{tenant.name} has ended without its epilog: its share is free")
+                drop(tenant)
 
     def over(self, running: Iterable[str], now_s: float) -> list[Tenant]:
         """Tenants whose jobs have ended, by the jobs that have processes now."""

@@ -1,0 +1,130 @@
+"""Processes that use the agent's GPUs and have not come to it: a tenant's without the shim, and those of no tenant.
+
+Nothing holds them to a share. A tenant's are found by their cgroup, their parents, or the token in their environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cotenant.agent import processes
+from cotenant.agent.owners.owners import Owners
+from cotenant.agent.processes import ProcessKey
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.devices.base import Gpu
+from cotenant.devices.registry import device
+
+LOG = logging.getLogger(__name__)
+LOOK_EVERY_S = 2.0
+MPS = "nvidia-cuda-mps"  # the daemon's processes use the GPU for their clients; /proc cuts their names here
+TOKEN = b"COTENANT_TOKEN="
+
+
+class Unseen(NamedTuple):
+    """One process on one GPU. `tenant`: empty for one that belongs to none."""
+
+    process: ProcessKey
+    gpu: str
+    program: str
+    uid: int
+    tenant: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for `list`."""
+        return {
+            "pid": self.process.pid, "gpu": self.gpu, "program": self.program, "uid": self.uid,
+            "tenant": self.tenant or None,
+        }  # fmt: skip
+
+
+def using(gpus: Iterable[Gpu]) -> dict[str, list[int]]:
+    """Processes on each GPU, as its device lists them."""
+    by_kind: dict[str, list[str]] = {}
+    for gpu in gpus:
+        by_kind.setdefault(gpu.kind, []).append(gpu.uuid)
+    found: dict[str, list[int]] = {}
+    for kind, uuids in by_kind.items():
+        found |= device(kind).processes(uuids)
+    return found
+
+
+def end(found: Unseen) -> None:
+    """Kill that very process."""
+    fd = processes.pidfd(found.process)
+    if fd is not None:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.close(fd)
+
+
+class UnseenWatch:
+    """Who uses the GPUs unseen, by the last two looks: a process that has just started is still on its way here."""
+
+    def __init__(self, registry: Registry, owners: Owners, proc: Path = Path("/proc")) -> None:
+        self._registry, self._owners, self._proc = registry, owners, proc
+        self._before: set[tuple[str, ProcessKey]] = set()
+        self.now: list[Unseen] = []
+
+    async def run(self, warned: Callable[[Tenant, str], None], *, strict: bool) -> None:
+        """Name who uses the GPUs unseen, and with `strict` end them, for as long as the agent runs."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for row in self.look(await asyncio.to_thread(using, list(self._registry.gpus.values()))):
+                what = f"process {row.process.pid} ({row.program}, user {row.uid}) uses GPU"
+                fate = "it is ended" if strict else "no limit holds for it"
+                text = f"{what} {self._registry.gpus[row.gpu].index} past the agent: {fate}"
+                tenant = self._registry.tenants.get(row.tenant)
+                if tenant is not None:
+                    warned(tenant, text)
+                else:
+                    LOG.warning(f"{text}; it belongs to no tenant")
+            for row in self.now if strict else ():
+                end(row)
+
+    def look(self, running: Mapping[str, Iterable[int]]) -> list[Unseen]:
+        """Take what the devices list; returns those that were not known before."""
+        seen = {session.peer.pid for tenant in self._registry.tenants.values() for session in tenant.sessions}
+        mine = {os.getpid(), *seen}
+        there = {
+            (gpu, key)
+            for gpu, pids in running.items()
+            for key in map(processes.key_of, set(pids) - mine)
+            if key.start_ticks
+        }
+        known = {(row.gpu, row.process): row for row in self.now}
+        named = [known.get(one) or self._named(*one) for one in sorted(there & self._before)]
+        self._before = there
+        self.now = [row for row in named if not row.program.startswith(MPS)]
+        return [row for row in self.now if (row.gpu, row.process) not in known]
+
+    def _named(self, gpu: str, key: ProcessKey) -> Unseen:
+        folder = self._proc / str(key.pid)
+        program, uid = "?", -1
+        with contextlib.suppress(OSError):
+            program = (folder / "comm").read_text(errors="replace").strip()
+            uid = folder.stat().st_uid
+        tenant = self._tenant(key.pid)
+        return Unseen(key, gpu, program, uid, tenant.name if tenant else "")
+
+    def _tenant(self, pid: int) -> Tenant | None:
+        place = self._owners.locate(pid)
+        if place is not None and (mine := self._owners.of(place.kind, place.id)):
+            by_id = [t for t in mine if t.owner and place.container_id and t.owner.container_id == place.container_id]
+            return (by_id or mine)[0]
+        by_parents = self._registry.by_process(processes.ancestors(pid))
+        if by_parents is not None:
+            return by_parents
+        try:
+            variables = (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return None
+        token = next((v.removeprefix(TOKEN) for v in variables if v.startswith(TOKEN)), b"")
+        return self._registry.by_token(token.decode(errors="replace")) if token else None

@@ -1,0 +1,157 @@
+"""Programs that use the GPU without the shim: a tenant's and others' are named, and with --strict they end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube_node import wait_for
+
+from cotenant.agent.ipc.client import ControlClient
+from cotenant.agent.owners.owners import Owners
+from cotenant.agent.owners.unseen import UnseenWatch
+from cotenant.agent.processes import key_of
+from cotenant.agent.tenants.registry import Registry
+from cotenant.core.errors import WorkError
+from cotenant.native.libraries import SOFT_DRIVER, library_path
+
+# takes 4 MiB of the software GPU, by the driver named past any shim, by none through it; waits for its input's end
+PROGRAM = """
+import ctypes, sys
+cuda = ctypes.CDLL(sys.argv[1] or None)
+context, memory = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(4 << 20)) == 0
+print("has memory", flush=True)
+sys.stdin.read()
+"""
+
+
+class Machine:
+    """An agent on the software GPU and programs beside it."""
+
+    def __init__(self, *options: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="cot-"))
+        state = {"COTENANT_SOFTGPU_STATE": str(self.folder / "gpu")}
+        self.state = state
+        self.environment = dict(os.environ) | state
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.log = open(self.folder / "agent.log", "wb")  # noqa: SIM115
+        agent = [sys.executable, "-m", "cotenant.cli.main", "agent", "--gpus", "soft", "--dir", str(self.folder)]
+        self.agent = self.start([*agent, *options], stderr=self.log)
+        wait_for(self.answers, 30)
+
+    def start(self, command: list[str], **more: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(command, env=self.environment, stdin=subprocess.PIPE, **more)
+        self.started.append(process)
+        return process
+
+    def program(self, *before: str, shim: bool = False) -> subprocess.Popen[bytes]:
+        """The program, behind other commands; returns once it has memory."""
+        command = [sys.executable, "-c", PROGRAM, "" if shim else str(library_path(SOFT_DRIVER))]
+        process = self.start([*before, *command], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"has memory\n"
+        return process
+
+    def run(self, name: str) -> list[str]:
+        return [sys.executable, "-m", "cotenant.cli.main", "run", "--dir", str(self.folder), "--name", name, "--"]
+
+    def answers(self) -> bool:
+        assert self.agent.poll() is None, (self.folder / "agent.log").read_text()
+        try:
+            self.list()
+        except WorkError:
+            return False
+        return True
+
+    def list(self) -> dict[str, Any]:
+        with ControlClient(self.folder) as client:
+            return client.call("list")
+
+    def unseen(self) -> dict[str | None, list[int]]:
+        """Processes that are named, by tenant."""
+        found: dict[str | None, list[int]] = {}
+        for row in self.list()["agent"]["unseen"]:
+            found.setdefault(row["tenant"], []).append(row["pid"])
+        return found
+
+    def close(self) -> None:
+        for process in reversed(self.started):
+            if process.stdin is not None:
+                process.stdin.close()
+            process.terminate()
+            process.wait(20)
+        self.log.close()
+
+
+@pytest.fixture
+def machine() -> Iterator[Callable[..., Machine]]:
+    made: list[Machine] = []
+
+    def make(*options: str) -> Machine:
+        made.append(Machine(*options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_tenants_programs_without_the_shim_and_those_of_no_tenant_are_named(machine: Callable[..., Machine]) -> None:
+    here = machine("--http", "127.0.0.1:0")
+    clean = ["env", "-i", *(f"{key}={value}" for key, value in here.state.items())]
+    here.program(*here.run("unset"), "env", "-u", "LD_PRELOAD")
+    here.program(*here.run("bare"), *clean)
+    here.program(*here.run("child"), "sh", "-c", 'env -i COTENANT_SOFTGPU_STATE="$COTENANT_SOFTGPU_STATE" "$@"; :', "x")
+    other = here.program()
+    wait_for(lambda: set(here.unseen()) == {"unset", "bare", "child", None}, 20)
+    assert here.unseen()[None] == [other.pid]
+    rows = {row["name"]: row for row in here.list()["tenants"]}
+    for name in ("unset", "bare", "child"):
+        (pid,) = here.unseen()[name]
+        assert any(f"process {pid} (" in text and "past the agent" in text for text in rows[name]["warnings"])
+    log = (here.folder / "agent.log").read_text()
+    assert log.count("it belongs to no tenant") == 1, "said once"
+    ps = [sys.executable, "-m", "cotenant.cli.main", "ps", "--dir", str(here.folder)]
+    said = subprocess.run(ps, env=here.environment, capture_output=True, text=True, check=True).stdout
+    assert f"unseen: process {other.pid}" in said
+    assert said.count("past the agent: no limit holds") == 4
+    assert other.stdin is not None
+    other.stdin.close()
+    wait_for(lambda: None not in here.unseen(), 20, "one that has ended is named no more")
+
+
+def test_strict_ends_them_and_leaves_those_that_came_to_the_agent(machine: Callable[..., Machine]) -> None:
+    here = machine("--strict")
+    good = here.program(*here.run("good"), shim=True)
+    sly, other = here.program(*here.run("sly")), here.program()
+    assert (sly.wait(20), other.wait(20)) == (137, -9)
+    log = (here.folder / "agent.log").read_text()
+    assert log.count("it is ended") == 2
+    assert "tenant sly: process" in log
+    assert good.poll() is None
+    assert [row["name"] for row in here.list()["tenants"]] == ["good"]
+
+
+def test_a_process_counts_from_the_second_look_on() -> None:
+    watch = UnseenWatch(Registry((), {}), Owners())
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        assert watch.look({"GPU-1": [sleeper.pid]}) == []
+        (row,) = watch.look({"GPU-1": [sleeper.pid], "GPU-2": [os.getpid()]})
+        assert (row.process, row.program, row.tenant, row.uid) == (key_of(sleeper.pid), "sleep", "", os.getuid())
+        assert watch.look({"GPU-1": [sleeper.pid]}) == [], "new only once"
+        assert watch.now == [row]
+        assert watch.look({}) == []
+        assert watch.now == []
+    finally:
+        sleeper.kill()
+        sleeper.wait()
