@@ -35,6 +35,7 @@ from cotenant.agent.lifecycle.state import StateFile
 from cotenant.agent.lifecycle.takeover import take_over
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
+from cotenant.agent.mechanisms.slices import Slices
 from cotenant.agent.memory.checkpoints import Checkpoints
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.pages import MemoryPages
@@ -49,7 +50,7 @@ from cotenant.agent.owners.owners import Owners
 from cotenant.agent.owners.unseen import UnseenWatch
 from cotenant.agent.shims.requests import Requests
 from cotenant.agent.shims.server import ShimServer
-from cotenant.agent.slices.enforcer import Slices
+from cotenant.agent.slices.enforcer import SliceEnforcer
 from cotenant.agent.tenants.host_memory import host_memory
 from cotenant.agent.tenants.places import Place, place_of
 from cotenant.agent.tenants.registry import Registry
@@ -61,6 +62,7 @@ from cotenant.agent.turns.trace import TurnTrace
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device_of, discover, within
+from cotenant.policy.shares import QuotaSettings
 
 LOG = logging.getLogger(__name__)
 WATCH_S = 0.25
@@ -101,7 +103,9 @@ class Agent:
         self.mechanisms = mechanisms.make(self.folder, Use.TENANT)
         self.parked = ParkedTable()
         self.host = host_memory(config.swap_memory_bytes)
-        self.registry = Registry(self.gpus, self.mechanisms, self.host, self.parked)
+        # another discipline is one of turns
+        by_request = config.quota.discipline == QuotaSettings.discipline
+        self.registry = Registry(self.gpus, self.mechanisms, self.host, self.parked, slices_first=by_request)
         self.ledger = Ledger()
         for gpu in self.gpus:
             self.ledger.gpu(gpu.uuid, gpu.memory_bytes)
@@ -153,6 +157,11 @@ class Agent:
         take_over(self.state.path, declared, self.lives, self.owners, self.residents, self.checkpoints)
         self.ended.taken_over()
         self.reconfigure.admit_declared()
+        slices = self.mechanisms[Slices.name]
+        assert isinstance(slices, Slices)
+        for gpu in self.gpus:
+            if why := slices.refusal(gpu):
+                LOG.warning("GPU %s is shared by turns of the agent, not by its own time slices: %s", gpu.uuid, why)
         mode = TENANT_SOCKET_MODE if options.tenant_socket else options.socket_mode
         self.server.listen(mode)
         self.floors.listen(mode)
@@ -204,7 +213,7 @@ class Agent:
             on_fault=self.history.fault,
         )
         self.copies = Copies(config.copies)
-        self.slices = Slices(self.registry, self.history.warned, self._not_sliced)
+        self.slices = SliceEnforcer(self.registry, self.history.warned, self._not_sliced)
 
     def _make_memory(self) -> None:
         residents, registry, broker, parked = self.residents, self.registry, self.broker, self.parked

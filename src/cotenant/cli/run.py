@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cotenant.agent.mechanisms.base import Use
-from cotenant.agent.mechanisms.registry import DEFAULT, names
+from cotenant.agent.mechanisms.registry import AUTO, names
 
 app = typer.Typer(add_completion=False)
 
@@ -30,7 +30,7 @@ def run(
     empty_cache: Annotated[
         str, typer.Option(metavar="turn|iteration", help="Give PyTorch's cached memory back before it would be moved.")
     ] = "off",
-    mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="How the share is enforced.")] = DEFAULT,
+    mechanism: Annotated[str, typer.Option(metavar=MECHANISMS, help="How the share is enforced.")] = AUTO,
     priority: Annotated[int, typer.Option(help="For discipline priority: larger goes first.")] = 0,
     weight: Annotated[float, typer.Option(help="For discipline weighted-round-robin.")] = 0.0,
     best_effort: Annotated[

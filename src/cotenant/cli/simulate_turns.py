@@ -145,10 +145,11 @@ def _simulated(config: AgentConfig, source: str, given: str | None) -> tuple[lis
     if not config.tenants:
         raise InputError("the file names no tenants", file=source, field="tenants")
     by = given or config.tenants[0].mechanism
+    by = mechanisms.DEFAULT if by == mechanisms.AUTO else by
     for spec in config.tenants:
         if max(spec.gpu_count, len(spec.gpus)) > 1:
             raise InputError(f"{spec.name} has several GPUs; one GPU is simulated", file=source, field="tenants")
-        if (given or spec.mechanism) != by or not (
+        if (given or spec.mechanism) not in (by, mechanisms.AUTO) or not (
             by == "slices" or mechanisms.find(by, Use.TENANT, field="tenants").capabilities.gated
         ):
             raise InputError(

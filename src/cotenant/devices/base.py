@@ -45,6 +45,7 @@ class Device(ABC):
     simulated: ClassVar[bool] = False  # kernels only take time: benchmarks scale their sizes
     mps: ClassVar[bool] = True  # processes run at once only under an MPS daemon
     monitored: ClassVar[bool] = True  # NVML knows its health and all of its processes
+    slices_first: ClassVar[bool] = False  # tenants that name no mechanism get time slices where the driver takes them
     overhead_bytes: ClassVar[int] = 0  # of its memory, what the driver keeps for itself
     context_bytes: ClassVar[int] = 0  # what a context takes whose size is not known
     spare_bytes: ClassVar[int] = 0  # free memory that a restored process needs beside its own

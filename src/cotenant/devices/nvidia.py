@@ -34,6 +34,7 @@ class Nvidia(Device):
 
     name = "nvidia"
     word = "all"
+    slices_first = True
     overhead_bytes = 512 << 20
     context_bytes = 640 << 20  # with its modules a context takes 610 MiB on an H100 (driver 580, PyTorch)
     spare_bytes = 256 << 20

@@ -166,7 +166,7 @@ def _order(pod: Mapping[str, Any], share: ContainerShare, ids: list[str], gpus: 
         "memory_bytes": share.memory_bytes,
         "gpus": gpus,
         "gpu_count": len(gpus),
-        "mechanism": mechanisms.EXCLUSIVE if share.whole else mechanisms.DEFAULT,
+        "mechanism": mechanisms.EXCLUSIVE if share.whole else mechanisms.AUTO,
     }
     return Order(metadata["uid"], share.container, container_id(pod, share.container), tenant)
 

@@ -40,7 +40,7 @@ class TenantSpec:
     weight: float = 0.0
     gpus: tuple[str, ...] = ()
     gpu_count: int = 1
-    mechanism: str = mechanisms.DEFAULT
+    mechanism: str = mechanisms.AUTO
     uid: int | None = None
     best_effort: bool = False
     work_class: str = "unknown"  # what its kernels need most: unknown, memory, compute; for the scheme orion
@@ -169,6 +169,7 @@ def parse_gemini(text: str, path: Path | None = None) -> tuple[TenantSpec, ...]:
                     request=parse_fraction(words[1], "REQUEST"),
                     limit=parse_fraction(words[2], "LIMIT"),
                     memory_bytes=parse_bytes(words[3], "MEM_BYTES") or None,
+                    mechanism=mechanisms.DEFAULT,
                 )
             )
         except InputError as error:

@@ -76,7 +76,7 @@ class TenantEntry(Strict):
     priority: int = 0
     weight: float = 0.0
     gpus: Annotated[tuple[str, ...], parsed(_gpus)] = ()
-    mechanism: str = mechanisms.DEFAULT
+    mechanism: str = mechanisms.AUTO
     uid: Annotated[int, parsed(_user)] = Field(default=UNSET, alias="user")
     best_effort: StrictBool = False
     work_class: str | None = None

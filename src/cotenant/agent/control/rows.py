@@ -17,7 +17,7 @@ from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.owners.unseen import UnseenWatch
 from cotenant.agent.shims.server import ShimServer
-from cotenant.agent.slices.enforcer import Slices
+from cotenant.agent.slices.enforcer import SliceEnforcer
 from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant, work_kind
@@ -38,7 +38,7 @@ class Rows:
     residents: Residents
     broker: Broker
     copies: Copies
-    slices: Slices
+    slices: SliceEnforcer
     floors: Floors
     server: ShimServer
     history: History

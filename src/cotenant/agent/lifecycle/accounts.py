@@ -9,7 +9,7 @@ from cotenant.agent.ipc import wire
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.pages import MemoryPages
 from cotenant.agent.memory.residents import Residents
-from cotenant.agent.slices.enforcer import Slices
+from cotenant.agent.slices.enforcer import SliceEnforcer
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.broker import Broker
@@ -29,7 +29,7 @@ class Accounts:
         residents: Residents,
         broker: Broker,
         copies: Copies,
-        slices: Slices,
+        slices: SliceEnforcer,
     ) -> None:
         self._registry, self._ledger, self._pages, self._residents = registry, ledger, pages, residents
         self._broker, self._copies, self._slices = broker, copies, slices

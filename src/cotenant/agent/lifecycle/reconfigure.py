@@ -15,6 +15,7 @@ from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.ipc import wire
 from cotenant.agent.lifecycle.lives import Lives
+from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import work_kind
 from cotenant.agent.turns.broker import Broker
@@ -57,6 +58,8 @@ class Reconfigure:
             self._lives.add(spec, uid, declared=True)
             return
         tenant.declared, tenant.uid = True, uid
+        if spec.mechanism == mechanisms.AUTO:
+            spec = dataclasses.replace(spec, mechanism=tenant.spec.mechanism)
         if tenant.spec == spec:
             return
         before = work_kind(tenant.spec)

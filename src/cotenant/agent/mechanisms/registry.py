@@ -15,7 +15,8 @@ from cotenant.agent.mechanisms.whole import Whole
 from cotenant.core.errors import InputError
 
 MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Time, Slices, Whole, Mps, Green, Mig, Cores)}
-DEFAULT = Time.name  # of a tenant or job that names none
+DEFAULT = Time.name  # of a job that names none
+AUTO = "auto"  # of a tenant that names none: slices where the driver takes them, else turns
 EXCLUSIVE = Whole.name  # of one that has its GPUs to itself
 
 

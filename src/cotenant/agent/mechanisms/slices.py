@@ -35,6 +35,20 @@ class Slices(Mechanism):
         super().__init__(folder)
         self.refused: dict[str, str] = {}  # UUID -> why its driver does not take the controls
 
+    def offers(self, gpu: Gpu) -> bool:
+        """Whether a tenant of that GPU that names no mechanism gets this one."""
+        return device_of(gpu).slices_first and not self.refused.get(gpu.uuid) and not self.refusal(gpu)
+
+    def refusal(self, gpu: Gpu) -> str:
+        """Why a GPU that should be shared by its own time slices cannot be, in words, or empty."""
+        device = device_of(gpu)
+        try:
+            if device.slices_first:
+                device.channel_controls()
+        except WorkError as error:
+            return str(error)
+        return ""
+
     def prepare(self, gpus: tuple[Gpu, ...]) -> None:
         """See Mechanism: the software GPU's library is built."""
         for gpu in gpus:

@@ -15,7 +15,7 @@ from cotenant.agent.memory.pages import MemoryPages
 from cotenant.agent.memory.residency import Residency
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.space import SpaceMaker
-from cotenant.agent.slices.enforcer import Slices
+from cotenant.agent.slices.enforcer import SliceEnforcer
 from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Session, Tenant
@@ -37,7 +37,7 @@ class Requests:
         host: HostMemory,
         broker: Broker,
         copies: Copies,
-        slices: Slices,
+        slices: SliceEnforcer,
         in_force: InForce,
         warn: Callable[[Tenant, str], None],
     ) -> None:

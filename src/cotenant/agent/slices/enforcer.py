@@ -36,7 +36,7 @@ class _Gpu:
 
     slices: GpuSlices
     controls: ChannelControls
-    meter: Meter
+    meter: Meter | None
     timer: asyncio.TimerHandle | None = None
     seen: dict[int, Usage] = field(default_factory=dict)  # process -> as the meter had it last
     totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> since it came
@@ -44,7 +44,7 @@ class _Gpu:
     tiny: set[str] = field(default_factory=set)  # tenants whose copies have the shortest slice, too
 
 
-class Slices:
+class SliceEnforcer:
     """Tenants under the mechanism `slices`."""
 
     def __init__(
@@ -97,7 +97,8 @@ class Slices:
                 machine.timer.cancel()
             for name in machine.slices.tenants:
                 self._carry_out(machine, self._held(name, gpu), Go(gpu, name))
-            machine.meter.close()
+            if machine.meter is not None:
+                machine.meter.close()
         for keeper in self._keepers.values():
             keeper.close()
         for session in list(self._groups.sessions):
@@ -197,7 +198,12 @@ class Slices:
         if machine is None:
             device = device_of(self._registry.gpus[uuid])
             controls = device.channel_controls()
-            machine = self._gpus[uuid] = _Gpu(GpuSlices(uuid), controls, device.meter(uuid, controls))
+            meter: Meter | None = None
+            try:
+                meter = device.meter(uuid, controls)
+            except WorkError as error:
+                LOG.warning("GPU %s: shares are kept by slices alone, and not measured: %s", uuid, error)
+            machine = self._gpus[uuid] = _Gpu(GpuSlices(uuid), controls, meter)
             asyncio.get_running_loop().call_later(POLL_S, self._poll, uuid)
         return machine
 
@@ -262,24 +268,30 @@ class Slices:
         if not names:
             return
         held = {name: self._held(name, uuid) for name in names}
+        if machine.meter is not None:
+            self._measure(uuid, machine, machine.meter, held)
+        self._read_back(machine, held)
+        background, guarded = machine.slices.background()
+        if guarded:
+            self._watch(uuid, [tenant.name for tenant in background], _now() + int(0.9 * POLL_S * 1e9))
+
+    def _measure(self, uuid: str, machine: _Gpu, meter: Meter, held: dict[str, list[Held]]) -> None:
+        """Tell the policy what tenants have had."""
         try:
-            read = machine.meter.read([each for name in names for each in held[name]])
-        except WorkError as error:
-            LOG.warning("%s: %s", uuid, error)
+            read = meter.read([each for groups in held.values() for each in groups])
+        except (WorkError, OSError) as error:
+            LOG.warning("GPU %s: shares are kept by slices alone from now on: %s", uuid, error)
+            machine.meter = None
             return
-        for name in names:
-            for pid in {each.pid for each in held[name]}:
+        for name, groups in held.items():
+            for pid in {each.pid for each in groups}:
                 now = read.get(pid, Usage())
                 before = machine.seen.get(pid, now)  # what it had under another agent does not count
                 total = machine.totals.get(name, Usage())
                 more = (max(0, a - b) for a, b in zip(now, before, strict=True))
                 machine.totals[name] = Usage(*(a + b for a, b in zip(total, more, strict=True)))
                 machine.seen[pid] = now
-        self._obey(uuid, machine.slices.used({name: machine.totals.get(name, Usage()) for name in names}, _now()))
-        self._read_back(machine, held)
-        background, guarded = machine.slices.background()
-        if guarded:
-            self._watch(uuid, [tenant.name for tenant in background], _now() + int(0.9 * POLL_S * 1e9))
+        self._obey(uuid, machine.slices.used({name: machine.totals.get(name, Usage()) for name in held}, _now()))
 
     def _read_back(self, machine: _Gpu, held: dict[str, list[Held]]) -> None:
         """A tenant may set its slices itself: read them back."""

@@ -30,8 +30,11 @@ class Registry:
         mechanisms: dict[str, Mechanism],
         host: HostMemory | None = None,
         parked: Container[str] = (),
+        slices_first: bool = True,
     ) -> None:
-        """`parked`: names of the tenants that are away until they are resumed."""
+        """`parked`: names of the tenants that are away until they are resumed. `slices_first`: tenants that name no
+        mechanism get time slices where there are some."""
+        self._slices_first = slices_first
         self._host = host or HostMemory(0)
         self.gpus = {g.uuid: g for g in gpus}
         self.mechanisms = mechanisms
@@ -91,6 +94,7 @@ class Registry:
     def admit(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
         """Place a tenant and prepare its mechanism. InputError says what does not fit."""
         check_spec(spec)
+        spec = self.resolved(spec)
         if spec.name in self.tenants:
             raise InputError(f"a tenant named {spec.name} is there already", field="--name")
         if len(self.tenants) >= MAX_TENANTS:
@@ -118,6 +122,7 @@ class Registry:
 
     def preparing(self, spec: TenantSpec) -> tuple[Mechanism, tuple[Gpu, ...]] | None:
         """What would be prepared for such a tenant, and where; None when it cannot be admitted (`admit` says why)."""
+        spec = self.resolved(spec)
         mechanism = self.mechanisms.get(spec.mechanism)
         if mechanism is None:
             return None
@@ -129,6 +134,23 @@ class Registry:
         except InputError:
             return None
         return mechanism, gpus
+
+    def resolved(self, spec: TenantSpec) -> TenantSpec:
+        """The same with a mechanism, where it names none: time slices where they can be had and the tenant fits, else
+        turns."""
+        if spec.mechanism != mechanism_list.AUTO:
+            return spec
+        turns, sliced = replace(spec, mechanism=Time.name), replace(spec, mechanism=Slices.name)
+        slices = self.mechanisms.get(Slices.name)
+        if not self._slices_first or spec.oversubscribe != "none" or not isinstance(slices, Slices):
+            return turns
+        try:
+            gpus = self._place(sliced)
+            for gpu in gpus:
+                self._fits(sliced, gpu)
+        except InputError:
+            return turns
+        return sliced if all(slices.offers(gpu) for gpu in gpus) else turns
 
     def resize(self, tenant: Tenant, spec: TenantSpec) -> str:
         """Change a tenant's promise; says from when on it holds. InputError when it does not fit."""
@@ -278,7 +300,7 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
             weight=float(data.get("weight") or 0.0),
             gpus=tuple(str(g) for g in data.get("gpus") or ()),
             gpu_count=int(data.get("gpu_count") or 1),
-            mechanism=str(data.get("mechanism") or mechanism_list.DEFAULT),
+            mechanism=str(data.get("mechanism") or mechanism_list.AUTO),
             best_effort=bool(data.get("best_effort")),
             oversubscribe=str(data.get("oversubscribe") or "none"),
             copy_weight=None if data.get("copy_weight") is None else float(data["copy_weight"]),
