@@ -44,6 +44,19 @@ def test_combinations(shared: Path, tmp_path: Path, planner: str, least: int) ->
     assert valid >= least
 
 
+@pytest.mark.parametrize("planner", ["gpulet-interference", "gpulet", "temporal"])
+def test_eight_models_with_a_request_a_second_fit_one_gpu(shared: Path, tmp_path: Path, planner: str) -> None:
+    """More than the three of the usual search share a gpulet, and the checker agrees."""
+    scenarios, out = tmp_path / "many.csv", tmp_path / "plans.csv"
+    models = [*(f"lenet{i}" for i in range(1, 7)), "ssd-mobilenetv1", "googlenet"]
+    rows = "".join(f"many,{model},1,500\n" for model in models)
+    scenarios.write_text(f"scenario,model,rate_rps,slo_ms\n{rows}")
+    plan_set(
+        str(scenarios), str(shared / "reference" / "gpulet"), 1, PLANNERS[planner], 1.0, str(out), None, as_json=True
+    )
+    assert judged(shared, scenarios, out) == (1, 1)
+
+
 def test_ladders(shared: Path, tmp_path: Path) -> None:
     scenarios, out = plan(shared, "ladder", "gpulet-interference", tmp_path)
     valid, claimed = judged(shared, scenarios, out)
