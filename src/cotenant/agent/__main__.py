@@ -13,7 +13,7 @@ from cotenant.core import logs
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.folders import agent_folder
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("cotenant.agent")  # run with -m, it has no name of its own
 
 
 async def serve(options: AgentOptions) -> None:

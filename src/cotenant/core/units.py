@@ -68,7 +68,9 @@ def parse_memory(text: str | float, field: str | None = None) -> int:
 
 
 def meant(number: float, large: str, small: str) -> str:
-    """What a bare number of memory probably meant, as text: small numbers in the large unit."""
+    """What a bare number of memory probably meant, as text: GiB where it is small, MiB, or bytes where it is large."""
+    if number >= 1 << 20:
+        return f"{number / (1 << 20):.12g}{small}"
     return f"{number:.12g}{large if number < 1024 else small}"
 
 

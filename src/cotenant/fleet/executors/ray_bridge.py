@@ -19,7 +19,7 @@ from typing import Any
 from cotenant.core import logs
 from cotenant.core.lines import serve_pipe
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("cotenant.fleet.executors.ray_bridge")  # run with -m
 
 ANSWER_S = 4.0
 LOOK_EVERY_S = 1.0

@@ -27,7 +27,7 @@ from cotenant.serving.workers.arena import Arena, aligned
 from cotenant.serving.workers.colocation import Turnstile, turnstile
 from cotenant.serving.workers.engine import Engine, said
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("cotenant.serving.workers.main")  # run with -m
 
 MOST_MESSAGE = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
