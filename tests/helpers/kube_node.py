@@ -47,7 +47,7 @@ class Node:
             "kube", "plugin", "--node=node-a", f"--agent-dir={self.agent.folder}",
             f"--device-plugins={self.kubelet.plugins}",
             f"--pod-resources={self.kubelet.resources / 'kubelet.sock'}", f"--api-server={self.api.url}",
-            "--refresh=300ms", *options,
+            "--refresh=300ms", "--one-gpu=false", *options,
         ]  # fmt: skip
         code = "import sys; from cotenant.cli.main import main; sys.argv = ['cotenant', *sys.argv[1:]]; main()"
         self.plugin = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=self._log, stdout=self._log)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -164,6 +165,14 @@ class Kubelet:
     def allocatable(self, resource: str) -> int:
         """What the node's status says to the scheduler."""
         return len(self.healthy(resource))
+
+    def fits(self, pod: dict[str, Any]) -> bool:
+        """What the scheduler looks at: units that the node shows, without those of its pods."""
+        wanted: Counter[str] = Counter()
+        for container in pod["spec"]["containers"]:
+            for resource, count in ((container.get("resources") or {}).get("limits") or {}).items():
+                wanted[resource] += int(count) if "cotenant.dev/" in resource else 0
+        return all(self.allocatable(r) - len(self.in_use(r)) >= n for r, n in wanted.items() if n)
 
     # -- pods ------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ ALL: dict[str, Any] = {
     "webhook.failurePolicy": "Ignore",
     "webhook.replicas": 3,
     "plugin.whole": "0,1",
-    "plugin.oneGpu": True,
+    "plugin.oneGpu": False,
     "node.nodeSelector": {"gpu": "yes", "nvidia.com/gpu.present": None},
     "agent.resources": {"limits": {"cpu": "2"}},
     "node.tolerations": [],

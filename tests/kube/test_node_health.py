@@ -46,7 +46,7 @@ def node(make_node: Callable[..., Node], world: World, monkeypatch: pytest.Monke
         "node-a", found.agent.folder, found.kubelet.plugins, found.kubelet.resources / "kubelet.sock",
         faults=lambda rows: world.faults, slices=lambda: world.slices, list_every_s=1.0,
     )  # fmt: skip
-    plugin = NodePlugin(settings, Desk(Inventory()), KubeApi(found.api.url))
+    plugin = NodePlugin(settings, Desk(Inventory(), one_gpu=False), KubeApi(found.api.url))
     thread = threading.Thread(target=plugin.run, daemon=True)
     thread.start()
     found.ready()

@@ -15,9 +15,10 @@ from fake_shim import FakeShim
 from held_agent import pod_cgroup, uuid_of
 from kube_node import Node, wait_for
 from kubelet_standin import AdmissionError
-from pods import pod, share
+from pods import patched, pod, share
 
 from cotenant.abi.protocol import MessageType
+from cotenant.kube.mutate import mutate
 from cotenant.kube.units import gpu_of
 
 SHARE, MEMORY = "cotenant.dev/share", "cotenant.dev/memory"
@@ -87,7 +88,7 @@ def test_a_share_and_its_memory_are_never_on_two_gpus(node: Node) -> None:
     node.schedule(pod("b", annotations=share("10%", memory="8Gi")))
     assert sorted(Counter(gpu_of(one) for one in node.kubelet.in_use(MEMORY)).values()) == [1, 8]
     # one GPU has 10 % and 7 GiB left, the other 90 % and no memory
-    with pytest.raises(AdmissionError, match="but on no GPU both; this pod has to wait for a GPU with more room"):
+    with pytest.raises(AdmissionError, match=r"but on no GPU both\. This pod has failed and is not tried again"):
         node.schedule(pod("c", annotations=share("50%", memory="2Gi")))
     node.schedule(pod("d", annotations=share("10%", memory="7Gi")))
     node.schedule(pod("e", annotations=share("90%")))
@@ -293,6 +294,28 @@ def test_with_one_gpu_shown_no_pod_comes_that_would_not_fit(make_node: Callable[
     wait_for(lambda: node.kubelet.allocatable(SHARE) == 160)
     node.schedule(pod("b", annotations=share("70%")))
     wait_for(lambda: node.kubelet.allocatable(SHARE) == 60 + 70 + 40)
+
+
+@pytest.mark.parametrize(
+    ("there", "left", "comes"),
+    [
+        ([("60%", None), ("60%", None), ("30%", None)], (190, 8), ("50%", None)),  # 10 % and 40 % are left
+        ([("90%", "1Gi"), ("10%", "8Gi")], (110, 16), ("50%", "2Gi")),  # 10 % with 7 GiB, 90 % with none
+    ],
+)
+def test_a_fragmented_node_makes_pods_wait_and_none_fail(
+    make_node: Callable[..., Node], there: list[tuple[str, str | None]], left: tuple[int, int], comes: tuple[str, str]
+) -> None:
+    node = make_node(gpus=2)
+    node.start_plugin("--one-gpu=true")
+    node.ready()
+    for number, (request, memory) in enumerate(there):
+        thing = pod(f"p{number}", annotations=share(request, **({"memory": memory} if memory else {})))
+        wait_for(lambda: node.kubelet.fits(patched(thing, mutate(thing))))  # noqa: B023
+        node.schedule(thing)
+    wait_for(lambda: (node.kubelet.allocatable(SHARE), node.kubelet.allocatable(MEMORY)) == left)
+    big = pod("big", annotations=share(comes[0], **({"memory": comes[1]} if comes[1] else {})))
+    assert not node.kubelet.fits(patched(big, mutate(big))), "the scheduler keeps it pending"
 
 
 def test_settings_that_do_not_fit_end_with_a_sentence(make_node: Callable[..., Node]) -> None:

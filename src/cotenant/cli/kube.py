@@ -112,7 +112,7 @@ def plugin(
     whole: Annotated[str, typer.Option(metavar="all|UUID,...", help="GPUs given away entire (cotenant.dev/gpu).")] = "",
     one_gpu: Annotated[
         str, typer.Option(metavar="true|false", help="Show no more free units than one GPU has.")
-    ] = "false",
+    ] = "true",
     mounts: Annotated[str, typer.Option(metavar="webhook|plugin", help="Who mounts the shim into pods.")] = "webhook",
     refresh: Annotated[
         str, typer.Option(metavar="TIME", help="How often the node's pods are listed, up to 6s.")

@@ -55,7 +55,7 @@ class Desk:
 
     inventory: Inventory
     grant: Grant = field(default_factory=Grant)
-    one_gpu: bool = False  # never show more free units than one GPU has
+    one_gpu: bool = True  # never show more free units than one GPU has
     metrics: PluginMetrics = field(default_factory=PluginMetrics)
     taken: dict[str, set[str]] = field(default_factory=dict)  # resource -> ids, as PodResources has them
     log: deque[Allocation] = field(default_factory=lambda: deque(maxlen=4096))
@@ -75,6 +75,13 @@ class Desk:
         self.kick.set()
         if self.one_gpu:
             self.inventory.wake()
+
+    def shown(self) -> str | None:
+        """The one GPU whose free units are shown, of share and memory alike; None: all are."""
+        if not self.one_gpu:
+            return None
+        found = {resource: self.inventory.of(resource) for resource in OTHER}
+        return units.roomiest(list(found.values()), [set(self.taken.get(resource, ())) for resource in found])
 
     def _needs(self, resource: str, size: int) -> set[int]:
         """What waiting containers that take so many units take of the other resource."""
@@ -112,7 +119,7 @@ class Desk:
             self._half = None
             raise InputError(
                 f"{len(half.ids)} units of {half.resource} are free on {where} and {size} of {resource} on {gpu},"
-                " but on no GPU both; this pod has to wait for a GPU with more room, or ask for less"
+                f" but on no GPU both. {units.FAILED}"
             )
 
     def beside(self, resource: str, size: int) -> tuple[str, set[str] | None]:
@@ -214,10 +221,8 @@ class ResourcePlugin:
             version = self.desk.inventory.wait(version, ALIVE_S)
 
     def _health(self) -> dict[str, bool]:
-        one_gpu = self.desk.one_gpu and self.resource in (names.SHARE_RESOURCE, names.MEMORY_RESOURCE)
-        found = units.offered(
-            self.desk.inventory.of(self.resource), self.desk.taken.get(self.resource, ()), one_gpu=one_gpu
-        )
+        shown = self.desk.shown() if self.resource in OTHER else None
+        found = units.offered(self.desk.inventory.of(self.resource), self.desk.taken.get(self.resource, set()), shown)
         good = sum(found.values())
         self.desk.metrics.devices(self.resource, good, len(found) - good)
         return found

@@ -7,7 +7,7 @@ which GPU it is, preferred allocations keep a container on one GPU, and an alloc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cotenant.core.errors import InputError
@@ -15,6 +15,7 @@ from cotenant.kube import names
 
 MODES = ("shared", "whole")
 SEPARATOR = "::"
+FAILED = "This pod has failed and is not tried again; its controller, if it has one, makes another"
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,26 @@ def devices(gpus: Iterable[NodeGpu], resource: str) -> dict[str, bool]:
     return found
 
 
-def offered(all_devices: Mapping[str, bool], taken: Iterable[str], *, one_gpu: bool) -> dict[str, bool]:
-    """Health as the kubelet is told. With `one_gpu`, only what is taken and the GPU with most left counts as healthy.
+def roomiest(known: Sequence[Mapping[str, bool]], taken: Sequence[Collection[str]]) -> str:
+    """The GPU with most left: of the resource of which it has least, then of the first. `known[i]`: the devices of a
+    resource with their health; `taken[i]`: those that containers have. Empty without GPUs."""
+    left: dict[str, list[float]] = {}
+    for devices_of_one, used in zip(known, taken, strict=True):
+        total = Counter(gpu_of(device) for device in devices_of_one)
+        free = Counter(gpu_of(device) for device, good in devices_of_one.items() if good and device not in used)
+        for uuid, count in total.items():
+            left.setdefault(uuid, []).append(free[uuid] / count)
+    return min(left, key=lambda uuid: (-min(left[uuid]), -left[uuid][0], uuid), default="")
+
+
+def offered(all_devices: Mapping[str, bool], taken: Collection[str], shown: str | None) -> dict[str, bool]:
+    """Health as the kubelet is told. With `shown`, only what is taken and that GPU's devices count as healthy.
 
     Then the scheduler never sees more free units than one GPU has, and no pod comes that would fit only across two.
     """
-    if not one_gpu:
+    if shown is None:
         return dict(all_devices)
-    used = set(taken)
-    free = Counter(gpu_of(device) for device, healthy in all_devices.items() if healthy and device not in used)
-    best = min(free, key=lambda uuid: (-free[uuid], uuid)) if free else ""
-    return {device: healthy and (device in used or gpu_of(device) == best) for device, healthy in all_devices.items()}
+    return {device: good and (device in taken or gpu_of(device) == shown) for device, good in all_devices.items()}
 
 
 def prefer(
@@ -124,7 +134,7 @@ def check_allocation(ids: Sequence[str], known: Mapping[str, bool], resource: st
     if resource in (names.SHARE_RESOURCE, names.MEMORY_RESOURCE) and len(counts) > 1:
         parts = " and ".join(f"{count} on {uuid}" for uuid, count in sorted(counts.items()))
         raise InputError(
-            f"{len(ids)} units of {resource} are free only across GPUs ({parts}); a share is a piece of one GPU, so"
-            " this pod has to wait for a GPU with more room, or ask for less"
+            f"{len(ids)} units of {resource} are free only across GPUs ({parts}); a share is a piece of one GPU."
+            f" {FAILED}"
         )
     return sorted(counts)
