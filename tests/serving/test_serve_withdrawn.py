@@ -113,7 +113,7 @@ def taken_back(first: int, count: int) -> bytes:
     return b"".join(calls)
 
 
-def test_eleven_thousand_calls_taken_back_keep_nobody_waiting(server: Running) -> None:
+def test_eleven_thousand_calls_taken_back_delay_no_other_client(server: Running) -> None:
     before = cancelled(server)
     peers = [Peer(server) for _ in range(8)]
     for k in range(14):

@@ -59,7 +59,7 @@ class Place:
 
 
 class Regions:
-    """All registered regions, by name. `allowed`: whether whoever reaches the server may use this machine's memory."""
+    """All registered regions, by name. `allowed`: whether clients may use this machine's memory."""
 
     def __init__(self, allowed: bool = True) -> None:
         self.allowed = allowed

@@ -40,8 +40,9 @@ def wanted(config: ServingConfig, profile: str | Path | None) -> bool:
 
 
 def measured(config: ServingConfig) -> tuple[dict[str, Any], dict[str, str]]:
-    """A profile of the models of a file, as its JSON, and why each of the others cannot be measured. Those get times of
-    nobody's, since applications are cut by them, and are not served. InputError when no model can be measured."""
+    """A profile of the models of a file, as its JSON, and why each of the others cannot be measured. Those get a
+    placeholder of 1 ms, since applications need a time of every stage, and are not served. InputError when no model can
+    be measured."""
     gpu = config.deployment.gpu_models[0]
     done: dict[str, Any] = {}
     failed: dict[str, str] = {}
