@@ -18,7 +18,7 @@ from pathlib import Path
 from cotenant.agent.__main__ import serve
 from cotenant.agent.daemon import AgentOptions
 from cotenant.devices.base import Gpu, uuid_text
-from cotenant.agent.tenants.places import place_in
+from cotenant.agent.tenants.places import place_in, place_of
 from cotenant.agent.owners import ended
 
 ended.LOOK_EVERY_S, ended.PATIENCE_S = 0.1, float(sys.argv[4])
@@ -31,8 +31,10 @@ def locate(pid):
     except FileNotFoundError:
         return None
 
+real = sys.argv[5] == "True"
 sys.argv = sys.argv[:1]
-asyncio.run(serve(AgentOptions(folder, gpus=gpus, tenant_socket=folder / "tenants" / "agent.sock", locate=locate)))
+asyncio.run(serve(AgentOptions(folder, gpus=gpus, tenant_socket=folder / "tenants" / "agent.sock",
+    socket_mode=0o666 if real else 0o600, locate=place_of if real else locate)))
 """
 
 
@@ -51,12 +53,15 @@ def pod_cgroup(uid: str, container_id: str = "") -> str:
 class HeldAgent:
     """Agent with `count` GPUs of `memory_gib` GiB; `tenants` is the folder a container would have mounted.
 
-    `patience_s`: how long a Slurm job that has ended is held without its epilog.
+    `patience_s`: how long a Slurm job that has ended is held without its epilog. `real_cgroups`: pods and jobs are
+    those of this machine, and every user may call.
     """
 
-    def __init__(self, folder: Path, count: int = 1, memory_gib: int = 8, patience_s: float = 1e9) -> None:
+    def __init__(
+        self, folder: Path, count: int = 1, memory_gib: int = 8, patience_s: float = 1e9, *, real_cgroups: bool = False
+    ) -> None:
         self.folder, self.tenants = folder, folder / "tenants"
-        self.arguments = [str(folder), str(count), str(memory_gib), str(patience_s)]
+        self.arguments = [str(folder), str(count), str(memory_gib), str(patience_s), str(real_cgroups)]
         self.process: subprocess.Popen[bytes]
         self.start()
 

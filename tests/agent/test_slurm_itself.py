@@ -1,0 +1,116 @@
+"""Slurm itself, one node on loopback: what jobs get by their comments, and what happens when something is away."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kube_node import wait_for
+from slurm_node import SlurmNode, missing
+
+pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is here"), pytest.mark.slow]
+
+ASKS = "--comment=nightly cotenant:request=20%,memory=1GiB"
+SHOW = 'echo "preload $LD_PRELOAD"'
+SHIM = "libcotenant-shim.so"
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[SlurmNode]:
+    found = SlurmNode(Path(tempfile.mkdtemp(prefix="cot-")))
+    yield found
+    found.close()
+
+
+def test_every_task_of_a_job_has_the_share_that_its_comment_asks_for(node: SlurmNode) -> None:
+    out = node.run(f"{SHOW}; srun -n2 --overlap sh -c '{SHOW}'", ASKS, "-n2")
+    assert out.count(SHIM) == 3, out
+    wait_for(lambda: not node.held())
+    array = node.submit(SHOW, ASKS, "--array=1-2", "-o", str(node.folder / "array.%a"))
+    node.ended(array)
+    assert all(SHIM in (node.folder / f"array.{i}").read_text() for i in (1, 2))
+    assert SHIM in node.call("srun", "--gres=gpu:1", ASKS, "sh", "-c", SHOW)
+    wait_for(lambda: not node.held())
+
+
+def test_a_job_that_asks_for_nothing_gets_nothing(node: SlurmNode) -> None:
+    assert node.run(SHOW, "--comment=a remark") == "preload \n"
+    assert node.run(SHOW, "--export=ALL,COTENANT_DIR=/nowhere") == "preload \n"
+
+
+def test_another_users_job_has_its_share(node: SlurmNode) -> None:
+    try:
+        subprocess.run([sys.executable, "-c", "import cotenant.cli.main"], user=65534, cwd="/", check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this Python is not for other users")
+    out = node.run(f"{SHOW}; id -u", ASKS, "--uid=65534", "--export=ALL,COTENANT_DIR=/nowhere", "-D", "/tmp")
+    assert SHIM in out
+    assert "65534" in out
+
+
+@pytest.mark.parametrize(
+    ("comment", "sentence"),
+    [
+        ("cotenant:requets=30%", "'requets' is not known; did you mean request?"),
+        ("Cotennat:request=30%", "does not begin with cotenant:"),
+        ("cotenant:memory=64GiB", "of memory left to promise"),
+    ],
+)
+def test_a_refusal_is_in_the_output_and_the_node_goes_on(node: SlurmNode, comment: str, sentence: str) -> None:
+    out = node.run("echo started", f"--comment={comment}")
+    assert "cotenant: " in out
+    assert sentence in out
+    assert "started" not in out
+    wait_for(lambda: node.state() == "idle")
+    assert not list(node.agent.folder.glob("*.job"))
+
+
+def test_a_share_lasts_from_the_prolog_to_scancel_whatever_restarts(node: SlurmNode) -> None:
+    job = node.submit(f"{SHOW}; sleep 300", ASKS)
+    name = f"slurm-{job}"
+    wait_for(lambda: SHIM in node.output(job), 30)
+    node.restart_slurmd()
+    node.agent.kill()
+    node.agent.start()
+    assert name in node.held()
+    assert f"scancel {job}" in node.agent.call("stop", name=name, grace_s=0)["held"]
+    node.call("scancel", job)
+    wait_for(lambda: not node.held(), 60)
+
+
+def test_a_job_that_ends_while_the_agent_is_away_is_let_go(node: SlurmNode) -> None:
+    job = node.submit(f"{SHOW}; sleep 300", ASKS)
+    wait_for(lambda: SHIM in node.output(job), 30)
+    node.agent.kill()
+    node.call("scancel", job)
+    node.ended(job)
+    node.agent.start()
+    wait_for(lambda: not node.held(), 30)
+    assert node.state() == "idle", "its epilog has not failed"
+
+
+def test_a_requeued_job_is_admitted_again(node: SlurmNode) -> None:
+    job = node.submit(f"{SHOW}; sleep 300", ASKS, "--requeue", "--open-mode=append")
+    wait_for(lambda: node.output(job).count(SHIM) == 1, 30)
+    node.call("scontrol", "requeue", job)
+    wait_for(lambda: node.output(job).count(SHIM) == 2, 60)
+    assert node.held() == {f"slurm-{job}"}
+    node.call("scancel", job)
+    wait_for(lambda: not node.held(), 60)
+
+
+def test_without_an_agent_the_job_waits_until_it_is_released(node: SlurmNode) -> None:
+    node.agent.kill()
+    job = node.submit(SHOW, ASKS)
+    wait_for(lambda: "drain" in node.state(), 30)
+    assert SHIM not in node.output(job)
+    node.agent.start()
+    node.call("scontrol", "update", "nodename=localhost", "state=resume")
+    node.call("scontrol", "release", job)
+    wait_for(lambda: SHIM in node.output(job), 60)
+    node.ended(job)
+    wait_for(lambda: not node.held())
