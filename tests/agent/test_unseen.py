@@ -45,7 +45,11 @@ class Machine:
         self.started: list[subprocess.Popen[bytes]] = []
         self.log = open(self.folder / "agent.log", "wb")  # noqa: SIM115
         agent = [sys.executable, "-m", "cotenant.cli.main", "agent", "--gpus", "soft", "--dir", str(self.folder)]
-        self.agent = self.start([*agent, *options], stderr=self.log)
+        self.command = [*agent, *options]
+        self.start_agent()
+
+    def start_agent(self) -> None:
+        self.agent = self.start(self.command, stderr=self.log)
         wait_for(self.answers, 30)
 
     def start(self, command: list[str], **more: Any) -> subprocess.Popen[bytes]:
@@ -139,6 +143,12 @@ def test_strict_ends_them_and_leaves_those_that_came_to_the_agent(machine: Calla
     assert "tenant sly: process" in log
     assert good.poll() is None
     assert [row["name"] for row in here.list()["tenants"]] == ["good"]
+    here.agent.kill()
+    here.agent.wait()
+    here.start_agent()  # the idle program may not have come back when the new agent looks
+    assert here.program().wait(20) == -9
+    assert good.poll() is None
+    assert [row["name"] for row in here.list()["tenants"]] == ["good"]
 
 
 def test_a_process_counts_from_the_second_look_on() -> None:
@@ -150,6 +160,9 @@ def test_a_process_counts_from_the_second_look_on() -> None:
         assert (row.process, row.program, row.tenant, row.uid) == (key_of(sleeper.pid), "sleep", "", os.getuid())
         assert watch.look({"GPU-1": [sleeper.pid]}) == [], "new only once"
         assert watch.now == [row]
+        watch.expect([row.process])
+        assert watch.look({"GPU-1": [sleeper.pid]}) == watch.now == []
+        watch.expect(())
         assert watch.look({}) == []
         assert watch.now == []
     finally:

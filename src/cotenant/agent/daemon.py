@@ -31,7 +31,7 @@ from cotenant.agent.ipc.control import ControlServer
 from cotenant.agent.lifecycle.accounts import Accounts
 from cotenant.agent.lifecycle.lives import Lives
 from cotenant.agent.lifecycle.reconfigure import Reconfigure
-from cotenant.agent.lifecycle.state import StateFile
+from cotenant.agent.lifecycle.state import StateFile, load
 from cotenant.agent.lifecycle.takeover import take_over
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
@@ -154,6 +154,7 @@ class Agent:
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         options, declared = self.options, {spec.name for spec in self.in_force.config.tenants}
+        self.unseen.expect(key for saved in load(self.state.path) for key in saved.processes)
         take_over(self.state.path, declared, self.lives, self.owners, self.residents, self.checkpoints)
         self.ended.taken_over()
         self.reconfigure.admit_declared()

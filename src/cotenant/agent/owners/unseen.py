@@ -71,7 +71,12 @@ class UnseenWatch:
     def __init__(self, registry: Registry, owners: Owners, proc: Path = Path("/proc")) -> None:
         self._registry, self._owners, self._proc = registry, owners, proc
         self._before: set[tuple[str, ProcessKey]] = set()
+        self._returning: frozenset[ProcessKey] = frozenset()
         self.now: list[Unseen] = []
+
+    def expect(self, known: Iterable[ProcessKey]) -> None:
+        """Processes that the last agent knew: they have the shim, and an idle one connects again when it is used."""
+        self._returning = frozenset(known)
 
     async def run(self, warned: Callable[[Tenant, str], None], *, strict: bool) -> None:
         """Name who uses the GPUs unseen, and with `strict` end them, for as long as the agent runs."""
@@ -97,7 +102,7 @@ class UnseenWatch:
             (gpu, key)
             for gpu, pids in running.items()
             for key in map(processes.key_of, set(pids) - mine)
-            if key.start_ticks
+            if key.start_ticks and key not in self._returning
         }
         known = {(row.gpu, row.process): row for row in self.now}
         named = [known.get(one) or self._named(*one) for one in sorted(there & self._before)]
