@@ -81,7 +81,13 @@ def test_a_run_is_not_told_what_was_wrong_with_the_one_before(busy_agent: AgentP
 
 def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
     told = json.loads(cotenant("ps", "--mechanisms", "--json", "--dir", str(busy_agent.folder)))
-    assert list(told) == ["time", "whole", "mps"]
+    assert list(told["mechanisms"]) == ["time", "slices", "whole", "mps"]
+    (gpu,) = told["gpus"]
+    by = {row["promise"]: (row["by"], row["mechanism"]) for row in gpu["promises"]}
+    assert by["time"] == ("shim", "time")  # as its tenants are
+    assert by["memory"] == ("shim", "time")
+    assert by["sms"] == by["bandwidth"] == ("nothing", "time")
+    assert by["faults"] == ("driver", "time")
     shown = cotenant("ps", "--mechanisms", "--dir", str(busy_agent.folder)).replace("\n", " ")
     assert "time by shim, SMs by nothing, memory by shim" in shown
     assert "fixed once" in shown

@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def ps(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
-    mechanisms: Annotated[bool, typer.Option("--mechanisms", help="What each mechanism can and cannot do.")] = False,
+    mechanisms: Annotated[bool, typer.Option("--mechanisms", help="What enforces what, on each GPU and by mechanism.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """List tenants: what each asked for, what it got, its memory, turns and warnings."""
@@ -88,7 +88,11 @@ def _print_mechanisms(answer: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console()
-    for name, row in answer.items():
+    for gpu in answer["gpus"]:
+        console.print(f"[bold]{gpu['uuid']}[/bold]", highlight=False)
+        for row in gpu["promises"]:
+            console.print(f"  {row['promise']}: by {row['by']} ({row['mechanism']})", highlight=False)
+    for name, row in answer["mechanisms"].items():
         console.print(f"[bold]{name}[/bold]")
         by = f"time by {row['time_by']}, SMs by {row['sms_by']}, memory by {row['memory_by']}"
         console.print(f"  enforced: {by}", highlight=False)

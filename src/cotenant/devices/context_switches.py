@@ -43,6 +43,8 @@ class SwitchLog:
         self._running: tuple[int, int] | None = None  # process, since when on the card's clock
         self._had: dict[int, Usage] = {}
         self._get = 0
+        if os.geteuid() != 0:
+            raise WorkError("the driver names processes in its log of context switches only to root")
         try:
             self._ctl = self._open("/dev/nvidiactl")
             self._open(f"/dev/nvidia{minor}")

@@ -71,8 +71,9 @@ class Operations:
         return self._rows.status()
 
     async def mechanisms(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
-        """What each mechanism can do."""
-        return {name: m.capabilities.as_dict() for name, m in self._registry.mechanisms.items()}
+        """What enforces each promise on each GPU, and what each mechanism can do."""
+        each = {name: m.capabilities.as_dict() for name, m in self._registry.mechanisms.items()}
+        return {"gpus": self._rows.promises(), "problems": [], "mechanisms": each}
 
     async def list_tenants(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Every tenant with what it asked for and what it got."""

@@ -12,6 +12,7 @@ from cotenant.agent.config.in_force import InForce
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.ipc.page import counters as counters_of
+from cotenant.agent.mechanisms.base import By
 from cotenant.agent.memory.ledger import HOST, Ledger
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.residents import Residents
@@ -76,6 +77,28 @@ class Rows:
             "memory_charged_bytes": self.ledger.total_used(uuid),
             "promised": sum(t.spec.request for t in self.registry.on_gpu(uuid)),
         }
+
+    def promises(self) -> list[dict[str, Any]]:
+        """For each GPU what enforces each promise, under the mechanism of its tenants, or of one that names none."""
+        rows = []
+        for gpu in self.registry.gpus.values():
+            there = self.registry.on_gpu(gpu.uuid)
+            named = {tenant.spec.mechanism for tenant in there} or {self.registry.default_on(gpu)}
+            promises = []
+            for name in sorted(named):
+                can = self.registry.mechanisms[name].capabilities
+                copies = self.copies.is_on(gpu.uuid)
+                for promise, by, note in (
+                    ("time", can.time_by, can.compute),
+                    ("sms", can.sms_by, ""),
+                    ("memory", can.memory_by, can.memory),
+                    ("bandwidth", By.SHIM if copies else By.NOTHING, "copies over the link take turns" if copies else ""),
+                    ("faults", can.faults_by, can.isolation),
+                ):
+                    by_word = "kernel" if by is By.SYSTEM else by.value
+                    promises.append({"promise": promise, "by": by_word, "mechanism": name, "note": note})
+            rows.append({"uuid": gpu.uuid, "promises": promises})
+        return rows
 
     def tenant(self, tenant: Tenant) -> dict[str, Any]:
         """A tenant with what it asked for and what it got."""

@@ -42,6 +42,7 @@ class Capabilities:
     time_by: By = By.NOTHING  # what keeps a tenant to its part of the GPU's time
     sms_by: By = By.NOTHING  # what keeps a tenant to its part of the SMs
     memory_by: By = By.NOTHING
+    faults_by: By = By.DRIVER  # what keeps a tenant's fault from the others
     needs_gpu: bool = True
     exclusive: bool = False  # no other tenant on the same GPU
     gated: bool = False  # takes turns through the broker

@@ -22,6 +22,7 @@ class Mig(Mechanism):
         isolation="as between two GPUs: faults and errors stay in the instance",
         sms_by=By.HARDWARE,
         memory_by=By.HARDWARE,
+        faults_by=By.HARDWARE,
         concurrent=True,
         instances=True,
         notes=("sizes and places are those of the GPU's MIG profiles; MIG must be on",),

@@ -40,6 +40,7 @@ class Mps(Mechanism):
         " can take every client of the server with it; one server serves one user",
         sms_by=By.DRIVER,
         memory_by=By.SHIM,
+        faults_by=By.NOTHING,
         concurrent=True,
         notes=(
             "the percentage travels in the environment: a tenant that changes it before its first CUDA call has"

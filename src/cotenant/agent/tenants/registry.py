@@ -152,6 +152,10 @@ class Registry:
             return turns
         return sliced if all(slices.offers(gpu) for gpu in gpus) else turns
 
+    def default_on(self, gpu: Gpu) -> str:
+        """The mechanism of a tenant of that GPU that names none."""
+        return self.resolved(TenantSpec("any", gpus=(gpu.uuid,))).mechanism
+
     def resize(self, tenant: Tenant, spec: TenantSpec) -> str:
         """Change a tenant's promise; says from when on it holds. InputError when it does not fit."""
         check_spec(spec)
