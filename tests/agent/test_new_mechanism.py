@@ -84,7 +84,8 @@ def test_a_tenant_runs_under_it(folder: Path) -> None:
     options = ("--mechanism", "told", "--limit", "40%", "--name", "t")
     out = cotenant("run", *where, *options, "--", sys.executable, "-c", PROGRAM, COTENANT_SOFTGPU_STATE=state)
     assert json.loads(out) == [[0] * 6, "Cotenant Software GPU", "0.4"]
-    assert json.loads(cotenant("ps", "--mechanisms", "--json", *where))["mechanisms"]["told"]["compute"] == "what the programs do"
+    listed = json.loads(cotenant("ps", "--mechanisms", "--json", *where))["mechanisms"]
+    assert listed["told"]["compute"] == "what the programs do"
 
 
 @pytest.mark.parametrize("command", [("run",), ("infer",), ("profile", "service")])

@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def ps(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
-    mechanisms: Annotated[bool, typer.Option("--mechanisms", help="What enforces what, on each GPU and by mechanism.")] = False,
+    mechanisms: Annotated[bool, typer.Option("--mechanisms", help="What enforces what, by GPU and mechanism.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
 ) -> None:
     """List tenants: what each asked for, what it got, its memory, turns and warnings."""

@@ -92,7 +92,7 @@ class Rows:
                     ("time", can.time_by, can.compute),
                     ("sms", can.sms_by, ""),
                     ("memory", can.memory_by, can.memory),
-                    ("bandwidth", By.SHIM if copies else By.NOTHING, "copies over the link take turns" if copies else ""),
+                    ("bandwidth", By.SHIM if copies else By.NOTHING, "copies over the link take turns" * copies),
                     ("faults", can.faults_by, can.isolation),
                 ):
                     by_word = "kernel" if by is By.SYSTEM else by.value
