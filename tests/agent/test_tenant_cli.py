@@ -109,7 +109,7 @@ def test_mechanisms_are_listed(busy_agent: AgentProcess) -> None:
         (("run", "--name", "b", "--timeout", "soon", "--", "true"), "is not a quantity"),
         (
             ("run", "--name", "b", "--mechanism", "foo", "--", "true"),
-            "unknown mechanism 'foo'; known: time, whole, mps",
+            "unknown mechanism 'foo'; known: time, slices, whole, mps",
         ),
         (("run", "--name", "nobody", "--join", "--", "true"), "there is no tenant 'nobody'; there are: team/a"),
         (("run", "--join", "--", "true"), "say with --name"),
