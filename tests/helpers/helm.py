@@ -13,16 +13,22 @@ from typing import Any
 import yaml
 
 _ACTION = re.compile(r"\{\{-? *(.*?) *-?\}\}")
-_PATH = r"\.((?:Values|Release)(?:\.[A-Za-z]+)+)"
+_PATH = r"\.((?:Values|Release|Chart)(?:\.[A-Za-z]+)+)"
 _CONDITION = re.compile(rf"^if {_PATH}$")
 _VALUE = re.compile(rf"^toJson {_PATH}$")
 _FORMAT = re.compile(rf'^printf ("(?:[^"\\]|\\.)*")((?: {_PATH})+) \| toJson$')
 
 
-def render(chart: Path, chosen: dict[str, Any], namespace: str) -> list[dict[str, Any]]:
-    """All objects of a chart with values over its own (a tree)."""
+def render(chart: Path, chosen: dict[str, Any], namespace: str, release: str) -> list[dict[str, Any]]:
+    """All objects of a release of a chart, with values over its own (a tree)."""
     values = merge(yaml.safe_load((chart / "values.yaml").read_text()), chosen)
-    scope = {"Values": values, "Release": {"Namespace": namespace}}
+    about = yaml.safe_load((chart / "Chart.yaml").read_text())
+    scope = {
+        "Values": values,
+        "Release": {"Namespace": namespace, "Name": release, "Service": "Helm"},
+        "Chart": {"Name": about["name"], "Version": about["version"]},
+        "fullname": (release if about["name"] in release else f"{release}-{about['name']}")[:40].removesuffix("-"),
+    }
     found = []
     for path in sorted((chart / "templates").glob("*.yaml")):
         text = "\n".join(_lines(path.read_text().splitlines(), scope))
@@ -53,6 +59,8 @@ def _lines(lines: list[str], scope: dict[str, Any]) -> list[str]:
 
 
 def _evaluate(said: str, scope: dict[str, Any]) -> str:
+    if said == 'include "cotenant.fullname" .':
+        return str(scope["fullname"])
     if value := _VALUE.match(said):
         return json.dumps(look_up(scope, value.group(1)))
     formatted = _FORMAT.match(said)

@@ -40,6 +40,8 @@ ALL: dict[str, Any] = {
     "agent.resources": {"limits": {"cpu": "2"}},
     "node.tolerations": [],
     "agent.quota": '100ms"x',
+    "image.pullSecrets": [{"name": "registry"}],
+    "webhook.tolerations": [{"key": "control", "operator": "Exists"}],
 }
 
 
@@ -54,9 +56,11 @@ def tree(paths: dict[str, Any]) -> Thing:
     return found
 
 
-def install(chosen: dict[str, Any] | None = None, namespace: str = names.NAMESPACE) -> list[Thing]:
+def install(
+    chosen: dict[str, Any] | None = None, namespace: str = names.NAMESPACE, release: str = "cotenant"
+) -> list[Thing]:
     """All objects that the chart makes with these values."""
-    return helm.render(CHART, tree(chosen or {}), namespace)
+    return helm.render(CHART, tree(chosen or {}), namespace, release)
 
 
 def asks() -> str:
@@ -121,7 +125,7 @@ def test_helm_makes_the_same_of_the_chart(chosen: dict[str, Any], tmp_path: Path
     overrides.write_text(json.dumps(tree(chosen)))
     helm.run(program, "lint", str(CHART), "-f", str(overrides))
     text = helm.run(program, "template", "c", str(CHART), "-n", "ns", "-f", str(overrides))
-    assert by_name([thing for thing in yaml.safe_load_all(text) if thing]) == by_name(install(chosen, "ns"))
+    assert by_name([thing for thing in yaml.safe_load_all(text) if thing]) == by_name(install(chosen, "ns", "c"))
 
 
 def test_the_plain_file_is_the_chart_s_with_its_own_values() -> None:
@@ -130,9 +134,27 @@ def test_the_plain_file_is_the_chart_s_with_its_own_values() -> None:
     check_object(first, versions()[-1])
     # its pods need the host's folders and process numbers
     assert first["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
-    assert by_name(things) == by_name(install())
+    made = install()
+    for thing in made:  # Helm did not make these
+        assert thing["metadata"]["labels"].pop("app.kubernetes.io/managed-by") == "Helm"
+        assert thing["metadata"]["labels"].pop("helm.sh/chart") == "cotenant-0.1.0"
+    assert by_name(things) == by_name(made)
     kinds = [thing["kind"] for thing in things]
     assert kinds.index("ServiceAccount") < kinds.index("DaemonSet"), "in an order in which they can be made"
+
+
+def test_two_releases_share_no_object_and_select_their_own_pods() -> None:
+    first, second = by_name(install(ALL, "ns", "cotenant")), by_name(install(ALL, "ns", "lab"))
+    assert {name for _, name in first.keys() & second.keys()} == {"share.cotenant.dev", "gpu.cotenant.dev"}
+    for part in ("webhook", "node"):
+        assert f"cotenant-{part}" not in json.dumps(list(second.values())).replace(f"lab-cotenant-{part}", "")
+    for things, release in ((first, "cotenant"), (second, "lab")):
+        for (kind, name), thing in things.items():
+            assert thing["metadata"]["labels"]["app.kubernetes.io/instance"] == release
+            spec = thing.get("spec", {})
+            chosen = spec.get("selector") or spec.get("podSelector") if kind != "DeviceClass" else None
+            if chosen:
+                assert chosen.get("matchLabels", chosen)["app.kubernetes.io/instance"] == release, name
 
 
 def leaves(node: Thing, path: str = "") -> Iterator[str]:
@@ -158,7 +180,8 @@ def test_every_value_has_a_default_and_a_schema() -> None:
     [
         ("webhook.replica", 3), ("webhook.replicas", "many"), ("webhook.replicas", 0),
         ("webhook.failurePolicy", "Maybe"), ("plugin.oneGpu", "perhaps"), ("node.nodeSelector", "x"),
-        ("agent.fail", "open "), ("webhok.replicas", 2),
+        ("agent.fail", "open "), ("image.pullSecrets", ["registry"]), ("webhook.tolerations", {}),
+        ("webhok.replicas", 2),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused(path: str, value: object) -> None:
