@@ -93,10 +93,10 @@ class Node(Bench):
         workload.wait_ready()
         return workload
 
-    def service(self, pause_ms: float, kernel_ms: float) -> Workload:
+    def service(self, pause_ms: float, kernel_ms: float, name: str = "service") -> Workload:
         path = self.folder / "service.py"
         path.write_text(SERVICE)
-        spec = TenantSpec("service", mechanism="slices", latency_sensitive=True)
+        spec = TenantSpec(name, mechanism="slices", latency_sensitive=True)
         program = ["service", str(pause_ms), str(kernel_ms)]
         workload = self.tenant("service", spec, program=program)
         workload.wait_ready()

@@ -20,6 +20,19 @@ KILLS, SEED = 200, 17
 ROUND = 10  # kills between two looks
 
 
+def another(node: Node, name: str, kind: str) -> Workload:
+    """A tenant that works until it is killed."""
+    if kind == "service":
+        workload = node.service(5, 1, name)
+        assert workload.process.stdin is not None
+        workload.process.stdin.write("1000000\n")
+        workload.process.stdin.flush()
+        return workload
+    workload = node.add(name, best_effort=True) if kind == "best-effort" else node.add(name, limit=0.4)
+    workload.begin(3600)
+    return workload
+
+
 @pytest.mark.timeout(1500)
 def test_random_kills(node: Node) -> None:
     """A limited tenant is watched all the time; others come, and agent, keeper or another tenant is killed."""
@@ -30,10 +43,7 @@ def test_random_kills(node: Node) -> None:
         watched.begin(ROUND * 0.9)
         for kill in range(ROUND):
             if len(others) < 2:
-                kind = draw.choice(["best_effort", "latency_sensitive", "limited"])
-                promise = {"limit": 0.4} if kind == "limited" else {kind: True}
-                others.append(node.add(f"other{round_}.{kill}", **promise))
-                others[-1].begin(600)
+                others.append(another(node, f"other{round_}.{kill}", draw.choice(["best-effort", "service", "limited"])))
             time.sleep(draw.uniform(0.05, 0.6))
             victim = draw.choice(["agent", "keeper", "tenant", "tenant"])
             if victim == "agent":

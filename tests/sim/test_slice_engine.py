@@ -118,6 +118,13 @@ def test_a_service_waits_one_switch_whatever_runs_beside_it(beside: int) -> None
             assert part == pytest.approx(best_effort / beside, abs=0.025)
 
 
+def test_a_service_that_never_rests_takes_nothing_that_others_were_promised() -> None:
+    loads = [Load("service", Share(0.5)), Load("normal", Share(0.5)), Load("be", Share())]
+    result = run(loads, 20, {"service": "latency-sensitive", "be": "best-effort"})
+    assert min(result.windows("normal", WINDOW_NS, 2 * SECOND_NS)) >= 0.47
+    assert result.worked_ns("be", 0, result.end_ns) < 0.05 * result.end_ns  # nothing is left
+
+
 def test_orders_are_few() -> None:
     """Each costs about a third of a millisecond of the firmware's time."""
     loads = [Load(f"t{i}", Share(0.2), busy_ns=(3 + i) * MS_NS, pause_ns=MS_NS) for i in range(5)]

@@ -75,6 +75,7 @@ class GpuSlices:
         self.settings = settings or SliceSettings()
         self.tenants: dict[str, SliceTenant] = {}
         self.one_at_a_time = False  # for a tenant with gaps
+        self.hogged = False  # a latency-sensitive tenant takes what others were promised: it has no precedence now
         self._turns_again = 0  # steps until tenants may be run one at a time again
         self._next_step_ns = 0
 
@@ -183,6 +184,8 @@ class GpuSlices:
         """Tenants that make way for latency-sensitive ones, and whether there are such."""
         here = self.present()
         rest = [t for t in here if t.work_class != "latency-sensitive"]
+        if self.hogged:
+            return here, False
         return rest, len(rest) < len(here)
 
     # -- the schedule over a period --------------------------------------------------------------------------------
@@ -238,7 +241,7 @@ class GpuSlices:
 
     def _changed(self, now_ns: int) -> list[SliceInstruction]:
         """Somebody came, went, or was promised something else: what was measured before tells nothing."""
-        self.one_at_a_time = False
+        self.one_at_a_time = self.hogged = False
         lone = len(self.present()) == 1
         for tenant in self.tenants.values():
             tenant.forget(now_ns)
@@ -253,7 +256,14 @@ class GpuSlices:
         for name, step in steps.items():
             self._correct_limit(self.tenants[name], step)
         here = [self.tenants[name] for name in steps if self.tenants[name].competes]
-        if len(here) < 2 or self.background()[1]:
+        if len(here) < 2:
+            return
+        if self._hogs(here) != self.hogged:
+            self.hogged = not self.hogged
+            for tenant in here:
+                tenant.history.clear()
+            return
+        if self.background()[1]:
             return
         shares = self.shares()
         if self.one_at_a_time:
@@ -266,6 +276,19 @@ class GpuSlices:
                 tenant.correction = 1.0
             return
         self._correct_busy([t for t in here if not t.has_gaps() and t.window().usage.busy_ns > 0], shares)
+
+    def _hogs(self, here: list[SliceTenant]) -> bool:
+        """Whether a latency-sensitive tenant takes more than its share while one that is not best-effort lacks its own.
+        Without precedence it is held to its share; one that uses less gets its precedence back."""
+        first = [t for t in here if t.work_class == "latency-sensitive"]
+        others = [t for t in here if t.work_class == "normal"]
+        if not first or not others or any(t.window().span_ns < 2 * self.settings.step_ns for t in here):
+            return self.hogged and bool(first)
+        shares = self.shares()
+        if self.hogged:
+            return any(t.window().part > shares[t.name] - 0.02 for t in first)
+        over = any(t.window().part > shares[t.name] for t in first)
+        return over and any(t.window().part < shares[t.name] - 0.02 for t in others)
 
     def _correct_limit(self, tenant: SliceTenant, step: Had) -> None:
         """Part of a period in which it may run: its limit, less what it had too much, over how much of the GPU it gets
