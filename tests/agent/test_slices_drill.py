@@ -43,7 +43,8 @@ def test_random_kills(node: Node) -> None:
         watched.begin(ROUND * 0.9)
         for kill in range(ROUND):
             if len(others) < 2:
-                others.append(another(node, f"other{round_}.{kill}", draw.choice(["best-effort", "service", "limited"])))
+                kind = draw.choice(["best-effort", "service", "limited"])
+                others.append(another(node, f"other{round_}.{kill}", kind))
             time.sleep(draw.uniform(0.05, 0.6))
             victim = draw.choice(["agent", "keeper", "tenant", "tenant"])
             if victim == "agent":
