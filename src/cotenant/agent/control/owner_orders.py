@@ -10,6 +10,7 @@ from typing import Any
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.control import Caller, Handler
 from cotenant.agent.lifecycle.lives import Lives
+from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.owners.owners import Owners
 from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.registry import Registry, spec_from_dict, spec_to_dict
@@ -72,6 +73,8 @@ class OwnerOrders:
             raise InputError(f"a tenant named {spec.name} is there already, and not for this {owner.kind}")
         else:
             wanted = dataclasses.replace(spec, gpus=tenant.spec.gpus, gpu_count=tenant.spec.gpu_count)
+            if spec.mechanism == mechanisms.AUTO:
+                wanted = dataclasses.replace(wanted, mechanism=tenant.spec.mechanism)
             if wanted != tenant.spec:
                 self._lives.change(tenant, wanted)
             if owner.container_id:
