@@ -185,3 +185,46 @@ def test_any_sequence_of_events_keeps_the_rules(events: list) -> None:
             assert any(t.on for t in gpu.present())
         wake_ns = gpu.wake_ns(now_ns)
         assert wake_ns is None or wake_ns > now_ns
+
+
+class Card:
+    """Tells a policy each 200 ms what tenants had in them, in milliseconds, and how often their queues ran empty."""
+
+    def __init__(self, gpu: GpuSlices) -> None:
+        self.gpu, self.now_ns = gpu, 0
+        self.had = dict.fromkeys(gpu.tenants, Usage())
+        gpu.used(self.had, 0)
+
+    def step(self, gaps: str = "", yields: int = 100, **busy_ms: int) -> None:
+        """`gaps`: whose queue ran empty so often."""
+        self.now_ns += SETTINGS.step_ns
+        for name, ms in busy_ms.items():
+            had, empty = self.had[name], yields if name == gaps else 0
+            runs = max(empty, 10) if ms else 0
+            self.had[name] = Usage(had.busy_ns + ms * MS_NS, had.runs + runs, had.yields + empty)
+        self.gpu.used(self.had, self.now_ns)
+
+
+def test_time_that_nobody_else_wanted_is_no_debt() -> None:
+    """On a card, of two equal tenants the one that had been alone for seconds then got 36 % of a window, not 50."""
+    gpu = gpu_with(Share(0.5), Share(0.5))
+    card = Card(gpu)
+    for _ in range(25):
+        card.step(t0=200, t1=0)
+    for _ in range(15):
+        card.step(t0=99, t1=99)
+        assert slices(gpu)["t0"] == slices(gpu)["t1"]
+
+
+def test_turns_are_judged_by_what_tenants_had_since_they_began() -> None:
+    """Short kernels of a host that waits for each: 9 % by slices. The window held that for 2 s, and turns were left."""
+    gpu = gpu_with(Share(0.3), Share(0.6))
+    card = Card(gpu)
+    for _ in range(15):
+        card.step(t0=0, t1=40)
+    while not gpu.one_at_a_time:
+        card.step("t1", t0=180, t1=18)
+        assert card.now_ns < 5 * SECOND_NS
+    for _ in range(20):
+        card.step("t1", 4, t0=66, t1=132)
+        assert gpu.one_at_a_time

@@ -89,6 +89,11 @@ class SliceTenant:
         """What it had in the window, as far as that is known."""
         return self._since(0) if self.history else Had()
 
+    def since(self, then_ns: int) -> Had:
+        """What it had from then on, within the window."""
+        index = next((i for i, (at_ns, *_) in enumerate(self.history) if at_ns >= then_ns), len(self.history))
+        return self._since(index) if index < len(self.history) else Had()
+
     def _since(self, index: int) -> Had:
         (then_ns, then_on_ns, then), (now_ns, on_ns, total) = self.history[index], self.history[-1]
         more = Usage(total.busy_ns - then.busy_ns, total.runs - then.runs, total.yields - then.yields)

@@ -78,6 +78,7 @@ class GpuSlices:
         self.hogged = False  # a latency-sensitive tenant takes what others were promised: it has no precedence now
         self._turns_again = 0  # steps until tenants may be run one at a time again
         self._next_step_ns = 0
+        self._alike_ns = 0  # since then the same tenants have had work, and run in the same way
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -117,8 +118,11 @@ class GpuSlices:
         had = {name: self.tenants[name].had(now_ns, total, self.settings.window_ns) for name, total in known.items()}
         for name, step in had.items():
             tenant = self.tenants[name]
-            tenant.idle_steps = 0 if step.usage.busy_ns or not step.on_ns else tenant.idle_steps + 1
-        self._correct({name: step for name, step in had.items() if step.span_ns > 0})
+            works = bool(step.usage.busy_ns) or not step.on_ns
+            if works and tenant.idle_steps:  # what others had while it was idle is no debt of theirs
+                self._begin(now_ns)
+            tenant.idle_steps = 0 if works else tenant.idle_steps + 1
+        self._correct({name: step for name, step in had.items() if step.span_ns > 0}, now_ns)
         return self._apply(now_ns)
 
     def advance(self, now_ns: int) -> list[SliceInstruction]:
@@ -242,17 +246,23 @@ class GpuSlices:
     def _changed(self, now_ns: int) -> list[SliceInstruction]:
         """Somebody came, went, or was promised something else: what was measured before tells nothing."""
         self.one_at_a_time = self.hogged = False
+        self._begin(now_ns)
         lone = len(self.present()) == 1
         for tenant in self.tenants.values():
             tenant.forget(now_ns)
-            tenant.correction = 1.0
             tenant.duty = tenant.share.limit if lone else 1.0
         self._next_step_ns = now_ns + self.settings.step_ns // 2
         return self._apply(now_ns)
 
     # -- corrections -----------------------------------------------------------------------------------------------
 
-    def _correct(self, steps: Mapping[str, Had]) -> None:
+    def _begin(self, now_ns: int) -> None:
+        """What tenants had of each other before now says nothing about the way they run from now on."""
+        self._alike_ns = now_ns
+        for tenant in self.tenants.values():
+            tenant.correction = 1.0
+
+    def _correct(self, steps: Mapping[str, Had], now_ns: int) -> None:
         for name, step in steps.items():
             self._correct_limit(self.tenants[name], step)
         here = [self.tenants[name] for name in steps if self.tenants[name].competes]
@@ -272,8 +282,7 @@ class GpuSlices:
         self._turns_again = max(0, self._turns_again - 1)
         if self._turns_again == 0 and self._lacks_time(steps, shares):
             self.one_at_a_time = True
-            for tenant in here:
-                tenant.correction = 1.0
+            self._begin(now_ns)
             return
         self._correct_busy([t for t in here if not t.has_gaps() and t.window().usage.busy_ns > 0], shares)
 
@@ -310,9 +319,10 @@ class GpuSlices:
 
     def _correct_busy(self, busy: list[SliceTenant], shares: Mapping[str, float]) -> None:
         """Ratios among tenants that always have work: what one got over another is taken out of its slice."""
-        had = {t.name: t.window().part for t in busy}
+        lately = {t.name: t.since(self._alike_ns) for t in busy}
+        had = {name: one.part for name, one in lately.items()}
         together, promised = sum(had.values()), sum(shares[t.name] for t in busy)
-        known = all(t.window().span_ns >= self.settings.window_ns / 2 for t in busy)
+        known = all(one.span_ns >= self.settings.window_ns / 2 for one in lately.values())
         if len(busy) < 2 or not known or together <= 0 or promised <= 0 or any(t.duty < 1.0 for t in busy):
             return
         for tenant in busy:
@@ -342,8 +352,9 @@ class GpuSlices:
 
     def _leave_turns(self, here: list[SliceTenant], shares: Mapping[str, float]) -> None:
         """A tenant that does not use its turn should not have it: back to slices, which skip it, for a while."""
-        known = all(t.window().span_ns >= self.settings.window_ns / 2 for t in here)
-        if known and any(t.window().part < 0.5 * shares[t.name] for t in here):
+        lately = {t.name: t.since(self._alike_ns) for t in here}
+        known = all(one.span_ns >= self.settings.window_ns / 2 for one in lately.values())
+        if known and any(one.part < 0.5 * shares[name] for name, one in lately.items()):
             self.one_at_a_time, self._turns_again = False, TURNS_AGAIN_STEPS
 
 
