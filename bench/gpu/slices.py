@@ -94,6 +94,7 @@ class Card:
         self.rates: dict[tuple[str, str], float] = {}
         self.backend = rig.bench.backend
         self.programs: dict[str, Program] = {}
+        self._kinds: dict[str, str] = {}  # what each program has loaded
 
     def say(self, **row: Any) -> None:
         line = json.dumps(row)
@@ -109,6 +110,12 @@ class Card:
     def load(self, name: str, **promise: Any) -> Program:
         return self.add(name, ["cotenant.bench.be_loads", self.backend], **promise)
 
+    def fill(self, name: str, kind: str) -> None:
+        """Load that work, unless it is what the program does already."""
+        if self._kinds.get(name) != kind:
+            self.programs[name].ask(f"load {kind}", 90)
+            self._kinds[name] = kind
+
     def spin(self, name: str, **promise: Any) -> Program:
         return self.add(name, ["cotenant.bench.workload", "busy", "driver", str(SPIN_NS)], **promise)
 
@@ -122,6 +129,7 @@ class Card:
         """End tenants, so that they promise and register nothing any more."""
         for name in names:
             self.programs.pop(name).close()
+            self._kinds.pop(name, None)
         deadline = time.monotonic() + 15
         while set(names) & set(self.rig.tenants()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -160,13 +168,13 @@ def shares(card: Card) -> None:
         program.wait_ready()
     for kind in (PRODUCTS, TRAINING):
         for name in names:
-            card.programs[name].ask(f"load {kind}", 90)
+            card.fill(name, kind)
         for promise in SHARES:
             _row(card, kind, dict(zip(names, promise, strict=False)), dict.fromkeys(names, kind))
     spins = {"s1": "spin", "s2": "spin", "s3": "spin"}
     for promise in SHARES:
         _row(card, "10 ms kernels", dict(zip(spins, promise, strict=False)), spins)
-    card.programs["b"].ask(f"load {PRODUCTS}", 60)
+    card.fill("b", PRODUCTS)
     mixed = {"a": TRAINING, "b": PRODUCTS, "s1": "spin", "l": "launches"}
     rows = ({"s1": 0.3, "l": 0.6}, {"a": 0.3, "b": 0.7}, {"a": 0.2, "b": 0.3, "s1": 0.5}, {"l": 0.5, "b": 0.5})
     for promised in rows:
@@ -200,7 +208,7 @@ def limits(card: Card) -> None:
         program.wait_ready()
     for name, kind in (("lspin", "spin"), ("lim", PRODUCTS), ("lim", TRAINING)):
         if name == "lim":
-            card.programs[name].ask(f"load {kind}", 90)
+            card.fill(name, kind)
         card.rates.pop((name, kind), None)
         card.promise(name, limit=1.0)
         card.alone(name, kind)
@@ -236,8 +244,8 @@ def services(card: Card) -> None:
                 return
             names = {"be": kind.partition("+")[0]} if kind != "spin" else {}
             names |= {"bespin": "spin"} if kind.endswith("spin") else {}
-            if "be" in names and (("be", names["be"]) not in card.rates):
-                card.programs["be"].ask(f"load {names['be']}", 90)
+            if "be" in names:
+                card.fill("be", names["be"])
             rates = {name: card.alone(name, what) for name, what in names.items()}
             length_s = REQUESTS / rate
             for name in names:
