@@ -31,7 +31,11 @@ class LiveAgent:
             self.process = subprocess.Popen(
                 [*command, "--config", str(self.config), "--http", "127.0.0.1:0"], env=self.environment, stderr=log
             )
-        self.url = self._find_url()
+        try:
+            self.url = self._find_url()
+        except BaseException:
+            self.close()
+            raise
 
     def _find_url(self) -> str:
         until = time.monotonic() + START_WITHIN_S
