@@ -161,9 +161,7 @@ class Transfers:
         }
         self.in_force = InForce(AgentConfig())
         nothing: Any = SimpleNamespace(gpus={}, tenants=self.tenants)
-        self._residency = Residency(
-            nothing, nothing, nothing, nothing, nothing, nothing, self.in_force, nothing, nothing
-        )
+        self._residency = Residency(nothing, nothing, nothing, nothing, nothing, nothing, self.in_force, nothing)
 
     def between(self, leave: list[str], come: str) -> HandleTransfer | None:
         return self._residency.handle_transfer(leave, self.tenants[come])

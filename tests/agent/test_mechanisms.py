@@ -168,7 +168,7 @@ def test_capabilities_are_honest(tmp_path: Path) -> None:
     assert (told["time"].time_by, told["time"].sms_by) == (By.SHIM, By.NOTHING)
     assert (told["mps"].time_by, told["mps"].sms_by) == (By.NOTHING, By.DRIVER)
     assert (told["mig"].sms_by, told["mig"].memory_by) == (By.HARDWARE, By.HARDWARE)
-    assert {name for name, row in told.items() if row.live_resize} == {"whole", "time", "green"}
+    assert {name for name, row in told.items() if row.live_resize} == {"whole", "time", "slices", "green"}
     assert "fixed once" in told["mps"].resize
     assert "one server serves one user" in told["mps"].isolation
     assert "killed inside a kernel" in told["mps"].isolation
@@ -205,9 +205,9 @@ def test_mechanisms_do_not_mix_on_one_gpu(tmp_path: Path, mps: Mps) -> None:
     registry.admit(TenantSpec("a", request=0.2), 0)
     with pytest.raises(InputError, match="shared by time"):
         registry.admit(TenantSpec("b", mechanism="mps"), 0)
-    with pytest.raises(InputError, match="unknown mechanism 'magic'; known: time, whole, mps"):
+    with pytest.raises(InputError, match="unknown mechanism 'magic'; known: time, slices, whole, mps"):
         registry.admit(TenantSpec("b", mechanism="magic"), 0)
-    with pytest.raises(InputError, match="a limit needs time or mps"):
+    with pytest.raises(InputError, match="a limit needs time or slices or mps"):
         Registry([REAL], mechanisms.make(tmp_path, Use.TENANT)).admit(TenantSpec("c", limit=0.5, mechanism="whole"), 0)
 
 

@@ -149,7 +149,7 @@ def test_time_in_which_others_moved_makes_no_turn_longer() -> None:
         residents = Residents(registry, Ledger(), parked, in_force)
         residents.last_move_ns["g"] = 10**9
         residents.refresh("g")
-        made: Any = (residents, registry, Ledger(), parked, turns, Driver(), in_force, lambda: None, print)
+        made: Any = (residents, registry, Ledger(), parked, turns, Driver(), in_force, lambda: None)
         running = asyncio.create_task(Residency(*made).run())
         for epoch in (7, 6):  # the second has been taken back: nothing happens
             turns.paused.put_nowait(PausedTurn(tenants["a"], "g", epoch))

@@ -102,6 +102,7 @@ class Oracle:
         self.jobs = [self._job(trace, i, profiles) for i in range(len(trace.jobs))]
         self.cluster_gpus = sum(n.gpus for n in self.nodes)
         self.active: list[Job] = []
+        self.waits_reserved: list[Job] = []
         self.rounds = 0
         self.rounds_jobs = 0
         self.gittins: tuple[list[float], list[float]] = ([], [])

@@ -76,9 +76,10 @@ def test_a_kubelet_that_restarts_has_the_units_by_the_news_of_its_socket(tmp_pat
     registrar.start()
     try:
         wait_for(lambda: kubelet.healthy(SHARE), 20)
-        for count in (2, 3):
+        for _ in range(2):
+            before = kubelet.registered.count(SHARE)
             kubelet.restart()
-            wait_for(lambda: kubelet.registered.count(SHARE) == count and kubelet.healthy(SHARE), 20)  # noqa: B023
+            wait_for(lambda: kubelet.registered.count(SHARE) > before and kubelet.healthy(SHARE), 20)  # noqa: B023
     finally:
         registrar.stop()
         kubelet.stop()

@@ -182,7 +182,7 @@ def test_the_loop_does_what_the_live_dispatcher_does() -> None:
         found = d.request(name, now)[1] if kind == 0 else d.done(n, now)
         for x in found:
             if isinstance(x, Start):
-                batches.append((now, x.gpulet, x.service, x.count))
+                batches.append((now, x.gpulet, x.service, len(x.requests)))
                 heapq.heappush(events, (now + x.expected_ms, 1, x.gpulet, ""))
     rows = result.requests[result.requests["let"] >= 0]
     simulated = {(float(r["started"]), int(r["let"]), "ab"[r["svc"]], int(r["batch"])) for r in rows}
