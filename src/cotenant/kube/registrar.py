@@ -16,7 +16,8 @@ from cotenant.kube.folderwatch import FolderWatch
 from cotenant.kube.plugin import KUBELET_SOCKET, Desk, ResourcePlugin
 
 LOG = logging.getLogger(__name__)
-LOOK_EVERY_S = 1.0  # beside the watch: a registration that failed is tried again
+LOOK_EVERY_S = 1.0  # beside the watch
+RETRY_S = 0.2  # a socket is there before its kubelet listens on it, and no further event follows
 
 
 class Registrar:
@@ -59,7 +60,7 @@ class Registrar:
                 self.fault = ""
             except WorkError as error:
                 self.fault = str(error)
-            self._watch.wait(self._every_s)
+            self._watch.wait(min(self._every_s, RETRY_S) if self.fault else self._every_s)
 
     def _meet(self) -> None:
         """Serve every resource there is, and register with a kubelet that does not know us yet.
