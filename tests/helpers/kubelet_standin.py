@@ -75,6 +75,8 @@ class Kubelet:
         self.allocated: Allocations = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.registered: list[str] = []
+        self._last: dict[str, int] = {}  # resource -> which of the registrations counts
+        self._lock = threading.Lock()
         self.answers: list[Any] = []
         self._random = random.Random(seed)
         self._servers: list[grpc.Server] = []
@@ -95,9 +97,12 @@ class Kubelet:
             self._servers.append(server)
 
     def stop(self) -> None:
-        for endpoint in self.endpoints.values():
+        with self._lock:
+            self._last.clear()
+            ended = list(self.endpoints.values())
+            self.endpoints.clear()
+        for endpoint in ended:
             endpoint.close()
-        self.endpoints.clear()
         for server in self._servers:
             server.stop(0).wait(2)
         self._servers.clear()
@@ -117,11 +122,18 @@ class Kubelet:
         if before is not None:
             before.close()
         self.registered.append(request.resource_name)
-        threading.Thread(target=self._connect, args=(request.resource_name, request.endpoint), daemon=True).start()
+        order = (request.resource_name, request.endpoint, len(self.registered))
+        self._last[request.resource_name] = len(self.registered)
+        threading.Thread(target=self._connect, args=order, daemon=True).start()
         return device_plugin.Empty()
 
-    def _connect(self, resource: str, endpoint: str) -> None:
-        self.endpoints[resource] = Endpoint(resource, self.plugins / endpoint)
+    def _connect(self, resource: str, endpoint: str, number: int) -> None:
+        made = Endpoint(resource, self.plugins / endpoint)
+        with self._lock:
+            if self._last.get(resource) == number:  # not one that a later registration has replaced
+                self.endpoints[resource] = made
+                return
+        made.close()
 
     def List(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Pods with what their regular containers and sidecars have; init containers that end are not listed."""
