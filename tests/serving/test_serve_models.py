@@ -277,7 +277,7 @@ def test_torch_models_exported_and_scripted(tmp_path: Path) -> None:
     torch.export.save(program, str(tmp_path / "exported" / "model.pt2"))
     (tmp_path / "scripted").mkdir()
     torch.jit.trace(net, torch.zeros(1, 4)).save(str(tmp_path / "scripted" / "model.pt"))
-    named = {"max_batch_size": 8, "input": {"name": "x", "data_type": "TYPE_FP32", "dims": 4},
+    named = {"max_batch_size": 8, "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}],
              "output": [{"name": "logits", "data_type": "TYPE_FP32", "dims": [2]}]}  # fmt: skip
     for folder, config, names in (("exported", {}, ("input", "OUTPUT0")), ("scripted", named, ("x", "logits"))):
         own = engine("torch", tmp_path / folder, **config)
