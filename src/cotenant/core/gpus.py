@@ -1,4 +1,8 @@
-"""The GPU catalog: what each model has. Figures are the vendors' datasheets'."""
+"""The GPU catalog: what each model has.
+
+Figures are the vendors' datasheets', but for the models from H100-96GB to RTX-PRO-6000: their bandwidth and TFLOPS are
+estimates that have not been compared with a datasheet.
+"""
 
 from __future__ import annotations
 
