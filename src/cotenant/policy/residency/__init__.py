@@ -1,6 +1,21 @@
 """Who stays on a GPU whose tenants need more memory than it has, whom to move and how long turns then are. Pure."""
 
 from cotenant.policy.residency.gpu import GpuResidency, Occupant, ResidencySettings, Switch, Victim
+from cotenant.policy.residency.models import Action, Do, ModelFacts, ModelResidency, ModelRow, ModelSettings, Place
 from cotenant.policy.residency.rates import MoveRates
 
-__all__ = ["GpuResidency", "MoveRates", "Occupant", "ResidencySettings", "Switch", "Victim"]
+__all__ = [
+    "Action",
+    "Do",
+    "GpuResidency",
+    "ModelFacts",
+    "ModelResidency",
+    "ModelRow",
+    "ModelSettings",
+    "MoveRates",
+    "Occupant",
+    "Place",
+    "ResidencySettings",
+    "Switch",
+    "Victim",
+]

@@ -1,0 +1,382 @@
+"""Which models are on which GPU, when not all of them fit: a pure state machine with an explicit clock (seconds).
+
+Requests and the ends of moves go in (`arrived`, `began`, `ended`, `settled`, `failed`, `died`), actions come out of
+`decide`: start a program, evict it to host memory, bring it back, stop it. Rules:
+
+1. Waiting models are served by rank (class, then priority), then by when the first request in the queue is late.
+2. A model with an open stream is never evicted. An idle one leaves when it is idle for longer than bringing it back
+   takes (at most `most_patience_s`): waiting costs at most as much again as the move that it may save. For a model of
+   lower rank it leaves after `idle_s`.
+3. Of the idle ones, those of the lowest rank leave first, then those with the smallest expected cost: seconds to
+   bring back over seconds idle, since the longer a model is idle the less likely its next request is now.
+4. A busy model makes way for one of higher rank, or for an equal one once it has had its stay, `back (1 - f) / f`
+   seconds after `back` seconds of coming back, so that at most the fraction f of the time goes to moves: it is given
+   no more requests ("draining"), its streams end, and it leaves.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cotenant.policy.residency.rates import MoveRates
+
+BLEND = 0.3  # weight of a new measurement
+
+
+class Place(enum.Enum):
+    """Where a model is."""
+
+    COLD = "cold"
+    STARTING = "starting"
+    RESIDENT = "resident"
+    LEAVING = "leaving"
+    EVICTED = "evicted"
+    RETURNING = "coming back"
+
+
+ON_GPU = frozenset({Place.STARTING, Place.RESIDENT, Place.LEAVING, Place.RETURNING})
+AWAY = frozenset({Place.COLD, Place.EVICTED})
+
+
+class Do(enum.Enum):
+    """What is to be done with a model's program."""
+
+    START = "start"
+    EVICT = "evict"
+    BRING = "bring"
+    STOP = "stop"
+
+
+class Action(NamedTuple):
+    """One order; its end is told by `settled` or `failed`."""
+
+    do: Do
+    model: str
+    gpu: int
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model beforehand. `late_s`: how long its first request may wait (its TTFT target); `start_s`:
+    how long a cold start takes, until one has been measured. `kept` models are started at once and never leave."""
+
+    name: str
+    memory_bytes: int
+    best_effort: bool = False
+    priority: int = 0
+    kept: bool = False
+    late_s: float = 1.0
+    start_s: float = 30.0
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Larger goes first."""
+        return (not self.best_effort, self.priority)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """`most_moving`: of a busy model's time, at most so much goes to moves when equals take turns. `idle_s`: how long
+    a model must be idle before one of lower rank gets its room."""
+
+    most_moving: float = 0.2
+    most_patience_s: float = 2.0
+    idle_s: float = 10.0
+
+
+@dataclass
+class ModelRow:
+    """The state of one model. `since_s`: when its place changed; `used_s`: when it last had a request."""
+
+    facts: ModelFacts
+    place: Place = Place.COLD
+    gpu: int = -1
+    waiting: int = 0
+    open: int = 0
+    first_s: float = math.inf  # arrival of the first waiting request
+    used_s: float = -math.inf
+    since_s: float = -math.inf
+    not_before_s: float = -math.inf  # after a failure: no earlier action
+    draining: bool = False
+    stopping: bool = False  # it leaves for good
+    start_s: float = 0.0
+    starts: int = 0
+    evictions: int = 0
+    returns: int = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody needs it."""
+        return not self.open and not self.waiting
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it should be on a GPU and is not."""
+        return self.place in AWAY and (self.waiting > 0 or self.facts.kept)
+
+
+@dataclass
+class _Plan:
+    """How room is made on one GPU: `out` leave now, `drain` once their streams have ended. It is promised to the model
+    also while it waits, so that smaller ones do not slip in before it for ever."""
+
+    gpu: int
+    fits: bool
+    out: list[ModelRow] = field(default_factory=list)
+    drain: list[ModelRow] = field(default_factory=list)
+    cost: float = 0.0
+    later: bool = False  # there will be room, and nothing is to be done for it now
+
+    @property
+    def order(self) -> tuple[int, float]:
+        return (3 if self.later else 0 if self.fits else 2 if self.drain else 1, self.cost)
+
+
+class ModelResidency:
+    """All models of one server over its GPUs. `host_bytes`: memory for evicted models, None for as much as it takes; 0
+    where programs cannot be moved, so that whatever makes way is stopped."""
+
+    def __init__(
+        self,
+        gpu_bytes: Sequence[int],
+        models: Iterable[ModelFacts],
+        settings: ModelSettings | None = None,
+        host_bytes: int | None = None,
+        rates: MoveRates | None = None,
+    ) -> None:
+        self.gpu_bytes, self.host_bytes = list(gpu_bytes), host_bytes
+        self.settings, self.rates = settings or ModelSettings(), rates or MoveRates()
+        self.rows = {facts.name: ModelRow(facts, start_s=facts.start_s) for facts in models}
+        self.wake_s = math.inf  # when `decide` may find more to do although nothing happens until then
+        self._away = {name for name, row in self.rows.items() if row.facts.kept}  # wanted, or may be
+        self._on: list[dict[str, ModelRow]] = [{} for _ in self.gpu_bytes]
+        self._host_used = 0
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def arrived(self, name: str, now_s: float) -> None:
+        """A request waits."""
+        row = self.rows[name]
+        row.waiting += 1
+        row.used_s = now_s
+        row.first_s = min(row.first_s, now_s)
+        self._away.add(name)
+
+    def began(self, name: str, now_s: float) -> None:
+        """A waiting request is given to the program."""
+        self._left(name, now_s)
+        self.rows[name].open += 1
+
+    def withdrawn(self, name: str, now_s: float) -> None:
+        """A waiting request is given up."""
+        self._left(name, now_s)
+
+    def _left(self, name: str, now_s: float) -> None:
+        row = self.rows[name]
+        row.waiting -= 1
+        row.used_s = now_s
+        if not row.waiting:
+            row.first_s = math.inf
+
+    def ended(self, name: str, now_s: float) -> None:
+        """An open request is over."""
+        row = self.rows[name]
+        row.open -= 1
+        row.used_s = now_s
+
+    def settled(self, name: str, now_s: float, seconds: float | None = None) -> None:
+        """The action under way is done; `seconds`: how long it took, where it was measured."""
+        row = self.rows[name]
+        if row.place is Place.LEAVING:
+            row.evictions += 1
+            self._off(row, now_s, Place.COLD if row.stopping else Place.EVICTED)
+        elif row.place in (Place.STARTING, Place.RETURNING):
+            if row.place is Place.STARTING:
+                if seconds is not None:
+                    row.start_s = seconds if not row.starts else row.start_s + BLEND * (seconds - row.start_s)
+                row.starts += 1
+            else:
+                row.returns += 1
+                if seconds is not None:
+                    self.rates.observe(0, row.facts.memory_bytes, seconds)
+            row.place, row.since_s, row.used_s = Place.RESIDENT, now_s, max(row.used_s, now_s)
+            self._away.discard(name)
+
+    def failed(self, name: str, now_s: float, again_s: float) -> None:
+        """The action under way did not work, all is as before; it is tried again after `again_s` seconds."""
+        row = self.rows[name]
+        row.not_before_s = now_s + again_s
+        if row.place is Place.STARTING:
+            self._off(row, now_s, Place.COLD)
+        elif row.place is Place.RETURNING:
+            self._off(row, now_s, Place.EVICTED)
+        elif row.place is Place.LEAVING:
+            row.place, row.stopping = Place.RESIDENT, False
+
+    def died(self, name: str, now_s: float, again_s: float = 0.0) -> None:
+        """The program has ended, wherever it was; its open requests are told of one by one."""
+        row = self.rows[name]
+        row.not_before_s = now_s + again_s
+        self._off(row, now_s, Place.COLD)
+
+    def _off(self, row: ModelRow, now_s: float, place: Place) -> None:
+        name, held = row.facts.name, row.facts.memory_bytes
+        if row.place is Place.EVICTED:
+            self._host_used -= held
+        if place is Place.EVICTED:
+            self._host_used += held
+        if row.gpu >= 0:
+            self._on[row.gpu].pop(name, None)
+        if place is Place.COLD:
+            row.gpu = -1
+        row.place, row.since_s, row.draining, row.stopping = place, now_s, False, False
+        if row.wanted:
+            self._away.add(name)
+
+    # -- what is to be done ----------------------------------------------------------------------------------------
+
+    def admits(self, name: str) -> bool:
+        """Whether a waiting request may be given to the program now."""
+        row = self.rows[name]
+        return row.place is Place.RESIDENT and not row.draining
+
+    def back_s(self, row: ModelRow) -> float:
+        """What bringing it back would take, once it has left."""
+        held = row.facts.memory_bytes
+        stays = self.host_bytes is None or self._host_used + held <= self.host_bytes
+        return self.rates.seconds(0, held) if stays else row.start_s
+
+    def wait_s(self, name: str, now_s: float) -> float:
+        """A guess of when a request that comes now is given to the program."""
+        row = self.rows[name]
+        if row.place is Place.RESIDENT:
+            return 0.0
+        whole = self.rates.seconds(0, row.facts.memory_bytes)
+        full = whole if row.place in (Place.EVICTED, Place.RETURNING) else row.start_s
+        spent = now_s - row.since_s if row.place in (Place.STARTING, Place.RETURNING) else 0.0
+        return max(full - spent, row.not_before_s - now_s, 0.0)
+
+    def decide(self, now_s: float) -> list[Action]:
+        """What to do now. Asked after anything has happened, and at `wake_s`."""
+        self.wake_s = math.inf
+        actions: list[Action] = []
+        promised = [0] * len(self.gpu_bytes)
+        draining = {id(row) for on in self._on for row in on.values() if row.draining}
+        kept_draining: set[int] = set()
+        for row in self._line(now_s):
+            plan = self._best(row, promised, now_s)
+            if plan is None:
+                continue
+            promised[plan.gpu] += row.facts.memory_bytes
+            kept_draining.update(id(other) for other in plan.drain)
+            for other in plan.drain:
+                other.draining = True
+            actions += [self._leave(other, now_s) for other in plan.out]
+            if plan.fits:
+                promised[plan.gpu] -= row.facts.memory_bytes
+                actions.append(self._come(row, plan.gpu, now_s))
+        if draining:
+            for on in self._on:
+                for row in on.values():
+                    if id(row) in draining - kept_draining and row.place is Place.RESIDENT:
+                        row.draining = False
+        return actions
+
+    def _line(self, now_s: float) -> list[ModelRow]:
+        """Models that should come, the most urgent first."""
+        found = []
+        for name in list(self._away):
+            row = self.rows[name]
+            if not row.wanted:
+                self._away.discard(name)
+            elif row.not_before_s > now_s:
+                self._wake(row.not_before_s)
+            else:
+                found.append(row)
+        return sorted(found, key=lambda r: (-r.facts.rank[0], -r.facts.rank[1], r.first_s + r.facts.late_s))
+
+    def _best(self, row: ModelRow, promised: list[int], now_s: float) -> _Plan | None:
+        """The GPU where it comes soonest: its own one if it has been evicted from one."""
+        gpus = [row.gpu] if row.gpu >= 0 else range(len(self.gpu_bytes))
+        plans = [plan for gpu in gpus if (plan := self._plan(row, gpu, promised[gpu], now_s)) is not None]
+        return min(plans, key=lambda plan: plan.order, default=None)
+
+    def _plan(self, row: ModelRow, gpu: int, promised: int, now_s: float) -> _Plan | None:
+        on = self._on[gpu].values()
+        free = self.gpu_bytes[gpu] - promised - sum(other.facts.memory_bytes for other in on)
+        lacking = row.facts.memory_bytes - free
+        if lacking <= 0:
+            return _Plan(gpu, True, cost=-float(free))
+        lacking -= sum(other.facts.memory_bytes for other in on if other.place is Place.LEAVING)
+        plan = _Plan(gpu, False)
+        ready, busy, soon = [], [], 0
+        for other in on:
+            if other.place is not Place.RESIDENT or other.facts.kept:
+                continue
+            at_s = max(other.not_before_s, self._leaves_at(other, row, now_s))
+            if at_s > now_s:
+                self._wake(at_s)
+                soon += other.facts.memory_bytes if at_s < math.inf else 0
+            elif other.open:
+                busy.append(other)
+            else:
+                ready.append(other)
+        ready.sort(key=lambda other: (other.facts.rank, self._regret(other, now_s)))
+        busy.sort(key=lambda other: (not other.draining, other.facts.rank, other.since_s))
+        for chosen, candidates in ((plan.out, ready), (plan.drain, busy)):
+            for other in candidates:
+                if lacking <= 0:
+                    break
+                chosen.append(other)
+                lacking -= other.facts.memory_bytes
+        if lacking > 0:
+            return _Plan(gpu, False, later=True) if lacking <= soon else None
+        for chosen in (plan.drain, plan.out):
+            for other in reversed(list(chosen)):  # the last ones may have made others superfluous
+                if lacking + other.facts.memory_bytes <= 0:
+                    chosen.remove(other)
+                    lacking += other.facts.memory_bytes
+        plan.cost = sum(self._regret(other, now_s) for other in (*plan.out, *plan.drain))
+        return plan
+
+    def _leaves_at(self, other: ModelRow, row: ModelRow, now_s: float) -> float:
+        """From when on a resident model makes way for another one."""
+        back_s, f = self.back_s(other), self.settings.most_moving
+        higher = other.facts.rank > row.facts.rank
+        if other.draining and not higher:
+            return now_s
+        if other.idle:
+            patience_s = self.settings.idle_s if higher else min(back_s, self.settings.most_patience_s)
+            return other.used_s + patience_s
+        if higher:
+            return math.inf
+        if other.facts.rank < row.facts.rank:
+            return now_s
+        return other.since_s + back_s * (1.0 - f) / f
+
+    def _regret(self, other: ModelRow, now_s: float) -> float:
+        return self.back_s(other) / max(1e-3, now_s - other.used_s)
+
+    def _leave(self, row: ModelRow, now_s: float) -> Action:
+        held = row.facts.memory_bytes
+        rows = (other for on in self._on for other in on.values())
+        leaving = sum(r.facts.memory_bytes for r in rows if r.place is Place.LEAVING and not r.stopping)
+        row.stopping = self.host_bytes is not None and self._host_used + leaving + held > self.host_bytes
+        row.place, row.since_s, row.draining = Place.LEAVING, now_s, False
+        return Action(Do.STOP if row.stopping else Do.EVICT, row.facts.name, row.gpu)
+
+    def _come(self, row: ModelRow, gpu: int, now_s: float) -> Action:
+        do = Do.BRING if row.place is Place.EVICTED else Do.START
+        if do is Do.BRING:
+            self._host_used -= row.facts.memory_bytes
+        row.place = Place.RETURNING if do is Do.BRING else Place.STARTING
+        row.gpu, row.since_s = gpu, now_s
+        self._on[gpu][row.facts.name] = row
+        return Action(do, row.facts.name, gpu)
+
+    def _wake(self, at_s: float) -> None:
+        self.wake_s = min(self.wake_s, at_s)

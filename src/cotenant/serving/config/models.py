@@ -1,0 +1,174 @@
+"""models.yaml: language models behind one door, each a program that speaks OpenAI's API, and the GPUs they share."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cotenant.agent.config.files import check_name
+from cotenant.core.checked import Memory, Seconds, Strict, check
+from cotenant.core.errors import InputError
+from cotenant.core.yamlfile import YamlFile, read_yaml
+from cotenant.policy.residency import ModelFacts
+from cotenant.serving.config.server import ListenEntry, parse_address
+from cotenant.serving.config.services import MOST_PRIORITY
+
+CPU = "cpu"  # for gpus.model: programs without a GPU, which are stopped where they have to make way
+MOST_MODELS = 10_000
+PORT = "{port}"
+
+
+class ModelGpusEntry(Strict):
+    """`gpus`: how many the models may use, and how much of each. `model: soft` is the software GPU, `cpu` is none."""
+
+    count: int = Field(default=1, ge=1, le=64)
+    model: str | None = None
+    memory: Memory | None = None
+
+
+class ModelEntry(Strict):
+    """One of `models`."""
+
+    name: str = Field(min_length=1, max_length=63)
+    command: str = Field(min_length=1)
+    memory: Memory
+    class_: Literal["latency-sensitive", "best-effort"] = Field(default="latency-sensitive", alias="class")
+    priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    ttft_ms: float = Field(default=1000.0, allow_inf_nan=False, gt=0)
+    tpot_ms: float = Field(default=100.0, allow_inf_nan=False, gt=0)
+    keep: int = Field(default=0, ge=0)
+    served_as: str | None = Field(default=None, min_length=1)
+    max_queue: int = Field(default=1000, ge=1, le=1_000_000)
+    max_concurrency: int = Field(default=256, ge=1, le=1_000_000)
+
+
+class ModelsFile(BaseModel):
+    """The whole of models.yaml. Keys of a services file may stand beside `models`: they are kept for its reader."""
+
+    model_config = ConfigDict(extra="allow")
+    gpus: ModelGpusEntry = ModelGpusEntry()
+    models: list[ModelEntry] = Field(min_length=1, max_length=MOST_MODELS)
+    listen: ListenEntry = ListenEntry()
+    host_memory: Memory | None = None
+    load_timeout: Seconds = Field(default=600.0, gt=0)
+    idle: Seconds = Field(default=10.0, ge=0)
+
+
+@dataclass(frozen=True)
+class ModelsConfig:
+    """models.yaml, checked. `services`: the rest of the file, where it has services too."""
+
+    file: str
+    raw: ModelsFile
+    models: tuple[ModelEntry, ...]
+    services: Mapping[str, Any] | None
+    source: YamlFile | None = None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether there is neither GPU nor agent."""
+        return self.raw.gpus.model == CPU
+
+    def facts(self) -> list[ModelFacts]:
+        """What the policy is told of each model."""
+        return [
+            ModelFacts(
+                m.name, m.memory, m.class_ == "best-effort", m.priority, kept=m.keep > 0, late_s=m.ttft_ms / 1e3
+            )
+            for m in self.models
+        ]
+
+
+def is_models_file(content: Any) -> bool:
+    """Whether a file describes language models: `models` is a list there, a folder's name in a services file."""
+    return isinstance(content, Mapping) and isinstance(content.get("models"), list)
+
+
+def read_models(path: str | Path) -> ModelsConfig:
+    """Read models.yaml; InputError names line and field."""
+    read = read_yaml(path)
+    with read.located():
+        return parse_models(read.content, path, read)
+
+
+def parse_models(content: Any, path: str | Path = "models", source: YamlFile | None = None) -> ModelsConfig:
+    """Check the content of models.yaml."""
+    if not is_models_file(content):
+        raise InputError("needs a list of models", field="models")
+    services = _services(content) if "services" in content else None
+    raw = check(ModelsFile, content)
+    if services is None and raw.model_extra:
+        known = ", ".join(ModelsFile.model_fields)
+        raise InputError(f"unknown setting; known: {known}", field=next(iter(raw.model_extra)))
+    address = raw.listen.http
+    if address in (None, "", "none"):
+        raise InputError("the models have no other door than HTTP", field="listen.http")
+    parse_address(str(address), "listen.http")
+    seen: set[str] = set()
+    for i, model in enumerate(raw.models):
+        _check_model(model, f"models[{i}]")
+        if model.name in seen:
+            raise InputError(f"{model.name} is there twice", field=f"models[{i}].name")
+        seen.add(model.name)
+    _check_memory(raw)
+    return ModelsConfig(str(path), raw, tuple(raw.models), services, source)
+
+
+def _services(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of the file that describes services, as their own reader wants it."""
+    own = ModelsFile.model_fields.keys() - {"gpus", "listen"}
+    found = {key: value for key, value in content.items() if key not in own}
+    if isinstance(found.get("gpus"), Mapping):
+        found["gpus"] = {key: value for key, value in found["gpus"].items() if key != "memory"}
+    return found
+
+
+def _check_model(model: ModelEntry, where: str) -> None:
+    check_name(model.name, field=f"{where}.name")
+    if model.keep > 1:
+        raise InputError(f"a model has one program, so keep is 0 or 1, not {model.keep}", field=f"{where}.keep")
+    try:
+        words = shlex.split(model.command)
+    except ValueError as error:
+        raise InputError(f"is no command line: {str(error).lower()}", field=f"{where}.command") from None
+    if not any(PORT in word for word in words):
+        raise InputError(f"must say with {PORT} which port the program listens on", field=f"{where}.command")
+    if PORT in words[0]:
+        raise InputError(f"{PORT} is not the name of a program", field=f"{where}.command")
+
+
+def _check_memory(raw: ModelsFile) -> None:
+    """What can be seen without looking at the GPUs."""
+    each = raw.gpus.memory
+    if each is None:
+        if raw.gpus.model == CPU:
+            raise InputError("say with memory how much the programs may take together", field="gpus")
+        return
+    for i, model in enumerate(raw.models):
+        if model.memory > each:
+            raise InputError(
+                f"{model.name} needs {model.memory / 2**30:.2f} GiB and the models may take {each / 2**30:.2f} GiB of"
+                " each GPU",
+                field=f"models[{i}].memory",
+            )
+
+
+def check_kept(models: tuple[ModelEntry, ...], gpu_bytes: list[int]) -> None:
+    """InputError where the kept models have no room together, or one model has none (first fit, largest first)."""
+    free = sorted(gpu_bytes, reverse=True)
+    for i, model in enumerate(models):
+        if model.memory > free[0]:
+            raise InputError(
+                f"{model.name} needs {model.memory / 2**30:.2f} GiB and no GPU has more than {free[0] / 2**30:.2f} GiB",
+                field=f"models[{i}].memory",
+            )
+    for model in sorted((m for m in models if m.keep), key=lambda m: -m.memory):
+        place = next((g for g, left in enumerate(free) if left >= model.memory), None)
+        if place is None:
+            raise InputError(f"the models to keep do not fit together: {model.name} has no room", field="models")
+        free[place] -= model.memory
