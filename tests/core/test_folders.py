@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.core import folders
 from cotenant.core.errors import WorkError
-from cotenant.core.folders import agent_folder, cache_folder, fleet_folder
+from cotenant.core.folders import agent_folder, cache_folder, fleet_folder, own_agent_folder
 from cotenant.policy import compiled
 
 VARIABLES = ("COTENANT_DIR", "COTENANT_FLEET", "COTENANT_CACHE", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME")
@@ -20,6 +21,7 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home-of-a-user")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(folders, "MACHINE_AGENT", Path("/nowhere"))
 
 
 def test_the_xdg_folders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,23 @@ def test_a_variable_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_agent_of_root_is_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0")
-    assert agent_folder() == Path("/run/cotenant")
+    assert agent_folder() == folders.MACHINE_AGENT
+
+
+def test_a_user_without_an_agent_reaches_the_machine_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, runtime = tmp_path / "machine", tmp_path / "runtime"
+    monkeypatch.setattr(folders, "MACHINE_AGENT", machine)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    for folder in (machine, runtime / "cotenant"):
+        folder.mkdir(parents=True)
+    assert agent_folder() == runtime / "cotenant", "there is no agent at all"
+    (machine / "control.sock").touch()
+    assert agent_folder() == machine
+    assert own_agent_folder() == runtime / "cotenant", "an agent of this user starts there nonetheless"
+    (runtime / "cotenant" / "control.sock").touch()
+    assert agent_folder() == runtime / "cotenant", "the user's own agent goes first"
+    monkeypatch.setenv("COTENANT_DIR", "/x")
+    assert agent_folder() == Path("/x")
 
 
 def test_the_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from cotenant.agent.daemon import Agent, AgentOptions
 from cotenant.core import logs
 from cotenant.core.errors import InputError, WorkError
-from cotenant.core.folders import agent_folder
+from cotenant.core.folders import own_agent_folder
 
 LOG = logging.getLogger("cotenant.agent")  # run with -m, it has no name of its own
 
@@ -30,7 +30,7 @@ async def serve(options: AgentOptions) -> None:
 def main() -> int:
     """Parse, run, turn errors into one sentence."""
     parser = argparse.ArgumentParser(prog="python -m cotenant.agent")
-    parser.add_argument("--dir", type=Path, default=agent_folder())
+    parser.add_argument("--dir", type=Path, default=own_agent_folder())
     parser.add_argument("--gpus", help="soft, all, or UUIDs")
     parser.add_argument("--config")
     parser.add_argument("--trace", type=Path)

@@ -60,6 +60,7 @@ from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
 from cotenant.agent.turns.trace import TurnTrace
 from cotenant.core.errors import WorkError
+from cotenant.core.folders import CONTROL_SOCKET
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device_of, discover, within
 from cotenant.policy.shares import QuotaSettings
@@ -186,7 +187,9 @@ class Agent:
     def _take_folder(self, closing: contextlib.ExitStack) -> None:
         """Make the folder and lock it: a socket file left by a dead agent is stale, a held lock is a live agent."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+            if not self.folder.exists():
+                self.folder.mkdir(parents=True)
+                self.folder.chmod(0o755)  # past the umask: what the sockets permit, the folder does not forbid
             lock = os.open(self.folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise WorkError(f"{self.folder}: cannot be used: {error.strerror}") from None
@@ -310,7 +313,7 @@ class Agent:
         )
         memory = MemoryOrders(self.parking, self.parked, self.residency, self.residents, registry, self.broker)
         table = operations.table() | memory.table() | owned.table()
-        self.control = ControlServer(self.folder / "control.sock", table, operations.launcher_gone)
+        self.control = ControlServer(self.folder / CONTROL_SOCKET, table, operations.launcher_gone)
         self.live = LivePage(rows, registry, history, self.server, self.in_force)
 
     def _close_parts(self) -> None:

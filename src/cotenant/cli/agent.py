@@ -63,7 +63,7 @@ def agent(
     from cotenant.agent.daemon import AgentOptions
     from cotenant.core import logs
     from cotenant.core.errors import InputError
-    from cotenant.core.folders import agent_folder
+    from cotenant.core.folders import own_agent_folder
     from cotenant.core.units import parse_bytes
 
     logs.configure(log_format, log_level)
@@ -80,7 +80,7 @@ def agent(
     overrides["swap_memory_bytes"] = parse_bytes(swap_memory, "--swap-memory") if swap_memory else None
     overrides["most_moving"] = parse_moving(most_moving, "--most-moving") if most_moving else None
     overrides["copies"] = _copies(config, copy_period_bytes, copy_chunk_bytes)
-    folder = folder or agent_folder()
+    folder = folder or own_agent_folder()
     options = AgentOptions(
         folder,
         config,

@@ -16,13 +16,30 @@ from pathlib import Path
 
 from cotenant.core.errors import WorkError
 
+MACHINE_AGENT = Path("/run/cotenant")  # below /run only root makes folders, so its agent can be trusted by every user
+CONTROL_SOCKET = "control.sock"
+
 
 def agent_folder() -> Path:
-    """Where an agent of this user has its sockets."""
+    """Where the agent is that this user's commands reach: the user's own where one runs, else the machine's."""
+    has_machine_agent = os.path.exists(MACHINE_AGENT / CONTROL_SOCKET)  # False, too, where this user may not look
+    try:
+        own = own_agent_folder()
+    except WorkError:  # somebody else made it
+        if has_machine_agent:
+            return MACHINE_AGENT
+        raise
+    if os.environ.get("COTENANT_DIR") or not has_machine_agent or os.path.exists(own / CONTROL_SOCKET):
+        return own
+    return MACHINE_AGENT
+
+
+def own_agent_folder() -> Path:
+    """Where an agent that this user starts has its sockets."""
     if named := os.environ.get("COTENANT_DIR"):
         return Path(named)
     if os.geteuid() == 0:
-        return Path("/run/cotenant")
+        return MACHINE_AGENT
     runtime = _xdg("XDG_RUNTIME_DIR")
     return runtime / "cotenant" if runtime else _own(Path(f"/tmp/cotenant-{os.geteuid()}"))
 

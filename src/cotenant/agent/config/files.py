@@ -26,6 +26,15 @@ MAX_CONFIG_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
+class Choices:
+    """What a launcher may choose of a declared tenant, each from the least to the most; None: nothing."""
+
+    request: tuple[float, float] | None = None
+    limit: tuple[float, float] | None = None
+    memory_bytes: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class TenantSpec:
     """What a tenant was promised. `memory_bytes` None: no cap. `gpus` empty: the agent chooses one.
 
@@ -50,6 +59,7 @@ class TenantSpec:
     oversubscribe: str = "none"  # how its memory leaves the card for others: swap, managed, park
     copy_weight: float | None = None  # on the link; None: no wish, 1 where copies take turns
     latency_sensitive: bool = False  # its copies go ahead of all others
+    choices: Choices | None = None  # of a declared tenant
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool
 
+from cotenant.agent.config.choices import one_or_range, split_ranges
 from cotenant.agent.config.colocation import known_kernels, parse_colocation, whole
 from cotenant.agent.config.copies import parse_copies
 from cotenant.agent.config.files import (
@@ -24,14 +25,16 @@ from cotenant.agent.config.files import (
 )
 from cotenant.agent.config.swap import parse_moving, parse_piece
 from cotenant.agent.mechanisms import registry as mechanisms
-from cotenant.core.checked import Bytes, Fraction, Memory, Nanoseconds, Strict, check, parsed
+from cotenant.core.checked import Bytes, Memory, Nanoseconds, Strict, check, parsed
 from cotenant.core.errors import InputError
-from cotenant.core.units import parse_seconds
+from cotenant.core.units import parse_fraction, parse_memory, parse_seconds
 from cotenant.core.yamlfile import parse_yaml
 from cotenant.policy.colocation import ColocationSettings
 from cotenant.policy.copies import CopySettings
 from cotenant.policy.shares import DISCIPLINES, QuotaSettings
 
+Share = Annotated[float | tuple[float, float], parsed(one_or_range(parse_fraction))]  # 10%..50%: a launcher chooses
+Size = Annotated[int | tuple[int, int], parsed(one_or_range(parse_memory))]
 UNSET: Any = None  # of settings whose defaults are those of the classes they go to
 
 
@@ -70,9 +73,9 @@ class TenantEntry(Strict):
     """One of `tenants`. What is left out is as TenantSpec has it."""
 
     name: Annotated[str, parsed(check_name)]
-    request: Fraction = 0.0
-    limit: Fraction = 1.0
-    memory_bytes: Memory = Field(default=UNSET, alias="memory")
+    request: Share = 0.0
+    limit: Share = 1.0
+    memory_bytes: Size = Field(default=UNSET, alias="memory")
     priority: int = 0
     weight: float = 0.0
     gpus: Annotated[tuple[str, ...], parsed(_gpus)] = ()
@@ -156,4 +159,4 @@ def _tenant(entry: TenantEntry, folder: Path) -> TenantSpec:
         entry.kernel_profile, entry.work_class, latency_sensitive=entry.latency_sensitive, folder=folder
     )
     given = {name: getattr(entry, name) for name in entry.model_fields_set - {"kernel_profile", "work_class"}}
-    return check_spec(TenantSpec(**given | kernels | {"gpu_count": max(1, len(entry.gpus))}))
+    return check_spec(TenantSpec(**split_ranges(given) | kernels | {"gpu_count": max(1, len(entry.gpus))}))

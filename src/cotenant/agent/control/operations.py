@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.agent import processes
+from cotenant.agent.config.choices import FIELDS, choose, differs
 from cotenant.agent.config.colocation import changed
-from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.agent.control.rows import Rows
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.ipc.control import Caller, Handler
@@ -92,7 +93,7 @@ class Operations:
     async def register(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Admit a tenant for a launcher, or hand out a declared tenant's token. Answers with the program's environment.
 
-        A declared tenant has the agent's limits; a launcher that brings its own is refused.
+        A declared tenant has the agent's limits; a launcher may choose among those that its declaration permits.
         """
         given = order.get("tenant")
         if not isinstance(given, dict) or not given.get("name"):
@@ -100,14 +101,9 @@ class Operations:
         spec = spec_from_dict(given)
         existing = self._registry.tenants.get(spec.name)
         if existing is not None and (existing.declared or existing.owner):
-            if any(given.get(key) for key in ("request", "memory_bytes", "weight")) or given.get("limit") is not None:
-                origin = "held for its job" if existing.owner else "declared in the agent's configuration"
-                raise InputError(
-                    f"{spec.name} is {origin} and has its share from there: leave out --request, --limit and --memory",
-                    field="--name",
-                )
             self._check_user(caller, existing)
             tenant = existing
+            self._choose(caller, tenant, given)
             if not tenant.sessions and tenant.root is None:
                 tenant.warnings.clear()  # they are of the run before
         elif existing is not None and order.get("join"):
@@ -140,6 +136,34 @@ class Operations:
             "gpus": [gpu.as_dict() for gpu in tenant.gpus],
             "environment": environment,
         }
+
+    def _choose(self, caller: Caller, tenant: Tenant, given: dict[str, Any]) -> None:
+        """Give a declared tenant what its launcher chose. InputError where its declaration does not permit that."""
+        numbers = {key: _number(given, key) for key in (*FIELDS, "weight") if given.get(key) is not None}
+        if tenant.owner and any(numbers.values()):
+            raise InputError(
+                f"{tenant.name} is held for its job and has its share from there: leave out --request, --limit and"
+                " --memory",
+                field="--name",
+            )
+        if numbers.pop("weight", 0):
+            raise InputError(
+                f"{tenant.name} is declared in the agent's configuration and has its weight from there: leave out"
+                " --weight",
+                field="--name",
+            )
+        if tenant.owner or not any(numbers.values()):
+            return
+        spec = check_spec(choose(tenant.spec, numbers))
+        if self._lives.idle(tenant):
+            self._lives.choose(tenant, spec)
+            tenant.launching = True  # until its program has started: else the choice would end here
+            caller.registered.append(tenant.name)
+        elif has := differs(tenant.spec, numbers):
+            raise InputError(
+                f"{tenant.name} runs, with {has}: leave --request, --limit and --memory out to run beside that",
+                field="--name",
+            )
 
     async def _admit(self, spec: TenantSpec, caller: Caller) -> Tenant:
         """A new tenant; what its mechanism needs first is started beside the turns of the others."""

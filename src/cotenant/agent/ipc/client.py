@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 from cotenant.core.errors import WorkError
+from cotenant.core.folders import CONTROL_SOCKET
 from cotenant.core.lines import LineClient
 
 
@@ -13,13 +14,18 @@ class ControlClient(LineClient):
     """One connection to an agent. Raises WorkError when there is none."""
 
     def __init__(self, folder: Path, timeout_s: float = 60.0) -> None:
-        self.path = folder / "control.sock"
+        self.path = folder / CONTROL_SOCKET
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         connection.settimeout(timeout_s)
         try:
             connection.connect(str(self.path))
         except OSError as error:
             connection.close()
+            if isinstance(error, PermissionError):
+                raise WorkError(
+                    f"the agent at {self.path} is not open to this user: it must run with --socket-mode 666, or start"
+                    " one of your own with cotenant agent"
+                ) from None
             raise WorkError(
                 f"no agent answers at {self.path} ({error.strerror or error}): start one with cotenant agent"
             ) from None

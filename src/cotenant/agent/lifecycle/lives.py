@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection
 
 from cotenant.agent import processes
+from cotenant.agent.config.choices import least
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.lifecycle.accounts import Accounts
 from cotenant.agent.memory.parked import ParkedTable
@@ -83,12 +84,26 @@ class Lives:
         """The program of a tenant ended under the last agent; these processes of it were known."""
         self._orphans.watch(tenant, known=known)
 
+    def idle(self, tenant: Tenant) -> bool:
+        """Whether nothing of a tenant runs, is being started, was left behind or is parked."""
+        root_lives = tenant.root is not None and tenant.name in self._root_fds
+        busy = root_lives or tenant.sessions or tenant.left_behind or tenant.launching
+        return not busy and not self._parked.lives(tenant.name)
+
+    def choose(self, tenant: Tenant, spec: TenantSpec) -> None:
+        """Give an idle tenant what its launcher chose, on another GPU where its own has no room. InputError."""
+        elsewhere = [] if spec.gpus else self._registry.with_room(spec)
+        if elsewhere and tenant.gpus[0] not in elsewhere:
+            self._accounts.move(tenant, elsewhere[0].uuid)
+        self.change(tenant, spec)
+
     def maybe_remove(self, tenant: Tenant) -> None:
         """Remove a tenant that has no program, no processes and no launcher any more. Declared and owned ones stay."""
-        root_lives = tenant.root is not None and tenant.name in self._root_fds
-        if tenant.declared or tenant.owner is not None or tenant.left_behind or tenant.launching:
+        if tenant.owner is not None or not self.idle(tenant):
             return
-        if root_lives or tenant.sessions or self._parked.lives(tenant.name):
+        if tenant.declared:
+            if (spec := least(tenant.spec)) != tenant.spec:  # the choice was of the program that has ended
+                self.change(tenant, spec)
             return
         if self._registry.tenants.get(tenant.name) is not tenant:
             return

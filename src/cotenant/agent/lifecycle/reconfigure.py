@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cotenant.abi.protocol import MessageType
+from cotenant.agent.config.choices import keep_choice
 from cotenant.agent.config.files import AgentConfig, TenantSpec
 from cotenant.agent.config.in_force import InForce
 from cotenant.agent.copies.links import Copies
@@ -60,6 +61,8 @@ class Reconfigure:
         tenant.declared, tenant.uid = True, uid
         if spec.mechanism == mechanisms.AUTO:
             spec = dataclasses.replace(spec, mechanism=tenant.spec.mechanism)
+        if spec.choices is not None and not self._lives.idle(tenant):
+            spec = keep_choice(spec, tenant.spec)
         if tenant.spec == spec:
             return
         before = work_kind(tenant.spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Container, Iterable
 from dataclasses import replace
@@ -169,6 +170,15 @@ class Registry:
     def check_fits(self, spec: TenantSpec, gpu: Gpu) -> None:
         """InputError when a GPU has no room for such a tenant beside those that are there."""
         self._fits(spec, gpu)
+
+    def with_room(self, spec: TenantSpec) -> list[Gpu]:
+        """The GPUs that have room for such a tenant beside the others, the one with least promised first."""
+        found = []
+        for gpu in self.gpus.values():
+            with contextlib.suppress(InputError):
+                self._fits(spec, gpu)
+                found.append(gpu)
+        return sorted(found, key=lambda g: (sum(t.spec.request for t in self.on_gpu(g.uuid, spec.name)), g.index))
 
     def replace(self, tenant: Tenant, gpu: Gpu) -> None:
         """Put a tenant of one GPU on another."""

@@ -1,0 +1,112 @@
+"""What a launcher may choose of a declared tenant: `request: 10%..50%` permits every value from 10 % to 50 %.
+
+Without a choice, and while nothing of the tenant runs, it has the least of each range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from cotenant.agent.config.files import Choices, TenantSpec
+from cotenant.core.errors import InputError
+from cotenant.core.units import format_bytes
+
+N = TypeVar("N", int, float)
+SEPARATOR = ".."
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:.6g} %"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """How one of them is called and shown to people."""
+
+    word: str
+    option: str
+    shown: Callable[[Any], str]
+
+
+FIELDS = {
+    "request": _Choice("a request", "--request", _percent),
+    "limit": _Choice("a limit", "--limit", _percent),
+    "memory_bytes": _Choice("memory", "--memory", format_bytes),
+}
+
+
+def one_or_range(parse: Callable[[Any], N]) -> Callable[[Any], N | tuple[N, N]]:
+    """A parser of one value, or of two with `..` between: the least and the most."""
+
+    def read(given: Any) -> N | tuple[N, N]:
+        if not isinstance(given, str) or SEPARATOR not in given:
+            return parse(given)
+        first, _, second = given.partition(SEPARATOR)
+        least, most = parse(first), parse(second)
+        if least > most:
+            raise InputError(f"{given!r} begins above its end; write the least first, like 10%..50% or 8GiB..32GiB")
+        return least, most
+
+    return read
+
+
+def split_ranges(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a TenantSpec from those of an entry: of every range its least, and all of them as `choices`."""
+    ranges = {name: value for name, value in values.items() if name in FIELDS and isinstance(value, tuple)}
+    if not ranges:
+        return dict(values)
+    return {**values, **{name: least for name, (least, _) in ranges.items()}, "choices": Choices(**ranges)}
+
+
+def least(spec: TenantSpec) -> TenantSpec:
+    """The same tenant without a choice."""
+    return dataclasses.replace(spec, **{name: low for name, (low, _) in _ranges(spec).items()})
+
+
+def keep_choice(spec: TenantSpec, now: TenantSpec) -> TenantSpec:
+    """A declaration with what the tenant has now where it permits that: it runs with a choice made before."""
+    kept = {name: getattr(now, name) for name in _ranges(spec)}
+    return dataclasses.replace(spec, **{n: v for n, v in kept.items() if v is not None and _permits(spec, n, v)})
+
+
+def choose(spec: TenantSpec, given: Mapping[str, Any]) -> TenantSpec:
+    """The tenant with a launcher's choice. InputError names the range, or the option that is to be left out."""
+    chosen = {}
+    for name, field in FIELDS.items():
+        value = given.get(name)
+        if value is None or (name == "request" and not value):
+            continue
+        if name not in _ranges(spec):
+            raise InputError(
+                f"{spec.name} is declared in the agent's configuration and has {field.word} from there: leave out"
+                f" {field.option}",
+                field="--name",
+            )
+        if not _permits(spec, name, value):
+            low, high = (field.shown(bound) for bound in _ranges(spec)[name])
+            raise InputError(
+                f"{spec.name} may have {field.word} of {low} to {high}, not {field.shown(value)}", field=field.option
+            )
+        chosen[name] = value
+    return dataclasses.replace(least(spec), **chosen)
+
+
+def differs(now: TenantSpec, given: Mapping[str, Any]) -> str:
+    """The first of a launcher's choices that a running tenant does not have, as the part of a sentence that says what
+    it has instead; empty where there is none."""
+    for name, field in FIELDS.items():
+        if given.get(name) and given[name] != (has := getattr(now, name)):
+            return f"{field.word} of {field.shown(has)}"
+    return ""
+
+
+def _ranges(spec: TenantSpec) -> dict[str, tuple[Any, Any]]:
+    found = {name: getattr(spec.choices, name) for name in FIELDS} if spec.choices is not None else {}
+    return {name: bounds for name, bounds in found.items() if bounds is not None}
+
+
+def _permits(spec: TenantSpec, name: str, value: float) -> bool:
+    low, high = _ranges(spec)[name]
+    return bool(low <= value <= high)
