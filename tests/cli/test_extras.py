@@ -47,6 +47,7 @@ NEEDS = {
     "plan-convert": ("services.yaml --out x", "plan"),
     "serve": ("services.yaml", "serve"),
     "infer": ("resnet50", "serve"),
+    "timed-llm": ("--port 0", "serve"),
     "experiment": ("x", "serve"),
     "load": ("--url http://127.0.0.1:1 --service x=1", "serve"),
     "dashboard": ("nonsense", ""),

@@ -62,7 +62,8 @@ class Driver:
         self.name = name.value.decode()
         context, module, function = _P(), _P(), _P()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self.call("cuCtxSetCurrent", context)
+        self._context = context
+        self.make_current()
         image = SOFT_IMAGE if "Software" in self.name else PTX_IMAGE
         self.call("cuModuleLoadData", ctypes.byref(module), image)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, b"timed")
@@ -75,6 +76,10 @@ class Driver:
         self._params = (_P * 1)(ctypes.cast(ctypes.pointer(self._length), _P))
         self._launch = self._cuda.cuLaunchKernel
         self._launch.argtypes = [_P, *[_U] * 7, _P, _P, _P]
+
+    def make_current(self) -> None:
+        """Give the calling thread the context."""
+        self.call("cuCtxSetCurrent", self._context)
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a driver function; WorkError with its code when it fails."""
@@ -141,6 +146,10 @@ class Driver:
 
     def buffers(self, size: int) -> tuple[ctypes.c_void_p, ctypes.Array[ctypes.c_char]]:
         """Device memory and host memory of that size."""
+        return self.device_memory(size), ctypes.create_string_buffer(size)
+
+    def device_memory(self, size: int) -> ctypes.c_void_p:
+        """Device memory of that size."""
         device = _P()
         self.call("cuMemAlloc_v2", ctypes.byref(device), ctypes.c_size_t(size))
-        return device, ctypes.create_string_buffer(size)
+        return device

@@ -39,6 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("cotenant.cli.plan", "Cut GPUs into gpulets for services under SLOs."),
     "plan-convert": ("cotenant.cli.plan_convert", "Files of the public gpulet scheduler: read and write them."),
     "serve": ("cotenant.cli.serve", "Answer inference requests for many models on shared GPUs."),
+    "timed-llm": ("cotenant.cli.timed_llm", "An engine of OpenAI's API whose answers only take time."),
     "infer": ("cotenant.cli.infer", "Run one model on one share of this machine, for a first look."),
     "experiment": ("cotenant.cli.experiment", "Boot a server, load it, stop both, write the analysis."),
     "load": ("cotenant.cli.load", "Drive a server with requests: attainment, percentiles, the largest load."),
@@ -58,7 +59,7 @@ EXTRA_OF = {
     **dict.fromkeys(("simulate", "sweep", "trace", "predict", "policies", "demo"), "sim"),
     **dict.fromkeys(("compare", "explain"), "report"),
     **dict.fromkeys(("mig", "plan", "plan-convert"), "plan"),
-    **dict.fromkeys(("serve", "infer", "experiment", "load"), "serve"),
+    **dict.fromkeys(("serve", "infer", "timed-llm", "experiment", "load"), "serve"),
     "fleet": "fleet",
     "kube": "kube",
 }

@@ -15,7 +15,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "sim": _SIM,
     "plan": _SIM,
     "fleet": _SIM,
-    "serve": (*_SIM, "httptools", "uvloop", "hpack", "google.protobuf", "onnxruntime"),
+    "serve": (*_SIM, "uvicorn", "httptools", "uvloop", "hpack", "google.protobuf", "onnxruntime"),
     "kube": ("cryptography", "grpc", "google.protobuf", "orjson", "uvicorn", "httptools", "uvloop"),
     "ray": (*_SIM, "ray"),
     "torch": ("torch",),

@@ -1,0 +1,122 @@
+"""What an iteration of a language model's engine takes: prefill by tokens, decode by batch and context. Pure.
+
+An engine with iteration-level batching runs steps. A step computes prompt tokens of some requests and one token each
+of others:
+
+    step_s = base + per_token T + per_pair A + per_sequence B + per_context C
+
+T new prompt tokens; A pairs of them with the tokens before, which is what their attention computes; B requests that
+decode; C tokens of context that these read. `base` is that of the prefill or of the decode, the larger one where a
+step has both: the weights are read once. The form is that of a roofline: products over the weights grow with T,
+attention with A, a decode reads weights and cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cotenant.core.errors import InputError
+
+H100_FLOPS = 989e12  # dense bf16
+H100_BYTES_PER_S = 3.35e12
+REACHED_FLOPS, REACHED_BYTES = 0.6, 0.8  # of the peaks, by a good engine
+
+
+@dataclass(frozen=True)
+class Step:
+    """The work of one iteration: see the module for T, A, B, C."""
+
+    tokens: int = 0
+    pairs: int = 0
+    sequences: int = 0
+    context: int = 0
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Coefficients of the module's formula, seconds."""
+
+    prefill_base: float
+    per_token: float
+    per_pair: float
+    decode_base: float
+    per_sequence: float
+    per_context: float
+
+    def seconds(self, step: Step) -> float:
+        """Length of a step on the whole GPU."""
+        base = max(self.prefill_base if step.tokens else 0.0, self.decode_base if step.sequences else 0.0)
+        return (
+            base + self.per_token * step.tokens + self.per_pair * step.pairs
+            + self.per_sequence * step.sequences + self.per_context * step.context
+        )  # fmt: skip
+
+    def scaled(self, factor: float) -> StepTimes:
+        """All times times a factor."""
+        return StepTimes(*(x * factor for x in vars(self).values()))
+
+    def prefill_s(self, prompt: int, batch: int = 1) -> float:
+        """`batch` prompts of the same length in one step."""
+        return self.seconds(Step(tokens=batch * prompt, pairs=batch * pairs_of(prompt)))
+
+    def decode_s(self, batch: int, context: int) -> float:
+        """One token each of `batch` requests that have `context` tokens each."""
+        return self.seconds(Step(sequences=batch, context=batch * context))
+
+
+@dataclass(frozen=True)
+class LlmProfile:
+    """A model on one GPU. `kv_tokens`: tokens of all running requests that its cache holds; `step_tokens`: tokens
+    that a step computes at most; `max_sequences`: requests in a step at most; `max_context`: prompt and answer of one
+    request at most."""
+
+    name: str
+    times: StepTimes
+    kv_tokens: int = 200_000
+    step_tokens: int = 8192
+    max_sequences: int = 256
+    max_context: int = 32_768
+    weights_bytes: int = 0
+    gpu: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("kv_tokens", "step_tokens", "max_sequences", "max_context"):
+            if getattr(self, field) < 1:
+                raise InputError(f"{getattr(self, field)} is not 1 or more", field=field)
+        for field, value in vars(self.times).items():
+            if not 0 <= value < 1e6:
+                raise InputError(f"{value} s is not a time of at least 0", field=field)
+
+    def scaled(self, factor: float) -> LlmProfile:
+        """The same model on a GPU that takes `factor` times as long."""
+        return replace(self, times=self.times.scaled(factor))
+
+
+def pairs_of(tokens: int, before: int = 0) -> int:
+    """Pairs that `tokens` new prompt tokens attend to, behind `before` that are in the cache."""
+    return tokens * before + tokens * (tokens + 1) // 2
+
+
+def roofline(name: str, parameters: float) -> LlmProfile:
+    """A dense model in bf16 on an H100, estimated from its size alone: for planning before a profile is measured.
+
+    Layers and width follow the shapes of published models (12 L d^2 parameters, L = d / 128, keys and values
+    of d / 4)."""
+    width = (parameters * 128 / 12) ** (1 / 3)
+    layers = width / 128
+    kv_bytes = 2 * layers * (width / 4) * 2
+    weights = 2 * parameters
+    flops, bps = H100_FLOPS * REACHED_FLOPS, H100_BYTES_PER_S * REACHED_BYTES
+    base = weights / bps
+    times = StepTimes(base, 2 * parameters / flops, 4 * layers * width / flops, base, 20e-6, kv_bytes / bps)
+    room = max(0.0, 72e9 - weights)
+    return LlmProfile(name, times, max(4096, int(room / kv_bytes)), weights_bytes=int(weights), gpu="H100, estimated")
+
+
+def parse_size(text: str) -> float | None:
+    """Parameters of a size such as 8b or 0.5B; None where the text is no size."""
+    try:
+        value = float(text[:-1]) * 1e9 if text[-1:] in ("b", "B") else 0.0
+    except ValueError:
+        return None
+    return value if 1e6 <= value <= 1e12 else None
