@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "limits.h"
 #include "softgpu.h"
 
 struct block {
@@ -125,8 +126,10 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     CHECK_CONTEXT();
     uint64_t used = soft_used_memory(context->device), total = soft_state()->memory_bytes;
+    uint64_t left = used < total ? total - used : 0;
+    soft_limit_view(context->device, &left, &total);
     if (free_bytes)
-        *free_bytes = used < total ? total - used : 0;
+        *free_bytes = left;
     if (total_bytes)
         *total_bytes = total;
     return CUDA_SUCCESS;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "limits.h"
 #include "softgpu.h"
 
 enum {
@@ -93,6 +94,19 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **device)
     return result == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : result;
 }
 
+struct pci_info {
+    char legacy_id[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char bus_id[SOFT_BUS_BYTES];
+};
+
+EXPORT int nvmlDeviceGetPciInfo_v3(void *device, struct pci_info *pci)
+{
+    *pci = (struct pci_info){.bus = (unsigned)index_of(device) + 1};
+    soft_bus_id(index_of(device), pci->bus_id);
+    return NVML_SUCCESS;
+}
+
 enum { HIGHEST_MHZ = 2000 };
 
 EXPORT int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *mhz)
@@ -142,6 +156,28 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory)
         memory->reserved = 0;
     }
     return result;
+}
+
+struct set_limits {
+    const char *group;
+    uint64_t soft, hard;
+};
+
+EXPORT int nvmlDeviceSetMemoryLimits_v1(void *device, const struct set_limits *limits)
+{
+    return ready ? soft_set_memory_limits(index_of(device), limits->group, limits->soft, limits->hard)
+                 : NVML_ERROR_UNINITIALIZED;
+}
+
+struct get_limits {
+    const char *group;
+    uint64_t soft, hard, used;
+};
+
+EXPORT int nvmlDeviceGetMemoryLimits_v1(void *device, struct get_limits *limits)
+{
+    return ready ? soft_get_memory_limits(index_of(device), limits->group, &limits->soft, &limits->hard, &limits->used)
+                 : NVML_ERROR_UNINITIALIZED;
 }
 
 struct process_info {

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "softgpu.h"
+#include "limits.h"
 
 #define STATE_MAGIC UINT64_C(0x736f667467707533)
 #define REAP_PERIOD_NS 10000000
@@ -333,7 +333,8 @@ bool soft_take_memory(int number, uint64_t bytes)
         return false;
     for (int tries = 0; tries < 2; tries++) {
         atomic_fetch_add(&self->bytes[number], bytes);
-        if (soft_used_memory(number) <= state->memory_bytes)
+        bool allowed = soft_within_limits(number);
+        if (allowed && soft_used_memory(number) <= state->memory_bytes)
             return true;
         atomic_fetch_sub(&self->bytes[number], bytes);
         soft_reap();

@@ -6,12 +6,16 @@ from __future__ import annotations
 import ctypes
 import functools
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 CLOCK_SM, CLOCK_MEMORY = 1, 2  # nvmlClockType_t
 TEMPERATURE_GPU = 0
 TEXT_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, NVML_DEVICE_NAME_V2_BUFFER_SIZE
 MOST_PROCESSES = 1024
+NO_LIMIT = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
+# nvmlReturn_t
+INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND = 2, 3, 4, 6, 13
 # nvmlClocksEventReasons: why the clock is not the highest
 WHY = {"power_cap": 0x4, "thermal": 0x20 | 0x40, "slowdown": 0x8 | 0x80}
 
@@ -21,6 +25,27 @@ class Memory(NamedTuple):
 
     total_bytes: int
     free_bytes: int
+
+
+class MemoryLimits(NamedTuple):
+    """What the driver holds a control group to, on one card. `hard_bytes` NO_LIMIT: nothing."""
+
+    soft_bytes: int
+    hard_bytes: int
+    used_bytes: int
+
+
+class _Limits(ctypes.Structure):
+    """nvmlSetMemoryLimits_v1_t, and nvmlGetMemoryLimits_v1_t with the last field."""
+
+    _fields_ = (("group", ctypes.c_char_p), ("soft", ctypes.c_uint64), ("hard", ctypes.c_uint64),
+                ("used", ctypes.c_uint64))  # fmt: skip
+
+
+class _Pci(ctypes.Structure):
+    """nvmlPciInfo_t."""
+
+    _fields_ = (("legacy_id", ctypes.c_char * 16), ("numbers", ctypes.c_uint * 5), ("bus_id", ctypes.c_char * 32))
 
 
 class _Process(ctypes.Structure):
@@ -38,13 +63,21 @@ def _load(path: str) -> ctypes.CDLL:
     return library
 
 
+class NvmlError(OSError):
+    """NVML refused a call; `code` is its nvmlReturn_t."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def _checked(library: ctypes.CDLL, name: str, *arguments: object) -> None:
     try:
         code = getattr(library, name)(*arguments)
     except AttributeError:
-        raise OSError(f"{name} is not in this NVML") from None
+        raise NvmlError(f"{name} is not in this NVML", FUNCTION_NOT_FOUND) from None
     if code:
-        raise OSError(f"{name}: {code}")
+        raise NvmlError(f"{name}: {code}", code)
 
 
 class Cards:
@@ -106,6 +139,22 @@ class Card:
         found = (_Process * MOST_PROCESSES)()
         self._call("nvmlDeviceGetComputeRunningProcesses_v3", ctypes.byref(count), found)
         return [int(found[i].pid) for i in range(count.value)]
+
+    def bus_id(self) -> str:
+        """Its PCI address: 00000000:02:00.0."""
+        found = _Pci()
+        self._call("nvmlDeviceGetPciInfo_v3", ctypes.byref(found))
+        return str(found.bus_id.decode())
+
+    def set_memory_limits(self, group: Path, soft_bytes: int, hard_bytes: int) -> None:
+        """Hold a control group to that much memory of this card, from now on; 0 and NO_LIMIT clear it. NvmlError."""
+        self._call("nvmlDeviceSetMemoryLimits_v1", ctypes.byref(_Limits(str(group).encode(), soft_bytes, hard_bytes)))
+
+    def memory_limits(self, group: Path) -> MemoryLimits:
+        """What a control group, or the nearest above it that has limits, is held to. NvmlError."""
+        found = _Limits(str(group).encode())
+        self._call("nvmlDeviceGetMemoryLimits_v1", ctypes.byref(found))
+        return MemoryLimits(int(found.soft), int(found.hard), int(found.used))
 
     @functools.cached_property
     def highest_mhz(self) -> float:

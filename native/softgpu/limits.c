@@ -1,0 +1,283 @@
+/* Memory limits by control group, as driver 615 and the kernel's dmem controller have them (from the manual, and from
+ * the driver's published source; no card has been seen with them).  The groups are folders below COTENANT_SOFTGPU_CGROUPS,
+ * made and changed by cotenant.softgpu.cgroups, which plays the kernel.  Without that variable this is driver 580.
+ *
+ * Where the top has dmem.capacity, limits are dmem.max of a group whose parent delegates dmem, and hold for all below.
+ * Elsewhere the driver counts by itself (driver.limits: region, soft, hard, uncounted): only the nearest group with a
+ * limit is charged, and what was taken before the first limit was set never is. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "limits.h"
+
+#define DRIVER_FILE "driver.limits"
+#define MOST_ANCESTORS 64
+
+struct path {
+    char text[PATH_MAX];
+};
+
+static const char *root(void)
+{
+    const char *folder = getenv("COTENANT_SOFTGPU_CGROUPS");
+    return folder && *folder ? folder : NULL;
+}
+
+static struct path joined(const char *folder, const char *name)
+{
+    struct path path;
+    if (snprintf(path.text, sizeof path.text, "%s/%s", folder, name) >= (int)sizeof path.text)
+        path.text[0] = '\0';
+    return path;
+}
+
+static bool exists(const char *folder, const char *name)
+{
+    return access(joined(folder, name).text, F_OK) == 0;
+}
+
+static bool within(const char *folder, const char *group)
+{
+    size_t length = strlen(folder);
+    return strncmp(group, folder, length) == 0 && (group[length] == '/' || group[length] == '\0');
+}
+
+static bool is_root(const char *group)
+{
+    return strlen(group) <= strlen(root());
+}
+
+static void go_up(struct path *group)
+{
+    *strrchr(group->text, '/') = '\0';
+}
+
+static void region_of(int device, char text[SOFT_REGION_BYTES])
+{
+    char bus[SOFT_BUS_BYTES];
+    soft_bus_id(device, bus);
+    snprintf(text, SOFT_REGION_BYTES, "nvidia/%s/vidmem", bus);
+}
+
+/* ---- files of a group: a line for each region ---- */
+
+static bool values_of(const char *group, const char *name, int device, uint64_t values[3])
+{
+    char line[256], wanted[SOFT_REGION_BYTES], region[128], text[3][32];
+    region_of(device, wanted);
+    FILE *file = fopen(joined(group, name).text, "re");
+    bool found = false;
+    while (file && !found && fgets(line, sizeof line, file)) {
+        int count = sscanf(line, "%127s %31s %31s %31s", region, text[0], text[1], text[2]) - 1;
+        found = count >= 1 && strcmp(region, wanted) == 0;
+        for (int i = 0; found && i < count; i++)
+            values[i] = strcmp(text[i], "max") == 0 ? SOFT_NO_LIMIT : strtoull(text[i], NULL, 10);
+    }
+    if (file)
+        fclose(file);
+    return found;
+}
+
+/* Replaces the line of a region; with no values it goes. */
+static bool set_values(const char *group, const char *name, int device, const uint64_t *values, int count)
+{
+    char line[256], wanted[SOFT_REGION_BYTES], region[128];
+    struct path path = joined(group, name), fresh = joined(group, ".new");
+    region_of(device, wanted);
+    FILE *before = fopen(path.text, "re"), *after = fopen(fresh.text, "we");
+    while (before && after && fgets(line, sizeof line, before))
+        if (sscanf(line, "%127s", region) == 1 && strcmp(region, wanted) != 0)
+            fputs(line, after);
+    if (after && count)
+        fputs(wanted, after);
+    for (int i = 0; after && i < count; i++)
+        if (values[i] == SOFT_NO_LIMIT)
+            fputs(" max", after);
+        else
+            fprintf(after, " %llu", (unsigned long long)values[i]);
+    if (after && count)
+        fputc('\n', after);
+    if (before)
+        fclose(before);
+    return after && fclose(after) == 0 && rename(fresh.text, path.text) == 0;
+}
+
+/* ---- who is where ---- */
+
+static pid_t parent_of(pid_t pid)
+{
+    char name[64], line[1024];
+    snprintf(name, sizeof name, "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(name, "re");
+    char *end = file && fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
+    int parent = 0;
+    if (end)
+        sscanf(end + 1, " %*c %d", &parent);
+    if (file)
+        fclose(file);
+    return parent;
+}
+
+static bool find(const char *group, pid_t pid, struct path *out)
+{
+    FILE *file = fopen(joined(group, "cgroup.procs").text, "re");
+    int listed;
+    bool found = false;
+    while (file && !found && fscanf(file, "%d", &listed) == 1)
+        found = listed == pid;
+    if (file)
+        fclose(file);
+    if (found)
+        snprintf(out->text, sizeof out->text, "%s", group);
+    DIR *folder = found ? NULL : opendir(group);
+    for (struct dirent *entry; folder && !found && (entry = readdir(folder));)
+        if (entry->d_type == DT_DIR && entry->d_name[0] != '.')
+            found = find(joined(group, entry->d_name).text, pid, out);
+    if (folder)
+        closedir(folder);
+    return found;
+}
+
+/* A process that is listed nowhere is where its nearest listed ancestor is: the kernel puts children beside parents. */
+static struct path group_of(pid_t pid)
+{
+    struct path group;
+    for (int i = 0; i < MOST_ANCESTORS && pid > 1; i++, pid = parent_of(pid))
+        if (find(root(), pid, &group))
+            return group;
+    snprintf(group.text, sizeof group.text, "%s", root());
+    return group;
+}
+
+static uint64_t charged(const char *group, int device)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < SOFT_MAX_PROCESSES; i++) {
+        uint64_t owner = soft_process_at(i);
+        uint64_t bytes = owner ? atomic_load(&soft_state()->processes[i].bytes[device]) : 0;
+        if (bytes && within(group, group_of((pid_t)(owner >> 32)).text))
+            sum += bytes;
+    }
+    return sum;
+}
+
+static uint64_t counted(const char *group, int device, uint64_t uncounted)
+{
+    uint64_t all = charged(group, device);
+    return all > uncounted ? all - uncounted : 0;
+}
+
+/* ---- what the driver does at an allocation ---- */
+
+bool soft_within_limits(int device)
+{
+    uint64_t values[3];
+    if (!root())
+        return true;
+    struct path group = group_of(getpid());
+    bool dmem = exists(root(), "dmem.capacity");
+    for (; !is_root(group.text); go_up(&group)) {
+        if (dmem && values_of(group.text, "dmem.max", device, values) && charged(group.text, device) > values[0])
+            return false;
+        if (!dmem && values_of(group.text, DRIVER_FILE, device, values))
+            return counted(group.text, device, values[2]) <= values[1];
+    }
+    return true;
+}
+
+/* A limit on a process's own group is what it sees of the card; one further up is not seen. */
+void soft_limit_view(int device, uint64_t *free_bytes, uint64_t *total_bytes)
+{
+    uint64_t limit[3];
+    if (!root())
+        return;
+    struct path group = group_of(getpid());
+    if (is_root(group.text) || !values_of(group.text, "dmem.max", device, limit) || limit[0] >= *total_bytes)
+        return;
+    uint64_t used = charged(group.text, device), left = used < limit[0] ? limit[0] - used : 0;
+    *total_bytes = limit[0];
+    *free_bytes = left < *free_bytes ? left : *free_bytes;
+}
+
+/* ---- NVML's two calls ---- */
+
+static int checked(const char *group)
+{
+    if (!root())
+        return SOFT_NVML_FUNCTION_NOT_FOUND;
+    if (!exists(root(), "cgroup.controllers")) /* control groups of version 1 */
+        return SOFT_NVML_NOT_SUPPORTED;
+    if (!group || !within(root(), group) || !exists(group, "cgroup.procs"))
+        return SOFT_NVML_INVALID_ARGUMENT;
+    return is_root(group) ? SOFT_NVML_NOT_SUPPORTED : 0;
+}
+
+/* The driver keeps dmem.min of every ancestor at the sum of what is below it, up to the first that has none. */
+static void raise_ancestors(struct path group, int device, uint64_t before, uint64_t after)
+{
+    uint64_t sum[3];
+    for (go_up(&group); !is_root(group.text) && values_of(group.text, "dmem.min", device, sum); go_up(&group)) {
+        sum[0] += after - before;
+        set_values(group.text, "dmem.min", device, sum, 1);
+    }
+}
+
+int soft_set_memory_limits(int device, const char *name, uint64_t soft, uint64_t hard)
+{
+    uint64_t old[3] = {0, 0, 0};
+    struct stat top;
+    int error = checked(name);
+    if (error)
+        return error;
+    if (syscall(SYS_stat, root(), &top) != 0 || top.st_uid != geteuid()) /* root of this machine is who made it */
+        return SOFT_NVML_NO_PERMISSION;
+    if (soft > hard)
+        return SOFT_NVML_INVALID_ARGUMENT;
+    struct path group;
+    snprintf(group.text, sizeof group.text, "%s", name);
+    if (exists(root(), "dmem.capacity")) {
+        if (!exists(name, "dmem.max"))
+            return SOFT_NVML_NOT_FOUND;
+        values_of(name, "dmem.min", device, old);
+        bool done = set_values(name, "dmem.max", device, &hard, 1) && set_values(name, "dmem.min", device, &soft, 1);
+        raise_ancestors(group, device, old[0], soft);
+        return done ? 0 : SOFT_NVML_UNKNOWN;
+    }
+    bool known = values_of(name, DRIVER_FILE, device, old);
+    if (soft == 0 && hard == SOFT_NO_LIMIT)
+        return set_values(name, DRIVER_FILE, device, NULL, 0) ? 0 : SOFT_NVML_UNKNOWN;
+    uint64_t fresh[3] = {soft, hard, known ? old[2] : charged(name, device)};
+    if (counted(name, device, fresh[2]) > hard)
+        return SOFT_NVML_INVALID_ARGUMENT;
+    return set_values(name, DRIVER_FILE, device, fresh, 3) ? 0 : SOFT_NVML_UNKNOWN;
+}
+
+int soft_get_memory_limits(int device, const char *name, uint64_t *soft, uint64_t *hard, uint64_t *used)
+{
+    uint64_t values[3] = {0, 0, 0};
+    int error = checked(name);
+    if (error)
+        return error;
+    bool dmem = exists(root(), "dmem.capacity");
+    struct path group;
+    for (snprintf(group.text, sizeof group.text, "%s", name); !is_root(group.text); go_up(&group)) {
+        if (!values_of(group.text, dmem ? "dmem.max" : DRIVER_FILE, device, values))
+            continue;
+        *hard = dmem ? values[0] : values[1];
+        *soft = values[0];
+        if (dmem && values_of(group.text, "dmem.min", device, values))
+            *soft = values[0];
+        *used = counted(group.text, device, dmem ? 0 : values[2]);
+        if (dmem)
+            set_values(group.text, "dmem.current", device, used, 1);
+        return 0;
+    }
+    return SOFT_NVML_NOT_SUPPORTED;
+}
