@@ -40,7 +40,7 @@ EXPORT const char *nvmlErrorString(int error)
 
 EXPORT int nvmlSystemGetDriverVersion(char *text, unsigned length)
 {
-    snprintf(text, length, "software");
+    snprintf(text, length, getenv("COTENANT_SOFTGPU_CGROUPS") ? "615 (software)" : "580 (software)");
     return NVML_SUCCESS;
 }
 

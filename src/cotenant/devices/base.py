@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 
 from cotenant.core.errors import WorkError
 from cotenant.devices.cards import Card, Cards
+from cotenant.devices.cgroups import Hierarchy
 from cotenant.devices.channel_groups import ChannelControls
 from cotenant.devices.meters import Meter
 
@@ -90,6 +91,17 @@ class Device(ABC):
             return Cards(self.nvml()).card(uuid).memory().free_bytes
         except OSError:
             return None
+
+    def release(self) -> str:
+        """Release of the driver; empty where it is not known."""
+        try:
+            return Cards(self.nvml()).release()
+        except OSError:
+            return ""
+
+    def cgroups(self) -> Hierarchy | None:
+        """The control groups by which the driver limits memory; None where it never does."""
+        return None
 
     def faults(self, uuids: Iterable[str]) -> dict[str, str]:
         """UUID -> why the GPU cannot be used now, for those that cannot."""

@@ -99,6 +99,12 @@ class Cards:
         _checked(self._library, "nvmlDeviceGetUUID", handle, text, ctypes.c_uint(TEXT_BYTES))
         return Card(self._library, handle, text.value.decode(), index)
 
+    def release(self) -> str:
+        """Release of the driver: 615.71.09."""
+        text = ctypes.create_string_buffer(TEXT_BYTES)
+        _checked(self._library, "nvmlSystemGetDriverVersion", text, ctypes.c_uint(TEXT_BYTES))
+        return text.value.decode(errors="replace")
+
     def card(self, uuid: str) -> Card:
         """The card with a UUID."""
         handle = ctypes.c_void_p()
@@ -139,6 +145,15 @@ class Card:
         found = (_Process * MOST_PROCESSES)()
         self._call("nvmlDeviceGetComputeRunningProcesses_v3", ctypes.byref(count), found)
         return [int(found[i].pid) for i in range(count.value)]
+
+    def mig(self) -> bool:
+        """Whether MIG is on."""
+        now, pending = ctypes.c_uint(), ctypes.c_uint()
+        try:
+            self._call("nvmlDeviceGetMigMode", ctypes.byref(now), ctypes.byref(pending))
+        except NvmlError:  # it has none
+            return False
+        return bool(now.value)
 
     def bus_id(self) -> str:
         """Its PCI address: 00000000:02:00.0."""

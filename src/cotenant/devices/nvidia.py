@@ -12,6 +12,7 @@ from pathlib import Path
 from cotenant.core.errors import WorkError
 from cotenant.devices import mig, nvml
 from cotenant.devices.base import Device
+from cotenant.devices.cgroups import Cgroups, Hierarchy
 from cotenant.devices.channel_groups import ChannelControls
 from cotenant.devices.context_switches import SwitchLog
 from cotenant.devices.meters import Meter
@@ -54,6 +55,10 @@ class Nvidia(Device):
     def tenant_nvml(self) -> Path | None:
         """See Device."""
         return find_library(NVML)
+
+    def cgroups(self) -> Hierarchy | None:
+        """See Device."""
+        return Cgroups()
 
     def faults(self, uuids: Iterable[str]) -> dict[str, str]:
         """See Device: GPUs that NVML finds lost or in need of a reset."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Device, Gpu
 from cotenant.devices.cards import Cards
+from cotenant.devices.cgroups import Hierarchy
 from cotenant.devices.channel_groups import SOFTWARE, ChannelControls
 from cotenant.devices.meters import ControlMeter, Meter
 
@@ -36,6 +37,12 @@ class Soft(Device):
     def environment(self, uuids: Iterable[str]) -> dict[str, str]:
         """See Device: which of them a program sees is for the agent's launcher to say."""
         return {}
+
+    def cgroups(self) -> Hierarchy | None:
+        """See Device: a folder that plays them, where the environment names one."""
+        from cotenant.softgpu.cgroups import FolderCgroups
+
+        return FolderCgroups.found()
 
     def channel_controls(self) -> ChannelControls:
         """See Device."""

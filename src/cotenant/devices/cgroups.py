@@ -1,0 +1,102 @@
+"""The kernel's control groups, version 2: where a process is, groups made and removed, controllers passed on.
+
+The software GPU has a folder that plays the same (cotenant.softgpu.cgroups). Groups are folders by their whole path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+MOUNT = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+
+
+class Hierarchy(Protocol):
+    """A tree of control groups. OSError, as the kernel's files fail."""
+
+    version: int
+    root: Path
+
+    def of(self, pid: int) -> Path:
+        """The group of a process."""
+
+    def groups(self, top: Path) -> Iterator[Path]:
+        """A group and all below it."""
+
+    def processes(self, group: Path) -> list[int]:
+        """Processes in a group, those below it left out."""
+
+    def read(self, group: Path, name: str) -> str:
+        """A file of a group."""
+
+    def create(self, group: Path) -> None:
+        """A new group below one that is there."""
+
+    def delegate(self, group: Path, controller: str) -> None:
+        """Groups below this one get a controller. EBUSY where processes are in it."""
+
+    def enter(self, group: Path, pid: int) -> None:
+        """Move a process there; its children that are there already stay where they are."""
+
+    def remove(self, group: Path) -> None:
+        """Remove an empty group. EBUSY while processes are in it."""
+
+
+class Cgroups:
+    """This machine's hierarchy."""
+
+    def __init__(self, root: Path = MOUNT, proc: Path = PROC) -> None:
+        self.root, self._proc = root, proc
+        # in the hybrid form version 2 has no controllers, and the driver limits nothing there
+        self.version = 2 if (root / "cgroup.controllers").exists() else 1
+
+    def of(self, pid: int) -> Path:
+        """See Hierarchy. OSError too where the group is outside the part of the tree that is visible here."""
+        for line in (self._proc / str(pid) / "cgroup").read_text(errors="replace").splitlines():
+            if line.startswith("0::/") and not line.startswith("0::/.."):
+                return self.root / line.removeprefix("0::/").removesuffix(" (deleted)")
+        raise OSError(f"the control group of process {pid} is not visible from here")
+
+    def groups(self, top: Path) -> Iterator[Path]:
+        """See Hierarchy."""
+        yield top
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            for entry in sorted(os.scandir(top), key=lambda entry: entry.name):
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self.groups(Path(entry.path))
+
+    def processes(self, group: Path) -> list[int]:
+        """See Hierarchy."""
+        return [int(text) for text in self.read(group, "cgroup.procs").split()]
+
+    def read(self, group: Path, name: str) -> str:
+        """See Hierarchy."""
+        return (group / name).read_text()
+
+    def create(self, group: Path) -> None:
+        """See Hierarchy."""
+        group.mkdir()
+
+    def delegate(self, group: Path, controller: str) -> None:
+        """See Hierarchy."""
+        if controller not in self.read(group, "cgroup.subtree_control").split():
+            (group / "cgroup.subtree_control").write_text(f"+{controller}")
+
+    def enter(self, group: Path, pid: int) -> None:
+        """See Hierarchy."""
+        (group / "cgroup.procs").write_text(str(pid))
+
+    def remove(self, group: Path) -> None:
+        """See Hierarchy."""
+        group.rmdir()
+
+
+def delegate_down(hierarchy: Hierarchy, group: Path, controller: str) -> None:
+    """Give a group a controller, through all that is above it. OSError says where that failed."""
+    above = [parent for parent in group.parents if parent.is_relative_to(hierarchy.root)]
+    for parent in reversed(above):
+        hierarchy.delegate(parent, controller)

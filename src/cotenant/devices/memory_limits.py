@@ -1,0 +1,100 @@
+"""What a machine has for limits on a GPU's memory by control group: asked, and proved by one limit set as a trial."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from cotenant.devices.base import Device, Gpu
+from cotenant.devices.cards import FUNCTION_NOT_FOUND, NO_LIMIT, NO_PERMISSION, Card, NvmlError
+from cotenant.devices.cgroups import Hierarchy, delegate_down
+from cotenant.policy.memory_limits import Detected
+
+TRIAL = "cotenant-trial"
+TRIAL_BYTES = 1 << 30
+REASONS = {2: "the driver refuses it as invalid", 3: "the driver does not support it", 6: "the group has no dmem files"}
+
+
+def detect(device: Device, gpu: Gpu) -> Detected:
+    """What there is for one GPU. As root, a group is made, limited, read back and removed."""
+    hierarchy, card = device.cgroups(), device.card(gpu.uuid)
+    release, root = device.release(), os.geteuid() == 0
+    version = hierarchy.version if hierarchy is not None else 0
+    if card is None:
+        return Detected(release, cgroup=version, root=root)
+    if hierarchy is None or version != 2:
+        return Detected(release, has_call(card, Path("/")), version, root=root, mig=card.mig())
+    region = region_of(hierarchy, card)
+    call, trial = has_call(card, hierarchy.root), ""
+    if call:
+        trial, root = _tried(hierarchy, card, dmem=bool(region), root=root)
+    foreign = foreign_limits(hierarchy, region, gpu.memory_bytes) if region else ()
+    return Detected(release, call, version, bool(region), root, card.mig(), trial, foreign)
+
+
+def has_call(card: Card, group: Path) -> bool:
+    """Whether NVML has the calls: what they say of a group does not matter."""
+    try:
+        card.memory_limits(group)
+    except NvmlError as error:
+        return error.code != FUNCTION_NOT_FOUND
+    return True
+
+
+def region_of(hierarchy: Hierarchy, card: Card) -> str:
+    """The kernel's name for a GPU's memory: nvidia/00000000:02:00.0/vidmem; empty where it counts none."""
+    with contextlib.suppress(OSError):
+        bus = card.bus_id().lower()
+        for line in hierarchy.read(hierarchy.root, "dmem.capacity").splitlines():
+            if line and bus in line.lower():
+                return line.split()[0]
+    return ""
+
+
+def foreign_limits(hierarchy: Hierarchy, region: str, memory_bytes: int, mine: str = "cotenant-") -> tuple[str, ...]:
+    """Groups with a dmem.max below the card that the agent has not made, as "PATH: 4.0 GiB"."""
+    found = []
+    for group in hierarchy.groups(hierarchy.root):
+        limit = dmem_max(hierarchy, group, region)
+        if limit is not None and limit < memory_bytes and not group.name.startswith(mine):
+            found.append(f"{group}: {limit / 2**30:.1f} GiB")
+    return tuple(found)
+
+
+def dmem_max(hierarchy: Hierarchy, group: Path, region: str) -> int | None:
+    """Bytes in a group's dmem.max; None without a limit or without the file."""
+    with contextlib.suppress(OSError):
+        for line in hierarchy.read(group, "dmem.max").splitlines():
+            name, _, value = line.partition(" ")
+            if name == region and value.strip().isdigit():
+                return int(value)
+    return None
+
+
+def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple[str, bool]:
+    """Why a limit on a group of our own cannot be set and read back, and whether the driver lets us set any."""
+    group = hierarchy.root / f"{TRIAL}-{os.getpid()}"
+    try:
+        if dmem:
+            delegate_down(hierarchy, group, "dmem")
+        hierarchy.create(group)
+    except OSError as error:
+        return f"no control group can be made below {hierarchy.root} ({error.strerror or error})", root
+    try:
+        card.set_memory_limits(group, 0, TRIAL_BYTES)
+        held = card.memory_limits(group).hard_bytes
+        card.set_memory_limits(group, 0, NO_LIMIT)
+        return "" if held == TRIAL_BYTES else f"{TRIAL_BYTES} bytes were set and {held} read back", True
+    except NvmlError as error:
+        if error.code == NO_PERMISSION:
+            return "", False
+        return reason(error), True
+    finally:
+        with contextlib.suppress(OSError):
+            hierarchy.remove(group)
+
+
+def reason(error: NvmlError) -> str:
+    """NVML's refusal in words."""
+    return REASONS.get(error.code, f"NVML error {error.code}")
