@@ -1,0 +1,142 @@
+"""Requests to language models as arrays, and what is done to a trace before it is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+
+MAX_TOKENS = 10_000_000
+MAX_REQUESTS = 50_000_000
+
+
+@dataclass(frozen=True)
+class TokenOptions:
+    """What of a trace is read: from `start_s` for `duration_s` seconds of it. `seed`: of what is drawn."""
+
+    start_s: float = 0.0
+    duration_s: float = float("inf")
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TokenTrace:
+    """(n,) requests, ascending in time: seconds from the start, index into `models`, tokens in and out, tokens of the
+    prompt that a prefix cache had. `models` is ("",) where the format has none. `left_out`: rows by reason."""
+
+    source: str
+    models: tuple[str, ...]
+    times_s: np.ndarray
+    model: np.ndarray
+    prompt: np.ndarray
+    output: np.ndarray
+    cached: np.ndarray
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.times_s)
+
+    @property
+    def span_s(self) -> float:
+        """From the start to the last request."""
+        return float(self.times_s[-1]) if len(self) else 0.0
+
+    def keep(self, rows: np.ndarray, reason: str = "") -> TokenTrace:
+        """The requests where `rows` is true; the others count as left out under `reason`, where there is one."""
+        gone = int(len(self) - rows.sum())
+        left = dict(self.left_out)
+        if reason and gone:
+            left[reason] = left.get(reason, 0) + gone
+        cut = {name: getattr(self, name)[rows] for name in ("times_s", "model", "prompt", "output", "cached")}
+        return replace(self, left_out=left, **cut)
+
+    def faster(self, speed: float) -> TokenTrace:
+        """The same requests, `speed` times closer together."""
+        if not 0 < speed < 1e6:
+            raise InputError(f"a speed of {speed:g} is not above 0", field="speed")
+        return replace(self, times_s=self.times_s / speed)
+
+    def thinned(self, part: float, seed: int) -> TokenTrace:
+        """Each request with the probability `part`: a lower rate, the bursts where they were."""
+        return self if part >= 1 else self.keep(np.random.default_rng([seed, 1]).random(len(self)) < part)
+
+    def fitting(self, most: Sequence[int]) -> TokenTrace:
+        """Without requests of more tokens than their model takes."""
+        return self.keep(self.prompt + self.output <= np.array(most)[self.model], "longer than the model's context")
+
+    def onto(self, names: Sequence[str], seed: int = 0) -> TokenTrace:
+        """Requests for these models: those of the same name; else the trace's models by their number of requests, the
+        first name for the most used; each request drawn evenly where the trace names no models."""
+        if self.models == ("",):
+            drawn = np.random.default_rng([seed, 2]).integers(len(names), size=len(self))
+            return replace(self, models=tuple(names), model=drawn.astype(np.int32))
+        if not set(self.models) & set(names):
+            counts = np.bincount(self.model, minlength=len(self.models))
+            order = np.argsort(-counts, kind="stable")[: len(names)]
+            target = {int(old): new for new, old in enumerate(order)}
+        else:
+            target = {old: names.index(name) for old, name in enumerate(self.models) if name in names}
+        table = np.array([target.get(old, -1) for old in range(len(self.models))], np.int32)
+        model = table[self.model]
+        found = replace(self, models=tuple(names), model=np.maximum(model, 0))
+        return found.keep(model >= 0, "of models that are not simulated")
+
+    def summary(self) -> dict[str, Any]:
+        """What is in it."""
+        per = np.bincount(self.model, minlength=len(self.models))
+        return {
+            "source": self.source, "requests": len(self), "span_s": self.span_s,
+            "requests_of": {name: int(n) for name, n in zip(self.models, per, strict=True)},
+            "prompt_tokens": _spread(self.prompt), "output_tokens": _spread(self.output),
+            "left_out": dict(self.left_out), "remarks": list(self.remarks),
+        }  # fmt: skip
+
+
+def _spread(values: np.ndarray) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    p50, p99 = np.percentile(values, (50, 99))
+    return {"mean": float(values.mean()), "p50": float(p50), "p99": float(p99), "max": float(values.max())}
+
+
+def make_trace(
+    source: str, times_s: Any, model: Any, prompt: Any, output: Any, models: Sequence[str] = ("",), cached: Any = None,
+    left_out: Mapping[str, int] | None = None, remarks: Sequence[str] = (), options: TokenOptions | None = None,
+    zero_s: float | None = None,
+) -> TokenTrace:  # fmt: skip
+    """A trace of columns as they were read: sorted, cut to `options`, requests without prompt or answer left out. Time
+    0 is `zero_s`, or the first request."""
+    options = options or TokenOptions()
+    times = np.asarray(times_s, np.float64)
+    order = np.argsort(times, kind="stable")
+    notes = list(remarks)
+    back = int((np.diff(times) < 0).sum())
+    if back:
+        notes.append(f"{back:,} requests were out of order; sorted by time")
+    ins, outs, had = (
+        np.asarray(c)[order].astype(np.int64)
+        for c in (prompt, output, np.zeros(len(times)) if cached is None else cached)
+    )
+    which = np.zeros(len(times), np.int32) if model is None else np.asarray(model, np.int32)[order]
+    times = times[order]
+    times -= zero_s if zero_s is not None else times[0] if len(times) else 0.0
+    whole = TokenTrace(source, tuple(models), times, which, ins, outs, had, dict(left_out or {}), tuple(notes))
+    whole = whole.keep(whole.prompt > 0, "without a prompt")
+    whole = whole.keep(whole.output > 0, "without an answer")
+    start, end = options.start_s, options.start_s + options.duration_s
+    cut = whole.keep((whole.times_s >= start) & (whole.times_s < end))
+    if not len(cut):
+        raise InputError(f"{source} has no requests left" + (f": {dict(cut.left_out)}" if cut.left_out else ""))
+    return replace(cut, times_s=cut.times_s - start, cached=np.minimum(cut.cached, cut.prompt - 1))
+
+
+def coded(names: Any) -> tuple[tuple[str, ...], np.ndarray]:
+    """(distinct names in order of appearance, index of each row)."""
+    index: dict[str, int] = {}
+    codes = np.fromiter((index.setdefault(name, len(index)) for name in names), np.int32)
+    return tuple(index), codes
