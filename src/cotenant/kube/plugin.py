@@ -170,9 +170,9 @@ class ResourcePlugin:
         try:
             if self._server.add_insecure_port(f"unix://{self.path}") == 0:
                 raise RuntimeError("no port")
-        except RuntimeError:
+            os.chmod(self.path, 0o600)  # OSError: a kubelet that starts has just emptied the folder
+        except (RuntimeError, OSError):
             raise WorkError(f"{self.path}: cannot listen") from None
-        os.chmod(self.path, 0o600)
         self._server.start()
 
     def stop(self) -> None:

@@ -89,8 +89,8 @@ class Registrar:
             if plugin is not None:
                 plugin.stop()
             fresh = ResourcePlugin(resource, self._desk, self._folder)
-            fresh.start()
             try:
+                fresh.start()
                 fresh.register(kubelet)
             except WorkError:
                 fresh.stop()
