@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mps_standin
 import pytest
+from agent_harness import wait_for
 
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.config.files import TenantSpec
@@ -23,27 +27,11 @@ from cotenant.devices.base import Gpu
 REAL = Gpu("GPU-11111111-2222-3333-4444-555555555555", "H100", 80 << 30, 0)
 SOFT = Gpu("GPU-00000000-2222-3333-4444-555555555555", "soft", 8 << 30, 0, kind="soft")
 
-FAKE = """#!/bin/sh
-d="$CUDA_MPS_PIPE_DIRECTORY"
-if [ "$1" = "-d" ]; then
-  [ -e "$d/refuse" ] && { echo "An instance of this daemon is already running" >&2; exit 1; }
-  [ -e "$d/slow" ] && sleep 1
-  echo "start $CUDA_VISIBLE_DEVICES" >> "$d/calls"; touch "$d/alive"; exit 0
-fi
-read order
-echo "$order" >> "$d/calls"
-[ -e "$d/mute" ] && [ "$order" = get_server_list ] && exit 1
-[ -e "$d/alive" ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
-case "$order" in quit*) [ -e "$d/slow" ] && { rm "$d/slow"; sleep 1; }; rm "$d/alive";; esac
-"""
-
-
 @pytest.fixture
-def mps(tmp_path: Path) -> Mps:
-    command = tmp_path / "mps-control"
-    command.write_text(FAKE)
-    command.chmod(0o755)
-    return Mps(tmp_path, command=str(command))
+def mps(tmp_path: Path) -> Iterator[Mps]:
+    made = Mps(tmp_path, command=str(mps_standin.install(tmp_path)))
+    yield made
+    made.close()
 
 
 def calls(environment: dict[str, str]) -> list[str]:
@@ -52,11 +40,7 @@ def calls(environment: dict[str, str]) -> list[str]:
 
 def answers(mps: Mps) -> bool:
     """Whether there is a daemon for the GPU, and it answers."""
-    try:
-        mps.ask(REAL.uuid, "get_server_list")
-    except WorkError:
-        return False
-    return True
+    return REAL.uuid in mps.watched() and mps._daemons(mps._command)._answers(REAL.uuid)
 
 
 def test_one_daemon_per_gpu_lives_from_the_first_tenant_to_the_last(mps: Mps) -> None:
@@ -86,7 +70,7 @@ def test_a_daemon_that_is_slow_to_end_holds_up_nobody_but_the_next_one(mps: Mps)
     assert time.monotonic() - began < 0.5
     mps.grant(TenantSpec("b"), (REAL,))
     assert time.monotonic() - began >= 1.0
-    assert calls(environment)[2:] == ["quit -t 5", "get_server_list", f"start {REAL.uuid}", "get_server_list"]
+    assert calls(environment)[2:] == ["quit -t 5", f"start {REAL.uuid}", "get_server_list"]
     assert answers(mps)
 
 
@@ -95,7 +79,7 @@ def test_what_is_prepared_is_granted_at_once_and_ended_if_nobody_comes(mps: Mps,
     pipe = tmp_path / f"mps-{REAL.uuid[-12:]}" / "pipe"
     pipe.mkdir(parents=True)
     (pipe / "slow").touch()
-    both = [threading.Thread(target=mps.prepare, args=((REAL,),)) for _ in range(2)]
+    both = [threading.Thread(target=mps.prepare, args=(TenantSpec("a"), (REAL,))) for _ in range(2)]
     for thread in both:
         thread.start()
     for thread in both:
@@ -105,11 +89,11 @@ def test_what_is_prepared_is_granted_at_once_and_ended_if_nobody_comes(mps: Mps,
     environment = mps.grant(TenantSpec("a"), (REAL,)).environment
     assert time.monotonic() - began < 0.5
     assert [call for call in calls(environment) if call.startswith("start")] == [f"start {REAL.uuid}"]
-    mps.settle((REAL,))
+    mps.settle(TenantSpec("a"), (REAL,))
     assert answers(mps), "somebody has come"
     mps.revoke("a", (REAL,))
-    mps.prepare((REAL,))
-    mps.settle((REAL,))
+    mps.prepare(TenantSpec("c"), (REAL,))
+    mps.settle(TenantSpec("c"), (REAL,))
     mps.close()
     assert not answers(mps)
 
@@ -126,7 +110,8 @@ def test_a_daemon_that_starts_and_does_not_answer_is_ended(mps: Mps, tmp_path: P
 
 def test_a_daemon_that_died_is_not_healthy_and_close_does_not_mind(mps: Mps) -> None:
     environment = mps.grant(TenantSpec("a"), (REAL,)).environment
-    os.unlink(Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "alive")
+    subprocess.run([str(mps._command)], env=os.environ | environment, input="quit\n", text=True, check=True)
+    wait_for(lambda: not (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "control").exists())
     assert not answers(mps)
     mps.close()
 

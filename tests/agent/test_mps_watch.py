@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from cotenant.agent.mechanisms.mps_watch import MpsWatch
-from cotenant.core.errors import WorkError
 from cotenant.serving.worker import WorkerSpec
 from cotenant.serving.workers.engine import Engine
 
@@ -18,17 +17,15 @@ from cotenant.serving.workers.engine import Engine
 class Daemon:
     """As much of Mps as the watch looks at: a daemon whose server is any process."""
 
-    def __init__(self, answer: str) -> None:
+    def __init__(self, answer: int | None) -> None:
         self.answer, self.here, self.asked = answer, True, 0
 
-    def gpus(self) -> tuple[str, ...]:
+    def watched(self) -> tuple[str, ...]:
         return ("GPU-1",) if self.here else ()
 
-    def ask(self, uuid: str, order: str) -> str:
+    def server(self, uuid: str) -> int | None:
         self.asked += 1
-        assert (uuid, order) == ("GPU-1", "get_server_list")
-        if not self.answer:
-            raise WorkError("nobody answers")
+        assert uuid == "GPU-1"
         return self.answer
 
 
@@ -39,7 +36,7 @@ def watch(daemon: Daemon, died: list[str]) -> MpsWatch:
 def test_a_server_that_is_killed_is_noticed_within_a_second() -> None:
     server = subprocess.Popen(["sleep", "60"])
     died: list[str] = []
-    daemon = Daemon(f"{server.pid}\n")
+    daemon = Daemon(server.pid)
 
     async def run() -> float:
         looking = asyncio.create_task(watch(daemon, died).run())
@@ -49,7 +46,7 @@ def test_a_server_that_is_killed_is_noticed_within_a_second() -> None:
         server.kill()
         killed = time.monotonic()
         server.wait()
-        daemon.answer = ""
+        daemon.answer = None
         while not died:
             assert time.monotonic() - killed < 5
             await asyncio.sleep(0.02)
@@ -64,7 +61,7 @@ def test_a_server_that_is_killed_is_noticed_within_a_second() -> None:
 def test_a_daemon_that_was_quit_is_no_fault() -> None:
     server = subprocess.Popen(["sleep", "60"])
     died: list[str] = []
-    daemon = Daemon(str(server.pid))
+    daemon = Daemon(server.pid)
     looker = watch(daemon, died)
     asyncio.run(looker.look())
     daemon.here = False
@@ -74,8 +71,8 @@ def test_a_daemon_that_was_quit_is_no_fault() -> None:
     assert died == []
 
 
-@pytest.mark.parametrize("answer", ["", "\n", "no server\n", "999999999\n"])
-def test_no_server_yet_is_no_fault(answer: str) -> None:
+@pytest.mark.parametrize("answer", [None, 999999999])
+def test_no_server_yet_is_no_fault(answer: int | None) -> None:
     died: list[str] = []
     looker = watch(Daemon(answer), died)
     asyncio.run(looker.look())

@@ -48,7 +48,7 @@ def test_devices_are_found_by_word_and_kind() -> None:
     assert isinstance(device_named("soft"), Soft)
     assert all(isinstance(device_named(gpus), Nvidia) for gpus in ("all", "0", "GPU-1234"))
     assert {device.name for device in DEVICES.values()} == set(DEVICES) == {"nvidia", "soft"}
-    assert (DEVICES["nvidia"].mps, DEVICES["soft"].mps) == (True, False)
+    assert (DEVICES["nvidia"].mps_control(), DEVICES["soft"].mps_control()) == ("nvidia-cuda-mps-control", None)
     assert DEVICES["nvidia"].environment(["GPU-a", "GPU-b"]) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
 
 

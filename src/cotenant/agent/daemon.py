@@ -101,7 +101,7 @@ class Agent:
         self.in_force = InForce(self.load_config())
         config = self.in_force.config
         self.gpus = within(config.gpu_memory_bytes, options.gpus or discover(config.gpus))
-        self.mechanisms = mechanisms.make(self.folder, Use.TENANT)
+        self.mechanisms = mechanisms.make(self.folder, Use.TENANT, self.gpus)
         self.parked = ParkedTable()
         self.host = host_memory(config.swap_memory_bytes)
         # another discipline is one of turns
@@ -159,6 +159,8 @@ class Agent:
         take_over(self.state.path, declared, self.lives, self.owners, self.residents, self.checkpoints)
         self.ended.taken_over()
         self.reconfigure.admit_declared()
+        for mechanism in self.mechanisms.values():
+            mechanism.taken_over()
         slices = self.mechanisms[Slices.name]
         assert isinstance(slices, Slices)
         for gpu in self.gpus:

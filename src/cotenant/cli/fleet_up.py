@@ -173,7 +173,7 @@ def _partition_planner(name: str, options: FleetOptions) -> Planner:
     gpus = [gpu for node in node_specs(options) for gpu in node.gpus]
     if any(gpu.instances for gpu in gpus):  # MIG is on
         return MisoPlanner(mechanism=Mig.name)
-    together = all(gpu.kind != PRETEND and device(gpu.kind).mps for gpu in gpus)
+    together = all(gpu.kind != PRETEND and device(gpu.kind).mps_control() for gpu in gpus)
     return MisoPlanner(mechanism=mechanisms.choose(Use.JOB, concurrent=together))
 
 

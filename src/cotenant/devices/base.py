@@ -44,7 +44,6 @@ class Device(ABC):
     name: ClassVar[str]  # Gpu.kind
     word: ClassVar[str]  # what --gpus calls all of them
     simulated: ClassVar[bool] = False  # kernels only take time: benchmarks scale their sizes
-    mps: ClassVar[bool] = True  # processes run at once only under an MPS daemon
     monitored: ClassVar[bool] = True  # NVML knows its health and all of its processes
     slices_first: ClassVar[bool] = False  # tenants that name no mechanism get time slices where the driver takes them
     overhead_bytes: ClassVar[int] = 0  # of its memory, what the driver keeps for itself
@@ -63,6 +62,10 @@ class Device(ABC):
     def tenant_nvml(self) -> Path | None:
         """The NVML library that the shim stands before in a tenant; None: a tenant finds none."""
         return None
+
+    def mps_control(self) -> str | None:
+        """The MPS control command; None: processes run at once without a daemon."""
+        return "nvidia-cuda-mps-control"
 
     def environment(self, uuids: Iterable[str]) -> dict[str, str]:
         """What a program needs to see these GPUs and no others, without an agent."""

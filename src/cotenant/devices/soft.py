@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +20,6 @@ class Soft(Device):
     name = "soft"
     word = "soft"
     simulated = True
-    mps = False
     monitored = False
 
     def driver(self) -> Path:
@@ -33,6 +33,10 @@ class Soft(Device):
         from cotenant.native.libraries import SOFT_NVML, library_path
 
         return str(library_path(SOFT_NVML))
+
+    def mps_control(self) -> str | None:
+        """See Device: a stand-in for the command, where one is named."""
+        return os.environ.get("COTENANT_SOFTGPU_MPS")
 
     def environment(self, uuids: Iterable[str]) -> dict[str, str]:
         """See Device: which of them a program sees is for the agent's launcher to say."""

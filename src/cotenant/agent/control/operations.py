@@ -170,12 +170,12 @@ class Operations:
         ahead = self._registry.preparing(spec)
         if ahead is not None:
             mechanism, gpus = ahead
-            await asyncio.to_thread(mechanism.prepare, gpus)
+            await asyncio.to_thread(mechanism.prepare, spec, gpus)
         try:
             return self._lives.add(spec, caller.peer.uid)
         except (InputError, WorkError):
             if ahead is not None:
-                ahead[0].settle(ahead[1])
+                ahead[0].settle(spec, ahead[1])
             raise
 
     async def started(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:

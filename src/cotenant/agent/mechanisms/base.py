@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from cotenant.abi.tenant_page import SlotFlag
+from cotenant.agent.mechanisms.proof import Look, Sms
 from cotenant.devices.base import Gpu
 
 
@@ -66,7 +67,11 @@ class ShareSpec(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def request(self) -> float: ...
+    @property
     def limit(self) -> float: ...
+    @property
+    def weight(self) -> float: ...
     @property
     def priority(self) -> int: ...
     @property
@@ -81,17 +86,22 @@ class WorkerShare:
     limit: float = 1.0
     partition: str = ""
     priority: int = 0
+    request: float = 0.0
+    weight: float = 0.0
     memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Enforcement:
     """What a grant gives the launcher and the broker: environment of the program, what of it is different for programs
-    that run below others, flags of its page's slot."""
+    that run below others, flags of its page's slot. `sms`: what was really given of each GPU, by UUID, where that is
+    known; `remarks`: what of the share is not made true, a sentence each."""
 
     environment: dict[str, str] = field(default_factory=dict)
     slot_flags: int = 0
     below: dict[str, str] = field(default_factory=dict)
+    sms: dict[str, Sms] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 class Mechanism:
@@ -101,18 +111,18 @@ class Mechanism:
     uses: ClassVar[frozenset[Use]]
     capabilities: ClassVar[Capabilities]
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: where its runtime files go."""
-        self.folder = folder
+    def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
+        """`folder`: where its runtime files go. `gpus`: all that it may be asked for; empty where that is not known."""
+        self.folder, self.gpus = folder, gpus
 
-    def prepare(self, gpus: tuple[Gpu, ...]) -> None:
+    def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         """Do beforehand what takes long in `grant`; called in another thread."""
 
-    def settle(self, gpus: tuple[Gpu, ...]) -> None:
+    def settle(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         """A grant that was prepared did not come about: end what is not used."""
 
     def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
-        """Prepare the GPUs for a tenant."""
+        """Prepare the GPUs for a tenant, or for its changed share."""
         return Enforcement(slot_flags=0 if self.capabilities.gated else SlotFlag.UNGATED)
 
     def resize(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> str:
@@ -121,6 +131,14 @@ class Mechanism:
 
     def revoke(self, name: str, gpus: tuple[Gpu, ...]) -> None:
         """The tenant has gone."""
+
+    def taken_over(self) -> None:
+        """The tenants that an agent before this one has left are granted again: remove all else that it left."""
+
+    def look(self) -> Look | None:
+        """Who is served where now; what was changed by others is set again. Called in another thread. None where
+        there is nothing to look at."""
+        return None
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:
         """Environment of a worker's process on its share."""

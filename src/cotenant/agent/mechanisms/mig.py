@@ -28,8 +28,8 @@ class Mig(Mechanism):
         notes=("sizes and places are those of the GPU's MIG profiles; MIG must be on",),
     )
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
+        super().__init__(folder, gpus)
         self._taken: dict[str, str] = {}  # worker -> UUID of its instance
 
     def worker_environment(self, share: WorkerShare, gpu: Gpu) -> dict[str, str]:

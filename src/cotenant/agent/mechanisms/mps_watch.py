@@ -8,17 +8,15 @@ import select
 from collections.abc import Callable
 from typing import Protocol
 
-from cotenant.core.errors import WorkError
-
 
 class MpsDaemons(Protocol):
     """The MPS control daemons that are watched."""
 
-    def gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that have a daemon now."""
+    def watched(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that have a server now."""
 
-    def ask(self, uuid: str, order: str) -> str:
-        """Answer of a GPU's daemon; WorkError where there is none."""
+    def server(self, uuid: str) -> int | None:
+        """Number of the server's process on a GPU; None while there is none."""
 
 
 class MpsWatch:
@@ -45,9 +43,9 @@ class MpsWatch:
 
     async def look(self) -> None:
         """Once."""
-        for uuid in self._mps.gpus():
+        for uuid in self._mps.watched():
             if uuid not in self._servers:
-                pid = await asyncio.to_thread(self._server, uuid)
+                pid = await asyncio.to_thread(self._mps.server, uuid)
                 if pid is None:
                     continue
                 try:
@@ -58,12 +56,5 @@ class MpsWatch:
             if select.select([fd], [], [], 0)[0]:
                 os.close(fd)
                 del self._servers[uuid]
-                if uuid in self._mps.gpus():  # else its last tenant has left, and it with it
+                if uuid in self._mps.watched():  # else its last tenant has left, and it with it
                     self._died(uuid)
-
-    def _server(self, uuid: str) -> int | None:
-        try:
-            numbers = [int(word) for word in self._mps.ask(uuid, "get_server_list").split() if word.isdigit()]
-        except WorkError:
-            return None
-        return numbers[0] if numbers else None

@@ -13,6 +13,7 @@ from cotenant.agent.mechanisms.slices import Slices
 from cotenant.agent.mechanisms.time import Time
 from cotenant.agent.mechanisms.whole import Whole
 from cotenant.core.errors import InputError
+from cotenant.devices.base import Gpu
 
 MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Time, Slices, Whole, Mps, Green, Mig, Cores)}
 DEFAULT = Time.name  # of a job that names none
@@ -46,6 +47,6 @@ def mix(one: str, other: str) -> bool:
     return one == other or other in mine.mixes_with or one in theirs.mixes_with
 
 
-def make(folder: Path, use: Use) -> dict[str, Mechanism]:
-    """One of each that may be used there, with their runtime files under `folder`."""
-    return {name: MECHANISMS[name](folder) for name in names(use)}
+def make(folder: Path, use: Use, gpus: tuple[Gpu, ...] = ()) -> dict[str, Mechanism]:
+    """One of each that may be used there, with their runtime files under `folder`, for these GPUs."""
+    return {name: MECHANISMS[name](folder, gpus) for name in names(use)}

@@ -30,9 +30,9 @@ class Slices(Mechanism):
         notes=("a tenant can set its own slice: it is read back, set again, and reported",),
     )
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = ()) -> None:
         """See Mechanism."""
-        super().__init__(folder)
+        super().__init__(folder, gpus)
         self.refused: dict[str, str] = {}  # UUID -> why its driver does not take the controls
 
     def offers(self, gpu: Gpu) -> bool:
@@ -49,7 +49,7 @@ class Slices(Mechanism):
             return str(error)
         return ""
 
-    def prepare(self, gpus: tuple[Gpu, ...]) -> None:
+    def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         """See Mechanism: the software GPU's library is built."""
         for gpu in gpus:
             device_of(gpu).channel_controls()

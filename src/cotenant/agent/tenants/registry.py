@@ -115,6 +115,8 @@ class Registry:
             self._host.release(spec.name)
             raise
         tenant = Tenant(spec, gpus, token or secrets.token_hex(24), uid, enforcement, declared)
+        for remark in enforcement.remarks:
+            tenant.warn(remark)
         self.tenants[spec.name] = tenant
         self._by_token[tenant.token] = tenant
         for gpu in gpus:
@@ -164,8 +166,12 @@ class Registry:
             self._fits(spec, gpu)
         if spec.oversubscribe == "swap":
             self._host.resize(spec.name, spec.memory_bytes or tenant.gpus[0].memory_bytes)
+        mechanism = self.mechanisms[spec.mechanism]
+        tenant.enforcement = mechanism.grant(spec, tenant.gpus)
         tenant.spec = spec
-        return self.mechanisms[spec.mechanism].resize(spec, tenant.gpus)
+        for remark in tenant.enforcement.remarks:
+            tenant.warn(remark)
+        return mechanism.resize(spec, tenant.gpus)
 
     def check_fits(self, spec: TenantSpec, gpu: Gpu) -> None:
         """InputError when a GPU has no room for such a tenant beside those that are there."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.agent.mechanisms.base import WorkerShare
-from cotenant.agent.mechanisms.mps import Mps
+from cotenant.agent.mechanisms.mps_daemons import MpsDaemons
 from cotenant.core.errors import InputError, WorkError
 from cotenant.core.mig import Placement
 from cotenant.devices import mig
@@ -51,7 +51,7 @@ class MigSlices:
     def __init__(
         self, folder: Path, nvml: Callable[[], Nvml] = Nvml, command: str = "nvidia-cuda-mps-control"
     ) -> None:
-        self._nvml, self._mps = nvml, Mps(folder, command)
+        self._nvml, self._mps = nvml, MpsDaemons(folder, command)
         self._book = folder / "slices.json"  # jobs outlive this process
         self._under_mps: dict[str, Gpu] = {}
         for attempt, uuid in (read_json(self._book) or {}).items():
@@ -73,7 +73,7 @@ class MigSlices:
         """Its processes have ended. The last one on an instance ends its MPS daemon, which would keep it in use."""
         instance = self._under_mps.pop(attempt, None)
         if instance is not None:
-            self._mps.revoke(attempt, (instance,))
+            self._mps.revoke(attempt)
             self._mps.await_end(instance.uuid)  # until then the instance is in use and cannot make way for another
             self._write()
 

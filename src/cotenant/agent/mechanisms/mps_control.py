@@ -1,0 +1,114 @@
+"""The command nvidia-cuda-mps-control: what it can do on this machine, and orders to the daemon of a pipe folder."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotenant.core.errors import WorkError
+
+PATIENCE_S = 20
+CLIENT_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"  # 0 normal, 1 below: a hint to the server, without preemption
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What an MPS daemon started by this command can do, by its help. `protocol` 0: the command is not there."""
+
+    protocol: int
+    multiuser: bool = False  # serves clients of several users
+    shareable: bool = False  # SM partitions lend and borrow
+    weights: bool = False  # time slices of servers have weights
+
+
+def abilities(command: str) -> Abilities:
+    """Ask the command for its help; nothing is started."""
+    text = _help(command, "-h")
+    if text is None:
+        return Abilities(0)
+    if "server" not in text.split() or "namespace" not in text.split():
+        return Abilities(2)
+    partitions, servers = (_help(command, *words) or "" for words in (PARTITION_HELP, SERVER_HELP))
+    return Abilities(3, "--multiuser" in text, "shareable" in partitions, "timeslice-pct" in servers)
+
+
+PARTITION_HELP = ("sm-partition", "create", "help")
+SERVER_HELP = ("server", "set", "help")
+
+
+def _help(command: str, *words: str) -> str | None:
+    """Output of the command under protocol 3, which older ones do not know; None: there is no such command."""
+    environment = os.environ | {"CUDA_MPS_PROTOCOL_VERSION": "3"}
+    try:
+        done = subprocess.run(
+            [command, "-p", "3", *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+    except OSError:
+        return None
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+@dataclass(frozen=True)
+class Control:
+    """Orders to the daemon whose pipes are in a folder."""
+
+    command: str
+    pipe: Path
+    log: Path
+    protocol: int
+
+    def folders(self) -> dict[str, str]:
+        """What daemon, control command and clients must agree on."""
+        return {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
+
+    def start(self, *options: str, visible: str | None = None) -> None:
+        """Start the daemon; returns once it runs. WorkError: why it does not. `visible`: the GPUs that it sees."""
+        for path in (self.pipe, self.log):
+            path.mkdir(parents=True, exist_ok=True, mode=0o755)
+        added = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        code, _, error = self._run(["-d", *options], "", added)
+        if code != 0:
+            said = error.strip().splitlines()
+            raise WorkError(f"mps: the control daemon did not start: {said[-1] if said else code}")
+
+    def order(self, *words: str) -> str:
+        """What the daemon answers. WorkError when it refuses or there is none."""
+        if self.protocol == 2:
+            code, out, error = self._run([], " ".join(words) + "\n", {})
+        else:
+            code, out, error = self._run(list(words), "", {})
+        if code != 0:
+            raise WorkError(f"mps: the control daemon refused {' '.join(words)!r}: {error.strip() or code}")
+        return out
+
+    def rows(self, *words: str) -> list[list[str]]:
+        """A list of protocol 3, without its head."""
+        return [row for row in csv.reader(self.order(*words, "--format=csv,noheader").splitlines()) if row]
+
+    def answers(self) -> bool:
+        """Whether the daemon runs and speaks this protocol."""
+        try:
+            self.order(*(["get_server_list"] if self.protocol == 2 else ["server", "list", "--format=csv,noheader"]))
+        except WorkError:
+            return False
+        return True
+
+    def _run(self, words: list[str], text: str, added: dict[str, str]) -> tuple[int, str, str]:
+        spoken = {"CUDA_MPS_PROTOCOL_VERSION": str(self.protocol)} if self.protocol != 2 else {}
+        try:
+            done = subprocess.run(
+                [self.command, *words], input=text, env=os.environ | self.folders() | spoken | added,
+                capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise WorkError(f"mps: {self.command} is not installed on this machine") from None
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said = " ".join(words) or text.strip()
+            raise WorkError(f"mps: the control daemon does not answer {said!r}: {error}") from None
+        return done.returncode, done.stdout, done.stderr or done.stdout

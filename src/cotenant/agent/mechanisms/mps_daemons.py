@@ -1,0 +1,164 @@
+"""mps by protocol 2: a control daemon per GPU, the limits of a tenant in its programs' environment."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cotenant.abi.tenant_page import SlotFlag
+from cotenant.agent.mechanisms.base import Enforcement, ShareSpec
+from cotenant.agent.mechanisms.mps_control import CLIENT_PRIORITY, Control
+from cotenant.agent.mechanisms.proof import Client, Look, Place
+from cotenant.core.errors import WorkError
+from cotenant.devices.base import Gpu
+
+
+@dataclass
+class _Daemon:
+    control: Control
+    tenants: set[str] = field(default_factory=set)
+
+
+class MpsDaemons:
+    """A daemon per GPU, started with the first tenant there and quit after the last."""
+
+    def __init__(self, folder: Path, command: str) -> None:
+        self._folder, self._command = folder, command
+        self._daemons: dict[str, _Daemon] = {}
+        self._ending: dict[str, threading.Thread] = {}  # UUID -> what waits for its daemon's end
+        self._starting = threading.Lock()
+
+    def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
+        """See Mechanism: the start of a daemon takes from 10 ms to many seconds."""
+        if len(gpus) == 1:
+            self._daemon_of(gpus[0].uuid)
+
+    def settle(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
+        """See Mechanism."""
+        for gpu in gpus:
+            daemon = self._daemons.get(gpu.uuid)
+            if daemon is not None and not daemon.tenants:
+                self._quit(gpu.uuid)
+
+    def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
+        """See Mechanism."""
+        if len(gpus) != 1:
+            raise WorkError("mps gives a tenant one GPU before release 615 of the driver; start one tenant per GPU")
+        daemon = self._daemon_of(gpus[0].uuid)
+        daemon.tenants.add(spec.name)
+        environment = daemon.control.folders() | {
+            # the daemon shows its one GPU as number 0; frameworks that count GPUs through NVML would see all there are
+            "CUDA_VISIBLE_DEVICES": "0",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{spec.limit * 100:g}",
+            CLIENT_PRIORITY: "0" if spec.priority >= 0 else "1",
+        }
+        if spec.memory_bytes is not None:
+            environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, spec.memory_bytes >> 20)}M"
+        return Enforcement(environment, SlotFlag.UNGATED, below={CLIENT_PRIORITY: "1"})
+
+    def resize(self, spec: ShareSpec) -> str:
+        """See Mechanism."""
+        return "memory at once, the SM percentage for processes started from now on"
+
+    def revoke(self, name: str) -> None:
+        """The tenant has gone."""
+        for uuid, daemon in list(self._daemons.items()):
+            if name in daemon.tenants:
+                daemon.tenants.discard(name)
+                if not daemon.tenants:
+                    self._quit(uuid)
+
+    def has(self, name: str) -> bool:
+        """Whether a tenant is one of these."""
+        return any(name in daemon.tenants for daemon in self._daemons.values())
+
+    def left_behind(self, gpus: tuple[Gpu, ...]) -> bool:
+        """Whether one of these GPUs has a daemon: of this agent, or of one that was killed."""
+        return any(gpu.uuid in self._daemons or self._answers(gpu.uuid) for gpu in gpus)
+
+    def sweep(self, gpus: tuple[Gpu, ...]) -> None:
+        """Quit daemons that an agent which was killed has left and no tenant uses."""
+        for gpu in gpus:
+            if gpu.uuid not in self._daemons and self.left_behind((gpu,)):
+                self._daemons[gpu.uuid] = _Daemon(self._control(gpu.uuid))
+                self._quit(gpu.uuid)
+
+    def look(self) -> Look | None:
+        """See Mechanism."""
+        clients, places = [], {}
+        for uuid, daemon in list(self._daemons.items()):
+            server = self.server(uuid)
+            listed = daemon.control.order("get_client_list", str(server)).split() if server is not None else []
+            clients += [Client(int(word), Place(uuid)) for word in listed if word.isdigit()]
+            places.update(dict.fromkeys(daemon.tenants, Place(uuid)))
+        return Look(tuple(clients), places) if places else None
+
+    def close(self) -> None:
+        """Quit every daemon, and wait for their ends."""
+        for uuid in list(self._daemons):
+            self._quit(uuid)
+        for uuid in list(self._ending):
+            self.await_end(uuid)
+
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that have a daemon now."""
+        return tuple(self._daemons)
+
+    def server(self, uuid: str) -> int | None:
+        """Number of the server's process on a GPU; None while there is none."""
+        daemon = self._daemons.get(uuid)
+        try:
+            words = daemon.control.order("get_server_list").split() if daemon is not None else []
+        except WorkError:
+            return None
+        return next((int(word) for word in words if word.isdigit()), None)
+
+    def _control(self, uuid: str) -> Control:
+        # a socket path may hold about 100 bytes, and the daemon adds its own names
+        folder = self._folder / f"mps-{uuid[-12:]}"
+        return Control(self._command, folder / "pipe", folder / "log", 2)
+
+    def _answers(self, uuid: str) -> bool:
+        control = self._control(uuid)
+        return control.pipe.exists() and control.answers()
+
+    def _daemon_of(self, uuid: str) -> _Daemon:
+        with self._starting:
+            return self._daemons.get(uuid) or self._start(uuid)
+
+    def _start(self, uuid: str) -> _Daemon:
+        self.await_end(uuid)
+        daemon = _Daemon(self._control(uuid))
+        if self._answers(uuid):
+            # the daemon of an agent that was killed serves its tenants still: take it over
+            self._daemons[uuid] = daemon
+            return daemon
+        daemon.control.start(visible=uuid)
+        self._daemons[uuid] = daemon
+        try:
+            daemon.control.order("get_server_list")
+        except WorkError:
+            self._quit(uuid)
+            raise
+        return daemon
+
+    def _quit(self, uuid: str) -> None:
+        """End a daemon, in a thread: a server that does not end takes seconds, and others wait for their turns."""
+        thread = threading.Thread(target=self._end, args=(self._daemons.pop(uuid),), name="mps-quit", daemon=True)
+        self._ending[uuid] = thread
+        thread.start()
+
+    def _end(self, daemon: _Daemon) -> None:
+        for order in ("quit -t 5", "quit"):
+            try:
+                daemon.control.order(order)
+                return
+            except WorkError:
+                continue  # after the second: it has died by itself, which is what was wanted
+
+    def await_end(self, uuid: str) -> None:
+        """Return once the daemon of a GPU that was told to quit has ended."""
+        ending = self._ending.pop(uuid, None)
+        if ending is not None:
+            ending.join()

@@ -1,0 +1,354 @@
+"""mps by protocol 3: one daemon, a namespace per tenant with a ceiling that its programs cannot raise, SM partitions
+for requests, and from release 620 of the driver partitions that lend and servers with weights."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from cotenant.abi.tenant_page import SlotFlag
+from cotenant.agent.mechanisms.base import Enforcement, ShareSpec
+from cotenant.agent.mechanisms.mps_control import CLIENT_PRIORITY, PATIENCE_S, Abilities, Control
+from cotenant.agent.mechanisms.proof import Client, Look, Place, Sms
+from cotenant.core.errors import WorkError
+from cotenant.devices.base import Gpu
+
+LOG = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+SERVER = "agent"  # of all tenants without a weight
+DEFAULT = "default"
+DEFAULT_LIMITS = ("--active-thread-percentage=1", "--pinned-memory-limit=256M")  # of clients that name no namespace
+SHORT = re.compile(r"[a-z0-9_]{1,16}")  # a socket's path may hold 107 bytes
+PARTITION = "CUDA_MPS_SM_PARTITION"
+
+
+class _Row(NamedTuple):
+    """A line of `sm-partition list`."""
+
+    name: str
+    chunks: int
+    sms: int
+    id: str
+
+
+@dataclass
+class _Granted:
+    """A tenant's namespace as it should be."""
+
+    place: Place
+    gpus: tuple[str, ...]
+    percent: float
+    memory_mib: int | None
+    priority: int
+    weight: float = 0.0
+    enforcement: Enforcement = field(default_factory=Enforcement)
+
+    def options(self) -> list[str]:
+        """Of `namespace set`."""
+        found = [f"--active-thread-percentage={self.percent:g}", f"--client-priority={self.priority}"]
+        return found if self.memory_mib is None else [*found, f"--pinned-memory-limit={self.memory_mib}M"]
+
+    def differs(self, memory: str, percent: str, priority: str) -> bool:
+        """Whether a namespace as it was read back has other limits."""
+        wanted = None if self.memory_mib is None else self.memory_mib << 20
+        return abs(float(percent) - self.percent) > 0.01 or int(priority) != self.priority or _bytes(memory) != wanted
+
+
+class MpsNamespaces:
+    """The daemon of this agent. Orders to it pass one thread, so that they come in order and hold up no turns."""
+
+    def __init__(self, folder: Path, command: str, can: Abilities, gpus: tuple[Gpu, ...]) -> None:
+        """`gpus`: all that tenants may get."""
+        self._control = Control(command, folder / "mps" / "pipe", folder / "mps" / "log", 3)
+        self._can = can
+        self._all = tuple(gpu.uuid for gpu in gpus)
+        self._granted: dict[str, _Granted] = {}
+        self._prepared: set[str] = set()  # and not granted yet
+        self._orders = ThreadPoolExecutor(1, "mps-orders")
+
+    def prepare(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
+        """See Mechanism: the namespace is made here."""
+        self._in_order(self._make, spec, gpus)
+        self._prepared.add(spec.name)
+
+    def settle(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
+        """See Mechanism."""
+        if spec.name in self._prepared:
+            self.revoke(spec.name)
+
+    def grant(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> Enforcement:
+        """See Mechanism. One that is granted already gets its changed limits."""
+        if spec.name not in self._prepared:
+            self._in_order(self._make, spec, gpus)
+        self._prepared.discard(spec.name)
+        return self._granted[spec.name].enforcement
+
+    def resize(self, spec: ShareSpec) -> str:
+        """See Mechanism."""
+        sms = self._granted[spec.name].enforcement.sms.values()
+        if any(one.reserved for one in sms):
+            return (
+                "memory at once, the ceiling of SMs for processes started from now on; reserved SMs stay as they are"
+                " while a program is on the GPU"
+            )
+        return "memory at once, the SM percentage for processes started from now on"
+
+    def revoke(self, name: str) -> None:
+        """The tenant has gone: its namespace and its partition go, and the daemon with the last of them."""
+        self._prepared.discard(name)
+        gone = self._granted.pop(name, None)
+        if gone is not None:
+            self._orders.submit(self._drop, gone)
+
+    def has(self, name: str) -> bool:
+        """Whether a tenant is one of these."""
+        return name in self._granted
+
+    def sweep(self) -> None:
+        """Remove what an agent that was killed has left and no tenant of this one has."""
+        if self._control.pipe.exists():
+            self._in_order(self._sweep)
+
+    def look(self) -> Look | None:
+        """See Mechanism."""
+        return self._in_order(self._look) if self._granted else None
+
+    def close(self) -> None:
+        """Quit the daemon, and wait for its end."""
+        if self._granted:
+            self._granted.clear()
+            self._orders.submit(self._quit)
+        self._orders.shutdown()
+
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that have tenants here."""
+        return tuple({uuid for one in list(self._granted.values()) for uuid in one.gpus})
+
+    def server(self, uuid: str) -> int | None:
+        """Number of the server's process on a GPU; None while there is none."""
+        used = {one.place.server for one in list(self._granted.values()) if uuid in one.gpus}
+        try:
+            rows = self._in_order(self._control.rows, "server", "list")
+        except WorkError:
+            return None
+        return next((int(row[2]) for row in rows if row[0] in used and row[2].isdigit()), None)
+
+    # -- in the thread of orders -----------------------------------------------------------------------------------
+
+    def _in_order(self, call: Callable[..., Answer], *arguments: object) -> Answer:
+        return self._orders.submit(call, *arguments).result()
+
+    def _make(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
+        uuids = tuple(gpu.uuid for gpu in gpus)
+        space = short_name(spec.name)
+        before = self._granted.get(spec.name)  # whose programs stay where they are
+        weighted = before.weight > 0 if before else self._can.weights and spec.weight > 0
+        place = Place(space, "tenant") if weighted else Place(SERVER, space)
+        made = _Granted(
+            place,
+            uuids,
+            percent=max(1.0, round(spec.limit * 100, 2)),
+            memory_mib=None if spec.memory_bytes is None else max(1, spec.memory_bytes >> 20),
+            priority=0 if spec.priority >= 0 else 1,
+            weight=spec.weight if weighted else 0.0,
+        )
+        try:
+            self._serve(place.server, uuids if weighted else self._all or uuids)
+            self._put_right(made)
+            made.enforcement = self._enforcement(spec, made)
+        except WorkError:
+            if spec.name not in self._granted:
+                self._drop(made)
+            raise
+        self._granted[spec.name] = made
+        if weighted:
+            self._share_time()
+
+    def _serve(self, name: str, uuids: tuple[str, ...]) -> None:
+        """Have that server, and the daemon."""
+        if not self._control.answers():
+            multiuser = ["--multiuser"] if self._can.multiuser and os.geteuid() == 0 else []
+            self._control.start("-p", "3", *multiuser)
+        listed = {row[0]: row for row in self._control.rows("server", "list")}
+        if name in listed and not all(uuid in ",".join(listed[name]) for uuid in uuids):
+            self._control.order("server", "delete", name)  # of an agent with other GPUs; refused while it has clients
+            del listed[name]
+        if name not in listed:
+            self._control.order("server", "create", name, f"--allowed-devices={','.join(uuids)}")
+            if name not in {row[0] for row in self._control.rows("server", "list")}:
+                raise WorkError(
+                    f"mps: the server for {', '.join(uuids)} ended at once: does the driver know these GPUs?"
+                    f" {self._control.log}/{name}/server.log has more"
+                )
+            self._control.order("server", "set", name, *DEFAULT_LIMITS)  # namespaces inherit none of it
+
+    def _put_right(self, made: _Granted) -> str:
+        """Make a namespace what it should be; says what was otherwise, if it was there."""
+        server, space = made.place
+        before = self._limits(made.place)
+        if before and not made.differs(*before):
+            return ""
+        if not before:
+            self._control.order("namespace", "create", space, f"--server={server}")
+        self._control.order("namespace", "set", space, f"--server={server}", *made.options())
+        now = self._limits(made.place)
+        if not now or made.differs(*now):
+            raise WorkError(f"mps: the limits of {made.place} were set and read back as {', '.join(now) or 'none'}")
+        return f"had {before[1]} % of the SMs and {before[0]} of memory" if before else "was gone"
+
+    def _limits(self, place: Place) -> list[str]:
+        """Memory, percentage and priority of a namespace; empty where it is not there."""
+        rows = self._control.rows("namespace", "list", f"--server={place.server}")
+        return next((row[3:6] for row in rows if row[0] == place.namespace), [])
+
+    def _enforcement(self, spec: ShareSpec, made: _Granted) -> Enforcement:
+        server, space = made.place
+        environment = {
+            "CUDA_VISIBLE_DEVICES": ",".join(made.gpus),
+            "CUDA_MPS_PIPE_DIRECTORY": str(self._control.pipe / server / space),
+            "CUDA_MPS_LOG_DIRECTORY": str(self._control.log),
+            CLIENT_PRIORITY: str(made.priority),
+        }
+        sms, remarks = {}, []
+        for uuid in made.gpus:
+            row, total, remark = None, 0, ""
+            try:
+                row, total, remark = self._reserve(spec, made, uuid)
+            except WorkError as error:
+                remark = f"its request of {spec.request:.0%} is not reserved on GPU {uuid}: {error}"
+            remarks += [remark] if remark else []
+            most = math.floor(total * made.percent / 100)
+            if row is not None:
+                environment[PARTITION] = row.id
+                most = max(row.sms, most) if self._can.shareable else min(row.sms, most)
+            sms[uuid] = Sms(row.sms if row else 0, most)
+        return Enforcement(environment, SlotFlag.UNGATED, {CLIENT_PRIORITY: "1"}, sms, tuple(remarks))
+
+    def _reserve(self, spec: ShareSpec, made: _Granted, uuid: str) -> tuple[_Row | None, int, str]:
+        """The partition for a request as it was read back, or none; at most how many SMs the GPU has; what failed."""
+        server, space = made.place
+        where = (f"--server={server}", f"--device={uuid}")
+        rows = self._partitions(where)
+        chunks, total = sum(row.chunks for row in rows), sum(row.sms for row in rows)
+        total += total // chunks - 1 if chunks else 0  # what makes no whole chunk is not listed
+        mine = next((row for row in rows if row.name == space), None)
+        wanted = math.ceil(spec.request * chunks - 1e-6)
+        if mine is not None and mine.chunks == wanted:
+            return mine, total, ""
+        if spec.request <= 0 or made.weight > 0 or len(made.gpus) > 1:
+            several = "partitions are for tenants of one GPU" if len(made.gpus) > 1 and spec.request > 0 else ""
+            return None, total, several and f"its request of {spec.request:.0%} is not reserved: {several}"
+        try:
+            if mine is not None:
+                self._control.order("sm-partition", "delete", space, *where)
+            lending = [] if not self._can.shareable else [
+                "--shareable=true", f"--max-chunks={max(wanted, math.floor(spec.limit * chunks))}"
+            ]  # fmt: skip
+            self._control.order("sm-partition", "create", space, *where, f"--chunks={wanted}", *lending)
+        except WorkError as error:
+            kept = f"{mine.sms} SMs stay reserved" if mine is not None else "no SMs are reserved"
+            return mine, total, f"its request of {spec.request:.0%} is not made true, {kept}: {error}"
+        return next((row for row in self._partitions(where) if row.name == space), None), total, ""
+
+    def _partitions(self, where: tuple[str, ...]) -> list[_Row]:
+        rows = self._control.rows("sm-partition", "list", *where)
+        return [_Row(row[2], int(row[3]), int(row[4]), row[7]) for row in rows]
+
+    def _share_time(self) -> None:
+        """Tell servers with weights their part of the time. The server of all others counts as one of weight 1."""
+        weighted = {one.place.server: one.weight for one in self._granted.values() if one.weight > 0}
+        if any(one.place.server == SERVER for one in self._granted.values()):
+            weighted[SERVER] = 1.0
+        for server, weight in weighted.items():
+            percent = max(1, round(100 * weight / sum(weighted.values())))
+            self._control.order("server", "set", server, f"--timeslice-pct={percent}")
+
+    def _look(self) -> Look:
+        try:
+            listed, spaces = self._control.rows("client", "list", "--all"), self._control.rows("namespace", "list")
+        except WorkError:
+            listed, spaces = [], []  # the daemon has died: it is started again for the namespaces that are missing
+        clients = tuple({Client(int(row[0]), Place(row[1], row[3])) for row in listed if row[0].isdigit()})
+        found = {Place(row[1], row[0]): row[3:6] for row in spaces}
+        put_right = {}
+        for name, made in list(self._granted.items()):
+            limits = found.get(made.place)
+            if limits is None or made.differs(*limits):
+                self._serve(made.place.server, made.gpus if made.weight else self._all or made.gpus)
+                put_right[name] = f"its {made.place} {self._put_right(made) or 'was changed'}: it was set again"
+        return Look(clients, {name: made.place for name, made in self._granted.items()}, put_right)
+
+    def _drop(self, gone: _Granted) -> None:
+        server, space = gone.place
+        if gone.weight > 0:
+            self._try("server", "delete", server, "--force")
+        else:
+            self._try("namespace", "delete", space, f"--server={server}", "--force")
+            self._drop_partitions(server, {space})
+        if not self._granted:
+            self._quit()
+        elif gone.weight > 0:
+            self._share_time()
+
+    def _sweep(self) -> None:
+        if not self._control.answers():
+            return
+        if not self._granted:
+            self._quit()
+            return
+        places = {made.place for made in self._granted.values()}
+        servers = {place.server for place in places}
+        for server in {row[0] for row in self._control.rows("server", "list")} - servers:
+            self._try("server", "delete", server, "--force")
+        for name, server, *_ in self._control.rows("namespace", "list"):
+            if name != DEFAULT and Place(server, name) not in places:
+                self._try("namespace", "delete", name, f"--server={server}", "--force")
+        reserved = self._control.rows("sm-partition", "list")
+        for server, name in {(row[0], row[2]) for row in reserved if row[2] and Place(row[0], row[2]) not in places}:
+            self._drop_partitions(server, {name})
+
+    def _drop_partitions(self, server: str, names: set[str]) -> None:
+        try:
+            rows = self._control.rows("sm-partition", "list", f"--server={server}")
+        except WorkError:
+            return  # with the server they have gone
+        for row in rows:
+            if row[2] in names:
+                self._try("sm-partition", "delete", row[2], f"--server={server}", f"--device={row[1]}")
+
+    def _try(self, *order: str) -> None:
+        try:
+            self._control.order(*order)
+        except WorkError as error:
+            LOG.warning("%s", error)  # the next sweep tries it again
+
+    def _quit(self) -> None:
+        if self._control.answers():
+            self._try("--quit")
+            until = time.monotonic() + PATIENCE_S
+            while self._control.answers() and time.monotonic() < until:
+                time.sleep(0.02)
+
+
+def short_name(name: str) -> str:
+    """A tenant's namespace, the same after a restart: its own name where that is short, else a part and a hash."""
+    if SHORT.fullmatch(name) and name not in (DEFAULT, SERVER):
+        return name
+    plain = re.sub(r"[^a-z0-9_]", "_", name.lower())[:9]
+    return f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
+def _bytes(text: str) -> int | None:
+    """A size as `namespace list` has it: 2048M, 2G or bytes; None for unlimited."""
+    found = re.fullmatch(r"(\d+)\s*([KMG]?)B?", text.strip())
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]] if found else None
