@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-slow test-extras lint bench wheel setup clean
+.PHONY: demo test test-slow test-extras test-hub lint bench wheel setup clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/cotenant demo --out demo-out
@@ -21,6 +21,13 @@ test-slow: $(VENV)/.dev
 test-extras: $(VENV)/.dev
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray]'
 	$(BIN)/pytest -q -m extras tests
+
+# JupyterHub and its proxy, in a folder that every user may enter, for the test of the shipped example (as root).
+HUB := /var/cache/cotenant-test-hub
+test-hub: $(VENV)/.dev
+	@test -x $(HUB)/bin/jupyterhub || (/usr/bin/python3 -m venv $(HUB) && $(HUB)/bin/pip install --quiet 'jupyterhub>=5' jupyter_server)
+	@test -x $(HUB)/node_modules/.bin/configurable-http-proxy || npm install --silent --prefix $(HUB) 'configurable-http-proxy@^5'
+	PATH=$(HUB)/bin:$(HUB)/node_modules/.bin:$$PATH $(BIN)/pytest -q tests/kube/test_jupyterhub_itself.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests bench

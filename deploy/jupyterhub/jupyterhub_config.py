@@ -1,64 +1,14 @@
-"""JupyterHub: a choice of GPU shares for every notebook. Append to, or load from, the hub's own configuration.
+"""A hub on one machine: its local users log in with their passwords and choose a share of a GPU. Run it as root.
 
-On Kubernetes (KubeSpawner) a profile adds the pod's annotations; Cotenant's webhook does the rest. On one machine
-(LocalProcessSpawner and its kin) the notebook server is started through `cotenant run`.
+The agent beside it declares a tenant for each user, see docs/howto/jupyterhub.md.
 """
 
 from __future__ import annotations
 
-import hashlib
+from pathlib import Path
 
 c = get_config()  # noqa: F821 given by JupyterHub
 
-SHARES = {
-    "small": ("An eighth of a GPU, 8 GiB", {"request": "12%", "limit": "50%", "memory": "8Gi"}),
-    "large": ("Half a GPU, 32 GiB", {"request": "50%", "limit": "100%", "memory": "32Gi"}),
-}
-
-
-def profile(name: str, title: str, share: dict[str, str]) -> dict[str, object]:
-    """One entry of KubeSpawner's profile_list."""
-    annotations = {f"cotenant.dev/{key}": value for key, value in share.items()}
-    return {
-        "slug": name,
-        "display_name": title,
-        "kubespawner_override": {"extra_annotations": annotations},
-    }
-
-
-c.KubeSpawner.profile_list = [
-    {"slug": "cpu", "display_name": "No GPU", "default": True},
-    *(profile(name, title, share) for name, (title, share) in SHARES.items()),
-]
-
-
-def escaped(text: str) -> str:
-    """Letters, digits, '.' and '-' as they are, other bytes as _HH, so that no two names become one: ada_40uni.edu."""
-    kept = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-"
-    return "".join(chr(byte) if byte in kept else f"_{byte:02x}" for byte in text.encode())
-
-
-def tenant_name(user: str, server: str = "") -> str:
-    """jupyter/USER, with /SERVER for a named server; 63 characters at most, longer ones end in a hash."""
-    name = "/".join(["jupyter", escaped(user), *([escaped(server)] if server else [])])
-    return name if len(name) <= 63 else f"{name[:54]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def local_command(spawner: object) -> None:
-    """Start a local notebook server as a tenant named after its user and server; the spawn form gives the share."""
-    chosen = (getattr(spawner, "user_options", None) or {}).get("share", "small")
-    share = SHARES[chosen if chosen in SHARES else "small"][1]
-    name = tenant_name(spawner.user.name, getattr(spawner, "name", ""))  # type: ignore[attr-defined]
-    options = [f"--{key}={value}" for key, value in share.items()]
-    spawner.cmd = ["cotenant", "run", f"--name={name}", *options, "--", "jupyterhub-singleuser"]  # type: ignore[attr-defined]
-
-
-c.LocalProcessSpawner.pre_spawn_hook = local_command
-c.LocalProcessSpawner.options_form = "\n".join(
-    [
-        '<label>GPU share <select name="share">',
-        *(f'<option value="{name}">{title}</option>' for name, (title, _) in SHARES.items()),
-        "</select></label>",
-    ]
-)
-c.LocalProcessSpawner.options_from_form = lambda form: {"share": form.get("share", ["small"])[0]}
+c.JupyterHub.bind_url = "http://127.0.0.1:8000"  # a proxy with TLS goes in front of it
+c.Authenticator.allow_all = True  # all who can log in to this machine
+load_subconfig(str(Path(__file__).with_name("cotenant.py")))  # noqa: F821 given by JupyterHub

@@ -7,16 +7,14 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
+from command import python_for_all
 from held_agent import HeldAgent
 from kube_node import wait_for
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 SCRIPTS = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
-SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 CONF = """
 ClusterName=loop
@@ -66,16 +64,6 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _python() -> tuple[str, bool]:
-    """A Python with this one's packages, as words of a shell, and whether every user can run it."""
-    own = sys.executable
-    for python, path in ((own, f"{SOURCE}"), ("/usr/bin/python3", f"{SOURCE}:{sysconfig.get_path('purelib')}")):
-        command = ["env", f"PYTHONPATH={path}", python, "-c", "import cotenant.cli.main"]
-        if subprocess.run(command, user=65534, cwd="/", capture_output=True, check=False).returncode == 0:
-            return f"PYTHONPATH={path} exec {python}", True
-    return f"PYTHONPATH={SOURCE} exec {own}", False
-
-
 class SlurmNode:
     """The daemons, and an agent with two GPUs that finds jobs by their cgroups as the kernel has them."""
 
@@ -108,7 +96,7 @@ class SlurmNode:
         version = "v1" if Path("/sys/fs/cgroup/freezer").is_dir() else "v2"
         (folder / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/{version}\nCgroupMountpoint=/sys/fs/cgroup\n")
         tool = folder / "cotenant"
-        python, self.for_all_users = _python()
+        python, self.for_all_users = python_for_all()
         tool.write_text(f'#!/bin/sh\n{python} -m cotenant.cli.main "$@"\n')
         tool.chmod(0o755)
         settings = folder / "slurm.env"

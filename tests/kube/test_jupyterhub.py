@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +14,16 @@ from cotenant.agent.config.files import TenantSpec, check_spec
 from cotenant.kube.mutate import mutate
 from cotenant.kube.shares import shares_of
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "jupyterhub" / "jupyterhub_config.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "jupyterhub" / "cotenant.py"
 
 
 @pytest.fixture
 def config() -> Any:
     """What the example sets."""
     found = SimpleNamespace(KubeSpawner=SimpleNamespace(), LocalProcessSpawner=SimpleNamespace())
-    names = {"get_config": lambda: found}
+    names: dict[str, Any] = {"get_config": lambda: found, "__name__": "config"}
     exec(compile(EXAMPLE.read_text(), str(EXAMPLE), "exec"), names)
-    found.tenant_name = names["tenant_name"]
+    found.tenant_name, found.names = names["tenant_name"], names
     return found
 
 
@@ -45,9 +46,10 @@ def test_every_profile_is_a_pod_with_a_share(config: Any) -> None:
 )
 def test_a_local_notebook_is_a_tenant(config: Any, form: dict[str, list[str]], request_: str) -> None:
     options = config.LocalProcessSpawner.options_from_form(form)
+    config.names["COTENANT"] = "true"  # instead of asking an agent
     spawner = SimpleNamespace(user=SimpleNamespace(name="ada"), user_options=options, cmd=None)
-    config.LocalProcessSpawner.pre_spawn_hook(spawner)
-    assert spawner.cmd[:4] == ["cotenant", "run", "--name=jupyter/ada", f"--request={request_}"]
+    asyncio.run(config.LocalProcessSpawner.pre_spawn_hook(spawner))
+    assert spawner.cmd[:4] == ["true", "run", "--name=jupyter/ada", f"--request={request_}"]
     assert spawner.cmd[-2:] == ["--", "jupyterhub-singleuser"]
 
     import typer
@@ -83,3 +85,16 @@ def test_long_names_stay_names_and_different(config: Any) -> None:
     long = [config.tenant_name("x" * 80 + end) for end in ("a", "b")]
     assert long[0] != long[1]
     assert all(len(name) == 63 and check_spec(TenantSpec(name)) for name in long)
+
+
+def test_a_refusal_is_what_the_user_sees(config: Any, tmp_path: Path) -> None:
+    """JupyterHub shows `jupyterhub_message` of an exception on the page of the server that did not start."""
+    tool = tmp_path / "cotenant"
+    tool.write_text("#!/bin/sh\necho 'cotenant: field --request: GPU 0 has 20% left to promise' >&2\nexit 2\n")
+    tool.chmod(0o755)
+    config.names["COTENANT"] = str(tool)
+    spawner = SimpleNamespace(user=SimpleNamespace(name="ada"), user_options={}, cmd=["jupyterhub-singleuser"])
+    with pytest.raises(config.names["RefusedError"]) as refused:
+        asyncio.run(config.LocalProcessSpawner.pre_spawn_hook(spawner))
+    assert refused.value.jupyterhub_message == "field --request: GPU 0 has 20% left to promise"
+    assert spawner.cmd == ["jupyterhub-singleuser"]

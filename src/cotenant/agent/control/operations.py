@@ -157,13 +157,13 @@ class Operations:
         spec = check_spec(choose(tenant.spec, numbers))
         if self._lives.idle(tenant):
             self._lives.choose(tenant, spec)
-            tenant.launching = True  # until its program has started: else the choice would end here
-            caller.registered.append(tenant.name)
         elif has := differs(tenant.spec, numbers):
             raise InputError(
                 f"{tenant.name} runs, with {has}: leave --request, --limit and --memory out to run beside that",
                 field="--name",
             )
+        tenant.launching = True  # until this program has started: else the choice would end with the one before
+        caller.registered.append(tenant.name)
 
     async def _admit(self, spec: TenantSpec, caller: Caller) -> Tenant:
         """A new tenant; what its mechanism needs first is started beside the turns of the others."""
