@@ -68,7 +68,10 @@ MOST_SHOWN = 2000  # characters of an error
 
 
 def _module(verb: str, args: list[str]) -> str:
-    """The module of a verb. `simulate` has three: a trace of jobs, requests on services, an agent's tenants."""
+    """The module of a verb. `simulate` has four: a trace of jobs, requests on services, an agent's tenants, language
+    models."""
+    if verb == "simulate" and "--serving" in args:
+        return "cotenant.cli.simulate_llm"
     if verb == "simulate" and "--trace" not in args:
         from cotenant.cli import simulate_serving, simulate_turns
 

@@ -54,15 +54,16 @@ class Batcher:
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
 
-    def add(self, id_: int, prompt: int, output: int) -> None:
-        """A request of `prompt` tokens for `output` tokens. InputError where it can never run."""
+    def add(self, id_: int, prompt: int, output: int, cached: int = 0) -> None:
+        """A request of `prompt` tokens, `cached` of which need no computing, for `output` tokens. InputError where it
+        can never run."""
         limits = self._limits
         most = min(limits.max_context, limits.kv_tokens)
         if prompt < 1 or output < 1:
             raise InputError(f"{prompt} prompt and {output} output tokens are not 1 or more each")
         if prompt + output > most:
             raise InputError(f"{prompt} prompt and {output} output tokens are more than the model's {most}")
-        self.waiting.append(Sequence(id_, prompt, output))
+        self.waiting.append(Sequence(id_, prompt, output, min(cached, prompt - 1)))
 
     def cancel(self, id_: int) -> None:
         """The client has gone; a step that runs is not cut short."""

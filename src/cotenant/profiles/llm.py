@@ -19,6 +19,8 @@ from cotenant.core.errors import InputError
 
 H100_FLOPS = 989e12  # dense bf16
 H100_BYTES_PER_S = 3.35e12
+H100_MEMORY = 80 << 30
+USED_MEMORY = 0.9  # of a program's memory, by weights and cache
 REACHED_FLOPS, REACHED_BYTES = 0.6, 0.8  # of the peaks, by a good engine
 
 
@@ -97,7 +99,7 @@ def pairs_of(tokens: int, before: int = 0) -> int:
     return tokens * before + tokens * (tokens + 1) // 2
 
 
-def roofline(name: str, parameters: float) -> LlmProfile:
+def roofline(name: str, parameters: float, memory_bytes: float = H100_MEMORY) -> LlmProfile:
     """A dense model in bf16 on an H100, estimated from its size alone: for planning before a profile is measured.
 
     Layers and width follow the shapes of published models (12 L d^2 parameters, L = d / 128, keys and values
@@ -109,8 +111,12 @@ def roofline(name: str, parameters: float) -> LlmProfile:
     flops, bps = H100_FLOPS * REACHED_FLOPS, H100_BYTES_PER_S * REACHED_BYTES
     base = weights / bps
     times = StepTimes(base, 2 * parameters / flops, 4 * layers * width / flops, base, 20e-6, kv_bytes / bps)
-    room = max(0.0, 72e9 - weights)
-    return LlmProfile(name, times, max(4096, int(room / kv_bytes)), weights_bytes=int(weights), gpu="H100, estimated")
+    tokens = int((USED_MEMORY * memory_bytes - weights) / kv_bytes)
+    if tokens < 1:
+        raise InputError(
+            f"{name} of {parameters / 1e9:g}B needs more than {memory_bytes / 2**30:.1f} GiB", field="profile"
+        )
+    return LlmProfile(name, times, tokens, weights_bytes=int(weights), gpu="H100, estimated")
 
 
 def parse_size(text: str) -> float | None:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from cotenant.core.checked import Memory, Strict, check
 from cotenant.core.errors import InputError
-from cotenant.profiles.llm import LlmProfile, StepTimes, parse_size, roofline
+from cotenant.profiles.llm import H100_MEMORY, LlmProfile, StepTimes, parse_size, roofline
 
 FORMAT = "cotenant-llm-profile-1"
 
@@ -100,11 +100,12 @@ def add_row(path: str | Path, profile: LlmProfile, measured: dict[str, Any] | No
         file.write(json.dumps(content, indent=1) + "\n")
 
 
-def find_profile(spec: str, name: str) -> LlmProfile:
-    """A model's profile: estimated where `spec` is a size, else the row of its name (or the only row) of a file."""
+def find_profile(spec: str, name: str, memory_bytes: float = H100_MEMORY) -> LlmProfile:
+    """A model's profile: estimated for a program of `memory_bytes` where `spec` is a size; else the row of its name
+    in a file, or the only row."""
     size = parse_size(spec)
     if size is not None:
-        return roofline(name, size)
+        return roofline(name, size, memory_bytes)
     rows = read_profiles(spec)
     if name not in rows and len(rows) > 1:
         raise InputError(f"has no model {name!r}; it has {', '.join(rows)}", file=spec)

@@ -1,0 +1,138 @@
+"""What commands about language models have in common: their requests, and models.yaml with profiles as a setup."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cotenant.core.errors import InputError
+
+if TYPE_CHECKING:
+    from cotenant.profiles.llm import LlmProfile
+    from cotenant.serving.config.models import ModelsConfig
+    from cotenant.sim.llm.engine import LlmSetup
+    from cotenant.workloads.tokens.trace import TokenTrace
+
+REQUESTS = "Requests"
+DEFAULT_GPU_BYTES = 80 << 30
+
+
+def _requests(*names: str, **more: object) -> object:
+    return typer.Option(*names, rich_help_panel=REQUESTS, **more)  # type: ignore[arg-type]
+
+
+TraceSpec = Annotated[str | None, _requests("--trace", help="FORMAT:PATH, see Token traces in docs/traces.md.")]
+Rate = Annotated[list[str] | None, _requests("--rate", help="Requests/s of all models, or NAME=R. Repeatable.")]
+Prompt = Annotated[str, _requests("--prompt", help="Tokens: 512, 100-900, 512~1.2 (mean~CV).")]
+Output = Annotated[str, _requests("--output", help="Tokens of answers, likewise.")]
+ArrivalsSpec = Annotated[str, _requests("--arrivals", help="poisson, constant, bursts, gamma:CV, mmpp:...")]
+Duration = Annotated[str | None, _requests("--duration", help="Length; of a trace by default all of it, else 60s.")]
+Start = Annotated[str, _requests("--start", help="Where in a trace to begin.")]
+Speed = Annotated[float, _requests("--speed", help="A trace's requests so many times closer together.")]
+Keep = Annotated[str, _requests("--keep", help="Part of a trace's requests, drawn: 10%.")]
+Seed = Annotated[int, _requests("--seed", min=0, help="Seed of what is drawn.")]
+Profiles = Annotated[
+    list[str] | None,
+    typer.Option("--profile", help="File of `profile llm` or a size (8b) for all models, or NAME=SPEC. Repeatable."),
+]
+
+
+def build_trace(
+    models: Sequence[str], trace: str | None, rate: list[str] | None, prompt: str, output: str, arrivals: str,
+    duration: str | None, start: str, speed: float, keep: str, seed: int,
+) -> TokenTrace:  # fmt: skip
+    """The requests that the options mean, for these models."""
+    from cotenant.core.units import parse_fraction, parse_seconds
+    from cotenant.workloads.tokens.drawn import draw_trace
+    from cotenant.workloads.tokens.registry import read_tokens
+    from cotenant.workloads.tokens.trace import TokenOptions
+
+    length_s = None if duration is None else parse_seconds(duration, field="duration")
+    if trace is None:
+        if not rate:
+            raise InputError("give --trace FORMAT:PATH or --rate", field="trace")
+        return draw_trace(models, rates_of(models, rate), prompt, output, length_s or 60.0, arrivals, seed)
+    if rate:
+        raise InputError("a trace has its own rate; change it with --speed or --keep", field="rate")
+    options = TokenOptions(parse_seconds(start, field="start"), length_s or math.inf, seed)
+    found = read_tokens(trace, options).thinned(parse_fraction(keep, field="keep"), seed)
+    return found.faster(speed).onto(models, seed)
+
+
+def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:
+    """Requests/s of each model: NAME=R, or R for all together in equal parts of those not named."""
+    named: dict[str, float] = {}
+    whole: float | None = None
+    for text in given:
+        name, equals, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < 1e6 or (not equals and whole is not None):
+            raise InputError(f"{text!r} is not a rate in requests per second", field="rate")
+        if equals and name not in models:
+            raise InputError(f"there is no model {name!r}; there is {', '.join(models)}", field="rate")
+        if equals:
+            named[name] = value
+        else:
+            whole = value
+    others = max(1, len(models) - len(named))
+    return [named.get(name, (whole or 0.0) / others) for name in models]
+
+
+def profiles_of(config: ModelsConfig, given: Sequence[str]) -> list[LlmProfile]:
+    """A profile for each model of the file, under its name."""
+    from dataclasses import replace
+
+    from cotenant.profiles.llm_files import find_profile
+
+    names = [m.name for m in config.models]
+    specs: dict[str, str] = {}
+    for text in given:
+        name, equals, spec = text.partition("=")
+        if equals and name not in names:
+            raise InputError(f"there is no model {name!r}; there is {', '.join(names)}", field="profile")
+        specs |= {name: spec} if equals else {n: specs.get(n, text) for n in names}
+    found = []
+    for model in config.models:
+        if model.name not in specs:
+            raise InputError(f"{model.name} has no profile; give --profile {model.name}=FILE or =8b", field="profile")
+        found.append(replace(find_profile(specs[model.name], model.name, model.memory), name=model.name))
+    return found
+
+
+def build_setup(
+    config: ModelsConfig, profiles: Sequence[LlmProfile], gpus: int | None, sharing: str, shares: Sequence[str],
+    warm: bool = True, prefix_cache: bool = False, start_s: float | None = None,
+) -> LlmSetup:  # fmt: skip
+    """models.yaml as a simulation."""
+    from dataclasses import replace
+
+    from cotenant.core.metrics.tokens import Target
+    from cotenant.core.units import parse_fraction
+    from cotenant.policy.residency import ModelSettings
+    from cotenant.sim.llm.engine import LlmSetup, SimModel
+
+    weights = dict.fromkeys((m.name for m in config.models), 1.0 / len(config.models) if sharing == "fixed" else 1.0)
+    for text in shares:
+        name, equals, part = text.partition("=")
+        if not equals or name not in weights:
+            raise InputError(f"{text!r} is not NAME=PART with a name of {', '.join(weights)}", field="share")
+        weights[name] = parse_fraction(part, field="share")
+    models = []
+    for entry, facts, profile in zip(config.models, config.facts(), profiles, strict=True):
+        target = Target(entry.name, entry.ttft_ms, entry.tpot_ms)
+        known = facts if start_s is None else replace(facts, start_s=start_s)
+        models.append(
+            SimModel(known, profile, target, weights[entry.name], entry.max_concurrency, entry.max_queue)
+        )  # fmt: skip
+    each = config.raw.gpus.memory or DEFAULT_GPU_BYTES
+    settings = ModelSettings(idle_s=config.raw.idle)
+    return LlmSetup(
+        tuple(models), (each,) * (gpus or config.raw.gpus.count), sharing, warm, prefix_cache, settings,
+        config.raw.host_memory,
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""`cotenant simulate --serving MODELS.yaml`: language models on shared GPUs, in virtual time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cotenant.cli.llm_setup import (
+    ArrivalsSpec,
+    Duration,
+    Keep,
+    Output,
+    Profiles,
+    Prompt,
+    Rate,
+    Seed,
+    Speed,
+    Start,
+    TraceSpec,
+    build_setup,
+    build_trace,
+    profiles_of,
+)
+
+if TYPE_CHECKING:
+    from cotenant.sim.llm.engine import LlmResult
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def simulate(
+    models: Annotated[str, typer.Argument(help="MODELS.yaml, as `cotenant serve` takes it.")],
+    serving: Annotated[bool, typer.Option("--serving", help="Replay requests to language models.")] = True,
+    profile: Profiles = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs, instead of the file's.")] = None,
+    sharing: Annotated[
+        str, typer.Option(help="conserving: models get what others leave; fixed: a fraction each, whatever runs.")
+    ] = "conserving",
+    share: Annotated[
+        list[str] | None, typer.Option(help="NAME=50%: a model's weight, or its fraction. Repeatable.")
+    ] = None,
+    start_up: Annotated[str | None, typer.Option("--start-up", help="How long programs take to start: 30s.")] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Nothing is on the GPUs at the start.")] = False,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache", help="Cached tokens of a trace need no prefill.")
+    ] = False,
+    trace: TraceSpec = None,
+    rate: Rate = None,
+    prompt: Prompt = "512",
+    output: Output = "128",
+    arrivals: ArrivalsSpec = "poisson",
+    duration: Duration = None,
+    start: Start = "0s",
+    speed: Speed = 1.0,
+    keep: Keep = "100%",
+    seed: Seed = 0,
+    csv: Annotated[str | None, typer.Option(help="Every request: when due, first and last token.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Replay requests to language models on shared GPUs: batches per iteration, KV memory, models that come and go.
+
+    Says TTFT, TPOT, attainment of ttft_ms and tpot_ms, goodput, switches and use of the GPUs."""
+    del serving
+    import json
+    import sys
+
+    from cotenant.cli.llm_view import show
+    from cotenant.core.files import atomic_file, check_writable
+    from cotenant.core.units import parse_seconds
+    from cotenant.serving.config.models import read_models
+    from cotenant.sim.llm.engine import longest
+
+    if csv is not None:
+        check_writable(csv)
+    config = read_models(models)
+    start_s = None if start_up is None else parse_seconds(start_up, field="start-up")
+    setup = build_setup(
+        config, profiles_of(config, profile or []), gpus, sharing, share or [], not cold, prefix_cache, start_s
+    )
+    names = [m.name for m in config.models]
+    requests = build_trace(names, trace, rate, prompt, output, arrivals, duration, start, speed, keep, seed)
+    result = run(requests.fitting(longest(setup.models)), setup)
+    content = {**result.summary(), "seed": seed}
+    if csv is not None:
+        with atomic_file(csv) as file:
+            file.write(result.times.csv(names))
+    if as_json:
+        print(json.dumps(content))
+        return
+    show(content, f"{len(requests):,} requests of {requests.source}")
+    for reason, count in result.trace.left_out.items():
+        print(f"note: {count:,} requests left out: {reason}", file=sys.stderr)
+
+
+def run(requests: Any, setup: Any) -> LlmResult:
+    """Simulate, with progress on a terminal."""
+    from cotenant.cli.progress import jobs_progress
+    from cotenant.sim.llm.engine import simulate as simulate_llm
+
+    with jobs_progress("simulating", len(requests)) as tick:
+        return simulate_llm(requests, setup, lambda done: tick(done, len(requests)))

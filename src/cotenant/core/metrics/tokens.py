@@ -1,0 +1,103 @@
+"""What came of requests to language models, simulated or live: TTFT, TPOT, attainment, goodput. Formulas in
+metrics.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model's promises; None: none."""
+
+    name: str
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class TokenTimes:
+    """(n,) requests: index of the model, when it was due, first and last token in seconds (NaN: never), tokens."""
+
+    model: np.ndarray
+    due_s: np.ndarray
+    first_s: np.ndarray
+    last_s: np.ndarray
+    prompt: np.ndarray
+    output: np.ndarray
+
+    @property
+    def ttft_ms(self) -> np.ndarray:
+        """From when a request was due to its first token."""
+        found: np.ndarray = (self.first_s - self.due_s) * 1e3
+        return found
+
+    @property
+    def tpot_ms(self) -> np.ndarray:
+        """Mean time between tokens after the first; NaN where there is one token."""
+        gaps = np.where(self.output > 1, self.output - 1, np.nan)
+        found: np.ndarray = (self.last_s - self.first_s) / gaps * 1e3
+        return found
+
+    def csv(self, names: Sequence[str]) -> str:
+        """Every request; empty cells for what never happened."""
+        lines = ["model,due_s,first_s,last_s,prompt_tokens,output_tokens,ttft_ms,tpot_ms"]
+        columns = (self.due_s, self.first_s, self.last_s, self.prompt, self.output, self.ttft_ms, self.tpot_ms)
+        for model, *cells in zip(self.model, *columns, strict=True):
+            shown = [f"{c}" if isinstance(c, np.integer) else "" if np.isnan(c) else f"{c:.6f}" for c in cells]
+            name = names[model]
+            lines.append(
+                ",".join(['"' + name.replace('"', '""') + '"' if "," in name or '"' in name else name, *shown])
+            )
+        return "\n".join(lines) + "\n"
+
+    def kept(self, targets: Sequence[Target]) -> np.ndarray:
+        """Whether a request was answered whole and within its model's promises."""
+        ttft, tpot = (
+            np.array([np.inf if t is None else t for t in column])[self.model]
+            for column in ([t.ttft_ms for t in targets], [t.tpot_ms for t in targets])
+        )
+        late = (self.ttft_ms > ttft) | (np.nan_to_num(self.tpot_ms) > tpot)
+        kept: np.ndarray = np.isfinite(self.last_s) & ~late
+        return kept
+
+    def rows(self, targets: Sequence[Target], duration_s: float) -> dict[str, dict[str, Any]]:
+        """Figures of each model, by name."""
+        kept = self.kept(targets)
+        found = {}
+        for index, target in enumerate(targets):
+            found[target.name] = self._row(self.model == index, kept, duration_s) | {
+                "ttft_target_ms": target.ttft_ms, "tpot_target_ms": target.tpot_ms
+            }  # fmt: skip
+        return found
+
+    def total(self, targets: Sequence[Target], duration_s: float) -> dict[str, Any]:
+        """The same of all models together."""
+        return self._row(np.ones(len(self.model), bool), self.kept(targets), duration_s)
+
+    def _row(self, mine: np.ndarray, kept: np.ndarray, duration_s: float) -> dict[str, Any]:
+        whole = mine & np.isfinite(self.last_s)
+        sent = int(mine.sum())
+        return {
+            "requests": sent,
+            "answered": int(whole.sum()),
+            "ttft_ms": _percentiles(self.ttft_ms[mine & np.isfinite(self.first_s)]),
+            "tpot_ms": _percentiles(self.tpot_ms[whole & (self.output > 1)]),
+            "attainment": float(kept[mine].mean()) if sent else None,
+            "goodput_rps": float(kept[mine].sum() / duration_s),
+            "output_tokens_per_s": float(self.output[whole].sum() / duration_s),
+            "prompt_tokens_per_s": float(self.prompt[whole].sum() / duration_s),
+        }
+
+
+def _percentiles(values: np.ndarray) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    found = np.percentile(values, PERCENTILES)
+    return {"mean": float(values.mean()), **{f"p{p}": float(x) for p, x in zip(PERCENTILES, found, strict=True)}}

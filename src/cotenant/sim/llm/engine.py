@@ -1,0 +1,292 @@
+"""A token trace on shared GPUs in virtual time: the batcher, the residency policy and the shares of a live server.
+
+Events are arrivals, ends of steps, ends of moves and times that the policy asked for. Moves take what `MoveRates` and
+the models' start times say, and take nothing from steps of others: copies run beside kernels.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cotenant.core.metrics.tokens import Target, TokenTimes
+from cotenant.policy.batching import Batcher
+from cotenant.policy.residency import Do, ModelFacts, ModelResidency, ModelSettings, MoveRates
+from cotenant.profiles.llm import LlmProfile
+from cotenant.sim.llm.gpu import SharedGpu
+from cotenant.workloads.tokens.trace import TokenTrace
+
+STOP_S = 1.0  # how long a program takes to end
+
+
+@dataclass(frozen=True)
+class SimModel:
+    """One model: what it is to the policy, what its steps take, its weight among those on a GPU (`fixed`: its
+    fraction)."""
+
+    facts: ModelFacts
+    profile: LlmProfile
+    target: Target
+    weight: float = 1.0
+    max_concurrency: int = 256
+    max_queue: int = 1000
+
+
+@dataclass(frozen=True)
+class LlmSetup:
+    """GPUs and rules. `warm`: models that fit are resident at the start, in file order. `prefix_cache`: the trace's
+    cached tokens need no prefill."""
+
+    models: tuple[SimModel, ...]
+    gpu_bytes: tuple[int, ...]
+    sharing: str = "conserving"
+    warm: bool = True
+    prefix_cache: bool = False
+    settings: ModelSettings = field(default_factory=ModelSettings)
+    host_bytes: int | None = None
+
+
+@dataclass
+class Moves:
+    """Switches of one model and the seconds that they took."""
+
+    starts: int = 0
+    evictions: int = 0
+    returns: int = 0
+    stops: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class LlmResult:
+    """A finished run."""
+
+    trace: TokenTrace
+    setup: LlmSetup
+    times: TokenTimes
+    refused: np.ndarray  # by a full queue
+    moves: tuple[Moves, ...]
+    busy_s: tuple[float, ...]
+    preempted: tuple[int, ...]
+    end_s: float
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The promises, by model."""
+        return tuple(m.target for m in self.setup.models)
+
+    def summary(self) -> dict[str, Any]:
+        """Figures per model and of all."""
+        span = max(self.end_s, 1e-9)
+        rows = self.times.rows(self.targets, span)
+        for index, (row, moves) in enumerate(zip(rows.values(), self.moves, strict=True)):
+            row["refused"] = int(self.refused[self.times.model == index].sum())
+            row["preempted"] = self.preempted[index]
+            row |= {"starts": moves.starts, "evictions": moves.evictions, "returns": moves.returns,
+                    "stops": moves.stops, "move_s": moves.seconds}  # fmt: skip
+        return {
+            "trace": self.trace.summary(), "models": rows, "total": self.times.total(self.targets, span),
+            "gpus": [{"busy": busy / span} for busy in self.busy_s],
+            "switches": sum(m.starts + m.evictions + m.returns + m.stops for m in self.moves), "span_s": self.end_s,
+            "sharing": self.setup.sharing,
+        }  # fmt: skip
+
+
+class _Model:
+    """The state of one model in a run."""
+
+    def __init__(self, index: int, model: SimModel) -> None:
+        self.index, self.config = index, model
+        self.name = model.facts.name
+        self.batcher = Batcher(model.profile)
+        self.queue: deque[int] = deque()
+        self.gpu = -1
+        self.busy = False  # a step runs
+        self.moves = Moves()
+
+
+class _Run:
+    def __init__(self, trace: TokenTrace, setup: LlmSetup, progress: Callable[[int], None]) -> None:
+        self.trace, self.setup, self._progress = trace, setup, progress
+        self.models = [_Model(i, m) for i, m in enumerate(setup.models)]
+        self.by_name = {m.name: m for m in self.models}
+        self.rates = MoveRates()
+        self.policy = ModelResidency(
+            setup.gpu_bytes, [m.facts for m in setup.models], setup.settings, setup.host_bytes, self.rates
+        )
+        self.gpus = [SharedGpu(setup.sharing) for _ in setup.gpu_bytes]
+        self.first = np.full(len(trace), np.nan)
+        self.last = np.full(len(trace), np.nan)
+        self.refused = np.zeros(len(trace), bool)
+        self._heap: list[tuple[float, int, int, int, int]] = []  # time, order, kind, a, b
+        self._order = 0
+        self._wake_s = math.inf
+        self._waiting: set[int] = set()  # models with requests that no program has
+        self._ready: set[int] = set()  # models whose next step may begin now
+        self.now_s = 0.0
+
+    STEP, MOVED, WAKE = 0, 1, 2
+
+    def _push(self, at_s: float, kind: int, a: int = 0, b: int = 0) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (at_s, self._order, kind, a, b))
+
+    def run(self) -> None:
+        """To the last answer."""
+        times, which = self.trace.times_s.tolist(), self.trace.model.tolist()
+        if self.setup.warm:
+            self._warm()
+        self._decide()
+        at, count = 0, len(times)
+        while True:
+            due_s = times[at] if at < count else math.inf
+            next_s = min(due_s, self._heap[0][0] if self._heap else math.inf)
+            if self._ready and next_s > self.now_s:  # all that happens at one time is known to the steps that follow
+                ready, self._ready = sorted(self._ready), set()
+                for index in ready:
+                    self._step(self.models[index])
+            elif next_s == math.inf:
+                return
+            elif due_s <= next_s:
+                self.now_s = due_s
+                self._arrive(at, self.models[which[at]])
+                at += 1
+                self._progress(at)
+            else:
+                self.now_s, _, kind, a, b = heapq.heappop(self._heap)
+                self._event(kind, a, b)
+
+    def _event(self, kind: int, a: int, b: int) -> None:
+        if kind == self.STEP:
+            if self.gpus[a].version == b:
+                self._step_over(a)
+        elif kind == self.MOVED:
+            self._moved(self.models[a], b / 1e9)
+        elif self.now_s >= self._wake_s:
+            self._wake_s = math.inf
+            self._decide()
+
+    def _warm(self) -> None:
+        """Start what fits, as if it had been there before."""
+        free = list(self.setup.gpu_bytes)
+        for model in sorted(self.models, key=lambda m: not m.config.facts.kept):
+            need = model.config.facts.memory_bytes
+            gpu = max(range(len(free)), key=free.__getitem__)
+            if need > free[gpu]:
+                continue
+            free[gpu] -= need
+            self.policy.arrived(model.name, 0.0)
+            for action in self.policy.decide(0.0):
+                self.by_name[action.model].gpu = action.gpu
+                self.policy.settled(action.model, 0.0)
+            self.policy.withdrawn(model.name, 0.0)
+
+    def _arrive(self, request: int, model: _Model) -> None:
+        if len(model.queue) >= model.config.max_queue:
+            self.refused[request] = True
+            return
+        model.queue.append(request)
+        self._waiting.add(model.index)
+        self.policy.arrived(model.name, self.now_s)
+        self._admit(model)
+        if model.queue:
+            self._decide()
+
+    def _decide(self) -> None:
+        for action in self.policy.decide(self.now_s):
+            model = self.by_name[action.model]
+            held = model.config.facts.memory_bytes
+            if action.do is Do.START:
+                seconds = self.policy.rows[action.model].start_s
+                model.moves.starts += 1
+            elif action.do is Do.BRING:
+                seconds = self.rates.seconds(0, held)
+                model.moves.returns += 1
+            elif action.do is Do.EVICT:
+                seconds = self.rates.seconds(held, 0)
+                model.moves.evictions += 1
+            else:
+                seconds = STOP_S
+                model.moves.stops += 1
+            model.gpu = action.gpu
+            model.moves.seconds += seconds
+            self._push(self.now_s + seconds, self.MOVED, model.index, round(seconds * 1e9))
+        if self.policy.wake_s < self._wake_s:
+            self._wake_s = self.policy.wake_s
+            self._push(max(self._wake_s, self.now_s), self.WAKE)
+        for index in list(self._waiting):
+            self._admit(self.models[index])
+
+    def _moved(self, model: _Model, seconds: float) -> None:
+        self.policy.settled(model.name, self.now_s, seconds)
+        self._decide()
+
+    def _admit(self, model: _Model) -> None:
+        """Give the program what may be given to it."""
+        row = self.policy.rows[model.name]
+        while model.queue and row.open < model.config.max_concurrency and self.policy.admits(model.name):
+            request = model.queue.popleft()
+            self.policy.began(model.name, self.now_s)
+            cached = int(self.trace.cached[request]) if self.setup.prefix_cache else 0
+            model.batcher.add(request, int(self.trace.prompt[request]), int(self.trace.output[request]), cached)
+        if not model.queue:
+            self._waiting.discard(model.index)
+        if not model.busy and len(model.batcher):
+            self._ready.add(model.index)
+
+    def _step(self, model: _Model) -> None:
+        step = model.batcher.begin()
+        model.busy = step is not None
+        if step is not None:
+            config, gpu = model.config, self.gpus[model.gpu]
+            seconds = config.profile.times.seconds(step)
+            gpu.begin(model.index, seconds, config.weight, config.facts.best_effort, self.now_s)
+            self._foretell(model.gpu)
+
+    def _foretell(self, gpu: int) -> None:
+        at_s, key = self.gpus[gpu].next_end()
+        if key >= 0:
+            self._push(max(at_s, self.now_s), self.STEP, gpu, self.gpus[gpu].version)
+
+    def _step_over(self, gpu: int) -> None:
+        _, key = self.gpus[gpu].next_end()
+        model = self.models[key]
+        self.gpus[gpu].end(key, self.now_s)
+        model.busy = False
+        ended = 0
+        for token in model.batcher.end():
+            if np.isnan(self.first[token.id]):
+                self.first[token.id] = self.now_s
+            if token.last:
+                self.last[token.id] = self.now_s
+                self.policy.ended(model.name, self.now_s)
+                ended += 1
+        if ended and model.queue:
+            self._admit(model)
+        self._ready.add(model.index)
+        self._foretell(gpu)
+        if ended and self._waiting:
+            self._decide()
+
+
+def simulate(trace: TokenTrace, setup: LlmSetup, progress: Callable[[int], None] = lambda done: None) -> LlmResult:
+    """Replay a trace whose `models` are the setup's, in order. Requests that no model takes must have been left out."""
+    assert trace.models == tuple(m.facts.name for m in setup.models)
+    run = _Run(trace, setup, progress)
+    run.run()
+    times = TokenTimes(trace.model, trace.times_s, run.first, run.last, trace.prompt, trace.output)
+    return LlmResult(
+        trace, setup, times, run.refused, tuple(m.moves for m in run.models), tuple(g.busy_s for g in run.gpus),
+        tuple(m.batcher.preempted for m in run.models), run.now_s,
+    )  # fmt: skip
+
+
+def longest(models: Sequence[SimModel]) -> list[int]:
+    """Tokens of one request at most, by model."""
+    return [min(m.profile.max_context, m.profile.kv_tokens) for m in models]

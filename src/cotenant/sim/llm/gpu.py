@@ -1,0 +1,74 @@
+"""One GPU that several engines' steps share: how fast each goes, and which ends next. Pure, exact between events."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cotenant.core.errors import InputError
+
+SHARING = ("conserving", "fixed")
+
+
+@dataclass
+class Running:
+    """A step: seconds of the whole GPU that are left of it."""
+
+    left_s: float
+    weight: float
+    best_effort: bool
+    rate: float = 0.0
+
+
+class SharedGpu:
+    """`conserving`: steps go at once, each at its weight's part of those that are there; best-effort ones wait for the
+    latency-sensitive. `fixed`: each goes at its weight, whatever else is there, as on a fixed fraction of the SMs."""
+
+    def __init__(self, sharing: str = "conserving") -> None:
+        if sharing not in SHARING:
+            raise InputError(f"{sharing!r} is not {' or '.join(SHARING)}", field="sharing")
+        self._fixed = sharing == "fixed"
+        self.running: dict[int, Running] = {}
+        self._at_s = 0.0
+        self.busy_s = 0.0
+        self.version = 0  # changes whenever an end that was foretold no longer holds
+
+    def begin(self, key: int, seconds: float, weight: float, best_effort: bool, now_s: float) -> None:
+        """A step of so many seconds of the whole GPU begins."""
+        self._advance(now_s)
+        self.running[key] = Running(seconds, weight, best_effort)
+        self._share()
+
+    def end(self, key: int, now_s: float) -> None:
+        """A step is over."""
+        self._advance(now_s)
+        del self.running[key]
+        self._share()
+
+    def next_end(self) -> tuple[float, int]:
+        """(when, whose) the next step ends; infinity and -1 where none runs."""
+        at_s, key = math.inf, -1
+        for k, step in self.running.items():
+            if step.rate > 0.0 and self._at_s + step.left_s / step.rate < at_s:
+                at_s, key = self._at_s + step.left_s / step.rate, k
+        return at_s, key
+
+    def _advance(self, now_s: float) -> None:
+        passed = now_s - self._at_s
+        if self.running and passed > 0:
+            self.busy_s += passed
+            for step in self.running.values():
+                step.left_s = max(0.0, step.left_s - passed * step.rate)
+        self._at_s = now_s
+
+    def _share(self) -> None:
+        self.version += 1
+        steps = self.running.values()
+        if self._fixed:
+            for step in steps:
+                step.rate = step.weight
+            return
+        first = any(not step.best_effort for step in steps)
+        total = sum(step.weight for step in steps if not (first and step.best_effort))
+        for step in steps:
+            step.rate = 0.0 if first and step.best_effort else step.weight / total

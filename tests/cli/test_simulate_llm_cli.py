@@ -1,0 +1,97 @@
+"""`cotenant simulate --serving`: figures of a small file, and sentences for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import cotenant
+
+MODELS = """
+gpus: {count: 1, memory: 80GiB}
+models:
+  - {name: chat, command: "engine --port {port}", memory: 30GiB, ttft_ms: 100, tpot_ms: 30}
+  - {name: code, command: "engine --port {port}", memory: 30GiB, ttft_ms: 100, tpot_ms: 30}
+"""
+PROFILE = {"format": "cotenant-llm-profile-1", "models": {
+    "chat": {"prefill_ms": {"base": 10, "per_token": 1}, "decode_ms": {"base": 20}},
+    "code": {"prefill_ms": {"base": 10, "per_token": 1}, "decode_ms": {"base": 20}},
+}}  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path, Path]:
+    models, profile, trace = tmp_path / "models.yaml", tmp_path / "profile.json", tmp_path / "trace.csv"
+    models.write_text(MODELS)
+    profile.write_text(json.dumps(PROFILE))
+    trace.write_text(
+        "time_s,model,prompt_tokens,output_tokens\n0,chat,20,2\n1,code,20,1\n1,chat,20,1\n2,chat,99999,1\n"
+    )
+    return models, profile, trace
+
+
+def test_a_trace_by_hand(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    models, profile, trace = files
+    out = tmp_path / "out.csv"
+    done = cotenant("simulate", "--serving", models, "--profile", profile, "--trace", trace, "--csv", out, "--json")
+    assert done.code == 0, done.err
+    content = json.loads(done.out)
+    assert content["models"]["chat"]["requests"] == 2
+    assert content["models"]["chat"]["ttft_ms"]["mean"] == pytest.approx((30 + 60) / 2)  # the second beside code's
+    assert content["models"]["code"]["ttft_ms"]["mean"] == pytest.approx(60)
+    assert content["models"]["chat"]["tpot_ms"]["mean"] == pytest.approx(20)
+    assert content["total"]["attainment"] == 1
+    assert content["trace"]["left_out"] == {"longer than the model's context": 1}
+    assert out.read_text().splitlines()[1] == "chat,0.000000,0.030000,0.050000,20,2,30.000000,20.000000"
+    shown = cotenant("simulate", "--serving", models, "--profile", profile, "--trace", trace)
+    assert "GPUs busy" in shown.out
+    assert "1 requests left out: longer than the model's context" in shown.err
+
+
+def test_fixed_fractions_and_rates_by_name(files: tuple[Path, Path, Path]) -> None:
+    models, profile, _ = files
+    asked = (
+        "simulate",
+        "--serving",
+        models,
+        "--profile",
+        profile,
+        "--prompt",
+        "20",
+        "--output",
+        "1",
+        "--duration",
+        "9s",
+    )
+    one = json.loads(cotenant(*asked, "--rate", "chat=0.5", "--arrivals", "constant", "--json").out)
+    assert one["models"]["chat"]["requests"] == 5
+    assert one["models"]["chat"]["ttft_ms"]["p50"] == pytest.approx(30)
+    half = json.loads(
+        cotenant(*asked, "--rate", "chat=0.5", "--arrivals", "constant", "--sharing", "fixed", "--json").out
+    )
+    assert half["models"]["chat"]["ttft_ms"]["p50"] == pytest.approx(60)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "trace: give --trace FORMAT:PATH or --rate"),
+        (("--rate", "x=1"), "there is no model 'x'; there is chat, code"),
+        (("--rate", "1", "--prompt", "many"), "field prompt: 'many' is no length"),
+        (("--rate", "1", "--sharing", "half"), "sharing: 'half' is not conserving or fixed"),
+        (("--rate", "1", "--share", "chat"), "share: 'chat' is not NAME=PART"),
+        (("--rate", "1", "--profile", "nowhere=8b"), "there is no model 'nowhere'"),
+        (("--rate", "1", "--profile", "chat=70b"), "chat of 70B needs more than 30.0 GiB"),
+    ],
+)
+def test_what_is_wrong_is_said(files: tuple[Path, Path, Path], words: tuple[str, ...], sentence: str) -> None:
+    models, profile, _ = files
+    done = cotenant("simulate", "--serving", models, "--profile", profile, *words)
+    assert done.code == 2
+    assert sentence in done.err
+
+
+def test_a_model_without_a_profile_is_named(files: tuple[Path, Path, Path]) -> None:
+    done = cotenant("simulate", "--serving", files[0], "--profile", "chat=8b", "--rate", "1")
+    assert "code has no profile; give --profile code=FILE or =8b" in done.err
