@@ -8,7 +8,6 @@ import dataclasses
 import fcntl
 import logging
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable, Coroutine
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.abi.protocol import FLOOR_SOCKET
+from cotenant.agent import processes
 from cotenant.agent.config import files as configs
 from cotenant.agent.config.file_watch import FileWatch
 from cotenant.agent.config.files import AgentConfig
@@ -33,6 +33,7 @@ from cotenant.agent.lifecycle.lives import Lives
 from cotenant.agent.lifecycle.reconfigure import Reconfigure
 from cotenant.agent.lifecycle.state import StateFile, load
 from cotenant.agent.lifecycle.takeover import take_over
+from cotenant.agent.limits.enforcer import MemoryLimits
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
 from cotenant.agent.mechanisms.slices import Slices
@@ -133,7 +134,7 @@ class Agent:
         """Serve until SIGTERM, SIGINT or `stop`. `ready` is called once tenants can connect."""
         with contextlib.ExitStack() as closing:
             self._take_folder(closing)
-            _raise_descriptor_limit()
+            processes.raise_descriptor_limit()
             with contextlib.suppress(OSError):
                 # while the agent waits for a processor, a GPU waits for the agent
                 os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICE)
@@ -156,7 +157,7 @@ class Agent:
     async def _serve(self, ready: Callable[[], None]) -> None:
         options, declared = self.options, {spec.name for spec in self.in_force.config.tenants}
         self.unseen.expect(key for saved in load(self.state.path) for key in saved.processes)
-        take_over(self.state.path, declared, self.lives, self.owners, self.residents, self.checkpoints)
+        take_over(self.state.path, declared, self.lives, self.owners, self.residents, self.checkpoints, self.limits)
         self.ended.taken_over()
         self.reconfigure.admit_declared()
         for mechanism in self.mechanisms.values():
@@ -220,11 +221,14 @@ class Agent:
         )
         self.copies = Copies(config.copies)
         self.slices = SliceEnforcer(self.registry, self.history.warned, self._not_sliced)
+        self.limits = MemoryLimits(self.folder, self.registry, self.history.warned)
 
     def _make_memory(self) -> None:
         residents, registry, broker, parked = self.residents, self.registry, self.broker, self.parked
         self.pages = MemoryPages(self.ledger, registry)
-        self.accounts = Accounts(registry, self.ledger, self.pages, residents, broker, self.copies, self.slices)
+        self.accounts = Accounts(
+            registry, self.ledger, self.pages, residents, broker, self.copies, self.slices, self.limits
+        )
         whole = WholeProcesses(self.gpus, self.ledger)
         self.checkpoints = Checkpoints(
             whole, parked, residents, registry, self.host, self.ledger, broker, self.state
@@ -250,7 +254,7 @@ class Agent:
         self.lives = Lives(registry, self.accounts, self.parked, self.history, save)
         self.owners = Owners(self.options.locate)
         self.ended = EndedJobs(self.owners)
-        self.unseen = UnseenWatch(registry, self.owners)
+        self.unseen = UnseenWatch(registry, self.owners, in_group=self.limits.tenant_in)
         requests = Requests(
             registry,
             self.ledger,
@@ -262,6 +266,7 @@ class Agent:
             self.broker,
             self.copies,
             self.slices,
+            self.limits,
             self.in_force,
             self.history.warned,
         )
@@ -302,6 +307,7 @@ class Agent:
             self.broker,
             self.copies,
             self.slices,
+            self.limits,
             floors,
             self.server,
             history,
@@ -333,7 +339,7 @@ class Agent:
     def _background(self) -> tuple[Coroutine[Any, Any, None], ...]:
         jobs = self.ended.run(self.options.locate, self._drop)
         unseen = self.unseen.run(self.history.warned, strict=self.options.strict)
-        return self._housekeeping(), jobs, unseen, self.residency.run()
+        return self._housekeeping(), jobs, unseen, self.residency.run(), self.limits.run()
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
@@ -387,13 +393,3 @@ class Agent:
                     tenant.timeout_s = None
                     LOG.warning(f"tenant {tenant.name} is over its timeout and its launcher has gone: stopping it")
                     kill(tenant, 10.0)
-
-
-def _raise_descriptor_limit() -> None:
-    """Two descriptors per process of a tenant: take what the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if hard != resource.RLIM_INFINITY else 1 << 20
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

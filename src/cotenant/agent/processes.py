@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 import struct
 from typing import NamedTuple
@@ -110,3 +112,13 @@ def pidfd(key: ProcessKey) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+def raise_descriptor_limit() -> None:
+    """Two descriptors per process of a tenant: take what the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else 1 << 20
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -124,6 +124,8 @@ class Operations:
             tenant.launching = True
             tenant.timeout_s = timeout_s
             caller.registered.append(tenant.name)
+        if order.get("launches") is True and tenant.owner is None:  # what the caller starts from now on is the tenant's
+            self._lives.starts(tenant, caller.peer.pid)
         self._save()
         environment = tenant.environment(below=scheme_named(self._floors.settings.scheme).be_below)
         environment.setdefault("CUDA_VISIBLE_DEVICES", ",".join(gpu.uuid for gpu in tenant.gpus))
@@ -190,6 +192,8 @@ class Operations:
             # `stop` signals that process and all below it: it must be the caller's own
             self._lives.maybe_remove(tenant)
             return {"error": f"process {pid} is not one that process {caller.peer.pid} has started", "kind": "work"}
+        if tenant.held is None and not tenant.held_not:
+            self._lives.starts(tenant, key.pid)
         if tenant.root is None:
             self._lives.set_root(tenant, key)
         self._save()

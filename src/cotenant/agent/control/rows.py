@@ -12,6 +12,7 @@ from cotenant.agent.config.in_force import InForce
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.ipc.page import counters as counters_of
+from cotenant.agent.limits.enforcer import MemoryLimits
 from cotenant.agent.mechanisms.base import By
 from cotenant.agent.memory.ledger import HOST, Ledger
 from cotenant.agent.memory.parked import ParkedTable
@@ -40,6 +41,7 @@ class Rows:
     broker: Broker
     copies: Copies
     slices: SliceEnforcer
+    limits: MemoryLimits
     floors: Floors
     server: ShimServer
     history: History
@@ -132,11 +134,14 @@ class Rows:
         }
 
     def _share(self, tenant: Tenant, uuid: str, now_ns: int) -> dict[str, Any]:
+        held = self.limits.of(tenant, self.registry.gpus[uuid])
         row: dict[str, Any] = {
             "uuid": uuid,
             "index": self.registry.gpus[uuid].index,
             "memory_used_bytes": self.ledger.used(tenant.name, uuid),
             "memory_limit_bytes": tenant.spec.memory_bytes,
+            "memory_by": held.by,
+            "memory_why": held.why,
             "memory": self.ledger.families(tenant.name, uuid),
             "got": None,
             "holding": False,

@@ -6,6 +6,7 @@ from cotenant.abi.protocol import MessageType
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.ipc import wire
+from cotenant.agent.limits.enforcer import MemoryLimits
 from cotenant.agent.memory.ledger import Ledger
 from cotenant.agent.memory.pages import MemoryPages
 from cotenant.agent.memory.residents import Residents
@@ -30,12 +31,15 @@ class Accounts:
         broker: Broker,
         copies: Copies,
         slices: SliceEnforcer,
+        limits: MemoryLimits,
     ) -> None:
         self._registry, self._ledger, self._pages, self._residents = registry, ledger, pages, residents
-        self._broker, self._copies, self._slices = broker, copies, slices
+        self._broker, self._copies, self._slices, self.limits = broker, copies, slices, limits
 
     def open(self, tenant: Tenant) -> None:
-        """Make a tenant's promise, or a changed one, true on its GPUs."""
+        """Make a tenant's promise, or a changed one, true on its GPUs. InputError, and nothing done, for a limit that
+        the driver refuses."""
+        self.limits.follow(tenant)
         movable = tenant.spec.oversubscribe != "none"
         for gpu in tenant.gpus:
             self._ledger.cap(tenant.name, gpu.uuid, tenant.cap_bytes(gpu))
@@ -56,6 +60,7 @@ class Accounts:
         for gpu in tenant.gpus:
             self._pages.publish_kept(gpu.uuid)
         self._copies.leave(tenant)
+        self.limits.end(tenant)
         self._residents.forget(tenant.name)
 
     def move(self, tenant: Tenant, target: str) -> None:
@@ -68,6 +73,7 @@ class Accounts:
         self._residents.gpus[home.uuid].remove(tenant.name)
         self._registry.replace(tenant, gpu)
         self._ledger.leave(tenant.name, home.uuid)
+        self.limits.leave(tenant, home)
         for session in tenant.sessions:
             self._ledger.rehome(session.number, home.uuid, target)
         for session, slot in tenant.slots_on(home.uuid):

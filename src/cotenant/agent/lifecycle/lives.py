@@ -19,6 +19,7 @@ from cotenant.agent.tenants.orphans import Orphans
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.agent.turns.history import History
+from cotenant.core.errors import InputError
 
 
 class Lives:
@@ -45,10 +46,18 @@ class Lives:
         self._history.decided(f"{spec.name} admitted: {promise(spec)}")
         return tenant
 
+    def starts(self, tenant: Tenant, pid: int) -> None:
+        """Before that process starts a tenant's program, or is one: it goes where the tenant's memory is limited."""
+        self._accounts.limits.begin(tenant, pid)
+
     def change(self, tenant: Tenant, spec: TenantSpec) -> str:
         """Change a tenant's promise; returns from when on it holds."""
-        when = self._registry.resize(tenant, spec)
-        self._accounts.open(tenant)
+        before, when = tenant.spec, self._registry.resize(tenant, spec)
+        try:
+            self._accounts.open(tenant)
+        except InputError:
+            self._registry.resize(tenant, before)
+            raise
         self._history.decided(f"{tenant.name} changed: {promise(spec)}; holds {when}")
         self._save()
         return when

@@ -17,7 +17,7 @@ from cotenant.agent.memory.swap_orders import MoveCount
 from cotenant.agent.processes import ProcessKey, alive
 from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.registry import spec_from_dict, spec_to_dict
-from cotenant.agent.tenants.tenant import Tenant
+from cotenant.agent.tenants.tenant import ControlGroup, Tenant
 from cotenant.core.errors import InputError
 
 LOG = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ class SavedTenant:
         self.owner = Owner(*map(str, owner)) if owner else None
         root = data.get("root")
         self.root = ProcessKey(int(root[0]), int(root[1])) if root else None
+        held = data.get("held")
+        self.held = ControlGroup(Path(held[0]), bool(held[1])) if held else None
         self.moves = MoveCount(**data.get("moves") or {})
         self.processes = [ProcessKey(int(pid), int(ticks)) for pid, ticks in data.get("processes", ())]
 
@@ -96,6 +98,7 @@ class StateFile:
                 "timeout_s": tenant.timeout_s,
                 "declared": tenant.declared,
                 "holder": list(tenant.owner) if tenant.owner else None,
+                "held": [str(tenant.held.path), tenant.held.made] if tenant.held else None,
                 "moves": asdict(self._moves[name]) if name in self._moves else None,
                 "processes": [*map(list, {session.process for session in tenant.sessions} | tenant.orphans)],
             }

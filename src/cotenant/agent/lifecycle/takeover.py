@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cotenant.agent.lifecycle import state
 from cotenant.agent.lifecycle.lives import Lives
+from cotenant.agent.limits.enforcer import MemoryLimits
 from cotenant.agent.memory.checkpoints import Checkpoints
 from cotenant.agent.memory.residents import Residents
 from cotenant.agent.memory.swap_orders import MoveCount
@@ -27,10 +28,12 @@ def take_over(
     owners: Owners,
     residents: Residents,
     checkpoints: Checkpoints,
+    limits: MemoryLimits,
 ) -> None:
     """Tenants of the last agent whose programs still run, or that are declared, keep their tokens and places."""
     parked = state.load_parked(file)
-    for saved in state.load(file):
+    all_saved = state.load(file)
+    for saved in all_saved:
         if not saved.alive and saved.spec.name not in declared and saved.owner is None:
             continue
         try:
@@ -41,6 +44,8 @@ def take_over(
         tenant.timeout_s = saved.timeout_s
         if saved.moves != MoveCount():
             residents.counts[tenant.name] = saved.moves
+        if saved.held is not None:
+            limits.take_back(tenant, saved.held)
         if saved.owner is not None:
             owners.add(tenant, saved.owner)
         if saved.root_alive and saved.root is not None:
@@ -49,4 +54,5 @@ def take_over(
             lives.watch_orphans(tenant, saved.processes)
         # a process whose program has ended must come back by then, or its tenant goes
         asyncio.get_running_loop().call_later(RETURN_WITHIN_S, lives.maybe_remove, tenant)
+    limits.clean(saved.held for saved in all_saved if saved.held is not None)
     checkpoints.take_over(parked)

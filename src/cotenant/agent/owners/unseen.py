@@ -68,7 +68,15 @@ def end(found: Unseen) -> None:
 class UnseenWatch:
     """Who uses the GPUs unseen, by the last two looks: a process that has just started is still on its way here."""
 
-    def __init__(self, registry: Registry, owners: Owners, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        owners: Owners,
+        proc: Path = Path("/proc"),
+        in_group: Callable[[int], Tenant | None] = lambda pid: None,
+    ) -> None:
+        """`in_group`: the tenant whose memory kernel or driver limits by the control group of a process."""
+        self._in_group = in_group
         self._registry, self._owners, self._proc = registry, owners, proc
         self._before: set[tuple[str, ProcessKey]] = set()
         self._returning: frozenset[ProcessKey] = frozenset()
@@ -84,7 +92,8 @@ class UnseenWatch:
             await asyncio.sleep(LOOK_EVERY_S)
             for row in self.look(await asyncio.to_thread(using, list(self._registry.gpus.values()))):
                 what = f"process {row.process.pid} ({row.program}, user {row.uid}) uses GPU"
-                fate = "it is ended" if strict else "no limit holds for it"
+                limit = "no limit but that on memory" if self._in_group(row.process.pid) else "no limit"
+                fate = "it is ended" if strict else f"{limit} holds for it"
                 text = f"{what} {self._registry.gpus[row.gpu].index} past the agent: {fate}"
                 tenant = self._registry.tenants.get(row.tenant)
                 if tenant is not None:
@@ -124,6 +133,8 @@ class UnseenWatch:
         if place is not None and (mine := self._owners.of(place.kind, place.id)):
             by_id = [t for t in mine if t.owner and place.container_id and t.owner.container_id == place.container_id]
             return (by_id or mine)[0]
+        if (by_group := self._in_group(pid)) is not None:
+            return by_group
         by_parents = self._registry.by_process(processes.ancestors(pid))
         if by_parents is not None:
             return by_parents

@@ -10,6 +10,7 @@ from cotenant.agent.config.in_force import InForce
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.ipc import wire
 from cotenant.agent.ipc.wire import BadMessageError
+from cotenant.agent.limits.enforcer import MemoryLimits
 from cotenant.agent.memory.ledger import HOST, Ledger
 from cotenant.agent.memory.pages import MemoryPages
 from cotenant.agent.memory.residency import Residency
@@ -38,15 +39,17 @@ class Requests:
         broker: Broker,
         copies: Copies,
         slices: SliceEnforcer,
+        limits: MemoryLimits,
         in_force: InForce,
         warn: Callable[[Tenant, str], None],
     ) -> None:
         self._registry, self._ledger, self._pages, self._residents = registry, ledger, pages, residents
-        self._residency, self._space, self._host = residency, space, host
+        self._residency, self._space, self._host, self._limits = residency, space, host, limits
         self._broker, self._copies, self._slices, self._in_force, self._warn = broker, copies, slices, in_force, warn
 
     def came(self, session: Session) -> None:
         """A process has introduced itself."""
+        self._limits.came(session.tenant, session.peer.pid)
         self._ledger.join(session.number, session.tenant.name)
 
     def gone(self, session: Session) -> None:

@@ -57,12 +57,14 @@ def cache_hook(mode: str) -> dict[str, str]:
     return {"COTENANT_EMPTY_CACHE": mode, "PYTHONPATH": path}
 
 
-def register(client: ControlClient, launch: Launch) -> dict[str, Any]:
-    """Make the tenant known; returns the agent's answer."""
+def register(client: ControlClient, launch: Launch, *, launches: bool = False) -> dict[str, Any]:
+    """Make the tenant known; returns the agent's answer. `launches`: this process starts the tenant's program and no
+    other, so that it may go where the tenant's memory is limited."""
     tenant = spec_to_dict(launch.spec)
     if not launch.limit_given:
         tenant["limit"] = None
-    return client.call("register", tenant=tenant, join=launch.join, timeout_s=launch.timeout_s)
+    order = {"tenant": tenant, "join": launch.join, "timeout_s": launch.timeout_s, "launches": launches}
+    return client.call("register", **order)
 
 
 def run(launch: Launch) -> int:
@@ -72,7 +74,7 @@ def run(launch: Launch) -> int:
             "nothing of this tenant would be moved: add --oversubscribe swap, or leave this out", field="--empty-cache"
         )
     with ControlClient(launch.folder) as client:
-        answer = register(client, launch)
+        answer = register(client, launch, launches=True)
         environment = program_environment(answer) | cache_hook(launch.empty_cache)
         if answer.get("parked"):  # else it would stand still for no visible reason
             name = answer["name"]

@@ -9,7 +9,8 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from cotenant.abi.protocol import NO_SLOT, MessageType, MoveFlag, Status
 from cotenant.agent.config.files import TenantSpec
@@ -22,6 +23,13 @@ from cotenant.devices.base import Gpu
 from cotenant.policy.shares import Share
 
 MAX_UNSENT = 256  # messages kept for a process that does not read
+
+
+class ControlGroup(NamedTuple):
+    """The control group that holds a tenant's memory. `made`: for it, by the agent, which removes it."""
+
+    path: Path
+    made: bool
 
 
 @dataclass(eq=False)
@@ -47,6 +55,8 @@ class Tenant:
     warning_count: int = 0
     launches_gone: int = 0  # counted by processes that have ended
     waited_gone_ns: int = 0
+    held: ControlGroup | None = None  # whose memory kernel or driver limits
+    held_not: str = ""  # why they do not, where they could
 
     @property
     def name(self) -> str:
