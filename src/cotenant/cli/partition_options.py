@@ -12,7 +12,7 @@ from cotenant.cli.trace_options import _with
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PANEL = "Partition policy (replaces ordering, allotment and placement)"
+PANEL = "Partition or elastic policy (replaces ordering, allotment and placement)"
 Text = str | None
 
 
@@ -21,7 +21,7 @@ def _option(*names: str, **more: Any) -> Any:
 
 
 PARTITION_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "policy": (Annotated[Text, _option("--policy", help="whole, static, mps, miso, miso-perfect, oracle.")], None),
+    "policy": (Annotated[Text, _option("--policy", help="whole, static, mps, miso, gavel, sia, ...")], None),
     "layout": (Annotated[Text, _option("--layout", help="static: MIG layout, 3,2,2, or best to search.")], None),
     "against": (Annotated[Text, _option("--against", help="Compare with these policies: whole,static or all.")], None),
     "objective": (Annotated[Text, _option("--objective", help="slowdown (default) or throughput.")], None),

@@ -13,6 +13,7 @@ app = typer.Typer(add_completion=False)
 def policy_lists() -> dict[str, dict[str, str]]:
     """Kind of policy -> name -> what it does, from the lists that the code itself uses."""
     from cotenant.policy.colocation import SCHEMES
+    from cotenant.policy.elastic.choices import ELASTIC
     from cotenant.policy.jobs.allotment import ALLOTMENTS
     from cotenant.policy.jobs.ordering import ORDERINGS
     from cotenant.policy.jobs.placement import PLACEMENTS
@@ -24,7 +25,7 @@ def policy_lists() -> dict[str, dict[str, str]]:
         "ordering": {name: ordering.summary for name, ordering in ORDERINGS.items()},
         "allotment": {name: entry[1] for name, entry in ALLOTMENTS.items()},
         "placement": {name: entry[1] for name, entry in PLACEMENTS.items()},
-        "policy": dict(POLICIES),
+        "policy": {**POLICIES, **{name: entry.summary for name, entry in ELASTIC.items()}},
         "planner": {name: planner.help for name, planner in PLANNERS.items()},
         "discipline": {entry.name: entry.summary for entry in DISCIPLINES},
         "colocation": {scheme.name: scheme.summary for scheme in SCHEMES},

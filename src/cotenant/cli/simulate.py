@@ -50,9 +50,9 @@ def simulate(
     reserve_after: Annotated[Text, _policy("--reserve-after", help="A job that waited longer goes first: 24h.")] = None,
     queues: Annotated[Text, _policy("--queues", help="las-queues: limits in GPU-time. Default 1h,10h.")] = None,
     gittins_sample: Annotated[Text, _policy("--gittins-sample", help="gittins: trace to take GPU-times from.")] = None,
-    solver_limit: Annotated[Text, _policy("--solver-limit", help="optimal: per decision. Default 1s.")] = None,
+    solver_limit: Annotated[Text, _policy("--solver-limit", help="optimal, sia: per decision. Default 1s.")] = None,
     speeds: Annotated[Text, _engine("--speeds", help="matrix (by profile table) or two-speed. Default matrix.")] = None,
-    lease: Annotated[Text, _engine("--lease", help="Length of a round. Default 300s.")] = None,
+    lease: Annotated[Text, _engine("--lease", help="Length of a round. Default 300s (sia: 60s).")] = None,
     finish: Annotated[Text, _engine("--finish", help="exact or lease-end. Default exact.")] = None,
     restart_cost: Annotated[Text, _engine("--restart-cost", help="Time lost on resuming or moving: 30s.")] = None,
     checkpoint_cost: Annotated[Text, _engine("--checkpoint-cost", help="Time lost likewise to a checkpoint.")] = None,
@@ -100,9 +100,16 @@ def simulate(
         "measure": measure,
     }  # fmt: skip
     if partition_options.policy is not None:
+        from cotenant.cli.simulate_elastic import is_elastic, run_elastic_policy
         from cotenant.cli.simulate_partition import ratios, run_others, run_policy
 
         check_outputs(out, html, jct_csv)
+        if is_elastic(partition_options.policy):
+            ran = run_elastic_policy(
+                trace, trace_options, cluster_options, partition_options, given, out=out, label=label, quiet=json_
+            )
+            finish_up(*ran, html=html, jct_csv=jct_csv, json_=json_)
+            return
         others = run_others(trace, trace_options, cluster_options, partition_options, given)
         result, done = run_policy(
             trace, trace_options, cluster_options, partition_options, given, out=out, label=label, quiet=json_

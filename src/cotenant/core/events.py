@@ -44,3 +44,5 @@ class Reason(IntEnum):
     CANCELLED = 17  #: its user took it back
     TAKEN_DOWN = 18  #: the fleet was taken down; it goes on with the next one
     KILLED = 19  #: it did not leave within its grace: work since its last checkpoint is lost
+    NOT_CHOSEN = 20  #: the policy gave the GPUs to others, that gain more by them
+    OTHER_SPEED = 21  #: its own progress, or the job beside it, changed its speed

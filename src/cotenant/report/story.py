@@ -22,6 +22,7 @@ WAITED: dict[Reason, str] = {
     Reason.NO_GPU_OF_MODEL: "no GPU of a model it accepts was free",
     Reason.RESERVED: "free GPUs were kept for a job that had waited longer",
     Reason.OUTRANKED: "jobs earlier in the order took the GPUs",
+    Reason.NOT_CHOSEN: "the policy gave the GPUs to jobs that gain more by them",
 }
 LOST: dict[Reason, str] = {
     Reason.GPUS_FULL: "jobs earlier in the order took every GPU",
@@ -30,6 +31,7 @@ LOST: dict[Reason, str] = {
     Reason.NO_GPU_OF_MODEL: "jobs earlier in the order left no GPU of a model it accepts",
     Reason.RESERVED: "its GPUs were kept for a job that had waited longer",
     Reason.OUTRANKED: "jobs earlier in the order took its GPUs",
+    Reason.NOT_CHOSEN: "the policy gave its GPUs to jobs that gain more by them",
     Reason.REPLACED: "everything was placed anew",
     Reason.FAILED: "its processes failed",
     Reason.LOST: "its node, or what ran it there, was lost",
@@ -41,6 +43,7 @@ WHY: dict[Reason, str] = {
     Reason.RESERVED: "it had waited so long that it went first",
     Reason.GAVE_WAY: "it gave what it had above its proportional share to others",
     Reason.GOT_IDEAL: "the CPU and memory for its ideal speed had become free",
+    Reason.OTHER_SPEED: "its own progress, or the job beside it, changed its speed",
     Reason.REPLACED: "everything was placed anew",
 }
 NEVER: dict[Reason, str] = {

@@ -20,6 +20,7 @@ ALLOTMENTS: dict[str, tuple[int, str]] = {
     "optimal": (3, "CPU and memory by a mixed-integer program that maximises total throughput each round"),
 }
 A_PROPORTIONAL, A_GREEDY, A_TUNE, A_OPTIMAL = 0, 1, 2, 3
+A_ELASTIC = 4  #: of elastic policies, which choose type and level of every job themselves
 
 
 @inner
@@ -182,10 +183,10 @@ def allot(
     level = IDEAL
     if allotment == A_PROPORTIONAL:
         level = PROPORTIONAL
-    elif allotment == A_OPTIMAL:
+    elif allotment >= A_OPTIMAL:
         level = jobs[job].wanted
     placed = place_inlined(alloc, demand, nodes, placement, job, jobs[job].type, level)
-    if not placed and allotment >= A_TUNE:
+    if not placed and A_TUNE <= allotment <= A_OPTIMAL:
         placed = _give_less(alloc, demand, nodes, jobs, placement, job, level, servers, shares)
     return placed
 

@@ -55,6 +55,7 @@ class JobPolicy:
             ALLOTMENTS[self.allotment][0],
             PLACEMENTS[self.placement][0],
             self.sticky,
+            self.allotment == "optimal",
         )
 
     def context(self, gpu_seconds: NDArray[np.float64], cluster_gpus: float) -> Context:

@@ -18,6 +18,7 @@ PLACEMENTS: dict[str, tuple[int, str]] = {
     "spread": (2, "one GPU at a time on the emptiest node that fits"),
 }
 FIRST_FIT, CONSOLIDATE, SPREAD = 0, 1, 2
+FEWEST_NODES: Any = np.int64(3)  #: of elastic policies: as consolidate, but a gang that no node holds takes whole nodes
 
 
 @inner
@@ -266,10 +267,12 @@ def _nth_bucket(
 
 
 @inner
-def _consolidate(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int) -> int:
+def _consolidate(
+    alloc: Allocation, demand: Demand, nodes: Array, code: int, job: int, typ: int, level: int
+) -> int:  # fmt: skip
     g = demand.type[typ].gpus
     most = alloc.bucket.shape[0] - 1
-    if g > 1:
+    if g > 1 or code == FEWEST_NODES:
         for free in range(g, most + 1):
             node = _nth_bucket(alloc, demand, nodes, typ, level, free, g, NONE)
             if node >= 0:
@@ -277,7 +280,8 @@ def _consolidate(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ:
                 return 0
     left = g
     lowest = 0 if demand.type[typ].part_milli > 0 else 1
-    for free in range(lowest, most + 1):
+    for i in range(lowest, most + 1):
+        free = i if code == CONSOLIDATE else most + lowest - i
         node = NONE
         while left > 0:
             node = _nth_bucket(alloc, demand, nodes, typ, level, free, ONE, node)
@@ -328,10 +332,10 @@ def _place(alloc: Allocation, demand: Demand, nodes: Array, code: int, job: int,
         left = _first_fit_part(alloc, demand, nodes, job, typ, level)
     elif code == FIRST_FIT:
         left = _first_fit(alloc, demand, nodes, job, typ, level)
-    elif code == CONSOLIDATE:
-        left = _consolidate(alloc, demand, nodes, job, typ, level)
-    else:
+    elif code == SPREAD:
         left = _spread(alloc, demand, nodes, job, typ, level)
+    else:
+        left = _consolidate(alloc, demand, nodes, code, job, typ, level)
     if left > 0:
         undo(alloc, demand, nodes, job, typ, level)
         return False

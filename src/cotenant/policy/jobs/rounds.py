@@ -11,7 +11,7 @@ import numpy as np
 
 from cotenant.core.events import Reason
 from cotenant.policy.compiled import bare, inlined, inner
-from cotenant.policy.jobs.allotment import A_OPTIMAL, A_TUNE, allot, relevel
+from cotenant.policy.jobs.allotment import A_ELASTIC, A_OPTIMAL, A_TUNE, allot, relevel
 from cotenant.policy.jobs.arrays import ENTRY, IDEAL, NOT_RUNNING, Allocation, Array, Demand
 from cotenant.policy.jobs.ordering import HELD_PRIORITY, RESERVED_PRIORITY, Context, order_jobs
 from cotenant.policy.jobs.placement import clear, retake
@@ -21,6 +21,7 @@ GPUS_FULL = int(Reason.GPUS_FULL)
 GANG_TOO_LARGE = int(Reason.GANG_TOO_LARGE_NOW)
 NO_CPU_OR_MEMORY = int(Reason.NO_CPU_OR_MEMORY)
 NO_GPU_OF_MODEL = int(Reason.NO_GPU_OF_MODEL)
+NOT_CHOSEN = int(Reason.NOT_CHOSEN)
 
 
 class Choice(NamedTuple):
@@ -30,6 +31,7 @@ class Choice(NamedTuple):
     allotment: int
     placement: int
     sticky: bool  #: running jobs that still run keep their GPUs
+    asks: bool  #: a decision needs Python first: levels of the optimal allotment, or all of an elastic policy
 
 
 class Scratch(NamedTuple):
@@ -153,6 +155,15 @@ def _reserved_waits(alloc: Allocation, jobs: Any, selected: Any, count: int) -> 
 
 
 @inner
+def _chosen_waits(alloc: Allocation, jobs: Any, order: Any, n: int) -> bool:
+    """Whether a job that an elastic policy gave GPUs found none, because those that stay are badly spread."""
+    waits = False
+    for i in range(n):
+        waits = waits or (jobs[order[i]].wanted != NOT_RUNNING and alloc.job[order[i]].level == NOT_RUNNING)
+    return waits
+
+
+@inner
 def _walk(
     order: Any, n: int, jobs: Any, alloc: Allocation, demand: Demand, nodes: Array, choice: Choice,
     scratch: Scratch,
@@ -166,10 +177,13 @@ def _walk(
         if alloc.job[job].level != NOT_RUNNING:
             if choice.allotment == A_TUNE:
                 relevel(alloc, demand, nodes, job, typ, IDEAL)
-            elif choice.allotment == A_OPTIMAL:
+            elif choice.allotment >= A_OPTIMAL:
                 relevel(alloc, demand, nodes, job, typ, jobs[job].wanted)
             jobs[job].reason = 0
             running += 1
+            continue
+        if choice.allotment == A_ELASTIC and jobs[job].wanted == NOT_RUNNING:
+            jobs[job].reason = NOT_CHOSEN
             continue
         why = _enough_gpus(alloc, demand, typ)
         if why != 0:
@@ -199,7 +213,10 @@ def _place(
         selected = _keep_running(alloc, demand, nodes, jobs, order, n, scratch)
         running = _walk(order, n, jobs, alloc, demand, nodes, choice, scratch)
         # those who keep their GPUs may sit on the only ones that a reserved job can use, for ever
-        if not _reserved_waits(alloc, jobs, scratch.selected, selected):
+        again = _reserved_waits(alloc, jobs, scratch.selected, selected)
+        if choice.allotment == A_ELASTIC:
+            again = _chosen_waits(alloc, jobs, order, n)
+        if not again:
             return running
     _keep_reserved(alloc, demand, nodes, jobs, order, n, scratch)
     return int(_walk(order, n, jobs, alloc, demand, nodes, choice, scratch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from cotenant.policy.jobs.arrays import IDEAL, JOB, Array, Demand
 from cotenant.policy.jobs.choice import JobPolicy
 from cotenant.policy.jobs.demand import Workload, build_workload
 from cotenant.policy.jobs.optimal import LevelChooser
-from cotenant.policy.jobs.rounds import gang_prefix
+from cotenant.policy.jobs.rounds import Choice, gang_prefix
 from cotenant.profiles.training.tables import Profiles
 from cotenant.sim.jobs import kernel
 from cotenant.sim.jobs.state import (
@@ -108,10 +109,10 @@ def run_training(
     info.options.update(more_options or {})
     if on_ready is not None:
         on_ready()
-    warm_up(workload.demand, workload.nodes, policy)
-    with RecordWriter(out, info, _jobs_table(trace.jobs, workload)) as writer:
+    warm_up(workload.demand, workload.nodes, policy.choice())
+    with RecordWriter(out, info, recorded_jobs(trace.jobs, workload)) as writer:
         started = time.perf_counter()
-        _loop(world, chooser, writer, progress)
+        run_world(world, partial(_choose_levels, chooser), writer, progress)
         engine_s = time.perf_counter() - started
         never = np.flatnonzero(np.isnan(world.run.job["finish_s"]))
         if len(never):
@@ -136,11 +137,11 @@ def _check_length(jobs: work.Jobs, workload: Workload, lease_s: float) -> None:
         )
 
 
-def warm_up(demand: Demand, nodes: Array, policy: JobPolicy) -> None:
+def warm_up(demand: Demand, nodes: Array, choice: Choice) -> None:
     """Compile the kernel, or load it from the cache, so that wall times measure the run alone."""
-    options = Options(1.0, False, False, 0.0, False, 1, False)
-    context = policy.context(np.ones(1), 1.0)
-    kernel.advance(make_world(np.zeros(0, JOB), demand, nodes, policy.choice(), context, options))
+    options = Options(1.0, False, False, False, 1, False)
+    context = JobPolicy().context(np.ones(1), 1.0)
+    kernel.advance(make_world(np.zeros(0, JOB), demand, nodes, choice, context, options))
 
 
 def _world(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, options: EngineOptions) -> World:
@@ -162,23 +163,35 @@ def _world(trace_jobs: work.Jobs, workload: Workload, policy: JobPolicy, options
         lease_s=float(options.lease_s),
         exact_finish=options.finish == "exact",
         whole_iterations=options.whole_iterations,
-        resume_cost_s=cost_s,
         record_moves=recorded,
         idle_limit=IDLE_ROUNDS + int(10 * cost_s / options.lease_s),
         moves_matter=recorded or cost_s > 0 or unlike,
     )
     context = policy.context(gpu_seconds, float(workload.nodes["gpus"].sum()))
     world = make_world(jobs, workload.demand, workload.nodes, policy.choice(), context, kernel_options)
+    world.run.resume_s[:] = cost_s
     if options.launch_s is not None:
         world.run.job["debt_s"] = options.launch_s
     return world
 
 
-def _loop(
-    world: World, chooser: LevelChooser, writer: RecordWriter, progress: Callable[[int, int], None] | None
-) -> None:
+def _choose_levels(chooser: LevelChooser, world: World) -> None:
     run, jobs = world.run, world.jobs
-    gpus = int(world.nodes["gpus"].sum())
+    n = int(run.counters[C_ACTIVE])
+    selected = world.scratch.selected
+    count = gang_prefix(run.order, n, jobs, world.demand, int(world.nodes["gpus"].sum()), selected)
+    jobs["wanted"][run.order[:n]] = IDEAL
+    chooser.choose(selected[:count], jobs)
+
+
+def run_world(
+    world: World,
+    choose: Callable[[World], None],
+    writer: RecordWriter,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Run to the end and record it; `choose(world)` is called where the policy asks for it."""
+    run, jobs = world.run, world.jobs
     while True:
         status = kernel.advance(world)
         if status == kernel.NOWHERE:
@@ -186,12 +199,8 @@ def _loop(
                 f"for {IDLE_ROUNDS:,} rounds nobody got any work done: jobs take turns, and restarts and checkpoints "
                 "take longer than their turns; use a longer --lease or --sticky"
             )
-        if status == kernel.NEED_LEVELS:
-            n = int(run.counters[C_ACTIVE])
-            selected = world.scratch.selected
-            count = gang_prefix(run.order, n, jobs, world.demand, gpus, selected)
-            jobs["wanted"][run.order[:n]] = IDEAL
-            chooser.choose(selected[:count], jobs)
+        if status == kernel.NEED_CHOICE:
+            choose(world)
             continue
         _flush(world, writer)
         if progress is not None:
@@ -217,7 +226,7 @@ def _flush(world: World, writer: RecordWriter) -> None:
     c[C_EVENTS] = c[C_NODES] = c[C_ROUNDS] = 0
 
 
-def _jobs_table(jobs: work.Jobs, workload: Workload) -> pl.DataFrame:
+def recorded_jobs(jobs: work.Jobs, workload: Workload) -> pl.DataFrame:
     """jobs.parquet: what the record says of each job."""
     demand, types = workload.demand, workload.type
     rows, reference = np.arange(len(demand.type)), np.argmax(demand.allowed, axis=1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 from cotenant.policy.compiled import bare, inlined, inner
-from cotenant.policy.jobs.allotment import A_OPTIMAL
 from cotenant.policy.jobs.arrays import NOT_RUNNING, Array
 from cotenant.policy.jobs.ordering import FTF, FTF_PUBLIC, RESERVED_PRIORITY, order_jobs
 from cotenant.policy.jobs.rounds import decide
@@ -45,7 +44,7 @@ from cotenant.sim.jobs.telling import (
 )
 
 # why `advance` came back
-DONE, FLUSH, NEED_LEVELS, NOWHERE = 0, 1, 2, 3
+DONE, FLUSH, NEED_CHOICE, NOWHERE = 0, 1, 2, 3
 # where to go on
 P_TICK, P_DECIDE, P_TELL, P_SERVE = 0, 1, 2, 3
 
@@ -172,7 +171,7 @@ def _serve(w: World, now: float) -> None:
 
 @bare
 def advance(w: World) -> int:
-    """Go on until DONE, until the buffers are full (FLUSH), or until the allotment wants levels (NEED_LEVELS).
+    """Go on until DONE, until the buffers are full (FLUSH), or until the policy is to choose (NEED_CHOICE).
 
     NOWHERE: for `idle_limit` rounds restarts took the whole lease of everybody who ran.
     """
@@ -190,10 +189,11 @@ def advance(w: World) -> int:
             same = _order(w, now) and not w.choice.sticky
             c[C_SAME] = 1 if same else 0
             c[C_PHASE] = P_SERVE if same else P_DECIDE
-            if not same and w.choice.allotment == A_OPTIMAL:
-                return NEED_LEVELS
+            if not same:
+                remember(w)
+                if w.choice.asks:
+                    return NEED_CHOICE
         if c[C_PHASE] == P_DECIDE:
-            remember(w)
             c[C_RUNNING] = decide(run.order, c[C_ACTIVE], w.jobs, w.alloc, w.demand, w.nodes, w.choice, w.scratch)
             c[C_DECISIONS] += 1
             c[C_PHASE] = P_TELL

@@ -47,7 +47,6 @@ class Options(NamedTuple):
     lease_s: float
     exact_finish: bool  #: a job is done the moment its work is, not at the end of its lease
     whole_iterations: bool  #: a lease credits whole iterations only, as the public Synergy simulator does
-    resume_cost_s: float  #: lost when a job that ran before starts again or moves (checkpoint + restart)
     record_moves: bool
     idle_limit: int  #: rounds without any work done, restarts aside, after which the run is given up
     moves_matter: bool  #: a move is told, costs time or may change the pace
@@ -57,6 +56,7 @@ class Run(NamedTuple):
     """What changes while a run goes on, beside the jobs themselves. J jobs, E entries."""
 
     job: Array  #: PROGRESS[J]
+    resume_s: Array  #: f8[J] lost when a job that ran before starts again or moves (checkpoint + restart)
     order: Array  #: i8[J] unfinished jobs, as ordered last
     previous_order: Array  #: i8[J]
     sort_scratch: Array  #: i8[2J]
@@ -99,6 +99,7 @@ def make_world(jobs: Array, demand: Demand, nodes: Array, choice: Choice, contex
     progress["old_level"] = -1
     run = Run(
         job=progress,
+        resume_s=np.zeros(j),
         order=np.zeros(j, np.int64),
         previous_order=np.zeros(j, np.int64),
         sort_scratch=np.zeros(2 * j, np.int64),

@@ -66,7 +66,7 @@ def compile_once() -> None:
     if not is_compiled():
         trace = generate(Workload(jobs=1, rate_per_s=1.0), load_profiles().classes, load_profiles().iteration_s).trace
         workload = build_workload(trace.jobs, load_profiles(), parse_cluster("1x8"))
-        warm_up(workload.demand, workload.nodes, JobPolicy())
+        warm_up(workload.demand, workload.nodes, JobPolicy().choice())
 
 
 def run_sweep(

@@ -9,17 +9,19 @@ import numpy as np
 
 from cotenant.core.events import Kind, Reason
 from cotenant.policy.compiled import inlined, inner
+from cotenant.policy.jobs.allotment import A_ELASTIC
 from cotenant.policy.jobs.arrays import IDEAL, NOT_RUNNING, Allocation, Array
 from cotenant.policy.jobs.ordering import RESERVED_PRIORITY
 from cotenant.sim.jobs.state import C_ACTIVE, C_EMIT, C_EVENTS, C_NODES, C_ROUNDS, C_RUNNING, C_SAME, World
 
 # plain numbers would be compiled in, a copy of the function for each (see policy.arrays)
 ARRIVE, START, RESUME, MOVE, RESIZE, PREEMPT, FINISH, WAIT = (np.int64(k) for k in list(Kind)[:8])
-R_NONE, R_GPUS_FULL, R_IN_ORDER, R_RESERVED, R_GAVE_WAY, R_GOT_IDEAL, R_REPLACED, R_OUTRANKED, R_DONE = (
+(R_NONE, R_GPUS_FULL, R_IN_ORDER, R_RESERVED, R_GAVE_WAY, R_GOT_IDEAL, R_REPLACED, R_OUTRANKED, R_DONE,
+ R_OTHER_SPEED) = (
     np.int64(r)
     for r in (
         Reason.NONE, Reason.GPUS_FULL, Reason.IN_ORDER, Reason.RESERVED, Reason.GAVE_WAY, Reason.GOT_IDEAL,
-        Reason.REPLACED, Reason.OUTRANKED, Reason.DONE,
+        Reason.REPLACED, Reason.OUTRANKED, Reason.DONE, Reason.OTHER_SPEED,
     )
 )  # fmt: skip
 HOLDS, HOLDS_NOT, ZERO = np.bool_(True), np.bool_(False), np.int64(0)
@@ -134,7 +136,7 @@ def _tell_running(w: World, now: float, job: int, moved: bool) -> None:
     old = progress[job].old_level
     progress[job].iteration_s = _pace(w, job)
     if progress[job].started and (moved or old == NOT_RUNNING):
-        progress[job].debt_s += w.options.resume_cost_s
+        progress[job].debt_s += w.run.resume_s[job]
     if old == NOT_RUNNING:
         reason = R_RESERVED if w.jobs[job].rank == RESERVED_PRIORITY else R_IN_ORDER
         tell(w, now, job, RESUME if progress[job].started else START, reason, HOLDS)
@@ -142,6 +144,8 @@ def _tell_running(w: World, now: float, job: int, moved: bool) -> None:
         progress[job].told_waiting = False
     elif moved and w.options.record_moves:
         tell(w, now, job, MOVE, R_REPLACED, HOLDS)
+    elif w.choice.allotment == A_ELASTIC:
+        tell(w, now, job, RESIZE, R_OTHER_SPEED, HOLDS)
     elif _gets_other(w, job, old):
         tell(w, now, job, RESIZE, R_GAVE_WAY if level != IDEAL else R_GOT_IDEAL, HOLDS)
 

@@ -1,0 +1,53 @@
+"""The one list of elastic policies: `cotenant simulate --policy NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cotenant.core.errors import InputError
+from cotenant.policy.elastic.gavel import Gavel
+from cotenant.policy.elastic.sia import Sia
+from cotenant.policy.elastic.view import ElasticPolicy
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One policy: `make(limit_s)` builds it with seconds per program; `round_s`: its paper's round; `profiles`: the
+    shipped elastic profiles that it takes where none are named; `rigid`: jobs run on just as many GPUs as they ask for;
+    `needs_price`: it reads the price of every GPU model."""
+
+    summary: str
+    make: Callable[[float], ElasticPolicy]
+    round_s: float
+    profiles: str
+    rigid: bool
+    needs_price: bool = False
+
+
+ELASTIC: dict[str, Entry] = {
+    "gavel": Entry("max-min fairness over GPU models (Gavel)", lambda _: Gavel(), 360.0, "gavel", True),
+    "gavel-makespan": Entry(
+        "the last job ends soonest, over GPU models (Gavel)", lambda _: Gavel("makespan"), 360.0, "gavel", True
+    ),
+    "gavel-cost": Entry(
+        "most work per price, over GPU models (Gavel)", lambda _: Gavel("cost"), 360.0, "gavel", True, True
+    ),
+    "gavel-agnostic": Entry(
+        "max-min fairness that takes all GPU models for equal: Gavel's baseline",
+        lambda _: Gavel("agnostic"), 360.0, "gavel", True,
+    ),
+    "sia": Entry(
+        "GPU model and count by goodput, a mixed-integer program (Sia)", lambda s: Sia(True, s), 60.0, "sia", False
+    ),
+    "sia-fast": Entry(
+        "Sia's objective by prices on GPU models, with its gap", lambda s: Sia(False, s), 60.0, "sia", False
+    ),
+}  # fmt: skip
+
+
+def find_elastic(name: str) -> Entry:
+    """The entry; InputError names the known ones."""
+    if name not in ELASTIC:
+        raise InputError(f"unknown policy {name!r}; there are {', '.join(ELASTIC)}", field="policy")
+    return ELASTIC[name]

@@ -1,0 +1,136 @@
+"""Gavel (OSDI 2020): fairness, makespan or cost over GPU models as a linear program, made true in rounds.
+
+The program gives each job the part X of its time that it should spend on each GPU model; a round then serves first the
+jobs that got least of what X promises them. Jobs of one kind are alike, so the program has a column per kind and model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
+from cotenant.policy.solver import compressed, solve_milp
+
+GOALS = ("fairness", "makespan", "cost", "agnostic")
+SECOND = 1e-3  #: weight of the mean over jobs beside the minimum: what the minimum leaves open is not left idle
+UNSERVED = 1e9  #: priority per unit of X of a job that was never on the model
+
+
+@dataclass
+class Gavel:
+    """Goals: `fairness` (the least normalised throughput is the largest), `makespan` (the last job ends soonest),
+    `cost` (most work per price), `agnostic` (fairness that takes all GPU models for equal: the paper's baseline)."""
+
+    goal: str = "fairness"
+    known: dict[bytes, Floats] = field(default_factory=dict, repr=False)
+    solves: int = 0
+
+    def decide(self, view: View) -> Decision:
+        """Who runs on which GPU model in the next round."""
+        choices = rigid(view)
+        shares = self._shares(view, choices)
+        return Decision(serve_round(view, choices, shares))
+
+    def summary(self) -> dict[str, Any]:
+        """Programs solved; each to the optimum."""
+        return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0}
+
+    def _shares(self, view: View, choices: Ints) -> Floats:
+        """X[J, G]."""
+        key_of = np.column_stack([view.kind, view.priority])
+        if self.goal == "makespan":
+            key_of = np.column_stack([key_of, view.left])
+        _, first, group, size = np.unique(key_of, axis=0, return_index=True, return_inverse=True, return_counts=True)
+        group = group.reshape(-1)
+        left = view.left[first] if self.goal == "makespan" else np.zeros(len(first))
+        key = np.concatenate([view.kind[first], view.priority[first], size, left]).astype(np.float64).tobytes()
+        if key not in self.known:
+            rates = rates_by_model(view, choices)[first]
+            self.known = {key: allocate(self.goal, rates, view.wants[first], size, view, view.priority[first], left)}
+            self.solves += 1
+        return self.known[key][group]
+
+
+def rates_by_model(view: View, choices: Ints) -> Floats:
+    """Work per second [J, G] with the GPUs that the job asked for."""
+    picked = np.take_along_axis(view.rate, np.maximum(choices, 0), axis=1)
+    return np.asarray(np.where(choices == NONE, 0.0, picked))
+
+
+def allocate(goal: str, rate: Floats, wants: Ints, size: Ints, view: View, priority: Ints, left: Floats) -> Floats:
+    """X[R, G] for R groups of `size` equal jobs: the linear program of the goal.
+
+    Rows: sum over models of X <= 1 for each group; sum over groups of size x wants x X <= capacity for each model;
+    X = 0 where the rate is 0. Fairness: maximise the least of wants x throughput / (weight x throughput on an equal
+    share of all models), weight = 1 + priority. Makespan: the least of throughput / work left. Cost: the sum of
+    throughput / price, each job's against its best.
+    """
+    capacity, price = view.options.capacity.astype(np.float64), view.options.price
+    r = len(rate)
+    if goal == "agnostic":
+        rate = np.where(rate > 0, 1.0, 0.0)
+    if goal == "cost":
+        value = rate / np.maximum(rate.max(axis=1, keepdims=True), 1e-300) / price
+        return _solve(size[:, None] * value, np.zeros((r, 0)), rate, wants, size, capacity)
+    if goal == "makespan":
+        ratio = rate / np.maximum(left, 1e-300)[:, None]
+        ratio = ratio / max(float(ratio.max()), 1e-300)
+    else:
+        equal = (rate * capacity).sum(axis=1, keepdims=True) / capacity.sum()
+        ratio = wants[:, None] * rate / np.maximum(equal, 1e-300) / (1.0 + np.maximum(priority, 0))[:, None]
+    mean = SECOND * size[:, None] * ratio / size.sum()
+    return _solve(mean, ratio, rate, wants, size, capacity)
+
+
+def _solve(value: Floats, least: Floats, rate: Floats, wants: Ints, size: Ints, capacity: Floats) -> Floats:
+    """Maximise value @ X + t subject to least @ X >= t for each group (no t where `least` has no columns)."""
+    r, g = rate.shape
+    floors = least.shape[1] > 0
+    n = r * g + floors
+    can = (rate > 0).any(axis=1)
+    matrix = np.zeros((r + g + floors * int(can.sum()), n))
+    for i in range(r):
+        matrix[i, i * g : (i + 1) * g] = 1.0
+    for j in range(g):
+        matrix[r + j, j : r * g : g] = size * wants
+    low = np.full(len(matrix), -np.inf)
+    high = np.concatenate([np.ones(r), capacity, np.full(len(matrix) - r - g, np.inf)])
+    for k, i in enumerate(np.flatnonzero(can).tolist() if floors else ()):
+        matrix[r + g + k, i * g : (i + 1) * g] = least[i]
+        matrix[r + g + k, -1] = -1.0
+        low[r + g + k] = 0.0
+    cost = np.concatenate([value.reshape(-1), np.ones(int(floors))])
+    most = np.full(int(floors), np.inf if can.any() else 0.0)
+    upper = np.concatenate([np.where(rate > 0, 1.0, 0.0).reshape(-1), most])
+    solution = solve_milp(
+        cost, compressed(matrix), low, high, np.zeros(n), upper, np.zeros(n, np.bool_), maximise=True, time_limit_s=60
+    )
+    if solution.x is None:
+        return np.zeros((r, g))
+    return np.asarray(np.clip(solution.x[: r * g], 0.0, 1.0).reshape(r, g))
+
+
+def serve_round(view: View, choices: Ints, shares: Floats) -> Ints:
+    """One round of Gavel's mechanism: pairs of job and model by X / (part of the job's life spent on the model),
+    largest first; each job takes the first model of its pairs that has its GPUs free. Pairs with X = 0 come last."""
+    spent = view.received_s / np.maximum(view.age_s, 1e-9)[:, None]
+    priority = np.where(spent > 0, shares / np.maximum(spent, 1e-300), shares * UNSERVED)
+    jobs, models = np.nonzero(choices != NONE)
+    keys = priority[jobs, models]
+    order = np.lexsort((models, jobs, -shares[jobs, models], -keys))
+    free = view.options.capacity.tolist()
+    wants = view.wants.tolist()
+    config = np.full(len(view), NONE)
+    open_gpus = sum(free)
+    for i in order.tolist():
+        job, model = int(jobs[i]), int(models[i])
+        if config[job] == NONE and wants[job] <= free[model]:
+            config[job] = choices[job, model]
+            free[model] -= wants[job]
+            open_gpus -= wants[job]
+            if open_gpus == 0:
+                break
+    return config

@@ -1,0 +1,196 @@
+"""Sia (SOSP 2023): one configuration for each job so that the sum of powers of normalised goodput is best.
+
+Two ways to the same objective: a mixed-integer program, and prices on the GPU models (Lagrangian relaxation) whose
+bound says how far from the optimum an answer can be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
+from cotenant.policy.solver import solve_milp
+
+POWER = -0.5  #: p of the paper: below 0 the worst jobs count most
+WAITING = 1.1  #: lambda: what a job that waits costs; a job in its slowest configuration costs 1
+GROWTH = 2  #: times the GPUs that a job ever had it may have next
+STEPS = 48  #: of the prices
+LOOKS = 8  #: steps of the prices between two looks at what fits
+
+
+def values(view: View) -> Floats:
+    """What each configuration is worth [J, C]: lambda - (r x G)^p, 0 or less where waiting is as good.
+
+    G: goodput against the job's least over the configurations that it may have; r: part of its life that is left for
+    work if the job restarts once more, (age - restarts x cost) / (age + cost); 1 for the configuration that it holds,
+    for a job that waits and one that is younger than the cost.
+    """
+    count = view.options.count
+    least = np.where(view.rate > 0, count, np.iinfo(np.int64).max).min(axis=1)
+    limit = np.maximum(GROWTH * view.most, least)
+    may = (view.rate > 0) & (count <= limit[:, None])
+    slowest = np.where(may, view.rate, np.inf).min(axis=1, initial=np.inf)
+    gain = np.where(may, view.rate / np.where(np.isfinite(slowest), slowest, 1.0)[:, None], 0.0)
+    kept = np.maximum(view.age_s - view.restarts * view.restart_s, 0.0) / np.maximum(view.age_s + view.restart_s, 1e-9)
+    factor = np.where((view.age_s <= view.restart_s) | (view.held == NONE), 1.0, kept)
+    penalty = np.where(np.arange(len(count)) == view.held[:, None], 1.0, factor[:, None])
+    weighted = gain * penalty
+    return np.asarray(np.where(weighted > 0, WAITING - np.maximum(weighted, 1e-12) ** POWER, 0.0))
+
+
+@dataclass
+class Sia:
+    """`exact`: by the program, within `limit_s` a decision; else by prices."""
+
+    exact: bool = True
+    limit_s: float = 1.0
+    solves: int = 0
+    timed_out: int = 0
+    worst_gap: float = 0.0
+
+    def decide(self, view: View) -> Decision:
+        """The configuration of every job."""
+        value = values(view)
+        by_prices, bound = choose_by_prices(value, view.options.gpu, view.options.count, view.options.capacity)
+        config, reached = by_prices, worth(value, by_prices)
+        if self.exact and bound > reached * (1 + 1e-9):
+            solved = choose_exactly(value, view, by_prices, self.limit_s)
+            self.timed_out += not solved.proven
+            if worth(value, solved.config) >= reached:
+                config, reached = solved.config, worth(value, solved.config)
+            bound = min(bound, solved.bound)
+        self.solves += 1
+        if bound > 0:
+            self.worst_gap = max(self.worst_gap, (bound - reached) / bound)
+        return Decision(config)
+
+    def summary(self) -> dict[str, Any]:
+        """Decisions, how many of them ran out of time, and the largest part of the optimum that one may have missed."""
+        return {"solves": self.solves, "reused": 0, "timed_out": self.timed_out, "worst_gap": self.worst_gap}
+
+
+def worth(value: Floats, config: Ints) -> float:
+    """The objective of a choice."""
+    rows = np.flatnonzero(config != NONE)
+    return float(value[rows, config[rows]].sum())
+
+
+@dataclass(frozen=True)
+class Solved:
+    """An answer of the program, the bound on any answer, and whether it was proven the best."""
+
+    config: Ints
+    bound: float
+    proven: bool
+
+
+def choose_exactly(value: Floats, view: View, start: Ints, limit_s: float) -> Solved:
+    """Maximise the sum of value over one configuration at most for each job, within the capacity of each GPU model."""
+    gpu, count, capacity = view.options.gpu, view.options.count, view.options.capacity
+    rows, columns = np.nonzero(value > 0)
+    jobs, g, n = len(view), len(capacity), len(rows)
+    per_job = np.bincount(rows, minlength=jobs)
+    starts = np.concatenate([[0], np.cumsum(per_job)])
+    order = np.argsort(gpu[columns], kind="stable")
+    per_gpu = np.bincount(gpu[columns], minlength=g)
+    a = (
+        np.concatenate([starts, starts[-1] + np.cumsum(per_gpu)]).astype(np.int32),
+        np.concatenate([np.arange(n), order]).astype(np.int32),
+        np.concatenate([np.ones(n), count[columns[order]]]).astype(np.float64),
+    )
+    first = np.where(start[rows] == columns, 1.0, 0.0)
+    solution = solve_milp(
+        value[rows, columns], a, np.full(jobs + g, -np.inf), np.concatenate([np.ones(jobs), capacity]),
+        np.zeros(n), np.ones(n), np.ones(n, np.bool_), maximise=True, time_limit_s=limit_s, gap=1e-4, start=first,
+    )  # fmt: skip
+    if solution.x is None:
+        return Solved(start, np.inf, False)
+    config = np.full(jobs, NONE)
+    taken = solution.x > 0.5
+    config[rows[taken]] = columns[taken]
+    return Solved(config, solution.bound, solution.status == "optimal")
+
+
+def choose_by_prices(value: Floats, gpu: Ints, count: Ints, capacity: Ints) -> tuple[Ints, float]:
+    """A choice and a bound on every choice, by Lagrangian relaxation of the capacities.
+
+    At prices m per GPU each job takes the configuration with the largest value - m x count; the sum of these and of m x
+    capacity bounds the optimum. Prices follow the excess demand; each demand is made to fit and then filled up, and the
+    best of the answers is kept.
+    """
+    jobs = len(value)
+    config, bound = np.full(jobs, NONE), np.inf
+    if jobs == 0 or value.size == 0:
+        return config, 0.0
+    models = len(capacity)
+    prices = np.zeros(models)
+    best = -1.0
+    every = np.arange(jobs)
+    scale = float(value.max()) / max(1.0, float(count.min()))
+    for step in range(STEPS):
+        net = value - (prices[gpu] * count)[None, :]
+        net[value <= 0] = -np.inf
+        pick = np.argmax(net, axis=1)
+        gain = np.maximum(net[every, pick], 0.0)
+        bound = min(bound, float(gain.sum() + (prices * capacity).sum()))
+        wanted = np.where(gain > 0, pick, NONE)
+        if step % LOOKS == 0 or step == STEPS - 1:
+            fitted = _fill(value, gpu, count, _fit(value, gpu, count, capacity, wanted), capacity)
+            if worth(value, fitted) > best:
+                best, config = worth(value, fitted), fitted
+        chosen = wanted[wanted != NONE]
+        load = np.bincount(gpu[chosen], weights=count[chosen], minlength=models)
+        excess = (load - capacity) / np.maximum(capacity, 1)
+        if bound <= best * (1 + 1e-9) or not (excess[prices > 0].any() or (excess > 0).any()):
+            break
+        prices = np.maximum(prices + scale * 0.5 * 0.93**step * np.clip(excess, -1.0, 3.0), 0.0)
+    return config, bound
+
+
+def _fit(value: Floats, gpu: Ints, count: Ints, capacity: Ints, wanted: Ints) -> Ints:
+    """Drop what exceeds the capacity: by value per GPU, least first."""
+    rows = np.flatnonzero(wanted != NONE)
+    density = value[rows, wanted[rows]] / count[wanted[rows]]
+    order = rows[np.argsort(-density, kind="stable")]
+    config = np.full(len(wanted), NONE)
+    for model in range(len(capacity)):
+        mine = order[gpu[wanted[order]] == model]
+        fits = np.cumsum(count[wanted[mine]]) <= capacity[model]
+        config[mine[fits]] = wanted[mine[fits]]
+    return config
+
+
+def _fill(value: Floats, gpu: Ints, count: Ints, config: Ints, capacity: Ints) -> Ints:
+    """Give away GPUs that are left: again and again the step up with the most value per further GPU on its model."""
+    config = config.copy()
+    taken = config[config != NONE]
+    free = capacity - np.bincount(gpu[taken], weights=count[taken], minlength=len(capacity)).astype(np.int64)
+    has = np.where(config != NONE, value[np.arange(len(config)), config], 0.0)
+    holds = np.where(config != NONE, count[config], 0)
+    where = np.where(config != NONE, gpu[config], NONE)
+    blocked: NDArray[np.bool_] = value <= 0
+    while (free > 0).any():
+        more = np.where(where[:, None] == gpu[None, :], count[None, :] - holds[:, None], count[None, :])
+        gain = value - has[:, None]
+        open_ = ~blocked & (more <= free[gpu][None, :]) & (gain > 1e-12)
+        if not open_.any():
+            break
+        ratio = np.where(open_, gain / np.maximum(more, 0.5), -np.inf)
+        # all jobs that want this step in one go, as far as they fit: a pass for each job would cost jobs squared
+        column = np.argmax(ratio, axis=1)
+        rows = np.flatnonzero(open_[np.arange(len(config)), column])
+        rows = rows[np.argsort(-ratio[rows, column[rows]], kind="stable")]
+        for row in rows.tolist():
+            c = int(column[row])
+            needs = int(count[c] - holds[row]) if where[row] == gpu[c] else int(count[c])
+            if needs > free[gpu[c]]:
+                continue
+            if where[row] != NONE and where[row] != gpu[c]:
+                free[where[row]] += holds[row]
+            free[gpu[c]] -= needs
+            config[row], has[row], holds[row], where[row] = c, value[row, c], count[c], gpu[c]
+    return config

@@ -1,0 +1,80 @@
+"""What an elastic policy is given and what it answers. J unfinished jobs, C configurations, G GPU models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+NONE = -1
+
+
+@dataclass(frozen=True)
+class Configurations:
+    """The ways to run that exist: `gpu[C]` model (an index) and `count[C]` GPUs; of each model there are `capacity[G]`
+    GPUs, and one costs `price[G]` an hour."""
+
+    gpu: Ints
+    count: Ints
+    capacity: Ints
+    price: Floats
+
+
+@dataclass(frozen=True)
+class View:
+    """The unfinished jobs at one moment, by arrival.
+
+    `rate[J, C]`: work per second, 0 where the job cannot run so; `wants[J]`: GPUs that its user asked for; `held[J]`:
+    the configuration that it has, NONE waiting; `most[J]`: the most GPUs that it ever had; `left[J]`: work left;
+    `age_s[J]` since its arrival; `restarts[J]`; `restart_s[J]`: what a restart costs; `received_s[J, G]`: seconds run
+    by GPU model; `priority[J]`: larger is more important; `kind[J]`: jobs of one kind have equal rates and wants.
+    """
+
+    options: Configurations
+    rate: Floats
+    wants: Ints
+    held: Ints
+    most: Ints
+    left: Floats
+    age_s: Floats
+    restarts: Ints
+    restart_s: Floats
+    received_s: Floats
+    priority: Ints
+    kind: Ints
+
+    def __len__(self) -> int:
+        return len(self.wants)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`config[J]`: the configuration of each job from now on, NONE where it waits."""
+
+    config: Ints
+
+
+class ElasticPolicy(Protocol):
+    """Pure: the same view gives the same decision. A policy may remember answers to programs that it has solved."""
+
+    def decide(self, view: View) -> Decision:
+        """Who runs in which configuration until the next round."""
+        ...
+
+    def summary(self) -> dict[str, Any]:
+        """How its solver fared; empty where it has none."""
+        ...
+
+
+def rigid(view: View) -> Ints:
+    """`config[J, G]`: per job and GPU model the configuration with just the GPUs that it asked for, NONE if there is
+    none on which it can run."""
+    found = np.full((len(view), len(view.options.capacity)), NONE)
+    for c in range(len(view.options.gpu)):
+        rows = (view.wants == view.options.count[c]) & (view.rate[:, c] > 0)
+        found[rows, view.options.gpu[c]] = c
+    return found

@@ -1,0 +1,198 @@
+"""Runs of elastic policies on the compiled engine: before each round the kernel asks the policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core import work
+from cotenant.core.cluster import Cluster
+from cotenant.core.errors import InputError, WorkError
+from cotenant.core.record.record import Record, cluster_info
+from cotenant.core.record.schema import RunInfo
+from cotenant.core.record.writer import RecordWriter
+from cotenant.policy.elastic.choices import find_elastic
+from cotenant.policy.elastic.view import NONE, Decision, ElasticPolicy, View
+from cotenant.policy.jobs.allotment import A_ELASTIC
+from cotenant.policy.jobs.arrays import JOB, NOT_RUNNING
+from cotenant.policy.jobs.choice import JobPolicy
+from cotenant.policy.jobs.demand import Workload
+from cotenant.policy.jobs.ordering import FIFO
+from cotenant.policy.jobs.placement import FEWEST_NODES
+from cotenant.policy.jobs.rounds import Choice
+from cotenant.profiles.training.elastic import load_elastic
+from cotenant.sim.jobs.elastic_world import ElasticTables, build_tables
+from cotenant.sim.jobs.engine import IDLE_ROUNDS, Outcome, recorded_jobs, run_world, warm_up
+from cotenant.sim.jobs.state import C_ACTIVE, C_TICK, Options, World, make_world
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ElasticOptions:
+    """How to run, as a user says it. Times in seconds; None: as the policy's paper or the profile has it."""
+
+    policy: str
+    profiles: str | None = None
+    lease_s: float | None = None
+    restart_s: float | None = None  #: lost when a job that ran before starts again, moves or changes its GPUs
+    solver_limit_s: float = 1.0
+    default_profile: str | None = None
+    trace_gpu: str | None = None
+
+
+def run_elastic(
+    trace: work.Trace,
+    cluster: Cluster,
+    options: ElasticOptions,
+    out: Path | None = None,
+    label: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> tuple[Record, Outcome]:
+    """Run the trace to its end under an elastic policy; the record is in folder `out`, or in memory where that is None.
+
+    `on_ready()` is called once the input proved right, before anything takes long; `progress(finished, jobs)` at every
+    flush. Raises InputError for jobs that cannot run on the cluster.
+    """
+    trace.require_jobs()
+    entry = find_elastic(options.policy)
+    profiles = load_elastic(options.profiles or entry.profiles)
+    tables = build_tables(
+        trace, profiles, cluster, rigid=entry.rigid, default_profile=options.default_profile,
+        trace_gpu=options.trace_gpu,
+    )  # fmt: skip
+    lacking = [name for name, price in zip(tables.models, tables.options.price, strict=True) if np.isnan(price)]
+    if entry.needs_price and lacking:
+        what = f"policy {options.policy} needs a price of {lacking[0]} in the elastic profiles"
+        raise InputError(what, field="policy")
+    lease_s = options.lease_s or entry.round_s
+    policy = entry.make(options.solver_limit_s)
+    chooser = Chooser(tables, policy, lease_s, options.restart_s)
+    choice = Choice(FIFO, A_ELASTIC, FEWEST_NODES, True, True)
+    if on_ready is not None:
+        on_ready()
+    warm_up(tables.demand, tables.nodes, choice)
+    world = _world(trace.jobs, tables, choice, lease_s, chooser.restart_s)
+    info = RunInfo(
+        label=label or options.policy,
+        seed=trace.seed,
+        options={
+            "policy": options.policy,
+            "profiles": profiles.name,
+            "lease_s": lease_s,
+            "restart_cost_s": options.restart_s,
+            "trace_gpu": options.trace_gpu,
+        },
+        trace={
+            "source": trace.source, "jobs": len(trace.jobs), "left_out": trace.left_out, "remarks": trace.remarks,
+        },
+        cluster=cluster_info(cluster),
+    )  # fmt: skip
+    work_as_rows = Workload(tables.demand, tables.nodes, tables.base.astype(np.int32), tables.total)
+    with RecordWriter(out, info, recorded_jobs(trace.jobs, work_as_rows)) as writer:
+        started = time.perf_counter()
+        run_world(world, chooser.choose, writer, progress)
+        engine_s = time.perf_counter() - started
+        never = np.flatnonzero(np.isnan(world.run.job["finish_s"]))
+        if len(never):
+            first = trace.jobs.id[never[0]]
+            raise WorkError(f"policy {options.policy} left {len(never)} jobs waiting (first: job {first})")
+        record = writer.close()
+    return record, Outcome(engine_s, policy.summary())
+
+
+def _world(jobs: work.Jobs, tables: ElasticTables, choice: Choice, lease_s: float, restart_s: Floats) -> World:
+    rows = np.zeros(len(jobs), JOB)
+    rows["type"] = tables.base
+    rows["arrival_s"] = rows["last_run_s"] = jobs.arrival_s
+    rows["priority"] = jobs.priority
+    rows["total"] = tables.total
+    rows["wanted"] = NOT_RUNNING
+    kernel_options = Options(
+        lease_s=float(lease_s),
+        exact_finish=True,
+        whole_iterations=False,
+        record_moves=True,
+        idle_limit=IDLE_ROUNDS + int(10 * float(restart_s.max()) / lease_s),
+        moves_matter=True,
+    )
+    context = JobPolicy().context(np.ones(1), 1.0)
+    world = make_world(rows, tables.demand, tables.nodes, choice, context, kernel_options)
+    world.run.resume_s[:] = restart_s
+    return world
+
+
+class Chooser:
+    """Keeps what an elastic policy is told of each job, and turns its decision into types, levels and an order."""
+
+    def __init__(self, tables: ElasticTables, policy: ElasticPolicy, lease_s: float, restart_s: float | None) -> None:
+        jobs, models = len(tables.base), len(tables.models)
+        self.tables, self.policy, self.lease_s = tables, policy, lease_s
+        known = np.nan_to_num(tables.restart_s) if restart_s is None else np.full(jobs, restart_s)
+        self.restart_s: Floats = known
+        self.config = np.full(jobs, NONE)
+        self.most = np.zeros(jobs, np.int64)
+        self.restarts = np.zeros(jobs, np.int64)
+        self.received_s = np.zeros((jobs, models))
+        self.attained_s = np.zeros(jobs)
+
+    def choose(self, world: World) -> None:
+        """Ask the policy and write its answer into the kernel's arrays."""
+        n = int(world.run.counters[C_ACTIVE])
+        rows = np.sort(world.run.order[:n])
+        view = self._view(world, rows)
+        decision = self.policy.decide(view)
+        self._apply(world, rows, view, decision)
+
+    def _phase(self, world: World, rows: NDArray[Any]) -> NDArray[np.int64]:
+        phases = self.tables.rate.shape[1]
+        part = world.jobs["done"][rows] / world.jobs["total"][rows]
+        return np.minimum((part * phases).astype(np.int64), phases - 1)
+
+    def _view(self, world: World, rows: NDArray[Any]) -> View:
+        tables, jobs = self.tables, world.jobs
+        attained = jobs["attained_s"][rows]
+        held = self.config[rows]
+        ran = held != NONE
+        self.received_s[rows[ran], tables.options.gpu[held[ran]]] += (attained - self.attained_s[rows])[ran]
+        self.attained_s[rows] = attained
+        held = np.where(world.alloc.job["level"][rows] == NOT_RUNNING, NONE, held)
+        now_s = float(world.run.counters[C_TICK]) * self.lease_s
+        base = tables.base[rows]
+        return View(
+            options=tables.options,
+            rate=tables.rate[base, self._phase(world, rows)],
+            wants=np.array([b.wants for b in tables.bases])[base],
+            held=held,
+            most=self.most[rows],
+            left=jobs["total"][rows] - jobs["done"][rows],
+            age_s=now_s - jobs["arrival_s"][rows],
+            restarts=self.restarts[rows],
+            restart_s=self.restart_s[rows],
+            received_s=self.received_s[rows],
+            priority=jobs["priority"][rows],
+            kind=base,
+        )
+
+    def _apply(self, world: World, rows: NDArray[Any], view: View, decision: Decision) -> None:
+        tables, jobs, run = self.tables, world.jobs, world.run
+        config, runs = decision.config, decision.config != NONE
+        changed = (config != view.held) & (view.held != NONE)
+        world.alloc.job["level"][rows[changed]] = NOT_RUNNING  # what it has is not kept
+        again = runs & (config != view.held) & run.job["started"][rows]
+        self.restarts[rows[again]] += 1
+        self.config[rows] = config
+        count = np.where(runs, tables.options.count[config], 0)
+        self.most[rows] = np.maximum(self.most[rows], count)
+        jobs["type"][rows] = tables.type_of(tables.base[rows], config)
+        jobs["wanted"][rows] = np.where(runs, self._phase(world, rows), NOT_RUNNING)
+        run.wanted_gpus[0] = float(np.where(runs, count, view.wants).sum())
+        # gangs that fill nodes first: what is a power of two then leaves no hole
+        run.order[: len(rows)] = rows[np.lexsort((rows, -count, ~runs))]

@@ -1,0 +1,213 @@
+"""From jobs, elastic profiles and a cluster to the tables of an elastic run.
+
+A job waits as its base type (its model and the GPUs it asks for) and runs as a type of its base in one configuration,
+so the kernel knows nothing of elasticity: a policy changes a job's type. Levels are the phases of the training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core import work
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.errors import InputError
+from cotenant.core.gpus import find_gpu
+from cotenant.policy.elastic.view import Configurations
+from cotenant.policy.jobs.arrays import AMOUNT, TYPE, Array, Demand
+from cotenant.policy.jobs.demand import build_nodes
+from cotenant.profiles.training.elastic import ElasticModel, ElasticProfiles
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+LEAST_LEVELS = 3  # proportional, ideal, down: a record reads the first two
+
+
+@dataclass(frozen=True)
+class Base:
+    """Jobs of one kind: their model, the GPUs they ask for, the GPU models they accept."""
+
+    model: ElasticModel
+    wants: int
+    accepts: str
+
+
+@dataclass(frozen=True)
+class ElasticTables:
+    """B bases, C configurations, P phases. Type b is base b waiting, type B + b x C + c is it in configuration c."""
+
+    demand: Demand
+    nodes: Array
+    options: Configurations
+    models: tuple[str, ...]  #: GPU models, as `options.gpu` counts them
+    bases: tuple[Base, ...]
+    rate: Floats  #: [B, P, C] work per second
+    base: Ints  #: [J]
+    total: Floats  #: [J] work
+    restart_s: Floats  #: [J]; NaN where the profile does not say
+
+    def type_of(self, base: Ints, config: Ints) -> Ints:
+        """The demand type of jobs of these bases in these configurations; config < 0: waiting."""
+        held = len(self.bases) + base * len(self.options.gpu) + config
+        return np.where(config < 0, base, held)
+
+
+def build_tables(
+    trace: work.Trace,
+    profiles: ElasticProfiles,
+    cluster: Cluster,
+    *,
+    rigid: bool,
+    default_profile: str | None = None,
+    trace_gpu: str | None = None,
+) -> ElasticTables:
+    """The tables; InputError names the job that has no profile or fits nowhere.
+
+    `rigid`: jobs run on just the GPUs that they ask for. `trace_gpu`: where the trace's durations hold (default: the
+    cluster's first GPU model on which the job can run).
+    """
+    nodes, kinds = build_nodes(cluster)
+    models = tuple(dict.fromkeys(group.gpu.name for group in kinds))
+    options = _configurations(profiles, nodes, kinds, models)
+    bases, base = _bases(trace, profiles, default_profile)
+    rate = np.stack([_rates(b, profiles.phases, options, models) for b in bases])
+    _check(trace, bases, base, rate, options, rigid)
+    reference = np.array([_reference(b, rate[i, 0], options, models, trace_gpu) for i, b in enumerate(bases)])
+    pace = (1.0 / rate[np.arange(len(bases)), :, reference]).mean(axis=1)  # seconds per unit of work, over all phases
+    jobs = trace.jobs
+    whole = np.array([b.model.work for b in bases])[base]
+    total = np.where(np.isnan(jobs.duration_s), jobs.iterations, jobs.duration_s / pace[base])
+    total = np.where(np.isnan(total), whole, total)
+    if np.isnan(total).any():
+        job = jobs.id[int(np.flatnonzero(np.isnan(total))[0])]
+        what = f"job {job} has neither a duration nor iterations, and its profile no work"
+        raise trace.wrong(job, "iterations", what)
+    demand = _demand(bases, rate, pace, options, models, kinds)
+    restart_s = np.array([b.model.restart_s for b in bases])[base]
+    return ElasticTables(demand, nodes, options, models, tuple(bases), rate, base, total, restart_s)
+
+
+def _configurations(
+    profiles: ElasticProfiles, nodes: Array, kinds: list[NodeGroup], models: tuple[str, ...]
+) -> Configurations:
+    """Every measured (GPU model, count) that the cluster has room for; by model, then count."""
+    model_of_kind = np.array([models.index(group.gpu.name) for group in kinds])
+    capacity = np.bincount(model_of_kind[nodes["kind"]], weights=nodes["gpus"], minlength=len(models)).astype(np.int64)
+    found = sorted(
+        {
+            (g, count)
+            for model in profiles.models.values()
+            for g, name in enumerate(models)
+            for count in model.rate.get(name, {})
+            if count <= capacity[g]
+        }
+    )
+    if not found:
+        measured = sorted({gpu for model in profiles.models.values() for gpu in model.rate})
+        raise InputError(
+            f"elastic profiles {profiles.name} know none of the cluster's GPU models ({', '.join(models)}); they know "
+            f"{', '.join(measured)}", field="cluster",
+        )  # fmt: skip
+    price = np.array([profiles.price.get(name, np.nan) for name in models])
+    return Configurations(np.array([g for g, _ in found]), np.array([n for _, n in found]), capacity, price)
+
+
+def _bases(trace: work.Trace, profiles: ElasticProfiles, default_profile: str | None) -> tuple[list[Base], Ints]:
+    jobs = trace.jobs
+    names = jobs.model.astype(str)
+    known = np.isin(names, list(profiles.models))
+    if default_profile is not None:
+        if default_profile not in profiles.models:
+            raise InputError(
+                f"no profile named {default_profile!r}; known: {', '.join(profiles.models)}", field="default-profile"
+            )
+        names = np.where(known, names, default_profile)
+    elif not known.all():
+        row = int(np.flatnonzero(~known)[0])
+        raise trace.wrong(
+            jobs.id[row], "model",
+            f"model {str(names[row])!r} of job {jobs.id[row]} has no elastic profile; known: "
+            f"{', '.join(profiles.models)}; or give --default-profile NAME",
+        )  # fmt: skip
+    wants = np.maximum(np.ceil(jobs.gpus), 1).astype(np.int64)
+    keys: dict[tuple[str, int, str], int] = {}
+    base = np.array([
+        keys.setdefault(key, len(keys))
+        for key in zip(names.tolist(), wants.tolist(), jobs.gpu_models.tolist(), strict=True)
+    ])  # fmt: skip
+    return [Base(profiles.models[name], n, accepts) for name, n, accepts in keys], base
+
+
+def _rates(base: Base, phases: int, options: Configurations, models: tuple[str, ...]) -> Floats:
+    """Work per second [P, C]; 0 where it was not measured or the GPU model is not accepted."""
+    accepted = {find_gpu(name, "gpu_models").name for name in base.accepts.split("|") if name} or set(models)
+    table = np.zeros((phases, len(options.gpu)))
+    for c, (gpu, count) in enumerate(zip(options.gpu.tolist(), options.count.tolist(), strict=True)):
+        if models[gpu] in accepted:
+            table[:, c] = base.model.rate.get(models[gpu], {}).get(count, 0.0)
+    return table
+
+
+def _check(
+    trace: work.Trace, bases: list[Base], base: Ints, rate: Floats, options: Configurations, rigid: bool
+) -> None:
+    for b, entry in enumerate(bases):
+        may = rate[b, 0] > 0
+        if rigid:
+            may = may & (options.count == entry.wants)
+        if may.any():
+            continue
+        job = trace.jobs.id[int(np.flatnonzero(base == b)[0])]
+        sizes = sorted(set(options.count[rate[b, 0] > 0].tolist()))
+        have = f"on {', '.join(map(str, sizes))} GPUs" if sizes else "on none of the cluster's GPU models"
+        raise trace.wrong(
+            job, "gpus", f"job {job} asks for {entry.wants} GPUs; its model {entry.model.name!r} was measured {have}"
+        )
+
+
+def _reference(
+    base: Base, rate: Floats, options: Configurations, models: tuple[str, ...], trace_gpu: str | None
+) -> int:
+    """The configuration on which the trace's durations hold: the GPUs that the job asks for, or the most below that
+    were measured, or the least, on the trace's GPU model, else on the first that has the job."""
+    wanted = find_gpu(trace_gpu, "trace-gpu").name if trace_gpu else None
+    order = sorted(range(len(models)), key=lambda g: (models[g] != wanted, g))
+    for gpu in order:
+        can = np.flatnonzero((options.gpu == gpu) & (rate > 0))
+        if len(can):
+            below = can[options.count[can] <= base.wants]
+            return int(below[-1] if len(below) else can[0])
+    raise AssertionError("a base that no configuration has was refused before")
+
+
+def _demand(
+    bases: list[Base], rate: Floats, pace: Floats, options: Configurations, models: tuple[str, ...],
+    kinds: list[NodeGroup],
+) -> Demand:  # fmt: skip
+    b, phases, c = rate.shape
+    levels, rows = max(phases, LEAST_LEVELS), b + b * c
+    types = np.zeros(rows, TYPE)
+    types["gpus"] = np.concatenate([[base.wants for base in bases], np.tile(options.count, b)])
+    types["isolated_s"] = types["key_s"] = np.concatenate([pace, np.repeat(pace, c)])
+    types["multi_node_factor"] = 1.0
+    for i, base in enumerate(bases):
+        for k, (gpu, count) in enumerate(zip(options.gpu.tolist(), options.count.tolist(), strict=True)):
+            largest = max(group.gpus for group in kinds if group.gpu.name == models[gpu])
+            if count <= largest:
+                factor = base.model.apart.get(models[gpu], {}).get(count, 1.0)
+                types["multi_node_factor"][b + i * c + k] = factor
+    allowed = np.zeros((rows, len(kinds)), np.bool_)
+    amount = np.zeros((levels, rows, len(kinds)), AMOUNT)
+    phase = np.minimum(np.arange(levels), phases - 1)
+    with np.errstate(divide="ignore"):
+        seconds = (1.0 / rate)[:, phase, :]  # [B, L, C]
+    for k, group in enumerate(kinds):
+        amount["cpu"][:, :, k] = int(group.cpus * 1000) // group.gpus
+        amount["memory"][:, :, k] = group.memory_bytes // 10**6 // group.gpus
+        amount["iteration_s"][:, :b, k] = pace
+        amount["iteration_s"][:, b:, k] = seconds.transpose(1, 0, 2).reshape(levels, b * c)
+        fits = np.array([models[gpu] == group.gpu.name for gpu in options.gpu])
+        allowed[b:, k] = np.tile(fits, b) & (rate[:, 0, :] > 0).reshape(-1)
+    return Demand(types, allowed, amount)

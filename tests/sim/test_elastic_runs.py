@@ -1,0 +1,152 @@
+"""Elastic runs on the compiled engine: times worked out by hand, and what must hold of every record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cotenant.core.cluster import Cluster, NodeGroup
+from cotenant.core.errors import InputError
+from cotenant.core.events import Kind
+from cotenant.core.gpus import CATALOG
+from cotenant.core.metrics.summary import summarise
+from cotenant.core.record.record import Record
+from cotenant.core.work import Jobs, Trace
+from cotenant.policy.elastic.choices import ELASTIC
+from cotenant.profiles.training.elastic import load_elastic
+from cotenant.sim.jobs.elastic import ElasticOptions, run_elastic
+
+FAST, SLOW = "V100-16GB", "K80"
+
+
+def profile(folder: Path, **models: Any) -> str:
+    path = folder / "elastic.json"
+    path.write_text(json.dumps({"models": models, "price": {FAST: 2.0, SLOW: 1.0}}))
+    return str(path)
+
+
+def cluster(*groups: tuple[int, int, str]) -> Cluster:
+    return Cluster(tuple(NodeGroup(n, gpus, CATALOG[gpu], 4.0 * gpus, gpus * 10**10) for n, gpus, gpu in groups))
+
+
+def trace(*jobs: tuple[str, float, float, float]) -> Trace:
+    """Rows of model, arrival, GPUs, work."""
+    rows = Jobs.build(
+        len(jobs), id=[f"j{i}" for i in range(len(jobs))], model=[j[0] for j in jobs], arrival_s=[j[1] for j in jobs],
+        gpus=[j[2] for j in jobs], iterations=[j[3] for j in jobs],
+    )  # fmt: skip
+    return Trace(rows, "test")
+
+
+def finish_s(record: Record) -> list[float]:
+    done = record.events.kind == Kind.FINISH
+    times = dict(zip(record.events.job[done].tolist(), record.events.time_s[done].tolist(), strict=True))
+    return [times[job] for job in range(record.jobs.height)]
+
+
+def test_a_job_alone_grows_by_doubling(tmp_path: Path) -> None:
+    """1, 2, then 4 GPUs at 1, 1.5 and 2 units a second, rounds of 10 s, restarts of 2 s: 10 and 8 x 1.5 in two rounds,
+    the other 28 at 2 a second after 2 s more."""
+    name = profile(tmp_path, m={"rate": {FAST: {"1": 1.0, "2": 1.5, "4": 2.0}}, "restart_s": 2.0})
+    record, outcome = run_elastic(
+        trace(("m", 0.0, 1.0, 50.0)), cluster((1, 4, FAST)), ElasticOptions("sia", profiles=name, lease_s=10.0)
+    )
+    # at age 10 with a restart of 2 s, r = 10/12: 1.5 x r > 1, so it grows; at age 20, r = 18/22: 2 x r > 1.5
+    assert finish_s(record) == pytest.approx([10 + 10 + 2 + 28 / 2])
+    assert outcome.solver["worst_gap"] <= 1e-4
+
+
+def test_speed_follows_the_phases(tmp_path: Path) -> None:
+    """Noise 0: a batch of 8 has half the efficiency of 4; noise without end: the same. So two GPUs help only later."""
+    steps = {FAST: {"1": [[4], [1.0], [0.0]], "2": [[4], [1.0], [0.0]]}}
+    name = profile(tmp_path, m={"batch": [4, 8], "noise": [1e-9, 1e12], "steps": steps, "work": 80.0})
+    model = load_elastic(name).models["m"]
+    assert model.rate[FAST][1] == pytest.approx([4.0, 4.0])
+    assert model.rate[FAST][2] == pytest.approx([4.0, 8.0])
+    record, _ = run_elastic(
+        trace(("m", 0.0, 1.0, 80.0)), cluster((1, 2, FAST)), ElasticOptions("sia", profiles=name, lease_s=5.0)
+    )
+    # 20 units in each of two rounds on one GPU (no restart where nothing is gained), then 40 units at 8 a second
+    assert finish_s(record) == pytest.approx([10 + 5])
+
+
+def test_gavel_gives_the_fast_model_to_whom_it_helps(tmp_path: Path) -> None:
+    name = profile(
+        tmp_path, a={"rate": {FAST: {"1": 4.0}, SLOW: {"1": 1.0}}}, b={"rate": {FAST: {"1": 3.0}, SLOW: {"1": 2.0}}}
+    )
+    record, _ = run_elastic(
+        trace(("a", 0.0, 1.0, 400.0), ("b", 0.0, 1.0, 200.0)), cluster((1, 1, FAST), (1, 1, SLOW)),
+        ElasticOptions("gavel-cost", profiles=name, lease_s=10.0),
+    )  # fmt: skip
+    # per price: a has 4/2 against 1/1, b 3/2 against 2/1
+    assert finish_s(record) == pytest.approx([100.0, 100.0])
+
+
+def test_a_gang_apart_runs_at_the_measured_part(tmp_path: Path) -> None:
+    """Two nodes with one free GPU each: the gang spans them and keeps 40 % of its speed."""
+    name = profile(
+        tmp_path, gang={"rate": {FAST: {"2": 2.0}}, "apart": {FAST: {"2": 0.8}}}, one={"rate": {FAST: {"1": 1.0}}}
+    )
+    singles = (("one", 0.0, 1.0, work) for work in (1000.0, 10.0, 1000.0))
+    jobs = trace(*singles, ("gang", 20.0, 2.0, 16.0))
+    record, _ = run_elastic(jobs, cluster((2, 2, FAST)), ElasticOptions("gavel", profiles=name, lease_s=10.0))
+    # the single jobs that go on keep their GPUs, one on each node, since the gang finds room beside them
+    assert finish_s(record)[3] == pytest.approx(20 + 16 / 0.8)
+
+
+@pytest.mark.parametrize("policy", list(ELASTIC))
+def test_every_job_ends_and_no_gpu_is_held_twice(policy: str) -> None:
+    entry = ELASTIC[policy]
+    profiles = load_elastic(entry.profiles)
+    rng = np.random.default_rng(7)
+    if entry.rigid:
+        groups = cluster((3, 4, FAST), (2, 4, "P100"), (2, 4, SLOW))
+        names = [n for n, m in profiles.models.items() if 4 in m.rate[FAST] and 4 in m.rate[SLOW]]
+    else:
+        groups = cluster((3, 4, "T4"), (1, 8, "RTX2080Ti"), (1, 8, "A100-40GB"))
+        names = ["cifar10", "bert", "deepspeech2"]
+    n = 40
+    rows = Jobs.build(
+        n, id=[f"j{i}" for i in range(n)], model=[names[i] for i in rng.integers(0, len(names), n)],
+        arrival_s=np.sort(rng.uniform(0, 4000, n)), gpus=rng.choice([1.0, 2.0, 4.0], n),
+        duration_s=rng.uniform(100, 4000, n),
+    )  # fmt: skip
+    record, outcome = run_elastic(Trace(rows, "test"), groups, ElasticOptions(policy, restart_s=20.0))
+    summary = summarise(record)
+    assert summary["jobs_completed"] == n
+    assert 0 < summary["allocation"]["gpu"] <= 1 + 1e-9
+    assert outcome.solver["worst_gap"] <= 0.25
+    held_most = float((record.rounds["gpus_held"]).max())
+    assert held_most <= groups.total_gpus
+    nodes_never_overfull(record, [g.gpus for g in groups.groups for _ in range(g.count)])
+
+
+def nodes_never_overfull(record: Record, nodes: list[int]) -> None:
+    where = record.placements
+    assert where is not None
+    held: dict[int, dict[int, float]] = {}
+    for i, job in enumerate(record.events.job.tolist()):
+        held[job] = dict(where.at(i))
+        end = i + 1 == len(record.events.job) or record.events.time_s[i + 1] > record.events.time_s[i]
+        if end:
+            total = np.zeros(len(nodes))
+            for mine in held.values():
+                for node, part in mine.items():
+                    total[node] += part
+            assert (total <= np.array(nodes) + 1e-6).all()
+
+
+def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
+    name = profile(tmp_path, m={"rate": {FAST: {"1": 1.0, "2": 2.0}}})
+    with pytest.raises(InputError, match=r"asks for 3 GPUs; its model 'm' was measured on 1, 2 GPUs"):
+        run_elastic(trace(("m", 0.0, 3.0, 1.0)), cluster((1, 4, FAST)), ElasticOptions("gavel", profiles=name))
+    with pytest.raises(InputError, match=r"model 'x' of job j0 has no elastic profile; known: m"):
+        run_elastic(trace(("x", 0.0, 1.0, 1.0)), cluster((1, 4, FAST)), ElasticOptions("sia", profiles=name))
+    with pytest.raises(InputError, match=r"know none of the cluster's GPU models \(A30\)"):
+        run_elastic(trace(("m", 0.0, 1.0, 1.0)), cluster((1, 4, "A30")), ElasticOptions("sia", profiles=name))
+    with pytest.raises(InputError, match=r"unknown policy 'siam'"):
+        run_elastic(trace(("m", 0.0, 1.0, 1.0)), cluster((1, 4, FAST)), ElasticOptions("siam", profiles=name))
