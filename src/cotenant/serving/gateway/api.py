@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -15,6 +13,7 @@ from cotenant.core.errors import InputError, WorkError
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.dispatch.stats import Stats
 from cotenant.serving.gateway.requests import Gateway
+from cotenant.serving.gateway.tokens import Tokens
 from cotenant.serving.planning.crew import ApplyError, Crew
 from cotenant.serving.planning.replanner import Replanner
 from cotenant.serving.protocol.shared_memory import Regions
@@ -28,28 +27,6 @@ EXTENSIONS = [
 
 
 NO_CUDA_MEMORY = "CUDA shared memory is not supported: use system shared memory"
-
-
-class Tokens:
-    """Bearer tokens that may ask; none: everybody may. Kept and compared as digests, in constant time."""
-
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
-
-    @property
-    def any(self) -> bool:
-        """Whether tokens are asked for."""
-        return bool(self._digests)
-
-    def check(self, authorization: bytes) -> None:
-        """Refusal unless the header's value carries a known token."""
-        if not self._digests:
-            return
-        scheme, _, token = authorization.partition(b" ")
-        digest = hashlib.sha256(token.strip()).digest()
-        known = [hmac.compare_digest(digest, own) for own in self._digests]
-        if scheme.lower() != b"bearer" or not any(known):
-            raise Refusal(Kind.UNAUTHENTICATED, "needs a bearer token that this server knows")
 
 
 class Api:

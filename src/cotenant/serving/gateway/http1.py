@@ -11,17 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import cast
 
 import httptools
 
-REASONS = {
-    200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
-    408: "Request Timeout", 413: "Content Too Large", 414: "URI Too Long", 429: "Too Many Requests",
-    431: "Request Header Fields Too Large", 500: "Internal Server Error", 501: "Not Implemented",
-    503: "Service Unavailable",
-}  # fmt: skip
-_HEADS = {code: f"HTTP/1.1 {code} {text}\r\ncontent-length: ".encode() for code, text in REASONS.items()}
+_HEADS = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode() for each in HTTPStatus}
 MOST_HEADERS, MOST_HEADER_BYTES, MOST_URL = 100, 32 << 10, 8 << 10
 PIPELINED = 64
 JSON = b"content-type: application/json\r\n"
@@ -42,11 +37,24 @@ def _nothing() -> None:
     """There is nothing to withdraw."""
 
 
+def _ignored(full: bool) -> None:
+    """The writer of a short answer need not know that the client is slow."""
+
+
+def head_of(status: int) -> bytes:
+    """The first line of an answer."""
+    return _HEADS.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
 class Exchange:
     """One request and its answer. Header names are lower case. `withdraw` is called when the client goes before its
-    answer."""
+    answer, or before the end of it; `slow` when it reads a streamed answer too slowly (True), and when it has caught
+    up."""
 
-    __slots__ = ("body", "connection", "headers", "keep_alive", "method", "output", "url", "withdraw")
+    __slots__ = (
+        "body", "chunked", "connection", "headers", "keep_alive", "method", "output", "slow", "streaming", "url",
+        "withdraw",
+    )  # fmt: skip
 
     def __init__(self, connection: Connection, url: bytes) -> None:
         self.connection, self.url = connection, url
@@ -56,16 +64,50 @@ class Exchange:
         self.keep_alive = True
         self.output: tuple[bytes, bytes] | None = None
         self.withdraw = _nothing
+        self.slow = _ignored
+        self.streaming = self.chunked = False
 
     def respond(self, status: int, body: bytes = b"", headers: bytes = JSON) -> None:
         """Answer; `headers` are lines with their ends. A second answer is ignored."""
-        if self.output is not None:
+        if self.output is not None or self.streaming:
             return
         ending = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        head = b"%s%d\r\n%s%s" % (_HEADS[status], len(body), headers, ending)
+        head = b"%scontent-length: %d\r\n%s%s" % (head_of(status), len(body), headers, ending)
         self.output = (head, b"" if self.method == b"HEAD" else body)
         self.connection.flush()
 
+    def begin(self, status: int, headers: bytes) -> bool:
+        """Answer in pieces, by `send` and then `end` or `cut`. False where other answers of a pipeline are due first,
+        or one was given: nothing has been written."""
+        connection = self.connection
+        if self.output is not None or not connection.queue or connection.queue[0] is not self:
+            return False
+        self.streaming = True
+        self.chunked = connection.parser.get_http_version() != "1.0"
+        if not self.chunked:
+            self.keep_alive = False
+        ending = b"transfer-encoding: chunked\r\n" if self.chunked else b""
+        ending += b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        connection.transport.write(head_of(status) + headers + ending)
+        return True
+
+    def send(self, data: bytes) -> None:
+        """A piece of a streamed answer, not empty."""
+        if self.streaming:
+            self.connection.transport.write(b"%x\r\n%s\r\n" % (len(data), data) if self.chunked else data)
+
+    def end(self) -> None:
+        """The streamed answer is whole."""
+        if self.streaming:
+            self.streaming = False
+            self.output = (b"0\r\n\r\n" if self.chunked else b"", b"")
+            self.connection.flush()
+
+    def cut(self) -> None:
+        """The streamed answer cannot be made whole: its client sees the connection break."""
+        if self.streaming:
+            self.streaming = False
+            self.connection.transport.abort()
 
     def stream(self, headers: bytes) -> asyncio.Transport | None:
         """Answer with what is written to the transport from now on, until it is closed; None unless it is this one's
@@ -154,11 +196,16 @@ class Connection(asyncio.Protocol):
         self._paused = True
         self.deadline = time.monotonic() + self.front.limits.write_s
         self.transport.pause_reading()
+        if self.queue:
+            self.queue[0].slow(True)
 
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
         self._paused = False
         self.transport.resume_reading()
+        if self.queue:
+            self.deadline = float("inf")
+            self.queue[0].slow(False)
         self._rest()
 
     # ---- parser ----
