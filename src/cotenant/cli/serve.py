@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from cotenant.cli.log_options import LogFormat, LogLevel
 
 if TYPE_CHECKING:
+    from cotenant.serving.models.server import ModelServer
     from cotenant.serving.server import Server
 
 LOG = logging.getLogger(__name__)
@@ -19,7 +21,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def serve(
-    services: Annotated[str, typer.Argument(help="SERVICES.yaml.")],
+    services: Annotated[str, typer.Argument(help="SERVICES.yaml, or MODELS.yaml of language models.")],
     http: Annotated[str | None, typer.Option(metavar="HOST:PORT|none", help="Address of the HTTP door.")] = None,
     grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT|none", help="Address of the gRPC door.")] = None,
     plan: Annotated[str | None, typer.Option(help="A plan (JSON) to hold; nothing is planned anew.")] = None,
@@ -32,7 +34,12 @@ def serve(
         str | None,
         typer.Option(metavar="SCHEME|none", help="Beside best-effort work: tidal, orion, mps-plus, temporal, static."),
     ] = None,
-    agent_dir: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent, for --colocation.")] = None,
+    agent_dir: Annotated[
+        Path | None, typer.Option("--dir", help="Folder of the agent, for --colocation and language models.")
+    ] = None,
+    program_logs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="What the programs of language models print, a file each.")
+    ] = None,
     address: Annotated[
         str | None, typer.Option(metavar="RAY", help="Run the workers on this Ray cluster (auto, or HOST:PORT).")
     ] = None,
@@ -42,8 +49,18 @@ def serve(
 ) -> None:
     """Plan, start workers, answer requests by the Open Inference Protocol v2 until Ctrl-C or SIGTERM; plan again every
     period, move models without dropping a request, use more or fewer GPUs. Listens on loopback by default."""
-    from cotenant.cli.plan import read_plan
     from cotenant.core import logs
+    from cotenant.core.yamlfile import read_yaml
+    from cotenant.serving.config.models import is_models_file
+
+    if is_models_file(read_yaml(services).content):
+        logs.configure(log_format, log_level)
+        unused = {
+            "--plan": plan, "--planner": planner, "--profile": profile, "--gpus": gpus, "--log": log,
+            "--gpus-log": gpus_log, "--colocation": colocation, "--address": address,
+        }  # fmt: skip
+        raise typer.Exit(_run(_models(services, http, grpc, agent_dir, program_logs, unused), as_json))
+    from cotenant.cli.plan import read_plan
     from cotenant.core.errors import InputError
     from cotenant.core.files import check_writable
     from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER, find_planner
@@ -74,6 +91,34 @@ def serve(
     raise typer.Exit(_run(server, as_json))
 
 
+def _models(
+    path: str, http: str | None, grpc: str | None, agent: Path | None, logs: Path | None, unused: Mapping[str, object]
+) -> ModelServer:
+    """The door of a models file, with the services of the same file behind it."""
+    from cotenant.core.errors import InputError
+    from cotenant.serving.config.models import read_models
+    from cotenant.serving.models.server import ModelOptions, ModelServer
+
+    config = read_models(path)
+    for option, given in unused.items():
+        if given is not None:
+            raise InputError("is for services alone: a file of language models has no use for it", field=option)
+    if http == "none":
+        raise InputError("the models have no other door than HTTP", field="--http")
+    services = None
+    if config.services is not None:
+        from cotenant.serving.config.services import parse_services
+        from cotenant.serving.server import Options, build
+
+        address = grpc if grpc is not None else config.raw.listen.grpc
+        services = build(parse_services(config.services, path), Options(http=None, grpc=_address(address)))
+    return ModelServer(config, ModelOptions(http, agent, logs), services)
+
+
+def _address(text: str | None) -> str | None:
+    return None if text in (None, "", "none") else text
+
+
 def _doors(services: str, http: str | None, grpc: str | None) -> tuple[str | None, str | None]:
     """Addresses from the options, else the file's `listen`."""
     from cotenant.serving.config.server import read_serving
@@ -81,11 +126,10 @@ def _doors(services: str, http: str | None, grpc: str | None) -> tuple[str | Non
 
     listen = read_serving(read_services(services)).entry.listen
     given = (http if http is not None else listen.http, grpc if grpc is not None else listen.grpc)
-    first, second = (None if address in (None, "", "none") else address for address in given)
-    return first, second
+    return _address(given[0]), _address(given[1])
 
 
-def _run(server: Server, as_json: bool) -> int:
+def _run(server: Server | ModelServer, as_json: bool) -> int:
     """Start, serve until told to stop, stop. A second signal stops at once."""
     import asyncio
     import signal
@@ -132,7 +176,7 @@ def _run(server: Server, as_json: bool) -> int:
     return 0
 
 
-def _ready(server: Server, as_json: bool) -> None:
+def _ready(server: Server | ModelServer, as_json: bool) -> None:
     """Say where the doors are, and what is served."""
     import json
     import os
@@ -146,6 +190,12 @@ def _ready(server: Server, as_json: bool) -> None:
         print(json.dumps(facts), flush=True)
         return
     status = server.status()
+    if "models" in status:
+        print(f"http  {server.http_url}/v1")
+        for model in status["models"]:
+            print(f"  {model['name']}: {model['state']}")
+        print("", end="", flush=True)
+        return
     for name in ("http", "grpc"):
         if facts[name]:
             print(f"{name:5} {facts[name]}")

@@ -78,6 +78,10 @@ def screen(status: dict[str, Any], base: str, before: dict[str, Any] | None = No
 
     from cotenant.core.units import format_ms, format_seconds
 
+    if "models" in status:
+        from cotenant.cli.top_models import screen as models_screen
+
+        return models_screen(status, base, lost)
     head = Text.assemble(
         ("cotenant top", "bold"), f"   {base}, up {format_seconds(status['uptime_s'])}   {status['gpus_in_use']} of"
         f" {status['gpus']} GPUs in use, {status['gpus_held']} held   {status['in_flight']:,} requests in flight"

@@ -6,13 +6,15 @@ nothing.
 
 Sections and their fields (times in seconds, shares in fractions 0..1, memory in bytes; a field may be missing or null):
 
-sources    name, kind (agent, server, fleet), address, ok, note
+sources    name, kind (agent, server, models, fleet), address, ok, note
 gpus       node, index, model, memory_bytes, memory_used_bytes, holder, promised
 shares     gpu (key of a GPU), tenant, kind (job, service, tenant), mechanism, granted, limit, got, memory_bytes,
            memory_limit_bytes, state, residency, holding, waiting, waited_s, turns, note, class (best-effort,
            latency-sensitive), floor (held off, holds)
 services   rate_rps, slo_ms, p50_ms, p99_ms, attainment, dropped, failed, queue, places, state, part_of (the application
            that it is a stage of)
+models     state, gpu (key of a GPU), memory_bytes, queue, open, ttft_ms, ttft_p99_ms, ttft_slo_ms, tpot_ms,
+           tpot_slo_ms, attainment, switches, switch_s, failed, fault
 jobs       name, state, reason, gpus, place, progress, waited_s, ran_s
 decisions  time_s (unix), source, text
 warnings   source, about, text
@@ -26,7 +28,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-SECTIONS = ("sources", "gpus", "shares", "services", "jobs", "decisions", "warnings")
+SECTIONS = ("sources", "gpus", "shares", "services", "models", "jobs", "decisions", "warnings")
 PERIOD_S = 0.5
 HEARTBEAT_S = 10.0
 PAUSE_EVERY = 50  # rows between two looks at the event loop: an agent must not keep its tenants waiting

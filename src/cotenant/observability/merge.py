@@ -61,8 +61,8 @@ class Remote:
         for section in SECTIONS:
             for row in self._last.get(section, []):
                 fields = {key: value for key, value in row.items() if key != "key"}
-                if section == "shares":
-                    fields["gpu"] = f"{prefix}{fields.get('gpu')}"
+                if section in ("shares", "models") and fields.get("gpu") is not None:
+                    fields["gpu"] = f"{prefix}{fields['gpu']}"
                 if section == "sources" and self._fault:
                     fields |= {"ok": False, "note": self._fault}
                 key = row["key"] if section in ("services", "jobs") and not prefix else f"{prefix}{row['key']}"

@@ -21,7 +21,7 @@ from cotenant.policy.serving.dispatch import warm
 from cotenant.policy.serving.packing.specs import DEFAULT_PLANNER
 from cotenant.serving.config.planning import Problem, build_problem
 from cotenant.serving.config.server import ServingConfig, parse_address, read_serving, read_tokens, tls_context
-from cotenant.serving.config.services import parse_services, read_services, with_scheme
+from cotenant.serving.config.services import Deployment, parse_services, read_services, with_scheme
 from cotenant.serving.dispatch.admission import Admission
 from cotenant.serving.dispatch.apps import Applications
 from cotenant.serving.dispatch.pool import TICK_S, Pool
@@ -274,11 +274,14 @@ class Server:
 
 
 def build(
-    services: str | Path | Mapping[str, Any], options: Options, *, profile: str | Path | None = None,
+    services: str | Path | Mapping[str, Any] | Deployment, options: Options, *, profile: str | Path | None = None,
     gpus: int | None = None, factory: WorkerFactory | None = None,
 ) -> Server:  # fmt: skip
     """A server for a services file (or its content), not started."""
-    deployment = parse_services(services) if isinstance(services, Mapping) else read_services(services)
+    if isinstance(services, Deployment):
+        deployment = services
+    else:
+        deployment = parse_services(services) if isinstance(services, Mapping) else read_services(services)
     deployment = with_scheme(deployment, options.colocation)
     config = read_serving(deployment)
     failed: dict[str, str] = {}

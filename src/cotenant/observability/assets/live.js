@@ -1,14 +1,14 @@
 "use strict";
 // Rows come as server-sent events ("all", then "change"); what is shown is drawn anew from them, at most four times a second.
 
-const SECTIONS = ["sources", "gpus", "shares", "services", "jobs", "decisions", "warnings"];
+const SECTIONS = ["sources", "gpus", "shares", "services", "models", "jobs", "decisions", "warnings"];
 const rows = Object.fromEntries(SECTIONS.map((name) => [name, new Map()]));
 const MOST_ROWS = 200; // of a table at once: a thousand rows of which nobody sees more than forty cost too much
 const MOST_NAMED = 10; // tenants of one GPU that have a colour of their own
 const REDRAW_MS = 250;
 
 const $ = (id) => document.getElementById(id);
-const sort = { shares: ["got", -1], services: ["name", 1], jobs: ["state", 1] };
+const sort = { shares: ["got", -1], services: ["name", 1], models: ["name", 1], jobs: ["state", 1] };
 let shownShares = MOST_ROWS;
 let timer = 0;
 let drawn = 0;
@@ -181,6 +181,21 @@ const SERVICES = [
   { key: "queue", name: "queue", show: (row) => count(row.queue) },
   { key: "places", name: "on", wide: true, show: (row) => row.places || DASH },
 ];
+const MODEL_KIND = { resident: "go", starting: "wait", draining: "wait", leaving: "wait", "coming back": "wait" };
+const ofSlo = (value, slo) => [value == null ? null : bar(value / slo, null, value > slo ? "var(--bad)" : "var(--good)"), figure(`${ms(value)} / ${ms(slo)}`, "pair")];
+const MODELS = [
+  { key: "name", name: "model", text: true, value: (row) => row.key, show: (row) => [row.key, row.fault ? small(row.fault, "bad") : null] },
+  { key: "state", name: "state", show: (row) => pill(row.state, MODEL_KIND[row.state]) },
+  { key: "gpu", name: "GPU", value: (row) => gpuName(row.gpu), show: (row) => gpuName(row.gpu) },
+  { key: "memory_bytes", name: "memory", less: true, show: (row) => bytes(row.memory_bytes) },
+  { key: "queue", name: "queue", show: (row) => count(row.queue) },
+  { key: "open", name: "open", show: (row) => count(row.open) },
+  { key: "ttft_p99_ms", name: "TTFT p99 of SLO", show: (row) => ofSlo(row.ttft_p99_ms, row.ttft_slo_ms) },
+  { key: "tpot_ms", name: "TPOT p50 of SLO", show: (row) => ofSlo(row.tpot_ms, row.tpot_slo_ms) },
+  { key: "attainment", name: "in time", show: (row) => make("span", { className: inTime(row.attainment) }, row.attainment == null ? DASH : `${(100 * row.attainment).toFixed(1)} %`) },
+  { key: "switches", name: "switches", show: (row) => `${count(row.switches)}, ${seconds(row.switch_s)}` },
+  { key: "failed", name: "failed", less: true, show: (row) => count(row.failed) },
+];
 const JOB_ORDER = { running: 0, starting: 1, waiting: 2, queued: 2 };
 const JOB_KIND = { running: "go", failed: "bad", waiting: "wait", queued: "wait" };
 const JOBS = [
@@ -237,6 +252,7 @@ function drawWarnings() {
 const FIRST = {
   agent: ["shares", "No tenants yet: cotenant run --request 30% -- python train.py"],
   fleet: ["jobs", "No jobs yet: cotenant submit -- python train.py"],
+  models: ["models", "No models yet: name some in the file that cotenant serve reads"],
   server: ["services", "No services yet: name some in the file that cotenant serve reads"],
 };
 function drawEmpty() {
@@ -254,14 +270,16 @@ function draw() {
   drawGpus();
   const shares = [...rows.shares.values()].filter((row) => matches(row.tenant, row.state, gpuName(row.gpu)));
   const services = [...rows.services.values()].filter((row) => matches(row.key, row.places));
+  const models = [...rows.models.values()].filter((row) => matches(row.key, row.state, gpuName(row.gpu)));
   const jobs = [...rows.jobs.values()].filter((row) => matches(row.key, row.name, row.state, row.reason, row.place));
   drawTable("shares", SHARES, shares);
   drawTable("services", SERVICES, services);
+  drawTable("models", MODELS, models);
   drawTable("jobs", JOBS, jobs);
   const more = shares.length - shownShares;
   $("shares-more").replaceChildren(...(more > 0 ? [`${count(shownShares)} of ${count(shares.length)} shown `, make("button", { type: "button", onclick: () => { shownShares += MOST_ROWS; draw(); } }, "Show more")] : []));
   drawDecisions();
-  for (const name of ["gpus", "shares", "services", "jobs", "decisions"]) $(`${name}-at`).hidden = !rows[name].size;
+  for (const name of ["gpus", "shares", "services", "models", "jobs", "decisions"]) $(`${name}-at`).hidden = !rows[name].size;
   drawEmpty();
 }
 function soon() {

@@ -237,6 +237,16 @@ class ModelResidency:
         if row.wanted:
             self._away.add(name)
 
+    @property
+    def wanting(self) -> bool:
+        """Whether a model is away and should not be: without one, `decide` has nothing to do."""
+        return bool(self._away)
+
+    @property
+    def resident(self) -> list[str]:
+        """Models that are on a GPU or on their way."""
+        return [name for on in self._on for name in on]
+
     # -- what is to be done ----------------------------------------------------------------------------------------
 
     def admits(self, name: str) -> bool:

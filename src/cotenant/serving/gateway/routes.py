@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
 
 import orjson
 
 from cotenant.observability.exposition import CONTENT_TYPE
 from cotenant.observability.feed import Feed
-from cotenant.observability.http import MOST_VIEWERS, SECURITY, is_loopback, page
 from cotenant.serving.dispatch.calls import Kind, Refusal
 from cotenant.serving.gateway.api import NO_CUDA_MEMORY, Api
 from cotenant.serving.gateway.http1 import JSON, Exchange
 from cotenant.serving.gateway.live_rows import Got, exposition, rows
+from cotenant.serving.gateway.pages import Pages, token_in
 from cotenant.serving.protocol.oip import InferAnswer, InferRequest, WireError, decode_request, encode_answer
 from cotenant.serving.protocol.openapi import document
 
 TEXT = f"content-type: {CONTENT_TYPE}\r\n".encode()
-PAGE = f"content-type: text/html; charset=utf-8\r\n{SECURITY}".encode()
-EVENTS = f"content-type: text/event-stream\r\n{SECURITY}".encode()
-MOST_BEHIND = 4 << 20  # bytes that a viewer may leave unread
 BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 TIMES = b"cotenant-queued-ms: %.3f\r\ncotenant-executed-ms: %.3f\r\ncotenant-batch: %d\r\n"
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready"})  # asked by probes, which have no token
@@ -50,8 +46,8 @@ class Routes:
         self._connections = connections
         self._address = address
         got = Got()
-        self._feed = Feed(lambda: rows(api, address(), got))
-        self._viewers: set[asyncio.Task[None]] = set()
+        self.rows = lambda: rows(api, address(), got)
+        self.pages = Pages(Feed(self.rows), address)
         self._found: dict[bytes, Found] = {}
         self._fixed: dict[str, dict[bytes, Endpoint]] = {
             "/v2": {b"GET": lambda x, n, v: self._json(x, api.server_metadata())},
@@ -59,10 +55,10 @@ class Routes:
             "/v2/health/ready": {b"GET": self._ready},
             "/v2/models/stats": {b"GET": lambda x, n, v: self._json(x, api.statistics("", ""))},
             "/v2/repository/index": {b"POST": self._index},
-            "/": {b"GET": lambda x, n, v: x.respond(200, page(), PAGE)},
-            "/state.json": {b"GET": lambda x, n, v: self._later(x, self._state())},
-            "/events": {b"GET": self._events},
-            "/metrics": {b"GET": lambda x, n, v: x.respond(200, self._metrics(), TEXT)},
+            "/": {b"GET": lambda x, n, v: self.pages.page(x)},
+            "/state.json": {b"GET": lambda x, n, v: self._later(x, self.pages.state())},
+            "/events": {b"GET": lambda x, n, v: self.pages.events(x)},
+            "/metrics": {b"GET": lambda x, n, v: x.respond(200, self.metrics().encode(), TEXT)},
             "/cotenant/status": {b"GET": lambda x, n, v: self._json(x, api.status())},
             "/cotenant/plan": {b"GET": lambda x, n, v: self._json(x, api.plan())},
             "/openapi.json": {b"GET": lambda x, n, v: self._json(x, document())},
@@ -91,11 +87,11 @@ class Routes:
             if found is None:
                 found = self._look_up(x.url)
             methods, name, version, guarded, is_page = found
-            if is_page and not self._may_see(x):
+            if is_page and not self.pages.may_see(x):
                 x.respond(403, error_body("this address answers to localhost only"))
                 return
             if guarded:
-                self.api.tokens.check(x.headers.get(b"authorization") or (_token_in(x.url) if is_page else b""))
+                self.api.tokens.check(x.headers.get(b"authorization") or (token_in(x.url) if is_page else b""))
             endpoint = methods.get(x.method) or (methods.get(b"GET") if x.method == b"HEAD" else None)
             if endpoint is None:
                 allowed = b"allow: %s\r\n" % b", ".join(methods)
@@ -106,16 +102,6 @@ class Routes:
             endpoint(x, name, version)
         except Refusal as refusal:
             self._refuse(x, refusal)
-
-    def _may_see(self, x: Exchange) -> bool:
-        """A site elsewhere whose name was made to point to this machine must not read the server's pages."""
-        if not is_loopback(urlsplit(self._address()).hostname or ""):
-            return True
-        host = x.headers.get(b"host", b"localhost").decode("latin-1")
-        try:
-            return is_loopback(urlsplit("//" + host).hostname or "")
-        except ValueError:  # a bracket that is not closed
-            return False
 
     def _look_up(self, url: bytes) -> Found:
         raw = url.partition(b"?")[0].decode("latin-1")
@@ -195,8 +181,9 @@ class Routes:
 
     # ---- the live page ----
 
-    def _metrics(self) -> bytes:
-        return exposition(self.api, self._connections()).encode()
+    def metrics(self) -> str:
+        """The page for Prometheus."""
+        return exposition(self.api, self._connections())
 
     def _later(self, x: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
         async def run() -> None:
@@ -204,33 +191,9 @@ class Routes:
 
         self.api.later(run(), lambda refusal: None if refusal is None else self._refuse(x, refusal))
 
-    async def _state(self) -> bytes:
-        return (await self._feed.snapshot()).encode()
-
-    def _events(self, x: Exchange, name: str, version: str) -> None:
-        if len(self._viewers) >= MOST_VIEWERS:
-            raise Refusal(Kind.UNAVAILABLE, "too many viewers", 10.0)
-        transport = x.stream(EVENTS)
-        if transport is None:
-            raise Refusal(Kind.WRONG, "a stream of events cannot be pipelined")
-
-        async def run() -> None:
-            async for event in self._feed.events():
-                if transport.is_closing() or transport.get_write_buffer_size() > MOST_BEHIND:
-                    break
-                transport.write(event)
-            transport.abort()
-
-        task = asyncio.get_running_loop().create_task(run())
-        self._viewers.add(task)
-        task.add_done_callback(self._viewers.discard)
-
     async def close(self) -> None:
         """Let all viewers go."""
-        for task in self._viewers:
-            task.cancel()
-        await asyncio.gather(*self._viewers, return_exceptions=True)
-        await self._feed.close()
+        await self.pages.close()
 
     # ---- the rest ----
 
@@ -314,9 +277,3 @@ def _inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
     if not inflater.eof:
         raise WireError(f"the body is not whole {kind.decode()}")
     return out
-
-
-def _token_in(url: bytes) -> bytes:
-    """What a browser shows, which cannot send a header: `?token=` of a page's address, as a header's value."""
-    query = url.partition(b"?")[2].decode("latin-1").replace("+", "%2B")
-    return b"Bearer " + "".join(parse_qs(query).get("token", [])).encode()

@@ -1,0 +1,74 @@
+"""The live page on a server's own door: the page, its rows once, and the stream of their changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from urllib.parse import parse_qs, urlsplit
+
+from cotenant.observability.feed import Feed
+from cotenant.observability.http import MOST_VIEWERS, SECURITY, is_loopback, page
+from cotenant.serving.dispatch.calls import Kind, Refusal
+from cotenant.serving.gateway.http1 import Exchange
+
+PAGE = f"content-type: text/html; charset=utf-8\r\n{SECURITY}".encode()
+EVENTS = f"content-type: text/event-stream\r\n{SECURITY}".encode()
+MOST_BEHIND = 4 << 20  # bytes that a viewer may leave unread
+
+
+class Pages:
+    """What people look at. `address` is the door's own URL."""
+
+    def __init__(self, feed: Feed, address: Callable[[], str]) -> None:
+        self._feed, self._address = feed, address
+        self._viewers: set[asyncio.Task[None]] = set()
+
+    def may_see(self, x: Exchange) -> bool:
+        """A site elsewhere whose name was made to point to this machine must not read the server's pages."""
+        if not is_loopback(urlsplit(self._address()).hostname or ""):
+            return True
+        host = x.headers.get(b"host", b"localhost").decode("latin-1")
+        try:
+            return is_loopback(urlsplit("//" + host).hostname or "")
+        except ValueError:  # a bracket that is not closed
+            return False
+
+    def page(self, x: Exchange) -> None:
+        """The page itself."""
+        x.respond(200, page(), PAGE)
+
+    async def state(self) -> bytes:
+        """All rows, once."""
+        return (await self._feed.snapshot()).encode()
+
+    def events(self, x: Exchange) -> None:
+        """All rows, and then what changes."""
+        if len(self._viewers) >= MOST_VIEWERS:
+            raise Refusal(Kind.UNAVAILABLE, "too many viewers", 10.0)
+        transport = x.stream(EVENTS)
+        if transport is None:
+            raise Refusal(Kind.WRONG, "a stream of events cannot be pipelined")
+
+        async def run() -> None:
+            async for event in self._feed.events():
+                if transport.is_closing() or transport.get_write_buffer_size() > MOST_BEHIND:
+                    break
+                transport.write(event)
+            transport.abort()
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._viewers.add(task)
+        task.add_done_callback(self._viewers.discard)
+
+    async def close(self) -> None:
+        """Let all viewers go."""
+        for task in self._viewers:
+            task.cancel()
+        await asyncio.gather(*self._viewers, return_exceptions=True)
+        await self._feed.close()
+
+
+def token_in(url: bytes) -> bytes:
+    """What a browser shows, which cannot send a header: `?token=` of a page's address, as a header's value."""
+    query = url.partition(b"?")[2].decode("latin-1").replace("+", "%2B")
+    return b"Bearer " + "".join(parse_qs(query).get("token", [])).encode()

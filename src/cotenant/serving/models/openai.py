@@ -1,0 +1,138 @@
+"""OpenAI's HTTP API as its clients expect it: errors, headers, the list of models. The programs do the rest."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from cotenant.serving.gateway.http1 import Exchange
+
+JSON = b"content-type: application/json\r\n"
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+# of one connection, made anew on each, or of the door's own making
+NOT_ASKED = frozenset(
+    b"host connection keep-alive proxy-connection transfer-encoding te trailer upgrade expect content-length"
+    b" authorization accept-encoding x-request-id".split()
+)
+NOT_ANSWERED = frozenset(
+    b"connection keep-alive transfer-encoding trailer upgrade content-length date server x-request-id".split()
+)
+
+
+class OpenAIError(Exception):
+    """A request that gets an error in OpenAI's form. `retry_s`: when trying again makes sense."""
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, *, param: str | None = None,
+        retry_s: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.retry_s = status, message, code, param, retry_s
+
+    @property
+    def body(self) -> bytes:
+        """As OpenAI's API has it."""
+        kind = (
+            "authentication_error" if self.status == 401 else "rate_limit_error" if self.status == 429
+            else "invalid_request_error" if self.status < 500 else "server_error"
+        )  # fmt: skip
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    @property
+    def headers(self) -> bytes:
+        """With when to come again."""
+        if self.retry_s is None:
+            return JSON
+        return JSON + b"retry-after: %d\r\n" % max(1, min(600, round(self.retry_s + 0.49)))
+
+
+def refuse(x: Exchange, error: OpenAIError, request_id: bytes = b"") -> None:
+    """Answer with an error."""
+    known = b"x-request-id: %s\r\n" % (request_id or request_id_of(x))
+    more = b"www-authenticate: Bearer\r\n" if error.status == 401 else b""
+    x.respond(error.status, error.body, error.headers + known + more)
+
+
+def request_id_of(x: Exchange) -> bytes:
+    """The client's own name for its request, or a new one."""
+    given = x.headers.get(b"x-request-id", b"")
+    return given if REQUEST_ID.fullmatch(given) else b"req_" + secrets.token_hex(16).encode()
+
+
+def parse(x: Exchange) -> dict[str, Any]:
+    """The body, which names its model."""
+    if b"content-encoding" in x.headers:
+        raise OpenAIError(415, "send the body without content-encoding", "unsupported_encoding")
+    try:
+        content = orjson.loads(x.body)
+    except orjson.JSONDecodeError:
+        raise OpenAIError(400, "the body is not JSON", "invalid_json") from None
+    if not isinstance(content, dict):
+        raise OpenAIError(400, "the body is not a JSON object", "invalid_json")
+    if not isinstance(content.get("model"), str):
+        raise OpenAIError(400, "say with model which model is asked for", "missing_model", param="model")
+    return content
+
+
+def unknown_model(name: str, known: Iterable[str]) -> OpenAIError:
+    """The sentence for a name that no model has."""
+    names = list(known)
+    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    text = f"The model {name[:100]!r} does not exist; there are: {shown}"
+    return OpenAIError(404, text, "model_not_found", param="model")
+
+
+def model_object(name: str, created: int) -> dict[str, Any]:
+    """One row of /v1/models."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "cotenant"}
+
+
+def request_bytes(x: Exchange, host: bytes, request_id: bytes, body: bytes) -> bytes:
+    """The request as the program gets it."""
+    parts = [b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (x.method, x.url, host)]
+    parts += [b"%s: %s\r\n" % pair for pair in x.headers.items() if pair[0] not in NOT_ASKED]
+    parts.append(b"x-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (request_id, len(body)))
+    parts.append(body)
+    return b"".join(parts)
+
+
+def answer_headers(headers: Iterable[tuple[bytes, bytes]], request_id: bytes, queued_s: float) -> bytes:
+    """The program's headers, without those of its connection, and ours."""
+    kept = b"".join([b"%s: %s\r\n" % pair for pair in headers if pair[0] not in NOT_ANSWERED])
+    return kept + b"x-request-id: %s\r\ncotenant-queued-ms: %.3f\r\n" % (request_id, queued_s * 1e3)
+
+
+class Renamed:
+    """Writes the door's name of a model over the program's in what goes by, also where pieces cut it."""
+
+    def __init__(self, theirs: str, ours: str) -> None:
+        self._pairs = [
+            (b'"model":%s%s' % (space, orjson.dumps(theirs)), b'"model":%s%s' % (space, orjson.dumps(ours)))
+            for space in (b"", b" ")
+        ]
+        self._longest = max(len(old) for old, _ in self._pairs)
+        self._rest = b""
+
+    def take(self, data: bytes) -> bytes:
+        """A piece, with less of its end where that may be the beginning of the name, and what was kept of the last."""
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        for old, new in self._pairs:
+            data = data.replace(old, new)
+        start = data.rfind(b'"model"', max(0, len(data) - self._longest))
+        if start < 0:
+            tail = data[-6:]
+            start = next((len(data) - n for n in range(len(tail), 0, -1) if b'"model'.startswith(tail[-n:])), -1)
+        if start >= 0 and any(old.startswith(data[start:]) for old, _ in self._pairs):
+            data, self._rest = data[:start], data[start:]
+        return data
+
+    def end(self) -> bytes:
+        """What was kept."""
+        rest, self._rest = self._rest, b""
+        return rest

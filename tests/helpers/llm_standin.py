@@ -1,0 +1,100 @@
+"""A program that speaks enough of OpenAI's API for the door's tests, with the standard library alone.
+
+Each answer names the model of the program and the request's own prompt. `max_tokens` tokens come `gap` seconds apart.
+A prompt of `die` ends the program at once, `die-once` where the named file is not there yet, `die-late` after two
+tokens, `hold` after one token until the client goes. Lines of standard output say what has happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+HEAD = "HTTP/1.1 200 OK\r\ncontent-type: {}\r\nx-program: stand-in\r\n{}\r\n\r\n"
+
+
+async def answer(given: argparse.Namespace, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while head := await reader.readuntil(b"\r\n\r\n"):
+        method = head.partition(b" ")[0]
+        lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
+        body = await reader.readexactly(int(lines.get(b"content-length", b"0")))
+        if method == b"GET":
+            short(writer, {"object": "list", "data": [{"id": given.model}]})
+            continue
+        content = json.loads(body)
+        if content["model"] != given.model:
+            short(writer, {"error": {"message": f"no model {content['model']}", "type": "invalid_request_error"}})
+            continue
+        prompt = content.get("prompt") or content.get("input") or content["messages"][-1]["content"]
+        print("asked", prompt, flush=True)
+        if prompt == "die" or (prompt.startswith("die-once ") and not Path(prompt[9:]).exists()):
+            if prompt != "die":
+                Path(prompt[9:]).touch()
+            os._exit(3)
+        count = content.get("max_tokens", 3)
+        if content.get("stream"):
+            await stream(given, reader, writer, prompt, count)
+        else:
+            await asyncio.sleep(given.gap * count)
+            short(writer, {"model": given.model, "text": f"{given.model} {prompt}", "usage": {"n": count}})
+
+
+def short(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
+    text = json.dumps(content)
+    writer.write((HEAD.format("application/json", f"content-length: {len(text)}") + text).encode())
+
+
+async def stream(
+    given: argparse.Namespace, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: str, count: int
+) -> None:
+    writer.write(HEAD.format("text/event-stream", "transfer-encoding: chunked").encode())
+    try:
+        for i in range(count):
+            event = f"data: {json.dumps({'model': given.model, 'text': f'{prompt} {i}'})}\n\n"
+            writer.write(f"{len(event):x}\r\n{event}\r\n".encode())
+            await writer.drain()
+            if prompt == "die-late" and i == 1:
+                await asyncio.sleep(0.1)
+                os._exit(4)
+            while prompt == "hold":
+                await asyncio.sleep(0.01)
+                if reader.at_eof() or writer.transport.is_closing():
+                    raise ConnectionResetError
+            await asyncio.sleep(given.gap)
+            if reader.at_eof() or writer.transport.is_closing():
+                raise ConnectionResetError
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+    except ConnectionError:
+        print("client gone", flush=True)
+        raise
+
+
+async def connection(given: argparse.Namespace, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        await answer(given, reader, writer)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--model")
+    parser.add_argument("--gap", type=float, default=0.0)
+    parser.add_argument("--load", type=float, default=0.0)
+    parser.add_argument("--fail")
+    given = parser.parse_args()
+    if given.fail:
+        raise SystemExit(given.fail)
+    await asyncio.sleep(given.load)
+    server = await asyncio.start_server(lambda r, w: connection(given, r, w), "127.0.0.1", given.port)
+    print("ready", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,124 @@
+"""A door of language models in a thread, in front of stand-ins without a GPU, and a client that sees raw answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cotenant.serving.config.models import parse_models
+from cotenant.serving.models.server import ModelOptions, ModelServer
+from cotenant.serving.server import new_loop
+
+STANDIN = Path(__file__).with_name("llm_standin.py")
+PATIENCE_S = 60.0
+
+
+def program(name: str, options: str = "") -> str:
+    """The command of a stand-in."""
+    return f"{sys.executable} -I -S {STANDIN} --port {{port}} --model {name} {options}"
+
+
+def model(name: str, gib: int = 1, options: str = "", called: str = "", **more: Any) -> dict[str, Any]:
+    """A row of models.yaml."""
+    return {"name": name, "memory": f"{gib}GiB", "command": program(called or name, options)} | more
+
+
+class Door:
+    """A running server and how to ask it."""
+
+    def __init__(self, server: ModelServer, loop: asyncio.AbstractEventLoop, logs: Path) -> None:
+        self.server, self.loop, self.logs = server, loop, logs
+        self.port = int(server.http_url.rsplit(":", 1)[1])
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+
+    def ask(
+        self, body: Any, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and content of a POST; of a GET for a body of None."""
+        with contextlib.closing(self.connect()) as connection:
+            data = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
+            connection.request("GET" if body is None else "POST", path, data, headers or {})
+            got = connection.getresponse()
+            text = got.read()
+            found = {name.lower(): value for name, value in got.getheaders()}
+            return got.status, found, json.loads(text) if "json" in found.get("content-type", "") else text.decode()
+
+    def chat(self, name: str, prompt: str = "hello", **more: Any) -> tuple[int, dict[str, str], Any]:
+        """One short answer."""
+        return self.ask(chat(name, prompt, **more))
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The model's row of the status."""
+        rows = self.ask(None, "/cotenant/status")[2]["models"]
+        found: dict[str, Any] = next(row for row in rows if row["name"] == name)
+        return found
+
+    def until(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait for a state of a model."""
+        return until(lambda: self.row(name), wanted)
+
+    def said(self, name: str) -> str:
+        """What its programs have printed."""
+        return (self.logs / f"{name}.log").read_text()
+
+
+def chat(name: str, prompt: str = "hello", **more: Any) -> dict[str, Any]:
+    """A request."""
+    return {"model": name, "messages": [{"role": "user", "content": prompt}]} | more
+
+
+def until(look: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
+    """Look until it is as wanted."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not wanted(found := look()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+    return found
+
+
+@contextlib.contextmanager
+def door(tmp_path: Path, *models: dict[str, Any], memory: str = "8GiB", **more: Any) -> Iterator[Door]:
+    """A server for these models, without a GPU."""
+    content = {
+        "gpus": {"count": 1, "model": "cpu", "memory": memory}, "models": list(models),
+        "listen": {"http": "127.0.0.1:0"}, "load_timeout": "60s",
+    }  # fmt: skip
+    logs = tmp_path / "logs"
+    server = ModelServer(parse_models(content | more), ModelOptions(logs=logs))
+    loop = new_loop()
+    started, finish = threading.Event(), asyncio.Event()
+    faults: list[BaseException] = []
+
+    async def life() -> None:
+        try:
+            await server.start()
+        except BaseException as error:
+            faults.append(error)
+            return
+        finally:
+            started.set()
+        await finish.wait()
+        await server.stop(0.0)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(life(),), daemon=True)
+    thread.start()
+    assert started.wait(PATIENCE_S)
+    if faults:
+        raise faults[0]
+    try:
+        yield Door(server, loop, logs)
+    finally:
+        loop.call_soon_threadsafe(finish.set)
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+        loop.close()

@@ -1,0 +1,261 @@
+"""The door of language models over real sockets and processes: OpenAI's forms, the life of programs, who is evicted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models_door import PATIENCE_S, Door, chat, door, model, until
+
+from cotenant.core.errors import InputError
+from cotenant.serving.models.openai import Renamed
+
+
+def events(text: str) -> list[Any]:
+    """The events of a stream, the last one as it is."""
+    found = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
+    return [part if part == "[DONE]" else json.loads(part) for part in found]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A door with a model under its own name, one under another name, and one that is never asked."""
+    path = tmp_path_factory.mktemp("door")
+    with door(path, model("a"), model("b", called="/models/b"), model("idle"), model("kept", keep=1)) as running:
+        yield running
+
+
+def test_the_list_of_models(one: Door) -> None:
+    status, headers, content = one.ask(None, "/v1/models")
+    assert (status, content["object"]) == (200, "list")
+    assert [row["id"] for row in content["data"]] == ["a", "b", "idle", "kept"]
+    assert {row["object"] for row in content["data"]} == {"model"}
+    assert headers["x-request-id"].startswith("req_")
+    assert one.ask(None, "/v1/models/a")[2]["id"] == "a"
+    assert one.ask(None, "/v1/models/c")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind", "code", "message"),
+    [
+        (chat("x"), 404, "invalid_request_error", "model_not_found", "The model 'x' does not exist; there are: a"),
+        (b"{", 400, "invalid_request_error", "invalid_json", "the body is not JSON"),
+        (b"[]", 400, "invalid_request_error", "invalid_json", "the body is not a JSON object"),
+        ({"prompt": "x"}, 400, "invalid_request_error", "missing_model", "say with model which model is asked for"),
+        ({"model": 5}, 400, "invalid_request_error", "missing_model", "say with model which model is asked for"),
+    ],
+)
+def test_errors_are_in_openais_form(one: Door, body: Any, status: int, kind: str, code: str, message: str) -> None:
+    got, headers, content = one.ask(body, headers={"x-request-id": "mine-1"})
+    assert got == status
+    assert (content["error"]["type"], content["error"]["code"]) == (kind, code)
+    assert content["error"]["message"].startswith(message)
+    assert headers["x-request-id"] == "mine-1"
+
+
+def test_answers_come_from_the_model_that_was_named(one: Door) -> None:
+    for path, body in (
+        ("/v1/chat/completions", chat("a", "one")),
+        ("/v1/completions", {"model": "a", "prompt": "one"}),
+        ("/v1/embeddings", {"model": "a", "input": "one"}),
+    ):
+        status, headers, content = one.ask(body, path, {"x-request-id": "r7"})
+        assert (status, content["model"], content["text"]) == (200, "a", "a one")
+        assert headers["x-request-id"] == "r7"
+        assert headers["x-program"] == "stand-in"
+        assert float(headers["cotenant-queued-ms"]) >= 0.0
+    # the program calls it /models/b, the client never sees that
+    assert one.chat("b", "two")[2]["model"] == "b"
+    text = one.chat("b", "three", stream=True, max_tokens=2)[2]
+    assert [event if event == "[DONE]" else event["model"] for event in events(text)] == ["b", "b", "[DONE]"]
+    assert one.row("idle")["state"] == "cold"
+    assert one.until("kept", lambda row: row["state"] == "resident")["outcomes"] == {}
+
+
+def test_a_stream_is_handed_on_as_it_comes_and_its_connection_is_kept(one: Door) -> None:
+    with contextlib.closing(one.connect()) as connection:
+        for _ in range(2):
+            connection.request("POST", "/v1/completions", json.dumps({"model": "a", "prompt": "s", "stream": True}))
+            got = connection.getresponse()
+            assert got.getheader("content-type") == "text/event-stream"
+            parts = events(got.read().decode())
+            assert [part["text"] for part in parts[:-1]] == ["s 0", "s 1", "s 2"]
+            assert parts[-1] == "[DONE]"
+            assert connection.sock is not None
+        # a first piece is there while the program still waits
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat("a", "hold", stream=True)))
+        assert b"hold 0" in connection.getresponse().readline()
+    until(lambda: one.said("a"), lambda text: "client gone" in text)
+    assert one.until("a", lambda row: row["open"] == 0)["outcomes"]["cancelled"] == 1
+
+
+def test_metrics_page_and_top_show_each_model(one: Door) -> None:
+    one.chat("a", "x", stream=True)
+    text = one.ask(None, "/metrics")[2]
+    assert 'cotenant_model_state{model="idle",state="cold"} 1' in text
+    assert 'cotenant_model_switches_total{model="a",kind="start"} 1' in text
+    assert re.search(r'cotenant_model_first_token_seconds_count\{model="a"\} [1-9]', text)
+    state = one.ask(None, "/state.json")[2]
+    assert {row["key"]: row["state"] for row in state["models"]}["idle"] == "cold"
+    from rich.console import Console
+
+    from cotenant.cli.top_server import screen
+
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(screen(one.ask(None, "/cotenant/status")[2], "here"))
+    assert re.search(r"idle +cold", console.export_text())
+
+
+def test_a_name_is_replaced_wherever_pieces_cut_it() -> None:
+    text = b'data: {"id":1,"model":"/m/x","c":"\\"model\\":\\"/m/x\\" model"}\n\ndata: {"model": "/m/x"}\n\n'
+    wanted = b'data: {"id":1,"model":"x","c":"\\"model\\":\\"/m/x\\" model"}\n\ndata: {"model": "x"}\n\n'
+    for first in range(len(text)):
+        for size in (1, 7, len(text)):
+            renamed = Renamed("/m/x", "x")
+            cuts = [text[:first], *(text[i : i + size] for i in range(first, len(text), size))]
+            assert b"".join(renamed.take(part) for part in cuts) + renamed.end() == wanted
+
+
+def test_two_models_take_turns_on_room_for_one_and_streams_are_not_cut(tmp_path: Path) -> None:
+    with door(tmp_path, model("a", 6), model("b", 6)) as it:
+        with contextlib.closing(it.connect()) as connection:
+            connection.request("POST", "/v1/chat/completions", json.dumps(chat("a", "hold", stream=True)))
+            held = connection.getresponse()
+            assert b"hold 0" in held.readline()
+            answers: list[Any] = []
+            other = threading.Thread(target=lambda: answers.append(it.chat("b", "now")))
+            other.start()
+            it.until("b", lambda row: row["waiting"] == 1)
+            assert it.row("a")["state"] in ("resident", "draining")
+            assert not answers
+        other.join(PATIENCE_S)
+        assert answers[0][2]["text"] == "b now"
+        assert it.row("a")["switches"] == {"start": 1, "stop": 1}
+        assert it.chat("a", "again")[2]["text"] == "a again"
+        assert it.row("b")["switches"] == {"start": 1, "stop": 1}
+
+
+def test_a_full_queue_is_told_with_when_to_come_again(tmp_path: Path) -> None:
+    with door(tmp_path, model("a", options="--load 1.5", max_queue=1)) as it:
+        answers: list[Any] = []
+        first = threading.Thread(target=lambda: answers.append(it.chat("a", "first")))
+        first.start()
+        it.until("a", lambda row: row["waiting"] == 1)
+        status, headers, content = it.chat("a", "second")
+        assert (status, content["error"]["type"]) == (429, "rate_limit_error")
+        assert content["error"]["message"] == "1 requests wait for a already"
+        assert int(headers["retry-after"]) >= 1
+        first.join(PATIENCE_S)
+        assert answers[0][0] == 200
+
+
+def test_a_program_that_cannot_start_says_why(tmp_path: Path) -> None:
+    broken = {"name": "gone", "memory": "1GiB", "command": "/nowhere/engine {port}"}
+    with door(tmp_path, model("a", options="--fail 'no weights here'"), broken) as it:
+        status, headers, content = it.chat("a")
+        assert (status, content["error"]["code"]) == (503, "model_unavailable")
+        told = "a is not available: it could not be started: it ended with code 1: no weights here"
+        assert content["error"]["message"] == told
+        assert int(headers["retry-after"]) >= 1
+        told = "gone is not available: it could not be started: /nowhere/engine cannot be started: no such file or"
+        assert it.chat("gone")[2]["error"]["message"] == f"{told} directory"
+        assert it.row("a")["fault"].endswith("no weights here")
+
+
+def test_a_program_that_dies(tmp_path: Path) -> None:
+    """Nothing was streamed: tried once more, by a new program. Something was: one sentence, and the stream ends."""
+    with door(tmp_path, model("a")) as it:
+        assert it.chat("a", f"die-once {tmp_path / 'mark'}")[0] == 200
+        assert it.row("a")["retries"] == 1
+        assert it.row("a")["deaths"] == 1
+        text = it.chat("a", "die-late", stream=True, max_tokens=5)[2]
+        last = events(text)[-1]
+        assert events(text)[0]["text"] == "die-late 0"
+        assert last["error"]["code"] == "program_failed"
+        told = "the program of a did not finish this answer: it ended with code 4: asked die-late"
+        assert last["error"]["message"] == told
+        assert it.chat("a")[0] == 200
+        # it may be what ends every program: no third try
+        status, _, content = it.chat("a", "die")
+        assert status == 502
+        told = "the program of a did not finish this answer: it ended with code 3: asked die"
+        assert content["error"]["message"] == told
+
+
+def test_kill_9_in_the_middle_of_many_requests(tmp_path: Path) -> None:
+    with door(tmp_path, model("a", options="--gap 0.2")) as it:
+        assert it.chat("a")[0] == 200
+        answers: list[Any] = []
+        threads = [threading.Thread(target=lambda: answers.append(it.chat("a", "many"))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        row = it.until("a", lambda row: row["open"] == 8)
+        os.kill(row["pid"], signal.SIGKILL)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert [(status, content["text"]) for status, _, content in answers] == [(200, "a many")] * 8
+        assert it.row("a")["deaths"] == 1
+        assert it.row("a")["retries"] == 8
+
+
+def test_a_client_that_reads_slowly_holds_its_program_and_nobody_else(tmp_path: Path) -> None:
+    with door(tmp_path, model("a")) as it:
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", it.port))
+        body = json.dumps(chat("a", "x" * 1000, stream=True, max_tokens=20_000)).encode()
+        slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        it.until("a", lambda row: row["open"] == 1)
+        assert it.chat("a", "quick")[0] == 200
+        connections = it.server.front.connections
+        until(lambda: max(c.transport.get_write_buffer_size() for c in list(connections)), lambda size: size > 0)
+        # 20 MB are on their way, the door has one buffer of them
+        assert all(c.transport.get_write_buffer_size() < 1 << 20 for c in list(connections))
+        slow.close()
+        it.until("a", lambda row: row["open"] == 0)
+
+
+def test_tokens_and_kept_models_that_do_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("a-token-of-mine\n")
+    listen = {"http": "127.0.0.1:0", "tokens": str(tmp_path / "tokens")}
+    with door(tmp_path, model("a"), listen=listen) as it:
+        status, headers, content = it.chat("a")
+        assert (status, content["error"]["type"]) == (401, "authentication_error")
+        assert headers["www-authenticate"] == "Bearer"
+        assert it.ask(chat("a"), headers={"authorization": "Bearer a-token-of-mine"})[0] == 200
+        assert it.ask(None, "/health")[0] == 200
+    with (
+        pytest.raises(InputError, match="the models to keep do not fit together: b has no room"),
+        door(tmp_path, model("a", 5, keep=1), model("b", 5, keep=1)),
+    ):
+        pass
+
+
+def test_the_openai_package_unchanged(one: Door) -> None:
+    openai = pytest.importorskip("openai", reason="the openai package is not installed")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{one.port}/v1", api_key="none", max_retries=0)
+    assert [row.id for row in client.models.list()] == ["a", "b", "idle", "kept"]
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.chat.completions.create(model="x", messages=[{"role": "user", "content": "hi"}])
+    chunks = list(client.chat.completions.create(model="b", messages=[{"role": "user", "content": "hi"}], stream=True))
+    assert [chunk.model for chunk in chunks] == ["b"] * 3
+
+
+def test_http_1_0_clients_get_streams_that_end_with_the_connection(one: Door) -> None:
+    with socket.create_connection(("127.0.0.1", one.port), timeout=PATIENCE_S) as old:
+        body = json.dumps(chat("a", "old", stream=True)).encode()
+        old.sendall(b"POST /v1/chat/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        got = b"".join(iter(lambda: old.recv(65536), b""))
+    head, _, text = got.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert [part if part == "[DONE]" else part["text"] for part in events(text.decode())] == [
+        "old 0", "old 1", "old 2", "[DONE]",
+    ]  # fmt: skip
