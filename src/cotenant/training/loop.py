@@ -199,9 +199,9 @@ class Loop:
         raise SystemExit(PREEMPTED_EXIT)
 
     def _finish(self) -> None:
-        self._gang.close()
         if self._store is not None and self._saved_step != self.step:
             self._try_to_save()
+        self._gang.close()
         self._tell("finished")
 
     def _try_to_save(self) -> None:
