@@ -69,7 +69,9 @@ MOST_SHOWN = 2000  # characters of an error
 
 def _module(verb: str, args: list[str]) -> str:
     """The module of a verb. `simulate` has four: a trace of jobs, requests on services, an agent's tenants, language
-    models."""
+    models; `load` has two: services, language models."""
+    if verb == "load" and any(arg.partition("=")[0] == "--openai" for arg in args):
+        return "cotenant.cli.load_llm"
     if verb == "simulate" and "--serving" in args:
         return "cotenant.cli.simulate_llm"
     if verb == "simulate" and "--trace" not in args:

@@ -1,0 +1,308 @@
+"""Streams of OpenAI's API under load: requests of given token counts, the times of their first and last tokens."""
+
+from __future__ import annotations
+
+import ssl
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httptools
+import numpy as np
+import orjson
+
+from cotenant.core.errors import WorkError
+from cotenant.core.metrics.tokens import Target as Promise
+from cotenant.core.metrics.tokens import TokenTimes
+from cotenant.loadgen.http import RECEIVE, Connection, HttpTransport
+from cotenant.loadgen.loop import DROPPED, FAILED, FULL, OK, Loop
+from cotenant.loadgen.schedule import Schedule
+from cotenant.loadgen.target import Target
+from cotenant.workloads.tokens.text import fault_of, prompt_text
+from cotenant.workloads.tokens.trace import TokenTrace
+
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+MOST_EVENT = 1 << 20
+
+
+@dataclass(frozen=True)
+class OpenAiTest:
+    """What is sent. `trace.models`: names that the server knows; `extra`: fields of every request; `check`: answers
+    must be those of a timed engine of the model that was asked."""
+
+    target: Target
+    trace: TokenTrace
+    promises: tuple[Promise, ...]
+    endpoint: str = "chat"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    check: bool = False
+    timeout_s: float = 600.0
+    connections: int = 1024
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class OpenAiResult:
+    """What came of a test. `outcome`: codes of the loop; `gaps_ms`: times between tokens of all answers."""
+
+    test: OpenAiTest
+    times: TokenTimes
+    outcome: np.ndarray
+    sent_s: np.ndarray
+    reasons: Mapping[str, int]
+    duration_s: float
+    wrong: int
+
+    def summary(self) -> dict[str, Any]:
+        """Figures per model as the simulator has them, and how late requests left."""
+        sent = self.sent_s >= 0
+        late = (self.sent_s[sent] - self.times.due_s[sent]) * 1e3
+        rows = self.times.rows(self.test.promises, self.duration_s)
+        for index, row in enumerate(rows.values()):
+            mine = self.times.model == index
+            row["refused"] = int(((self.outcome == FULL) | (self.outcome == DROPPED))[mine].sum())
+            row["failed"] = int((self.outcome == FAILED)[mine].sum())
+        p50, p99 = np.percentile(late, (50, 99)) if len(late) else (None, None)
+        return {
+            "url": str(self.test.target), "seed": self.test.seed, "duration_s": self.duration_s,
+            "trace": self.test.trace.summary(), "models": rows,
+            "total": self.times.total(self.test.promises, self.duration_s),
+            "lateness_ms": {"p50": p50, "p99": p99}, "wrong_answers": self.wrong, "failures": dict(self.reasons),
+        }  # fmt: skip
+
+
+class Requests:
+    """The bytes of requests; a payload of HttpTransport for every model."""
+
+    def __init__(self, test: OpenAiTest, model: int) -> None:
+        self._test, self._model = test, test.trace.models[model]
+        target = test.target
+        prefix = target.prefix.removesuffix("/v1")
+        token = "" if target.token is None else f"Authorization: Bearer {target.token}\r\n"
+        self._head = (
+            f"POST {prefix}{PATHS[test.endpoint]} HTTP/1.1\r\nHost: {target.authority}\r\n{token}"
+            "Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
+        ).encode()
+
+    def prompt(self, index: int) -> str:
+        """Words, as many as the trace has prompt tokens; no two requests begin alike."""
+        return prompt_text(int(self._test.trace.prompt[index]), f"{self._test.seed}/{index}")
+
+    def request(self, index: int) -> bytes:
+        """Head and body of a request."""
+        test, text = self._test, self.prompt(index)
+        asked = {"messages": [{"role": "user", "content": text}]} if test.endpoint == "chat" else {"prompt": text}
+        body = orjson.dumps({
+            "model": self._model, **asked, "max_tokens": int(test.trace.output[index]), "stream": True,
+            "stream_options": {"include_usage": True}, **test.extra,
+        })  # fmt: skip
+        return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+
+    def fault(self, index: int, text: str) -> str | None:
+        """See fault_of."""
+        return fault_of(self._model, self.prompt(index), text)
+
+
+class _Answer:
+    """A response as it comes: httptools calls the methods that it knows by name."""
+
+    def __init__(self, token: Callable[[str], None]) -> None:
+        self._token = token
+        self._rest = b""
+        self.done = self.ended = False
+        self.usage: Mapping[str, Any] = {}
+        self.error = b""
+        self.parser = httptools.HttpResponseParser(self)
+
+    def on_body(self, data: bytes) -> None:
+        """Part of the body."""
+        if self.parser.get_status_code() != 200:
+            self.error += data[:300]
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MOST_EVENT:
+            raise ValueError("an event without an end")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip())
+
+    def _event(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self.done = True
+            return
+        content = orjson.loads(data)
+        if "error" in content:
+            self.error = data[:300]
+            return
+        if content.get("usage"):
+            self.usage = content["usage"]
+        for choice in content.get("choices") or ():
+            delta = choice.get("delta") or {}
+            text = delta.get("content") or delta.get("reasoning_content") or choice.get("text")
+            if text:
+                self._token(text)
+
+    def on_message_complete(self) -> None:
+        """The response is whole."""
+        self.ended = True
+
+
+class StreamConnection(Connection):
+    """A connection whose response is read as it comes."""
+
+    owner: OpenAiTransport
+    answer: _Answer | None = None
+
+    def _pull(self) -> None:
+        while True:
+            try:
+                data = self.socket.recv(RECEIVE)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                return
+            except OSError as error:
+                self.owner.broken(self, error)
+                return
+            if not data:
+                self.owner.closed(self)
+                return
+            if not self.owner.received(self, data):
+                return
+            if len(data) < RECEIVE and not isinstance(self.socket, ssl.SSLSocket):
+                return
+
+
+class OpenAiTransport(HttpTransport):
+    """See Transport. Times of tokens are taken when their bytes are read."""
+
+    def __init__(self, test: OpenAiTest) -> None:
+        self.requests = [Requests(test, m) for m in range(len(test.trace.models))]
+        super().__init__(test.target, self.requests, test.connections)  # type: ignore[arg-type]
+        count = len(test.trace)
+        self.check = test.check
+        self.first, self.last = array("d", [np.nan]) * count, array("d", [np.nan]) * count
+        self.tokens, self.prompt = array("q", [0]) * count, array("q", [0]) * count
+        self.texts: dict[int, list[str]] = {}
+
+    def _new(self) -> Connection:
+        made = StreamConnection(self)
+        self.count += 1
+        self.peak = max(self.peak, self.count)
+        return made
+
+    def received(self, connection: StreamConnection, data: bytes) -> bool:
+        """Bytes came; False: the connection is no longer to be read."""
+        index = connection.index
+        if index < 0:
+            self.loop.stray += 1
+            self._drop(connection)
+            return False
+        now = self.loop.now()
+        if connection.answer is None:
+            connection.answer = _Answer(lambda text: self._token(index, text))
+        answer, before = connection.answer, self.tokens[index]
+        try:
+            answer.parser.feed_data(data)
+        except (httptools.HttpParserError, ValueError, AttributeError) as error:
+            self.broken(connection, error)
+            return False
+        if self.tokens[index] > before:
+            self.last[index] = now
+            if not before:
+                self.first[index] = now
+        if not answer.ended:
+            return True
+        self._over(connection, answer)
+        return False
+
+    def closed(self, connection: StreamConnection) -> None:
+        """The server closed the connection, which ends a response without a length."""
+        answer = connection.answer
+        if answer is not None and connection.index >= 0 and (answer.done or answer.error):
+            self._over(connection, answer)
+        else:
+            self.broken(connection, None)
+
+    def _token(self, index: int, text: str) -> None:
+        self.tokens[index] += 1
+        if self.check:
+            self.texts.setdefault(index, []).append(text)
+
+    def _over(self, connection: StreamConnection, answer: _Answer) -> None:
+        index, svc = connection.index, connection.svc
+        del self.busy[index]
+        connection.index, connection.answer = -1, None
+        if answer.ended and answer.parser.should_keep_alive() and not connection.out:
+            self.free.append(connection)
+        else:
+            self._drop(connection)
+        self._judge_stream(index, svc, answer)
+        if self.waiting:
+            self._next()
+
+    def _judge_stream(self, index: int, svc: int, answer: _Answer) -> None:
+        status = answer.parser.get_status_code()
+        if status == 200 and answer.done and self.tokens[index] and not answer.error:
+            self.tokens[index] = int(answer.usage.get("completion_tokens") or self.tokens[index])
+            self.prompt[index] = int(answer.usage.get("prompt_tokens") or 0)
+            fault = self.requests[svc].fault(index, "".join(self.texts.pop(index))) if self.check else None
+            if fault is None:
+                self.loop.finish(index, OK)
+                return
+            self.loop.wrong += 1
+            reason = f"a wrong answer: {fault}"
+        elif status != 200:
+            reason = f"status {status}: {_sentence(answer.error)}"
+        else:
+            reason = f"the stream broke off: {_sentence(answer.error)}" if answer.error else "the stream broke off"
+        self.loop.finish(index, {429: FULL, 503: DROPPED}.get(status, FAILED), reason=reason)
+
+    def broken(self, connection: Connection, error: Exception | None) -> None:
+        """See HttpTransport."""
+        assert isinstance(connection, StreamConnection)
+        connection.answer = None
+        super().broken(connection, error)
+
+
+def _sentence(raw: bytes) -> str:
+    try:
+        return str(orjson.loads(raw)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return raw[:100].decode(errors="replace")
+
+
+def ask_models(target: Target) -> list[str]:
+    """Names that the server has. WorkError where it does not tell."""
+    status, content = Target(**{**vars(target), "prefix": target.prefix.removesuffix("/v1")}).ask("/v1/models")
+    try:
+        names = [str(row["id"]) for row in content["data"]]
+    except (KeyError, TypeError):
+        names = []
+    if status != 200 or not names:
+        raise WorkError(f"{target} does not list its models (status {status})")
+    return names
+
+
+def run_openai(test: OpenAiTest, tell: Callable[[Loop], None] | None = None) -> OpenAiResult:
+    """Send everything from this process and thread; requests leave when they are due, whatever the answers do."""
+    trace = test.trace
+    schedule = Schedule(trace.times_s, trace.model.astype(np.int32), ())
+    transport = OpenAiTransport(test)
+    length_s = max(trace.span_s, 1e-3)
+    loop = Loop(schedule, transport, length_s, test.timeout_s, tell)
+    records = loop.run()
+    outcome = np.frombuffer(bytes(records.outcome), np.uint8)
+    whole = outcome == OK
+    finished = np.array(records.finished)
+    times = TokenTimes(
+        trace.model, trace.times_s, np.where(np.array(transport.tokens) > 0, transport.first, np.nan),
+        np.where(whole, transport.last, np.nan), np.where(whole, transport.prompt, trace.prompt),
+        np.where(whole, transport.tokens, trace.output),
+    )  # fmt: skip
+    duration_s = max(length_s, float(finished.max()))
+    return OpenAiResult(test, times, outcome, np.array(records.sent), dict(loop.reasons), duration_s, loop.wrong)
+
+
+def promises(models: Sequence[str], ttft: Mapping[str, float], tpot: Mapping[str, float]) -> tuple[Promise, ...]:
+    """Each model's promises; the name "" is all models."""
+    return tuple(Promise(m, ttft.get(m, ttft.get("")), tpot.get(m, tpot.get(""))) for m in models)

@@ -1,0 +1,126 @@
+"""The load generator against a timed engine and against servers that do what they should not."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import cotenant
+from timed_llm import NO_TIME, Instant, running
+
+from cotenant.core.metrics.tokens import Target as Promise
+from cotenant.loadgen.openai import OpenAiResult, OpenAiTest, ask_models, run_openai
+from cotenant.loadgen.target import parse_target
+from cotenant.profiles.llm import LlmProfile
+from cotenant.report.llm import page_data
+from cotenant.workloads.tokens.text import answer_text, digest, prompt_of
+from cotenant.workloads.tokens.trace import make_trace
+
+PROFILE = LlmProfile("chat", NO_TIME)
+
+
+def load(port: int, count: int = 6, endpoint: str = "chat", **more: object) -> OpenAiResult:
+    trace = make_trace("test", np.arange(count) * 0.01, [0] * count, [12] * count, range(1, count + 1), ("chat",))
+    target = parse_target(f"http://127.0.0.1:{port}/v1")
+    return run_openai(OpenAiTest(target, trace, (Promise("chat", 60_000, 60_000),), endpoint, check=True, **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_tokens_are_counted_and_answers_checked(endpoint: str) -> None:
+    with running(PROFILE, Instant()) as port:
+        found = load(port, endpoint=endpoint)
+        assert ask_models(parse_target(f"http://127.0.0.1:{port}")) == ["chat"]
+    assert found.times.output.tolist() == [1, 2, 3, 4, 5, 6]
+    assert found.times.prompt.tolist() == [12] * 6
+    assert (found.wrong, found.reasons) == (0, {})
+    row = found.summary()["models"]["chat"]
+    assert (row["answered"], row["attainment"], row["failed"], row["refused"]) == (6, 1.0, 0, 0)
+    assert (found.times.first_s <= found.times.last_s).all()
+    assert np.isnan(found.times.tpot_ms[0])
+    assert page_data(found)["models"][0]["ttft"]["promise"] == 60_000
+
+
+@contextmanager
+def canned(answer: Callable[[int, dict[str, object]], tuple[int, bytes]]) -> Iterator[int]:
+    """A server that gives request number n (from 0) what `answer` says, then closes the connection."""
+    numbers = iter(range(1000))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, raw = answer(next(numbers), body)
+            self.send_response(status)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def chunks(model: str, prompt: str, tokens: int, end: bytes = b"data: [DONE]\n\n") -> bytes:
+    words = answer_text(model, prompt, tokens)
+    event = {"choices": [{"index": 0, "delta": {"content": words}, "finish_reason": None}]}
+    usage = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}}
+    return b"".join(b"data: %b\n\n" % json.dumps(x).encode() for x in (event, usage)) + end
+
+
+def test_what_is_no_answer_fails_with_its_reason() -> None:
+    def answer(number: int, body: dict[str, object]) -> tuple[int, bytes]:
+        prompt, tokens = prompt_of(body), int(str(body["max_tokens"]))
+        error = b'{"error": {"message": "the queue is full"}}'
+        return [
+            (200, chunks("chat", prompt, tokens)),
+            (200, chunks("code", prompt, tokens)),
+            (200, chunks("chat", "another prompt", tokens)),
+            (200, chunks("chat", prompt, tokens, end=b"")),
+            (429, error),
+            (200, b"data: " + error + b"\n\n"),
+            (200, b"data: {broken\n\n"),
+        ][number]
+
+    with canned(answer) as port:
+        found = load(port, 7, connections=1)
+    assert found.outcome.tolist() == [1, 0, 0, 0, 4, 0, 0]
+    reasons = list(found.reasons)
+    assert found.wrong == 2
+    assert any("token 0 is 'code/" in r for r in reasons)
+    assert any(f"'chat/{digest('another prompt')}:0'" in r for r in reasons)
+    assert "status 429: the queue is full" in reasons
+    assert sum("closed the connection" in r or "broke off" in r for r in reasons) >= 1
+    row = found.summary()["models"]["chat"]
+    assert (row["answered"], row["refused"], row["failed"]) == (1, 1, 5)
+    assert row["attainment"] == pytest.approx(1 / 7)
+
+
+def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
+    html, csv = tmp_path / "page.html", tmp_path / "out.csv"
+    with running(PROFILE, Instant()) as port:
+        asked = ("load", "--openai", f"http://127.0.0.1:{port}", "--rate", "50", "--duration", "200ms", "--prompt", "5",
+                 "--output", "3", "--arrivals", "constant", "--seed", "4")  # fmt: skip
+        done = cotenant(*asked, "--check", "--ttft", "60000", "--json", "--html", html, "--csv", csv)
+        assert done.code == 0, done.err
+        wrong = cotenant(*asked, "--tpot", "x=5")
+    content = json.loads(done.out)
+    assert (content["models"]["chat"]["requests"], content["total"]["attainment"], content["seed"]) == (10, 1.0, 4)
+    assert len(csv.read_text().splitlines()) == 11
+    assert "Language models under load" in html.read_text()
+    assert "tpot: 'x=5' is not MS or NAME=MS with a name of chat" in wrong.err
+    nobody = cotenant("load", "--openai", "http://127.0.0.1:1", "--rate", "1")
+    assert (nobody.code, "cannot reach" in nobody.err) == (1, True)
