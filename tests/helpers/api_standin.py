@@ -20,6 +20,7 @@ class ApiServer:
         self.store: dict[str, Thing] = {}
         self.token = token
         self.down = False
+        self.dropped: tuple[str, ...] = ()  # fields of features that are off, which a server leaves out
         self.calls: list[tuple[str, str]] = []
         self.lock = threading.RLock()
         self._version = 1
@@ -62,7 +63,7 @@ class ApiServer:
     def put(self, path: str, thing: Thing) -> Thing:
         with self.lock:
             self._version += 1
-            thing = json.loads(json.dumps(thing))
+            thing = json.loads(json.dumps(thing), object_hook=lambda o: {k: o[k] for k in o if k not in self.dropped})
             thing.setdefault("metadata", {})["resourceVersion"] = str(self._version)
             self.store[path] = thing
             return thing

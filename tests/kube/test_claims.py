@@ -10,12 +10,13 @@ from typing import Any
 import grpc
 import pytest
 from api_standin import Thing
+from dra_scheduler import CLASSES, Scheduler
 from held_agent import uuid_of
 from kube_node import Node, wait_for
 from pods import Pod, check_pod, patched, pod, share
 
 from cotenant.core.errors import InputError
-from cotenant.kube import dra
+from cotenant.kube import dra, offer
 from cotenant.kube.messages import (
     DRA_HEALTH,
     DRA_PLUGINS,
@@ -73,18 +74,20 @@ def node(make_node: Callable[..., Node]) -> Node:
     return found
 
 
-def place(node: Node, thing: Pod, gpu: int) -> tuple[Pod, Thing]:
-    """What the claim controller and the scheduler do: a claim from the template, allocated, and the pod with it."""
-    template, after = dra.claims_of(thing, (1, 34))
+def place(node: Node, thing: Pod, device: str = "") -> tuple[Pod, Thing]:
+    """What the claim controller and the scheduler do: a claim from the template, allocated, and the pod with it.
+
+    `device`: the scheduler is passed over, and that one is allocated.
+    """
+    template, after = dra.claims_of(thing, (1, 36))
     after = patched(after, mutate(after))
     check_pod(after)
     spec = template["spec"]["spec"]
-    exact = spec["devices"]["requests"][0]["exactly"]
     name = f"{after['metadata']['name']}-main-x7k2p"
-    result = {
-        "request": "gpu", "driver": dra.DRIVER, "pool": "node-a", "device": f"gpu-{gpu}", "shareID": f"s-{name}",
-        "consumedCapacity": exact["capacity"]["requests"],
-    }  # fmt: skip
+    result = {"request": "gpu", "driver": offer.DRIVER, "pool": "node-a", "device": device} if device else (
+        scheduler(node).allocate(name, spec)
+    )  # fmt: skip
+    assert result is not None, "no device fits"
     claim = {
         "metadata": {"name": name, "namespace": "team", "uid": f"uid-of-{name}"},
         "spec": spec,
@@ -97,6 +100,16 @@ def place(node: Node, thing: Pod, gpu: int) -> tuple[Pod, Thing]:
     return after, claim["metadata"]
 
 
+def scheduler(node: Node) -> Scheduler:
+    """The scheduler as it is after a restart: what is allocated, it has from the claims."""
+    found = Scheduler(node.api, CLASSES)
+    with node.api.lock:
+        for path, claim in node.api.store.items():
+            if "/resourceclaims/" in path:
+                found.claims[claim["metadata"]["name"]] = claim["status"]["allocation"]["devices"]["results"][0]
+    return found
+
+
 def test_the_driver_from_slice_to_tenant(node: Node) -> None:
     devices = node.api.store[SLICE]["spec"]["devices"]
     assert [one["attributes"]["uuid"]["string"] for one in devices] == [uuid_of(0), uuid_of(1)]
@@ -105,7 +118,8 @@ def test_the_driver_from_slice_to_tenant(node: Node) -> None:
     assert (kubelet.info.type, kubelet.info.name) == ("DRAPlugin", "gpu.cotenant.dev")
     assert list(kubelet.info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]
 
-    train, claim = place(node, pod("train", annotations=share("30%", limit="60%", memory="2Gi")), gpu=1)
+    place(node, pod("other", annotations=share("80%")))
+    train, claim = place(node, pod("train", annotations=share("30%", limit="60%", memory="2Gi")))
     for version in DRA_PLUGINS:
         prepared = kubelet.call("Prepare", claim, version=version)[claim["uid"]]
         assert prepared.error == ""
@@ -120,7 +134,7 @@ def test_the_driver_from_slice_to_tenant(node: Node) -> None:
 
     assert kubelet.call("Unprepare", claim)[claim["uid"]].error == ""
     node.finish(train)
-    wait_for(lambda: not node.held(), what="free when the pod has ended")
+    wait_for(lambda: set(node.held()) == {"team/other/main"}, what="free when the pod has ended")
 
 
 def test_the_kubelet_has_the_health_of_every_device(node: Node) -> None:
@@ -141,7 +155,7 @@ def test_the_kubelet_has_the_health_of_every_device(node: Node) -> None:
 
 
 def test_a_killed_driver_goes_on_where_it_was(node: Node) -> None:
-    train, _ = place(node, pod("train", annotations=share("30%")), gpu=0)
+    train, _ = place(node, pod("train", annotations=share("30%")))
     wait_for(lambda: node.held())
     assert node.plugin is not None
     node.plugin.kill()
@@ -149,7 +163,7 @@ def test_a_killed_driver_goes_on_where_it_was(node: Node) -> None:
     generation = node.api.store[SLICE]["spec"]["pool"]["generation"]
     node.start_plugin("--claims=true", f"--kubelet-plugins={node.folder}/kubelet")
     kubelet = ClaimKubelet(node.folder / "kubelet" / "plugins_registry")
-    _, claim = place(node, pod("next", annotations=share("50%")), gpu=0)
+    _, claim = place(node, pod("next", annotations=share("50%")))
     assert kubelet.call("Prepare", claim)[claim["uid"]].error == ""
     wait_for(lambda: set(node.held()) == {"team/train/main", "team/next/main"})
     assert node.api.store[SLICE]["spec"]["pool"]["generation"] == generation, "the offer is the same"
@@ -158,9 +172,9 @@ def test_a_killed_driver_goes_on_where_it_was(node: Node) -> None:
 
 def test_claims_that_cannot_be_prepared_say_why(node: Node) -> None:
     kubelet = ClaimKubelet(node.folder / "kubelet" / "plugins_registry")
-    _, claim = place(node, pod("train", annotations=share("30%")), gpu=7)
+    _, claim = place(node, pod("train", annotations=share("30%")), "gpu-7")
     assert kubelet.call("Prepare", claim)[claim["uid"]].error == "cotenant: there is no gpu-7 on this node"
-    _, other = place(node, pod("other", annotations=share("30%")), gpu=0)
+    _, other = place(node, pod("other", annotations=share("30%")))
     path = f"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/{other['name']}"
     node.api.store[path]["status"]["allocation"]["devices"]["results"][0]["pool"] = "node-b"
     assert "has no GPU of this node" in kubelet.call("Prepare", other)[other["uid"]].error

@@ -95,7 +95,7 @@ def test_the_slice_of_a_node(call: Any, agent: HeldAgent) -> None:
     (found,) = json.loads(out)["items"]
     devices = found["spec"]["devices"]
     assert [device["attributes"]["uuid"]["string"] for device in devices] == [uuid_of(0), uuid_of(1)]
-    assert [device["attributes"]["whole"]["bool"] for device in devices] == [False, True]
+    assert [device["attributes"]["type"]["string"] for device in devices] == ["share", "gpu"]
     assert found["spec"]["nodeName"] == "node-a"
     code, _, err = call("kube", "slice", "--node", "n", "--agent-dir", agent.folder, "--whole", "7")
     assert code == 2

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from pods import check_object, pod, pods, versions
 
 from cotenant.core.errors import InputError
-from cotenant.kube import dra, names
+from cotenant.kube import dra, names, offer
 from cotenant.kube.shares import shares_of
-from cotenant.kube.units import NodeGpu
+from cotenant.kube.units import MigSlice, NodeGpu
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "cotenant"
@@ -145,7 +145,9 @@ def test_the_plain_file_is_the_chart_s_with_its_own_values() -> None:
 
 def test_two_releases_share_no_object_and_select_their_own_pods() -> None:
     first, second = by_name(install(ALL, "ns", "cotenant")), by_name(install(ALL, "ns", "lab"))
-    assert {name for _, name in first.keys() & second.keys()} == {"share.cotenant.dev", "gpu.cotenant.dev"}
+    assert {name for _, name in first.keys() & second.keys()} == {
+        f"{kind}.cotenant.dev" for kind in ("share", "gpu", "mig")
+    }
     for part in ("webhook", "node"):
         assert f"cotenant-{part}" not in json.dumps(list(second.values())).replace(f"lab-cotenant-{part}", "")
     for things, release in ((first, "cotenant"), (second, "lab")):
@@ -313,12 +315,17 @@ GPUS = [
     NodeGpu("GPU-b", 1, 80 << 30, whole=True),
     NodeGpu("GPU-c", 2, 8 << 30, fault="lost"),
 ]
+PIECES = [MigSlice("MIG-1b3f", "cotenant.dev/mig-3g.40gb", "GPU-d", 3)]
 
 
 @pytest.mark.parametrize("version", [v for v in versions() if v >= "1.32"])
 def test_slices_are_valid_where_they_are_served(version: str) -> None:
     kubernetes = (1, int(version.partition(".")[2]))
-    check_object(dra.resource_slice("node-a", GPUS, kubernetes), version)
+    offered = offer.devices(GPUS, PIECES, kubernetes, kubernetes >= offer.COUNTERS_SINCE)
+    things = offer.resource_slices("node-a", offered, kubernetes)
+    assert len(things) == (2 if kubernetes >= (1, 36) else 1)
+    for thing in things:
+        check_object(thing, version)
 
 
 @pytest.mark.parametrize("version", [v for v in versions() if v >= "1.34"])
@@ -339,27 +346,12 @@ def test_claims_are_valid_and_replace_units(version: str) -> None:
     assert changed["spec"]["resourceClaims"] == [{"name": "main", "resourceClaimTemplateName": "train-main"}]
 
 
-def test_a_slice_offers_shares_where_capacity_can_be_consumed() -> None:
-    first, second = dra.resource_slice("n", GPUS, (1, 34))["spec"]["devices"]
-    assert first["allowMultipleAllocations"] is True
-    assert first["capacity"]["share"] == {
-        "value": "100", "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "100", "step": "1"}},
-    }  # fmt: skip
-    assert first["capacity"]["memory"]["value"] == "80Gi"
-    assert second["attributes"]["whole"] == {"bool": True}
-    assert "allowMultipleAllocations" not in second
-    older = dra.resource_slice("n", GPUS, (1, 33))["spec"]["devices"][0]
-    assert older["attributes"]["whole"] == {"bool": True}, "without it, only whole GPUs can be claimed"
-
-
 def test_what_a_version_does_not_have_is_said() -> None:
     from pods import share
 
     mine = shares_of(pod(annotations=share()))[0]
     with pytest.raises(InputError, match=r"Kubernetes 1.31 serves no resource.k8s.io for claims; use 1.32 or newer"):
-        dra.api_version((1, 31))
+        offer.api_version((1, 31))
     with pytest.raises(InputError, match=r"needs consumable capacity, in Kubernetes 1.34 or newer"):
         dra.claim_template("x", "y", mine, (1, 33))
-    with pytest.raises(InputError, match=r"consumable capacity needs Kubernetes 1.34 or newer"):
-        dra.resource_slice("n", GPUS, (1, 33), consumable=True)
     assert names.SHARE_UNITS == 100

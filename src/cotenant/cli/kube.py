@@ -138,7 +138,7 @@ def plugin(
     from cotenant.core import logs
     from cotenant.core.errors import InputError
     from cotenant.core.units import parse_seconds
-    from cotenant.kube import dra
+    from cotenant.kube import offer
     from cotenant.kube.api import connect
     from cotenant.kube.claims import CDI_KIND, ClaimSettings
     from cotenant.kube.inventory import Inventory
@@ -157,7 +157,7 @@ def plugin(
     desk = Desk(Inventory(), grant=Grant(mounts == "plugin", cdi_kind or None), one_gpu=one_gpu == "true")
     given = tuple(part for part in whole.split(",") if part)
     by_claims = ClaimSettings(
-        node, kubelet_plugins / "plugins_registry", kubelet_plugins / "plugins" / dra.DRIVER, cdi_kind or CDI_KIND
+        node, kubelet_plugins / "plugins_registry", kubelet_plugins / "plugins" / offer.DRIVER, cdi_kind or CDI_KIND
     )
     settings = NodeSettings(node, agent_dir, device_plugins, pod_resources, given, list_every_s=list_every_s)
     settings = dataclasses.replace(settings, claims=by_claims if claims == "true" else None)

@@ -56,17 +56,21 @@ def slice_(
     kubernetes: Version = "1.34",
     as_json: AsJson = False,
 ) -> None:
-    """Print the ResourceSlice of this node's GPUs for dynamic resource allocation."""
+    """Print the ResourceSlices of this node's GPUs for dynamic resource allocation."""
     from cotenant.agent.ipc.client import ControlClient
     from cotenant.core.folders import agent_folder
-    from cotenant.kube.dra import resource_slice
-    from cotenant.kube.inventory import check_whole, gpus_of
+    from cotenant.kube import offer
+    from cotenant.kube.inventory import check_whole, gpus_of, mig_slices
 
     given = [part for part in whole.split(",") if part]
     with ControlClient(agent_dir or agent_folder()) as client:
         status = client.call("status")
     check_whole(given, gpus_of(status, (), {}))
-    _show([resource_slice(node, gpus_of(status, given, {}), _version(kubernetes))], as_json)
+    version, pieces = _version(kubernetes), mig_slices()
+    divided = {piece.gpu for piece in pieces}
+    gpus = [gpu for gpu in gpus_of(status, given, {}) if gpu.uuid not in divided]
+    offered = offer.devices(gpus, pieces, version, version >= offer.COUNTERS_SINCE)
+    _show(offer.resource_slices(node, offered, version), as_json)
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ killed goes on where it was. Which tenant the pod's processes have, the binder d
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,13 +18,14 @@ from typing import Any
 import grpc
 
 from cotenant.core.errors import InputError, WorkError
-from cotenant.kube import dra, names
+from cotenant.kube import dra, names, offer
 from cotenant.kube.api import KubeApi
 from cotenant.kube.inventory import Inventory
 from cotenant.kube.messages import DRA_HEALTH, DRA_PLUGINS, PLUGIN_REGISTRATION, dra_health, handler, registration
 from cotenant.kube.shares import shares_of
 
 CDI_KIND = "nvidia.com/gpu"
+LOG = logging.getLogger(__name__)
 SOCKET = "plugin.sock"
 HEALTHY, UNHEALTHY = 1, 2
 HEALTH_EVERY_S, LOOK_EVERY_S = 10.0, 1.0
@@ -35,7 +37,7 @@ class ClaimSettings:
 
     node: str
     registry: Path = Path(str(names.PLUGINS_REGISTRY))
-    folder: Path = Path(str(names.KUBELET_PLUGINS / dra.DRIVER))
+    folder: Path = Path(str(names.KUBELET_PLUGINS / offer.DRIVER))
     cdi_kind: str = CDI_KIND
 
 
@@ -76,7 +78,7 @@ class _Health:
         """A complete list each time."""
         version, sent, sent_s = -1, None, 0.0
         while context.is_active() and self._driver.serving:
-            found = [(dra.device_name(gpu.index), UNHEALTHY if gpu.fault else HEALTHY) for gpu in self._inventory.gpus]
+            found = [(name, UNHEALTHY if fault else HEALTHY) for name, _, fault in self._driver.known()]
             if found != sent or time.monotonic() - sent_s >= HEALTH_EVERY_S:
                 sent, sent_s = found, time.monotonic()
                 answer = dra_health.NodeWatchResourcesResponse()
@@ -97,7 +99,8 @@ class ClaimDriver:
         self._api = api
         self._inventory = inventory
         self._servers: list[grpc.Server] = []
-        self._offered = -1
+        self._offered: tuple[int, frozenset[str]] | None = None
+        self._counters: bool | None = None  # whether the API server keeps shared counters
         self._version: tuple[int, int] | None = None
         self._claims: dict[tuple[str, str], dict[str, Any]] = {}  # (namespace, name) -> allocated claim
 
@@ -111,7 +114,7 @@ class ClaimDriver:
     @property
     def registration_socket(self) -> Path:
         """Where the kubelet, which watches that folder, finds us."""
-        return self.settings.registry / f"{dra.DRIVER}-reg.sock"
+        return self.settings.registry / f"{offer.DRIVER}-reg.sock"
 
     def start(self) -> None:
         """Listen. WorkError when the sockets cannot be made."""
@@ -147,7 +150,7 @@ class ClaimDriver:
         """Who we are, and which versions of the interface we speak."""
         versions = [*DRA_PLUGINS, DRA_HEALTH]
         return registration.PluginInfo(
-            type="DRAPlugin", name=dra.DRIVER, endpoint=str(self.socket), supported_versions=versions
+            type="DRAPlugin", name=offer.DRIVER, endpoint=str(self.socket), supported_versions=versions
         )
 
     def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -177,20 +180,28 @@ class ClaimDriver:
         self.kick()
         return devices
 
+    def known(self) -> list[tuple[str, str, str]]:
+        """Devices of this node: name, UUID, what is wrong with it."""
+        found = [
+            (name, gpu.uuid, gpu.fault)
+            for gpu in self._inventory.gpus
+            for name in offer.device_names(gpu, self._version or offer.COUNTERS_SINCE, self._counters is True).values()
+        ]
+        return found + [(offer.mig_name(piece), piece.uuid, piece.fault) for piece in self._inventory.slices]
+
     def _uuid(self, device: str) -> str:
-        index = dra.index_of_device(device)
-        for gpu in self._inventory.gpus:
-            if gpu.index == index:
-                if gpu.fault:
-                    raise InputError(f"{device} cannot be used: {gpu.fault}")
-                return gpu.uuid
+        for name, uuid, fault in self.known():
+            if name == device:
+                if fault:
+                    raise InputError(f"{device} cannot be used: {fault}")
+                return uuid
         raise InputError(f"there is no {device} on this node")
 
     def _claim(self, namespace: str, name: str, *, anew: bool = False) -> dict[str, Any]:
         """A claim; one that was allocated does not change while a pod uses it. ApiError."""
         key = (namespace, name)
         if anew or key not in self._claims:
-            group = dra.api_version(self.kubernetes())
+            group = offer.api_version(self.kubernetes())
             found = self._api.get(f"/apis/{group}/namespaces/{namespace}/resourceclaims/{name}")
             if not dra.allocated(found, self.settings.node):
                 return found
@@ -200,11 +211,15 @@ class ClaimDriver:
     def devices(self, pod: Mapping[str, Any]) -> dict[str, dict[str, list[str]]]:
         """What a pod's containers have by their claims, in units as PodResources has them. ApiError, InputError."""
         found: dict[str, dict[str, list[str]]] = {}
+        instances = {piece.uuid for piece in self._inventory.slices}
         for share in shares_of(pod):
             container = pod["spec"][share.list_name][share.index]
             for name in dra.claims_of_container(pod, container) if share.claimed else ():
                 for result in dra.allocated(self._claim(pod["metadata"]["namespace"], name), self.settings.node):
-                    ids = [f"{self._uuid(result['device'])}::claim{n:04d}" for n in range(dra.units_of_result(result))]
+                    uuid = self._uuid(result["device"])
+                    if uuid in instances:  # the hardware keeps it apart
+                        continue
+                    ids = [f"{uuid}::claim{n:04d}" for n in range(dra.units_of_result(result))]
                     found.setdefault(share.container, {}).setdefault(names.SHARE_RESOURCE, []).extend(ids)
         return found
 
@@ -223,19 +238,62 @@ class ClaimDriver:
         return self._version
 
     def offer(self) -> bool:
-        """Write the node's ResourceSlice when the GPUs have changed; says whether it did. ApiError, InputError."""
-        version = self._inventory.version
-        if version == self._offered:
+        """Write the node's ResourceSlices when what it has, or what claims hold of it, has changed; says whether it
+        did. ApiError, InputError."""
+        held = frozenset(
+            result["device"] for claim in self._claims.values() for result in dra.allocated(claim, self.settings.node)
+        )
+        now = self._inventory.version, held
+        if now == self._offered:
             return False
         kubernetes = self.kubernetes()
-        path = f"/apis/{dra.api_version(kubernetes)}/resourceslices"
-        wanted = dra.resource_slice(self.settings.node, self._inventory.gpus, kubernetes)
-        before = self._api.find(f"{path}/{wanted['metadata']['name']}")
-        if before is None:
-            self._api.create(path, wanted)
-        elif before["spec"].get("devices", []) != wanted["spec"]["devices"]:
-            wanted["spec"]["pool"]["generation"] = before["spec"]["pool"]["generation"] + 1
-            before["spec"] = wanted["spec"]
-            self._api.replace(f"{path}/{wanted['metadata']['name']}", before)
-        self._offered = version
+        if self._counters is None:
+            self._counters = kubernetes >= offer.COUNTERS_SINCE
+        changed = self._write(held, kubernetes)
+        self._offered = now
+        return changed
+
+    def _write(self, held: frozenset[str], kubernetes: tuple[int, int]) -> bool:
+        node, counters = self.settings.node, self._counters is True
+        path = f"/apis/{offer.api_version(kubernetes)}/resourceslices"
+        before: list[dict[str, Any]] = []
+        while found := self._api.find(f"{path}/{offer.slice_name(node, len(before))}"):
+            before.append(found)
+        wanted = offer.devices(self._inventory.gpus, self._inventory.slices, kubernetes, counters)
+        if counters:
+            was = [device for one in before for device in one["spec"].get("devices", ())]
+            wanted += offer.kept(was, wanted, held)
+        generation = max((one["spec"]["pool"]["generation"] for one in before), default=0)
+        if [_content(one) for one in before] == [
+            _content(one) for one in offer.resource_slices(node, wanted, kubernetes)
+        ]:
+            return False
+        slices = offer.resource_slices(node, wanted, kubernetes, generation + 1)
+        for old in before[len(slices) :]:
+            self._api.delete(f"{path}/{old['metadata']['name']}")
+        for number, one in enumerate(slices):
+            if number < len(before):
+                one["metadata"] = before[number]["metadata"]
+                written = self._api.replace(f"{path}/{one['metadata']['name']}", one)
+            else:
+                written = self._api.create(path, one)
+            if counters and _counting(written) != _counting(one):
+                LOG.warning(
+                    "the API server keeps no shared counters (feature DRAPartitionableDevices): a GPU is offered as"
+                    " shares or whole, not as both"
+                )
+                self._counters = False
+                return self._write(held, kubernetes)
         return True
+
+
+def _content(one: Mapping[str, Any]) -> list[Any]:
+    """What a slice offers, as far as another version of it would have to differ."""
+    spec = one["spec"]
+    return [spec["pool"]["resourceSliceCount"], spec.get("devices") or [], spec.get("sharedCounters") or []]
+
+
+def _counting(one: Mapping[str, Any]) -> list[bool]:
+    """Whether a slice has counters, and which of its devices draw on some."""
+    spec = one["spec"]
+    return [bool(spec.get("sharedCounters")), *(bool(d.get("consumesCounters")) for d in spec.get("devices") or ())]

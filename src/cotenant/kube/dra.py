@@ -1,96 +1,19 @@
-"""Dynamic resource allocation: a node's GPUs as a ResourceSlice, and claims, from the same shares as everything else.
-
-With consumable capacity (feature DRAConsumableCapacity, alpha in Kubernetes 1.34) several claims are allocated on one
-device and each consumes some of its `share` and `memory`, so the scheduler itself keeps a share on one GPU. Without it
-a slice offers whole GPUs. Fields are those of the public API group resource.k8s.io.
-"""
+"""Dynamic resource allocation: claims from the same shares as everything else, and what was allocated for them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cotenant.core.errors import InputError
 from cotenant.kube import names
+from cotenant.kube.offer import CONSUMABLE_SINCE, DRIVER, api_version
 from cotenant.kube.quantity import parse_quantity
 from cotenant.kube.shares import ContainerShare, Pod, percent, shares_of
-from cotenant.kube.units import NodeGpu
 
 Thing = dict[str, Any]
-DRIVER = f"gpu.{names.DOMAIN}"
 SHARE_CLASS, GPU_CLASS = f"share.{names.DOMAIN}", f"gpu.{names.DOMAIN}"
-VERSIONS = {(1, 32): "v1beta1", (1, 33): "v1beta2", (1, 34): "v1"}
-CONSUMABLE_SINCE = (1, 34)
-MOST_DEVICES = 128  # in one slice
-
-
-def api_version(kubernetes: tuple[int, int]) -> str:
-    """The version of resource.k8s.io that a Kubernetes version serves. InputError before 1.32."""
-    known = [version for since, version in VERSIONS.items() if since <= kubernetes]
-    if not known:
-        raise InputError(
-            f"Kubernetes {kubernetes[0]}.{kubernetes[1]} serves no resource.k8s.io for claims; use 1.32 or newer"
-        )
-    return f"resource.k8s.io/{known[-1]}"
-
-
-def resource_slice(
-    node: str,
-    gpus: Iterable[NodeGpu],
-    kubernetes: tuple[int, int],
-    *,
-    generation: int = 1,
-    consumable: bool | None = None,
-) -> Thing:
-    """The GPUs of a node. A GPU with a fault is left out. `consumable` None: where the version has it."""
-    has_it = kubernetes >= CONSUMABLE_SINCE
-    if consumable and not has_it:
-        raise InputError("consumable capacity needs Kubernetes 1.34 or newer")
-    consumable = has_it if consumable is None else consumable
-    healthy = [gpu for gpu in gpus if not gpu.fault]
-    if len(healthy) > MOST_DEVICES:
-        raise InputError(f"{len(healthy)} GPUs; a ResourceSlice has at most {MOST_DEVICES} devices")
-    devices = [_device(gpu, kubernetes, consumable) for gpu in healthy]
-    return {
-        "apiVersion": api_version(kubernetes),
-        "kind": "ResourceSlice",
-        "metadata": {"name": f"{node}-{DRIVER}"[:253]},
-        "spec": {
-            "driver": DRIVER,
-            "nodeName": node,
-            "pool": {"name": node, "generation": generation, "resourceSliceCount": 1},
-            "devices": devices,
-        },
-    }
-
-
-def _device(gpu: NodeGpu, kubernetes: tuple[int, int], consumable: bool) -> Thing:
-    shared = consumable and not gpu.whole
-    memory_units = gpu.memory_bytes // names.MEMORY_UNIT_BYTES
-    share: Thing = {"value": str(names.SHARE_UNITS)}
-    memory: Thing = {"value": f"{memory_units}Gi"}
-    if shared:
-        share["requestPolicy"] = {
-            "default": "1",
-            "validRange": {"min": "1", "max": str(names.SHARE_UNITS), "step": "1"},
-        }
-        memory["requestPolicy"] = {
-            "default": "1Gi",
-            "validRange": {"min": "1Mi", "max": f"{memory_units}Gi", "step": "1Mi"},
-        }
-    basic: Thing = {
-        "attributes": {
-            "uuid": {"string": gpu.uuid},
-            "index": {"int": gpu.index},
-            "whole": {"bool": not shared},
-        },
-        "capacity": {"share": share, "memory": memory},
-    }
-    if shared:
-        basic["allowMultipleAllocations"] = True
-    name = device_name(gpu.index)
-    return {"name": name, "basic": basic} if api_version(kubernetes).endswith("/v1beta1") else {"name": name} | basic
 
 
 def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes: tuple[int, int]) -> Thing:
@@ -107,19 +30,11 @@ def claim_template(name: str, namespace: str, share: ContainerShare, kubernetes:
         raise InputError("a share of a GPU by a claim needs consumable capacity, in Kubernetes 1.34 or newer")
     flat = api_version(kubernetes).endswith("/v1beta1")
     request = {"name": "gpu"} | (exact if flat else {"exactly": exact})
-    parameters = {
-        "apiVersion": f"{names.DOMAIN}/v1",
-        "kind": "Share",
-        "request": share.request,
-        "limit": share.limit,
-        "memoryBytes": share.memory_bytes,
-    }
-    config = [{"requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}]
     return {
         "apiVersion": api_version(kubernetes),
         "kind": "ResourceClaimTemplate",
         "metadata": {"name": name, "namespace": namespace},
-        "spec": {"spec": {"devices": {"requests": [request], "config": config}}},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
     }
 
 
@@ -184,17 +99,6 @@ def units_of_result(result: Mapping[str, Any]) -> int:
     """Share units that an allocated device gives: what of it was consumed, or all."""
     consumed = (result.get("consumedCapacity") or {}).get("share")
     return names.SHARE_UNITS if consumed is None else int(parse_quantity(consumed, "consumedCapacity"))
-
-
-def device_name(index: int) -> str:
-    """A GPU's name in the node's pool."""
-    return f"gpu-{index}"
-
-
-def index_of_device(name: str) -> int | None:
-    """The GPU's index in a device's name."""
-    digits = name.removeprefix("gpu-")
-    return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
 def claims_of_container(pod: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:

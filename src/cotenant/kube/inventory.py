@@ -29,6 +29,11 @@ class Inventory:
         """GPUs that the agent owns."""
         return self._gpus
 
+    @property
+    def slices(self) -> tuple[MigSlice, ...]:
+        """MIG instances that exist."""
+        return self._slices
+
     def index_of(self, uuid: str) -> str:
         """A GPU for people."""
         return next((f"GPU {gpu.index}" for gpu in self._gpus if gpu.uuid == uuid), uuid)

@@ -111,7 +111,7 @@ class NodePlugin:
     def round(self) -> None:
         """One look at everything. A side that does not answer does not keep the others from being looked at."""
         faults = []
-        for step in (self._look, self._tell_kubelet, self._offer, self._binder.round):
+        for step in (self._look, self._tell_kubelet, self._binder.round, self._offer):
             try:
                 step()
             except WorkError as error:
@@ -147,7 +147,8 @@ class NodePlugin:
     def _offer(self) -> None:
         """The node's GPUs for claims, where pods are placed by those."""
         if self._claims is not None and self._claims.offer():
-            LOG.info("offered by claims: %d GPUs", len(self.desk.inventory.gpus))
+            inventory = self.desk.inventory
+            LOG.info("offered by claims: %d GPUs, %d MIG instances", len(inventory.gpus), len(inventory.slices))
 
     def _tell_kubelet(self) -> None:
         """Have new resources registered; WorkError while some are not."""

@@ -11,7 +11,6 @@ import threading
 from pathlib import Path
 
 from cotenant.core.errors import WorkError
-from cotenant.kube import names
 from cotenant.kube.folderwatch import FolderWatch
 from cotenant.kube.plugin import KUBELET_SOCKET, Desk, ResourcePlugin
 
@@ -80,9 +79,7 @@ class Registrar:
             self._plugins.clear()
             self._kubelet = self.met = None
         resources = self._desk.inventory.resources()
-        for resource in resources:
-            if self._by_claims and not resource.startswith(names.MIG_PREFIX):
-                continue  # one GPU must not be offered in two ways
+        for resource in () if self._by_claims else resources:  # no GPU is offered in two ways
             plugin = self._plugins.get(resource)
             if plugin is not None and plugin.path.exists():
                 continue
