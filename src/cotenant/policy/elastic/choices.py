@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from cotenant.core.errors import InputError
 from cotenant.policy.elastic.gavel import Gavel
+from cotenant.policy.elastic.pollux import Pollux
 from cotenant.policy.elastic.sia import Sia
+from cotenant.policy.elastic.spot import Spot
+from cotenant.policy.elastic.tesserae import Tesserae
 from cotenant.policy.elastic.view import ElasticPolicy
 
 
@@ -15,7 +18,7 @@ from cotenant.policy.elastic.view import ElasticPolicy
 class Entry:
     """One policy: `make(limit_s)` builds it with seconds per program; `round_s`: its paper's round; `profiles`: the
     shipped elastic profiles that it takes where none are named; `rigid`: jobs run on just as many GPUs as they ask for;
-    `needs_price`: it reads the price of every GPU model."""
+    `needs_price`: it reads the price of every GPU model; `packs`: two jobs may share a GPU."""
 
     summary: str
     make: Callable[[float], ElasticPolicy]
@@ -23,6 +26,7 @@ class Entry:
     profiles: str
     rigid: bool
     needs_price: bool = False
+    packs: bool = False
 
 
 ELASTIC: dict[str, Entry] = {
@@ -42,6 +46,23 @@ ELASTIC: dict[str, Entry] = {
     ),
     "sia-fast": Entry(
         "Sia's objective by prices on GPU models, with its gap", lambda s: Sia(False, s), 60.0, "sia", False
+    ),
+    "pollux": Entry("counts by goodput on one GPU model (Pollux)", lambda _: Pollux(), 60.0, "sia", False),
+    "tesserae": Entry(
+        "least attained service, and a matching that packs two jobs on a GPU (Tesserae)",
+        lambda _: Tesserae(), 360.0, "gavel", True, packs=True,
+    ),
+    "tesserae-alone": Entry(
+        "the same order without packing: the baseline of tesserae",
+        lambda _: Tesserae(packs=False), 360.0, "gavel", True,
+    ),
+    "spot": Entry(
+        "guaranteed jobs, and spot jobs on what they are predicted to leave (GFS)",
+        lambda _: Spot(), 300.0, "gavel", True,
+    ),
+    "spot-greedy": Entry(
+        "guaranteed jobs, and spot jobs on all that is free: the baseline of spot",
+        lambda _: Spot(predicts=False), 300.0, "gavel", True,
     ),
 }  # fmt: skip
 

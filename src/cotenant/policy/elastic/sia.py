@@ -25,21 +25,29 @@ LOOKS = 8  #: steps of the prices between two looks at what fits
 def values(view: View) -> Floats:
     """What each configuration is worth [J, C]: lambda - (r x G)^p, 0 or less where waiting is as good.
 
-    G: goodput against the job's least over the configurations that it may have; r: part of its life that is left for
-    work if the job restarts once more, (age - restarts x cost) / (age + cost); 1 for the configuration that it holds,
-    for a job that waits and one that is younger than the cost.
+    G: goodput against the job's least over the configurations that it may have; r: `restart_factor`.
     """
-    count = view.options.count
-    least = np.where(view.rate > 0, count, np.iinfo(np.int64).max).min(axis=1)
-    limit = np.maximum(GROWTH * view.most, least)
-    may = (view.rate > 0) & (count <= limit[:, None])
+    may = allowed(view)
     slowest = np.where(may, view.rate, np.inf).min(axis=1, initial=np.inf)
     gain = np.where(may, view.rate / np.where(np.isfinite(slowest), slowest, 1.0)[:, None], 0.0)
+    weighted = gain * restart_factor(view)
+    return np.asarray(np.where(weighted > 0, WAITING - np.maximum(weighted, 1e-12) ** POWER, 0.0))
+
+
+def allowed(view: View) -> NDArray[np.bool_]:
+    """[J, C]: what a job may have: up to twice the most GPUs that it ever had; the least that was measured at first."""
+    count = view.options.count
+    least = np.where(view.rate > 0, count, np.iinfo(np.int64).max).min(axis=1)
+    return np.asarray((view.rate > 0) & (count <= np.maximum(GROWTH * view.most, least)[:, None]))
+
+
+def restart_factor(view: View) -> Floats:
+    """r [J, C], of Pollux: the part of its life that is left for work if the job restarts once more, (age - restarts x
+    cost) / (age + cost); 1 for the configuration that it holds, for a job that waits, and one younger than the cost."""
     kept = np.maximum(view.age_s - view.restarts * view.restart_s, 0.0) / np.maximum(view.age_s + view.restart_s, 1e-9)
     factor = np.where((view.age_s <= view.restart_s) | (view.held == NONE), 1.0, kept)
-    penalty = np.where(np.arange(len(count)) == view.held[:, None], 1.0, factor[:, None])
-    weighted = gain * penalty
-    return np.asarray(np.where(weighted > 0, WAITING - np.maximum(weighted, 1e-12) ** POWER, 0.0))
+    here = np.arange(len(view.options.count)) == view.held[:, None]
+    return np.asarray(np.where(here, 1.0, factor[:, None]))
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,7 +31,9 @@ class View:
     `rate[J, C]`: work per second, 0 where the job cannot run so; `wants[J]`: GPUs that its user asked for; `held[J]`:
     the configuration that it has, NONE waiting; `most[J]`: the most GPUs that it ever had; `left[J]`: work left;
     `age_s[J]` since its arrival; `restarts[J]`; `restart_s[J]`: what a restart costs; `received_s[J, G]`: seconds run
-    by GPU model; `priority[J]`: larger is more important; `kind[J]`: jobs of one kind have equal rates and wants.
+    by GPU model; `priority[J]`: larger is more important; `kind[J]`: jobs of one kind have equal rates and wants;
+    `host[J]`: the job whose GPU it shares as the second, NONE where it has its own; `beside[K, K, G]`: the part of its
+    speed that a job of the first kind keeps on one GPU with one of the second, 0 where that was not measured.
     """
 
     options: Configurations
@@ -46,6 +48,8 @@ class View:
     received_s: Floats
     priority: Ints
     kind: Ints
+    host: Ints
+    beside: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
 
     def __len__(self) -> int:
         return len(self.wants)
@@ -53,9 +57,11 @@ class View:
 
 @dataclass(frozen=True)
 class Decision:
-    """`config[J]`: the configuration of each job from now on, NONE where it waits."""
+    """`config[J]`: the configuration of each job from now on, NONE where it waits; `host[J]`: the job whose GPU it
+    shares as the second, NONE where it has its own; None: nobody shares."""
 
     config: Ints
+    host: Ints | None = None
 
 
 class ElasticPolicy(Protocol):

@@ -172,15 +172,42 @@ take_inlined: Any = inlined(_take)
 def retake(
     alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, node: int, gpus: int, slot: int
 ) -> None:
-    """`take` of the very GPUs that the job had before: for a part of a GPU, in the same slot."""
-    if slot < 0:
+    """`take` of the very GPUs that the job had before: for a part of a GPU, in the same slot.
+
+    A job that had a whole GPU and has a part of it now opens a slot; one that had a part and has all of it closes it.
+    """
+    if demand.type[typ].part_milli == 0:
         take(alloc, demand, nodes, job, typ, level, node, gpus)
         return
+    if slot < 0:
+        slot = alloc.slots.shape[1] - ONE
+        while alloc.slots[node, slot] >= 0:
+            slot -= ONE
     if alloc.slots[node, slot] < 0:
         _set_free(alloc, nodes, node, alloc.node[node].free_gpus - 1)
         alloc.slots[node, slot] = 1000
     alloc.slots[node, slot] -= demand.type[typ].part_milli
     _enter(alloc, demand, nodes, job, typ, level, node, ONE, slot)
+
+
+@inner
+def join(alloc: Allocation, demand: Demand, nodes: Array, job: int, typ: int, level: int, host: int) -> bool:
+    """Give the job its part of the GPU on which `host` has a part; False where that is not placed or has no room."""
+    alloc.job[job].first = alloc.used[0]
+    alloc.job[job].count = 0
+    if alloc.job[host].level < 0:
+        return False
+    at = alloc.entry[alloc.job[host].first]
+    node, slot, part = at.node, at.slot, demand.type[typ].part_milli
+    if slot < 0 or part == 0 or alloc.slots[node, slot] < part:
+        return False
+    amount = demand.amount[level, typ, nodes[node].kind]
+    if amount.cpu > alloc.node[node].free_cpu or amount.memory > alloc.node[node].free_memory:
+        return False
+    alloc.slots[node, slot] -= part
+    _enter(alloc, demand, nodes, job, typ, level, node, ONE, slot)
+    alloc.job[job].level = level
+    return True
 
 
 @inner

@@ -12,9 +12,9 @@ import numpy as np
 from cotenant.core.events import Reason
 from cotenant.policy.compiled import bare, inlined, inner
 from cotenant.policy.jobs.allotment import A_ELASTIC, A_OPTIMAL, A_TUNE, allot, relevel
-from cotenant.policy.jobs.arrays import ENTRY, IDEAL, NOT_RUNNING, Allocation, Array, Demand
+from cotenant.policy.jobs.arrays import ENTRY, IDEAL, NONE, NOT_RUNNING, Allocation, Array, Demand
 from cotenant.policy.jobs.ordering import HELD_PRIORITY, RESERVED_PRIORITY, Context, order_jobs
-from cotenant.policy.jobs.placement import clear, retake
+from cotenant.policy.jobs.placement import clear, join, retake
 
 # numba reads enum members as their values only through plain integers
 GPUS_FULL = int(Reason.GPUS_FULL)
@@ -42,6 +42,7 @@ class Scratch(NamedTuple):
     failed: Array  #: bool[T] the type found no room this round
     kept: Array  #: ENTRY[E]
     selected: Array  #: i8[J]
+    host: Array  #: i8[J] the job whose GPU this one shares as the second, -1: none; of elastic policies
 
 
 def make_scratch(alloc: Allocation) -> Scratch:
@@ -53,6 +54,7 @@ def make_scratch(alloc: Allocation) -> Scratch:
         failed=np.zeros(alloc.pointer.shape[1], np.bool_),
         kept=np.zeros(entries, ENTRY),
         selected=np.zeros(len(alloc.job), np.int64),
+        host=np.full(len(alloc.job), NONE),
     )
 
 
@@ -184,6 +186,12 @@ def _walk(
             continue
         if choice.allotment == A_ELASTIC and jobs[job].wanted == NOT_RUNNING:
             jobs[job].reason = NOT_CHOSEN
+            continue
+        if choice.allotment == A_ELASTIC and scratch.host[job] != NONE:
+            jobs[job].reason = NOT_CHOSEN
+            if join(alloc, demand, nodes, job, typ, jobs[job].wanted, scratch.host[job]):
+                jobs[job].reason = 0
+                running += 1
             continue
         why = _enough_gpus(alloc, demand, typ)
         if why != 0:

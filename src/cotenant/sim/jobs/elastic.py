@@ -32,6 +32,7 @@ from cotenant.sim.jobs.engine import IDLE_ROUNDS, Outcome, recorded_jobs, run_wo
 from cotenant.sim.jobs.state import C_ACTIVE, C_TICK, Options, World, make_world
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def run_elastic(
     entry = find_elastic(options.policy)
     profiles = load_elastic(options.profiles or entry.profiles)
     tables = build_tables(
-        trace, profiles, cluster, rigid=entry.rigid, default_profile=options.default_profile,
+        trace, profiles, cluster, rigid=entry.rigid, packs=entry.packs, default_profile=options.default_profile,
         trace_gpu=options.trace_gpu,
     )  # fmt: skip
     lacking = [name for name, price in zip(tables.models, tables.options.price, strict=True) if np.isnan(price)]
@@ -138,6 +139,7 @@ class Chooser:
         known = np.nan_to_num(tables.restart_s) if restart_s is None else np.full(jobs, restart_s)
         self.restart_s: Floats = known
         self.config = np.full(jobs, NONE)
+        self.host = np.full(jobs, NONE)
         self.most = np.zeros(jobs, np.int64)
         self.restarts = np.zeros(jobs, np.int64)
         self.received_s = np.zeros((jobs, models))
@@ -164,6 +166,7 @@ class Chooser:
         self.received_s[rows[ran], tables.options.gpu[held[ran]]] += (attained - self.attained_s[rows])[ran]
         self.attained_s[rows] = attained
         held = np.where(world.alloc.job["level"][rows] == NOT_RUNNING, NONE, held)
+        host = self._present_hosts(world, rows, held)
         now_s = float(world.run.counters[C_TICK]) * self.lease_s
         base = tables.base[rows]
         return View(
@@ -179,20 +182,68 @@ class Chooser:
             received_s=self.received_s[rows],
             priority=jobs["priority"][rows],
             kind=base,
+            host=host,
+            beside=tables.beside,
         )
+
+    def _present_hosts(self, world: World, rows: NDArray[Any], held: Ints) -> Ints:
+        """The host of each job as a row of `rows`; NONE where it is over or waits."""
+        hosts = self.host[rows]
+        at = np.minimum(np.searchsorted(rows, hosts), len(rows) - 1)
+        there = (hosts != NONE) & (rows[at] == hosts) & (held != NONE)
+        there &= world.alloc.job["level"][hosts] != NOT_RUNNING
+        return np.where(there, at, NONE)
 
     def _apply(self, world: World, rows: NDArray[Any], view: View, decision: Decision) -> None:
         tables, jobs, run = self.tables, world.jobs, world.run
         config, runs = decision.config, decision.config != NONE
-        changed = (config != view.held) & (view.held != NONE)
-        world.alloc.job["level"][rows[changed]] = NOT_RUNNING  # what it has is not kept
-        again = runs & (config != view.held) & run.job["started"][rows]
-        self.restarts[rows[again]] += 1
+        host = np.full(len(rows), NONE) if decision.host is None else decision.host
+        shared = host != NONE
+        shared[host[shared]] = True
+        stays = keeps_gpu((config == view.held) & runs, view.host, host)
+        world.alloc.job["level"][rows[(view.held != NONE) & ~stays]] = NOT_RUNNING  # what it has is not kept
+        self.restarts[rows[runs & ~stays & run.job["started"][rows]]] += 1
         self.config[rows] = config
+        self.host[rows] = world.scratch.host[rows] = np.where(host == NONE, NONE, rows[host])
         count = np.where(runs, tables.options.count[config], 0)
         self.most[rows] = np.maximum(self.most[rows], count)
-        jobs["type"][rows] = tables.type_of(tables.base[rows], config)
-        jobs["wanted"][rows] = np.where(runs, self._phase(world, rows), NOT_RUNNING)
-        run.wanted_gpus[0] = float(np.where(runs, count, view.wants).sum())
-        # gangs that fill nodes first: what is a power of two then leaves no hole
-        run.order[: len(rows)] = rows[np.lexsort((rows, -count, ~runs))]
+        base, phases = tables.base[rows], tables.rate.shape[1]
+        jobs["type"][rows] = tables.type_of(base, config, shared)
+        mate = host.copy()
+        mate[host[host != NONE]] = np.flatnonzero(host != NONE)
+        level = self._phase(world, rows) + np.where(mate == NONE, 0, phases * (1 + base[mate]))
+        jobs["wanted"][rows] = np.where(runs, level, NOT_RUNNING)
+        run.wanted_gpus[0] = float(np.where(shared, 0.5, np.where(runs, count, view.wants)).sum())
+        run.order[: len(rows)] = rows[placing_order(runs, count, host, stays, view.host)]
+
+
+def keeps_gpu(same: NDArray[np.bool_], before: Ints, now: Ints) -> NDArray[np.bool_]:
+    """Which jobs keep the GPUs that they have: those that keep their configuration (`same`), but for some that share.
+
+    `before`, `now`: the job whose GPU each shares as the second. A second job comes to its host's GPU, so it keeps its
+    own only where it was there before and its host stays. Of two that part, the host keeps the GPU if it stays.
+    """
+    keeps = same.copy()
+    keeps[(now != NONE) & (now != before)] = False
+    left = (before != NONE) & (now != before)
+    keeps[left & keeps[before]] = False
+    guests = np.flatnonzero(now != NONE)
+    keeps[guests] &= keeps[now[guests]]
+    return keeps
+
+
+def placing_order(runs: NDArray[np.bool_], count: Ints, host: Ints, stays: NDArray[np.bool_], before: Ints) -> Ints:
+    """Rows in the order of placing, those that wait last: a second job of a GPU right after its host; gangs that fill
+    nodes first, since what is a power of two leaves no hole then.
+
+    Pairs come before all others, first those whose host shared its GPU before: it takes the same part of its node's
+    list of shared GPUs again, and one whose GPU becomes shared must find another.
+    """
+    rows = np.arange(len(runs))
+    place = np.where(host == NONE, rows, host)  # the pair's place is its host's
+    slot = before != NONE
+    slot[before[slot]] = True
+    hosts = np.zeros(len(runs), np.bool_)
+    hosts[host[host != NONE]] = True
+    rank = np.where(hosts & stays, np.where(slot, 0, 1), 2)[place]
+    return np.lexsort((host != NONE, place, -count[place], rank, ~runs))

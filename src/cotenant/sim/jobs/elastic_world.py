@@ -36,7 +36,8 @@ class Base:
 
 @dataclass(frozen=True)
 class ElasticTables:
-    """B bases, C configurations, P phases. Type b is base b waiting, type B + b x C + c is it in configuration c."""
+    """B bases, C configurations, P phases. Type b is base b waiting, type B + b x C + c is it in configuration c, and
+    B + B x C + b x C + c on half of a GPU, where GPUs are shared. Level p + P x (1 + b): phase p beside base b."""
 
     demand: Demand
     nodes: Array
@@ -47,11 +48,12 @@ class ElasticTables:
     base: Ints  #: [J]
     total: Floats  #: [J] work
     restart_s: Floats  #: [J]; NaN where the profile does not say
+    beside: Floats  #: [B, B, G] part of its speed that the first base keeps beside the second; empty: no sharing
 
-    def type_of(self, base: Ints, config: Ints) -> Ints:
+    def type_of(self, base: Ints, config: Ints, shared: NDArray[np.bool_]) -> Ints:
         """The demand type of jobs of these bases in these configurations; config < 0: waiting."""
-        held = len(self.bases) + base * len(self.options.gpu) + config
-        return np.where(config < 0, base, held)
+        b, c = len(self.bases), len(self.options.gpu)
+        return np.where(config < 0, base, b + base * c + config + np.where(shared, b * c, 0))
 
 
 def build_tables(
@@ -60,13 +62,14 @@ def build_tables(
     cluster: Cluster,
     *,
     rigid: bool,
+    packs: bool = False,
     default_profile: str | None = None,
     trace_gpu: str | None = None,
 ) -> ElasticTables:
     """The tables; InputError names the job that has no profile or fits nowhere.
 
-    `rigid`: jobs run on just the GPUs that they ask for. `trace_gpu`: where the trace's durations hold (default: the
-    cluster's first GPU model on which the job can run).
+    `rigid`: jobs run on just the GPUs that they ask for. `packs`: two jobs may share a GPU. `trace_gpu`: where the
+    trace's durations hold (default: the cluster's first GPU model on which the job can run).
     """
     nodes, kinds = build_nodes(cluster)
     models = tuple(dict.fromkeys(group.gpu.name for group in kinds))
@@ -84,9 +87,12 @@ def build_tables(
         job = jobs.id[int(np.flatnonzero(np.isnan(total))[0])]
         what = f"job {job} has neither a duration nor iterations, and its profile no work"
         raise trace.wrong(job, "iterations", what)
+    beside = _beside(bases, profiles, models) if packs else np.zeros((0, 0, 0))
     demand = _demand(bases, rate, pace, options, models, kinds)
+    if packs:
+        demand = _with_halves(demand, rate, options, beside)
     restart_s = np.array([b.model.restart_s for b in bases])[base]
-    return ElasticTables(demand, nodes, options, models, tuple(bases), rate, base, total, restart_s)
+    return ElasticTables(demand, nodes, options, models, tuple(bases), rate, base, total, restart_s, beside)
 
 
 def _configurations(
@@ -211,3 +217,39 @@ def _demand(
         fits = np.array([models[gpu] == group.gpu.name for gpu in options.gpu])
         allowed[b:, k] = np.tile(fits, b) & (rate[:, 0, :] > 0).reshape(-1)
     return Demand(types, allowed, amount)
+
+
+def _beside(bases: list[Base], profiles: ElasticProfiles, models: tuple[str, ...]) -> Floats:
+    """[B, B, G]: parts of the speed alone that were measured of two single-GPU jobs on one GPU, 0 of others."""
+    table = np.zeros((len(bases), len(bases), len(models)))
+    for g, gpu in enumerate(models):
+        measured = profiles.beside.get(gpu, {})
+        for i, a in enumerate(bases):
+            for k, b in enumerate(bases):
+                if a.wants == b.wants == 1:
+                    table[i, k, g] = measured.get((a.model.name, b.model.name), 0.0)
+    return table
+
+
+def _with_halves(demand: Demand, rate: Floats, options: Configurations, beside: Floats) -> Demand:
+    """The types of single-GPU configurations on half of a GPU too, with a level for each phase beside each base."""
+    b, phases, c = rate.shape
+    levels, rows, kinds = demand.amount.shape
+    first = demand.type[b:].copy()
+    first["part_milli"] = 500
+    amount = np.zeros((max(levels, phases * (1 + b)), rows + b * c, kinds), AMOUNT)
+    amount[:levels, :rows] = demand.amount
+    amount[levels:, :rows] = demand.amount[-1]
+    half = demand.amount[:, b:].copy()
+    half["cpu"] //= 2
+    half["memory"] //= 2
+    amount[:levels, rows:] = half
+    amount[levels:, rows:] = half[-1]
+    for other in range(b):
+        keeps = beside[:, other][:, options.gpu].reshape(-1)  # [B x C]
+        with np.errstate(divide="ignore"):
+            slower = half["iteration_s"][:phases] / keeps[None, :, None]
+        amount["iteration_s"][phases * (1 + other) : phases * (2 + other), rows:] = slower
+    single = np.tile(options.count == 1, b)
+    allowed = np.concatenate([demand.allowed, demand.allowed[b:] & single[:, None]])
+    return Demand(np.concatenate([demand.type, first]), allowed, amount)

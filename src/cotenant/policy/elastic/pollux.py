@@ -1,0 +1,81 @@
+"""Pollux (OSDI 2021) on one GPU model: counts for all jobs so that the power mean of their speedups is best.
+
+The paper searches placements with a genetic algorithm. Here every job gets its GPUs on as few nodes as possible, so
+that the speedup depends on the count alone and a dynamic program finds the best counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.policy.elastic.sia import allowed, restart_factor
+from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View
+
+POWER = -1.0  #: p of the paper's fitness
+WAITING = 1e4  #: what a job that waits adds to the sum of speedup^p: more than all others can
+
+
+@dataclass
+class Pollux:
+    """Minimises the sum over jobs of speedup^-1; the exact optimum for the goodputs of the profile."""
+
+    solves: int = 0
+
+    def decide(self, view: View) -> Decision:
+        """The count of every job; InputError where the cluster has several GPU models."""
+        if len(view.options.capacity) != 1:
+            what = "policy pollux is for clusters of one GPU model; sia chooses among several"
+            raise InputError(what, field="cluster")
+        self.solves += 1
+        return Decision(best_counts(costs(view), view.options.count, int(view.options.capacity[0])))
+
+    def summary(self) -> dict[str, Any]:
+        """Decisions; each the optimum."""
+        return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0}
+
+
+def costs(view: View) -> Floats:
+    """speedup^-1 [J, C], infinite where the job may not have the configuration.
+
+    speedup: goodput against that on an equal share of the GPUs, between measured counts by interpolation and below the
+    least in proportion; times the restart factor for other counts than the present one.
+    """
+    count, may = view.options.count, allowed(view)
+    share = float(view.options.capacity[0]) / max(1, len(view))
+    fair = np.ones(len(view))
+    for row in range(len(view)):
+        known = view.rate[row] > 0
+        counts, rates = count[known].astype(float), view.rate[row, known]
+        fair[row] = np.interp(share, counts, rates) * min(1.0, share / counts[0])
+    speedup = np.where(may, view.rate, 0.0) / fair[:, None] * restart_factor(view)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.where(speedup > 0, np.maximum(speedup, 1e-12) ** POWER, np.inf))
+
+
+def best_counts(cost: Floats, count: Ints, capacity: int) -> Ints:
+    """One column at most for each row: the least sum of cost within capacity, where a row without one costs WAITING.
+
+    least[g] after job j: the least sum over jobs up to j with at most g GPUs.
+    """
+    jobs = len(cost)
+    least = np.zeros(capacity + 1)
+    picks = np.full((jobs, capacity + 1), NONE, np.int16)
+    for job in range(jobs):
+        best = least + WAITING
+        for c in np.flatnonzero(np.isfinite(cost[job]) & (count <= capacity)).tolist():
+            n = int(count[c])
+            other = least[: capacity + 1 - n] + cost[job, c]
+            better = other < best[n:]
+            best[n:] = np.where(better, other, best[n:])
+            picks[job, n:] = np.where(better, c, picks[job, n:])
+        least = best
+    config, left = np.full(jobs, NONE), capacity
+    for job in range(jobs - 1, -1, -1):
+        config[job] = picks[job, left]
+        if config[job] != NONE:
+            left -= int(count[config[job]])
+    return config

@@ -1,0 +1,129 @@
+"""Tesserae (arXiv 2508.04953): jobs in the order of a base policy, then pairs on one GPU by a matching.
+
+The base policy is least attained service in two queues, as in Tiresias. Jobs that find no GPU are matched with
+single-GPU jobs that have one, so that the sum of normalised throughputs is largest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cotenant.policy.elastic.view import NONE, Decision, Floats, Ints, View, rigid
+from cotenant.policy.solver import compressed, solve_milp
+
+QUEUE_GPU_S = 3600.0  #: attained GPU-seconds at which a job falls to the second queue (Tiresias, NSDI'19)
+
+
+@dataclass
+class Tesserae:
+    """`packs`: whether two jobs may share a GPU."""
+
+    packs: bool = True
+    solves: int = 0
+    pairs: int = 0
+
+    def decide(self, view: View) -> Decision:
+        """Who has GPUs of its own, and who shares whose GPU."""
+        choices = rigid(view)
+        order = by_attained_service(view)
+        config = in_order(view, choices, order)
+        if not self.packs:
+            return Decision(config)
+        host = pack(view, choices, config, order)
+        guests = np.flatnonzero(host != NONE)
+        config[guests] = choices[guests, view.options.gpu[config[host[guests]]]]
+        self.solves += 1
+        self.pairs += len(guests)
+        return Decision(config, host)
+
+    def summary(self) -> dict[str, Any]:
+        """Matchings, each the best, and the pairs in all of them."""
+        return {"solves": self.solves, "reused": 0, "timed_out": 0, "worst_gap": 0.0, "pairs": self.pairs}
+
+
+def by_attained_service(view: View) -> Ints:
+    """Rows by priority, then queue, then arrival."""
+    queue = view.received_s.sum(axis=1) * view.wants >= QUEUE_GPU_S
+    return np.lexsort((np.arange(len(view)), queue, -view.priority))
+
+
+def in_order(view: View, choices: Ints, order: Ints) -> Ints:
+    """Each job in order on the GPU model it has, if that has room, else on the fastest that has."""
+    free = view.options.capacity.tolist()
+    config = np.full(len(view), NONE)
+    wants = view.wants.tolist()
+    for row in order.tolist():
+        can = [c for c in choices[row].tolist() if c != NONE and free[view.options.gpu[c]] >= wants[row]]
+        if can:
+            best = int(view.held[row]) if view.held[row] in can else max(can, key=lambda c: float(view.rate[row, c]))
+            config[row] = best
+            free[view.options.gpu[best]] -= wants[row]
+        if not any(free):
+            break
+    return config
+
+
+def pack(view: View, choices: Ints, config: Ints, order: Ints) -> Ints:
+    """`host[J]`: the best matching of waiting with running single-GPU jobs; NONE where a job is no second on a GPU.
+
+    The weight of a pair is the sum of the parts of their speeds alone that both keep, counted only above 1, where the
+    GPU does more than by either job alone. Jobs of one kind are alike: the matching is between kinds, pairs that share
+    a GPU already stay together, and of the others the first in order are taken.
+    """
+    host = np.full(len(view), NONE)
+    single = view.wants == 1
+    hosts = np.flatnonzero(single & (config != NONE))
+    guests = order[single[order] & (config[order] == NONE)]
+    if not len(hosts) or not len(guests):
+        return host
+    gpu = view.options.gpu[config[hosts]]
+    host_key, host_group = np.unique(np.column_stack([view.kind[hosts], gpu]), axis=0, return_inverse=True)
+    guest_key, guest_group = np.unique(view.kind[guests], return_inverse=True)
+    host_group, guest_group = host_group.reshape(-1), guest_group.reshape(-1)
+    can = np.array([[choices[guests[guest_group == k][0], g] != NONE for k in range(len(guest_key))]
+                    for _, g in host_key.tolist()])  # fmt: skip
+    weight = np.where(can, weights(view.beside, host_key[:, 0], host_key[:, 1], guest_key), 0.0)
+    pairs = match(weight, np.bincount(host_group), np.bincount(guest_group))
+    guest_of = {int(view.host[g]): int(g) for g in guests.tolist() if view.host[g] != NONE}
+    for i, k in zip(*np.nonzero(pairs), strict=True):
+        mine = hosts[host_group == i].tolist()
+        theirs = [g for g in guests[guest_group == k].tolist() if host[g] == NONE]
+        taken = set(host[host != NONE].tolist())
+        mine = sorted((h for h in mine if h not in taken), key=lambda h: guest_of.get(h, NONE) not in theirs)
+        for h in mine[: pairs[i, k]]:
+            guest = guest_of[h] if guest_of.get(h, NONE) in theirs else theirs[0]
+            theirs.remove(guest)
+            host[guest] = h
+    return host
+
+
+def weights(beside: Floats, kind: Ints, gpu: Ints, guest: Ints) -> Floats:
+    """[hosts, guests]: sum of the parts of their speeds alone; 0 where it is not above 1 or was not measured."""
+    one = beside[kind[:, None], guest[None, :], gpu[:, None]]
+    other = beside[guest[None, :], kind[:, None], gpu[:, None]]
+    total = np.where((one > 0) & (other > 0), one + other, 0.0)
+    return np.asarray(np.where(total > 1.0, total, 0.0))
+
+
+def match(weight: Floats, hosts: Ints, guests: Ints) -> Ints:
+    """How many pairs of each two groups: the matching of the largest weight between `hosts[R]` and `guests[S]` jobs.
+
+    Its linear program has whole vertices (rows and columns of a bipartite graph), and the simplex method ends in one.
+    """
+    r, s = weight.shape
+    matrix = np.zeros((r + s, r * s))
+    for i in range(r):
+        matrix[i, i * s : (i + 1) * s] = 1.0
+    for k in range(s):
+        matrix[r + k, k : r * s : s] = 1.0
+    upper = np.where(weight > 0, np.minimum(hosts[:, None], guests[None, :]), 0).reshape(-1).astype(np.float64)
+    solution = solve_milp(
+        weight.reshape(-1), compressed(matrix), np.full(r + s, -np.inf), np.concatenate([hosts, guests]).astype(float),
+        np.zeros(r * s), upper, np.zeros(r * s, np.bool_), maximise=True, time_limit_s=60,
+    )  # fmt: skip
+    if solution.x is None:
+        return np.zeros((r, s), np.int64)
+    return np.asarray(np.round(solution.x).astype(np.int64).reshape(r, s))
