@@ -106,6 +106,13 @@ class Device(ABC):
         """The control groups by which the driver limits memory; None where it never does."""
         return None
 
+    def compute_mode(self, uuid: str) -> str:
+        """Who may use a GPU, in NVML's words; empty where that is not known."""
+        try:
+            return Cards(self.nvml()).card(uuid).compute_mode()
+        except OSError:
+            return ""
+
     def faults(self, uuids: Iterable[str]) -> dict[str, str]:
         """UUID -> why the GPU cannot be used now, for those that cannot."""
         return {}

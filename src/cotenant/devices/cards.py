@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 CLOCK_SM, CLOCK_MEMORY = 1, 2  # nvmlClockType_t
 TEMPERATURE_GPU = 0
+MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}  # nvmlComputeMode_t
 TEXT_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, NVML_DEVICE_NAME_V2_BUFFER_SIZE
 MOST_PROCESSES = 1024
 NO_LIMIT = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
@@ -170,6 +171,10 @@ class Card:
         found = _Limits(str(group).encode())
         self._call("nvmlDeviceGetMemoryLimits_v1", ctypes.byref(found))
         return MemoryLimits(int(found.soft), int(found.hard), int(found.used))
+
+    def compute_mode(self) -> str:
+        """Who may use it: one of MODES."""
+        return MODES.get(int(self._number("nvmlDeviceGetComputeMode")), "")
 
     @functools.cached_property
     def highest_mhz(self) -> float:

@@ -1,0 +1,116 @@
+"""What MPS would enforce on a GPU of this machine, and what stands in the way: for the answers of `cotenant doctor`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotenant.agent.mechanisms.mps_control import Abilities, abilities
+from cotenant.core.strength import Promise, Prospect, Strength
+from cotenant.devices.base import Gpu
+from cotenant.devices.registry import device_of
+
+DAEMON = "nvidia-cuda-mps-control"
+EXCLUSIVE, PROHIBITED = "exclusive process", "prohibited"
+
+
+@dataclass(frozen=True)
+class MpsHere:
+    """What was found, without starting anything."""
+
+    can: Abilities
+    compute_mode: str = ""  # of the GPU; empty: not known
+    foreign: tuple[str, ...] = ()  # daemons that are not this agent's: "process 12 with pipes in /run/nvidia-mps"
+
+
+def find_mps(gpu: Gpu, folder: Path, command: str | None = None) -> MpsHere:
+    """Look at this machine. `folder`: the agent's; `command`: instead of the control command of the GPU's device."""
+    command = command or device_of(gpu).mps_control()
+    if command is None:
+        return MpsHere(Abilities(0))
+    return MpsHere(abilities(command), device_of(gpu).compute_mode(gpu.uuid), foreign_daemons(folder))
+
+
+def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
+    """What would keep tenants of --mechanism mps to their SMs, and faults to the tenant that makes them."""
+    can, obstacles = found.can, _obstacles(found)
+    if not can.protocol:
+        why = f"{DAEMON} is not installed, so MPS cannot run"
+        return (
+            Prospect(Promise.SMS, Strength.NOTHING, "no MPS", why),
+            Prospect(Promise.FAULTS, Strength.NOTHING, "no MPS", why),
+        )
+    if can.protocol == 2:
+        older = "this MPS has no namespaces: they come with release 615 of the driver"
+        return (
+            Prospect(
+                Promise.SMS,
+                Strength.SHIM,
+                "a percentage in the environment of the tenant's programs",
+                "the MPS server takes the percentage from the program, which can set another one",
+                (older, *obstacles),
+            ),
+            Prospect(
+                Promise.FAULTS,
+                Strength.NOTHING,
+                "one server for all tenants of the GPU",
+                "a fatal fault of one client ends all clients of the server",
+                ("SM partitions, which keep faults of SMs apart, are used from release 615 of the driver on",),
+            ),
+        )
+    lending = ", and lends them while they are idle" if can.shareable else ""
+    return (
+        Prospect(
+            Promise.SMS,
+            Strength.SERVER,
+            "the percentage of the tenant's namespace; for a request an SM partition",
+            f"the MPS server has a ceiling per namespace that no client can raise, and reserves SMs in chunks{lending}",
+            obstacles,
+        ),
+        Prospect(
+            Promise.FAULTS,
+            Strength.SERVER,
+            "an SM partition, for tenants with a request",
+            "the server ends the clients of the partition whose SMs have the fault; other faults end all clients",
+            ("a tenant without a request has no partition",),
+        ),
+    )
+
+
+def _obstacles(found: MpsHere) -> tuple[str, ...]:
+    """What lets programs past the server's limits, or keeps the server from running."""
+    said = [
+        f"another MPS daemon runs here ({text}): programs that go there are not held by this agent's limits; end it with"
+        " its own quit"
+        for text in found.foreign
+    ]
+    if found.compute_mode == PROHIBITED:
+        said.append("the GPU's compute mode is prohibited: no program can use it; nvidia-smi -c 0 permits it")
+    elif found.compute_mode != EXCLUSIVE:
+        said.append(
+            f"the GPU's compute mode is {found.compute_mode or 'not known'}: a program that leaves MPS has the whole GPU"
+            " and is only named; nvidia-smi -c EXCLUSIVE_PROCESS keeps it out"
+        )
+    return tuple(said)
+
+
+def foreign_daemons(folder: Path, proc: Path = Path("/proc")) -> tuple[str, ...]:
+    """MPS control daemons whose pipes are not below the agent's folder."""
+    found = []
+    for entry in sorted(filter(str.isdigit, os.listdir(proc)), key=int):
+        try:
+            words = (proc / entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if not any(Path(word).name == DAEMON for word in words[:3]) or not {"-d", "-f"} & set(words):
+                continue
+            variables = (proc / entry / "environ").read_bytes().decode(errors="replace").split("\0")
+        except PermissionError:
+            found.append(f"process {entry} of another user")
+            continue
+        except OSError:
+            continue  # it has just ended
+        named = (text.partition("=")[2] for text in variables if text.startswith("CUDA_MPS_PIPE_DIRECTORY="))
+        pipe = next(named, "its default folder")
+        if not Path(pipe).is_relative_to(folder):
+            found.append(f"process {entry} with pipes in {pipe}")
+    return tuple(found)
