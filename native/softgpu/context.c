@@ -23,7 +23,7 @@ EXPORT CUresult cuInit(unsigned flags)
     CUresult result = soft_attach();
     if (result == CUDA_SUCCESS) {
         soft_read_visible();
-        result = soft_visible_count() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+        result = soft_visible_count() ? soft_mps_join() : CUDA_ERROR_NO_DEVICE;
     }
     soft_ready = result == CUDA_SUCCESS;
     pthread_mutex_unlock(&soft_lock);
@@ -102,7 +102,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     *value = 0;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (known[i][0] == attribute)
-            *value = known[i][1];
+            *value = known[i][1] == SOFT_SM_COUNT ? (int)soft_mps_sms() : known[i][1];
     return CUDA_SUCCESS;
 }
 
@@ -169,6 +169,7 @@ static CUresult make_context(struct soft_context **out, int device, bool primary
     context->next = contexts;
     contexts = context;
     soft_tell_context(context);
+    soft_mps_tell(device);
     *out = context;
     return CUDA_SUCCESS;
 }

@@ -128,6 +128,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
     uint64_t used = soft_used_memory(context->device), total = soft_state()->memory_bytes;
     uint64_t left = used < total ? total - used : 0;
     soft_limit_view(context->device, &left, &total);
+    left = left < soft_mps_left(context->device) ? left : soft_mps_left(context->device);
     if (free_bytes)
         *free_bytes = left;
     if (total_bytes)

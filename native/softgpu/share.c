@@ -1,5 +1,5 @@
 /* Kernels of several processes at once, as under MPS: a process that has CUDA_MPS_ACTIVE_THREAD_PERCENTAGE runs beside the
- * others that have it.  profiles/kernels/contention.py has the same model for kernels one by one; a schedule that is made when work
+ * others that have it, and so do the clients of a stand-in for MPS (mps.c).  profiles/kernels/contention.py has the same model for kernels one by one; a schedule that is made when work
  * is queued sees the others as they are then.
  *
  * Each process has a time line of its own.  A unit of work (a kernel, or the kernels of a graph) is stretched by what the
@@ -30,7 +30,8 @@ static double part_of_sms(void)
     if (part < 0) {
         const char *text = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
         double percent = text ? strtod(text, NULL) : 0;
-        part = percent > 100 ? 1 : percent / 100;
+        int client = soft_mps_client();
+        part = client == 0 ? 0 : client > 0 ? soft_mps_sms() / (double)SOFT_SM_COUNT : percent > 100 ? 1 : percent / 100;
     }
     return part;
 }

@@ -104,6 +104,14 @@ struct soft_unit {
 uint64_t soft_reserve(int device, uint64_t not_before_ns, struct soft_unit unit); /* end of the span */
 bool soft_runs_together(void);
 uint64_t soft_share(int device, struct soft_process *self, uint64_t not_before_ns, struct soft_unit unit);
+/* mps.c */
+int soft_mps_join(void); /* a CUresult, as the next but one */
+void soft_mps_tell(int device);
+int soft_mps_lost(void);
+unsigned soft_mps_sms(void);
+uint64_t soft_mps_limit(void);
+int soft_mps_client(void);
+uint64_t soft_mps_left(int device); /* state.c */
 bool soft_take_memory(int device, uint64_t bytes);
 void soft_give_memory(int device, uint64_t bytes);
 uint64_t soft_used_memory(int device);
@@ -271,6 +279,9 @@ uint64_t soft_graph_reserved(int device);
         if (!soft_ready)                       \
             return CUDA_ERROR_NOT_INITIALIZED; \
         soft_pass();                           \
+        int lost = soft_mps_lost();            \
+        if (lost)                              \
+            return lost;                       \
     } while (0)
 #define CHECK_CONTEXT()                      \
     struct soft_context *context;            \

@@ -324,6 +324,18 @@ uint64_t soft_used_memory(int number)
     return used;
 }
 
+static uint64_t soft_own_memory(int number)
+{
+    return self ? atomic_load(&self->bytes[number]) : 0;
+}
+
+/* What the MPS server would still let this process have: all, where it sets no limit. */
+uint64_t soft_mps_left(int number)
+{
+    uint64_t own = soft_own_memory(place_of(number)), limit = soft_mps_limit();
+    return own < limit ? limit - own : 0;
+}
+
 /* Adds first and looks afterwards, so two processes cannot both take the last of the memory. */
 bool soft_take_memory(int number, uint64_t bytes)
 {
@@ -333,7 +345,7 @@ bool soft_take_memory(int number, uint64_t bytes)
         return false;
     for (int tries = 0; tries < 2; tries++) {
         atomic_fetch_add(&self->bytes[number], bytes);
-        bool allowed = soft_within_limits(number);
+        bool allowed = soft_within_limits(number) && soft_own_memory(number) <= soft_mps_limit();
         if (allowed && soft_used_memory(number) <= state->memory_bytes)
             return true;
         atomic_fetch_sub(&self->bytes[number], bytes);
