@@ -32,7 +32,8 @@ def test_what_stands_in_the_way_is_said() -> None:
     assert mps_prospects(MpsHere(Abilities(3), EXCLUSIVE))[0].obstacles == ()
     (open_door,) = mps_prospects(MpsHere(Abilities(3), "default"))[0].obstacles
     assert open_door.startswith("the GPU's compute mode is default: a program that leaves MPS has the whole GPU")
-    older, other, _ = mps_prospects(MpsHere(Abilities(2), "", ("process 7 with pipes in /run/nvidia-mps",)))[0].obstacles
+    found = MpsHere(Abilities(2), "", ("process 7 with pipes in /run/nvidia-mps",))
+    older, other, _ = mps_prospects(found)[0].obstacles
     assert "release 615" in older
     assert other.startswith("another MPS daemon runs here (process 7 with pipes in /run/nvidia-mps)")
 

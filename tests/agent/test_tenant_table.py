@@ -47,6 +47,15 @@ def test_who_takes_no_turns_is_not_called_idle() -> None:
     assert state == {"turns": "idle", "at-once": "running"}
 
 
+def test_a_share_that_is_not_enforced_is_the_state() -> None:
+    look = answer("good", "sly")
+    look["tenants"][1] |= {"state": "ShareNotEnforced", "not_enforced": [{"text": "it left", "for_s": 3.0}]}
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(screen(look, sort="", width=200))
+    (row,) = (line for line in console.export_text().splitlines() if line.startswith("sly"))
+    assert "✗ ShareNotEnforced" in row
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 def test_names_of_tenants_and_figures_stay_whole(width: int) -> None:
     names = ("serving/recommendation-a", "serving/recommendation-b")

@@ -289,8 +289,8 @@ class World:
 
     def _sms(self, client: Client, limits: Limits) -> int:
         """What its programs see: the namespace's percentage, whatever its own variable says, within its partition."""
-        device = client.visible[0] if client.visible else next(iter(self.sms))
-        most = math.floor(self.sms[device] * limits.percent / 100)
+        whole = self.sms.get(client.visible[0] if client.visible else "", next(iter(self.sms.values())))
+        most = math.floor(whole * limits.percent / 100)
         named = [p for p in self.partitions if p.id == client.variables.get("CUDA_MPS_SM_PARTITION")]
         return max(2, min([most, *(p.most * CHUNK_SMS for p in named)]) // 2 * 2)
 

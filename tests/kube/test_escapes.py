@@ -50,4 +50,7 @@ def test_the_pod_is_told_once(tmp_path: Path) -> None:
             "a process uses GPU 3 past the shim: nothing holds it to a share (musl, or LD_PRELOAD lost?)",
         )
     ]
+    fault = {"not_enforced": [{"text": "it left", "for_s": 1.0}]}
+    binder.not_enforced([fault | {"holder": {"kind": "pod", "id": thing["metadata"]["uid"]}}, fault | {"holder": None}])
+    assert api.events()[1:] == [("ShareNotEnforced", "it left")]
     api.close()

@@ -48,6 +48,7 @@ from cotenant.agent.memory.space import SpaceMaker
 from cotenant.agent.memory.whole import WholeProcesses
 from cotenant.agent.owners.ended import EndedJobs, job_file, running_jobs, why_held
 from cotenant.agent.owners.owners import Owners
+from cotenant.agent.owners.proof import ShareProof
 from cotenant.agent.owners.unseen import UnseenWatch
 from cotenant.agent.shims.requests import Requests
 from cotenant.agent.shims.server import ShimServer
@@ -255,6 +256,7 @@ class Agent:
         self.owners = Owners(self.options.locate)
         self.ended = EndedJobs(self.owners)
         self.unseen = UnseenWatch(registry, self.owners, in_group=self.limits.tenant_in)
+        self.proof = ShareProof(registry, self.unseen.tenant_of)
         requests = Requests(
             registry,
             self.ledger,
@@ -339,7 +341,8 @@ class Agent:
     def _background(self) -> tuple[Coroutine[Any, Any, None], ...]:
         jobs = self.ended.run(self.options.locate, self._drop)
         unseen = self.unseen.run(self.history.warned, strict=self.options.strict)
-        return self._housekeeping(), jobs, unseen, self.residency.run(), self.limits.run()
+        proof = self.proof.run(self.history.warned)
+        return self._housekeeping(), jobs, unseen, proof, self.residency.run(), self.limits.run()
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 

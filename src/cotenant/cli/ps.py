@@ -63,6 +63,11 @@ def _print_tenants(answer: dict[str, Any]) -> None:
     if left_out:
         console.print(f"left out at {console.width} columns: {', '.join(left_out)}", style="dim", highlight=False)
     for tenant in answer["tenants"]:
+        for share in tenant["gpus"]:
+            sms = share.get("sms")
+            if sms and sms["reserved"]:
+                text = f"{sms['reserved']} SMs of GPU {share['index']} are its own, it sees at most {sms['at_most']}"
+                console.print(f"{tenant['name']}: {text}", style="dim", highlight=False)
         for text in tenant["warnings"]:
             console.print(f"[yellow]{tenant['name']}[/yellow]: {text}", highlight=False)
     host = answer["agent"]["swap_memory"]

@@ -41,6 +41,8 @@ def _percent(value: float | None) -> str:
 def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
     if share.get("residency", {}).get("moving"):
         return Text("⇄ moves", style="bold cyan")
+    if tenant.get("not_enforced"):
+        return Text(f"✗ {tenant['state']}", style="bold red")
     if tenant["state"] == "parked":
         return Text("▪ parked", style="cyan")
     if share.get("floor") == "held off":

@@ -121,6 +121,15 @@ class Binder:
                     )
                     self._events.say(pod, "ShareNotEnforced", text, warning=True)
 
+    def not_enforced(self, tenants: list[dict[str, Any]]) -> None:
+        """Say it to the pods whose tenants have more than their share, as the agent has found."""
+        pods = {pod["metadata"]["uid"]: pod for pod in self._pods.values()}
+        for row in tenants:
+            pod = pods.get(row["holder"]["id"]) if row["holder"] else None
+            if pod is not None:
+                for fault in row["not_enforced"]:
+                    self._events.say(pod, "ShareNotEnforced", fault["text"], warning=True)
+
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def _devices(self) -> dict[PodKey, Devices] | None:

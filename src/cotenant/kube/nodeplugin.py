@@ -138,11 +138,13 @@ class NodePlugin:
         gpus = [g for g in gpus_of(status, self.settings.whole, self._faults) if g.uuid not in in_mig]
         check_whole(self.settings.whole, gpus_of(status, (), {}))
         self.desk.inventory.set(gpus, self._slices)
-        if due and monitored:
-            running = self.settings.processes([gpu.uuid for gpu in gpus])
-            found = self._escapes.look(running, self._agent.call("list")["tenants"])
-            self.desk.metrics.escaped = len(found)
-            self._binder.escaped(found)
+        if due:
+            tenants = self._agent.call("list")["tenants"]
+            self._binder.not_enforced(tenants)
+            if monitored:
+                found = self._escapes.look(self.settings.processes([gpu.uuid for gpu in gpus]), tenants)
+                self.desk.metrics.escaped = len(found)
+                self._binder.escaped(found)
 
     def _offer(self) -> None:
         """The node's GPUs for claims, where pods are placed by those."""

@@ -57,6 +57,9 @@ TENANT_LAUNCH_WAIT = Metric(
     "Time that its launches waited in the host, for turns or for latency-sensitive work to end.", ("tenant",),
 )  # fmt: skip
 TENANT_WARNINGS = Metric("cotenant_tenant_warnings_total", "counter", "Warnings about it.", ("tenant",))
+TENANT_NOT_ENFORCED = Metric(
+    "cotenant_tenant_share_not_enforced", "gauge", "1 while a process of it has more than its share.", ("tenant",)
+)
 SERVER_RECEIVED = Metric("cotenant_server_received_total", "counter", "Requests that have arrived.", ("service",))
 SERVER_REQUESTS = Metric(
     "cotenant_server_requests_total", "counter",

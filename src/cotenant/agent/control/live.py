@@ -161,6 +161,7 @@ def _tenant(out: Exposition, row: dict[str, Any]) -> None:
     out.add(names.TENANT_LAUNCHES, row["launches"], tenant=name)
     out.add(names.TENANT_LAUNCH_WAIT, row["gate_wait_s"], tenant=name)
     out.add(names.TENANT_WARNINGS, row["warning_count"], tenant=name)
+    out.add(names.TENANT_NOT_ENFORCED, 1 if row["not_enforced"] else 0, tenant=name)
     caps = {share["memory_limit_bytes"] for share in row["gpus"] if share["memory_limit_bytes"] is not None}
     for cap in caps:
         out.add(names.TENANT_MEMORY_LIMIT, cap, tenant=name)

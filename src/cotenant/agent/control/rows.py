@@ -26,6 +26,8 @@ from cotenant.agent.tenants.tenant import Tenant, work_kind
 from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
 
+NOT_ENFORCED = "ShareNotEnforced"  # a tenant's state while a process of it has more than its share
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -131,6 +133,7 @@ class Rows:
             "host_pinned_bytes": self.ledger.used(tenant.name, HOST),
             "warnings": list(tenant.warnings),
             "warning_count": tenant.warning_count,
+            "not_enforced": [{"text": t, "for_s": (now_ns - ns) / 1e9} for t, ns in tenant.not_enforced.items()],
         }
 
     def _share(self, tenant: Tenant, uuid: str, now_ns: int) -> dict[str, Any]:
@@ -147,6 +150,7 @@ class Rows:
             "holding": False,
             "waiting": False,
             "turns": 0,
+            "sms": given._asdict() if (given := tenant.enforcement.sms.get(uuid)) else None,
             "copies": self.copies.row(tenant, uuid),
             "waited_s": 0.0,
             "held_s": 0.0,
@@ -180,6 +184,8 @@ class Rows:
             return "parked"
         if tenant.launching:
             return "starting"
+        if tenant.not_enforced:
+            return NOT_ENFORCED
         if tenant.sessions:
             return "running"
         if tenant.owner and not tenant.root:

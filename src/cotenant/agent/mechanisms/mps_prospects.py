@@ -81,7 +81,7 @@ def mps_prospects(found: MpsHere) -> tuple[Prospect, Prospect]:
 def _obstacles(found: MpsHere) -> tuple[str, ...]:
     """What lets programs past the server's limits, or keeps the server from running."""
     said = [
-        f"another MPS daemon runs here ({text}): programs that go there are not held by this agent's limits; end it with"
+        f"another MPS daemon runs here ({text}): programs that go there are not held by this agent's limits; end it by"
         " its own quit"
         for text in found.foreign
     ]
@@ -89,8 +89,8 @@ def _obstacles(found: MpsHere) -> tuple[str, ...]:
         said.append("the GPU's compute mode is prohibited: no program can use it; nvidia-smi -c 0 permits it")
     elif found.compute_mode != EXCLUSIVE:
         said.append(
-            f"the GPU's compute mode is {found.compute_mode or 'not known'}: a program that leaves MPS has the whole GPU"
-            " and is only named; nvidia-smi -c EXCLUSIVE_PROCESS keeps it out"
+            f"the GPU's compute mode is {found.compute_mode or 'not known'}: a program that leaves MPS has the whole"
+            " GPU and is only named; nvidia-smi -c EXCLUSIVE_PROCESS keeps it out"
         )
     return tuple(said)
 

@@ -125,10 +125,11 @@ class UnseenWatch:
         with contextlib.suppress(OSError):
             program = (folder / "comm").read_text(errors="replace").strip()
             uid = folder.stat().st_uid
-        tenant = self._tenant(key.pid)
+        tenant = self.tenant_of(key.pid)
         return Unseen(key, gpu, program, uid, tenant.name if tenant else "")
 
-    def _tenant(self, pid: int) -> Tenant | None:
+    def tenant_of(self, pid: int) -> Tenant | None:
+        """The tenant that a process belongs to, by its cgroup, its parents or its environment."""
         place = self._owners.locate(pid)
         if place is not None and (mine := self._owners.of(place.kind, place.id)):
             by_id = [t for t in mine if t.owner and place.container_id and t.owner.container_id == place.container_id]

@@ -69,7 +69,7 @@ class Requests:
         handler(self, session, head, data)
 
     def _attach(self, session: Session, head: wire.Head, data: bytes) -> None:
-        raw, *_ = wire.body("gpu_attach", data)
+        raw, _total, _free, _ordinal, sms, *_ = wire.body("gpu_attach", data)
         uuid = uuid_text(raw)
         slot = next((s for s, gpu in session.slots.items() if gpu == uuid), None)
         if slot is None:
@@ -87,6 +87,8 @@ class Requests:
                 return
             session.slots[slot] = uuid
             self._fill_slot(session, slot, raw)
+        if sms:
+            session.sms[slot] = sms
         session.send(wire.pack(MessageType.GPU_REPLY, sequence=head.sequence, slot=slot))
 
     def _fill_slot(self, session: Session, slot: int, uuid: bytes) -> None:

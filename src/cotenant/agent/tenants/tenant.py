@@ -53,6 +53,7 @@ class Tenant:
     sessions: list[Session] = field(default_factory=list)
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     warning_count: int = 0
+    not_enforced: dict[str, int] = field(default_factory=dict)  # what its share lacks -> since when, in ns
     launches_gone: int = 0  # counted by processes that have ended
     waited_gone_ns: int = 0
     held: ControlGroup | None = None  # whose memory kernel or driver limits
@@ -138,6 +139,7 @@ class Session:
         self.stranger = True
         self.closed = False
         self.slots: dict[int, str] = {}  # slot -> GPU UUID
+        self.sms: dict[int, int] = {}  # slot -> SMs that the process sees
         self.asking: set[int] = set()
         self.moves: dict[int, MoveState] = {}  # slot -> where its movable memory is
         self.granted: dict[int, int] = {}  # slot -> epoch on the wire

@@ -1,0 +1,101 @@
+"""What counts as a share that does not hold, from what servers, devices and shims say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.mechanisms.base import Enforcement, Mechanism
+from cotenant.agent.mechanisms.proof import Client, Look, Place, Sms
+from cotenant.agent.owners.proof import ShareProof
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Session, Tenant
+from cotenant.devices.base import Gpu
+
+GPU = Gpu("GPU-1", "H100", 80 << 30, 3)
+MINE, OTHER = Place("agent", "a"), Place("agent", "b")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    """A process that belongs to tenant a and has not come to the agent."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def world(pid: int, sms: int = 0) -> tuple[ShareProof, Tenant]:
+    """A tenant with that process; `sms`: what its shim said that it sees, where it came."""
+    registry = Registry((GPU,), {"mps": cast(Mechanism, SimpleNamespace(name="mps"))})
+    tenant = Tenant(TenantSpec("a", mechanism="mps"), (GPU,), "token", 0, Enforcement(sms={GPU.uuid: Sms(40, 66)}))
+    registry.tenants["a"] = tenant
+    if sms:
+        session: Any = SimpleNamespace(slots={0: GPU.uuid}, sms={0: sms}, peer=SimpleNamespace(pid=pid))
+        tenant.sessions.append(cast(Session, session))
+    return ShareProof(registry, lambda found: tenant if found == pid else None), tenant
+
+
+def look(*clients: Client, **put_right: str) -> Look:
+    return Look(clients, {"a": MINE}, put_right)
+
+
+def test_a_process_on_the_gpu_and_no_client_is_named_at_the_second_look(sleeper: int) -> None:
+    proof, _ = world(sleeper)
+    running = {GPU.uuid: [sleeper, os.getpid()]}
+    assert proof.judge(look(), running) == {"a": []}, "it may be on its way"
+    (text,) = proof.judge(look(), running)["a"]
+    assert text.startswith(f"process {sleeper} uses GPU 3 past its MPS server")
+    assert "nvidia-smi -i 3 -c EXCLUSIVE_PROCESS" in text
+    assert proof.judge(look(Client(sleeper, MINE)), running) == {"a": []}, "now it is one"
+    assert proof.judge(look(), running) == {"a": []}, "and counts anew"
+    assert proof.judge(look(), {}) == {"a": []}, "it has left the GPU"
+
+
+def test_a_process_that_only_its_shim_shows_counts_too(sleeper: int) -> None:
+    proof, _ = world(sleeper, sms=66)
+    proof.judge(look(), {})
+    assert len(proof.judge(look(), {})["a"]) == 1
+
+
+def test_a_client_in_another_place_is_named_at_once(sleeper: int) -> None:
+    proof, _ = world(sleeper)
+    (text,) = proof.judge(look(Client(sleeper, OTHER)), {})["a"]
+    assert text.startswith(f"process {sleeper} is in namespace b of server agent, not in namespace a of server agent: ")
+
+
+@pytest.mark.parametrize(
+    ("sms", "text"),
+    [(66, ""), (40, ""), (68, "sees 68 SMs, its share has at most 66"), (38, "sees 38 SMs, 40 are reserved for it")],
+)
+def test_the_sms_that_a_program_sees_are_those_it_was_given(sleeper: int, sms: int, text: str) -> None:
+    proof, _ = world(sleeper, sms=sms)
+    found = proof.judge(look(Client(sleeper, MINE)), {})["a"]
+    assert [line.partition(":")[0].partition(" ")[2].partition(" ")[2] for line in found] == [text] * bool(text)
+
+
+def test_what_was_put_right_stays_named_for_a_while(sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    proof, _ = world(sleeper)
+    now = [100.0]
+    monkeypatch.setattr("cotenant.agent.owners.proof.time.monotonic", lambda: now[0])
+    (text,) = proof.judge(look(a="its namespace was gone: it was set again"), {})["a"]
+    assert text.startswith("its namespace was gone: it was set again (")
+    now[0] += 29
+    assert proof.judge(look(), {})["a"] == [text]
+    now[0] += 2
+    assert proof.judge(look(), {})["a"] == []
+
+
+def test_since_when_is_kept_and_only_news_are_warned_of(sleeper: int) -> None:
+    proof, tenant = world(sleeper)
+    assert proof.take(tenant, ["one"]) == ["one"]
+    since = tenant.not_enforced["one"]
+    assert proof.take(tenant, ["one", "two"]) == ["two"]
+    assert tenant.not_enforced["one"] == since
+    assert proof.take(tenant, []) == []
+    assert tenant.not_enforced == {}
