@@ -247,11 +247,3 @@ def test_driver_limits_where_the_kernel_does_not(driver):
     assert take(program, 1024) == 0
     end(program)
     wait_for(lambda: driver.gone("one"), 60)
-
-
-def test_what_moves_is_the_shims(kernel):
-    program = kernel.run("mover", "1GiB", program=SHIMMED)
-    end(program)
-    answer = kernel.call("register", tenant={"name": "swapper", "memory_bytes": GIB, "oversubscribe": "swap"})
-    assert answer["name"] == "swapper"
-    assert kernel.gone("swapper")

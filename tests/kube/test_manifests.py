@@ -30,6 +30,8 @@ ALL: dict[str, Any] = {
     "networkPolicy.enabled": True,
     "dra.enabled": True,
     "node.runtimeClassName": "nvidia",
+    "agent.memoryLimits": True,
+    "injection.memoryHook": True,
     "injection.mounts": "plugin",
     "injection.runtimeClassName": "nvidia",
     "webhook.failurePolicy": "Ignore",
@@ -228,6 +230,14 @@ def test_nothing_runs_privileged_and_only_the_node_as_root() -> None:
             assert context["capabilities"]["drop"] == ["ALL"]
             assert "privileged" not in context
             assert (context["runAsUser"] == 0) == (thing["kind"] == "DaemonSet")
+
+
+def test_the_agent_that_limits_memory_itself_is_the_one_that_is_privileged() -> None:
+    for thing in install({"agent.memoryLimits": True}):
+        if thing["kind"] in ("DaemonSet", "Deployment"):
+            privileged = [c["name"] for c in thing["spec"]["template"]["spec"]["containers"]
+                          if c["securityContext"].get("privileged")]  # fmt: skip
+            assert privileged == (["agent"] if thing["kind"] == "DaemonSet" else [])
 
 
 def test_every_argument_is_an_option_of_its_command(call: Any) -> None:

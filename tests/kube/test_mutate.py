@@ -49,6 +49,23 @@ def test_a_pod_that_asks_gets_everything_it_needs() -> None:
         check_pod(after, version)
 
 
+def test_memory_for_nvidias_hook_is_in_whole_mib_and_on_request() -> None:
+    names = {"NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"}
+    before = pod(annotations=share("30%", memory="1500M"))
+    hooked = env_of(done(before, memory_hook=True)["spec"]["containers"][0])
+    assert {name: hooked[name] for name in names} == dict.fromkeys(names, "1430")
+    assert not names & env_of(done(before)["spec"]["containers"][0]).keys()
+    without = done(pod(annotations=share("30%")), memory_hook=True)
+    assert not names & env_of(without["spec"]["containers"][0]).keys()
+
+
+def test_pod_that_raises_its_memory_past_the_hook_is_refused() -> None:
+    before = pod(annotations=share("30%", memory="1Gi"))
+    before["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_GPU_MEMORY_LIMIT", "value": "80000"}]
+    with pytest.raises(InputError, match="sets NVIDIA_GPU_MEMORY_LIMIT itself"):
+        mutate(before, Injection(memory_hook=True))
+
+
 @given(pods())
 @settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_a_thousand_pods_stay_valid_and_lose_nothing(before: Pod) -> None:

@@ -49,6 +49,9 @@ def webhook(
     client_ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Callers need a certificate from it.")] = None,
     mounts: Annotated[str, typer.Option(metavar="webhook|plugin", help="Who mounts the shim into pods.")] = "webhook",
     runtime_class: Annotated[str, typer.Option(metavar="NAME", help="Runtime class for pods that name none.")] = "",
+    memory_hook: Annotated[
+        str, typer.Option(metavar="true|false", help="Nodes' NVIDIA hook sets pods' memory limits.")
+    ] = "false",
     api_server: Server = None,
     api_token: Token = None,
     api_ca: Authority = None,
@@ -69,11 +72,14 @@ def webhook(
     logs.configure(log_format, log_level)
     _one_of(fail, ("open", "closed"), "--fail")
     _one_of(mounts, ("webhook", "plugin"), "--mounts")
+    _one_of(memory_hook, ("true", "false"), "--memory-hook")
     if self_signed == (cert is not None and key is not None) or (cert is None) != (key is None):
         raise InputError("give --cert and --key, or --self-signed", field="--cert")
     if token_file is not None and not token_file.is_file():
         raise InputError("there is no such file", file=token_file, field="--token-file")
-    injection = Injection(mounts=mounts == "webhook", runtime_class=runtime_class or None)
+    injection = Injection(
+        mounts=mounts == "webhook", runtime_class=runtime_class or None, memory_hook=memory_hook == "true"
+    )
     server = WebhookApp(WebhookSettings(injection, fail == "open"), token_file)
     refresh: Refresh
     if cert is not None and key is not None:

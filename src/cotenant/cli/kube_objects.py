@@ -25,6 +25,7 @@ def add_to(app: typer.Typer) -> None:
 def mutate(
     pod: PodFile,
     mounts: Annotated[str, typer.Option(metavar="webhook|plugin", help="Who mounts the shim.")] = "webhook",
+    memory_hook: Annotated[bool, typer.Option("--memory-hook", help="As for nodes with NVIDIA's hook.")] = False,
     patch: Annotated[bool, typer.Option("--patch", help="The JSON patch instead of the pod.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -33,7 +34,7 @@ def mutate(
     from cotenant.kube.mutate import mutate as patch_of
 
     thing = _read_pod(pod)
-    injection = Injection(mounts=mounts == "webhook")
+    injection = Injection(mounts=mounts == "webhook", memory_hook=memory_hook)
     with _of_file(pod):
         things = patch_of(thing, injection) if patch else [change(thing, injection)]
     _show(things, as_json)

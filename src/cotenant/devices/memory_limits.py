@@ -80,21 +80,24 @@ def _tried(hierarchy: Hierarchy, card: Card, *, dmem: bool, root: bool) -> tuple
             delegate_down(hierarchy, group, "dmem")
         hierarchy.create(group)
     except OSError as error:
-        return f"no control group can be made below {hierarchy.root} ({error.strerror or error})", root
+        return f"no control group can be made below {hierarchy.root} ({words(error)})", root
     try:
         card.set_memory_limits(group, 0, TRIAL_BYTES)
         held = card.memory_limits(group).hard_bytes
         card.set_memory_limits(group, 0, NO_LIMIT)
-        return "" if held == TRIAL_BYTES else f"{TRIAL_BYTES} bytes were set and {held} read back", True
+        near = abs(held - TRIAL_BYTES) <= TRIAL_BYTES // 8  # a driver may round
+        return "" if near else f"{TRIAL_BYTES} bytes were set and {held} read back", True
     except NvmlError as error:
         if error.code == NO_PERMISSION:
             return "", False
-        return reason(error), True
+        return words(error), True
     finally:
         with contextlib.suppress(OSError):
             hierarchy.remove(group)
 
 
-def reason(error: NvmlError) -> str:
-    """NVML's refusal in words."""
-    return REASONS.get(error.code, f"NVML error {error.code}")
+def words(error: Exception) -> str:
+    """Why a limit, or a control group for it, was refused."""
+    if isinstance(error, NvmlError):
+        return REASONS.get(error.code, f"NVML error {error.code}")
+    return str(error.strerror or error) if isinstance(error, OSError) else str(error)

@@ -15,6 +15,7 @@ from cotenant.native.libraries import DRIVER_SHIM, NVML_SHIM
 
 Operation = dict[str, Any]
 OWN_VARIABLES = ("COTENANT_SOCKET", "COTENANT_TOKEN", "COTENANT_DRIVER", "COTENANT_NVML")
+MEMORY_VARIABLES = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
 USER_PRELOAD = "COTENANT_USER_PRELOAD"  # where an LD_PRELOAD that is taken from elsewhere is kept
 LIBRARY_VOLUME, SOCKET_VOLUME = "cotenant-lib", "cotenant-run"
 
@@ -27,6 +28,7 @@ class Injection:
     host_sockets: str = str(names.HOST_SOCKETS)
     mounts: bool = True
     runtime_class: str | None = None  # for pods that name none
+    memory_hook: bool = False  # nodes have NVIDIA's hook that sets the driver's memory limits by two variables
 
 
 class Patch:
@@ -114,7 +116,7 @@ def _changed(pod: Pod, injection: Injection, namespace: str | None) -> Patch:
         _count(patch, here, share)
         for path, volume in volumes.items():
             _mount(patch, here, share.container, path, volume)
-        _environment(patch, here, share.container)
+        _environment(patch, here, share, injection)
     return patch
 
 
@@ -173,10 +175,19 @@ def preload() -> str:
     return f"{folder / DRIVER_SHIM}:{folder / NVML_SHIM}"
 
 
-def _environment(patch: Patch, here: tuple[str | int, ...], container: str) -> None:
+def memory_variables(share: ContainerShare) -> dict[str, str]:
+    """What NVIDIA's hook reads from a container: its memory on every GPU it has, in whole MiB. It wants both."""
+    if share.memory_bytes is None:
+        return {}
+    return dict.fromkeys(MEMORY_VARIABLES, str(max(1, share.memory_bytes >> 20)))
+
+
+def _environment(patch: Patch, here: tuple[str | int, ...], share: ContainerShare, injection: Injection) -> None:
+    container = share.container
+    wanted = environment(container) | (memory_variables(share) if injection.memory_hook else {})
     entries = [e for e in patch.at(*here, "env") or [] if isinstance(e, dict)]
     known = {entry.get("name"): entry for entry in entries}  # the last of a name counts, as for the kubelet
-    for name, value in environment(container).items():
+    for name, value in wanted.items():
         entry = known.get(name)
         if entry is None:
             patch.append({"name": name, "value": value}, *here, "env")

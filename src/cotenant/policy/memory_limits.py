@@ -20,7 +20,7 @@ class Detected:
     call: bool = False  # NVML has the calls
     cgroup: int = 0  # version of the control groups; 0: there are none
     dmem: bool = False  # the kernel counts this GPU's memory
-    root: bool = False  # whoever asks may set limits
+    root: bool = False  # limits may be set from here
     mig: bool = False
     trial: str = ""  # why a limit on a group made for the purpose could not be set and read back; empty: it could
     foreign: tuple[str, ...] = ()  # groups that another program holds to less than the card: "PATH: 4.0 GiB"

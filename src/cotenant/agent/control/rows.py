@@ -13,7 +13,7 @@ from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.ipc.page import counters as counters_of
 from cotenant.agent.limits.enforcer import MemoryLimits
-from cotenant.agent.mechanisms.base import By
+from cotenant.agent.mechanisms.base import By, Capabilities
 from cotenant.agent.memory.ledger import HOST, Ledger
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.residents import Residents
@@ -25,6 +25,8 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant, work_kind
 from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
+from cotenant.core.strength import Strength
+from cotenant.devices.base import Gpu
 
 NOT_ENFORCED = "ShareNotEnforced"  # a tenant's state while a process of it has more than its share
 
@@ -91,11 +93,12 @@ class Rows:
             promises = []
             for name in sorted(named):
                 can = self.registry.mechanisms[name].capabilities
+                memory_by, memory = self._memory(gpu, can)
                 copies = self.copies.is_on(gpu.uuid)
                 for promise, by, note in (
                     ("time", can.time_by, can.compute),
                     ("sms", can.sms_by, ""),
-                    ("memory", can.memory_by, can.memory),
+                    ("memory", memory_by, memory),
                     ("bandwidth", By.SHIM if copies else By.NOTHING, "copies over the link take turns" * copies),
                     ("faults", can.faults_by, can.isolation),
                 ):
@@ -103,6 +106,12 @@ class Rows:
                     promises.append({"promise": promise, "by": by_word, "mechanism": name, "note": note})
             rows.append({"uuid": gpu.uuid, "promises": promises})
         return rows
+
+    def _memory(self, gpu: Gpu, can: Capabilities) -> tuple[By | Strength, str]:
+        """What enforces memory: the mechanism's hardware, else what holds any tenant of that GPU."""
+        found = self.limits.prospect(gpu)
+        stronger = can.memory_by is not By.HARDWARE and found.by.at_least(Strength.DRIVER)
+        return (found.by, found.why) if stronger else (can.memory_by, can.memory)
 
     def tenant(self, tenant: Tenant) -> dict[str, Any]:
         """A tenant with what it asked for and what it got."""

@@ -17,9 +17,9 @@ from cotenant.agent.tenants.tenant import ControlGroup, Tenant
 from cotenant.core.errors import InputError
 from cotenant.core.strength import Promise, Prospect, Strength
 from cotenant.devices.base import Gpu
-from cotenant.devices.cards import NO_LIMIT, Card, NvmlError
+from cotenant.devices.cards import NO_LIMIT, Card
 from cotenant.devices.cgroups import Hierarchy, delegate_down
-from cotenant.devices.memory_limits import detect, reason
+from cotenant.devices.memory_limits import detect, words
 from cotenant.devices.registry import device_of
 from cotenant.policy.memory_limits import Detected, prospect
 
@@ -46,6 +46,7 @@ class MemoryLimits:
         self._mark, self._registry, self._warn = mark_of(folder), registry, warn
         self._detected: dict[str, Detected] = {}
         self._closing: list[_Closing] = []
+        self._in_force: dict[tuple[Path, str], int] = {}  # (group, GPU) -> hard limit as the driver reads it back
         self._outside: set[tuple[str, int]] = set()  # (tenant, process) that were named
 
     # -- what there is ---------------------------------------------------------------------------------------------
@@ -89,8 +90,7 @@ class MemoryLimits:
                 self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
         except (NoGroupError, OSError) as error:
             self._let_go(tenant)
-            text = reason(error) if isinstance(error, NvmlError) else error
-            tenant.held_not = f"{SHIM_ALONE}, because {text}"
+            tenant.held_not = f"{SHIM_ALONE}, because {words(error)}"
             self._warn(tenant, tenant.held_not)
 
     def came(self, tenant: Tenant, pid: int) -> None:
@@ -106,15 +106,16 @@ class MemoryLimits:
         """A tenant's promise has changed. InputError, and nothing changed, where the driver refuses the new limit."""
         if tenant.held is None:
             return
-        done: list[tuple[Gpu, int]] = []
+        done: list[tuple[Gpu, int | None]] = []
         for gpu in tenant.gpus:
+            before = self._in_force.get((tenant.held.path, gpu.uuid))
             try:
-                before = self._card(gpu).memory_limits(tenant.held.path)
                 self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
-                done.append((gpu, before.hard_bytes))
+                done.append((gpu, before))
             except OSError as error:
-                for other, hard_bytes in done:
-                    self._set(tenant.held.path, other, None if hard_bytes == NO_LIMIT else hard_bytes)
+                for other, limit_bytes in done:
+                    with contextlib.suppress(OSError):
+                        self._set(tenant.held.path, other, limit_bytes)
                 raise InputError(self._refusal(tenant, gpu, error), field="--memory") from None
 
     def leave(self, tenant: Tenant, gpu: Gpu) -> None:
@@ -169,22 +170,24 @@ class MemoryLimits:
     def _check(self, tenant: Tenant, gpu: Gpu) -> None:
         held, wanted = tenant.held, tenant.cap_bytes(gpu)
         assert held is not None
+        if wanted is None:
+            return
         try:
             found = self._card(gpu).memory_limits(held.path).hard_bytes
-            if found == (NO_LIMIT if wanted is None else wanted):
+            expected = self._in_force.get((held.path, gpu.uuid))
+            if found == expected:
                 return
-            text = "nothing" if found == NO_LIMIT else f"{found / 2**30:.2f} GiB"
-            allowed = "nothing" if wanted is None else f"{wanted / 2**30:.2f} GiB"
-            self._warn(
-                tenant,
-                f"another program (root in its container, or a service of this node) changed what its control group is"
-                f" held to on GPU {gpu.index} from {allowed} to {text}: set back",
-            )
+            if expected is not None:
+                text = "nothing" if found == NO_LIMIT else f"{found / 2**30:.2f} GiB"
+                self._warn(
+                    tenant,
+                    "another program (root in its container, or a service of this node) changed what its control group"
+                    f" is held to on GPU {gpu.index} from {expected / 2**30:.2f} GiB to {text}: set back",
+                )
             self._set(held.path, gpu, wanted)
         except OSError as error:
-            text = reason(error) if isinstance(error, NvmlError) else str(error.strerror or error)
-            if wanted is not None:
-                self._warn(tenant, f"the limit of its control group on GPU {gpu.index} cannot be checked: {text}")
+            text = f"the limit of its control group on GPU {gpu.index} cannot be kept: {words(error)}"
+            self._warn(tenant, text)
 
     def _check_place(self, tenant: Tenant, pid: int) -> None:
         if self._is_in(tenant, pid) or not os.path.exists(f"/proc/{pid}"):
@@ -251,15 +254,18 @@ class MemoryLimits:
     def _set(self, group: Path, gpu: Gpu, limit_bytes: int | None) -> None:
         # soft as hard: a strict part of the card, none of which the driver lends to others
         soft, hard = (0, NO_LIMIT) if limit_bytes is None else (limit_bytes, limit_bytes)
-        self._card(gpu).set_memory_limits(group, soft, hard)
+        card = self._card(gpu)
+        card.set_memory_limits(group, soft, hard)
+        self._in_force.pop((group, gpu.uuid), None)
+        if limit_bytes is not None:
+            self._in_force[group, gpu.uuid] = card.memory_limits(group).hard_bytes  # a driver may round
 
     def _refusal(self, tenant: Tenant, gpu: Gpu, error: OSError) -> str:
         assert tenant.held is not None
-        text = reason(error) if isinstance(error, NvmlError) else str(error.strerror or error)
         used = ""
         with contextlib.suppress(OSError):
             used = f", where it holds {self._card(gpu).memory_limits(tenant.held.path).used_bytes / 2**30:.2f} GiB"
-        return f"the new limit on the memory of {tenant.name} on GPU {gpu.index}{used} was refused: {text}"
+        return f"the new limit on the memory of {tenant.name} on GPU {gpu.index}{used} was refused: {words(error)}"
 
     def _is_in(self, tenant: Tenant, pid: int) -> bool:
         assert tenant.held is not None
