@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_for
 
 from cotenant.agent.ipc.client import ControlClient
 
@@ -53,22 +53,23 @@ class AgentProcess:
         self.process = subprocess.Popen(
             [sys.executable, "-c", AGENT, *self.arguments], stderr=self.log, stdout=self.log, start_new_session=True
         )
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise AssertionError(f"the agent ended: {self.said()}")
-            try:
-                self.client().close()
-                return
-            except Exception:
-                time.sleep(0.02)
-        raise AssertionError(f"the agent did not come up: {self.said()}")
+        wait_for(self.up, what="the agent listens")
+
+    def up(self) -> bool:
+        """The agent answers. AssertionError: it has ended."""
+        if self.process.poll() is not None:
+            raise AssertionError(f"the agent ended: {self.said()}")
+        try:
+            self.client().close()
+        except Exception:
+            return False
+        return True
 
     def said(self) -> str:
         return (self.folder / "agent.log").read_text()
 
     def client(self) -> ControlClient:
-        return ControlClient(self.folder, timeout_s=20)
+        return ControlClient(self.folder, timeout_s=60)
 
     def call(self, op: str, **order: Any) -> dict[str, Any]:
         with self.client() as client:
@@ -92,18 +93,6 @@ class AgentProcess:
                 self.process.kill()
                 self.process.wait()
         self.log.close()
-
-
-def wait_for(check: Callable[[], Any], seconds: float = 5.0, what: str = "") -> Any:
-    """Poll until `check` is true; returns its value."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = check()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what or check}")
-        time.sleep(0.01)
 
 
 def declare(folder: Path, text: str) -> str:

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from waiting import WITHIN_S
+
 from cotenant.abi.protocol import BODY_OF, MESSAGE_BYTES, NO_SLOT, MessageType
 from cotenant.abi.tenant_page import PAGE_BYTES, PageLayout
 from cotenant.agent.ipc import wire
@@ -60,7 +62,7 @@ class FakeShim:
         self.socket.send(wire.pack(kind, values, sequence=self.sequence, slot=slot, sent_ns=time.monotonic_ns()))
         return self.sequence
 
-    def receive(self, seconds: float = 5.0) -> dict[str, Any]:
+    def receive(self, seconds: float = WITHIN_S) -> dict[str, Any]:
         """The next message; {} when none came in time, type 0 when the agent closed."""
         if not select.select([self.socket], [], [], seconds)[0]:
             return {}
@@ -70,7 +72,7 @@ class FakeShim:
             data = b""
         return self.parse(data) if data else {"type": 0}
 
-    def wait(self, kind: MessageType, seconds: float = 5.0) -> dict[str, Any]:
+    def wait(self, kind: MessageType, seconds: float = WITHIN_S) -> dict[str, Any]:
         """The next message of a type; others are passed over."""
         deadline = time.monotonic() + seconds
         while True:
@@ -89,7 +91,7 @@ class FakeShim:
     def request(self, slot: int = 0, burst_ns: int = 0) -> None:
         self.send(MessageType.TOKEN_REQUEST, {"burst_ns": burst_ns}, slot)
 
-    def take(self, slot: int = 0, seconds: float = 5.0) -> dict[str, Any]:
+    def take(self, slot: int = 0, seconds: float = WITHIN_S) -> dict[str, Any]:
         """Request and wait for the grant."""
         self.request(slot)
         return self.wait(MessageType.TOKEN_GRANT, seconds)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from agent_harness import wait_for
+from waiting import wait_for
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
@@ -108,7 +108,7 @@ class Node:
                 return True
             return False
 
-        wait_for(up, 20, "the agent")
+        wait_for(up, what="the agent")
 
     def said(self) -> str:
         return (self.folder / "agent.log").read_text()

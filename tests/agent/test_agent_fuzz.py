@@ -7,8 +7,9 @@ import random
 import struct
 
 import pytest
-from agent_harness import AgentProcess, gpu_uuid, wait_for
+from agent_harness import AgentProcess, gpu_uuid
 from fake_shim import FakeShim, register
+from waiting import wait_for
 
 from cotenant.abi.protocol import NO_SLOT, PROTOCOL_MAGIC, PROTOCOL_VERSION, MessageType
 
@@ -58,7 +59,7 @@ def test_odd_messages_hurt_nobody_else(agent: AgentProcess, seed: int, mode: str
                     odd = None
                 good.release(good.take()["epoch"])
                 assert good.reserve(0)["used_bytes"] == GIB
-        wait_for(lambda: not agent.tenant("odd")["pids"], 5.0)
+        wait_for(lambda: not agent.tenant("odd")["pids"])
         share = agent.tenant("odd")["gpus"][0]
         assert (share["memory_used_bytes"], share["holding"]) == (0, False)
         assert agent.tenant("good")["gpus"][0]["memory_used_bytes"] == GIB

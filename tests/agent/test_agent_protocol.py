@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agent_harness import AgentProcess, declare, gpu_uuid, wait_for
+from agent_harness import AgentProcess, declare, gpu_uuid
 from fake_shim import FakeShim, register
+from waiting import WITHIN_S, wait_for
 
 from cotenant.abi.protocol import NO_DEADLINE, NO_SLOT, MemoryFamily, MessageType, ReleaseReason, Status
 from cotenant.abi.tenant_page import SlotFlag
@@ -57,7 +58,7 @@ def test_a_turn_ends_at_its_deadline_or_is_taken(agent: AgentProcess) -> None:
         b.attach(gpu_uuid(0))
         grant = a.take()
         b.request()
-        revoke = a.wait(MessageType.TOKEN_REVOKE, 2.0)
+        revoke = a.wait(MessageType.TOKEN_REVOKE)
         assert revoke["epoch"] == grant["epoch"]
         assert a.page is not None
         assert a.page.slots[0].epoch == 0
@@ -76,9 +77,9 @@ def test_a_lone_tenant_is_never_stopped_and_soon_has_no_deadline(
         a = FakeShim(agent.folder, register(launcher, "a")["token"])
         a.attach(gpu_uuid(0))
         grant = a.take()
-        moved = a.wait(MessageType.TOKEN_GRANT, 2.0)
+        moved = a.wait(MessageType.TOKEN_GRANT)
         assert moved["deadline_ns"] == pytest.approx(time.monotonic_ns() + 250_000_000, abs=100_000_000)
-        moved = a.wait(MessageType.TOKEN_GRANT, 2.0)
+        moved = a.wait(MessageType.TOKEN_GRANT)
         assert moved["epoch"] == grant["epoch"]
         assert moved["deadline_ns"] == NO_DEADLINE == ENDLESS_NS
         assert a.receive(0.6) == {}  # nothing more to be told
@@ -109,7 +110,7 @@ def test_memory_is_one_budget_for_all_processes(agent: AgentProcess) -> None:
         one.commit(reply["reservation"], 3 * GIB - 4096)  # the driver took a little less
         wait_for(lambda: two.page.slots[0].memory_used_bytes == 3 * GIB - 4096)
         one.close()
-        wait_for(lambda: two.page.slots[0].memory_used_bytes == 0, 1.0, "credited within 1 s")
+        wait_for(lambda: two.page.slots[0].memory_used_bytes == 0, what="credited within 1 s")
         assert two.reserve(4 * GIB)["status"] == Status.OK
         two.send(MessageType.MEMORY_QUERY, slot=0)  # a question about all of it names no family
         assert two.wait(MessageType.MEMORY_REPLY)["used_bytes"] == 4 * GIB
@@ -135,9 +136,9 @@ def test_kill_9_of_the_holder_frees_turn_and_memory(agent: AgentProcess) -> None
         other.request()
         process.kill()
         began = time.monotonic()
-        other.wait(MessageType.TOKEN_GRANT, 1.0)
+        other.wait(MessageType.TOKEN_GRANT)
         assert time.monotonic() - began < 1.0
-        wait_for(lambda: agent.tenant("victim")["gpus"][0]["memory_used_bytes"] == 0, 1.0)
+        wait_for(lambda: agent.tenant("victim")["gpus"][0]["memory_used_bytes"] == 0)
         process.wait()
 
 
@@ -168,7 +169,7 @@ def test_a_launcher_that_goes_takes_what_it_never_started(start_agent: Callable[
         gpu.send(MessageType.GPU_ATTACH, {"uuid": bytes([1]) * 16})
         assert gpu.wait(MessageType.GPU_REPLY)["status"] == Status.DENIED  # b was placed on the other GPU
         gpu.close()
-    wait_for(lambda: not agent.call("list")["tenants"], 2.0)
+    wait_for(lambda: not agent.call("list")["tenants"])
 
 
 BAD = [
@@ -269,7 +270,7 @@ def test_a_process_that_does_not_read_is_dropped_alone(agent: AgentProcess) -> N
         deaf.socket.setblocking(False)
         message = wire.pack(MessageType.MEMORY_QUERY, {"family": 1}, slot=0)
         sent = 0
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + WITHIN_S
         while time.monotonic() < deadline:
             try:
                 deaf.socket.send(message)
@@ -297,7 +298,7 @@ def test_geminis_file_is_watched(start_agent: Callable[..., AgentProcess], short
         new = short_folder / "new"
         new.write_text(f"2\npod-a 0.6 0.9 {3 * GIB}\npod-c 0.1 1.0 {GIB}\n")
         os.replace(new, path)  # by rename, which a watch of the file itself would miss
-        wait_for(lambda: agent.tenant("pod-a")["limit"] == 0.9, 3.0)
+        wait_for(lambda: agent.tenant("pod-a")["limit"] == 0.9)
         assert shim.page is not None
         assert shim.page.slots[0].memory_limit_bytes == 3 * GIB  # at once, not at the next start
         assert shim.page.slots[0].epoch == turns  # and the turn under way goes on
@@ -327,7 +328,7 @@ def test_a_flood_of_silent_connections_shuts_nobody_else_out(agent: AgentProcess
     finally:
         process.kill()
         process.wait()
-    wait_for(lambda: agent.call("status")["connections"] <= 1, 2.0)
+    wait_for(lambda: agent.call("status")["connections"] <= 1)
 
 
 def test_control_clients_that_talk_nonsense_get_an_answer(agent: AgentProcess) -> None:

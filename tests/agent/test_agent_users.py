@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import AgentProcess, declare, wait_for
+from agent_harness import AgentProcess, declare
 from fake_shim import FakeShim, register
+from waiting import wait_for
 
 from cotenant.abi.protocol import FLOOR_SOCKET, MessageType
 from cotenant.agent.ipc.client import ControlClient
@@ -77,7 +78,7 @@ def test_only_the_launchers_own_child_becomes_a_tenants_program(agent: AgentProc
     try:
         done = subprocess.run(
             [sys.executable, "-c", liar, str(agent.folder), str(bystander.pid)],
-            capture_output=True, text=True, timeout=30, check=True,
+            capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
         lines = done.stdout.splitlines()
         assert len(lines) == 8

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import AgentProcess, declare, wait_for
+from agent_harness import AgentProcess, declare
 from fake_shim import FakeShim, register
+from waiting import wait_for
 
 from cotenant.agent.config.files import Choices
 from cotenant.agent.config.schema import parse_config

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import wait_for
+from waiting import wait_for
 
 from cotenant.abi.protocol import FLOOR_SOCKET
 from cotenant.agent.config.files import TenantSpec
@@ -50,7 +50,7 @@ def test_who_could_not_join_the_floor_at_first_is_on_it_a_little_later(kind: str
             floor = rig.scheme("tidal")["gpus"][rig.uuid]
             return int(floor["best_effort_processes"]) + len(floor["holders"])
 
-        wait_for(lambda: on_it() == 1, 5.0, "it has joined")
+        wait_for(lambda: on_it() == 1, what="it has joined")
         if kind == "latency_sensitive":
             return
         rig.scheme("tidal", heartbeat_timeout_ms=5_000)

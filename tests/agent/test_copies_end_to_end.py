@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import wait_for
 from swap_node import CONTEXT, Node
+from waiting import wait_for
 
 from cotenant.abi.copy_page import COPY_PAGE_BYTES
 from cotenant.agent.config.files import TenantSpec
@@ -103,7 +103,7 @@ def test_copies_carry_the_same_and_keep_their_order() -> None:
         assert all_good(native), native
         paced = call_checks(bench, spec("stream", 1.0))
         assert all_good(paced), paced
-        wait_for(lambda: not any(r["name"] == "stream" for r in bench.tenants()), 2.0, "it has ended")
+        wait_for(lambda: not any(r["name"] == "stream" for r in bench.tenants()), what="it has ended")
 
 
 def test_two_tenants_with_weights_both_copy() -> None:
@@ -292,7 +292,7 @@ input()
                 if copies[name] >= (8 if best_effort else 4):
                     break
                 time.sleep(0.02)
-            process.communicate("\n", timeout=20)
+            process.communicate("\n", timeout=60)
         # 64 MiB and 5 bytes in pieces of 32 MiB: three for each of the two; the two over the link count once
         assert copies == {"be": 8, "normal": 4}
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import AgentProcess, wait_for
+from agent_harness import AgentProcess
+from waiting import wait_for
 
 from cotenant.abi.floor import FLOOR_BYTES, FLOOR_HOLDERS, FLOOR_MAGIC, FloorRole, WorkClass
 from cotenant.abi.protocol import FLOOR_SOCKET
@@ -116,7 +117,7 @@ def test_work_that_is_on_its_way_raises_the_floor_for_who_will_do_it(agent: Agen
                 assert not sender.others_up(), "who has done the work lowers"
         assert [h["raises"] for h in agent.call("colocation")["gpus"][uuid]["holders"]] == [0, 0]
         worker.kill()
-    wait_for(lambda: not sender.others_up(), 1.0, "what the dead would have done is lowered")
+    wait_for(lambda: not sender.others_up(), what="what the dead would have done is lowered")
     assert not sender.raise_for(worker.pid)
     sender.close()
 
@@ -136,8 +137,8 @@ def test_a_page_that_was_written_over_is_mended(agent: AgentProcess) -> None:
     floor, other = join_floor(agent.folder, uuid), join_floor(agent.folder, uuid)
     noise = random.Random(5)
     floor.mapping.memory[:] = bytes(noise.getrandbits(8) for _ in range(FLOOR_BYTES))
-    wait_for(lambda: floor.mapping.layout.magic == FLOOR_MAGIC, 3.0, "the agent writes its part again")
-    wait_for(lambda: "written over" in (agent.folder / "agent.log").read_text(), 3.0, "and says so")
+    wait_for(lambda: floor.mapping.layout.magic == FLOOR_MAGIC, what="the agent writes its part again")
+    wait_for(lambda: "written over" in (agent.folder / "agent.log").read_text(), what="and says so")
     third = join_floor(agent.folder, uuid)
     state = agent.call("colocation")["gpus"][uuid]
     assert state["bounded"]
@@ -273,14 +274,14 @@ def test_an_unmodified_latency_sensitive_program_holds_the_floor_while_it_works(
     def up() -> bool:
         return any(h["up"] for h in started.scheme("tidal")["gpus"][started.uuid]["holders"])
 
-    wait_for(lambda: not up(), 15.0, "the floor falls when nothing is left")
+    wait_for(lambda: not up(), what="the floor falls when nothing is left")
     ls.tell("run 0.6")
     time.sleep(0.2)
     assert up()
     be.tell("times 0.6")
     block = ls.answer()
     times = be.answer()["times_ns"]
-    wait_for(lambda: not up(), 15.0, "the floor falls at the end")
+    wait_for(lambda: not up(), what="the floor falls at the end")
     inside = [at for at in times if at < block["end_ns"] - 50_000_000]
     after = [at for at in times if at > block["end_ns"]]
     assert len(inside) < 5
@@ -316,16 +317,16 @@ def test_where_nobody_is_latency_sensitive_nothing_is_bounded(rig: tuple[Rig, Pr
     def bounded() -> bool:
         return bool(started.scheme("tidal")["gpus"][started.uuid]["bounded"])
 
-    wait_for(lambda: not bounded(), 30.0, "nobody has joined")
+    wait_for(lambda: not bounded(), what="nobody has joined")
     waited = started.tenants()["be"]["gate_wait_s"]
     be.ask("times 0.3")
     assert started.tenants()["be"]["gate_wait_s"] < waited + 0.05
     floor = join_floor(started.bench.folder, started.uuid)
     assert bounded()
     be.ask("times 0.3")
-    wait_for(lambda: started.tenants()["be"]["gate_wait_s"] > waited + 0.1, 3.0, "launches wait for those in flight")
+    wait_for(lambda: started.tenants()["be"]["gate_wait_s"] > waited + 0.1, what="launches wait for those in flight")
     floor.close()
-    wait_for(lambda: not bounded(), 3.0, "the last one has left")
+    wait_for(lambda: not bounded(), what="the last one has left")
 
 
 def test_who_is_held_off_is_told(rig: tuple[Rig, Program]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from agent_harness import AgentProcess, declare, wait_for
+from agent_harness import AgentProcess, declare
 from fake_shim import FakeShim
+from waiting import wait_for
 
 from cotenant.abi.floor import WorkClass
 from cotenant.abi.protocol import FLOOR_SOCKET
@@ -48,7 +49,7 @@ def test_a_class_that_changes_under_a_running_program_is_said(
     answer = agent.call("register", tenant={"name": "t"})
     shim = FakeShim(agent.folder, answer["token"])
     declare(tmp_path, text % "latency_sensitive")
-    wait_for(lambda: agent.tenant("t")["class"] == "latency-sensitive", 5.0)
+    wait_for(lambda: agent.tenant("t")["class"] == "latency-sensitive")
     (said,) = agent.tenant("t")["warnings"]
     assert said == "it is latency-sensitive from its next start on: what runs now stays best-effort"
     shim.close()
@@ -63,7 +64,7 @@ def test_who_is_not_believed_any_more_is_not_said_to_be_up(agent: AgentProcess) 
 
     floor.raise_()
     assert up()
-    wait_for(lambda: not up(), 2.0, "it has not raised again for half a second, and best-effort work goes on")
+    wait_for(lambda: not up(), what="it has not raised again for half a second, and best-effort work goes on")
     floor.raise_()
     assert up()
     floor.close()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from agent_harness import wait_for
+from waiting import wait_for
 
 from cotenant.abi.tenant_page import SlotLayout
 from cotenant.agent.gate.client import join_floor
@@ -108,16 +108,16 @@ def test_an_idle_program_does_not_halve_the_bound_of_a_working_one(rig: Rig) -> 
     def counted() -> int:
         return int(rig.scheme("tidal")["gpus"][rig.uuid]["best_effort_counted"])
 
-    wait_for(lambda: counted() == 2, 3.0, "both are idle: either may begin with its half")
+    wait_for(lambda: counted() == 2, what="both are idle: either may begin with its half")
     programs[0].tell("run 0.6")
-    wait_for(lambda: counted() == 1, 0.5, "one works")
+    wait_for(lambda: counted() == 1, what="one works")
     programs[1].tell("run 0.3")
-    wait_for(lambda: counted() == 2, 0.5, "both work")
+    wait_for(lambda: counted() == 2, what="both work")
     programs[1].answer()
-    wait_for(lambda: counted() == 1, 0.3, "one works again")
+    wait_for(lambda: counted() == 1, what="one works again")
     programs[0].answer()
     for program in programs:
         program.close()
     floor.close()
-    wait_for(lambda: rig.scheme("tidal")["gpus"][rig.uuid]["best_effort_processes"] == 0, 3.0, "all have gone")
+    wait_for(lambda: rig.scheme("tidal")["gpus"][rig.uuid]["best_effort_processes"] == 0, what="all have gone")
     assert counted() == 0

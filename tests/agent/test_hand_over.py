@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from agent_harness import wait_for
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
+from waiting import wait_for
 
 from cotenant.agent.config.files import AgentConfig, TenantSpec
 from cotenant.agent.config.in_force import InForce
@@ -75,7 +75,7 @@ def test_a_forked_child_does_not_keep_what_its_parent_gives_back(node: Callable[
     assert kept > 0, "on a full card it needs what the other one leaves"
     child = int(b.ask(FORK))
     try:
-        wait_for(lambda: memory_kept(child) == 0, 5, "the child to let go")
+        wait_for(lambda: memory_kept(child) == 0, what="the child to let go")
         here.call("exchange", out=["b"])
         assert memory_kept(b.process.pid) == 0
         here.call("exchange", **{"in": ["b"]})
@@ -93,9 +93,9 @@ def test_what_nobody_takes_is_free(node: Callable[..., Node]) -> None:
     here.call("exchange", out=["small"])
     all_free = int(witness.ask(FREE)) + 256 * MIB
     here.call("exchange", out=["large"], **{"in": ["small"]})
-    wait_for(lambda: int(witness.ask(FREE)) == all_free - 32 * MIB, 5, "the memory that was left")
+    wait_for(lambda: int(witness.ask(FREE)) == all_free - 32 * MIB, what="the memory that was left")
     here.call("exchange", out=["small"], **{"in": ["large"]})
-    wait_for(lambda: int(witness.ask(FREE)) == all_free - 256 * MIB, 5, "the memory that was left")
+    wait_for(lambda: int(witness.ask(FREE)) == all_free - 256 * MIB, what="the memory that was left")
     here.call("exchange", **{"in": ["small"]})
     assert large.ask("check()") == small.ask("check()") == "intact"
 
@@ -148,7 +148,7 @@ def test_one_of_them_killed_in_the_middle(node: Callable[..., Node], killed: str
     freed = 256 * MIB + CONTEXT
     # the software GPU looks for the dead when something does not fit
     assert witness.ask("raw('cuMemAlloc_v2', byref(c_uint64()), c_size_t(2047 << 20))") == "2"
-    wait_for(lambda: int(witness.ask(FREE)) == both + freed, 5, "the memory of the one that was killed")
+    wait_for(lambda: int(witness.ask(FREE)) == both + freed, what="the memory of the one that was killed")
 
 
 class Transfers:

@@ -194,7 +194,7 @@ class Program:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(60)
         self._client.close()
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import wait_for
 from heard import heard
 from swap_node import CONTEXT, MIB, Node, Program, nodes_in
+from waiting import wait_for
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
@@ -51,7 +51,7 @@ def driver(here: Node, *orders: dict[str, Any]) -> list[dict[str, Any]]:
         input="".join(json.dumps(order) + "\n" for order in orders),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=True,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -81,7 +81,7 @@ def test_agent_killed_in_the_middle_of_a_move(node: Callable[..., Node], way: st
     restart(here)
     mover.join(20)
     assert program.ask("check()") == "intact"
-    wait_for(lambda: here.where("a")["resident_bytes"] == 400 * MIB, 10, "its return")
+    wait_for(lambda: here.where("a")["resident_bytes"] == 400 * MIB, what="its return")
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_agent_killed_right_after_it_parked_and_right_after_it_resumed(node: Cal
         here.call("park", name=name)
     restart(here)
     assert {row["name"] for row in here.call("parked")["parked"]} == set(names)
-    wait_for(lambda: len(here.tenant("b")["pids"]) == 1, 10, "the return of b")
+    wait_for(lambda: len(here.tenant("b")["pids"]) == 1, what="the return of b")
     for name in names:
         here.call("resume", name=name)
     restart(here)
@@ -228,7 +228,7 @@ def test_killed_while_parked(node: Callable[..., Node]) -> None:
         assert program.ask("take(200)") == "0"
         here.call("park", name="a")
         program.process.send_signal(signal.SIGKILL)
-        wait_for(lambda: here.call("list")["tenants"] == [], 10, "its end")
+        wait_for(lambda: here.call("list")["tenants"] == [], what="its end")
         assert here.call("parked")["parked"] == []
 
 
@@ -241,7 +241,7 @@ def test_killed_while_it_is_parked_is_said(node: Callable[..., Node]) -> None:
     with pytest.raises(WorkError, match=r"ended while it was being parked|could not be moved"):
         here.call("park", name="a")
     killer.join()
-    wait_for(lambda: here.call("list")["tenants"] == [], 10, "its end")
+    wait_for(lambda: here.call("list")["tenants"] == [], what="its end")
 
 
 def test_nothing_is_checkpointed_that_could_be_forgotten(node: Callable[..., Node]) -> None:
@@ -289,7 +289,7 @@ def test_what_a_parked_tenant_allocates_comes_when_it_is_resumed(node: Callable[
     program = here.program("a")
     here.call("park", name="a")
     program.tell("take(64)")
-    wait_for(lambda: here.where("a")["movable_bytes"] == 8 * MIB, 5, "its first block, which waits for contents")
+    wait_for(lambda: here.where("a")["movable_bytes"] == 8 * MIB, what="its first block, which waits for contents")
     assert here.where("a")["resident_bytes"] == 0
     here.call("resume", name="a")
     assert program.answer() == "0"
@@ -307,7 +307,7 @@ def test_who_made_way_for_others_comes_back_under_a_new_agent(node: Callable[...
     assert two.ask("take(200)") == "0"
     one.tell("check()")
     two.tell("check()")
-    wait_for(lambda: len(here.call("parked")["parked"]) == 1, 10, "one of them to make way")
+    wait_for(lambda: len(here.call("parked")["parked"]) == 1, what="one of them to make way")
     restart(here)
     assert one.answer() == two.answer() == "intact"
 
@@ -337,7 +337,7 @@ def test_parked_before_it_uses_its_gpu(node: Callable[..., Node]) -> None:
     assert here.call("park", name="a")["freed_bytes"] == 0
     program = Program(here, "a", TenantSpec("a"), join=True)
     program.tell("take(64)")
-    wait_for(lambda: here.where("a")["movable_bytes"] == 8 * MIB, 5, "its first block")
+    wait_for(lambda: here.where("a")["movable_bytes"] == 8 * MIB, what="its first block")
     here.call("resume", name="a")
     assert program.answer() == "0"
     assert program.ask("check()") == "intact"

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import wait_for
 from told_mechanism import Told
+from waiting import wait_for
 
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.mechanisms import registry
@@ -64,10 +64,10 @@ def folder(short_folder: Path) -> Iterator[Path]:
             return False
         return True
 
-    wait_for(answers, 20.0)
+    wait_for(answers)
     yield short_folder
     agent.terminate()
-    agent.wait(20)
+    agent.wait(60)
 
 
 def cotenant(*arguments: str, **variables: str) -> str:

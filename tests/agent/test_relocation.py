@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import wait_for
 from swap_node import MIB, Node, nodes_in
+from waiting import wait_for
 
 from cotenant.agent.gate.client import join_floor
 
@@ -57,7 +57,7 @@ def test_best_effort_work_goes_by_the_floor_of_the_gpu_it_is_on(node: Callable[.
         old.lower()
         new.raise_()
         program.tell("work(0.1)")
-        wait_for(lambda: here.tenant("a")["gpus"][0]["floor"] == "held off", 5)
+        wait_for(lambda: here.tenant("a")["gpus"][0]["floor"] == "held off")
         new.lower()
         assert program.answer().endswith("intact")
     finally:

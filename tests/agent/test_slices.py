@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import AgentProcess, gpu_uuid, wait_for
+from agent_harness import AgentProcess, gpu_uuid
 from fake_shim import FakeShim, register
+from waiting import wait_for
 
 from cotenant.abi.protocol import MessageType, Status
 from cotenant.abi.tenant_page import SlotFlag
@@ -235,7 +236,7 @@ def test_a_slice_that_a_tenant_sets_itself_is_set_back_and_reported(node: Node) 
     )
     spec = TenantSpec("hostile", mechanism="slices", best_effort=True)
     node.tenant("hostile", spec, program=["hostile"]).wait_ready()
-    wait_for(lambda: any("sets its own time slice" in text for text in node.warnings("hostile")), 10.0)
+    wait_for(lambda: any("sets its own time slice" in text for text in node.warnings("hostile")))
     del service
 
 
@@ -255,7 +256,7 @@ def test_a_tenant_that_is_off_when_the_agent_dies_goes_on_within_a_second(node: 
     block = tenant.result()
     assert longest_gap_s(block) < 1.0
     assert block["busy_ns"] >= 3e9  # without an agent it has no limit
-    wait_for(lambda: not node.keepers(), 5.0, "the keeper has ended")
+    wait_for(lambda: not node.keepers(), what="the keeper has ended")
     node.restart()
     tenant.begin(30)
     assert settled(node, 4)["limited"] == pytest.approx(0.25, abs=0.03)
@@ -272,7 +273,7 @@ def test_a_keeper_that_dies_is_replaced(node: Node) -> None:
     node.agent.kill()
     node.agent.wait()
     assert longest_gap_s(tenant.result()) < 1.0
-    wait_for(lambda: second not in node.keepers(), 5.0)
+    wait_for(lambda: second not in node.keepers())
 
 
 def test_an_agent_that_stands_still_keeps_nobody_off(node: Node) -> None:
@@ -303,9 +304,9 @@ def test_a_tenant_killed_while_it_is_off_leaves_nothing(node: Node) -> None:
         victim.process.kill()
         victim.process.wait()
         node.clients.pop().close()
-        wait_for(lambda: [row["name"] for row in node.tenants()] == ["other"], 10.0)
+        wait_for(lambda: [row["name"] for row in node.tenants()] == ["other"])
         counts.append((descriptors(agent), descriptors(keeper)))
-    wait_for(lambda: (descriptors(agent), descriptors(keeper)) == counts[0], 5.0, "files of the dead are closed")
+    wait_for(lambda: (descriptors(agent), descriptors(keeper)) == counts[0], what="files of the dead are closed")
     assert settled(node)["other"] == pytest.approx(1.0, abs=0.03)
 
 
@@ -321,7 +322,7 @@ def test_gangs_that_wait_for_each_other_end(two_gpus: None, node: Node) -> None:
     for gang in gangs:
         assert gang.process.wait(60) == 0
     assert time.monotonic() - began >= 2 * 100 * 0.012
-    wait_for(lambda: not node.tenants(), 10.0)
+    wait_for(lambda: not node.tenants())
     beside = node.add("beside", request=0.5, gpus=("0",))
     beside.begin(30)
     gang = node.gang("three", 250, request=0.5)

@@ -9,8 +9,8 @@ import signal
 import time
 
 import pytest
-from agent_harness import wait_for
 from test_slices import Node, longest_gap_s, node
+from waiting import wait_for
 
 from cotenant.bench.harness import Workload
 
@@ -64,5 +64,5 @@ def test_random_kills(node: Node) -> None:
         other.process.wait()
     for client in node.clients:
         client.close()
-    wait_for(lambda: [row["name"] for row in node.tenants()] == ["watched"], 20.0)
-    wait_for(lambda: len(node.keepers()) == 1, 10.0, "one keeper, and none left behind")
+    wait_for(lambda: [row["name"] for row in node.tenants()] == ["watched"])
+    wait_for(lambda: len(node.keepers()) == 1, what="one keeper, and none left behind")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_shim import FakeShim
 from held_agent import HeldAgent, uuid_of
-from kube_node import wait_for
+from waiting import wait_for
 
 from cotenant.agent.owners.slurm import end, spec_of, start, task_lines
 from cotenant.core.errors import InputError, WorkError

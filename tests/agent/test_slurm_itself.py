@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube_node import wait_for
 from slurm_node import SlurmNode, missing
+from waiting import wait_for
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is here"), pytest.mark.slow]
 
@@ -68,44 +68,44 @@ def test_a_refusal_is_in_the_output_and_the_node_goes_on(node: SlurmNode, commen
 def test_a_share_lasts_from_the_prolog_to_scancel_whatever_restarts(node: SlurmNode) -> None:
     job = node.submit(f"{SHOW}; sleep 300", ASKS)
     name = f"slurm-{job}"
-    wait_for(lambda: SHIM in node.output(job), 30)
+    wait_for(lambda: SHIM in node.output(job))
     node.restart_slurmd()
     node.agent.kill()
     node.agent.start()
     assert name in node.held()
     node.call("scancel", job)
-    wait_for(lambda: not node.held(), 60)
+    wait_for(lambda: not node.held())
 
 
 def test_a_job_that_ends_while_the_agent_is_away_is_let_go(node: SlurmNode) -> None:
     job = node.submit(f"{SHOW}; sleep 300", ASKS)
-    wait_for(lambda: SHIM in node.output(job), 30)
+    wait_for(lambda: SHIM in node.output(job))
     node.agent.kill()
     node.call("scancel", job)
     node.ended(job)
     node.agent.start()
-    wait_for(lambda: not node.held(), 30)
+    wait_for(lambda: not node.held())
     assert node.state() == "idle", "its epilog has not failed"
 
 
 def test_a_requeued_job_is_admitted_again(node: SlurmNode) -> None:
     job = node.submit(f"{SHOW}; sleep 300", ASKS, "--requeue", "--open-mode=append")
-    wait_for(lambda: node.output(job).count(SHIM) == 1, 30)
+    wait_for(lambda: node.output(job).count(SHIM) == 1)
     node.call("scontrol", "requeue", job)
-    wait_for(lambda: node.output(job).count(SHIM) == 2, 60)
+    wait_for(lambda: node.output(job).count(SHIM) == 2)
     assert node.held() == {f"slurm-{job}"}
     node.call("scancel", job)
-    wait_for(lambda: not node.held(), 60)
+    wait_for(lambda: not node.held())
 
 
 def test_without_an_agent_the_job_waits_until_it_is_released(node: SlurmNode) -> None:
     node.agent.kill()
     job = node.submit(SHOW, ASKS)
-    wait_for(lambda: "drain" in node.state(), 30)
+    wait_for(lambda: "drain" in node.state())
     assert SHIM not in node.output(job)
     node.agent.start()
     node.call("scontrol", "update", "nodename=localhost", "state=resume")
     node.call("scontrol", "release", job)
-    wait_for(lambda: SHIM in node.output(job), 60)
+    wait_for(lambda: SHIM in node.output(job))
     node.ended(job)
     wait_for(lambda: not node.held())

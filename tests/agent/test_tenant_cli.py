@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import AgentProcess, declare, gpu_uuid, wait_for
+from agent_harness import AgentProcess, declare, gpu_uuid
 from fake_shim import FakeShim, register
+from waiting import wait_for
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_node import wait_for
+from waiting import wait_for
 
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.agent.owners.owners import Owners
@@ -50,7 +50,7 @@ class Machine:
 
     def start_agent(self) -> None:
         self.agent = self.start(self.command, stderr=self.log)
-        wait_for(self.answers, 30)
+        wait_for(self.answers)
 
     def start(self, command: list[str], **more: Any) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(command, env=self.environment, stdin=subprocess.PIPE, **more)
@@ -92,7 +92,7 @@ class Machine:
             if process.stdin is not None:
                 process.stdin.close()
             process.terminate()
-            process.wait(20)
+            process.wait(60)
         self.log.close()
 
 
@@ -116,7 +116,7 @@ def test_a_tenants_programs_without_the_shim_and_those_of_no_tenant_are_named(ma
     here.program(*here.run("bare"), *clean)
     here.program(*here.run("child"), "sh", "-c", 'env -i COTENANT_SOFTGPU_STATE="$COTENANT_SOFTGPU_STATE" "$@"; :', "x")
     other = here.program()
-    wait_for(lambda: set(here.unseen()) == {"unset", "bare", "child", None}, 20)
+    wait_for(lambda: set(here.unseen()) == {"unset", "bare", "child", None})
     assert here.unseen()[None] == [other.pid]
     rows = {row["name"]: row for row in here.list()["tenants"]}
     for name in ("unset", "bare", "child"):
@@ -130,14 +130,14 @@ def test_a_tenants_programs_without_the_shim_and_those_of_no_tenant_are_named(ma
     assert said.count("past the agent: no limit holds") == 4
     assert other.stdin is not None
     other.stdin.close()
-    wait_for(lambda: None not in here.unseen(), 20, "one that has ended is named no more")
+    wait_for(lambda: None not in here.unseen(), what="one that has ended is named no more")
 
 
 def test_strict_ends_them_and_leaves_those_that_came_to_the_agent(machine: Callable[..., Machine]) -> None:
     here = machine("--strict")
     good = here.program(*here.run("good"), shim=True)
     sly, other = here.program(*here.run("sly")), here.program()
-    assert (sly.wait(20), other.wait(20)) == (137, -9)
+    assert (sly.wait(60), other.wait(60)) == (137, -9)
     log = (here.folder / "agent.log").read_text()
     assert log.count("it is ended") == 2
     assert "tenant sly: process" in log
@@ -146,7 +146,7 @@ def test_strict_ends_them_and_leaves_those_that_came_to_the_agent(machine: Calla
     here.agent.kill()
     here.agent.wait()
     here.start_agent()  # the idle program may not have come back when the new agent looks
-    assert here.program().wait(20) == -9
+    assert here.program().wait(60) == -9
     assert good.poll() is None
     assert [row["name"] for row in here.list()["tenants"]] == ["good"]
 

@@ -52,7 +52,7 @@ class Commands:
     def job(self, job_id: str) -> dict[str, Any]:
         return next(job for job in self.json("queue", "--all")["jobs"] if job["id"] == job_id)
 
-    def until(self, job_id: str, state: str, seconds: float = 30.0) -> dict[str, Any]:
+    def until(self, job_id: str, state: str, seconds: float = 60.0) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             job = self.job(job_id)

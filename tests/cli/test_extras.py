@@ -15,7 +15,7 @@ from pathlib import Path
 
 import base_install
 import pytest
-from kube_node import wait_for
+from waiting import wait_for
 
 from cotenant.cli.main import VERBS
 from cotenant.core.extras import EXTRAS, extra_of
@@ -206,12 +206,12 @@ def agent(tmp_path: Path) -> Iterator[Path]:
         command("agent", "--gpus", "soft"), env=environment(tmp_path), stderr=subprocess.PIPE, text=True
     )
     try:
-        wait_for(lambda: (tmp_path / "agent" / "control.sock").exists() or running.poll() is not None, 60)
+        wait_for(lambda: (tmp_path / "agent" / "control.sock").exists() or running.poll() is not None)
         assert running.poll() is None, running.stderr and running.stderr.read()
         yield tmp_path
     finally:
         running.terminate()
-        running.wait(30)
+        running.wait(60)
 
 
 def test_a_node_needs_the_base_alone(agent: Path) -> None:

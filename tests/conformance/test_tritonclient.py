@@ -172,15 +172,15 @@ def test_a_stream_answers_in_order(server: Running) -> None:
         wanted.append((str(i), i + offset(model)))
     found = []
     for _ in range(30):
-        result, error = heard.get(timeout=20)
+        result, error = heard.get(timeout=60)
         assert error is None
         found.append((result.get_response().id, float(result.as_numpy("OUTPUT")[0, 0])))
     assert found == wanted
     # what is wrong with one message is said in its answer, and the stream goes on
     c.async_stream_infer("nobody", inputs(module, np.zeros((1, 1), np.float32)))
-    assert "nobody" in str(heard.get(timeout=20)[1])
+    assert "nobody" in str(heard.get(timeout=60)[1])
     c.async_stream_infer("a", inputs(module, np.zeros((1, 1), np.float32)))
-    assert heard.get(timeout=20)[1] is None
+    assert heard.get(timeout=60)[1] is None
     c.stop_stream()
     c.close()
 

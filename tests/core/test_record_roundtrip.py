@@ -199,7 +199,7 @@ def test_a_folder_with_other_things_in_it_is_not_touched(tmp_path: Path) -> None
 
 def test_what_a_killed_writer_left_is_cleared(tmp_path: Path) -> None:
     killed = subprocess.Popen([sys.executable, "-c", ""])
-    killed.wait(timeout=30)
+    killed.wait(timeout=60)
     leftover = tmp_path / f".run.part-{killed.pid}"
     leftover.mkdir()
     hand_record(JOBS_TWO, EVENTS_TWO, path=tmp_path / "run")

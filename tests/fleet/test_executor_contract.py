@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fleet_orders import PYTHON, Node
+from waiting import wait_for
 
 from cotenant.fleet.executors.base import Executor
 from cotenant.fleet.executors.local import LocalExecutor
@@ -201,10 +202,7 @@ def test_a_killed_runner_takes_its_job_along_and_the_node_says_so(node: Node) ->
     assert exit_["lost"] is True
     assert exit_["error"] == "its runner was killed"
     pid = int((node.folder / "pid").read_text())
-    deadline = time.monotonic() + 5
-    while _alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _alive(pid)
+    wait_for(lambda: not _alive(pid))
 
 
 def test_a_resize_reaches_the_lease_without_a_restart(node: Node) -> None:
@@ -339,13 +337,9 @@ def test_a_full_disk_keeps_the_lease_that_is_there(tmp_path: Path, monkeypatch: 
 
 
 def _until_log(node: Node, name: str, text: str, path: Path | None = None) -> str:
-    deadline = time.monotonic() + 20
     file = path or node.folder / "jobs" / name.removesuffix(".0") / "log-0-0.txt"
-    while time.monotonic() < deadline:
-        if file.exists() and file.read_text() and text in file.read_text():
-            return file.read_text()
-        time.sleep(0.02)
-    raise AssertionError(f"{file} never held {text!r}")
+    wait_for(lambda: file.exists() and file.read_text() and text in file.read_text(), what=f"{text!r} in {file}")
+    return file.read_text()
 
 
 def _runner_of(pid: int) -> int:

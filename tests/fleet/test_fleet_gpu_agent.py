@@ -44,7 +44,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            process.wait(60)
         process.kill()
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -64,7 +64,7 @@ class Node:
         """What the node says of an attempt now."""
         return next((r for r in self.exchange()["reports"] if r["attempt"] == name), None)
 
-    def until(self, name: str, done: Callable[[dict[str, Any]], bool], timeout_s: float = 20.0) -> dict[str, Any]:
+    def until(self, name: str, done: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0) -> dict[str, Any]:
         """The first report for which `done` holds."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -78,7 +78,7 @@ class Node:
         """Its processes run."""
         return self.until(name, lambda r: r["phase"] >= pages.RUNNING)
 
-    def ended(self, name: str, timeout_s: float = 20.0) -> dict[str, Any]:
+    def ended(self, name: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """How it ended."""
         exit_: dict[str, Any] = self.until(name, lambda r: r["phase"] == pages.ENDED, timeout_s)["exit"]
         return exit_

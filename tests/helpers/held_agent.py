@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_for
 
 from cotenant.agent.ipc.client import ControlClient
 
@@ -70,18 +71,19 @@ class HeldAgent:
         self.process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, *self.arguments], stdout=self.log, stderr=self.log, start_new_session=True
         )
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            try:
-                self.call("status")
-                return
-            except Exception:
-                assert self.process.poll() is None, (self.folder / "agent.log").read_text()
-                time.sleep(0.02)
-        raise AssertionError("the agent did not come up")
+        wait_for(self.up, what="the agent listens")
+
+    def up(self) -> bool:
+        """The agent answers. AssertionError: it has ended."""
+        assert self.process.poll() is None, (self.folder / "agent.log").read_text()
+        try:
+            self.call("status")
+        except Exception:
+            return False
+        return True
 
     def call(self, op: str, **order: Any) -> dict[str, Any]:
-        with ControlClient(self.folder, timeout_s=20) as client:
+        with ControlClient(self.folder, timeout_s=60) as client:
             return client.call(op, **order)
 
     def held(self) -> dict[str, dict[str, Any]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,9 @@ from api_standin import ApiServer
 from held_agent import HeldAgent
 from kubelet_standin import Kubelet
 from pods import Pod, patched
+from waiting import wait_for
 
 from cotenant.kube.mutate import mutate
-
-
-def wait_for(check: Callable[[], Any], seconds: float = 10.0, what: str = "") -> Any:
-    """Poll until `check` is true; returns its value."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = check()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what or check}"
-        time.sleep(0.02)
 
 
 class Node:
@@ -64,7 +52,7 @@ class Node:
             times = all(self.kubelet.registered.count(name) >= count for name in wanted)
             return times and all(self.kubelet.healthy(name) for name in wanted)
 
-        wait_for(there, 20, f"{wanted} registered; the plugin said: {self.said()}")
+        wait_for(there, what=f"{wanted} registered; the plugin said: {self.said()}")
 
     def schedule(self, pod: Pod, *, webhook: bool = True) -> Pod:
         """A pod as the scheduler and the webhook leave it, given to the kubelet."""

@@ -42,7 +42,7 @@ class Endpoint:
     def __init__(self, resource: str, path: Path) -> None:
         self.resource = resource
         self.channel = open_channel(path)
-        self.options = caller(self.channel, DEVICE_PLUGIN, "GetDevicePluginOptions")(device_plugin.Empty(), timeout=5)
+        self.options = caller(self.channel, DEVICE_PLUGIN, "GetDevicePluginOptions")(device_plugin.Empty(), timeout=60)
         self.devices: dict[str, str] = {}
         self.updates = 0
         self.ended = False
@@ -226,7 +226,7 @@ class Kubelet:
                 available_deviceIDs=sorted(reuse | set(free)), must_include_deviceIDs=must, allocation_size=count
             )
             call = caller(endpoint.channel, DEVICE_PLUGIN, "GetPreferredAllocation")
-            answer = call(device_plugin.PreferredAllocationRequest(container_requests=[asked]), timeout=5)
+            answer = call(device_plugin.PreferredAllocationRequest(container_requests=[asked]), timeout=60)
             preferred = list(answer.container_responses[0].deviceIDs)
             ids += [i for i in preferred if i in free and i not in ids][: count - len(ids)]
         return ids + [i for i in free if i not in ids][: count - len(ids)]
@@ -236,7 +236,7 @@ class Kubelet:
             container_requests=[device_plugin.ContainerAllocateRequest(devices_ids=ids)]
         )
         try:
-            answer = caller(self.endpoints[resource].channel, DEVICE_PLUGIN, "Allocate")(asked, timeout=5)
+            answer = caller(self.endpoints[resource].channel, DEVICE_PLUGIN, "Allocate")(asked, timeout=60)
         except grpc.RpcError as error:
             raise AdmissionError(
                 f"Allocate failed due to rpc error: code = {error.code().name} desc = {error.details()}, which is"

@@ -86,7 +86,7 @@ class Disturber(threading.Thread):
         self.reloads = 0
 
     def ask(self, method: str, path: str) -> Any:
-        connection = http.client.HTTPConnection(self.host, timeout=30)
+        connection = http.client.HTTPConnection(self.host, timeout=60)
         try:
             connection.request(method, path, body=b"" if method == "POST" else None)
             answer = connection.getresponse()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from command import python_for_all
 from held_agent import HeldAgent
-from kube_node import wait_for
+from waiting import wait_for
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 SCRIPTS = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
@@ -117,7 +117,7 @@ class SlurmNode:
         wait_for((self.folder / "munge.sock").exists)
         self._daemon("slurmctld", "-D")
         self.slurmd = self._daemon("slurmd", "-D", "-N", "localhost")
-        wait_for(lambda: self.state() == "idle", 30, "the node is idle")
+        wait_for(lambda: self.state() == "idle", what="the node is idle")
 
     def _daemon(self, *command: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{command[0]}.out", "ab") as out:
@@ -128,7 +128,7 @@ class SlurmNode:
     def restart_slurmd(self) -> None:
         """Slurm's own daemon of the node is started anew; jobs go on."""
         self.slurmd.terminate()
-        self.slurmd.wait(20)
+        self.slurmd.wait(60)
         self.slurmd = self._daemon("slurmd", "-D", "-N", "localhost")
 
     def call(self, *command: str, check: bool = True) -> str:
@@ -160,7 +160,7 @@ class SlurmNode:
 
     def ended(self, job: str) -> None:
         """Wait for a job's end."""
-        wait_for(lambda: not self.call("squeue", "-h", "-j", job, check=False).strip(), 60, f"job {job} ended")
+        wait_for(lambda: not self.call("squeue", "-h", "-j", job, check=False).strip(), what=f"job {job} ended")
 
     def output(self, job: str) -> str:
         """What a job has written."""
@@ -176,5 +176,5 @@ class SlurmNode:
         for daemon in reversed(self._daemons):
             if daemon.poll() is None:
                 daemon.terminate()
-                daemon.wait(20)
+                daemon.wait(60)
         self.agent.close()

@@ -8,9 +8,10 @@ import re
 import ssl
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_for
 
 from cotenant.kube import certificates
 
@@ -37,12 +38,10 @@ class Webhook:
         arguments = ["kube", "webhook", "--port=0", *options]
         self.process = subprocess.Popen([sys.executable, "-c", CODE, *arguments], stderr=self._file, stdout=self._file)
         self.port = 0
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if match := re.search(r"ready on \S+ port (\d+)", self.said()):
-                self.port = int(match.group(1))
-                break
-            time.sleep(0.02)
+        ready = re.compile(r"ready on \S+ port (\d+)")
+        wait_for(lambda: ready.search(self.said()) or self.process.poll() is not None)
+        if match := ready.search(self.said()):
+            self.port = int(match.group(1))
 
     def said(self) -> str:
         return self.log.read_text()

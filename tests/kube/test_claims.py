@@ -12,8 +12,9 @@ import pytest
 from api_standin import Thing
 from dra_scheduler import CLASSES, Scheduler
 from held_agent import uuid_of
-from kube_node import Node, wait_for
+from kube_node import Node
 from pods import Pod, check_pod, patched, pod, share
+from waiting import wait_for
 
 from cotenant.core.errors import InputError
 from cotenant.kube import dra, offer
@@ -37,7 +38,7 @@ class ClaimKubelet:
     """What the kubelet does with a driver: finds its socket, asks who it is, says that it is taken, prepares claims."""
 
     def __init__(self, registry: Path) -> None:
-        wait_for(lambda: self._meet(registry), 20)
+        wait_for(lambda: self._meet(registry))
 
     def _meet(self, registry: Path) -> bool:
         """False while there is no driver, or only the socket of one that was killed."""
@@ -46,7 +47,7 @@ class ClaimKubelet:
             return False
         with open_channel(socket) as channel:
             try:
-                self.info = caller(channel, PLUGIN_REGISTRATION, "GetInfo")(registration.InfoRequest(), timeout=5)
+                self.info = caller(channel, PLUGIN_REGISTRATION, "GetInfo")(registration.InfoRequest(), timeout=60)
             except grpc.RpcError:
                 return False
             caller(channel, PLUGIN_REGISTRATION, "NotifyRegistrationStatus")(
@@ -59,7 +60,7 @@ class ClaimKubelet:
         asked = [package.Claim(namespace=c["namespace"], name=c["name"], uid=c["uid"]) for c in claims]
         request = getattr(package, f"Node{verb}ResourcesRequest")(claims=asked)
         with open_channel(self.info.endpoint) as channel:
-            return dict(caller(channel, service, f"Node{verb}Resources")(request, timeout=5).claims)
+            return dict(caller(channel, service, f"Node{verb}Resources")(request, timeout=60).claims)
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def node(make_node: Callable[..., Node]) -> Node:
     (base / "plugins_registry").mkdir()
     found.api.store["/version"] = {"major": "1", "minor": "34+"}
     found.start_plugin("--claims=true", f"--kubelet-plugins={base}")
-    wait_for(lambda: SLICE in found.api.store, 20, found.said())
+    wait_for(lambda: SLICE in found.api.store, what=found.said())
     return found
 
 
@@ -186,9 +187,9 @@ def test_claims_that_cannot_be_prepared_say_why(node: Node) -> None:
 
 def test_an_agent_that_is_away_offers_nothing(node: Node) -> None:
     node.agent.kill()
-    wait_for(lambda: node.api.store[SLICE]["spec"]["devices"] == [], 20)
+    wait_for(lambda: node.api.store[SLICE]["spec"]["devices"] == [])
     node.agent.start()
-    wait_for(lambda: len(node.api.store[SLICE]["spec"]["devices"]) == 2, 20)
+    wait_for(lambda: len(node.api.store[SLICE]["spec"]["devices"]) == 2)
     assert node.api.store[SLICE]["spec"]["pool"]["generation"] == 3
 
 

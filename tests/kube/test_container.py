@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_node import wait_for
 from pods import patched, pod, share
+from waiting import wait_for
 
 from cotenant.agent.ipc.client import ControlClient
 from cotenant.core.errors import InputError, WorkError
@@ -73,7 +73,7 @@ class Host:
             [sys.executable, "-m", "cotenant.agent", *arguments], env=self.environment, stderr=self.log, stdout=self.log
         )
         wait_for(
-            lambda: (self.folder / "agent" / "control.sock").exists() and (self.sockets / "agent.sock").exists(), 20
+            lambda: (self.folder / "agent" / "control.sock").exists() and (self.sockets / "agent.sock").exists()
         )
 
     def call(self, op: str, **order: Any) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Host:
 
     def close(self) -> None:
         self.agent.terminate()
-        self.agent.wait(10)
+        self.agent.wait(60)
         self.log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -159,7 +159,7 @@ def test_a_container_cannot_write_where_its_shim_lies(host: Host) -> None:
     inside = f"{names.LIBRARIES}/x"
     try:
         program = host.run(container, group, "sh", "-c", f"touch {inside} || rm -f {names.SOCKETS}/agent.sock")
-        _, err = program.communicate(timeout=30)
+        _, err = program.communicate(timeout=60)
         assert "Read-only file system" in err
         assert (host.sockets / "agent.sock").exists()
     finally:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from held_agent import uuid_of
-from kube_node import Node, wait_for
+from kube_node import Node
 from kubelet_standin import AdmissionError
 from nvml_standin import Card, StandIn
 from pods import pod, share
+from waiting import wait_for
 
 from cotenant.kube import inventory, nodeplugin
 from cotenant.kube.api import KubeApi

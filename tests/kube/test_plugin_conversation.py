@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from fake_shim import FakeShim
 from held_agent import pod_cgroup, uuid_of
-from kube_node import Node, wait_for
+from kube_node import Node
 from kubelet_standin import AdmissionError
 from pods import patched, pod, share
+from waiting import wait_for
 
 from cotenant.abi.protocol import MessageType
 from cotenant.kube.mutate import mutate
@@ -161,8 +162,8 @@ def test_an_init_container_of_unknown_place_is_an_event(node: Node) -> None:
     node.api.put_pod(thing | {"status": inits(fetch="running")})
     node.agent.call("let_go", kind="pod", id=thing["metadata"]["uid"])
     node.start_plugin()
-    wait_for(lambda: len(node.kubelet.registered) > count, 20)
-    wait_for(lambda: any("is not known" in text for _, text in node.api.events(thing)), 20)
+    wait_for(lambda: len(node.kubelet.registered) > count)
+    wait_for(lambda: any("is not known" in text for _, text in node.api.events(thing)))
 
 
 def test_a_pod_of_which_only_an_init_container_asks(node: Node) -> None:
@@ -171,7 +172,7 @@ def test_a_pod_of_which_only_an_init_container_asks(node: Node) -> None:
     assert row["gpus"] == [gpu_of(ids(node, thing, container="load")[0])]
     status = {"phase": "Running", "initContainerStatuses": [{"name": "load", "state": {"terminated": {"exitCode": 0}}}]}
     node.api.put_pod(thing | {"status": status})
-    wait_for(lambda: not node.held(), 25, "an init container that has ended gives its share back")
+    wait_for(lambda: not node.held(), what="an init container that has ended gives its share back")
 
 
 def test_an_agent_that_is_away_makes_every_unit_unhealthy(node: Node) -> None:
@@ -216,7 +217,7 @@ def test_a_pod_that_comes_again_by_the_same_name(node: Node) -> None:
     node.kubelet.remove(first)
     node.api.drop_pod(first)
     second = node.schedule(pod("db-0", annotations=share("60%")))
-    wait_for(lambda: [row["id"] for row in node.held().values()] == [second["metadata"]["uid"]], 20)
+    wait_for(lambda: [row["id"] for row in node.held().values()] == [second["metadata"]["uid"]])
 
 
 def test_the_annotations_of_a_running_pod_can_change_its_limit_but_not_its_claim(node: Node) -> None:
@@ -259,10 +260,10 @@ def test_an_api_server_that_is_away_stops_nothing(node: Node) -> None:
     wait_for(lambda: node.held())
     node.api.down = True
     node.kubelet.remove(thing)
-    wait_for(lambda: not node.held(), 30, "after some rounds the kubelet is believed alone")
+    wait_for(lambda: not node.held(), what="after some rounds the kubelet is believed alone")
     node.api.down = False
     after = node.schedule(pod("next", annotations=share("100%")))
-    wait_for(lambda: node.held().get("team/next/main"), 15)
+    wait_for(lambda: node.held().get("team/next/main"))
     assert after
 
 
@@ -322,7 +323,7 @@ def test_settings_that_do_not_fit_end_with_a_sentence(make_node: Callable[..., N
     node = make_node(gpus=1)
     node.start_plugin("--whole=GPU-none")
     assert node.plugin is not None
-    assert node.plugin.wait(20) == 2
+    assert node.plugin.wait(60) == 2
     assert "the agent has no GPU 'GPU-none'" in node.said()
     assert "Traceback" not in node.said()
 
@@ -340,7 +341,7 @@ def test_metrics_are_served(make_node: Callable[..., Node]) -> None:
     node.schedule(pod("a", annotations=share("60%")))
 
     def text() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             return str(answer.read().decode())
 
     wait_for(lambda: "cotenant_plugin_bound_containers 1" in text())

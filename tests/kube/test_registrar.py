@@ -10,9 +10,10 @@ from unittest import mock
 
 import pytest
 from held_agent import uuid_of
-from kube_node import Node, wait_for
+from kube_node import Node
 from kubelet_standin import AdmissionError, Kubelet
 from pods import pod, share
+from waiting import wait_for
 
 from cotenant.kube.folderwatch import FolderWatch
 from cotenant.kube.inventory import Inventory
@@ -76,11 +77,11 @@ def test_a_kubelet_that_restarts_has_the_units_by_the_news_of_its_socket(tmp_pat
     registrar = Registrar(kubelet.plugins, desk, by_claims=False, every_s=NEVER_S)
     registrar.start()
     try:
-        wait_for(lambda: kubelet.healthy(SHARE), 20)
+        wait_for(lambda: kubelet.healthy(SHARE))
         for _ in range(2):
             before = kubelet.registered.count(SHARE)
             kubelet.restart()
-            wait_for(lambda: kubelet.registered.count(SHARE) > before and kubelet.healthy(SHARE), 20)  # noqa: B023
+            wait_for(lambda: kubelet.registered.count(SHARE) > before and kubelet.healthy(SHARE))  # noqa: B023
     finally:
         registrar.stop()
         kubelet.stop()
@@ -103,7 +104,7 @@ def test_a_folder_that_is_emptied_while_the_plugin_starts_to_listen(tmp_path: Pa
     with mock.patch("cotenant.kube.plugin.os.chmod", chmod):
         registrar.start()
         try:
-            wait_for(lambda: kubelet.healthy(SHARE), 60)
+            wait_for(lambda: kubelet.healthy(SHARE))
         finally:
             registrar.stop()
             kubelet.stop()
@@ -118,4 +119,4 @@ def test_registration_waits_neither_for_agent_nor_api_server(node: Node) -> None
     node.kubelet.start()
     with pytest.raises(AdmissionError, match="no healthy devices present"):
         node.kubelet.readmit(thing)
-    wait_for(lambda: node.kubelet.registered.count(SHARE) == 2, 20)
+    wait_for(lambda: node.kubelet.registered.count(SHARE) == 2)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from api_standin import ApiServer
-from kube_node import wait_for
 from pods import decoded, pod, review, share
+from waiting import wait_for
 from webhook_process import NAMES, Webhook, write_pair
 
 from cotenant.core.errors import InputError, WorkError
@@ -69,7 +69,7 @@ def test_a_certificate_and_a_key_that_do_not_belong_together(start: Start, files
     write_pair(tmp_path)
     (tmp_path / "tls.key").write_bytes(certificates.make(NAMES).key)
     webhook = start(*files)
-    assert webhook.process.wait(10) == 2
+    assert webhook.process.wait(60) == 2
     assert "tls.crt: the key is not that of the certificate" in webhook.said()
     assert "Traceback" not in webhook.said()
 
@@ -163,7 +163,7 @@ def test_metrics(start: Start, files: list[str], tmp_path: Path) -> None:
     webhook.review(found.ca, review(pod(annotations=share())))
     webhook.review(found.ca, review(pod(annotations=share("130%"))))
     webhook.post(found.ca, b"no JSON")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     for outcome, count in (("injected", 1), ("denied", 1), ("rejected", 1), ("failed", 0)):
         assert f'cotenant_webhook_reviews_total{{outcome="{outcome}"}} {count}' in text

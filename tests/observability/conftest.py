@@ -48,7 +48,7 @@ class LiveAgent:
         raise AssertionError(f"the agent did not start: {self.log.read_text()}")
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return str(answer.read().decode())
 
     def cotenant(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -58,7 +58,7 @@ class LiveAgent:
 
     def close(self) -> None:
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 @pytest.fixture

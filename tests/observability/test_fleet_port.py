@@ -16,7 +16,7 @@ from cotenant.fleet.session import Fleet, FleetOptions
 
 
 def look(url: str, path: str) -> str:
-    with urllib.request.urlopen(url + path, timeout=20) as answer:
+    with urllib.request.urlopen(url + path, timeout=60) as answer:
         return str(answer.read().decode())
 
 
@@ -27,7 +27,7 @@ def test_jobs_and_reasons(tmp_path: Path) -> None:
         assert fleet.live is not None
         for name in ("first", "second"):
             fleet.submit(JobSpec(name=name, command=("sleep", "60"), gpus=2))
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while True:
             state = json.loads(look(fleet.live.url, "/state.json"))
             jobs = {row["name"]: row for row in state["jobs"]}
@@ -41,7 +41,7 @@ def test_jobs_and_reasons(tmp_path: Path) -> None:
         assert sorted(row["gpu"] for row in state["shares"]) == sorted(row["key"] for row in state["gpus"])
         assert any(row["text"].startswith("first started") for row in state["decisions"])
         # neither tells how far it is: one runs at an unknown place of its work, the other has not begun
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while (done := {row["name"]: row["done"] for row in fleet.queue()}) != {"first": None, "second": 0.0}:
             assert time.monotonic() < until, done
             time.sleep(0.05)

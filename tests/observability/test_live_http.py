@@ -42,7 +42,7 @@ def serving(token: str | None = None) -> Iterator[LiveServer]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    started.wait(10)
+    started.wait(60)
     try:
         yield server
     finally:
@@ -53,7 +53,7 @@ def serving(token: str | None = None) -> Iterator[LiveServer]:
 
 
 def get(server: LiveServer, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request(method, path, headers={key.replace("_", "-"): value for key, value in headers.items()})
     answer = connection.getresponse()
     body = answer.read().decode()
@@ -105,7 +105,7 @@ def test_token() -> None:
 )
 def test_garbage_gets_an_answer_and_the_server_lives(sent: bytes, status: bytes) -> None:
     with serving() as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(sent)
             assert connection.recv(64).startswith(b"HTTP/1.1 " + status)
         assert get(server, "/healthz")[0] == 200

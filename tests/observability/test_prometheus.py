@@ -61,13 +61,13 @@ class Prometheus:
             time.sleep(0.1)
             with contextlib.suppress(OSError):
                 address = f"http://127.0.0.1:{self.port}/api/v1/query?query={urllib.parse.quote(query)}"
-                with urllib.request.urlopen(address, timeout=5) as answer:
+                with urllib.request.urlopen(address, timeout=60) as answer:
                     found = json.load(answer)["data"]["result"]
         return found
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_real_prometheus_scrapes_all_three(doors: dict[str, str], tmp_path: Pa
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_finds_nothing_to_complain_about(doors: dict[str, str]) -> None:
     for name, metrics in (("agent", AGENT), ("server", SERVER), ("fleet", FLEET)):
-        with urllib.request.urlopen(doors[name] + "/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(doors[name] + "/metrics", timeout=60) as answer:
             text = answer.read().decode()
         assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} == {m.name for m in metrics}
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)

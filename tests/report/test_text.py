@@ -81,7 +81,7 @@ def test_the_page_formats_times_as_python_does() -> None:
     body = script[script.index("function figures") : script.index("const shareText")]
     values = [0, 0.00123, 0.35, 0.9996, 1.5, 42, 119.9, 120, 312.4, 7199, 7200, 48240, 99999, 172800, 208224, 1.16e8]
     code = f"{body}\nconsole.log(JSON.stringify({json.dumps(values)}.map(timeText)))"
-    done = subprocess.run([node, "-e", code], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([node, "-e", code], capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(done.stdout) == [time_text(value, trim=False) for value in values]
     assert time_text(0.9996, trim=False) == "1.00 s"
     assert time_text(10800, trim=False) == "3.00 h"

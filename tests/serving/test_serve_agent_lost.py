@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from heard import heard
 from serve_setup import deployment, infer, plan
+from waiting import wait_for
 
 from cotenant.bench.harness import Bench, with_source
 from cotenant.serving.server import running
@@ -22,13 +22,6 @@ WITHIN_S = 1.0
 def worker_of(name: str, bench: Bench) -> int:
     row = next(row for row in bench.tenants() if f"-{name}-" in row["name"])
     return int(row["root_pid"])
-
-
-def until(check: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -61,5 +54,5 @@ def test_a_worker_that_ends_without_an_agent_is_made_when_there_is_one(how: sign
             bench.agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=with_agent)
         else:
             agent.send_signal(signal.SIGCONT)
-        until(lambda: infer(made.http_url, "a")[0] == 200, 8.0)
+        wait_for(lambda: infer(made.http_url, "a")[0] == 200)
         assert worker_of("a", bench) != pid

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from heard import heard
 from serve_setup import deployment, infer, plan
+from waiting import wait_for
 
 from cotenant.abi.floor import WorkClass
 from cotenant.agent.config.files import TenantSpec
@@ -41,13 +42,6 @@ def uuid_of(bench: Bench) -> str:
 def raises(bench: Bench) -> int:
     with ControlClient(bench.folder) as client:
         return sum(h["raises"] for gpu in client.call("colocation")["gpus"].values() for h in gpu["holders"])
-
-
-def wait_until(check: object, seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not check():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_latency_sensitive_service_raises_the_floor_for_each_batch(bench: Bench, tmp_path: Path) -> None:
@@ -116,10 +110,10 @@ def test_the_floor_is_up_when_a_batch_is_sent_and_down_when_it_is_answered(bench
         with running(services, plan=plan({"a": 1}, {"b": 1}), colocation="tidal", agent=bench.folder) as server:
             for service in ("a", "a", "b", "a"):
                 assert infer(server.http_url, service)[0] == 200
-                wait_until(lambda: not watch.others_up(), 0.4)
+                wait_for(lambda: not watch.others_up())
     # a worker joins the floor while its first batch is on its way
     assert sent[1:] == [("a", {0, WorkClass.COMPUTE}), ("b", {0}), ("a", {0, WorkClass.COMPUTE})]
-    wait_until(lambda: sum(pid > 0 for pid in watch.mapping.layout.pid) == 1)
+    wait_for(lambda: sum(pid > 0 for pid in watch.mapping.layout.pid) == 1)
     watch.close()
 
 
@@ -141,7 +135,7 @@ def test_workers_that_only_take_time_are_tenants_too(bench: Bench, tmp_path: Pat
             train = TenantSpec("train", mechanism="mps", best_effort=True)
             assert register(client, Launch(bench.folder, train, ["train"]))
     assert any(line.startswith("co-location: tidal on GPU 0 (Cotenant Software GPU) of the agent in") for line in said)
-    wait_until(lambda: not bench.tenants())
+    wait_for(lambda: not bench.tenants())
 
 
 def test_who_holds_best_effort_work_off_is_told_of_a_worker_without_a_device_too(bench: Bench) -> None:
@@ -199,7 +193,7 @@ def test_the_scheme_of_a_server_goes_with_it(bench: Bench, tmp_path: Path) -> No
     services = deployment([{"name": "a", "slo_ms": 5000}], tmp_path)
     with running(services, plan=plan({"a": 1}), colocation="static", agent=bench.folder):
         assert scheme() == "static"
-    wait_until(lambda: scheme() == "tidal")
+    wait_for(lambda: scheme() == "tidal")
     served = running(services, plan=plan({"a": 1}), colocation="static", agent=bench.folder)
     with served, ControlClient(bench.folder) as client:
         client.call("colocation", scheme="orion")
@@ -223,9 +217,9 @@ def test_an_agent_that_comes_back_is_told_the_scheme_again(tmp_path: Path) -> No
             except WorkError:
                 return ""
 
-        wait_until(lambda: scheme() == "static", 20.0)
+        wait_for(lambda: scheme() == "static")
         made.close()
-        wait_until(lambda: scheme() == "tidal")
+        wait_for(lambda: scheme() == "tidal")
 
 
 def test_what_a_shared_process_cannot_keep_is_said(bench: Bench, tmp_path: Path) -> None:
@@ -260,7 +254,7 @@ def test_plans_of_a_server_keep_classes_apart(bench: Bench, tmp_path: Path, sche
             assert [sorted(names) for names in seats] == ([["a", "b"]] if scheme is None else [["a"], ["b"]])
             server.call(server.server.replanner.wanted.set)
             before = server.server.stats.replans
-            wait_until(lambda: server.server.stats.replans > before, 30)  # noqa: B023 - called in this round
+            wait_for(lambda: server.server.stats.replans > before)  # noqa: B023 - called in this round
 
 
 def test_a_best_effort_service_waits_while_somebody_holds_the_floor(bench: Bench, tmp_path: Path) -> None:
@@ -364,7 +358,7 @@ def test_a_killed_holder_is_lowered_at_once_and_a_silent_one_after_the_limit(ben
     doomed._closed = True  # as the kernel does for a killed process: the connection ends, nothing is lowered
     doomed.mapping.connection.shutdown(2)
     doomed.mapping.connection.close()
-    wait_until(lambda: not watcher.others_up(), 1.0)
+    wait_for(lambda: not watcher.others_up())
     with ControlClient(bench.folder) as client:
         client.call("colocation", heartbeat_timeout_ms=50)
     silent = join_floor(bench.folder, uuid_of(bench))
@@ -385,8 +379,8 @@ def test_a_holder_finds_the_agents_successor(tmp_path: Path) -> None:
         agent.wait()
         floor.raise_()  # the page goes on working
         bench.agent = subprocess.Popen(agent.args, stderr=bench.log, stdout=bench.log, env=bench.environment)
-        wait_until(lambda: (bench.folder / "floor.sock").exists() and bool(_up(bench)), 20.0)
-        wait_until(lambda: _up(bench) == [True], 1.0)  # it joins first, and raises then
+        wait_for(lambda: (bench.folder / "floor.sock").exists() and bool(_up(bench)))
+        wait_for(lambda: _up(bench) == [True])  # it joins first, and raises then
         floor.close()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from serve_setup import ask, deployment, infer, plan
+from waiting import wait_for
 
 from cotenant.core.errors import WorkError
 from cotenant.serving.backends.timed import offset
@@ -27,13 +28,6 @@ def drill(folder: Path, name: str, **config: Any) -> str:
     version.mkdir(parents=True, exist_ok=True)
     (version / "timed.json").write_text(json.dumps(config))
     return str(folder / "models" / name)
-
-
-def wait_for(check: Any, seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def pids(server: Any) -> list[int]:

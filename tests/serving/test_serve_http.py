@@ -212,7 +212,7 @@ def test_metrics_status_and_plan(server: Running) -> None:
     state = ask(server.http_url, "/state.json")[2]
     assert [(row["key"], row["state"]) for row in state["services"]] == [("a", "ready"), ("b", "ready")]
     assert b"<html" in ask(server.http_url, "/")[2]
-    with urllib.request.urlopen(server.http_url + "/events", timeout=10) as events:
+    with urllib.request.urlopen(server.http_url + "/events", timeout=60) as events:
         assert events.readline() == b"event: all\n"
     assert ask(server.http_url, "/cotenant/plan")[2]["gpulets"][0]["seats"][0]["batch"] == 4
     status = ask(server.http_url, "/cotenant/status")[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +12,7 @@ from http2_peer import Peer, message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serve_setup import deployment, infer, plan
+from waiting import wait_for
 
 from cotenant.bench.gateway_grpc import DATA, HEADERS, PREFACE, SETTINGS, WINDOW_UPDATE, frame, headers
 from cotenant.serving.backends.timed import offset
@@ -136,10 +136,7 @@ def test_a_client_that_gives_up_leaves_nothing_behind(server: Running) -> None:
             peer.send(frame(RST_STREAM, 0, stream, struct.pack(">I", 8)))
         peer.socket.close()
     assert infer(server.http_url, "a")[0] == 200
-    end = time.monotonic() + 20
-    while server.status()["in_flight"]:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for(lambda: not server.status()["in_flight"])
 
 
 @settings(max_examples=40, deadline=None)

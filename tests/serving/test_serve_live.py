@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from serve_setup import ask, deployment, infer, plan
+from waiting import wait_for
 
 from cotenant.serving.backends.timed import offset
 from cotenant.serving.server import Running, running
@@ -81,10 +82,7 @@ def test_plans_change_under_load_and_no_request_is_lost(tmp_path: Path) -> None:
         assert {s["name"]: s["received"] for s in status["services"]} == {n: counted[n, 200] for n in "abc"}
         assert status["worker_deaths"] == 0
         assert status["switches"] == 5
-        end = time.monotonic() + 10
-        while len(server.status()["gpulets"]) != 2:  # old workers have gone
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wait_for(lambda: len(server.status()["gpulets"]) == 2)  # old workers have gone
 
 
 def test_other_batches_keep_the_workers(tmp_path: Path) -> None:
@@ -109,10 +107,7 @@ def test_rates_drive_plans_and_gpus(tmp_path: Path) -> None:
         assert began["gpus_in_use"] >= 2
         assert not began["note"]
         with Load(server, ("b",), threads=1) as load:
-            end = time.monotonic() + 40
-            while server.status()["gpus_in_use"] >= began["gpus_in_use"]:
-                assert time.monotonic() < end, server.status()
-                time.sleep(0.2)
+            wait_for(lambda: server.status()["gpus_in_use"] < began["gpus_in_use"])
         assert not load.wrong
         assert server.status()["replans"] > 3
     rows = [line.split(",") for line in log.read_text().splitlines()]
@@ -142,12 +137,12 @@ def test_new_files_are_loaded_beside_the_old_ones(tmp_path: Path) -> None:
         (folder / "2").mkdir()
         (folder / "2" / "timed.json").write_text('{"faults": {"on_load": "error"}}')
         with Load(server, ("a",)) as load:
-            status, _, body = ask(server.http_url, "/v2/repository/models/a/load", {}, "POST", timeout=30)
+            status, _, body = ask(server.http_url, "/v2/repository/models/a/load", {}, "POST", timeout=60)
             assert status == 400
             assert "as the drill asked for" in body["error"]
             assert infer(server.http_url, "a")[2]["model_version"] == "1"
             (folder / "2" / "timed.json").write_text("{}")
-            assert ask(server.http_url, "/v2/repository/models/a/load", {}, "POST", timeout=30)[0] == 200
+            assert ask(server.http_url, "/v2/repository/models/a/load", {}, "POST", timeout=60)[0] == 200
             assert infer(server.http_url, "a")[2]["model_version"] == "2"
         assert not load.wrong
         assert ask(server.http_url, "/v2/models/a/versions/1/ready")[0] == 404
@@ -176,7 +171,7 @@ def test_a_trouble_of_the_planner_leaves_the_plan_in_force(tmp_path: Path) -> No
         process = server.server.replanner.process._process
         assert process is not None
         process.kill()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while server.status()["replans"] < 4:  # it is started again and answers
             assert infer(server.http_url, "a")[0] == 200
             assert time.monotonic() < end
@@ -188,7 +183,7 @@ def test_what_is_unloaded_holds_no_memory(tmp_path: Path) -> None:
     services = deployment([{"name": "a", "slo_ms": 5000}, {"name": "b", "slo_ms": 5000}], tmp_path)
     with running(services, plan=plan({"a": 2, "b": 2}, {"a": 2})) as server:
         before = pids(server)
-        assert ask(server.http_url, "/v2/repository/models/b/unload", {}, "POST", timeout=30)[0] == 200
+        assert ask(server.http_url, "/v2/repository/models/b/unload", {}, "POST", timeout=60)[0] == 200
         after = pids(server)
         assert set(after.values()) & set(before.values()) == {before["0/50%/1"]}
         assert infer(server.http_url, "a")[0] == 200
@@ -211,12 +206,7 @@ def test_a_gpu_that_goes_away_leaves_the_plan(tmp_path: Path) -> None:
         gone = pids(server)["1/50%/0"]
         factory.left = (0,)
         os.kill(gone, signal.SIGKILL)
-        end = time.monotonic() + 10
-        while set(pids(server)) != {"0/50%/0", "0/50%/1"}:
-            assert time.monotonic() < end, server.status()
-            time.sleep(0.05)
+        wait_for(lambda: set(pids(server)) == {"0/50%/0", "0/50%/1"})
         assert infer(server.http_url, "a")[0] == 200
         factory.left = (0, 1)  # and when it comes back it is used again
-        while len(pids(server)) != 3:
-            assert time.monotonic() < end + 10
-            time.sleep(0.05)
+        wait_for(lambda: len(pids(server)) == 3)

@@ -238,7 +238,7 @@ def test_a_model_that_cannot_be_measured_is_left_out_and_samples_measure_it(tmp_
         assert "Gather" in found["picky"]
         assert "no model at" in found["gone"]
         assert ask(server.http_url, "/v2/models/picky/infer", {"inputs": [row]})[0] == 503
-        status, _, body = ask(server.http_url, "/v2/repository/models/picky/load", {}, "POST", timeout=30)
+        status, _, body = ask(server.http_url, "/v2/repository/models/picky/load", {}, "POST", timeout=60)
         assert (status, "cannot be measured" in body["error"]) == (400, True)
     sample = tmp_path / "sample.json"
     sample.write_text('{"inputs": []}')

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from http2_peer import Peer, message
 from serve_setup import deployment, infer, plan, tensor
+from waiting import wait_for
 
 from cotenant.bench.gateway_grpc import DATA, HEADERS, frame, headers
 from cotenant.serving.dispatch.calls import Outcome
@@ -32,13 +32,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     lets = plan({"a": 8}, {"app:b": 4})
     with running(services, plan=lets, grpc="127.0.0.1:0") as found:
         yield found
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def waiting(server: Running, name: str = "a") -> int:
@@ -78,9 +71,9 @@ def test_a_client_of_http_that_goes_leaves_the_queue(server: Running, name: str)
     queue, before = {"a": "a", "app": "app:b"}[name], cancelled(server, name)
     stays = post(server)
     peer = post(server, name)
-    until(lambda: waiting(server, queue) == (2 if name == "a" else 1))
+    wait_for(lambda: waiting(server, queue) == (2 if name == "a" else 1))
     peer.close()
-    until(lambda: waiting(server, queue) == (1 if name == "a" else 0))
+    wait_for(lambda: waiting(server, queue) == (1 if name == "a" else 0))
     assert cancelled(server, name) == before + 1
     stays.shutdown(socket.SHUT_WR)  # it reads on: it is told
     answer = stays.recv(65536)
@@ -96,12 +89,12 @@ def test_a_call_that_is_taken_back_leaves_the_queue(server: Running, how: str) -
     peer = Peer(server)
     for stream in (1, 3, 5):
         peer.send(frame(HEADERS, 0x4, stream, headers()), frame(DATA, 0x1, stream, message(X)))
-    until(lambda: waiting(server) == 3)
+    wait_for(lambda: waiting(server) == 3)
     if how == "reset":
         peer.send(frame(RST_STREAM, 0, 3, CANCEL))
-        until(lambda: waiting(server) == 2)
+        wait_for(lambda: waiting(server) == 2)
     peer.socket.close()
-    until(lambda: waiting(server) == 0)
+    wait_for(lambda: waiting(server) == 0)
     assert cancelled(server) == before + 3
 
 
@@ -120,7 +113,7 @@ def test_eleven_thousand_calls_taken_back_delay_no_other_client(server: Running)
         for peer in peers:
             peer.send(taken_back(1 + 200 * k, 100))
     assert infer(server.http_url, "a")[0] == 200
-    until(lambda: cancelled(server) > before + 11_000)  # all but those of the batches that ran meanwhile
+    wait_for(lambda: cancelled(server) > before + 11_000)  # all but those of the batches that ran meanwhile
     assert waiting(server) == 0
     assert server.call(lambda: server.server.stats.services["a"].outcomes[Outcome.FULL]) == 0
     for peer in peers:

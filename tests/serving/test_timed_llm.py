@@ -12,8 +12,8 @@ import threading
 
 import pytest
 from command import command
-from kube_node import wait_for
 from timed_llm import NO_TIME, Instant, ask, running, stream
+from waiting import wait_for
 
 from cotenant.profiles.llm import LlmProfile
 from cotenant.workloads.tokens.text import answer_text, digest, fault_of, prompt_text
@@ -106,7 +106,7 @@ def test_requests_that_wait_together_share_steps() -> None:
         assert device.held.wait(60)
         for thread in threads[1:]:
             thread.start()
-        wait_for(lambda: ask(port, "/load")[1] == {"server_load": 3}, 60)
+        wait_for(lambda: ask(port, "/load")[1] == {"server_load": 3})
         device.go.set()
         for thread in threads:
             thread.join(60)
@@ -122,9 +122,9 @@ def test_a_client_that_hangs_up_leaves_the_batch() -> None:
         made.request("POST", COMPLETION, json.dumps(body))
         assert device.held.wait(60)
         made.close()
-        wait_for(lambda: ask(port, "/load")[1] == {"server_load": 1}, 60)
+        wait_for(lambda: ask(port, "/load")[1] == {"server_load": 1})
         device.go.set()
-        wait_for(lambda: ask(port, "/load")[1] == {"server_load": 0}, 60)
+        wait_for(lambda: ask(port, "/load")[1] == {"server_load": 0})
     assert len(device.steps) < 200
 
 

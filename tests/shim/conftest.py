@@ -60,7 +60,7 @@ def tenants(soft_environment: dict[str, str], soft_library: Path, client_program
     for process in started.processes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # children too: one that hangs would keep the pipes open
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from waiting import wait_for
+
 from cotenant.abi.protocol import (
     BODY_OF,
     MESSAGE_BYTES,
@@ -271,10 +273,7 @@ class FakeAgent:
         before = len(to.of(MessageType.MOVE_DONE))
         span_of = {"bytes": bytes_, "base": base, "span_bytes": span or self.backing_bytes}
         to.send(kind, slot=0, sequence=1000 + before, **span_of)
-        deadline = time.monotonic() + 20
-        while len(to.of(MessageType.MOVE_DONE)) == before:
-            assert time.monotonic() < deadline, "the move did not end"
-            time.sleep(0.002)
+        wait_for(lambda: len(to.of(MessageType.MOVE_DONE)) != before, what="the move did not end")
         return to.of(MessageType.MOVE_DONE)[-1]
 
     def _memory(self, client: Client, message: Message) -> None:

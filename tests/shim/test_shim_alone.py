@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from fake_agent import FakeAgent
 from shim_tenants import Tenants
+from waiting import WITHIN_S
 
 from cotenant.abi.tenant_page import SlotFlag
 
@@ -58,7 +59,7 @@ def time_to_give_back(broker: FakeAgent) -> float:
     began = time.monotonic()
     broker.revoke()
     while len(broker.releases()) == before:
-        assert time.monotonic() < began + 20
+        assert time.monotonic() < began + WITHIN_S
         time.sleep(0.001)
     took = time.monotonic() - began
     assert broker.releases()[-1]["drained"] == 1
@@ -72,7 +73,7 @@ def test_fences_are_as_far_apart_as_nobody_minds(tenants: Tenants, agent: Agents
         flood = Flood(tenants, broker)
         flood.order(MS, 2.0)
         launched = int(flood.answer())
-        flood.process.communicate(timeout=20)
+        flood.process.communicate(timeout=60)
         assert 1000 <= launched <= 2200
         fences = broker.clients[0].slot().fences
         assert launched / 10 <= fences <= launched / 8 * 1.2 + 8

@@ -46,7 +46,7 @@ def test_capture_needs_no_turn_and_is_not_charged(tenants: Tenants, agent: Agent
         assert [m.type for m in client.messages].count(3) == 1  # the graph launch asks for a turn
         broker.resume()
         assert process.stdout.readline().strip() == "ran"
-        process.wait(timeout=10)
+        process.wait(timeout=60)
         assert client.slot().launches == 1
         assert client.slot().graph_launches == 1
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from collections.abc import Callable
 
 from fake_agent import Client, FakeAgent, Message
 from shim_tenants import Tenants
+from waiting import wait_for
 
 from cotenant.abi.protocol import MessageType
 from cotenant.devices.channel_groups import SOFTWARE, ChannelControls, ChannelGroup
@@ -28,26 +28,19 @@ def group_of(message: Message) -> ChannelGroup:
     return ChannelGroup(message["client"], message["device"], message["subdevice"], message["group"], channels)
 
 
-def until(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_a_context_comes_with_a_file_that_controls_it(tenants: Tenants, agent: Agents) -> None:
     with agent() as broker:
         program = tenants.python(broker, WAITS + "sys.stdin.readline()\n")
         assert program.stdout is not None
         program.stdout.readline()
-        until(lambda: groups(broker.clients[0])[-1:] != [] and groups(broker.clients[0])[-1]["channel_count"] == 2)
+        wait_for(lambda: groups(broker.clients[0])[-1:] != [] and groups(broker.clients[0])[-1]["channel_count"] == 2)
         message = groups(broker.clients[0])[-1]
         controls = ChannelControls(SOFTWARE, SoftIoctl())
         assert controls.check(message.fd, group_of(message)) == ""
         assert controls.slice_us(message.fd, group_of(message)) == 2048
         uuid = broker.clients[0].uuids[0].hex()
         assert controls.gpu_uuid(message.fd, group_of(message)).removeprefix("GPU-").replace("-", "") == uuid
-        program.communicate("\n", timeout=20)
+        program.communicate("\n", timeout=60)
 
 
 def test_later_contexts_and_their_ends_are_followed(tenants: Tenants, agent: Agents) -> None:
@@ -61,28 +54,28 @@ def test_later_contexts_and_their_ends_are_followed(tenants: Tenants, agent: Age
         program = tenants.python(broker, script)
         assert program.stdin is not None
         client = lambda: groups(broker.clients[0])  # noqa: E731
-        until(lambda: bool(broker.clients and client()))
+        wait_for(lambda: bool(broker.clients and client()))
         first = client()[-1]["group"]
         program.stdin.write("\n")
         program.stdin.flush()
-        until(lambda: any(m["group"] != first for m in client()))
+        wait_for(lambda: any(m["group"] != first for m in client()))
         second = client()[-1]
         program.stdin.write("\n")
         program.stdin.flush()
-        until(lambda: client()[-1]["channel_count"] == 0)
+        wait_for(lambda: client()[-1]["channel_count"] == 0)
         assert client()[-1]["group"] == second["group"] != first
         assert client()[-1].fd == -1
-        program.communicate("\n", timeout=20)
+        program.communicate("\n", timeout=60)
 
 
 def test_an_agent_that_comes_back_hears_of_all_groups(tenants: Tenants, agent: Agents) -> None:
     with agent() as broker:
         program = tenants.python(broker, WAITS + "sys.stdin.readline()\n")
-        until(lambda: bool(broker.clients and groups(broker.clients[0])))
+        wait_for(lambda: bool(broker.clients and groups(broker.clients[0])))
     with FakeAgent(broker.path) as broker:
-        until(lambda: bool(broker.clients and groups(broker.clients[0])))
+        wait_for(lambda: bool(broker.clients and groups(broker.clients[0])))
         assert group_of(groups(broker.clients[0])[0]).channels
-        program.communicate("\n", timeout=20)
+        program.communicate("\n", timeout=60)
 
 
 def test_a_forked_child_has_groups_of_its_own(tenants: Tenants, agent: Agents) -> None:

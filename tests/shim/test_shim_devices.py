@@ -53,7 +53,7 @@ def test_gpu_of_others_gives_no_context(tenants: Tenants, agent: Agents) -> None
     with agent(flags=SlotFlag.UNGATED) as broker:
         broker.denied.add(b"cotenant1softgpu")
         process = tenants.python(broker, script, **TWO)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         assert out.split() == ["800", "800", "0"]
         assert "GPU 1 is not one that this tenant may use" in err
 

@@ -111,7 +111,7 @@ def test_without_an_agent_the_program_is_told_at_once(tenants: Tenants, agent: A
     script = PRELUDE + "print(raw('cuInit', 0))"
     with agent(refuse=True) as broker:
         process = tenants.python(broker, script)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
         assert out.strip() == "802"
         assert "the agent refused this program: unknown tenant" in err
     with agent() as broker:
@@ -119,7 +119,7 @@ def test_without_an_agent_the_program_is_told_at_once(tenants: Tenants, agent: A
         del environment["COTENANT_SOCKET"]
         command = [sys.executable, "-c", script]
         process = tenants.start(None, command, **environment, PYTHONPATH=str(Path(__file__).parent))
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
         assert out.strip() == "802"
         assert "a tenant does not run without one" in err
 
@@ -130,7 +130,7 @@ def test_process_without_a_token_may_become_known_a_little_later(tenants: Tenant
         timer = threading.Timer(0.5, lambda: setattr(broker, "refuse", False))
         timer.start()
         process = tenants.client_run(broker, "v2", "launches", "5", COTENANT_TOKEN="")
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         timer.join()
         assert out.startswith("launches 5")
         assert err == ""

@@ -7,21 +7,13 @@ import os
 import signal
 import socket
 import struct
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from shim_tenants import Tenants
 from test_shim_swap import EVERYTHING, MIB, OK, Agents, Program, closed, moved
+from waiting import wait_for
 
 from cotenant.abi.protocol import MessageType
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
 
 
 def memory_from_others(pid: int) -> int:
@@ -51,13 +43,13 @@ def test_a_child_that_is_forked_while_memory_comes_keeps_none_of_it(tenants: Ten
         os.close(memory)
     client.send(MessageType.MOVE_IN, fd=taker.fileno(), slot=0, sequence=7, bytes=41 * MIB)
     taker.close()
-    wait_for(lambda: memory_from_others(program.process.pid) == 3, "the memory of others")
+    wait_for(lambda: memory_from_others(program.process.pid) == 3, what="the memory of others")
     child = int(program.ask("(pid := __import__('os').fork()) or __import__('time').sleep(60)"))
     try:
-        wait_for(lambda: memory_from_others(child) == 0, "the child to let go")
+        wait_for(lambda: memory_from_others(child) == 0, what="the child to let go")
         assert memory_from_others(program.process.pid) == 3
         client.send(MessageType.MOVE_ALLOW, slot=0, bytes=EVERYTHING)
-        wait_for(lambda: len(client.of(MessageType.MOVE_DONE)) == 2, "the end of the move")
+        wait_for(lambda: len(client.of(MessageType.MOVE_DONE)) == 2, what="the end of the move")
         assert memory_from_others(program.process.pid) == 0
         broker.resume()
         assert program.ask("check()") == "intact"

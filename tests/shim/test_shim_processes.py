@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fake_agent import FakeAgent
 from shim_tenants import Tenants
+from waiting import wait_for
 
 from cotenant.abi.protocol import MessageType
 from cotenant.abi.tenant_page import SlotFlag
@@ -56,7 +57,7 @@ def test_use_of_the_gpu_without_a_launch_is_reported(tenants: Tenants, agent: Ag
     """Launches behind the shim's back are seen by their effect (nvshare#11: silence when nothing is intercepted)."""
     with agent() as broker:
         process = tenants.client_run(broker, "v2", "bypass", str(tenants.driver), "2.5")
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "no launch passed the shim" in err
         assert [m["code"] for m in broker.clients[0].of(MessageType.WARNING)] == [1]
@@ -65,7 +66,7 @@ def test_use_of_the_gpu_without_a_launch_is_reported(tenants: Tenants, agent: Ag
 def test_program_that_launches_is_not_accused(tenants: Tenants, agent: Agents) -> None:
     with agent() as broker:
         process = tenants.client_run(broker, "v2", "rate", "1.5", "10")
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
         assert err == ""
         assert broker.clients[0].of(MessageType.WARNING) == []
 
@@ -107,7 +108,7 @@ def test_peer_that_breaks_the_protocol_is_no_agent(tenants: Tenants, agent: Agen
             started.append((listener, tenants.start(broker, [sys.executable, "-c", script], COTENANT_SOCKET=str(path),
                                                     PYTHONPATH=str(Path(__file__).parent))))
         for listener, process in started:
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=60)
             listener.close()
             assert out.strip() == "802", err
             assert "protocol version 1" in err
@@ -117,13 +118,11 @@ def test_agent_that_talks_nonsense_is_left_and_found_again(tenants: Tenants, age
     """A message of another length ends the connection; the tenant waits, connects anew and goes on."""
     with agent() as broker:
         process = tenants.client_run(broker, "v2", "rate", "1.0", "10")
-        until = time.monotonic() + 10
-        while not (broker.clients and broker.clients[0].epoch) and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_for(lambda: broker.clients and broker.clients[0].epoch)
         time.sleep(0.1)
         with broker.lock:
             broker.clients[0].connection.send(b"nonsense")
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         assert process.returncode == 0
         assert out.startswith("count")
         assert "the agent is back" in err

@@ -104,7 +104,7 @@ def test_killed_process_leaves_no_memory_and_no_work_behind(tenants: Tenants) ->
         "launch(kernel); cu('cuCtxSynchronize'); print('free')\n"
     )
     began = time.monotonic()
-    assert tenants.output(tenants.python(None, heir), timeout=10).strip() == "free"
+    assert tenants.output(tenants.python(None, heir), timeout=60).strip() == "free"
     assert time.monotonic() - began < 8
 
 
@@ -166,6 +166,6 @@ def test_a_state_file_on_a_full_disk_is_said(tenants: Tenants, tmp_path: Path) -
         pytest.skip("no mount namespace of one's own here")
     extra = {"COTENANT_SOFTGPU_STATE": str(disk / "state"), "CLIENT_LIBRARY": str(tenants.driver)}
     process = tenants.start(None, ["unshare", "-Urm", "sh", "-c", mount], **extra)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode > 0
     assert "cannot be used: No space left on device" in err

@@ -1,0 +1,20 @@
+"""Waiting for what other processes and threads do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+WITHIN_S = 60.0  # a machine under load takes many times what a quiet one takes; only a test that fails waits for it
+
+
+def wait_for(check: Callable[[], Any], seconds: float = WITHIN_S, what: str = "") -> Any:
+    """Poll until `check` is true; returns its value."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = check()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what or check}"
+        time.sleep(0.01)
