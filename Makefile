@@ -13,10 +13,10 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -m "not slow" -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest -q -m "not slow and not timed" -n auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(VENV)/.dev
-	$(BIN)/pytest -q -m "slow and not extras"
+	$(BIN)/pytest -q -m "slow and not timed and not extras"
 
 test-extras: $(VENV)/.dev
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray]'
@@ -36,6 +36,7 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -s --ignore=bench/gpu bench
+	$(BIN)/pytest -q -m "timed and not extras" tests
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m hatchling build -d dist

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -70,7 +70,7 @@ def test_a_load_that_nobody_knows_is_refused() -> None:
             be.ask("load mm40x6")
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 def test_the_software_gpu_ranks_schemes_as_a_card_does() -> None:
     """By medians, which a busy machine moves least: static parts cost LS its SMs, concurrency its place."""
     plan = Plan(parse_ls("resnet50:4:100"), ["mm4096"], parse_schemes("mps-plus,static,tidal"), rounds=2, block_s=0.6)
@@ -109,13 +109,19 @@ def test_best_effort_programs_launch_from_one_core_and_nothing_else_does() -> No
     assert os.sched_getaffinity(0) == before
 
 
-def test_long_units_that_end_with_the_block_do_not_count_as_done_in_it() -> None:
+def test_long_units_that_end_with_the_block_do_not_count_as_done_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of 25 ms that its host holds back, its GPU idle: 40 a second. Three are counted late all along, and
     together at the end: over 0.3 s that was 50 a second, and best-effort work beside a service lacked as much."""
 
+    now_ns = [0]
+    monkeypatch.setattr("cotenant.bench.be_loads.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+
+    def step() -> None:
+        now_ns[0] += 25_000_000
+
     class Host:
         def ask(self, line: str, _: float) -> dict[str, Any]:
-            load = Load(lambda: time.sleep(0.025), lambda _: None, lambda _: None, 1)
+            load = Load(step, lambda _: None, lambda _: None, 1)
             return load.run(float(line.removeprefix("run ")))
 
     assert native_block(cast(Program, Host()), 0.3) == pytest.approx(40, rel=0.06)

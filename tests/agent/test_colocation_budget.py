@@ -23,7 +23,7 @@ def test_a_unit_reads_and_writes_all_of_it() -> None:
             bytes_moved(load)
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 def test_best_effort_work_beside_a_service_has_the_part_of_the_time_that_was_set() -> None:
     """An unmodified program under the shim: a tenth, a third and all of the time, one launch after the other."""
     said: list[str] = []

@@ -64,14 +64,14 @@ def test_who_could_not_join_the_floor_at_first_is_on_it_a_little_later(kind: str
         floor.close()
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 def test_be_is_killed_or_stopped_inside_a_kernel() -> None:
     for how, seen in steps.be_killed().items():
         assert seen["ls_requests"] > 150, how
         assert seen["ls_max_ms"] < WITHIN_MS, how
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 def test_the_agent_is_killed_and_comes_back() -> None:
     """Both sides go on without it (fail open), and are on the floor of the next one."""
     found: dict[str, Any] = steps.agent_restarted()

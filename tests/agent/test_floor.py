@@ -221,19 +221,16 @@ def test_it_does_not_launch_while_the_floor_is_up(rig: tuple[Rig, Program]) -> N
     started, be = rig
     started.scheme("tidal", heartbeat_timeout_ms=5_000)
     floor = join_floor(started.bench.folder, started.uuid)
-    be.tell("times 0.8")
-    time.sleep(0.3)
+    assert be.ask("run 0.1")["count"] > 0
     floor.raise_()
-    up = time.monotonic_ns()
+    be.tell("times 0.5")
     time.sleep(0.2)
     down = time.monotonic_ns()
     floor.lower()
     times = be.answer()["times_ns"]
     floor.close()
-    slack = 20_000_000  # a launch that passed before may be on its way while the machine is busy
-    assert not [at for at in times if up + slack < at < down]
-    assert [at for at in times if at < up]
-    assert [at for at in times if at > down]
+    assert times
+    assert not [at for at in times if at < down]
 
 
 def test_a_silent_holder_is_not_waited_for_for_ever(rig: tuple[Rig, Program]) -> None:
@@ -241,10 +238,7 @@ def test_a_silent_holder_is_not_waited_for_for_ever(rig: tuple[Rig, Program]) ->
     started.scheme("tidal", heartbeat_timeout_ms=100)
     floor = join_floor(started.bench.folder, started.uuid)
     floor.raise_()
-    began = time.monotonic()
-    block = be.ask("run 0.3")
-    assert time.monotonic() - began < 5
-    assert block["count"] > 0
+    assert be.ask("run 0.3")["count"] > 0
     floor.raise_()
     floor.mapping.raised_ns[floor.mapping.holder] = time.monotonic_ns() + 10**15  # nonsense
     assert be.ask("run 0.3")["count"] > 0
@@ -256,13 +250,14 @@ def test_schemes_without_a_gate_do_not_wait(rig: tuple[Rig, Program]) -> None:
     started.scheme("mps-plus", heartbeat_timeout_ms=5_000)
     floor = join_floor(started.bench.folder, started.uuid)
     floor.raise_()
-    began = time.monotonic()
-    assert be.ask("run 0.2")["count"] > 0
-    assert time.monotonic() - began < 3
+    be.tell("times 0.2")
+    begun, over = time.monotonic_ns(), time.monotonic_ns() + 5 * 10**9
+    assert any(begun < at < over for at in be.answer()["times_ns"]), "it launched while it was up"
     floor.close()
     started.scheme("tidal")
 
 
+@pytest.mark.timed
 def test_an_unmodified_latency_sensitive_program_holds_the_floor_while_it_works(rig: tuple[Rig, Program]) -> None:
     """The program under the shim launches and waits; BE is let in between its bursts, and only there."""
     started, be = rig

@@ -13,6 +13,7 @@ import pytest
 from heard import heard
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_for
 
 from cotenant.agent.config.colocation import parse_colocation
 from cotenant.agent.gate.client import join_floor
@@ -200,6 +201,7 @@ def standing(rig: Rig) -> dict[str, Any]:
         return dict(client.call("colocation"))
 
 
+@pytest.mark.timed
 def test_an_agent_holds_best_effort_work_where_its_card_says_that_the_clock_is_low(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -218,3 +220,16 @@ def test_an_agent_holds_best_effort_work_where_its_card_says_that_the_clock_is_l
             counts[name] = be.ask("run 0.5", 60)["count"]
         floor.close()
     assert counts["held"] < 0.75 * counts["free"]
+
+
+def test_an_agent_lowers_the_duty_on_a_card_with_a_low_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTENANT_SOFTGPU_CLOCK", "50")
+    with Rig("soft", together=False) as rig:
+        floor = join_floor(rig.bench.folder, rig.uuid)
+        be = rig.be().wait_ready()
+        be.ask("load mm4096", 60)
+        for changes, duty in (({"duty_cycle": 0.5, "clock": 0.95}, 0.5), ({}, 1.0)):
+            rig.scheme("tidal", **changes)
+            wait_for(lambda: standing(rig)["gpus"][rig.uuid]["duty_cycle"] == duty)  # noqa: B023
+            assert be.ask("run 0.1", 60)["count"] > 0
+        floor.close()

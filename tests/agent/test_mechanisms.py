@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,12 +64,10 @@ def test_a_daemon_that_is_slow_to_end_holds_up_nobody_but_the_next_one(mps: Mps)
     """The agent's one thread gives turns meanwhile; a new daemon on that GPU starts after the old one has ended."""
     environment = mps.grant(TenantSpec("a"), (REAL,)).environment
     (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "slow").touch()
-    began = time.monotonic()
     mps.revoke("a", (REAL,))
-    assert time.monotonic() - began < 0.5
+    assert calls(environment)[-1] != "ended", "nobody waits for it here"
     mps.grant(TenantSpec("b"), (REAL,))
-    assert time.monotonic() - began >= 1.0
-    assert calls(environment)[2:] == ["quit -t 5", f"start {REAL.uuid}", "get_server_list"]
+    assert calls(environment)[2:] == ["quit -t 5", "ended", f"start {REAL.uuid}", "get_server_list"]
     assert answers(mps)
 
 
@@ -85,9 +82,7 @@ def test_what_is_prepared_is_granted_at_once_and_ended_if_nobody_comes(mps: Mps,
     for thread in both:
         thread.join()
     (pipe / "slow").unlink()
-    began = time.monotonic()
     environment = mps.grant(TenantSpec("a"), (REAL,)).environment
-    assert time.monotonic() - began < 0.5
     assert [call for call in calls(environment) if call.startswith("start")] == [f"start {REAL.uuid}"]
     mps.settle(TenantSpec("a"), (REAL,))
     assert answers(mps), "somebody has come"

@@ -142,11 +142,11 @@ def test_a_process_that_is_early_waits_for_the_news_of_its_pod(held: HeldAgent) 
     threading.Timer(0.5, hold, (held,)).start()
     began = time.monotonic()
     shim = FakeShim(held.tenants, "container:main")
-    assert 0.3 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.3
     assert shim.answer["tenant"].rstrip(b"\0") == b"team/train/main"
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 def test_a_pod_without_a_share_is_refused_in_time(held: HeldAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     held.call("expect", kind="pod")
     held.put(pod_cgroup(OTHER, ID))

@@ -33,6 +33,7 @@ def another(node: Node, name: str, kind: str) -> Workload:
     return workload
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(1500)
 def test_random_kills(node: Node) -> None:
     """A limited tenant is watched all the time; others come, and agent, keeper or another tenant is killed."""

@@ -29,6 +29,7 @@ def fences(bench: Bench) -> int:
     raise AssertionError("the agent has no page")
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(("alone_after", "most", "least"), [("0s", 0.3, 0.0), ("1000s", 1.5, 0.7)])
 def test_a_lone_tenant_is_fenced_seldom(alone_after: str, most: float, least: float) -> None:
     """Graphs of 1.2 ms: one fence for each in a turn with a deadline, one for about seven (8 ms) in a turn without."""
@@ -43,6 +44,7 @@ def test_a_lone_tenant_is_fenced_seldom(alone_after: str, most: float, least: fl
         assert least * replays <= fences(bench) - before <= most * replays
 
 
+@pytest.mark.timed
 def test_an_idle_holder_without_a_deadline_gives_way_to_whoever_comes() -> None:
     """Two that work in turn, each for one step of 1.2 ms after the other has been idle for 0.1 s, twice its quota: the
     one that comes gets the GPU from the other in about 1 ms (10 for a test machine), and neither waits for a turn."""

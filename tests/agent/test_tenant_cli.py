@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import command
 import pytest
 from agent_harness import AgentProcess, declare, gpu_uuid
 from fake_shim import FakeShim, register
@@ -18,12 +19,11 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
 def cotenant(*arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "cotenant.cli.main", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout if code == 0 else done.stderr
+    """What it wrote; `cotenant agent` as a process of its own, for it becomes the agent."""
+    done = (command.cotenant_process if arguments[0] == "agent" else command.cotenant)(*arguments)
+    assert done.code == code, done.err
+    assert "Traceback" not in done.err
+    return done.out if code == 0 else done.err
 
 
 @pytest.fixture(scope="module")

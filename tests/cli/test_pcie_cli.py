@@ -77,7 +77,7 @@ with Bench("soft", {}) as bench:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_the_answer_s_keys() -> None:
     done = cotenant("bench", "pcie", "--weights", "1,3", "--seconds", "0.6", "--json")
@@ -91,7 +91,7 @@ def test_the_answer_s_keys() -> None:
     assert found["ls_copy_wait_chunks"] >= 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_pageable_copies_share_by_weight_too() -> None:
     words = ("--weights", "1,3", "--memory", "pageable", "--mode", "sync", "--no-ls", "--seconds", "1.2")

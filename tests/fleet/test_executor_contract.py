@@ -152,11 +152,9 @@ def test_helpers_of_a_job_are_not_signalled_before_it_has_left(node: Node) -> No
 
 
 def test_a_lease_that_nobody_extends_ends_the_job(node: Node) -> None:
-    name = node.start("sleep", "60", lease_s=0.6)
-    started = time.monotonic()
+    name = node.start("sleep", "600", lease_s=0.6)
     exit_ = node.ended(name)
     assert exit_["asked"] == "lease"
-    assert time.monotonic() - started < 10
 
 
 def test_an_extended_lease_goes_on_without_a_restart(node: Node) -> None:

@@ -26,7 +26,7 @@ def smoke(call: Any, tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 def test_a_short_trace_runs_as_simulated(call: Any, tmp_path: Path, smoke: Path) -> None:
     """A fifteenth of the time: jobs of one to eight seconds, where starting a program is a fifth of the work; so the
     bounds are wide. Nobody is preempted, in either."""
@@ -48,6 +48,7 @@ def test_a_short_trace_runs_as_simulated(call: Any, tmp_path: Path, smoke: Path)
     )
 
 
+@pytest.mark.timed
 def test_measured_profiles_are_those_that_the_jobs_were_told(tmp_path: Path) -> None:
     """res18 at 1, 3, 5 cores is 0.37, 1, 1.53 times as fast as at three (the shipped table), in a tenth of the time."""
     options = ReplayOptions(time_scale=0.1, nodes=2)

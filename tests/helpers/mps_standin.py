@@ -218,6 +218,8 @@ class Daemon:
             if (PIPE / "slow").exists():
                 (PIPE / "slow").unlink()
                 time.sleep(1)
+                with open(PIPE / "calls", "a") as calls:
+                    calls.write("ended\n")
             self.running = False
             for path in PIPE.rglob("control"):  # before the answer: a daemon may be started right after it
                 path.unlink()

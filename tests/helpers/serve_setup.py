@@ -33,6 +33,14 @@ def deployment(
     }  # fmt: skip
 
 
+def drill(folder: Path, name: str, **config: Any) -> str:
+    """A model folder with a timed.json; its path with a slash, as a services file names it."""
+    version = folder / "models" / name / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (version / "timed.json").write_text(json.dumps(config))
+    return str(folder / "models" / name)
+
+
 def plan(*lets: Mapping[str, int], gpus: int = 1, partition: str = "50%") -> ServingPlan:
     """A plan with a gpulet for each mapping of services to batches, two to a GPU."""
     made, rates = [], {}
@@ -51,7 +59,7 @@ def tensor(values: Sequence[float], rows: int = 1) -> dict[str, Any]:
 
 def ask(
     url: str, path: str, body: Any = None, method: str | None = None, headers: Mapping[str, str] | None = None,
-    timeout: float = 20.0,
+    timeout: float = 60.0,
 ) -> tuple[int, dict[str, str], Any]:  # fmt: skip
     """(status, headers, JSON or bytes) of one request on a connection of its own."""
     data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()

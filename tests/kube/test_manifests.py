@@ -273,7 +273,7 @@ def test_only_pods_that_ask_are_sent_to_the_webhook() -> None:
 
 
 @given(pods())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_the_condition_says_who_asks_as_the_translator_does(thing: Thing) -> None:
     import cel
 

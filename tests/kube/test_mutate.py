@@ -67,8 +67,8 @@ def test_pod_that_raises_its_memory_past_the_hook_is_refused() -> None:
 
 
 @given(pods())
-@settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-def test_a_thousand_pods_stay_valid_and_lose_nothing(before: Pod) -> None:
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+def test_pods_stay_valid_and_lose_nothing(before: Pod) -> None:
     kept = copy.deepcopy(before)
     operations = mutate(before)
     assert before == kept, "mutate is pure"

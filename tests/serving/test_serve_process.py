@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ def test_kill_9_of_the_gateway_takes_its_workers_along_and_it_can_start_again(tm
 def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "a" / "1"
     folder.mkdir(parents=True)
-    (folder / "timed.json").write_text('{"load_s": 30}')
+    (folder / "timed.json").write_text('{"load_s": 600}')
     services, held = write(tmp_path)
     content = yaml.safe_load(Path(services).read_text())
     content["services"][0]["model"] = "models/a"
@@ -163,7 +162,7 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded_or_measured(
     services, held = write(tmp_path, load_timeout="30s")
     folder = tmp_path / "models" / "a" / "1"
     folder.mkdir(parents=True)
-    (folder / "timed.json").write_text('{"load_s": 30}')
+    (folder / "timed.json").write_text('{"load_s": 600}')
     content = yaml.safe_load(Path(services).read_text())
     content["services"][0]["model"] = "models/a"
     if not planned:  # without a profile the model would be measured first
@@ -175,12 +174,10 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded_or_measured(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        began = time.monotonic()
         doors = ("--http", "127.0.0.1:0", "--grpc", f"127.0.0.1:{port}")
         code, _, err = call("serve", services, *plan_given, *doors)
     assert code == 1
     assert err == f"cotenant: cannot listen on 127.0.0.1:{port}: address already in use\n"
-    assert time.monotonic() - began < 20  # loading alone takes 30
 
 
 def test_a_first_start_says_that_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

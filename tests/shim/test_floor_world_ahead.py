@@ -94,7 +94,7 @@ def test_who_keeps_the_gpu_busy_within_the_bound_does_not(
     here = world(**OWN)
     here.run(kernels, 0.1, rate_rps=0)
     before = here.library.world_waits()
-    here.run(kernels, 1.0, rate_rps)
+    here.run(kernels, 0.4, rate_rps)
     assert here.library.world_waits() == before
 
 

@@ -61,6 +61,7 @@ def per_launch(rig: Rig, client: Path, folder: Path, *, best_effort: bool) -> fl
     return (counts[1] - counts[0]) / (MANY - FEW)
 
 
+@pytest.mark.timed
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 def test_a_best_effort_launch_costs_little_more_than_another(rig: Rig, client_program: Path, tmp_path: Path) -> None:
     """A look at the page and sums under a lock, for nearly all: 2,400 instructions when every launch took the whole

@@ -30,7 +30,7 @@ while time.monotonic() < until:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 def test_who_fails_open_goes_on_when_the_agent_hangs(tenants: Tenants, agent: Agents) -> None:
     """The agent stands still, its socket open: after some 14 s of silence the program launches and takes memory without
     it. Then the agent wakes up, and is told what the program holds."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cotenant
@@ -86,6 +86,7 @@ def test_stopped_anywhere_it_goes_on_with_the_same_losses(tmp_path: Path, loader
         assert first + rest == whole
 
 
+@settings(max_examples=25)
 @given(stops=st.lists(st.integers(1, 9), max_size=6))
 def test_stopped_any_number_of_times(tmp_path_factory: pytest.TempPathFactory, stops: list[int]) -> None:
     whole, _, _ = run(None, shuffled, epochs=3)
