@@ -7,8 +7,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from kube_node import Node, wait_for
+from kube_node import Node
 from pods import pod, share
+from waiting import wait_for
 
 PODS, GPUS = 96, 8
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import mps_standin
 import pytest
-from agent_harness import wait_for
+from waiting import wait_for
 
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.config.files import TenantSpec
