@@ -13,7 +13,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -m "not slow and not timed" -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest -q -m "not slow and not timed" -n 4 --dist loadfile
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -q -m "slow and not timed and not extras"

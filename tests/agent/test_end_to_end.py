@@ -132,7 +132,7 @@ def test_kill_9_of_the_holder_frees_the_gpu(node: Node) -> None:
     victim.begin(30.0)
     wait_for(lambda: node.row("victim")["gpus"][0]["holding"])
     os.kill(victim.process.pid, signal.SIGKILL)
-    assert other.block(1.0) > 0
+    assert other.block(0.3) > 0
     wait_for(lambda: node.row("victim") is None, what="a dead tenant is forgotten")
 
 
@@ -142,7 +142,7 @@ def test_kill_9_of_the_agent(start_node: Callable[..., Node], fail: str, limit: 
     tenants for the next agent."""
     node = start_node(fail=fail, alone_after="0s")
     tenant = ready(node, "survivor", limit=limit, request=0.4)
-    tenant.begin(8.0)
+    tenant.begin(3.0)
     wait_for(lambda: node.row("survivor")["gpus"][0]["holding"])
     time.sleep(0.3)
     node.kill_agent()
@@ -155,13 +155,12 @@ def test_kill_9_of_the_agent(start_node: Callable[..., Node], fail: str, limit: 
     assert (row["request"], row["limit"]) == (0.4, limit)
     done = tenant.result()
     during = [count for at_ns, count, _ in done["marks"] if killed_ns + 300e6 < at_ns < back_ns]
-    after = [at_ns for at_ns, *_ in done["marks"] if at_ns > back_ns + 500e6]
     if fail == "open":
         assert len(during) > 10
         assert during[-1] > during[0]
     else:
         assert len(during) <= 1
-    assert after, "work goes on under the new agent"
+    assert tenant.block(0.3) > 0, "work goes on under the new agent"
 
 
 def test_a_process_left_behind_is_the_same_tenant_for_the_next_agent(node: Node, client_program: Path) -> None:
