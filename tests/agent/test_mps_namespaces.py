@@ -13,8 +13,9 @@ from agent_harness import wait_for
 from mps_program import WHOLE_GPU, Program
 
 from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.mechanisms.base import WorkerShare
 from cotenant.agent.mechanisms.mps import Mps
-from cotenant.agent.mechanisms.mps_control import Abilities, abilities
+from cotenant.agent.mechanisms.mps_control import Abilities, Control, abilities
 from cotenant.agent.mechanisms.mps_namespaces import short_name
 from cotenant.agent.mechanisms.proof import Place, Sms
 from cotenant.core.errors import WorkError
@@ -174,9 +175,28 @@ def test_a_server_that_vanishes_after_its_creation_is_no_start(node: Callable[..
     """Else its programs would run past MPS, with the whole GPU and no error."""
     here = node()
     unknown = Gpu("GPU-99999999-2222-3333-4444-555555555555", "?", GIB, 9)
-    with pytest.raises(WorkError, match="ended at once: does the driver know these GPUs"):
+    with pytest.raises(WorkError, match="ended at once: does the driver know them"):
         here.agent((unknown,)).grant(TenantSpec("a"), (unknown,))
     wait_for(lambda: not here.runs(), 60)
+
+
+def test_workers_on_several_gpus_share_a_server_that_was_given_none(node: Callable[..., Node]) -> None:
+    here = node()
+    made = here.agent(())
+    for worker, gpu in (("w0", ONE), ("w1", TWO)):
+        environment = made.worker_environment(WorkerShare(worker, limit=0.5), gpu)
+        program = Program(environment, gpu.uuid)
+        assert (environment["CUDA_VISIBLE_DEVICES"], program.sms) == (gpu.uuid, 94)
+    made.worker_gone("w0")
+    wait_for(lambda: set(here.spaces()) == {"agent/default", "agent/w1"}, 60)
+
+
+def test_a_list_with_other_columns_is_a_sentence(node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = node()
+    here.mps.grant(TenantSpec("a"), (ONE,))
+    monkeypatch.setattr(Control, "rows", lambda *_: [["7", "agent"]])
+    with pytest.raises(WorkError, match="what the control daemon lists cannot be read"):
+        here.mps.look()
 
 
 def test_limits_that_others_change_are_set_again_and_named(node: Callable[..., Node]) -> None:

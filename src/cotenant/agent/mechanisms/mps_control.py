@@ -70,7 +70,8 @@ class Control:
     def start(self, *options: str, visible: str | None = None) -> None:
         """Start the daemon; returns once it runs. WorkError: why it does not. `visible`: the GPUs that it sees."""
         for path in (self.pipe, self.log):
-            path.mkdir(parents=True, exist_ok=True, mode=0o755)
+            # a daemon of protocol 2 serves one user, whoever else could reach its socket
+            path.mkdir(parents=True, exist_ok=True, mode=0o700 if self.protocol == 2 else 0o755)
         added = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         code, _, error = self._run(["-d", *options], "", added)
         if code != 0:

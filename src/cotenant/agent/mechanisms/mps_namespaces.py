@@ -146,7 +146,10 @@ class MpsNamespaces:
     # -- in the thread of orders -----------------------------------------------------------------------------------
 
     def _in_order(self, call: Callable[..., Answer], *arguments: object) -> Answer:
-        return self._orders.submit(call, *arguments).result()
+        try:
+            return self._orders.submit(call, *arguments).result()
+        except (ValueError, IndexError, TypeError) as error:  # a release that lists other columns
+            raise WorkError(f"mps: what the control daemon lists cannot be read: {error}") from None
 
     def _make(self, spec: ShareSpec, gpus: tuple[Gpu, ...]) -> None:
         uuids = tuple(gpu.uuid for gpu in gpus)
@@ -163,7 +166,7 @@ class MpsNamespaces:
             weight=spec.weight if weighted else 0.0,
         )
         try:
-            self._serve(place.server, uuids if weighted else self._all or uuids)
+            self._serve(place.server, uuids if weighted else self._all)
             self._put_right(made)
             made.enforcement = self._enforcement(spec, made)
         except WorkError:
@@ -175,7 +178,7 @@ class MpsNamespaces:
             self._share_time()
 
     def _serve(self, name: str, uuids: tuple[str, ...]) -> None:
-        """Have that server, and the daemon."""
+        """Have that server, and the daemon. `uuids`: its GPUs; none: all of the node."""
         if not self._control.answers():
             multiuser = ["--multiuser"] if self._can.multiuser and os.geteuid() == 0 else []
             self._control.start("-p", "3", *multiuser)
@@ -184,10 +187,10 @@ class MpsNamespaces:
             self._control.order("server", "delete", name)  # of an agent with other GPUs; refused while it has clients
             del listed[name]
         if name not in listed:
-            self._control.order("server", "create", name, f"--allowed-devices={','.join(uuids)}")
+            self._control.order("server", "create", name, *([f"--allowed-devices={','.join(uuids)}"] if uuids else []))
             if name not in {row[0] for row in self._control.rows("server", "list")}:
                 raise WorkError(
-                    f"mps: the server for {', '.join(uuids)} ended at once: does the driver know these GPUs?"
+                    f"mps: the server for {', '.join(uuids) or 'all GPUs'} ended at once: does the driver know them?"
                     f" {self._control.log}/{name}/server.log has more"
                 )
             self._control.order("server", "set", name, *DEFAULT_LIMITS)  # namespaces inherit none of it
@@ -284,7 +287,7 @@ class MpsNamespaces:
         for name, made in list(self._granted.items()):
             limits = found.get(made.place)
             if limits is None or made.differs(*limits):
-                self._serve(made.place.server, made.gpus if made.weight else self._all or made.gpus)
+                self._serve(made.place.server, made.gpus if made.weight else self._all)
                 put_right[name] = f"its {made.place} {self._put_right(made) or 'was changed'}: it was set again"
         return Look(clients, {name: made.place for name, made in self._granted.items()}, put_right)
 

@@ -36,7 +36,7 @@ class Devices:
         if len(self.gpus) < count:
             raise WorkError(f"the services file has {count} GPUs; {len(self.gpus)} can be used here")
         self._folder = tempfile.TemporaryDirectory(prefix="cotenant-")
-        self._mechanism = mechanisms.find(mechanism)(Path(self._folder.name))
+        self._mechanism = mechanisms.find(mechanism)(Path(self._folder.name), self.gpus)
 
     def environment(self, spec: WorkerSpec) -> Mapping[str, str]:
         """What a worker's process gets beside its own environment."""
