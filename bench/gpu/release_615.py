@@ -1,0 +1,309 @@
+"""Asks a machine with driver 615 or newer what NVIDIA's documents leave open about memory limits by control group and
+protocol 3 of MPS. Run as root: release_615.py OUT.json [STEP,...]. On another machine it says what is missing.
+
+A row per answer goes to OUT.json; nothing is left behind. What the answers are for: docs/howto/memory-limits.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent / "src"))
+
+from cotenant.agent.mechanisms.mps_control import Control, abilities  # noqa: E402
+from cotenant.core.errors import WorkError  # noqa: E402
+from cotenant.core.strength import Strength  # noqa: E402
+from cotenant.devices.base import Gpu  # noqa: E402
+from cotenant.devices.cards import NO_LIMIT, Card  # noqa: E402
+from cotenant.devices.cgroups import Hierarchy, delegate_down  # noqa: E402
+from cotenant.devices.memory_limits import detect, words  # noqa: E402
+from cotenant.devices.registry import device_named  # noqa: E402
+from cotenant.policy.memory_limits import prospect  # noqa: E402
+
+MIB = 1 << 20
+LIMIT_MIB = 4096
+COMMAND = "nvidia-cuda-mps-control"
+MODULES = ("server", "namespace", "client", "device", "sm-partition", "feature", "memacct", "context-share")
+BLOCKS_A_SM, THREADS, KERNEL_NS = 8, 1024, 1_000_000
+DEVICE = device_named("soft" if os.environ.get("CUDA_VISIBLE_DEVICES") == "soft" else "all")
+
+
+class Client:
+    """A program on the bare driver, in a control group before it has a context. It answers a line for each order."""
+
+    def __init__(self, hierarchy: Hierarchy | None = None, group: Path | None = None, **environment: str) -> None:
+        inherited = {k: v for k, v in os.environ.items() if (k, v) != ("CUDA_VISIBLE_DEVICES", "soft")}
+        command = [sys.executable, __file__, "--client", str(DEVICE.driver())]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=inherited | environment
+        )
+        if hierarchy is not None and group is not None:
+            hierarchy.enter(group, self.process.pid)
+
+    def ask(self, *order: object) -> list[float]:
+        """take MIB -> code; free -> code; info -> MiB free and of the card; sms -> how many; busy -> seconds."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(" ".join(map(str, order)) + "\n")
+        self.process.stdin.flush()
+        return [float(word) for word in self.process.stdout.readline().split()]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Card615:
+    """The card, its control groups and the file for answers."""
+
+    def __init__(self, gpu: Gpu, card: Card, hierarchy: Hierarchy, out: Path, *, dmem: bool) -> None:
+        self.gpu, self.card, self.hierarchy, self.out, self.dmem = gpu, card, hierarchy, out, dmem
+        self.made: list[Path] = []
+
+    def say(self, **row: object) -> None:
+        with open(self.out, "a") as file:
+            print(json.dumps(row), file=file, flush=True)
+        print(json.dumps(row), flush=True)
+
+    def group(self, *names: str) -> Path:
+        path = self.hierarchy.root.joinpath(*names)
+        if self.dmem:
+            delegate_down(self.hierarchy, path, "dmem")
+        self.hierarchy.create(path)
+        self.made.append(path)
+        return path
+
+    def limit(self, group: Path, mib: int | None) -> str:
+        """Set a limit; why it was refused, or nothing."""
+        try:
+            if mib is None:
+                self.card.set_memory_limits(group, 0, NO_LIMIT)
+            else:
+                self.card.set_memory_limits(group, mib * MIB, mib * MIB)
+        except OSError as error:
+            return words(error)
+        return ""
+
+    def used_mib(self, group: Path) -> float:
+        return self.card.memory_limits(group).used_bytes / MIB
+
+    def clean(self) -> None:
+        for path in reversed(self.made):
+            self.limit(path, None)
+            until_s = time.monotonic() + 10
+            while self.hierarchy.processes(path) and time.monotonic() < until_s:
+                time.sleep(0.05)
+            self.hierarchy.remove(path)
+        self.made.clear()
+
+
+def costs(card: Card615) -> None:
+    """What making, limiting, reading and clearing costs."""
+    kinds: dict[str, list[float]] = {"group": [], "set": [], "get": [], "clear": []}
+    for i in range(50):
+        began = time.perf_counter()
+        group = card.group(f"cotenant-615-{i}")
+        for kind, work in (
+            ("group", lambda: None),
+            ("set", lambda group=group: card.limit(group, LIMIT_MIB)),
+            ("get", lambda group=group: card.used_mib(group)),
+            ("clear", lambda group=group: card.limit(group, None)),
+        ):
+            work()
+            kinds[kind].append((time.perf_counter() - began) * 1e3)
+            began = time.perf_counter()
+    card.say(row="costs", **{f"{kind}_ms": round(statistics.median(found), 3) for kind, found in kinds.items()})
+
+
+def rounding(card: Card615) -> None:
+    """What is read back of limits that are no round number."""
+    group = card.group("cotenant-615")
+    for asked in (1000 * MIB, 1000 * MIB + 1, 4000 * MIB, 4096 * MIB + 4095):
+        card.card.set_memory_limits(group, asked, asked)
+        found = card.card.memory_limits(group)
+        card.say(row="rounding", asked=asked, hard=found.hard_bytes, soft=found.soft_bytes)
+
+
+def seen(card: Card615) -> None:
+    """What a program sees and gets under a limit on its group, and on the group above."""
+    for where in ("leaf", "parent"):
+        parent = card.group(f"cotenant-615-{where}")
+        leaf = card.group(parent.name, "leaf")
+        card.limit(leaf if where == "leaf" else parent, LIMIT_MIB)
+        client = Client(card.hierarchy, leaf)
+        free_mib, total_mib = client.ask("info")
+        context_mib, got = card.used_mib(leaf if where == "leaf" else parent), 0
+        while (code := client.ask("take", 64)[0]) == 0 and got < 2 * LIMIT_MIB:
+            got += 64
+        card.say(row="seen", limit_on=where, limit_mib=LIMIT_MIB, free_mib=free_mib, total_mib=total_mib,
+                 context_mib=context_mib, got_mib=got, code_past_it=code)  # fmt: skip
+        client.end()
+
+
+def order(card: Card615) -> None:
+    """Whether what was taken before the first limit counts, and what a limit below use does."""
+    group = card.group("cotenant-615")
+    client = Client(card.hierarchy, group)
+    client.ask("take", 1024)
+    refused = card.limit(group, LIMIT_MIB)
+    card.say(row="limit after 1024 MiB", refused=refused, used_mib=card.used_mib(group))
+    client.ask("take", 1024)
+    refused = card.limit(group, 512)
+    card.say(row="limit below use", refused=refused, used_mib=card.used_mib(group), next_code=client.ask("take", 1)[0])
+    client.end()
+
+
+def uncharged(card: Card615) -> None:
+    """How soon freed memory counts no longer: what a tenant that moves its memory needs."""
+    group = card.group("cotenant-615")
+    card.limit(group, LIMIT_MIB)
+    client = Client(card.hierarchy, group)
+    client.ask("info")
+    base, waits, refused = card.used_mib(group), [], 0
+    for _ in range(30):
+        refused += client.ask("take", 2048)[0] != 0
+        client.ask("free")
+        began = time.perf_counter()
+        while card.used_mib(group) > base + 1 and time.perf_counter() - began < 2:
+            pass
+        waits.append((time.perf_counter() - began) * 1e3)
+    card.say(row="uncharged", median_ms=round(statistics.median(waits), 2), most_ms=round(max(waits), 2),
+             refused=refused, left_mib=card.used_mib(group) - base)  # fmt: skip
+    client.end()
+
+
+def texts(card: Card615) -> None:
+    """Help pages of the MPS control command as they are, for the stand-in."""
+    for words_ in (("-h",), *((module, "help") for module in MODULES), ("server", "set", "help"),
+                   ("namespace", "set", "help"), ("sm-partition", "create", "help")):  # fmt: skip
+        try:
+            command = [COMMAND, "-p", "3", *words_]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            card.say(row="text", of=words_, error=str(error))
+            return
+        card.say(row="text", of=words_, code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def namespaces(card: Card615) -> None:
+    """Whether a program that runs follows a changed ceiling of its namespace, and what an order costs."""
+    if abilities(COMMAND).protocol != 3:
+        card.say(row="namespaces", error=f"{COMMAND} does not speak protocol 3")
+        return
+    folder = Path(tempfile.mkdtemp(prefix="cot-"))
+    control = Control(COMMAND, folder / "pipe", folder / "log", 3)
+    control.start()
+    client = None
+    try:
+        control.order("server", "create", "s", f"--allowed-devices={card.gpu.uuid}")
+        control.order("namespace", "create", "n", "--server=s")
+        began = time.perf_counter()
+        control.order("namespace", "set", "n", "--server=s", "--active-thread-percentage=50")
+        order_ms = (time.perf_counter() - began) * 1e3
+        client = Client(CUDA_MPS_PIPE_DIRECTORY=str(folder / "pipe" / "s" / "n"))
+        before = (client.ask("sms")[0], client.ask("busy")[0])
+        control.order("namespace", "set", "n", "--server=s", "--active-thread-percentage=25")
+        after = (client.ask("sms")[0], client.ask("busy")[0])
+        card.say(row="namespaces", order_ms=round(order_ms, 1), sms=(before[0], after[0]),
+                 slower_after_half=round(after[1] / before[1], 2), clients=control.order("client", "list"))  # fmt: skip
+    except WorkError as error:
+        card.say(row="namespaces", error=str(error))
+    finally:
+        if client is not None:
+            client.end()
+        control.order("-q")
+
+
+STEPS: dict[str, Callable[[Card615], None]] = {
+    "costs": costs, "rounding": rounding, "seen": seen, "order": order, "uncharged": uncharged, "texts": texts,
+    "namespaces": namespaces,
+}  # fmt: skip
+
+
+def client_main(library: str) -> None:
+    """The program on the bare driver."""
+    cuda = ctypes.CDLL(library)
+    from cotenant.bench import driver
+
+    context, module, function, sms = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+    held: list[Any] = []
+    for line in sys.stdin:
+        if not context:
+            cuda.cuInit(0), cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
+        word, *rest = line.split()
+        if word == "take":
+            held.append(ctypes.c_uint64())
+            code = cuda.cuMemAlloc_v2(ctypes.byref(held[-1]), ctypes.c_size_t(int(rest[0]) * MIB))
+            if code:
+                held.pop()
+            print(code, flush=True)
+        elif word == "free":
+            print(cuda.cuMemFree_v2(held.pop()) if held else 0, flush=True)
+        elif word == "info":
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+            print(free.value / MIB, total.value / MIB, flush=True)
+        elif word == "sms":
+            cuda.cuDeviceGetAttribute(ctypes.byref(sms), 16, 0)
+            print(sms.value, flush=True)
+        else:
+            if not function:
+                cuda.cuModuleLoadData(ctypes.byref(module), driver.PTX_IMAGE)
+                cuda.cuModuleGetFunction(ctypes.byref(function), module, b"timed")
+            length = ctypes.c_uint64(KERNEL_NS)
+            values = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(length), ctypes.c_void_p))
+            blocks = BLOCKS_A_SM * max(1, sms.value)
+            best = float("inf")
+            for _ in range(5):
+                began = time.perf_counter()
+                cuda.cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, None, values, None)
+                cuda.cuCtxSynchronize()
+                best = min(best, time.perf_counter() - began)
+            print(best, flush=True)
+
+
+def main() -> int:
+    """Run the steps that are asked for, or say why this machine cannot answer."""
+    if len(sys.argv) < 2:
+        print("usage: release_615.py OUT.json [STEP,...]", file=sys.stderr)
+        return 2
+    gpus = DEVICE.gpus()
+    hierarchy = DEVICE.cgroups()
+    card = DEVICE.card(gpus[0].uuid) if gpus else None
+    if card is None:
+        print("there is no NVIDIA GPU here", file=sys.stderr)
+        return 1
+    found = detect(DEVICE, gpus[0])
+    holds = prospect(found)
+    if not holds.by.at_least(Strength.DRIVER) or hierarchy is None:
+        print(f"this machine cannot answer: {holds.obstacles[0]}", file=sys.stderr)
+        return 1
+    machine = Card615(gpus[0], card, hierarchy, Path(sys.argv[1]), dmem=found.dmem)
+    machine.say(row="machine", release=found.release, gpu=gpus[0].name, by=holds.by, why=holds.why,
+                obstacles=holds.obstacles, kernel=os.uname().release)  # fmt: skip
+    for name in sys.argv[2].split(",") if len(sys.argv) > 2 else STEPS:
+        try:
+            STEPS[name](machine)
+        except (OSError, WorkError) as error:
+            machine.say(row="fault", step=name, error=words(error))
+        finally:
+            machine.clean()
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--client"]:
+        client_main(sys.argv[2])
+    else:
+        sys.exit(main())
