@@ -10,12 +10,14 @@ import typer
 from cotenant.cli.bench_budget import budget
 from cotenant.cli.bench_colocation import colocation
 from cotenant.cli.bench_gateway import gateway
+from cotenant.cli.bench_llm import llm
 from cotenant.cli.bench_pcie import pcie
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Comparisons against a baseline of the same run.")
 app.command()(budget)
 app.command()(colocation)
 app.command()(gateway)
+app.command()(llm)
 app.command()(pcie)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]

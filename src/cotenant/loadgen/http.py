@@ -257,7 +257,11 @@ class HttpTransport:
             self.waiting.append((index, svc))
             return
         self.busy[index] = connection
-        connection.send(index, svc, self.payloads[svc].request(index))
+        connection.send(index, svc, self.data(index, svc))
+
+    def data(self, index: int, svc: int) -> bytes:
+        """Head and body of a request."""
+        return self.payloads[svc].request(index)
 
     def answered(self, connection: Connection, answer: _Answer) -> None:
         """A whole answer came on a connection."""

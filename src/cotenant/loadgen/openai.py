@@ -24,6 +24,7 @@ from cotenant.workloads.tokens.trace import TokenTrace
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 MOST_EVENT = 1 << 20
+MOST_MADE = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ class StreamConnection(Connection):
 class OpenAiTransport(HttpTransport):
     """See Transport. Times of tokens are taken when their bytes are read."""
 
-    def __init__(self, test: OpenAiTest) -> None:
+    def __init__(self, test: OpenAiTest, stamps: bool = False) -> None:
+        """`stamps`: keep the time of every token."""
         self.requests = [Requests(test, m) for m in range(len(test.trace.models))]
         super().__init__(test.target, self.requests, test.connections)  # type: ignore[arg-type]
         count = len(test.trace)
@@ -183,6 +185,24 @@ class OpenAiTransport(HttpTransport):
         self.first, self.last = array("d", [np.nan]) * count, array("d", [np.nan]) * count
         self.tokens, self.prompt = array("q", [0]) * count, array("q", [0]) * count
         self.texts: dict[int, list[str]] = {}
+        self.stamps: dict[int, list[float]] | None = {} if stamps else None
+        self._made: dict[int, bytes] = {}
+        self._trace = test.trace
+
+    def open(self, loop: Loop) -> None:
+        """See Transport. Requests are made beforehand, as many as memory should hold."""
+        size = 0
+        for index, svc in enumerate(self._trace.model.tolist()):
+            self._made[index] = self.requests[svc].request(index)
+            size += len(self._made[index])
+            if size > MOST_MADE:
+                break
+        super().open(loop)
+
+    def data(self, index: int, svc: int) -> bytes:
+        """See HttpTransport."""
+        made = self._made.pop(index, None)
+        return self.requests[svc].request(index) if made is None else made
 
     def _new(self) -> Connection:
         made = StreamConnection(self)
@@ -210,6 +230,8 @@ class OpenAiTransport(HttpTransport):
             self.last[index] = now
             if not before:
                 self.first[index] = now
+            if self.stamps is not None:
+                self.stamps.setdefault(index, []).extend([now] * (self.tokens[index] - before))
         if not answer.ended:
             return True
         self._over(connection, answer)
@@ -283,11 +305,13 @@ def ask_models(target: Target) -> list[str]:
     return names
 
 
-def run_openai(test: OpenAiTest, tell: Callable[[Loop], None] | None = None) -> OpenAiResult:
+def run_openai(
+    test: OpenAiTest, tell: Callable[[Loop], None] | None = None, transport: OpenAiTransport | None = None
+) -> OpenAiResult:
     """Send everything from this process and thread; requests leave when they are due, whatever the answers do."""
     trace = test.trace
     schedule = Schedule(trace.times_s, trace.model.astype(np.int32), ())
-    transport = OpenAiTransport(test)
+    transport = transport or OpenAiTransport(test)
     length_s = max(trace.span_s, 1e-3)
     loop = Loop(schedule, transport, length_s, test.timeout_s, tell)
     records = loop.run()

@@ -41,7 +41,7 @@ class _Row(Strict):
     step_tokens: int = Field(8192, ge=1)
     max_sequences: int = Field(256, ge=1)
     max_context: int = Field(32_768, ge=1)
-    weights: Memory | Literal[0] = 0
+    weights: Memory = 0
     gpu: str = ""
     measured: dict[str, Any] = Field(default_factory=dict)
 
@@ -82,8 +82,10 @@ def row_of(profile: LlmProfile, measured: dict[str, Any] | None = None) -> dict[
         "decode_ms": {"base": t.decode_base * 1e3, "per_sequence": t.per_sequence * 1e3,
                       "per_context": t.per_context * 1e3},
         "kv_tokens": profile.kv_tokens, "step_tokens": profile.step_tokens, "max_sequences": profile.max_sequences,
-        "max_context": profile.max_context, "weights": profile.weights_bytes, "gpu": profile.gpu,
+        "max_context": profile.max_context, "gpu": profile.gpu,
     }  # fmt: skip
+    if profile.weights_bytes:
+        row["weights"] = f"{profile.weights_bytes / 2**20:.0f}MiB"
     return row if measured is None else {**row, "measured": measured}
 
 

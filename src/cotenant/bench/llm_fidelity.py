@@ -1,0 +1,112 @@
+"""Simulated against live: the same requests in virtual time and at a timed engine in real time, by percentile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.errors import WorkError
+from cotenant.core.metrics.tokens import PERCENTILES, Target
+from cotenant.loadgen.llm_profiling import Profiling, measure
+from cotenant.loadgen.openai import OpenAiTest, run_openai
+from cotenant.loadgen.target import parse_target
+from cotenant.policy.residency import ModelFacts
+from cotenant.profiles.llm import LlmProfile
+from cotenant.profiles.llm_files import add_row
+from cotenant.sim.llm.engine import LlmSetup, SimModel, longest, simulate
+from cotenant.workloads.tokens.trace import TokenTrace
+
+KEYS = ("ttft_ms", "tpot_ms")
+
+
+@contextlib.contextmanager
+def timed_engine(profile: LlmProfile) -> Iterator[str]:
+    """The URL of a timed engine in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        add_row(path, profile)
+        command = [sys.executable, "-m", "cotenant.cli.main", "timed-llm", "--model", profile.name, "--port", "0"]
+        with subprocess.Popen([*command, "--profile", str(path)], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if "http://" not in line:
+                raise WorkError(f"the timed engine did not start (code {process.wait()})")
+            try:
+                yield line.split()[-1]
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait()
+
+
+def simulated(profile: LlmProfile, trace: TokenTrace) -> dict[str, Any]:
+    """Figures of the trace in virtual time, the model alone on a GPU."""
+    model = SimModel(ModelFacts(profile.name, 1 << 30), profile, Target(profile.name))
+    found: dict[str, Any] = simulate(trace, LlmSetup((model,), (2 << 30,))).summary()["total"]
+    return found
+
+
+def live(url: str, name: str, trace: TokenTrace, seed: int) -> dict[str, Any]:
+    """Figures of the trace sent to a timed engine. WorkError where an answer is missing or wrong."""
+    test = OpenAiTest(parse_target(url), trace, (Target(name),), check=True, seed=seed)
+    found = run_openai(test).summary()
+    if found["failures"]:
+        raise WorkError(f"requests failed: {found['failures']}")
+    total: dict[str, Any] = found["total"]
+    return total | {"lateness_ms": found["lateness_ms"]}
+
+
+def compare(
+    profile: LlmProfile, traces: Sequence[tuple[str, TokenTrace]], rounds: int, seed: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """A row per load: percentiles of both, and live over simulated. The engine is measured through its API first, as
+    any engine is, and simulated with what was found."""
+    rows: list[dict[str, Any]] = []
+    with timed_engine(profile) as url:
+        say(f"measuring the engine at {url}")
+        work = Profiling(parse_target(url), profile.name, profile.max_context, profile.kv_tokens, rounds, seed=seed)
+        fit = measure(work)
+        found = replace(profile, times=fit.times)
+        for name, trace in traces:
+            fitting = trace.fitting(longest([SimModel(ModelFacts(profile.name, 1), found, Target(profile.name))]))
+            say(f"{name}: {len(fitting):,} requests, {fitting.span_s:.0f} s")
+            virtual, real = simulated(found, fitting), live(url, profile.name, fitting, seed)
+            ratios = {
+                key: {f"p{p}": real[key][f"p{p}"] / virtual[key][f"p{p}"] for p in PERCENTILES}
+                for key in KEYS if virtual[key] and real[key]
+            }  # fmt: skip
+            rows.append({
+                "load": name, "requests": len(fitting), "simulated": {k: virtual[k] for k in KEYS},
+                "live": {k: real[k] for k in (*KEYS, "lateness_ms")}, "live_over_simulated": ratios,
+            })  # fmt: skip
+    worst = max(abs(r - 1) for row in rows for ratio in row["live_over_simulated"].values() for r in ratio.values())
+    measured = {k: v * 1e3 for k, v in vars(fit.times).items()}
+    return {"gpu": profile.gpu, "seed": seed, "profile_ms": measured, "worst_residual": fit.worst, "rows": rows,
+            "worst_deviation": worst}  # fmt: skip
+
+
+def table(result: dict[str, Any]) -> str:
+    """The rows as text: simulated / live ms and their ratio."""
+    lines = [f"{'load':24} {'':4} " + "".join(f"{f'p{p}':>24}" for p in PERCENTILES)]
+    for row in result["rows"]:
+        for key in KEYS:
+            if key not in row["live_over_simulated"]:
+                continue
+            cells = []
+            for p in PERCENTILES:
+                a, b = row["simulated"][key][f"p{p}"], row["live"][key][f"p{p}"]
+                cells.append(f"{a:8.1f} {b:8.1f} {row['live_over_simulated'][key][f'p{p}']:5.3f}")
+            lines.append(f"{row['load']:24} {key[:4]} " + "".join(f"{cell:>24}" for cell in cells))
+    return "\n".join([*lines, f"largest deviation {result['worst_deviation']:.1%}"])
+
+
+def dump(result: dict[str, Any]) -> str:
+    """As JSON."""
+    return json.dumps(result)

@@ -1,0 +1,61 @@
+"""`cotenant profile llm URL --model NAME --out FILE`: prefill and decode of a running engine, through its API."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def llm(
+    url: Annotated[str, typer.Argument(help="http://HOST:PORT of an engine that speaks OpenAI's API.")],
+    model: Annotated[str, typer.Option(help="The model's name there, and in the profile.")],
+    out: Annotated[str, typer.Option(help="The profile; a model is added to one that is there.")],
+    rounds: Annotated[int, typer.Option(min=2, max=100, help="How often each point is measured.")] = 5,
+    endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
+    kv_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the engine's cache holds, as it says.")] = 100_000,
+    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step at most (max_num_batched_tokens).")] = 8192,
+    max_sequences: Annotated[int, typer.Option(min=1, help="Requests of a step at most (max_num_seqs).")] = 256,
+    gpu: Annotated[str, typer.Option(help="Name of the GPU in the profile.")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and order.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Measure prefill by tokens and decode by batch and context on an engine that serves nothing else meanwhile; write
+    what `simulate --serving`, `plan` and `timed-llm` read."""
+    import json
+
+    from cotenant.cli.progress import jobs_progress
+    from cotenant.core.errors import InputError
+    from cotenant.core.extras import require
+    from cotenant.core.files import check_writable
+
+    require("serve", "numpy", "httptools", "orjson")
+    from cotenant.loadgen.llm_profiling import Profiling, limits, measure
+    from cotenant.loadgen.openai import PATHS
+    from cotenant.loadgen.target import parse_target
+    from cotenant.profiles.llm import LlmProfile
+    from cotenant.profiles.llm_files import add_row, row_of
+
+    check_writable(out)
+    if endpoint not in PATHS:
+        raise InputError(f"{endpoint!r} is not {' or '.join(PATHS)}", field="endpoint")
+    target = parse_target(url)
+    most = limits(target, model) or 8192
+    work = Profiling(target, model, most, kv_tokens, rounds, endpoint, seed)
+    with jobs_progress(f"profiling {model}", len(work.cells()) * (rounds + 1)) as tick:
+        found = measure(work, tick)
+    profile = LlmProfile(model, found.times, kv_tokens, step_tokens, max_sequences, most, gpu=gpu)
+    measured = found.measured() | {"rounds": rounds, "seed": seed, "url": str(target)}
+    add_row(out, profile, measured)
+    if as_json:
+        print(json.dumps(row_of(profile, measured)))
+        return
+    t = found.times
+    print(f"prefill {t.prefill_base * 1e3:.2f} ms + {t.per_token * 1e3:.4f} ms a token")
+    print(
+        f"decode {t.decode_base * 1e3:.2f} ms + {t.per_sequence * 1e3:.3f} ms a request"
+        f" + {t.per_context * 1e6:.4f} us a token of context"
+    )
+    wide = max((row["ms_ci95"][1] - row["ms_ci95"][0]) / row["ms"] for row in measured["points"])
+    print(f"{len(found.points)} points, residuals up to {found.worst:.1%}, 95 % intervals up to {wide:.1%} wide")
+    print(f"wrote {model} to {out}")

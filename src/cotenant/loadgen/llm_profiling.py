@@ -1,0 +1,119 @@
+"""A running engine measured through its API: which requests, and what their tokens say of its steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from cotenant.core.errors import WorkError
+from cotenant.core.metrics.tokens import Target as Promise
+from cotenant.loadgen.openai import OpenAiTest, OpenAiTransport, run_openai
+from cotenant.loadgen.target import Target
+from cotenant.profiles.llm import Step, pairs_of
+from cotenant.profiles.llm_fit import Fit, Point, fit
+from cotenant.workloads.tokens.trace import make_trace
+
+PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
+BATCHES = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (64, 1024, 4096)
+TOKENS = 32  # of an answer whose gaps are measured
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is sent at once: `batch` prompts of `prompt` tokens. Prefill is the first token of one; decode the gaps."""
+
+    prompt: int
+    batch: int
+    decode: bool
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """A measurement. `most_tokens`: of one request, as the engine allows; `kv_tokens`: of all requests of a cell."""
+
+    target: Target
+    model: str
+    most_tokens: int = 8192
+    kv_tokens: int = 100_000
+    rounds: int = 5
+    endpoint: str = "completions"
+    seed: int = 0
+
+    def cells(self) -> list[Cell]:
+        """All cells that the engine can take."""
+        found = [Cell(p, 1, False) for p in PROMPTS if p + 1 <= self.most_tokens]
+        for batch in BATCHES:
+            for prompt in CONTEXTS:
+                if prompt + TOKENS <= self.most_tokens and batch * (prompt + TOKENS) <= self.kv_tokens:
+                    found.append(Cell(prompt, batch, True))
+        return found
+
+
+def measure(work: Profiling, tell: Callable[[int, int], object] = lambda done, of: None) -> Fit:
+    """Every cell in every round, in an order drawn anew each time; one round before is not counted."""
+    cells = work.cells()
+    rng = random.Random(work.seed)
+    seen: dict[Cell, list[tuple[Step, float]]] = {cell: [] for cell in cells}
+    total, done = len(cells) * (work.rounds + 1), 0
+    for number in range(work.rounds + 1):
+        for cell in rng.sample(cells, len(cells)):
+            found = _once(work, cell, number * len(cells) + cells.index(cell))
+            if number:
+                seen[cell].append(found)
+            done += 1
+            tell(done, total)
+    return fit([Point(rows[len(rows) // 2][0], tuple(s for _, s in rows)) for rows in seen.values()])
+
+
+def _once(work: Profiling, cell: Cell, number: int) -> tuple[Step, float]:
+    output = TOKENS if cell.decode else 1
+    trace = make_trace("profile", [0.0] * cell.batch, None, [cell.prompt] * cell.batch, [output] * cell.batch,
+                       (work.model,))  # fmt: skip
+    seed = work.seed * 1_000_003 + number  # no two cells have prompts alike
+    test = OpenAiTest(
+        work.target, trace, (Promise(work.model),), work.endpoint, {"ignore_eos": True}, seed=seed,
+        connections=max(BATCHES),
+    )  # fmt: skip
+    transport = OpenAiTransport(test, stamps=True)
+    result = run_openai(test, transport=transport)
+    if result.reasons:
+        raise WorkError(f"the engine did not answer: {next(iter(result.reasons))}")
+    times = result.times
+    prompt = int(times.prompt[0]) or cell.prompt
+    if not cell.decode:
+        return Step(tokens=prompt, pairs=pairs_of(prompt)), float(times.first_s[0] - result.sent_s[0])
+    begin, end = float(times.first_s.max()), float(times.last_s.min())
+    gap_s = _gap([np.array(x) for x in (transport.stamps or {}).values()], begin, end)
+    context = prompt + TOKENS // 2
+    return Step(sequences=cell.batch, context=cell.batch * context), gap_s
+
+
+def _gap(stamps: Sequence[np.ndarray], begin: float, end: float) -> float:
+    """Seconds per token while all requests decode: the median over requests of what each had between its first and last
+    token of that time; over all their time where it is too short."""
+    found = []
+    for own in stamps:
+        inside = own[(own >= begin) & (own <= end)]
+        row = inside if len(inside) > 4 else own
+        if len(row) > 1:
+            found.append(float(row[-1] - row[0]) / (len(row) - 1))
+    if not found:
+        raise WorkError("the engine's answers have too few tokens to measure")
+    return median(found)
+
+
+def limits(target: Target, model: str) -> int | None:
+    """The longest request that the engine says it takes, None where it does not say."""
+    _, content = replace(target, prefix=target.prefix.removesuffix("/v1")).ask("/v1/models")
+    try:
+        rows = {row["id"]: row.get("max_model_len") for row in content["data"]}
+    except (KeyError, TypeError):
+        return None
+    if model not in rows:
+        raise WorkError(f"{target} has no model {model!r}; it has {', '.join(map(str, rows))}")
+    return rows[model] if isinstance(rows[model], int) else None

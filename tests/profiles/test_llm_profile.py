@@ -1,0 +1,109 @@
+"""Profiles of language models: the formula, the fit and its residuals, files, estimates, and a measurement."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from timed_llm import running
+
+from cotenant.bench.timed_llm.engine import Clock
+from cotenant.core.errors import InputError
+from cotenant.loadgen.llm_profiling import Cell, Profiling, limits, measure
+from cotenant.loadgen.target import parse_target
+from cotenant.profiles.llm import LlmProfile, Step, StepTimes, pairs_of, parse_size, roofline
+from cotenant.profiles.llm_files import add_row, find_profile, read_profiles
+from cotenant.profiles.llm_fit import Point, fit
+
+TRUE = StepTimes(0.004, 20e-6, 1e-9, 0.006, 50e-6, 40e-9)
+
+
+def points(noise: float, seed: int = 1) -> list[Point]:
+    rng = random.Random(seed)
+    steps = [Step(tokens=n, pairs=pairs_of(n)) for n in (16, 64, 256, 1024, 4096, 8192)]
+    steps += [Step(sequences=b, context=b * c) for b in (1, 4, 16, 32) for c in (64, 1024, 4096)]
+    return [Point(s, tuple(TRUE.seconds(s) * rng.lognormvariate(0, noise) for _ in range(7))) for s in steps]
+
+
+def test_a_step_is_the_sum_of_its_parts_and_reads_the_weights_once() -> None:
+    assert pairs_of(3) == 6  # the first token attends to itself, the second to two, the third to three
+    assert pairs_of(2, before=10) == 23
+    times = StepTimes(0.010, 0.001, 0.0001, 0.020, 0.002, 0.0001)
+    assert times.seconds(Step(tokens=3, pairs=6)) == pytest.approx(0.010 + 0.003 + 0.0006)
+    assert times.decode_s(2, 30) == pytest.approx(0.020 + 0.004 + 0.006)
+    assert times.seconds(Step(3, 6, 2, 60)) == pytest.approx(0.020 + 0.0036 + 0.010)
+    assert times.scaled(2).prefill_s(3) == pytest.approx(0.0272)
+
+
+def test_a_fit_finds_what_made_the_points() -> None:
+    exact = fit(points(0.0))
+    assert list(vars(exact.times).values()) == pytest.approx(list(vars(TRUE).values()), rel=1e-6)
+    assert exact.worst < 1e-9
+    noisy = fit(points(0.05))
+    assert noisy.times.prefill_s(2048) == pytest.approx(TRUE.prefill_s(2048), rel=0.05)
+    assert noisy.times.decode_s(8, 2048) == pytest.approx(TRUE.decode_s(8, 2048), rel=0.05)
+    rows = noisy.measured()["points"]
+    held = [r["ms_ci95"][0] <= TRUE.seconds(p.step) * 1e3 <= r["ms_ci95"][1] for r, p in zip(rows, noisy.points)]  # noqa: B905
+    assert sum(held) >= len(held) - 3
+    assert all(r["ms_ci95"][0] <= r["ms"] <= r["ms_ci95"][1] for r in rows)
+
+
+def test_no_coefficient_is_below_zero_and_what_does_not_fit_is_seen() -> None:
+    falling = [Point(Step(tokens=n, pairs=pairs_of(n)), (t,)) for n, t in ((10, 0.03), (100, 0.02), (1000, 0.01))]
+    steady = [Point(Step(sequences=b, context=b), (0.01,)) for b in (1, 2, 4)]
+    found = fit([*falling, *steady])
+    assert min(vars(found.times).values()) == 0
+    assert found.worst > 0.3
+    assert found.times.decode_s(4, 1) == pytest.approx(0.01)
+    with pytest.raises(InputError, match="needs 3 points of prefill and 3 of decode"):
+        fit([*falling, *steady[:2]])
+
+
+def test_files_keep_their_other_rows_and_say_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "llm.json"
+    one = LlmProfile("a", TRUE, 1000, 512, 16, 900, 3 << 30, "H100")
+    add_row(path, one, {"rounds": 5})
+    add_row(path, LlmProfile("b", TRUE))
+    found = read_profiles(path)
+    assert list(found) == ["a", "b"]
+    assert list(vars(found["a"].times).values()) == pytest.approx(list(vars(TRUE).values()))
+    assert (found["a"].kv_tokens, found["a"].max_sequences, found["a"].weights_bytes) == (1000, 16, 3 << 30)
+    assert json.loads(path.read_text())["models"]["a"]["measured"] == {"rounds": 5}
+    assert find_profile(str(path), "b") == found["b"]
+    with pytest.raises(InputError, match="has no model 'c'; it has a, b"):
+        find_profile(str(path), "c")
+    path.write_text('{"format": "cotenant-llm-profile-1", "models": {"a": {"prefill_ms": {"base": -1}}}}')
+    with pytest.raises(InputError, match=r"llm\.json, field models\.a"):
+        read_profiles(path)
+
+
+def test_a_size_is_an_estimate_from_a_card_s_peaks() -> None:
+    assert (parse_size("8b"), parse_size("0.5B"), parse_size("x.json"), parse_size("b")) == (8e9, 5e8, None, None)
+    found = roofline("m", 8e9)
+    assert found.times.decode_base == pytest.approx(16e9 / (0.8 * 3.35e12))
+    assert found.times.per_token == pytest.approx(16e9 / (0.6 * 989e12))
+    assert found.weights_bytes == 16_000_000_000
+    assert roofline("m", 8e9, 40 << 30).kv_tokens < found.kv_tokens
+    with pytest.raises(InputError, match=r"needs more than 80\.0 GiB"):
+        roofline("m", 70e9)
+
+
+def test_cells_are_within_the_engine_s_limits() -> None:
+    cells = Profiling(parse_target("h:1"), "m", most_tokens=600, kv_tokens=1000).cells()
+    assert [c.prompt for c in cells if not c.decode] == [16, 64, 256, 512]
+    assert {(c.prompt, c.batch) for c in cells if c.decode} == {(64, 1), (64, 2), (64, 4), (64, 8)}
+    assert Cell(64, 8, True) in cells
+
+
+def test_a_running_engine_is_measured_through_its_api() -> None:
+    """Bounds are as wide as a busy machine needs."""
+    times = StepTimes(0.005, 20e-6, 0.0, 0.005, 0.5e-3, 0.0)
+    with running(LlmProfile("m", times, max_context=600), Clock()) as port:
+        target = parse_target(f"http://127.0.0.1:{port}/v1")
+        assert limits(target, "m") == 600
+        found = measure(Profiling(target, "m", 600, 400, rounds=2))
+    assert found.times.decode_s(2, 100) == pytest.approx(times.decode_s(2, 100), rel=0.8)
+    assert found.times.prefill_s(512) >= 0.9 * times.prefill_s(512)
+    assert len(found.points) == 7
