@@ -87,14 +87,16 @@ def until(look: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
 
 
 @contextlib.contextmanager
-def door(tmp_path: Path, *models: dict[str, Any], memory: str = "8GiB", **more: Any) -> Iterator[Door]:
+def door(
+    tmp_path: Path, *models: dict[str, Any], memory: str = "8GiB", services: Any = None, **more: Any
+) -> Iterator[Door]:
     """A server for these models, without a GPU."""
     content = {
         "gpus": {"count": 1, "model": "cpu", "memory": memory}, "models": list(models),
         "listen": {"http": "127.0.0.1:0"}, "load_timeout": "60s",
     }  # fmt: skip
     logs = tmp_path / "logs"
-    server = ModelServer(parse_models(content | more), ModelOptions(logs=logs))
+    server = ModelServer(parse_models(content | more), ModelOptions(logs=logs), services)
     loop = new_loop()
     started, finish = threading.Event(), asyncio.Event()
     faults: list[BaseException] = []

@@ -8,7 +8,10 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,10 @@ import pytest
 from models_door import PATIENCE_S, Door, chat, door, model, until
 
 from cotenant.core.errors import InputError
+from cotenant.serving.config.models import parse_models
+from cotenant.serving.config.services import parse_services
 from cotenant.serving.models.openai import Renamed
+from cotenant.serving.server import Options, build
 
 
 def events(text: str) -> list[Any]:
@@ -239,16 +245,6 @@ def test_tokens_and_kept_models_that_do_not_fit(tmp_path: Path) -> None:
         pass
 
 
-def test_the_openai_package_unchanged(one: Door) -> None:
-    openai = pytest.importorskip("openai", reason="the openai package is not installed")
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{one.port}/v1", api_key="none", max_retries=0)
-    assert [row.id for row in client.models.list()] == ["a", "b", "idle", "kept"]
-    with pytest.raises(openai.NotFoundError, match="does not exist"):
-        client.chat.completions.create(model="x", messages=[{"role": "user", "content": "hi"}])
-    chunks = list(client.chat.completions.create(model="b", messages=[{"role": "user", "content": "hi"}], stream=True))
-    assert [chunk.model for chunk in chunks] == ["b"] * 3
-
-
 def test_http_1_0_clients_get_streams_that_end_with_the_connection(one: Door) -> None:
     with socket.create_connection(("127.0.0.1", one.port), timeout=PATIENCE_S) as old:
         body = json.dumps(chat("a", "old", stream=True)).encode()
@@ -259,3 +255,55 @@ def test_http_1_0_clients_get_streams_that_end_with_the_connection(one: Door) ->
     assert [part if part == "[DONE]" else part["text"] for part in events(text.decode())] == [
         "old 0", "old 1", "old 2", "[DONE]",
     ]  # fmt: skip
+
+
+def test_a_server_that_is_killed_leaves_no_program(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    content = {"gpus": {"model": "cpu", "memory": "8GiB"}, "models": [model("a", keep=1), model("b", keep=1)]}
+    path.write_text(json.dumps(content))
+    command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(path), "--http", "127.0.0.1:0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(json.loads(server.stdout.readline())["http"].rpartition(":")[2])
+
+        def states() -> list[Any]:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/cotenant/status", timeout=PATIENCE_S) as got:
+                return [(row["state"], row["pid"]) for row in json.loads(got.read())["models"]]
+
+        rows = until(states, lambda rows: {state for state, _ in rows} == {"resident"})
+        server.kill()
+    for _, pid in rows:
+        until(lambda pid=pid: Path(f"/proc/{pid}").exists(), lambda there: not there)
+
+
+def test_what_is_wrong_with_the_file_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text("models:\n- {name: a, command: serve, memory: 1GiB}\n")
+    command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 2
+    told = "line 2, field models[0].command: must say with {port} which port the program listens on"
+    assert done.stderr == f"cotenant: {path}, {told}\n"
+    path.write_text("models:\n- {name: a, command: 'serve {port}', memory: 1GiB}\n")
+    done = subprocess.run([*command, "--gpus", "2"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 2
+    assert "--gpus: is for services alone" in done.stderr
+
+
+@pytest.mark.slow
+def test_services_of_the_same_file_answer_on_the_same_door(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    content = {
+        "gpus": {"count": 1, "model": "RTX2080Ti", "memory": "8GiB"}, "backend": "timed",
+        "models": [model("a")], "services": [{"name": "resnet50", "rate_rps": 10, "slo_ms": 108}],
+        "listen": {"http": "127.0.0.1:0", "grpc": "none"},
+    }  # fmt: skip
+    config = parse_models(content, path)
+    assert config.services is not None
+    services = build(parse_services(config.services, path), Options(http=None))
+    with door(tmp_path, model("a"), services=services) as it:
+        tensor = {"name": "INPUT", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+        assert it.ask({"inputs": [tensor]}, "/v2/models/resnet50/infer")[2]["model_name"] == "resnet50"
+        assert it.chat("a")[2]["model"] == "a"
+        assert it.ask(None, "/v2/health/ready")[0] == 200
+        assert "cotenant_server_received_total" in it.ask(None, "/metrics")[2]

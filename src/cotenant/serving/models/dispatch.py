@@ -27,6 +27,7 @@ from cotenant.serving.models.tickets import Ticket
 LOG = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # before a program that failed is started again
+WAITED_FOR_S = 4.0  # requests wait for a pause of so long, and are refused in a longer one
 MOVE_TRIES = 3
 DRAIN_POLL_S = 0.02
 
@@ -71,7 +72,7 @@ class Dispatch:
         now_s = time.monotonic()
         if self.draining:
             raise OpenAIError(503, "the server is shutting down", "shutting_down", retry_s=5.0)
-        if model.fault and model.row.not_before_s > now_s:
+        if model.fault and model.row.not_before_s > now_s + WAITED_FOR_S:
             model.stats.outcomes["unavailable"] += 1
             wait_s = model.row.not_before_s - now_s
             text = f"{ticket.model} is not available: {model.fault}"
@@ -123,7 +124,7 @@ class Dispatch:
         model.queue.appendleft(ticket)
         self.policy.arrived(ticket.model, now_s)
         LOG.info("%s: a request is given to the program again: %s", ticket.model, why)
-        if model.fault and model.row.not_before_s > now_s:
+        if model.fault and model.row.not_before_s > now_s + WAITED_FOR_S:
             self._refuse_all(model)
         elif not self._pump(model, now_s):
             self.turn()
@@ -225,7 +226,7 @@ class Dispatch:
         model.fault = f"its program has ended: {program.why_ended}"
         self._tell(f"{model.entry.name}: {program.why_ended}; it is started again")
         self.policy.died(model.entry.name, time.monotonic(), pause_s)
-        if pause_s:
+        if pause_s > WAITED_FOR_S:
             self._refuse_all(model)
         self.turn()
 

@@ -23,7 +23,7 @@ from cotenant.serving.models.upstream import Link
 
 MOST_TRIES = 2  # a request that a program did not survive may be what ended it
 EVENT_END, DONE = b"\n\n", b"data: [DONE]\n\n"
-DEATH_WITHIN_S = 0.25  # a connection breaks before the end of its program is known
+DEATH_WITHIN_S = 2.0  # a connection breaks before the end of its program is known
 
 
 class Ticket:
@@ -31,8 +31,9 @@ class Ticket:
     should be given to a program once more."""
 
     __slots__ = (
-        "_again", "_events", "_first_s", "_headers", "_last_s", "_link", "_over", "_parts", "_program", "_renamed",
-        "_status", "_task", "arrived_s", "began_s", "body", "done", "model", "request_id", "streamed", "tries", "x",
+        "_again", "_events", "_first_s", "_headers", "_kept", "_last_s", "_link", "_over", "_parts", "_program",
+        "_renamed", "_status", "_task", "arrived_s", "began_s", "body", "done", "model", "request_id", "streamed",
+        "tries", "x",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +49,7 @@ class Ticket:
         self._program: Program | None = None
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
+        self._kept = False
         self._renamed: Renamed | None = None
         self._parts: list[bytes] = []
         self._status = 0
@@ -63,8 +65,8 @@ class Ticket:
 
     # ---- to the program ----
 
-    def send(self, program: Program) -> None:
-        """Give it to a program."""
+    def send(self, program: Program, *, fresh: bool = False) -> None:
+        """Give it to a program, `fresh` on a new connection."""
         self._program = program
         self.tries += 1
         self.began_s = time.monotonic()
@@ -74,12 +76,12 @@ class Ticket:
             self._renamed = Renamed(program.served_as, self.model)
         self._parts.clear()
         upstream = program.upstream
-        upstream.ask(request_bytes(self.x, upstream.host, self.request_id, body), self, self._begun)
+        upstream.ask(request_bytes(self.x, upstream.host, self.request_id, body), self, self._begun, fresh=fresh)
 
     def _begun(self, link: Link) -> bool:
         if self.done:
             return False
-        self._link = link
+        self._link, self._kept = link, link.kept
         self.x.slow = link.slow
         return True
 
@@ -152,6 +154,11 @@ class Ticket:
         """Tell the client, or try once more where it has seen nothing of an answer yet."""
         program = self._program
         assert program is not None
+        if self._kept and not self.streamed:  # the program may have closed it for its age: no try is lost
+            self._kept = False
+            self.tries -= 1
+            self.send(program, fresh=True)
+            return
         if not program.ended.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(program.ended.wait(), DEATH_WITHIN_S)

@@ -33,7 +33,7 @@ class Receiver(Protocol):
 class Link(asyncio.Protocol):
     """One connection to the program. One request at a time."""
 
-    __slots__ = ("_chunks", "_headers", "_parser", "_receiver", "_sized", "_upstream", "transport")
+    __slots__ = ("_chunks", "_headers", "_parser", "_receiver", "_sized", "_upstream", "kept", "transport")
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -42,6 +42,7 @@ class Link(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._chunks: list[bytes] = []
         self._sized = False
+        self.kept = False  # from an earlier request: the program may just be closing it
 
     def ask(self, request: bytes, receiver: Receiver) -> None:
         """Send a request."""
@@ -151,9 +152,10 @@ class Upstream:
         self._links: set[Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def ask(self, request: bytes, receiver: Receiver, begun: Begun) -> None:
-        """Send a whole request. `begun` is given the connection, now or later, unless there is a fault first."""
-        while self._free:
+    def ask(self, request: bytes, receiver: Receiver, begun: Begun, *, fresh: bool = False) -> None:
+        """Send a whole request, `fresh` on a new connection. `begun` is given the connection, now or later, unless
+        there is a fault first."""
+        while self._free and not fresh:
             link = self._free.pop()
             if not link.transport.is_closing():
                 begun(link)
@@ -161,7 +163,13 @@ class Upstream:
                 return
         task = asyncio.get_running_loop().create_task(self._connect(request, receiver, begun))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def connected(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if task.cancelled():  # by `close`, perhaps before it began
+                receiver.got_fault("it has ended")
+
+        task.add_done_callback(connected)
 
     async def _connect(self, request: bytes, receiver: Receiver, begun: Begun) -> None:
         loop = asyncio.get_running_loop()
@@ -182,6 +190,7 @@ class Upstream:
 
     def free(self, link: Link) -> None:
         """A connection can take the next request."""
+        link.kept = True
         if len(self._free) < MOST_KEPT:
             self._free.append(link)
         else:
