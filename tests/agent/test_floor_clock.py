@@ -69,7 +69,7 @@ def looked(
         for look in range(looks):
             if card:
                 card[0].broken = look == breaks_at
-            floors._look_at_clock(GPU, floors.pages[GPU])
+            floors.look_at_clock(GPU, floors.pages[GPU])
             seen.append(floors.pages[GPU].layout.duty_cycle_permille / 1000)
         floors.close()
 
@@ -91,8 +91,8 @@ def test_what_is_written_again_each_second_is_the_duty_of_now() -> None:
         settings = ColocationSettings(duty_cycle=0.5, clock=0.95)
         floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, clock_of=lambda gpu: Low())
         for _ in range(20):
-            floors._look_at_clock(GPU, floors.pages[GPU])
-        floors._mend()
+            floors.look_at_clock(GPU, floors.pages[GPU])
+        floors.mend()
         duty = floors.pages[GPU].layout.duty_cycle_permille / 1000
         floors.close()
         return duty
@@ -160,7 +160,7 @@ def test_a_clock_that_was_never_there_is_told_once() -> None:
         settings = ColocationSettings(duty_cycle=0.5, clock=0.92)
         floors = Floors(Path("nowhere"), [GPU], settings, lambda pid: None, clock_of=lambda gpu: None)
         for _ in range(3):
-            floors._look_at_clock(GPU, floors.pages[GPU])
+            floors.look_at_clock(GPU, floors.pages[GPU])
         assert floors.status()["gpus"][GPU]["duty_cycle"] == 1.0
         floors.close()
 

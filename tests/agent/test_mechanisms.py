@@ -39,7 +39,7 @@ def calls(environment: dict[str, str]) -> list[str]:
 
 def answers(mps: Mps) -> bool:
     """Whether there is a daemon for the GPU, and it answers."""
-    return REAL.uuid in mps.watched() and mps._daemons(mps._command)._answers(REAL.uuid)
+    return REAL.uuid in mps.watched() and mps._daemons(mps.command)._answers(REAL.uuid)
 
 
 def test_one_daemon_per_gpu_lives_from_the_first_tenant_to_the_last(mps: Mps) -> None:
@@ -105,7 +105,7 @@ def test_a_daemon_that_starts_and_does_not_answer_is_ended(mps: Mps, tmp_path: P
 
 def test_a_daemon_that_died_is_not_healthy_and_close_does_not_mind(mps: Mps) -> None:
     environment = mps.grant(TenantSpec("a"), (REAL,)).environment
-    subprocess.run([str(mps._command)], env=os.environ | environment, input="quit\n", text=True, check=True)
+    subprocess.run([str(mps.command)], env=os.environ | environment, input="quit\n", text=True, check=True)
     wait_for(lambda: not (Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "control").exists())
     assert not answers(mps)
     mps.close()
@@ -113,7 +113,7 @@ def test_a_daemon_that_died_is_not_healthy_and_close_does_not_mind(mps: Mps) -> 
 
 def test_the_daemon_of_a_killed_agent_is_taken_over(mps: Mps, tmp_path: Path) -> None:
     environment = mps.grant(TenantSpec("a"), (REAL,)).environment
-    after = Mps(tmp_path, command=mps._command)
+    after = Mps(tmp_path, command=mps.command)
     after.grant(TenantSpec("a"), (REAL,))
     assert calls(environment).count(f"start {REAL.uuid}") == 1
     after.revoke("a", (REAL,))

@@ -55,7 +55,7 @@ def test_three_jobs_are_measured_predicted_and_repartitioned(tmp_path: Path, mon
             for _ in range(600):
                 if fleet.wait(0.1):
                     break
-                gpu = next(iter(planner._gpus.values()))
+                gpu = next(iter(planner.gpus.values()))
                 layouts.add(tuple(sorted(wish.slice[:2] for wish in gpu.wishes().values() if wish.slice)))
             states = {row["name"]: (row["state"], row["failures"]) for row in fleet.queue()}
             record = fleet.record()

@@ -184,7 +184,7 @@ def test_no_gpu_is_ever_promised_twice(events: list[str], kinds: list[str]) -> N
         assert all(total <= 8.0 for total in cpus.values())
         assert set(world.plan.assign) <= set(world.jobs)
         assert set(world.plan.assign) | set(world.plan.waiting) == set(world.jobs)
-        for gpu in world.planner._gpus.values():
+        for gpu in world.planner.gpus.values():
             places = [place for place in gpu.place.values() if place is not None]
             assert gpu.geo.fits(places)
 

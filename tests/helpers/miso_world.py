@@ -60,7 +60,7 @@ class World:
         for job in self.jobs.values():
             if job.attempt is not None:
                 self._step(job, job.attempt, seconds)
-        return {job: wish for gpu in self.planner._gpus.values() for job, wish in gpu.wishes().items()}
+        return {job: wish for gpu in self.planner.gpus.values() for job, wish in gpu.wishes().items()}
 
     def _step(self, job: Job, attempt: Attempt, seconds: float) -> None:
         share = attempt.assignment.places[0].gpus[0]

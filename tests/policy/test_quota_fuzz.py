@@ -85,7 +85,7 @@ class World:
                 account.window.trim(self.now)
                 assert all(total >= 0 for total in account.window.sums)
                 assert account.window.held_ns <= machine.settings.window_ns
-            assert machine._crowd.active >= 0
+            assert machine.crowd.active >= 0
             turn = machine.turn
             if turn is not None and turn.deadline_ns == ENDLESS_NS:
                 # a turn has no end only while nobody else wants anything, and never one whose time is counted
@@ -155,4 +155,4 @@ def test_no_sequence_of_events_breaks_an_invariant(events: list, discipline: str
             world.obey(node.leave(target, name, world.now))
     assert not node.holders()
     assert all(m.claim is None and not m.overrun and m.wake_ns() is None for m in node.gpus.values())
-    assert all(m._crowd.active == 0 for m in node.gpus.values())
+    assert all(m.crowd.active == 0 for m in node.gpus.values())

@@ -130,7 +130,7 @@ class Floors:
         """Open the socket."""
         self._listener = Listener(self.path, mode, self._take)
         asyncio.get_running_loop().call_later(GRACE_S, self._grace_over)
-        self._mending = asyncio.get_running_loop().call_later(MEND_S, self._mend)
+        self._mending = asyncio.get_running_loop().call_later(MEND_S, self.mend)
         self._look_at_clocks()
 
     def _look_at_clocks(self) -> None:
@@ -139,9 +139,10 @@ class Floors:
         self._looking = asyncio.get_running_loop().call_later(CLOCK_S if asked else MEND_S, self._look_at_clocks)
         for gpu, page in self.pages.items() if asked else ():
             if page.layout.tenants and page.layout.present:
-                self._look_at_clock(gpu, page)
+                self.look_at_clock(gpu, page)
 
-    def _look_at_clock(self, gpu: str, page: FloorPage) -> None:
+    def look_at_clock(self, gpu: str, page: FloorPage) -> None:
+        """Set the duty of best-effort work by what the GPU's clock is now."""
         if gpu not in self._clocks:
             self._clocks[gpu] = self._clock_of(gpu)
             if self._clocks[gpu] is None:
@@ -158,8 +159,9 @@ class Floors:
         self._duty[gpu] = next_duty(self._duty[gpu], clock, self.settings.clock, self.settings.duty_cycle)
         page.layout.duty_cycle_permille = round(self._duty[gpu] * 1000)
 
-    def _mend(self) -> None:
-        self._mending = asyncio.get_running_loop().call_later(MEND_S, self._mend)
+    def mend(self) -> None:
+        """Write the agent's part of every page again; once a second."""
+        self._mending = asyncio.get_running_loop().call_later(MEND_S, self.mend)
         for gpu, page in self.pages.items():
             holders = {m.holder: m.peer.pid for m in self._members if m.gpu == gpu and m.holder is not None}
             if page.mend(self.settings, self._duty[gpu], holders):

@@ -45,7 +45,7 @@ class Mps(Mechanism):
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = (), command: str | None = None) -> None:
         """`command`: the control command, instead of the device's own."""
         super().__init__(folder, gpus)
-        self._command = command
+        self.command = command
         self._two: MpsDaemons | None = None
         self._three: MpsNamespaces | None = None
         self._can: Abilities | None = None
@@ -152,7 +152,7 @@ class Mps(Mechanism):
 
     def _control_of(self, gpus: tuple[Gpu, ...]) -> str | None:
         own = device_of(gpus[0]).mps_control()
-        return None if own is None else self._command or own
+        return None if own is None else self.command or own
 
     def _daemons(self, command: str) -> MpsDaemons:
         if self._two is None:

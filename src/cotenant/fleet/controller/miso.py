@@ -47,7 +47,7 @@ class MisoPlanner:
             raise InputError(f"policy {self.rules.policy} does not repartition; use miso", field="policy")
         self.mechanism, self.measure_s, self.restart_s = mechanism, measure_s, restart_s
         self._model = model
-        self._gpus: dict[str, MisoGpu] = {}
+        self.gpus: dict[str, MisoGpu] = {}  # by UUID
         self._speeds: dict[str, np.ndarray] = {}  # job -> speeds by kind, measured
         self._gangs: dict[str, tuple[str, ...]] = {}  # job -> UUIDs it holds whole
         self.measurements = self.repartitions = 0
@@ -90,11 +90,11 @@ class MisoPlanner:
             self._admit(view, jobs, plan, idle_only=True)
         else:
             self._observe(jobs)
-            for gpu in self._gpus.values():
+            for gpu in self.gpus.values():
                 self._advance(gpu, jobs, view.now_s)
             self._admit(view, jobs, plan, idle_only=False)
             for uuid in left:
-                self._after_departure(self._gpus[uuid], jobs)
+                self._after_departure(self.gpus[uuid], jobs)
         self._assign(jobs, nodes, plan)
         return plan
 
@@ -104,29 +104,29 @@ class MisoPlanner:
         """GPUs that are new, and jobs that run without our knowing: an earlier controller started them."""
         for node in view.nodes:
             for device in node.gpus:
-                if device.uuid not in self._gpus:
-                    self._gpus[device.uuid] = MisoGpu(_geometry_of(device), self.measure_s)
-        known = {job for gpu in self._gpus.values() for job in gpu.place} | set(self._gangs)
+                if device.uuid not in self.gpus:
+                    self.gpus[device.uuid] = MisoGpu(_geometry_of(device), self.measure_s)
+        known = {job for gpu in self.gpus.values() for job in gpu.place} | set(self._gangs)
         for job in view.jobs:
             if job.attempt is None or job.id in known:
                 continue
             shares = [share for place in job.attempt.assignment.places for share in place.gpus]
             if len(shares) > 1 or job.spec.gpus > 1:
                 self._gangs[job.id] = tuple(share.uuid for share in shares)
-            elif shares and shares[0].uuid in self._gpus:
-                gpu = self._gpus[shares[0].uuid]
+            elif shares and shares[0].uuid in self.gpus:
+                gpu = self.gpus[shares[0].uuid]
                 gpu.place[job.id] = _placement(shares[0].slice)
 
     def _forget(self, jobs: dict[str, Job], nodes: dict[str, NodeSpec]) -> list[str]:
         """Jobs that are over and GPUs that are gone; UUIDs of GPUs that jobs left."""
-        for uuid in [uuid for uuid in self._gpus if uuid not in nodes]:
-            del self._gpus[uuid]
+        for uuid in [uuid for uuid in self.gpus if uuid not in nodes]:
+            del self.gpus[uuid]
         self._gangs = {
             job: held for job, held in self._gangs.items() if job in jobs and all(uuid in nodes for uuid in held)
         }
         self._speeds = {job: row for job, row in self._speeds.items() if job in jobs}
         left = []
-        for uuid, gpu in self._gpus.items():
+        for uuid, gpu in self.gpus.items():
             gone = [job for job in gpu.jobs if job not in jobs]
             for job in gone:
                 gpu.leave(job)
@@ -135,7 +135,7 @@ class MisoPlanner:
         return left
 
     def _observe(self, jobs: dict[str, Job]) -> None:
-        for gpu in self._gpus.values():
+        for gpu in self.gpus.values():
             for name in gpu.jobs:
                 attempt = jobs[name].attempt
                 told = attempt.progress if attempt is not None else None
@@ -196,7 +196,7 @@ class MisoPlanner:
 
     def _admit(self, view: View, jobs: dict[str, Job], plan: FleetPlan, *, idle_only: bool) -> None:
         """Waiting jobs, first come first served; a gang that finds no GPUs lets nobody pass."""
-        placed = {name for gpu in self._gpus.values() for name in gpu.place} | set(self._gangs)
+        placed = {name for gpu in self.gpus.values() for name in gpu.place} | set(self._gangs)
         for job in view.jobs:
             if job.id in placed:
                 continue
@@ -214,7 +214,7 @@ class MisoPlanner:
     def _admit_gang(self, job: Job, view: View) -> bool:
         held = {uuid for uuids in self._gangs.values() for uuid in uuids}
         for node in view.nodes:
-            idle = [g.uuid for g in node.gpus if not self._gpus[g.uuid].place and g.uuid not in held]
+            idle = [g.uuid for g in node.gpus if not self.gpus[g.uuid].place and g.uuid not in held]
             if len(idle) >= job.spec.gpus:
                 self._gangs[job.id] = tuple(idle[: round(job.spec.gpus)])
                 return True
@@ -223,7 +223,7 @@ class MisoPlanner:
     def _admit_one(self, job: Job, jobs: dict[str, Job], now_s: float, *, idle_only: bool) -> bool:
         held = {uuid for uuids in self._gangs.values() for uuid in uuids}
         open_ = {
-            uuid: gpu for uuid, gpu in self._gpus.items()
+            uuid: gpu for uuid, gpu in self.gpus.items()
             if uuid not in held and gpu.measurement is None and not (idle_only and gpu.place)
         }  # fmt: skip
         uuid = self._choose(job, jobs, open_)
@@ -269,10 +269,10 @@ class MisoPlanner:
     # ---- the answer
 
     def _gpu_of(self, job: str) -> str | None:
-        return next((uuid for uuid, gpu in self._gpus.items() if job in gpu.place), None)
+        return next((uuid for uuid, gpu in self.gpus.items() if job in gpu.place), None)
 
     def _assign(self, jobs: dict[str, Job], nodes: dict[str, NodeSpec], plan: FleetPlan) -> None:
-        for uuid, gpu in self._gpus.items():
+        for uuid, gpu in self.gpus.items():
             for name, wish in gpu.wishes().items():
                 speed = self._speed(gpu, name, jobs)
                 if wish.measuring or wish.slice is not None:
@@ -291,7 +291,7 @@ class MisoPlanner:
     def _place(self, node: NodeSpec, uuid: str, wish: Wish) -> Place:
         if mechanisms.find(self.mechanism).capabilities.instances:
             # alone or measured: on the instance that takes everything, in the latter case with others under MPS
-            whole = self._gpus[uuid].geo.whole[0]
+            whole = self.gpus[uuid].geo.whole[0]
             limit = wish.limit if wish.measuring else None
             share = GpuShare(uuid, wish.share, self.mechanism, wish.slice or f"{whole.kind}@{whole.start}", None, limit)
         elif wish.limit >= 1 and not wish.measuring:

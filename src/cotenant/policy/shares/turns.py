@@ -27,7 +27,7 @@ class GpuTurns:
         self.turn: Turn | None = None
         self.overrun: dict[str, Turn] = {}
         self.claim: str | None = None
-        self._crowd = Crowd()
+        self.crowd = Crowd()
         self._epoch = 0
         self._ready: list[tuple[tuple[float, float], int, Account]] = []
         self._blocked: list[tuple[int, int, Account]] = []
@@ -54,7 +54,7 @@ class GpuTurns:
         """Add a tenant. It starts level with the others: time before it came counts as had."""
         if name in self.accounts:
             return self.resize(name, share, now_ns)
-        account = Account(name, share, Window(self.window_ns), self._crowd)
+        account = Account(name, share, Window(self.window_ns), self.crowd)
         account.idle_since_ns = now_ns - self.window_ns
         self.accounts[name] = account
         return []
@@ -348,13 +348,13 @@ class GpuTurns:
             # idle time beyond the credit counts as had: nobody may save up a claim by sleeping and then stall the rest
             account.window.add(account.idle_since_ns, now_ns - self.settings.idle_credit_ns, IDLE)
             account.idle_since_ns = None
-            self._crowd.enter(now_ns)
+            self.crowd.enter(now_ns)
             account.served = max(account.served, self._served_floor)
         self._push(account, now_ns)
 
     def _idle(self, account: Account, since_ns: int) -> None:
         account.idle_since_ns = since_ns
-        self._crowd.leave(since_ns)
+        self.crowd.leave(since_ns)
 
     def _push(self, account: Account, now_ns: int) -> None:
         self._tickets += 1
