@@ -20,7 +20,6 @@ MIB = 1 << 20
 TAKE = """
 import ctypes, json, sys
 from cotenant.bench.driver import Driver
-from waiting import wait_for
 cuda = Driver()
 def take(pieces):
     for done in range(pieces):

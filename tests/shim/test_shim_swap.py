@@ -22,7 +22,6 @@ OK, DENIED, OUT_OF_MEMORY = Status.OK, Status.DENIED, Status.OUT_OF_MEMORY
 PROGRAM = """
 from cuda_calls import *
 import hashlib, random, sys
-from waiting import wait_for
 module = start()
 kernel = function(module, b'busy')
 held, expected = {}, {}
