@@ -50,6 +50,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("utilisation.cpu", "CPU", "Cluster"),
     Column("utilisation.memory", "memory", "Cluster"),
     Column("fragmentation", "fragmented", "Cluster", "frag."),
+    Column("energy.total_j", "energy", "Cluster"),
     Column("preemptions", "preempted", "Disruption"),
     Column("moves", "moved", "Disruption"),
     Column("jobs_completed", "jobs", "Jobs", "done"),
@@ -58,7 +59,7 @@ COLUMNS: tuple[Column, ...] = (
 BY_IMPORTANCE = (
     "jct_s.mean", "queueing_s.mean", "jct_s.p99", "makespan_s", "jct_s.median", "utilisation.gpu", "slowdown.mean",
     "utilisation.cpu", "ftf_rho.mean", "jct_s.p95", "preemptions", "moves", "fragmentation", "utilisation.memory",
-    "jobs_completed", "jct_s.p999",
+    "jobs_completed", "energy.total_j", "jct_s.p999",
 )  # fmt: skip
 LABEL_WIDTH = 20  # a longer label is folded rather than a column left out
 

@@ -27,7 +27,7 @@ _UNITS = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0)
 
 
 def column_texts(values: Sequence[float | None], unit: str) -> list[str]:
-    """A column of values by its unit (s, share, ratio or count): three figures, trailing zeros kept.
+    """A column of values by its unit (s, share, ratio, J or count): three figures, trailing zeros kept.
 
     Times of one column share one unit, that of their median (or a larger one where the largest would have four digits),
     so that they can be compared at a glance.
@@ -68,12 +68,19 @@ def count_text(count: float | None) -> str:
     return DASH if count is None or math.isnan(count) else f"{count:,.0f}"
 
 
+def energy_text(joules: float | None) -> str:
+    """An energy in kilowatt hours, in three figures: 1.62 kWh."""
+    return DASH if joules is None or math.isnan(joules) else f"{figures(joules / 3.6e6, trim=False)} kWh"
+
+
 def metric_text(value: float | None, unit: str) -> str:
-    """A value by its unit (s, share, ratio or count), for columns: three figures, trailing zeros kept."""
+    """A value by its unit (s, share, ratio, J or count), for columns: three figures, trailing zeros kept."""
     if unit == "s":
         return time_text(value, trim=False)
     if unit == "ratio":
         return ratio_text(value, trim=False)
+    if unit == "J":
+        return energy_text(value)
     return share_text(value) if unit == "share" else count_text(value)
 
 

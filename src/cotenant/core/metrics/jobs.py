@@ -27,10 +27,11 @@ class JobMetrics:
     ftf_rho: Floats  #: finish-time fairness, Themis (NSDI'20)
     preemptions: NDArray[np.int64]
     moves: NDArray[np.int64]
+    energy_j: Floats  #: joules of the GPUs that it held
 
 
-def job_metrics(record: Record, timeline: Timeline) -> JobMetrics:
-    """Every per-job metric; docs/metrics.md has the formulas."""
+def job_metrics(record: Record, timeline: Timeline, energy_j: Floats) -> JobMetrics:
+    """Every per-job metric; docs/metrics.md has the formulas. `energy_j`: see metrics.energy."""
     events, n = record.events, record.jobs.height
     finish = _time_of(record, Kind.FINISH)
     rejected = ~np.isnan(_time_of(record, Kind.REJECT))
@@ -55,6 +56,7 @@ def job_metrics(record: Record, timeline: Timeline) -> JobMetrics:
         ftf_rho=slowdown / np.maximum(1.0, _contention(record, timeline, finish)),
         preemptions=np.bincount(events.job[events.kind == Kind.PREEMPT], minlength=n),
         moves=np.bincount(events.job[events.kind == Kind.MOVE], minlength=n),
+        energy_j=np.where(np.isnan(jct), np.nan, energy_j),
     )
 
 

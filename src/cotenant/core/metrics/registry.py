@@ -15,7 +15,7 @@ class Metric:
 
     key: str
     label: str
-    unit: str  #: s | share | count | ratio
+    unit: str  #: s | share | count | ratio | J
     better: Better
 
 
@@ -25,6 +25,7 @@ _SPREADS = (
     Metric("response_s", "Response time", "s", "lower"),
     Metric("slowdown", "Slowdown", "ratio", "lower"),
     Metric("ftf_rho", "Finish-time fairness ρ", "ratio", "lower"),
+    Metric("energy_j", "Energy of a job", "J", "lower"),
 )
 SPREAD_METRICS: tuple[str, ...] = tuple(metric.key for metric in _SPREADS)
 
@@ -44,6 +45,9 @@ METRICS: dict[str, Metric] = {
         Metric("allocation.cpu", "CPU allocation", "share", "neither"),
         Metric("allocation.memory", "Memory allocation", "share", "neither"),
         Metric("fragmentation", "Fragmentation", "share", "lower"),
+        Metric("energy.jobs_j", "Energy of GPUs that jobs held", "J", "lower"),
+        Metric("energy.idle_j", "Energy of idle GPUs", "J", "lower"),
+        Metric("energy.total_j", "Energy of all GPUs", "J", "lower"),
         Metric("preemptions", "Preemptions", "count", "lower"),
         Metric("moves", "Moves", "count", "lower"),
         Metric("rounds", "Rounds", "count", "neither"),

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.metrics import cluster
+from cotenant.core.metrics.energy import Energy, energy
 from cotenant.core.metrics.jobs import JobMetrics, job_metrics
 from cotenant.core.metrics.registry import SPREAD_METRICS
 from cotenant.core.metrics.timeline import Floats, Timeline, build_timeline
@@ -30,7 +31,11 @@ class Analysis:
 
     @cached_property
     def jobs(self) -> JobMetrics:
-        return job_metrics(self.record, self.timeline)
+        return job_metrics(self.record, self.timeline, self.energy.jobs_j)
+
+    @cached_property
+    def energy(self) -> Energy:
+        return energy(self.record, self.timeline)
 
     @cached_property
     def measured(self) -> NDArray[np.bool_]:
@@ -82,6 +87,7 @@ def _summary(analysis: Analysis) -> dict[str, Any]:
         "jobs_unfinished": int((~done & ~jobs.rejected).sum()),
         **{key: spread(analysis.values(key)) for key in SPREAD_METRICS},
         "makespan_s": float(jobs.finish_s[done].max()) if done.any() else None,
+        "energy": _energy(analysis.energy),
         "utilisation": _plain(cluster.utilisation(record, timeline)),
         "allocation": _plain(cluster.allocation(record, timeline)),
         "fragmentation": _number(cluster.fragmentation(record, timeline)),
@@ -90,6 +96,11 @@ def _summary(analysis: Analysis) -> dict[str, Any]:
         "rounds": record.rounds.height,
         "deadlines_met": float((jobs.finish_s <= deadline)[stated].mean()) if stated.any() else None,
     }
+
+
+def _energy(used: Energy) -> dict[str, float | None]:
+    jobs_j = float(used.jobs_j.sum())
+    return _plain({"jobs_j": jobs_j, "idle_j": used.idle_j, "total_j": jobs_j + used.idle_j})
 
 
 def breakdown(analysis: Analysis, groups: NDArray[Any]) -> list[dict[str, Any]]:

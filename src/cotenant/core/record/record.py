@@ -121,8 +121,8 @@ def jobs_table(
 
 
 def cluster_info(cluster: Cluster) -> dict[str, Any]:
-    """What a record says of its cluster: totals, and the GPUs of each node that has any, in the order that node ids
-    count them."""
+    """What a record says of its cluster: totals, and the GPUs of each node that has any, with their model as an index
+    into `gpu_models`, in the order that node ids count them."""
     return {
         "description": cluster.describe(),
         "nodes": cluster.total_nodes,
@@ -130,5 +130,11 @@ def cluster_info(cluster: Cluster) -> dict[str, Any]:
         "cpus": cluster.total_cpus,
         "memory_bytes": cluster.total_memory_bytes,
         "gpu_models": list(cluster.gpu_models),
+        "gpus_by_model": [
+            sum(g.count * g.gpus for g in cluster.groups if g.gpu.name == name) for name in cluster.gpu_models
+        ],
         "node_gpus": [g.gpus for g in cluster.groups if g.gpus for _ in range(g.count)],
+        "node_models": [
+            cluster.gpu_models.index(g.gpu.name) for g in cluster.groups if g.gpus for _ in range(g.count)
+        ],
     }
