@@ -200,7 +200,7 @@ def random_view(jobs: int, capacity: list[int], seed: int = 1) -> View:
         wants=rng.choice([1, 2, 4], jobs), held=held, most=np.full(jobs, 4), left=rng.uniform(1, 9, jobs),
         age_s=rng.uniform(100, 9999, jobs), restarts=rng.integers(0, 3, jobs), restart_s=np.full(jobs, 30.0),
         received_s=rng.uniform(0, 3000, (jobs, len(capacity))), priority=np.zeros(jobs, np.int64), kind=kind,
-        host=np.full(jobs, NONE), beside=np.full((26, 26, len(capacity)), 0.6),
+        job=np.arange(jobs), host=np.full(jobs, NONE), beside=np.full((26, 26, len(capacity)), 0.6),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ def view_of(rate: np.ndarray, gpu: list[int], count: list[int], capacity: list[i
         "wants": np.ones(jobs, np.int64), "held": np.full(jobs, NONE), "most": np.zeros(jobs, np.int64),
         "left": np.ones(jobs), "age_s": np.full(jobs, 1000.0), "restarts": np.zeros(jobs, np.int64),
         "restart_s": np.zeros(jobs), "received_s": np.zeros((jobs, models)), "priority": np.zeros(jobs, np.int64),
-        "kind": np.arange(jobs), "host": np.full(jobs, NONE),
+        "kind": np.arange(jobs), "host": np.full(jobs, NONE), "job": np.arange(jobs),
     }  # fmt: skip
     options = Configurations(np.array(gpu), np.array(count), np.array(capacity), np.ones(models))
     return View(options=options, rate=np.asarray(rate, float), **{**fields, **more})  # type: ignore[arg-type]

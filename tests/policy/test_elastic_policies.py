@@ -18,7 +18,7 @@ def view_of(rate: np.ndarray, gpu: list[int], count: list[int], capacity: list[i
         "wants": np.ones(jobs, np.int64), "held": np.full(jobs, NONE), "most": np.zeros(jobs, np.int64),
         "left": np.ones(jobs), "age_s": np.full(jobs, 1000.0), "restarts": np.zeros(jobs, np.int64),
         "restart_s": np.zeros(jobs), "received_s": np.zeros((jobs, models)), "priority": np.zeros(jobs, np.int64),
-        "kind": np.arange(jobs), "host": np.full(jobs, NONE),
+        "kind": np.arange(jobs), "host": np.full(jobs, NONE), "job": np.arange(jobs),
     }  # fmt: skip
     options = Configurations(np.array(gpu), np.array(count), np.array(capacity), np.array([3.0, 1.0, 0.5][:models]))
     return View(options=options, rate=np.asarray(rate, float), **{**fields, **more})  # type: ignore[arg-type]
@@ -89,15 +89,33 @@ def test_equal_jobs_are_one_row_of_the_program() -> None:
 def test_a_round_serves_who_got_least_of_its_share() -> None:
     choices = rigid(TWO)
     x = np.array([[0.5, 0.5], [0.5, 0.5]])
-    got = np.array([[400.0, 0.0], [100.0, 0.0]])
-    view = view_of(TWO.rate, [0, 1], [1, 1], [1, 1], received_s=got)
-    # the first job was never on the slow model and had more of the fast one
-    assert serve_round(view, choices, x).tolist() == [1, 0]
+    spent = np.array([[0.4, 0.0], [0.1, 0.0]])
+    # the first job was not on the slow model and had more of the fast one
+    assert serve_round(TWO, choices, x, spent).tolist() == [1, 0]
+
+
+def test_the_time_spent_counts_from_the_last_reset() -> None:
+    """It begins anew when a job comes and 1,000 s have passed, and not before."""
+
+    def view(jobs: list[int], ages: list[float], got: list[float]) -> View:
+        n = len(jobs)
+        received = np.column_stack([got, np.zeros(n)])
+        return view_of(
+            np.tile([4.0, 1.0], (n, 1)), [0, 1], [1, 1], [1, 1], job=np.array(jobs), age_s=np.array(ages),
+            received_s=received,
+        )  # fmt: skip
+
+    policy = Gavel()
+    assert policy._spent(view([0], [500.0], [200.0])).tolist() == [[0.0, 0.0]]
+    assert policy._spent(view([0], [900.0], [500.0]))[0, 0] == pytest.approx(300 / 400)
+    early = policy._spent(view([0, 1], [1300.0, 100.0], [600.0, 50.0]))
+    assert early[:, 0] == pytest.approx([400 / 800, 50 / 100])
+    assert policy._spent(view([0, 1], [1600.0, 400.0], [900.0, 50.0])).tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
 def test_a_gang_that_does_not_fit_lets_others_pass() -> None:
     view = view_of(np.array([[0.0, 5.0], [1.0, 0.0]]), [0, 0], [1, 4], [3], wants=np.array([4, 1]))
-    assert serve_round(view, rigid(view), np.ones((2, 1))).tolist() == [NONE, 0]
+    assert serve_round(view, rigid(view), np.ones((2, 1)), np.zeros((2, 1))).tolist() == [NONE, 0]
 
 
 def random_case(seed: int, jobs: int) -> View:

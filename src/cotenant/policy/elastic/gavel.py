@@ -16,7 +16,8 @@ from cotenant.policy.solver import compressed, solve_milp
 
 GOALS = ("fairness", "makespan", "cost", "agnostic")
 SECOND = 1e-3  #: weight of the mean over jobs beside the minimum: what the minimum leaves open is not left idle
-UNSERVED = 1e9  #: priority per unit of X of a job that was never on the model
+UNSERVED = 1e9  #: priority per unit of X of a job that was not on the model
+RESET_S = 1000.0  #: least time between two resets of the time that jobs spent on models (the public code's)
 
 
 @dataclass
@@ -26,13 +27,26 @@ class Gavel:
 
     goal: str = "fairness"
     known: dict[bytes, Floats] = field(default_factory=dict, repr=False)
+    since: dict[int, tuple[float, Floats]] = field(default_factory=dict, repr=False)  #: job -> (age, received) then
     solves: int = 0
 
     def decide(self, view: View) -> Decision:
         """Who runs on which GPU model in the next round."""
         choices = rigid(view)
         shares = self._shares(view, choices)
-        return Decision(serve_round(view, choices, shares))
+        return Decision(serve_round(view, choices, shares, self._spent(view)))
+
+    def _spent(self, view: View) -> Floats:
+        """[J, G]: the part of the time since the count began anew that each job spent on each model."""
+        jobs = view.job.tolist()
+        old = [self.since.get(job) for job in jobs]
+        counted = np.array([age if then is None else age - then[0] for age, then in zip(view.age_s, old, strict=True)])
+        elapsed = max((counted[i] for i, then in enumerate(old) if then is not None), default=RESET_S)
+        if elapsed >= RESET_S and set(jobs) != self.since.keys():
+            self.since = {job: (float(view.age_s[i]), view.received_s[i].copy()) for i, job in enumerate(jobs)}
+            return np.zeros_like(view.received_s)
+        before = np.array([np.zeros(view.received_s.shape[1]) if then is None else then[1] for then in old])
+        return np.asarray((view.received_s - before) / np.maximum(counted, 1e-9)[:, None])
 
     def summary(self) -> dict[str, Any]:
         """Programs solved; each to the optimum."""
@@ -41,12 +55,13 @@ class Gavel:
     def _shares(self, view: View, choices: Ints) -> Floats:
         """X[J, G]."""
         key_of = np.column_stack([view.kind, view.priority])
-        if self.goal == "makespan":
-            key_of = np.column_stack([key_of, view.left])
+        if self.goal == "makespan":  # every job has other work left; the program stands until jobs come or go
+            key_of = np.column_stack([key_of, view.job])
         _, first, group, size = np.unique(key_of, axis=0, return_index=True, return_inverse=True, return_counts=True)
         group = group.reshape(-1)
-        left = view.left[first] if self.goal == "makespan" else np.zeros(len(first))
-        key = np.concatenate([view.kind[first], view.priority[first], size, left]).astype(np.float64).tobytes()
+        left = view.left[first]
+        jobs = view.job if self.goal == "makespan" else size
+        key = np.concatenate([view.kind[first], view.priority[first], size, jobs]).astype(np.int64).tobytes()
         if key not in self.known:
             rates = rates_by_model(view, choices)[first]
             self.known = {key: allocate(self.goal, rates, view.wants[first], size, view, view.priority[first], left)}
@@ -113,10 +128,9 @@ def _solve(value: Floats, least: Floats, rate: Floats, wants: Ints, size: Ints, 
     return np.asarray(np.clip(solution.x[: r * g], 0.0, 1.0).reshape(r, g))
 
 
-def serve_round(view: View, choices: Ints, shares: Floats) -> Ints:
-    """One round of Gavel's mechanism: pairs of job and model by X / (part of the job's life spent on the model),
-    largest first; each job takes the first model of its pairs that has its GPUs free. Pairs with X = 0 come last."""
-    spent = view.received_s / np.maximum(view.age_s, 1e-9)[:, None]
+def serve_round(view: View, choices: Ints, shares: Floats, spent: Floats) -> Ints:
+    """One round of Gavel's mechanism: pairs of job and model by X / (part of the time `spent` on the model), largest
+    first; each job takes the first model of its pairs that has its GPUs free. Pairs with X = 0 come last."""
     priority = np.where(spent > 0, shares / np.maximum(spent, 1e-300), shares * UNSERVED)
     jobs, models = np.nonzero(choices != NONE)
     keys = priority[jobs, models]

@@ -32,8 +32,9 @@ class View:
     the configuration that it has, NONE waiting; `most[J]`: the most GPUs that it ever had; `left[J]`: work left;
     `age_s[J]` since its arrival; `restarts[J]`; `restart_s[J]`: what a restart costs; `received_s[J, G]`: seconds run
     by GPU model; `priority[J]`: larger is more important; `kind[J]`: jobs of one kind have equal rates and wants;
-    `host[J]`: the job whose GPU it shares as the second, NONE where it has its own; `beside[K, K, G]`: the part of its
-    speed that a job of the first kind keeps on one GPU with one of the second, 0 where that was not measured.
+    `job[J]`: its number, the same in every view; `host[J]`: the row of the job whose GPU it shares as the second, NONE
+    where it has its own; `beside[K, K, G]`: the part of its speed that a job of the first kind keeps on one GPU with
+    one of the second, 0 where that was not measured.
     """
 
     options: Configurations
@@ -48,6 +49,7 @@ class View:
     received_s: Floats
     priority: Ints
     kind: Ints
+    job: Ints
     host: Ints
     beside: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
 

@@ -182,6 +182,7 @@ class Chooser:
             received_s=self.received_s[rows],
             priority=jobs["priority"][rows],
             kind=base,
+            job=rows,
             host=host,
             beside=tables.beside,
         )

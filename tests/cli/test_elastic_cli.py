@@ -1,0 +1,61 @@
+"""`cotenant simulate --policy` with elastic policies, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CLUSTER = """
+nodes:
+  - {count: 1, gpus: 4, gpu: V100-16GB, cpus: 16, memory: 100GiB}
+  - {count: 1, gpus: 8, gpu: K80, cpus: 32, memory: 400GiB}
+"""
+MODEL = "ResNet-50 (batch size 64)"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[str, ...]:
+    """Four jobs on two GPU models."""
+    rows = [f"j{i},{i * 60},1,{1000 + 500 * i},{MODEL}" for i in range(4)]
+    (tmp_path / "t.csv").write_text("\n".join(["id,arrival_s,gpus,duration_s,model", *rows]) + "\n")
+    (tmp_path / "c.yaml").write_text(CLUSTER)
+    return ("simulate", "--trace", f"native:{tmp_path / 't.csv'}", "--cluster", str(tmp_path / "c.yaml"))
+
+
+def test_an_elastic_policy_gives_result_keys_and_a_page(call: Any, run: tuple[str, ...], tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    code, text, err = call(*run, "--policy", "gavel", "--lease", "60s", "--json", "--html", page)
+    assert (code, err) == (0, "")
+    answer = json.loads(text)
+    assert answer["jobs_completed"] == 4
+    # every job fits on the V100s that its duration holds for, and starts at the first round after its arrival
+    assert answer["jct_s"]["mean"] == pytest.approx((1000 + 1500 + 2000 + 2500) / 4)
+    assert answer["solver"]["solves"] >= 1
+    assert answer["energy"]["total_j"] > answer["energy"]["jobs_j"] > 0
+    assert "gavel" in page.read_text()
+
+
+def test_the_table_says_what_the_program_missed(call: Any, run: tuple[str, ...]) -> None:
+    code, text, _ = call(*run, "--policy", "sia-fast", "--profiles", "gavel", "--restart-cost", "30s")
+    assert code == 0
+    assert "worst gap" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (("--policy", "gavel", "--ordering", "las"), "--ordering is for job policies"),
+        (("--policy", "gavel", "--layout", "3,3"), "--layout is for partition policies"),
+        (("--policy", "pollux", "--profiles", "gavel"), "one GPU model"),
+        (("--policy", "gavel", "--profiles", "nowhere.json"), "nowhere.json"),
+        (("--policy", "gavel", "--lease", "0s"), "lease"),
+        (("--policy", "sia"), "know none of the cluster"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call: Any, run: tuple[str, ...], more: tuple[str, ...], word: str) -> None:
+    code, _, err = call(*run, *more)
+    assert code == 2
+    assert word in err
