@@ -52,8 +52,9 @@ $(VENV)/.demo $(VENV)/.dev: pyproject.toml constraints.txt
 	@echo "installing cotenant[$(EXTRA)] into $(VENV) (once)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRA)]'
 	@echo "compiling the simulator and the driver shim (once; about 20 s)"
-	@$(BIN)/python -c 'from cotenant.native.libraries import *; library_path(DRIVER_SHIM)' & \
-	$(BIN)/python -c 'from cotenant.sim.jobs.sweep import compile_once; compile_once()' && wait $$!
+	@$(BIN)/python -c 'from cotenant.native.libraries import *; library_path(DRIVER_SHIM)' & shim=$$!; \
+	$(if $(filter dev,$(EXTRA)),$(BIN)/python tests/helpers/compile_kernels.py & planner=$$!;) \
+	$(BIN)/python -c 'from cotenant.sim.jobs.sweep import compile_once; compile_once()' && wait $$shim && wait $$planner
 	@touch $@ $(VENV)/.demo
 
 clean:

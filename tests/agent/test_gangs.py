@@ -92,9 +92,10 @@ def test_a_gang_beside_single_tenants(node: Bench) -> None:
     assert all(count > 0 for count in alone)
     # every turn of the gang began on both GPUs in one instant
     wait_for(lambda: not node.tenants())
-    time.sleep(1.2)  # the trace is written once a second
-    assert node.trace is not None
-    turns = [json.loads(line) for line in node.trace.read_text().splitlines()[1:]]
+    trace = node.trace
+    assert trace is not None
+    wait_for(lambda: '"gang"' in trace.read_text(), what="its turns in the trace, which is written once a second")
+    turns = [json.loads(line) for line in trace.read_text().splitlines()[1:]]
     starts: dict[str, set[int]] = {}
     for turn in turns:
         if turn["tenant"] == "gang":
