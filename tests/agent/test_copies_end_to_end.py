@@ -148,10 +148,7 @@ def test_turns_are_only_where_they_are_wanted() -> None:
             assert row(bench, name)["copies"]["to_device"]["chunks"] > 5
         assert row(bench, "plain")["copies"]["weight"] == 1.0
         weighted.close()
-        for _ in range(100):
-            if row(bench, "plain")["copies"] is None or len(bench.tenants()) == 1:
-                break
-            time.sleep(0.05)
+        wait_for(lambda: row(bench, "plain")["copies"] is None or len(bench.tenants()) == 1)
         before = row(bench, "plain")["copies"]["to_device"]["bytes"]
         plain.block(0.2)
         assert row(bench, "plain")["copies"]["to_device"]["bytes"] == before, "off again"
@@ -188,10 +185,7 @@ def test_an_agent_that_is_killed_and_comes_back() -> None:
             env=bench.environment,
         )
         bench.wait_for_agent()
-        for _ in range(200):
-            if all(len(r["pids"]) == 1 for r in bench.tenants()):
-                break
-            time.sleep(0.02)
+        wait_for(lambda: all(len(r["pids"]) == 1 for r in bench.tenants()))
         assert min(together(pair, 0.5)) > 0
         assert row(bench, "three")["copies"]["to_device"]["bytes"] > 0
 
@@ -214,11 +208,7 @@ def test_a_worker_without_the_shim_takes_part() -> None:
         other = join(answer["socket"], answer["token"], gpu)
         assert other is not None
         connection.close()
-        for _ in range(100):
-            if not any(other[0].layout.links[0].slots):
-                break
-            time.sleep(0.02)
-        assert not any(other[0].layout.links[0].slots), "the agent gives back what it held"
+        wait_for(lambda: not any(other[0].layout.links[0].slots), what="the agent gives back what it held")
         other[1].close()
         other[0].close()
         queue.close()
@@ -287,11 +277,13 @@ input()
             client.call("started", name=name, pid=process.pid)
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            for _ in range(60):  # counters are published a few times a second
-                copies[name] = next(r for r in bench.tenants() if r["name"] == name)["copies"]
-                if copies[name] >= (8 if best_effort else 4):
-                    break
-                time.sleep(0.02)
+            least = 8 if best_effort else 4
+
+            def counted() -> int:
+                rows = {row["name"]: row["copies"] for row in bench.tenants()}
+                return int(rows[name]) if rows[name] >= least else 0  # noqa: B023 - called in this round
+
+            copies[name] = wait_for(counted)  # counters are published a few times a second
             process.communicate("\n", timeout=60)
         # 64 MiB and 5 bytes in pieces of 32 MiB: three for each of the two; the two over the link count once
         assert copies == {"be": 8, "normal": 4}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from fake_shim import FakeShim
 from held_agent import HeldAgent, pod_cgroup, uuid_of
+from waiting import wait_for
 
 from cotenant.abi.protocol import MessageType, Status
 from cotenant.agent.gate.client import join_floor
@@ -173,11 +174,8 @@ def test_let_go_frees_the_share_at_once(held: HeldAgent) -> None:
 
 
 def wait_gone(agent: HeldAgent, name: str) -> bool:
-    for _ in range(200):
-        if name not in {t["name"] for t in agent.call("list")["tenants"]}:
-            return True
-        time.sleep(0.02)
-    return False
+    wait_for(lambda: name not in {t["name"] for t in agent.call("list")["tenants"]})
+    return True
 
 
 def test_holding_twice_is_once_and_a_change_holds(held: HeldAgent) -> None:

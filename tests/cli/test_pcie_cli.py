@@ -6,11 +6,11 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from command import cotenant
+from waiting import wait_for
 
 from cotenant.cli.bench_pcie import _tell
 
@@ -68,11 +68,7 @@ with Bench("soft", {}) as bench:
     process.kill()
     process.communicate()
     try:
-        for _ in range(200):
-            if not any(path.exists() for path in there):
-                break
-            time.sleep(0.05)
-        assert [path.exists() for path in there] == [False, False]
+        wait_for(lambda: not any(path.exists() for path in there))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
