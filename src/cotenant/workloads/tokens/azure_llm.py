@@ -6,10 +6,12 @@ named: one file is one service (code or conversation).
 
 from __future__ import annotations
 
-import polars as pl
-
+from cotenant.core.extras import needs
 from cotenant.workloads.table_files import read_csv
 from cotenant.workloads.tokens.trace import MAX_TOKENS, TokenOptions, TokenTrace, make_trace
+
+with needs("sim"):
+    import polars as pl
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

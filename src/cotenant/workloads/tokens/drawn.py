@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from cotenant.core.errors import InputError
+from cotenant.core.extras import needs
 from cotenant.workloads.requests.arrivals import draw, parse_arrivals
 from cotenant.workloads.tokens.trace import TokenTrace, make_trace
+
+with needs("sim"):
+    import numpy as np
 
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 

@@ -3,10 +3,12 @@ cached_tokens."""
 
 from __future__ import annotations
 
-import numpy as np
-
+from cotenant.core.extras import needs
 from cotenant.workloads.table_files import read_csv, read_parquet
 from cotenant.workloads.tokens.trace import MAX_TOKENS, TokenOptions, TokenTrace, coded, make_trace
+
+with needs("sim"):
+    import numpy as np
 
 COLUMNS = ("time_s", "model", "prompt_tokens", "output_tokens", "cached_tokens")
 

@@ -15,10 +15,12 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-import numpy as np
-
 from cotenant.core.errors import InputError
+from cotenant.core.extras import needs
 from cotenant.workloads.tokens.trace import MAX_REQUESTS, TokenOptions, TokenTrace, coded, make_trace
+
+with needs("sim"):
+    import numpy as np
 
 PAIR = re.compile(r"([0-9.]+)\s*:\s*([0-9.eE+-]+)")
 INPUTS = ("text_tokens", "image_tokens", "audio_tokens", "video_tokens")

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from cotenant.core.errors import InputError
+from cotenant.core.extras import needs
+
+with needs("sim"):
+    import numpy as np
 
 MAX_TOKENS = 10_000_000
 MAX_REQUESTS = 50_000_000
