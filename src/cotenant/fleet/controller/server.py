@@ -45,17 +45,20 @@ class Door:
         threading.Thread(target=self._loop.run_forever, name="fleet door", daemon=True).start()
         self._servers: list[LineServer[Any]] = []
         try:
-            self._do(self._listen(self._owner, lambda server: server.listen(self.folder / SOCKET_FILE, 0o600)))
             if port is not None:
                 self.port = self._do(self._listen(self._bearer, lambda server: server.listen_loopback(port)))
+                self._write_port()
+            # last: who is answered here is told the port, and finds the files
+            self._do(self._listen(self._owner, lambda server: server.listen(self.folder / SOCKET_FILE, 0o600)))
         except WorkError:
             self.close()
             raise
-        if self.port is not None:
-            for name, text in ((TOKEN_FILE, self.token), (PORT_FILE, str(self.port))):
-                descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with os.fdopen(descriptor, "w") as file:
-                    file.write(text + "\n")
+
+    def _write_port(self) -> None:
+        for name, text in ((TOKEN_FILE, self.token), (PORT_FILE, str(self.port))):
+            descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text + "\n")
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
