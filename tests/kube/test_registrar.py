@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,13 @@ NEVER_S = 3600.0
 
 def after(act: Callable[[], object]) -> None:
     threading.Timer(0.05, act).start()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short enough for the path of a socket, which pytest's own folders are not once there are a hundred of them."""
+    with tempfile.TemporaryDirectory(prefix="cotk-") as made:
+        yield Path(made)
 
 
 @pytest.fixture
@@ -70,9 +78,9 @@ def test_without_inotify_it_is_a_short_poll(tmp_path: Path) -> None:
     watch.close()
 
 
-def test_a_kubelet_that_restarts_has_the_units_by_the_news_of_its_socket(tmp_path: Path) -> None:
+def test_a_kubelet_that_restarts_has_the_units_by_the_news_of_its_socket(folder: Path) -> None:
     """The registrar would look by itself in an hour."""
-    kubelet, desk = Kubelet(tmp_path), Desk(Inventory())
+    kubelet, desk = Kubelet(folder), Desk(Inventory())
     desk.inventory.set([NodeGpu(uuid_of(0), 0, 8 << 30)])
     registrar = Registrar(kubelet.plugins, desk, by_claims=False, every_s=NEVER_S)
     registrar.start()
@@ -87,9 +95,9 @@ def test_a_kubelet_that_restarts_has_the_units_by_the_news_of_its_socket(tmp_pat
         kubelet.stop()
 
 
-def test_a_folder_that_is_emptied_while_the_plugin_starts_to_listen(tmp_path: Path) -> None:
+def test_a_folder_that_is_emptied_while_the_plugin_starts_to_listen(folder: Path) -> None:
     """A kubelet that starts removes the plugin's socket between its bind and its chmod: registration is tried again."""
-    kubelet, desk = Kubelet(tmp_path), Desk(Inventory())
+    kubelet, desk = Kubelet(folder), Desk(Inventory())
     desk.inventory.set([NodeGpu(uuid_of(0), 0, 8 << 30)])
     registrar = Registrar(kubelet.plugins, desk, by_claims=False, every_s=NEVER_S)
     emptied: list[Path] = []

@@ -122,6 +122,7 @@ def shipped(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.timed
 def test_profile_job_measures_a_real_program(call: Any, tmp_path: Path, shipped: Path) -> None:
     """alexnet on 1, 3, 6, 12 cores: 0.3, 1, 1.75, 2.94 times the speed at three (the shipped table)."""
     out = tmp_path / "measured.json"
