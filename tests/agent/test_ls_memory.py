@@ -12,9 +12,6 @@ from swap_node import CONTEXT, MIB, Node, Program
 from cotenant.agent.config.files import TenantSpec
 from cotenant.core.errors import InputError
 
-# docs/howto/colocation.md states it for a card; the software GPU copies with the machine's processor, busy as it is
-BACK_WITHIN_S = 3.0
-
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Callable[[int], Node]]:
@@ -57,7 +54,7 @@ def test_a_service_that_stays_is_resident_whatever_be_takes(node: Callable[[int]
     assert here.tenant("ls")["gpus"][0].get("residency") is None
 
 
-def test_a_service_that_was_moved_out_is_back_in_time(node: Callable[[int], Node]) -> None:
+def test_a_service_that_was_moved_out_is_back_for_its_next_request(node: Callable[[int], Node]) -> None:
     """It may be moved while it rests (`--oversubscribe swap`); its next request moves BE out and itself in."""
     here = node(2 * CONTEXT + 448 * MIB)
     ls, be = service(here, "swap"), training(here, 700)
