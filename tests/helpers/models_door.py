@@ -8,10 +8,11 @@ import http.client
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_for
 
 from cotenant.serving.config.models import parse_models
 from cotenant.serving.models.server import ModelOptions, ModelServer
@@ -37,9 +38,10 @@ class Door:
     def __init__(self, server: ModelServer, loop: asyncio.AbstractEventLoop, logs: Path) -> None:
         self.server, self.loop, self.logs = server, loop, logs
         self.port = int(server.http_url.rsplit(":", 1)[1])
+        self.answer_within_s = PATIENCE_S
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.answer_within_s)
 
     def ask(
         self, body: Any, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None
@@ -78,12 +80,15 @@ def chat(name: str, prompt: str = "hello", **more: Any) -> dict[str, Any]:
 
 
 def until(look: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
-    """Look until it is as wanted."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not wanted(found := look()):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.02)
-    return found
+    """What is seen once it is as wanted."""
+    found: list[Any] = []
+
+    def is_so() -> bool:
+        found[:] = [look()]
+        return wanted(found[0])
+
+    wait_for(is_so)
+    return found[0]
 
 
 @contextlib.contextmanager

@@ -61,6 +61,7 @@ class Dispatch:
         self.open = 0
         self.draining = False
         self._ports: set[int] = set()
+        self._programs: set[Program] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -82,6 +83,7 @@ class Dispatch:
             wait_s = self.policy.wait_s(ticket.model, now_s)
             text = f"{len(model.queue)} requests wait for {ticket.model} already"
             raise OpenAIError(429, text, "queue_full", retry_s=max(1.0, wait_s))
+        self._notice(model)
         self.open += 1
         model.queue.append(ticket)
         self.policy.arrived(ticket.model, now_s)
@@ -119,6 +121,7 @@ class Dispatch:
     def again(self, ticket: Ticket, why: str) -> None:
         """A request whose program failed it waits once more, before all others."""
         model, now_s = self.models[ticket.model], time.monotonic()
+        self._notice(model)
         model.stats.retries += 1
         self.policy.ended(ticket.model, now_s)
         model.queue.appendleft(ticket)
@@ -173,15 +176,14 @@ class Dispatch:
             self._not_started(model, str(error))
             return
         self._ports.add(program.upstream.port)
-        model.program = program
+        self._programs.add(program)
         try:
             await program.ready(self.config.raw.load_timeout)
         except WorkError as error:
-            model.program = None
-            await program.stop()
-            self._ports.discard(program.upstream.port)
+            await self._gone(program)
             self._not_started(model, str(error))
             return
+        model.program = program
         took_s = time.monotonic() - began_s
         model.fault = ""
         model.stats.switched("start", took_s)
@@ -209,14 +211,17 @@ class Dispatch:
             ticket.fail(OpenAIError(503, text, "model_unavailable", retry_s=wait_s), "unavailable")
 
     async def _watch(self, model: Model, program: Program) -> None:
-        """Wait for the program's end, and take note where it was not meant."""
         await program.ended.wait()
-        self._ports.discard(program.upstream.port)
-        if model.program is not program:
+        self._notice(model)
+
+    def _notice(self, model: Model) -> None:
+        """Take note of a program that has ended unasked: before anything else that follows from its end."""
+        program = model.program
+        if program is None or not program.ended.is_set():
             return
         model.program = None
-        if program.stopping:
-            return
+        self._programs.discard(program)
+        self._ports.discard(program.upstream.port)
         model.stats.deaths += 1
         pause_s = 0.0  # once more at once, unless the last run has answered nothing either
         if model.failures:
@@ -280,7 +285,12 @@ class Dispatch:
     async def _end(self, model: Model) -> None:
         program, model.program = model.program, None
         if program is not None:
-            await program.stop()
+            await self._gone(program)
+
+    async def _gone(self, program: Program) -> None:
+        await program.stop()
+        self._programs.discard(program)
+        self._ports.discard(program.upstream.port)
 
     # ---- the end ----
 
@@ -301,5 +311,6 @@ class Dispatch:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        programs = [model.program for model in self.models.values() if model.program is not None]
-        await asyncio.gather(*(program.stop() for program in programs))
+        for model in self.models.values():
+            model.program = None
+        await asyncio.gather(*(self._gone(program) for program in list(self._programs)))

@@ -35,7 +35,6 @@ class Program:
         self.upstream = Upstream(port)
         self.served_as = model.served_as or model.name
         self.ended = asyncio.Event()
-        self.stopping = False
         self._keeper = keeper
         keeper.begin(process.pid)
         self.watch = asyncio.get_running_loop().create_task(self._watch())
@@ -110,7 +109,6 @@ class Program:
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
         """End it: SIGTERM, and SIGKILL for what is left after `grace_s`."""
-        self.stopping = True
         if self.process.returncode is None:
             kill_group(self.process.pid, signal.SIGTERM)
             try:
