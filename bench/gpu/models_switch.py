@@ -1,0 +1,125 @@
+"""Evicting a language model behind the door and bringing it back: two models with room for one, asked in turn.
+
+CUDA_VISIBLE_DEVICES=UUID PYTHONPATH=src:tests/helpers python bench/gpu/models_switch.py OUT.json [ENGINE] [ROUNDS]
+
+ENGINE: transformers (default), vllm: 8B-shaped models with random weights, 20 GiB each; `soft` as the device rehearses
+with `cotenant timed-llm`. Each round asks both models at temperature 0 and has, from the door's own counts, how long
+the one took to leave and the other to come, the time to the first token, and whether the answer is the first round's.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+SOFT = os.environ.get("CUDA_VISIBLE_DEVICES") == "soft"
+if SOFT:
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+NAMES = ("one", "two")
+SHAPE = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 4096,
+}  # fmt: skip
+COMMANDS = {
+    "transformers": "transformers serve {model} --port {{port}} --device cuda:0",
+    "vllm": "python -m vllm.entrypoints.openai.api_server --model {model} --port {{port}}"
+    " --gpu-memory-utilization 0.22",
+    "soft": f"{sys.executable} -m cotenant.cli.main timed-llm --model {{name}} --port {{{{port}}}} --device cuda"
+    " --memory 48MiB --speed 10",
+}
+
+
+def models_file(folder: Path, engine: str) -> Path:
+    """Two models, and room for one."""
+    rows = []
+    for seed, name in enumerate(NAMES):
+        model = folder / name
+        if engine != "soft":
+            from tiny_llm import make
+
+            make(model, seed, **SHAPE)
+        command = COMMANDS[engine].format(model=model, name=name)
+        rows.append({"name": name, "command": command, "memory": "64MiB" if engine == "soft" else "20GiB"})
+    gpus = {"model": "soft", "memory": "100MiB"} if engine == "soft" else {"memory": "30GiB"}
+    path = folder / "models.yaml"
+    path.write_text(json.dumps({"gpus": gpus, "models": rows, "listen": {"http": "127.0.0.1:0"}}))
+    return path
+
+
+def ask(port: int, name: str) -> tuple[float, str]:
+    """Seconds to the first piece of text, and the whole answer."""
+    body = {"model": name, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 32, "temperature": 0.0}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
+    began, first, text = time.monotonic(), 0.0, ""
+    headers = {"content-type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": True}), headers)
+    for line in connection.getresponse():
+        if line.startswith(b"data: {"):
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise SystemExit(event["error"]["message"])
+            piece = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+            first = first or (time.monotonic() - began if piece else 0.0)
+            text += piece
+    connection.close()
+    return first, text
+
+
+def rows_of(port: int) -> dict[str, dict[str, Any]]:
+    """The door's rows."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/cotenant/status")
+    found = json.loads(connection.getresponse().read())["models"]
+    connection.close()
+    return {row["name"]: row for row in found}
+
+
+def main() -> None:
+    """Ask in turn, write each round."""
+    out, engine = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "transformers"
+    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
+    engine = "soft" if SOFT else engine
+    folder = Path(tempfile.mkdtemp(prefix="models-switch-"))
+    command = [sys.executable, "-m", "cotenant.cli.main", "serve", str(models_file(folder, engine)), "--json"]
+    log = folder / "serve.log"
+    found: list[dict[str, Any]] = []
+    answers: dict[str, str] = {}
+    environment = os.environ | {"COTENANT_DIR": str(folder / "agent")}
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            [*command, "--program-logs", str(folder)], stdout=subprocess.PIPE, stderr=errors, env=environment
+        ) as server,
+    ):
+        assert server.stdout is not None
+        try:
+            port = int(json.loads(server.stdout.readline())["http"].rpartition(":")[2])
+            for number in range(rounds + 1):
+                for name in NAMES:
+                    before = rows_of(port)
+                    first_s, text = ask(port, name)
+                    after = rows_of(port)
+                    other = next(n for n in NAMES if n != name)
+                    took = {
+                        kind: after[of]["switch_s"].get(kind, 0.0) - before[of]["switch_s"].get(kind, 0.0)
+                        for of, kind in ((other, "evict"), (name, "bring"), (name, "start"))
+                    }
+                    same = answers.setdefault(name, text) == text
+                    found.append({"round": number, "model": name, "first_token_s": first_s, "identical": same} | took)
+                    out.write_text(json.dumps({"engine": engine, "rounds": found, "fault": ""}, indent=1))
+                    print(json.dumps(found[-1]), flush=True)
+                    time.sleep(1.0)
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+if __name__ == "__main__":
+    main()
