@@ -110,6 +110,7 @@ def test_names_are_text_and_a_phone_does_not_scroll_sideways(browser: Any, stage
         *tenant_rows(2),
         ("jobs", "j1", {"name": evil, "state": "waiting", "reason": "no node has 8 GPUs free " * 5}),
         ("services", "resnet", {"rate_rps": 12.5, "p99_ms": 120, "slo_ms": 100, "attainment": 0.95, "places": evil}),
+        ("models", "chat-8b", {"state": "coming back", "ttft_p99_ms": 250, "ttft_slo_ms": 200, "fault": evil}),
         ("decisions", "1", {"time_s": time.time(), "source": "n", "text": evil * 5}),
         ("warnings", "1", {"source": "n", "about": "t0", "text": "a" * 300}),
     ]
@@ -122,6 +123,8 @@ def test_names_are_text_and_a_phone_does_not_scroll_sideways(browser: Any, stage
         assert not browser.find_elements("css selector", "main img")
         assert browser.execute_script("return document.documentElement.scrollWidth") == 390
         assert "95.00 %" in text(browser, "#services")
+        assert "coming back" in text(browser, "#models")
+        assert "250 ms / 200 ms" in text(browser, "#models")
         assert not complaints(browser)
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
