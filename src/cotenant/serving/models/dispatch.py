@@ -17,7 +17,7 @@ from typing import Any
 from cotenant.core.errors import InputError, WorkError
 from cotenant.policy.residency import Action, Do, ModelResidency, ModelRow, ModelSettings, Place
 from cotenant.serving.config.models import ModelEntry, ModelsConfig
-from cotenant.serving.models.hosts import Host
+from cotenant.serving.models.hosts import Host, NoHostMemoryError
 from cotenant.serving.models.keeper import Keeper
 from cotenant.serving.models.openai import OpenAIError
 from cotenant.serving.models.program import Program, launch
@@ -171,7 +171,7 @@ class Dispatch:
         name, began_s = model.entry.name, time.monotonic()
         self._tell(f"{name} is started on GPU {self._host.gpus[gpu].index}")
         try:
-            program = await launch(model.entry, gpu, self._host, self._keeper, self._logs, self._ports)
+            program = await self._launch(model, gpu)
         except (InputError, WorkError) as error:
             self._not_started(model, str(error))
             return
@@ -192,6 +192,25 @@ class Dispatch:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self._tell(f"{name} is ready after {took_s:.1f} s")
+
+    async def _launch(self, model: Model, gpu: int) -> Program:
+        """Its program; evicted ones that nobody waits for are stopped where they hold all host memory."""
+        while True:
+            try:
+                return await launch(model.entry, gpu, self._host, self._keeper, self._logs, self._ports)
+            except NoHostMemoryError:
+                evicted = [m for m in self.models.values() if m.row.place is Place.EVICTED and m.row.idle]
+                if not evicted:
+                    raise
+                await self._forget(min(evicted, key=lambda m: m.row.used_s))
+
+    async def _forget(self, model: Model) -> None:
+        """End an evicted program."""
+        began_s = time.monotonic()
+        self.policy.died(model.entry.name, began_s)
+        self._tell(f"{model.entry.name} is stopped: its host memory is needed")
+        await self._end(model)
+        model.stats.switched("stop", time.monotonic() - began_s)
 
     def _not_started(self, model: Model, why: str) -> None:
         model.fault = f"it could not be started: {why}"

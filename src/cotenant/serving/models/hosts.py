@@ -44,6 +44,10 @@ class GpuRoom:
     memory_bytes: int
 
 
+class NoHostMemoryError(WorkError):
+    """The agent cannot promise a program host memory for all that it may have to move."""
+
+
 class Host(Protocol):
     """Starts programs and moves them. WorkError and InputError say why it does not work."""
 
@@ -212,6 +216,8 @@ class AgentHost:
                 return client, client.call("register", tenant=spec_to_dict(spec), join=False, timeout_s=None)
             except (InputError, WorkError) as error:
                 client.close()
+                if "of host memory to move to" in str(error):
+                    raise NoHostMemoryError(str(error)) from None
                 taken = "is running" in str(error) or isinstance(error, WorkError)
                 if not taken or time.monotonic() > deadline:
                     raise
