@@ -97,6 +97,7 @@ def test_cells_are_within_the_engine_s_limits() -> None:
     assert Cell(64, 8, True) in cells
 
 
+@pytest.mark.slow
 def test_a_running_engine_is_measured_through_its_api() -> None:
     """Bounds are as wide as a busy machine needs."""
     times = StepTimes(0.005, 20e-6, 0.0, 0.005, 0.5e-3, 0.0)

@@ -69,7 +69,12 @@ MOST_SHOWN = 2000  # characters of an error
 
 def _module(verb: str, args: list[str]) -> str:
     """The module of a verb. `simulate` has four: a trace of jobs, requests on services, an agent's tenants, language
-    models; `load` has two: services, language models."""
+    models; `load` and `plan` have two: services, language models."""
+    if verb == "plan":
+        from cotenant.cli import plan_llm
+
+        if plan_llm.wanted(args):
+            return plan_llm.__name__
     if verb == "load" and any(arg.partition("=")[0] == "--openai" for arg in args):
         return "cotenant.cli.load_llm"
     if verb == "simulate" and "--serving" in args:

@@ -1,0 +1,136 @@
+"""`cotenant plan MODELS.yaml`: how many of the models one GPU holds at which attainment, and how many GPUs all need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cotenant.cli.llm_setup import (
+    ArrivalsSpec,
+    Duration,
+    Keep,
+    Output,
+    Profiles,
+    Prompt,
+    Rate,
+    Seed,
+    Speed,
+    Start,
+    TraceSpec,
+    build_setup,
+    build_trace,
+    profiles_of,
+    rates_of,
+)
+
+if TYPE_CHECKING:
+    from cotenant.sim.llm.engine import LlmSetup
+    from cotenant.sim.llm.packing import Row
+    from cotenant.workloads.tokens.trace import TokenTrace
+
+app = typer.Typer(add_completion=False)
+
+
+def wanted(args: Sequence[str]) -> bool:
+    """Whether the arguments of `plan` name a file of language models."""
+    from pathlib import Path
+
+    if not args or args[0].startswith("-") or not Path(args[0]).is_file():
+        return False
+    from cotenant.core.errors import InputError
+    from cotenant.core.yamlfile import read_yaml
+
+    try:
+        content = read_yaml(args[0]).content
+    except InputError:  # of the command that reads it
+        return False
+    return isinstance(content, dict) and isinstance(content.get("models"), list)
+
+
+@app.command()
+def plan(
+    models: Annotated[str, typer.Argument(help="MODELS.yaml, as `cotenant serve` takes it.")],
+    profile: Profiles = None,
+    attainment: Annotated[str, typer.Option(help="Requests in time, of every latency-sensitive model.")] = "99%",
+    sharing: Annotated[str, typer.Option(help="conserving or fixed, as for `simulate --serving`.")] = "conserving",
+    most_gpus: Annotated[int, typer.Option(min=1, help="GPUs for all models at most.")] = 16,
+    start_up: Annotated[str | None, typer.Option("--start-up", help="How long programs take to start: 30s.")] = None,
+    trace: TraceSpec = None,
+    rate: Rate = None,
+    prompt: Prompt = "512",
+    output: Output = "128",
+    arrivals: ArrivalsSpec = "poisson",
+    duration: Duration = None,
+    start: Start = "0s",
+    speed: Speed = 1.0,
+    keep: Keep = "100%",
+    seed: Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Simulate the first model on one GPU, the first two, and so on, then all on more GPUs: attainment of ttft_ms and
+    tpot_ms, and switches. With --rate, each model gets that many requests per second."""
+    import json
+    import sys
+
+    from cotenant.core.units import parse_fraction, parse_seconds
+    from cotenant.serving.config.models import read_models
+    from cotenant.sim.llm.engine import longest
+    from cotenant.sim.llm.packing import pack
+
+    config = read_models(models)
+    target = parse_fraction(attainment, field="attainment")
+    start_s = None if start_up is None else parse_seconds(start_up, field="start-up")
+    setup = build_setup(config, profiles_of(config, profile or []), 1, sharing, [], start_s=start_s)
+    names = [m.name for m in config.models]
+    requests = _requests(names, trace, rate, prompt, output, arrivals, duration, start, speed, keep, seed)
+    found = pack(requests.fitting(longest(setup.models)), setup, target, most_gpus, None if as_json else _say)
+    if as_json:
+        print(json.dumps(found.content() | {"seed": seed}))
+        return
+    _show(found.content(), setup)
+    for reason, count in requests.left_out.items():
+        print(f"note: {count:,} requests left out: {reason}", file=sys.stderr)
+
+
+def _requests(names: list[str], trace: str | None, rate: list[str] | None, *rest: Any) -> TokenTrace:
+    """A rate without a name is that of each model, so that one more model brings its own requests."""
+    each = rate
+    if rate and trace is None:
+        rates_of(names, rate)
+        named = [text for text in rate if "=" in text]
+        others = [n for n in names if n not in {text.rpartition("=")[0] for text in named}]
+        each = named + [f"{name}={text}" for text in rate if "=" not in text for name in others]
+    return build_trace(names, trace, each, *rest)
+
+
+def _say(row: Row) -> None:
+    import sys
+
+    print(f"{row.models} models on {row.gpus} GPU{'s' * (row.gpus > 1)}: {row.least:.2%} in time", file=sys.stderr)
+
+
+def _show(content: dict[str, Any], setup: LlmSetup) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("models", "GPUs", "in time", "least", "of", "TTFT p99", "TPOT p99", "busy", "switches"):
+        table.add_column(head, justify="left" if head == "of" else "right")
+    for row in content["rows"]:
+        ttft, tpot = (row[k] for k in ("ttft_p99_ms", "tpot_p99_ms"))
+        table.add_row(
+            str(row["models"]), str(row["gpus"]), f"{row['attainment']:.2%}", f"{row['least']:.2%}",
+            escape(row["least_of"]), f"{ttft:.0f}", "-" if tpot is None else f"{tpot:.1f}", f"{row['busy']:.0%}",
+            f"{row['switches']:,}",
+        )  # fmt: skip
+    Console().print(table)
+    target, whole = content["target"], len(setup.models)
+    print(f"one GPU holds {content['per_gpu']} of the {whole} models with {target:g} of the requests in time")
+    if content["gpus"] is None:
+        print("more GPUs than were tried are needed for all")
+    else:
+        print(f"all {whole} models: {content['gpus']} GPUs; a GPU for each model: {whole}")

@@ -1,0 +1,93 @@
+"""How many language models go on a GPU: the same requests simulated with more and more models, then on more GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cotenant.core.errors import InputError
+from cotenant.sim.llm.engine import LlmSetup, simulate
+from cotenant.workloads.tokens.trace import TokenTrace
+
+MISSES = 2  # so many numbers of models in a row that miss the target end the search
+
+
+@dataclass(frozen=True)
+class Row:
+    """One simulation. `least`: the smallest attainment of a latency-sensitive model, `least_of` its name."""
+
+    models: int
+    gpus: int
+    attainment: float
+    least: float
+    least_of: str
+    ttft_p99_ms: float
+    tpot_p99_ms: float | None
+    busy: float
+    switches: int
+
+
+@dataclass(frozen=True)
+class Packing:
+    """`per_gpu`: models in file order that one GPU holds at the target; `gpus` for all, None where none tried did."""
+
+    target: float
+    per_gpu: int
+    gpus: int | None
+    rows: tuple[Row, ...]
+
+    def content(self) -> dict[str, Any]:
+        """As JSON."""
+        rows = [asdict(row) for row in self.rows]
+        return {"target": self.target, "per_gpu": self.per_gpu, "gpus": self.gpus, "rows": rows}
+
+
+def pack(
+    trace: TokenTrace, setup: LlmSetup, target: float, most_gpus: int, tell: Callable[[Row], None] | None = None
+) -> Packing:
+    """`trace` has the requests of all models of the setup, whose GPUs are alike."""
+    rows: list[Row] = []
+
+    def attempt(models: int, gpus: int) -> Row:
+        rows.append(_row(trace, setup, models, gpus))
+        if tell is not None:
+            tell(rows[-1])
+        return rows[-1]
+
+    whole, per_gpu, missed = len(setup.models), 0, 0
+    for models in range(1, whole + 1):
+        missed = 0 if attempt(models, 1).least >= target else missed + 1
+        per_gpu = per_gpu if missed else models
+        if missed == MISSES:
+            break
+    if per_gpu == whole:
+        return Packing(target, per_gpu, 1, tuple(rows))
+    for gpus in range(2, most_gpus + 1):
+        if attempt(whole, gpus).least >= target:
+            return Packing(target, per_gpu, gpus, tuple(rows))
+    return Packing(target, per_gpu, None, tuple(rows))
+
+
+def _row(trace: TokenTrace, setup: LlmSetup, models: int, gpus: int) -> Row:
+    chosen = setup.models[:models]
+    part = replace(trace.keep(trace.model < models), models=tuple(m.facts.name for m in chosen))
+    if not len(part):
+        raise InputError(f"the first {models} models have no requests", field="trace")
+    weights = [replace(m, weight=1.0 / models) for m in chosen] if setup.sharing == "fixed" else chosen
+    found = simulate(part, replace(setup, models=tuple(weights), gpu_bytes=setup.gpu_bytes[:1] * gpus))
+    content = found.summary()
+    promised = {
+        m.facts.name: content["models"][m.facts.name]["attainment"] for m in chosen
+        if not m.facts.best_effort and content["models"][m.facts.name]["requests"]
+    }  # fmt: skip
+    name = min(promised, key=promised.__getitem__, default="")
+    total = content["total"]
+    busy = float(np.mean([g["busy"] for g in content["gpus"]]))
+    ttft = total["ttft_ms"]["p99"] if total["ttft_ms"] else float("inf")
+    tpot = total["tpot_ms"]["p99"] if total["tpot_ms"] else None
+    return Row(
+        models, gpus, total["attainment"], promised.get(name, 1.0), name, ttft, tpot, busy, content["switches"]
+    )  # fmt: skip

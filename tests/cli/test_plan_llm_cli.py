@@ -1,0 +1,72 @@
+"""`cotenant plan MODELS.yaml`: how many models a GPU holds, by hand where their requests can be counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import cotenant
+
+HEAD = "gpus: {count: 1, memory: 80GiB}\nmodels:\n"
+ROW = '  - {{name: {0}, command: "engine --port {{port}}", memory: {1}, ttft_ms: {2}, tpot_ms: 30{3}}}\n'
+PROFILE = {"format": "cotenant-llm-profile-1", "models": {
+    "any": {"prefill_ms": {"base": 10, "per_token": 1}, "decode_ms": {"base": 20}},
+}}  # fmt: skip
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(PROFILE))
+    return path
+
+
+def plan(path: Path, profile: Path, *words: object) -> dict[str, object]:
+    lengths = ("--prompt", "90", "--output", "1", "--arrivals", "constant", "--rate", "1", "--duration", "60s")
+    done = cotenant("plan", path, "--profile", profile, *lengths, *words, "--json")
+    assert done.code == 0, done.err
+    found: dict[str, object] = json.loads(done.out)
+    return found
+
+
+def test_models_that_come_at_once_share_the_gpu(tmp_path: Path, profile: Path) -> None:
+    """Each sends a prompt of 100 ms every second, all at the same time: n of them take n times 100 ms."""
+    path = tmp_path / "models.yaml"
+    path.write_text(HEAD + "".join(ROW.format(name, "10GiB", 350, "") for name in "abcdef"))
+    found = plan(path, profile)
+    assert (found["per_gpu"], found["gpus"]) == (3, 2)
+    rows: list[dict[str, object]] = found["rows"]  # type: ignore[assignment]
+    assert [(r["models"], r["gpus"], r["least"]) for r in rows] == [
+        (1, 1, 1.0), (2, 1, 1.0), (3, 1, 1.0), (4, 1, 0.0), (5, 1, 0.0), (6, 2, 1.0)
+    ]  # fmt: skip
+    assert rows[2]["ttft_p99_ms"] == pytest.approx(300)
+    assert rows[2]["busy"] == pytest.approx(0.3, abs=0.01)
+
+
+def test_models_that_do_not_fit_together_miss_by_their_moves(tmp_path: Path, profile: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(HEAD + "".join(ROW.format(name, "50GiB", 350, "") for name in "ab"))
+    found = plan(path, profile)
+    assert (found["per_gpu"], found["gpus"]) == (1, 2)
+    rows: list[dict[str, object]] = found["rows"]  # type: ignore[assignment]
+    assert rows[1]["switches"] > 0  # type: ignore[operator]
+
+
+def test_best_effort_models_do_not_count(tmp_path: Path, profile: Path) -> None:
+    path = tmp_path / "models.yaml"
+    late = ROW.format("night", "10GiB", 1, ", class: best-effort")
+    path.write_text(HEAD + ROW.format("a", "10GiB", 350, "") + late)
+    found = plan(path, profile)
+    assert (found["per_gpu"], found["gpus"]) == (2, 1)
+
+
+def test_the_table_and_what_is_wrong(tmp_path: Path, profile: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(HEAD + "".join(ROW.format(name, "10GiB", 350, "") for name in "ab"))
+    asked = ("plan", path, "--profile", profile, "--rate", "1", "--prompt", "90", "--output", "1", "--duration", "60s")
+    shown = cotenant(*asked)
+    assert "all 2 models: 1 GPUs; a GPU for each model: 2" in shown.out
+    assert "one GPU holds 2 of the 2 models with 0.99 of the requests in time" in shown.out
+    wrong = cotenant(*asked, "--rate", "c=1")
+    assert (wrong.code, "there is no model 'c'" in wrong.err) == (2, True)
