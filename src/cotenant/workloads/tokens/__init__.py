@@ -1,1 +1,5 @@
 """Requests to language models: times, models, tokens in and out; readers, generators, texts."""
+
+from cotenant.core.extras import require
+
+require("sim", "numpy", "polars")
