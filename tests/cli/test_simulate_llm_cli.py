@@ -92,6 +92,20 @@ def test_what_is_wrong_is_said(files: tuple[Path, Path, Path], words: tuple[str,
     assert sentence in done.err
 
 
+def test_programs_without_a_gpu_are_stopped_where_others_are_evicted(files: tuple[Path, Path, Path]) -> None:
+    models, profile, trace = files
+    trace.write_text("time_s,model,prompt_tokens,output_tokens\n0,chat,20,1\n10,code,20,1\n")
+    asked = ("simulate", "--serving", models, "--profile", profile, "--trace", trace, "--start-up", "3s", "--json")
+    found = {}
+    for kind in ("soft", "cpu"):
+        models.write_text(MODELS.replace("{count: 1, memory: 80GiB}", f"{{model: {kind}, memory: 40GiB}}"))
+        done = cotenant(*asked)
+        assert done.code == 0, done.err
+        found[kind] = json.loads(done.out)["models"]
+    assert [(found[k]["chat"]["evictions"], found[k]["chat"]["stops"]) for k in ("soft", "cpu")] == [(1, 0), (0, 1)]
+    assert found["cpu"]["code"]["ttft_ms"]["mean"] == pytest.approx(1000 + 3000 + 30)  # stop, start, prefill
+
+
 def test_a_model_without_a_profile_is_named(files: tuple[Path, Path, Path]) -> None:
     done = cotenant("simulate", "--serving", files[0], "--profile", "chat=8b", "--rate", "1")
     assert "code has no profile; give --profile code=FILE or =8b" in done.err

@@ -134,5 +134,5 @@ def build_setup(
     settings = ModelSettings(idle_s=config.raw.idle)
     return LlmSetup(
         tuple(models), (each,) * (gpus or config.raw.gpus.count), sharing, warm, prefix_cache, settings,
-        config.raw.host_memory,
+        0 if config.on_cpu else config.raw.host_memory,
     )  # fmt: skip
