@@ -151,6 +151,10 @@ def test_hostile_programs_are_contained_or_named(machine: Machine) -> None:
     machine.named("good", "had 100.00 % of the SMs and 900M of memory: it was set again")
     rows = machine.rows()
     assert [name for name in ("percent", "second", "forked") if rows[name]["not_enforced"]] == []
+    with ControlClient(machine.folder) as client:
+        changed = client.call("set", name="percent", limit=0.125)
+    assert changed["holds"] == "memory at once, the SM percentage for processes started from now on"
+    machine.named("percent", "sees 32 SMs, its share has at most 16")
     ps = [sys.executable, "-m", "cotenant.cli.main", "ps", "--dir", str(machine.folder)]
     said = subprocess.run(ps, capture_output=True, text=True, check=True).stdout
     assert "✗ ShareNotEnforced" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms.base import WorkerShare
 from cotenant.agent.mechanisms.mps import Mps
 from cotenant.agent.mechanisms.mps_control import Abilities, Control, abilities
-from cotenant.agent.mechanisms.mps_namespaces import short_name
+from cotenant.agent.mechanisms.mps_namespaces import _mib, short_name
 from cotenant.agent.mechanisms.proof import Place, Sms
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Gpu
@@ -69,6 +70,16 @@ def node(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     for one in made:
         one.mps.close()
         one.order("--quit")
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [("unlimited", None), ("2048M", 2048), ("2G", 2048), ("2.00 GiB", 2048), ("2147483648", 2048), ("2097152K", 2048)],
+)
+def test_sizes_are_read_in_every_unit(text: str, mib: int | None) -> None:
+    assert _mib(text) == mib
+    with pytest.raises(ValueError, match="is no size"):
+        _mib(text + "?")
 
 
 def test_what_a_command_can_do_is_read_from_its_help(node: Callable[..., Node]) -> None:
@@ -214,11 +225,17 @@ def test_limits_that_others_change_are_set_again_and_named(node: Callable[..., N
         "b": "its namespace b of server agent was gone: it was set again",
     }
     assert (Program(a.environment).sms, Program(b.environment).sms) == (94, 94)
-    here.order("--quit")
-    look = here.mps.look()
-    assert look is not None
-    assert set(look.put_right) == {"a", "b"}
-    assert Program(a.environment).sms == 94, "a daemon that died is started again"
+    server = here.mps.server(ONE.uuid)
+    assert server is not None
+    os.kill(server, signal.SIGKILL)
+    wait_for(lambda: "agent" not in here.order("server", "list", "--format=csv,noheader"), 60)
+    assert Program(a.environment).answer == WHOLE_GPU
+    for what in ("server", "daemon"):
+        look = here.mps.look()
+        assert look is not None
+        assert set(look.put_right) == {"a", "b"}
+        assert Program(a.environment).sms == 94, f"a {what} that died is made again"
+        here.order("--quit")
 
 
 def test_an_older_daemon_that_serves_a_tenant_is_kept(node: Callable[..., Node]) -> None:

@@ -28,6 +28,7 @@ Answer = TypeVar("Answer")
 SERVER = "agent"  # of all tenants without a weight
 DEFAULT = "default"
 DEFAULT_LIMITS = ("--active-thread-percentage=1", "--pinned-memory-limit=256M")  # of clients that name no namespace
+STEP_MIB = 256  # in which the driver gives memory
 SHORT = re.compile(r"[a-z0-9_]{1,16}")  # a socket's path may hold 107 bytes
 PARTITION = "CUDA_MPS_SM_PARTITION"
 
@@ -59,9 +60,14 @@ class _Granted:
         return found if self.memory_mib is None else [*found, f"--pinned-memory-limit={self.memory_mib}M"]
 
     def differs(self, memory: str, percent: str, priority: str) -> bool:
-        """Whether a namespace as it was read back has other limits."""
-        wanted = None if self.memory_mib is None else self.memory_mib << 20
-        return abs(float(percent) - self.percent) > 0.01 or int(priority) != self.priority or _bytes(memory) != wanted
+        """Whether a namespace as it was read back has other limits. Sizes may be rounded to the driver's steps."""
+        same_priority = not priority.isdigit() or int(priority) == self.priority
+        if not same_priority or abs(float(percent.rstrip("% ")) - self.percent) > 0.01:
+            return True
+        size = _mib(memory)
+        if size is None or self.memory_mib is None:
+            return (size is None) != (self.memory_mib is None)
+        return abs(size - self.memory_mib) > STEP_MIB
 
 
 class MpsNamespaces:
@@ -351,7 +357,9 @@ def short_name(name: str) -> str:
     return f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
-def _bytes(text: str) -> int | None:
-    """A size as `namespace list` has it: 2048M, 2G or bytes; None for unlimited."""
-    found = re.fullmatch(r"(\d+)\s*([KMG]?)B?", text.strip())
-    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]] if found else None
+def _mib(text: str) -> float | None:
+    """A size as `namespace list` has it: 2048M, 2G, 2.00 GiB or bytes; None for unlimited."""
+    found = re.fullmatch(r"([\d.]+)\s*([KMG]?)i?B?", text.strip())
+    if found is None and text.strip() != "unlimited":
+        raise ValueError(f"{text!r} is no size")
+    return float(found[1]) * {"": 2**-20, "K": 2**-10, "M": 1, "G": 2**10}[found[2]] if found else None
