@@ -30,13 +30,14 @@ def sleeper() -> Iterator[int]:
         process.kill()
 
 
-def world(pid: int, sms: int = 0) -> tuple[ShareProof, Tenant]:
+def world(pid: int, sms: int = 0, contexts: int = 1) -> tuple[ShareProof, Tenant]:
     """A tenant with that process; `sms`: what its shim said that it sees, where it came."""
     registry = Registry((GPU,), {"mps": cast(Mechanism, SimpleNamespace(name="mps"))})
     tenant = Tenant(TenantSpec("a", mechanism="mps"), (GPU,), "token", 0, Enforcement(sms={GPU.uuid: Sms(40, 66)}))
     registry.tenants["a"] = tenant
     if sms:
-        session: Any = SimpleNamespace(slots={0: GPU.uuid}, sms={0: sms}, peer=SimpleNamespace(pid=pid))
+        page = SimpleNamespace(slots=[SimpleNamespace(contexts=contexts)])
+        session: Any = SimpleNamespace(slots={0: GPU.uuid}, sms={0: sms}, peer=SimpleNamespace(pid=pid), page=page)
         tenant.sessions.append(cast(Session, session))
     return ShareProof(registry, lambda found: tenant if found == pid else None), tenant
 
@@ -58,9 +59,11 @@ def test_a_process_on_the_gpu_and_no_client_is_named_at_the_second_look(sleeper:
 
 
 def test_a_process_that_only_its_shim_shows_counts_too(sleeper: int) -> None:
+    """Later, because a shim announces a context before a server that starts lets it in."""
     proof, _ = world(sleeper, sms=66)
-    proof.judge(look(), {})
-    assert len(proof.judge(look(), {})["a"]) == 1
+    assert [len(proof.judge(look(), {})["a"]) for _ in range(11)] == [0] * 9 + [1, 1]
+    asking, _ = world(sleeper, sms=66, contexts=0)
+    assert [len(asking.judge(look(), {})["a"]) for _ in range(11)] == [0] * 11, "it asks NVML and has no context"
 
 
 def test_a_client_in_another_place_is_named_at_once(sleeper: int) -> None:

@@ -22,6 +22,8 @@ from cotenant.core.errors import WorkError
 
 LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
+LOOKS = 2  # in which a process is on a GPU and no client before it is named: it may be on its way
+LOOKS_BY_SHIM = 10  # where the device does not list it: a context is announced before a server that starts lets it in
 NAMED_S = 30.0  # what was put right stays in the state for as long, so that metrics have it
 AGAIN = "start it again with the environment that cotenant run gives"
 
@@ -32,7 +34,7 @@ class ShareProof:
     def __init__(self, registry: Registry, tenant_of: Callable[[int], Tenant | None]) -> None:
         """`tenant_of`: the tenant that a process belongs to, whether it came to the agent or not."""
         self._registry, self._tenant_of = registry, tenant_of
-        self._before: set[tuple[str, ProcessKey]] = set()
+        self._outside: dict[tuple[str, ProcessKey], int] = {}  # in how many looks
         self._put_right: dict[tuple[str, str], float] = {}
 
     async def run(self, warned: Callable[[Tenant, str], None]) -> None:
@@ -70,19 +72,19 @@ class ShareProof:
 
     def judge(self, look: Look, running: Mapping[str, Iterable[int]]) -> dict[str, list[str]]:
         """What is wrong with the share of each tenant, in sentences that say what to do. `running`: processes on each
-        GPU. One that is on a GPU and no client counts from the second look on."""
+        GPU."""
         found: dict[str, list[str]] = defaultdict(list)
         tenants = {name: self._registry.tenants[name] for name in look.places if name in self._registry.tenants}
         clients = {client.pid for client in look.clients}
-        outside: set[tuple[str, ProcessKey]] = set()
+        outside: dict[tuple[str, ProcessKey], int] = {}
         for uuid, pid, tenant in self._on_gpus(tenants, running):
             key = (uuid, processes.key_of(pid))
             if pid in clients or not processes.alive(key[1]):
                 continue
-            outside.add(key)
-            if key in self._before:
+            outside[key] = self._outside.get(key, 0) + 1
+            if outside[key] >= (LOOKS if pid in running.get(uuid, ()) else LOOKS_BY_SHIM):
                 found[tenant.name].append(self._escaped(uuid, pid))
-        self._before = outside
+        self._outside = outside
         for client in sorted(look.clients):
             owner = self._owner(client.pid)
             if owner is not None and owner.name in tenants and client.place != look.places[owner.name]:
@@ -103,7 +105,13 @@ class ShareProof:
         self, tenants: Mapping[str, Tenant], running: Mapping[str, Iterable[int]]
     ) -> Iterable[tuple[str, int, Tenant]]:
         """(GPU, process, tenant) of all that use a GPU, by the device's list or by what the shim has said."""
-        seen = {(uuid, s.peer.pid): t for t in tenants.values() for s in t.sessions for uuid in s.slots.values()}
+        seen = {
+            (uuid, session.peer.pid): tenant
+            for tenant in tenants.values()
+            for session in tenant.sessions
+            for slot, uuid in session.slots.items()
+            if session.page.slots[slot].contexts  # without one it only asks about the GPU
+        }
         for uuid, pids in running.items():
             for pid in pids:
                 owner = seen.get((uuid, pid)) or self._owner(pid)
