@@ -18,6 +18,7 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import By, Use
 from cotenant.agent.mechanisms.mps import Mps
+from cotenant.agent.mechanisms.mps_control import Control
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError, WorkError
@@ -39,7 +40,9 @@ def calls(environment: dict[str, str]) -> list[str]:
 
 def answers(mps: Mps) -> bool:
     """Whether there is a daemon for the GPU, and it answers."""
-    return REAL.uuid in mps.watched() and mps._daemons(mps.command)._answers(REAL.uuid)
+    folder = mps.folder / f"mps-{REAL.uuid[-12:]}"
+    assert mps.command is not None
+    return REAL.uuid in mps.watched() and Control(mps.command, folder / "pipe", folder / "log", 2).answers()
 
 
 def test_one_daemon_per_gpu_lives_from_the_first_tenant_to_the_last(mps: Mps) -> None:

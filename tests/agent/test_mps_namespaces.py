@@ -17,7 +17,7 @@ from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms.base import WorkerShare
 from cotenant.agent.mechanisms.mps import Mps
 from cotenant.agent.mechanisms.mps_control import Abilities, Control, abilities
-from cotenant.agent.mechanisms.mps_namespaces import _mib, short_name
+from cotenant.agent.mechanisms.mps_namespaces import mib_of, short_name
 from cotenant.agent.mechanisms.proof import Place, Sms
 from cotenant.core.errors import WorkError
 from cotenant.devices.base import Gpu
@@ -77,9 +77,9 @@ def node(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     [("unlimited", None), ("2048M", 2048), ("2G", 2048), ("2.00 GiB", 2048), ("2147483648", 2048), ("2097152K", 2048)],
 )
 def test_sizes_are_read_in_every_unit(text: str, mib: int | None) -> None:
-    assert _mib(text) == mib
+    assert mib_of(text) == mib
     with pytest.raises(ValueError, match="is no size"):
-        _mib(text + "?")
+        mib_of(text + "?")
 
 
 def test_what_a_command_can_do_is_read_from_its_help(node: Callable[..., Node]) -> None:

@@ -64,7 +64,7 @@ class _Granted:
         same_priority = not priority.isdigit() or int(priority) == self.priority
         if not same_priority or abs(float(percent.rstrip("% ")) - self.percent) > 0.01:
             return True
-        size = _mib(memory)
+        size = mib_of(memory)
         if size is None or self.memory_mib is None:
             return (size is None) != (self.memory_mib is None)
         return abs(size - self.memory_mib) > STEP_MIB
@@ -357,7 +357,7 @@ def short_name(name: str) -> str:
     return f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
-def _mib(text: str) -> float | None:
+def mib_of(text: str) -> float | None:
     """A size as `namespace list` has it: 2048M, 2G, 2.00 GiB or bytes; None for unlimited."""
     found = re.fullmatch(r"([\d.]+)\s*([KMG]?)i?B?", text.strip())
     if found is None and text.strip() != "unlimited":
