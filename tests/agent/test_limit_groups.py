@@ -6,19 +6,27 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from kube_node import wait_for
 
 from cotenant.agent.config.files import TenantSpec
-from cotenant.agent.limits.enforcer import MemoryLimits
+from cotenant.agent.limits.enforcer import MemoryLimits, card_of
 from cotenant.agent.limits.groups import NoGroupError, new_group, own_group, place_group
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.agent.mechanisms.base import Use
+from cotenant.agent.processes import ProcessKey
 from cotenant.agent.tenants.places import Owner
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import ControlGroup, Tenant
 from cotenant.core.strength import Strength
+from cotenant.devices.cards import NO_LIMIT, Card, NvmlError
+from cotenant.devices.cards import MemoryLimits as MemoryLimitsRead
+from cotenant.devices.cgroups import Cgroups
 from cotenant.devices.registry import device
+from cotenant.policy.memory_limits import Detected
 from cotenant.softgpu.cgroups import FolderCgroups, region
 
 GIB = 1 << 30
@@ -28,12 +36,16 @@ CONTAINER = f"cri-containerd-{'ab' * 32}.scope"
 class World:
     """The part of an agent that limits memory, on a software GPU of a machine with driver 615."""
 
-    def __init__(self, folder: Path) -> None:
-        self.groups = FolderCgroups.make(folder / "cgroup", dmem=True, memory_bytes=16 * GIB)
+    def __init__(self, folder: Path, *, dmem: bool = True, **parts: Any) -> None:
+        self.groups = FolderCgroups.make(folder / "cgroup", dmem=dmem, memory_bytes=16 * GIB)
         self.gpu = device("soft").gpus()[0]
         self.registry = Registry([self.gpu], mechanisms.make(folder, Use.TENANT))
         self.warnings: list[str] = []
-        self.limits = MemoryLimits(folder, self.registry, lambda tenant, text: self.warnings.append(text))
+        self.limits = MemoryLimits(folder, self.registry, self.warned, **parts)
+
+    def warned(self, tenant: Tenant, text: str) -> None:
+        tenant.warn(text)
+        self.warnings.append(text)
 
     def tenant(self, name: str = "one", **spec: object) -> Tenant:
         return self.registry.admit(TenantSpec(name, **{"memory_bytes": GIB} | spec), 0)  # type: ignore[arg-type]
@@ -51,10 +63,10 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> World:
     monkeypatch.setenv("COTENANT_SOFTGPU_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("COTENANT_SOFTGPU_CGROUPS", str(tmp_path / "cgroup"))
-    return World(tmp_path)
+    return World(tmp_path, dmem=getattr(request, "param", "dmem") == "dmem")
 
 
 @pytest.fixture
@@ -192,20 +204,113 @@ def test_what_moves_its_memory_is_limited_by_the_shim(world, process):
 
 
 def test_driver_that_rounds_a_limit_is_not_taken_for_another_program(world, process, monkeypatch):
-    class Rounding:
-        """The manual's own example: 4000 MiB set, 4096 MiB shown."""
-
-        def __init__(self, card):
-            self.card, self.memory_limits = card, card.memory_limits
-
-        def set_memory_limits(self, group, soft, hard):
-            self.card.set_memory_limits(group, soft, -(-hard // (128 << 20)) * (128 << 20))
-
-    card = world.limits._card
-    monkeypatch.setattr(world.limits, "_card", lambda gpu: Rounding(card(gpu)))
+    """The manual's own example: 4000 MiB set, 4096 MiB shown."""
+    exact = Card.set_memory_limits
+    step = 128 << 20
+    monkeypatch.setattr(
+        Card, "set_memory_limits", lambda card, group, soft, hard: exact(card, group, soft, -(-hard // step) * step)
+    )
     tenant = world.tenant(memory_bytes=4000 << 20)
     world.limits.begin(tenant, process)
     assert tenant.held is not None
     assert world.limit(tenant.held.path) == str(4096 << 20)
     world.limits.look()
     assert world.warnings == []
+
+
+def test_limit_of_a_containers_group_stays_while_a_process_there_uses_the_gpu(world, process, monkeypatch):
+    service = world.group("system.slice", "train.service")
+    world.groups.enter(service, process)
+    tenant = world.tenant()
+    world.limits.begin(tenant, process)
+    using = [process]
+    monkeypatch.setattr(type(device("soft")), "processes", lambda self, uuids: dict.fromkeys(uuids, using))
+    world.limits.end(tenant)
+    assert world.limit(service) == str(GIB)
+    using.clear()
+    world.limits.look()
+    assert world.limit(service) == "max"
+
+
+def test_process_that_joins_from_another_group_is_named(world, process):
+    service = world.group("system.slice", "train.service")
+    world.groups.enter(service, process)
+    tenant = world.tenant()
+    world.limits.begin(tenant, process)
+    tenant.root = ProcessKey(process, 0)
+    world.limits.begin(tenant, os.getpid())
+    assert tenant.held == ControlGroup(service, made=False)
+    assert [text.split(" joined")[0] for text in world.warnings] == [f"process {os.getpid()}"]
+
+
+@pytest.mark.parametrize("world", ["misc"], indirect=True)
+def test_limit_that_cannot_be_set_back_is_named_once_and_tried_again(world, process, monkeypatch):
+    tenant = world.tenant()
+    world.limits.begin(tenant, process)
+    assert tenant.held is not None
+    card, raised = card_of(world.gpu), 16 * GIB
+    card.set_memory_limits(tenant.held.path, raised, raised)
+    with monkeypatch.context() as patch:
+        patch.setattr(Card, "set_memory_limits", refuse)
+        world.limits.look()
+        world.limits.look()
+    changed, refused = world.warnings
+    assert changed.endswith("on GPU 0 from 1.00 GiB to 16.00 GiB: set back")
+    assert refused == "its limit on the memory of GPU 0 cannot be set again: the driver refuses it as invalid"
+    world.limits.look()
+    assert card.memory_limits(tenant.held.path).hard_bytes == GIB
+
+
+def refuse(*arguments: object) -> None:
+    raise NvmlError("nvmlDeviceSetMemoryLimits_v1: 2", 2)
+
+
+class PlainCard:
+    """A card that limits whatever group it is told, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.limits: dict[Path, int] = {}
+
+    def set_memory_limits(self, group: Path, soft: int, hard: int) -> None:
+        assert group.is_dir()
+        self.limits[group] = hard
+
+    def memory_limits(self, group: Path) -> MemoryLimitsRead:
+        return MemoryLimitsRead(0, self.limits[group], 0)
+
+
+def test_the_kernels_own_groups_are_made_entered_watched_and_removed(tmp_path, monkeypatch):
+    """The agent's part over a real hierarchy of version 2, with a card that only takes notes."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    writable = [Path(words[1]) for words in mounts if words[2] == "cgroup2" and os.access(words[1], os.W_OK)]
+    if not writable:
+        pytest.skip("there is no hierarchy of version 2 here in which groups can be made")
+    monkeypatch.setenv("COTENANT_SOFTGPU_STATE", str(tmp_path / "state"))
+    card, groups, found = PlainCard(), Cgroups(writable[0]), Detected("615", call=True, cgroup=2, root=True)
+    world = World(tmp_path, card=lambda gpu: card, find=lambda gpu: found)
+    monkeypatch.setattr(type(device("soft")), "cgroups", lambda self: groups)
+    tenant = world.tenant()
+    command = ["sh", "-c", "read line; sleep 600 & echo $!; wait"]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as shell:
+        home = groups.of(shell.pid)
+        world.limits.begin(tenant, shell.pid)
+        assert tenant.held is not None, world.warnings
+        group = tenant.held.path
+        assert group.parent == (home if home == groups.root else home.parent)
+        assert card.limits == {group: GIB}
+        shell.stdin.write("go\n")
+        shell.stdin.flush()
+        child = int(shell.stdout.readline())
+        assert world.limits.tenant_in(child) is tenant
+        groups.enter(home, child)
+        tenant.sessions.append(SimpleNamespace(peer=SimpleNamespace(pid=child)))
+        world.limits.look()
+        assert groups.of(child) == group
+        assert world.warnings[0].startswith(f"process {child} left the tenant's control group")
+        world.registry.remove(tenant)
+        world.limits.end(tenant)
+        assert card.limits == {group: GIB}  # two processes are left
+        os.kill(child, 9)
+        shell.kill()
+    wait_for(lambda: (world.limits.look(), not group.exists())[1], 60)
+    assert card.limits == {group: NO_LIMIT}

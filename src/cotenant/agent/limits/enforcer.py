@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cotenant.agent.limits.groups import NoGroupError, mark_of, new_group, own_group, place_group
@@ -28,6 +28,22 @@ LOOK_EVERY_S = 1.0
 SHIM_ALONE = "its memory is limited by the shim in its processes alone"
 
 
+def card_of(gpu: Gpu) -> Card:
+    """A GPU's NVML. OSError where it does not answer."""
+    card = device_of(gpu).card(gpu.uuid)
+    if card is None:
+        raise OSError(f"GPU {gpu.index} does not answer")
+    return card
+
+
+def find(gpu: Gpu) -> Detected:
+    """What there is for limits on its memory."""
+    return detect(device_of(gpu), gpu)
+
+
+_Key = tuple[Path, str]  # a group and a GPU's UUID
+
+
 @dataclass
 class _Closing:
     """A group whose tenant has gone. Its limit holds until nothing is in it."""
@@ -35,18 +51,26 @@ class _Closing:
     group: ControlGroup
     gpus: tuple[Gpu, ...]
     name: str
-    named: set[int] = field(default_factory=set)
 
 
 class MemoryLimits:
     """Limits of kernel or driver on the tenants of this node."""
 
-    def __init__(self, folder: Path, registry: Registry, warn: Callable[[Tenant, str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        registry: Registry,
+        warn: Callable[[Tenant, str], None],
+        *,
+        find: Callable[[Gpu], Detected] = find,
+        card: Callable[[Gpu], Card] = card_of,
+    ) -> None:
         """`folder`: of the agent, which its groups are known by."""
+        self._find, self._card = find, card
         self._mark, self._registry, self._warn = mark_of(folder), registry, warn
         self._detected: dict[str, Detected] = {}
         self._closing: list[_Closing] = []
-        self._in_force: dict[tuple[Path, str], int] = {}  # (group, GPU) -> hard limit as the driver reads it back
+        self._in_force: dict[_Key, int] = {}  # (group, GPU) -> hard limit as the driver reads it back
         self._outside: set[tuple[str, int]] = set()  # (tenant, process) that were named
 
     # -- what there is ---------------------------------------------------------------------------------------------
@@ -54,8 +78,9 @@ class MemoryLimits:
     def prospect(self, gpu: Gpu, *, swaps: bool = False) -> Prospect:
         """What would hold a new tenant of a GPU to its memory."""
         if gpu.uuid not in self._detected:
-            self._detected[gpu.uuid] = detect(device_of(gpu), gpu)
-        return prospect(self._detected[gpu.uuid], swaps=swaps)
+            self._detected[gpu.uuid] = self._find(gpu)
+        found, mine = self._detected[gpu.uuid], tuple(f"{path}:" for path in self._held())
+        return prospect(replace(found, foreign=tuple(t for t in found.foreign if not t.startswith(mine))), swaps=swaps)
 
     def of(self, tenant: Tenant, gpu: Gpu) -> Prospect:
         """What holds a tenant to its memory on a GPU now."""
@@ -69,10 +94,14 @@ class MemoryLimits:
 
     def tenant_in(self, pid: int) -> Tenant | None:
         """The tenant in whose group a process is."""
-        for tenant in self._registry.tenants.values():
-            if tenant.held is not None and self._is_in(tenant, pid):
-                return tenant
-        return None
+        held = self._held()
+        if not held:
+            return None
+        try:
+            group = self._hierarchy(tuple(self._registry.gpus.values())).of(pid)
+        except OSError:
+            return None
+        return next((held[path] for path in (group, *group.parents) if path in held), None)
 
     # -- a tenant's life -------------------------------------------------------------------------------------------
 
@@ -91,7 +120,7 @@ class MemoryLimits:
         except (NoGroupError, OSError) as error:
             self._let_go(tenant)
             tenant.held_not = f"{SHIM_ALONE}, because {words(error)}"
-            self._warn(tenant, tenant.held_not)
+            self._say(tenant, tenant.held_not)
 
     def came(self, tenant: Tenant, pid: int) -> None:
         """A process of a tenant has connected, and has no memory yet: a pod or job has no launcher before it."""
@@ -155,39 +184,51 @@ class MemoryLimits:
         """Look after all limits for as long as the agent runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            self.look()
+            wanted = self._wanted()  # the driver is asked beside the turns of the tenants
+            self._judge(wanted, await asyncio.to_thread(self._read, wanted))
 
     def look(self) -> None:
         """Set again what another program has changed, name processes that have left their tenant's group."""
-        for tenant in list(self._registry.tenants.values()):
-            if tenant.held is not None:
-                for gpu in tenant.gpus:
-                    self._check(tenant, gpu)
-                for session in list(tenant.sessions):
-                    self._check_place(tenant, session.peer.pid)
+        wanted = self._wanted()
+        self._judge(wanted, self._read(wanted))
+
+    def _wanted(self) -> dict[_Key, int]:
+        """What the driver should answer."""
+        return {key: limit for key, limit in self._in_force.items() if key[0] in self._held()}
+
+    def _read(self, keys: Iterable[_Key]) -> dict[_Key, int | str]:
+        """What the driver answers, or why it does not."""
+        found: dict[_Key, int | str] = {}
+        for path, uuid in keys:
+            try:
+                found[path, uuid] = self._card(self._registry.gpus[uuid]).memory_limits(path).hard_bytes
+            except OSError as error:
+                found[path, uuid] = words(error)
+        return found
+
+    def _judge(self, wanted: Mapping[_Key, int], found: Mapping[_Key, int | str]) -> None:
+        held = self._held()
+        for key, expected in wanted.items():
+            tenant = held.get(key[0])
+            if tenant is not None and found[key] != expected and self._in_force.get(key) == expected:
+                self._set_back(tenant, self._registry.gpus[key[1]], expected, found[key])
+        for tenant in held.values():
+            for session in list(tenant.sessions):
+                self._check_place(tenant, session.peer.pid)
         self._sweep()
 
-    def _check(self, tenant: Tenant, gpu: Gpu) -> None:
-        held, wanted = tenant.held, tenant.cap_bytes(gpu)
-        assert held is not None
-        if wanted is None:
-            return
+    def _set_back(self, tenant: Tenant, gpu: Gpu, expected: int, found: int | str) -> None:
+        assert tenant.held is not None
+        text = "nothing" if found == NO_LIMIT else found if isinstance(found, str) else f"{found / 2**30:.2f} GiB"
+        self._say(
+            tenant,
+            "another program (root in its container, or a service of this node) changed what its control group is held"
+            f" to on GPU {gpu.index} from {expected / 2**30:.2f} GiB to {text}: set back",
+        )
         try:
-            found = self._card(gpu).memory_limits(held.path).hard_bytes
-            expected = self._in_force.get((held.path, gpu.uuid))
-            if found == expected:
-                return
-            if expected is not None:
-                text = "nothing" if found == NO_LIMIT else f"{found / 2**30:.2f} GiB"
-                self._warn(
-                    tenant,
-                    "another program (root in its container, or a service of this node) changed what its control group"
-                    f" is held to on GPU {gpu.index} from {expected / 2**30:.2f} GiB to {text}: set back",
-                )
-            self._set(held.path, gpu, wanted)
+            self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
         except OSError as error:
-            text = f"the limit of its control group on GPU {gpu.index} cannot be kept: {words(error)}"
-            self._warn(tenant, text)
+            self._say(tenant, f"its limit on the memory of GPU {gpu.index} cannot be set again: {words(error)}")
 
     def _check_place(self, tenant: Tenant, pid: int) -> None:
         if self._is_in(tenant, pid) or not os.path.exists(f"/proc/{pid}"):
@@ -195,7 +236,7 @@ class MemoryLimits:
         assert tenant.held is not None
         if (tenant.name, pid) not in self._outside:
             self._outside.add((tenant.name, pid))
-            self._warn(
+            self._say(
                 tenant,
                 f"process {pid} left the tenant's control group, so that the limit on memory held for it no longer; it"
                 " was put back, and what it took meanwhile is not counted",
@@ -205,32 +246,40 @@ class MemoryLimits:
 
     def _sweep(self) -> None:
         """Clear and remove groups of tenants that have gone, once they are empty."""
-        waiting = []
-        for each in self._closing:
-            hierarchy = self._hierarchy(each.gpus)
-            try:
-                left = [pid for group in hierarchy.groups(each.group.path) for pid in hierarchy.processes(group)]
-                if left and each.group.made:
-                    waiting.append(each)
-                    continue
-                for gpu in each.gpus:
-                    self._set(each.group.path, gpu, None)  # first: ancestors keep what a removed group had
-                if each.group.made:
-                    hierarchy.remove(each.group.path)
-            except OSError as error:
-                if each.group.path.exists():
-                    LOG.warning(f"the control group {each.group.path} of {each.name} is not cleared: {error}")
-        self._closing = waiting
+        self._closing = [each for each in self._closing if each.group.path.exists() and not self._closed(each)]
+
+    def _closed(self, each: _Closing) -> bool:
+        """Clear and remove a group, if nothing is left in it; in one that is not ours, nothing that uses the GPU."""
+        hierarchy, path = self._hierarchy(each.gpus), each.group.path
+        try:
+            left = {pid for group in hierarchy.groups(path) for pid in hierarchy.processes(group)}
+            if not each.group.made:
+                using = device_of(each.gpus[0]).processes(gpu.uuid for gpu in each.gpus)
+                left = {pid for pids in using.values() for pid in pids if hierarchy.of(pid).is_relative_to(path)}
+            if left:
+                return False
+            for gpu in each.gpus:
+                self._set(path, gpu, None)  # first: ancestors keep what a removed group had
+        except OSError as error:
+            LOG.warning(f"the control group {path} of {each.name} is not cleared: {words(error)}")
+        if each.group.made:
+            with contextlib.suppress(OSError):
+                hierarchy.remove(path)
+        return True
 
     # -- one group -------------------------------------------------------------------------------------------------
 
     def _group_of(self, tenant: Tenant, pid: int, before: ControlGroup | None) -> ControlGroup:
         """The group of a tenant, with the process in it. NoGroupError, OSError."""
         hierarchy = self._hierarchy(tenant.gpus)
-        if before is not None and before.made and before.path.exists():
-            hierarchy.enter(before.path, pid)
-            return before
-        taken = {t.held.path for t in self._registry.tenants.values() if t.held is not None}
+        if before is not None and before.path.exists():
+            if before.made:
+                hierarchy.enter(before.path, pid)
+            elif tenant.pids and not hierarchy.of(pid).is_relative_to(before.path):
+                self._say(tenant, f"process {pid} joined from another control group: the shim alone limits its memory")
+            if before.made or tenant.pids:
+                return before
+        taken = self._held()
         if tenant.owner is not None:
             own: Path | None = place_group(hierarchy.of(pid)) or hierarchy.of(pid)
             if own in taken or own == hierarchy.root:
@@ -242,8 +291,20 @@ class MemoryLimits:
             delegate_down(hierarchy, group, "dmem")
         if own is None:
             hierarchy.create(group)
-            hierarchy.enter(group, pid)
+            try:
+                hierarchy.enter(group, pid)
+            except OSError:
+                hierarchy.remove(group)
+                raise
+        self._closing = [each for each in self._closing if each.group.path != group]
         return ControlGroup(group, own is None)
+
+    def _held(self) -> dict[Path, Tenant]:
+        return {tenant.held.path: tenant for tenant in self._registry.tenants.values() if tenant.held is not None}
+
+    def _say(self, tenant: Tenant, text: str) -> None:
+        if text not in tenant.warnings:  # what is so each second is said once
+            self._warn(tenant, text)
 
     def _let_go(self, tenant: Tenant) -> None:
         if tenant.held is not None:
@@ -273,13 +334,6 @@ class MemoryLimits:
             return self._hierarchy(tenant.gpus).of(pid).is_relative_to(tenant.held.path)
         except OSError:
             return False
-
-    @staticmethod
-    def _card(gpu: Gpu) -> Card:
-        card = device_of(gpu).card(gpu.uuid)
-        if card is None:
-            raise OSError(f"GPU {gpu.index} does not answer")
-        return card
 
     @staticmethod
     def _hierarchy(gpus: tuple[Gpu, ...]) -> Hierarchy:
