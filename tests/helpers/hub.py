@@ -64,7 +64,7 @@ def missing() -> str:
     """Why a hub cannot be run here; empty where it can."""
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
     if absent:
-        return f"not on the PATH: {', '.join(absent)}; `make test-hub` installs them"
+        return f"not on the PATH: {', '.join(absent)}; `make test-clusters` installs them"
     if os.geteuid() != 0:
         return "only root can start servers of several users"
     try:
