@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 
 c = get_config()  # noqa: F821 given by JupyterHub
 
@@ -69,7 +70,8 @@ async def through_cotenant(spawner: object) -> None:
     asked = await asyncio.create_subprocess_exec(*command, "true", stderr=asyncio.subprocess.PIPE)
     said = (await asked.communicate())[1].decode(errors="replace").strip()
     if asked.returncode:
-        raise RefusedError(said.removeprefix("cotenant: ") or f"cotenant run ended with {asked.returncode}")
+        why = re.sub(r"^cotenant: (field \S+: )?", "", said)
+        raise RefusedError(why or f"cotenant run ended with {asked.returncode}")
     spawner.cmd = [*command, "jupyterhub-singleuser"]  # type: ignore[attr-defined]
 
 

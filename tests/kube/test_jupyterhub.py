@@ -96,5 +96,5 @@ def test_a_refusal_is_what_the_user_sees(config: Any, tmp_path: Path) -> None:
     spawner = SimpleNamespace(user=SimpleNamespace(name="ada"), user_options={}, cmd=["jupyterhub-singleuser"])
     with pytest.raises(config.names["RefusedError"]) as refused:
         asyncio.run(config.LocalProcessSpawner.pre_spawn_hook(spawner))
-    assert refused.value.jupyterhub_message == "field --request: GPU 0 has 20% left to promise"
+    assert refused.value.jupyterhub_message == "GPU 0 has 20% left to promise"
     assert spawner.cmd == ["jupyterhub-singleuser"]

@@ -152,7 +152,7 @@ def test_large_nodes_have_several_slices_of_one_generation(place: Place) -> None
         MigSlice(f"MIG-{i}-{n}", "cotenant.dev/mig-1g.10gb", f"GPU-{i}", i) for i in range(8, 16) for n in range(7)
     ]
     assert len(place.offers(gpus, pieces)) == 72
-    slices = [thing["spec"] for path, thing in place.api.store.items() if "/resourceslices/" in path]
+    slices = [thing["spec"] for path, thing in sorted(place.api.store.items()) if "/resourceslices/" in path]
     assert [len(one.get("devices", ())) for one in slices] == [64, 8, 0, 0]
     assert [len(one.get("sharedCounters", ())) for one in slices] == [0, 0, 8, 8]
     assert {(one["pool"]["generation"], one["pool"]["resourceSliceCount"]) for one in slices} == {(1, 4)}
@@ -165,3 +165,25 @@ def test_large_nodes_have_several_slices_of_one_generation(place: Place) -> None
 def test_older_versions_offer_whole_gpus_only() -> None:
     (device,) = offer.devices(GPUS[:1], [], (1, 33), counters=False)
     assert device["attributes"]["type"] == {"string": "gpu"}
+
+
+def test_a_driver_killed_between_two_slices_completes_the_pool(place: Place) -> None:
+    place.offers(GPUS)
+    del place.api.store[SLICES]  # the devices, which are written last
+    assert place.scheduler.pool() == ([], {}), "an incomplete pool gives nothing"
+    place.restart()
+    assert place.offers(GPUS) == ["gpu-0", "gpu-0-whole", "gpu-1", "gpu-1-whole"]
+
+
+def test_devices_that_need_counters_are_never_offered_where_the_server_drops_them() -> None:
+    place = Place("36", ("consumesCounters", "sharedCounters"))
+    offered: list[list[str]] = []
+    put = place.api.put
+    place.api.put = lambda path, thing: offered.append(  # type: ignore[method-assign]
+        [device["name"] for device in thing["spec"].get("devices", ())]
+    ) or put(path, thing)  # fmt: skip
+    try:
+        place.offers(GPUS)
+        assert offered == [[], ["gpu-0", "gpu-1"]]
+    finally:
+        place.api.close()

@@ -6,6 +6,7 @@ killed goes on where it was. Which tenant the pod's processes have, the binder d
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -254,25 +255,22 @@ class ClaimDriver:
         return changed
 
     def _write(self, held: frozenset[str], kubernetes: tuple[int, int]) -> bool:
+        """Make the slices as they should be. Those of counters, the last of them, first: whether the API server keeps
+        them is known before any device that needs them is offered."""
         node, counters = self.settings.node, self._counters is True
         path = f"/apis/{offer.api_version(kubernetes)}/resourceslices"
-        before: list[dict[str, Any]] = []
-        while found := self._api.find(f"{path}/{offer.slice_name(node, len(before))}"):
-            before.append(found)
         wanted = offer.devices(self._inventory.gpus, self._inventory.slices, kubernetes, counters)
+        before = self._slices(path, len(offer.resource_slices(node, wanted, kubernetes)))
         if counters:
-            was = [device for one in before for device in one["spec"].get("devices", ())]
+            was = [device for one in before.values() for device in one["spec"].get("devices") or ()]
             wanted += offer.kept(was, wanted, held)
-        generation = max((one["spec"]["pool"]["generation"] for one in before), default=0)
-        if [_content(one) for one in before] == [
-            _content(one) for one in offer.resource_slices(node, wanted, kubernetes)
-        ]:
+        same = dict(enumerate(map(_content, offer.resource_slices(node, wanted, kubernetes))))
+        if {number: _content(one) for number, one in before.items()} == same:
             return False
+        generation = max((one["spec"]["pool"]["generation"] for one in before.values()), default=0)
         slices = offer.resource_slices(node, wanted, kubernetes, generation + 1)
-        for old in before[len(slices) :]:
-            self._api.delete(f"{path}/{old['metadata']['name']}")
-        for number, one in enumerate(slices):
-            if number < len(before):
+        for number, one in reversed(list(enumerate(slices))):
+            if number in before:
                 one["metadata"] = before[number]["metadata"]
                 written = self._api.replace(f"{path}/{one['metadata']['name']}", one)
             else:
@@ -284,7 +282,20 @@ class ClaimDriver:
                 )
                 self._counters = False
                 return self._write(held, kubernetes)
+        for number in before.keys() - dict(enumerate(slices)).keys():
+            self._api.delete(f"{path}/{before[number]['metadata']['name']}")
         return True
+
+    def _slices(self, path: str, least: int) -> dict[int, dict[str, Any]]:
+        """The slices of this node that are there, by number; a driver that was killed may have left out the first."""
+        found: dict[int, dict[str, Any]] = {}
+        for number in itertools.count():
+            one = self._api.find(f"{path}/{offer.slice_name(self.settings.node, number)}")
+            if one is not None:
+                found[number] = one
+            elif number > least:
+                return found
+        raise AssertionError("unreachable")
 
 
 def _content(one: Mapping[str, Any]) -> list[Any]:

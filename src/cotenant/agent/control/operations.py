@@ -118,7 +118,11 @@ class Operations:
             if order.get("join"):  # a name with a slip in it would otherwise be a tenant without bounds
                 self._find({"name": spec.name})
             if not caller.trusted:
-                raise InputError(f"user {caller.peer.uid} may only start tenants declared in the agent's configuration")
+                raise InputError(
+                    f"user {caller.peer.uid} may only start tenants declared in the agent's configuration, and"
+                    f" {spec.name} is not",
+                    field="--name",
+                )
             timeout_s = None if order.get("timeout_s") is None else _seconds(order, "timeout_s", 0.0)
             tenant = await self._admit(spec, caller)
             tenant.launching = True
