@@ -58,7 +58,7 @@ class JobSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for the store and the socket."""
-        return dataclasses.asdict(self) | {"command": list(self.command), "env": dict(self.env)}
+        return vars(self) | {"command": list(self.command), "env": dict(self.env)}
 
     @property
     def shared(self) -> bool:

@@ -106,11 +106,13 @@ class Applier:
         begun_now = 0
         for job in wanting:
             target, attempt = job.target, job.attempt
+            if begun_now >= MOST_STARTS:
+                break
             if target is None or (attempt is not None and attempt.phase != PARKED):
                 continue
             if any(p.node not in nodes or p.node not in clocks_ns for p in target.places):
                 continue
-            if begun_now >= MOST_STARTS or not room.take(target):
+            if not room.take(target):
                 continue
             begun_now += 1
             if attempt is not None:

@@ -17,6 +17,7 @@ class GpuChooser:
 
     def __init__(self, nodes: Iterable[NodeSpec]) -> None:
         self._gpus = {node.name: node.gpus for node in nodes}
+        self._plain = {name: [gpu.uuid for gpu in gpus if not gpu.instances] for name, gpus in self._gpus.items()}
         self._taken: dict[str, float] = {}  # uuid of a GPU or instance -> fraction given
         self._mechanism: dict[str, str] = {}
 
@@ -48,7 +49,7 @@ class GpuChooser:
 
     def choose(self, node: str, gpus: float, mechanism: str) -> tuple[GpuShare, ...] | None:
         """Whole GPUs, lowest first, or a part of one: beside other parts if there is room. None: there are none."""
-        plain = [gpu.uuid for gpu in self._gpus.get(node, ()) if not gpu.instances]
+        plain = self._plain.get(node, [])
         if gpus < 1:
             for uuid in sorted(plain, key=lambda u: u not in self._taken):  # those in use first; sorting is stable
                 share = GpuShare(uuid, gpus, mechanism)

@@ -239,10 +239,11 @@ def _with(grant: Grant, places: Assignment) -> Assignment:
     split = dict(places.gpus_by_node())
     return Assignment(
         tuple(
-            dataclasses.replace(
-                p,
-                cpus=round(grant.cpus * split[p.node] / total, 6),
-                memory_bytes=int(grant.memory_bytes * split[p.node] / total),
+            Place(
+                p.node,
+                p.gpus,
+                round(grant.cpus * split[p.node] / total, 6),
+                int(grant.memory_bytes * split[p.node] / total),
             )
             for p in places.places
         ),

@@ -58,7 +58,7 @@ def plan_jobs(
         chooser.choose(scratch.selected[:count], jobs)
     decide_ordered(order, n, jobs, alloc, work.demand, work.nodes, choice, scratch)
     runs = [int(row) for row in order if alloc.job["level"][row] != NOT_RUNNING]
-    grants = tuple(_grant(snapshot, work, alloc, jobs, row) for row in runs)
+    grants = _grants(snapshot, work, alloc, jobs, np.array(runs, dtype=np.int64))
     kept = {grant.job for grant in grants}
     waiting = {
         str(snapshot.jobs.id[row]): Reason(int(jobs["reason"][row]))
@@ -108,23 +108,37 @@ def _slot(alloc: Allocation, node: int, part_milli: int) -> int:
     raise ValueError(f"the running grants hold more parts of GPUs on node {node} than it has GPUs")
 
 
-def _grant(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, row: int) -> Grant:
-    first, count, level = (int(x) for x in alloc.job[row])
-    entries = alloc.entry[first : first + count]
-    typ = int(work.type[row])
+def _grants(snapshot: Snapshot, work: Workload, alloc: Allocation, jobs: Array, rows: Array) -> tuple[Grant, ...]:
+    """What the jobs in `rows` were allotted, in that order; all of them at once, since there may be thousands."""
+    if len(rows) == 0:
+        return ()
+    held, types = alloc.job[rows], work.type[rows]
+    counts = held["count"].astype(np.int64)
+    starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    owner = np.repeat(np.arange(len(rows)), counts)
+    entries = alloc.entry[held["first"][owner] + np.arange(len(owner)) - starts[owner]]
     kinds = work.nodes["kind"][entries["node"]]
-    amount = work.demand.amount[level, typ, kinds]
-    part = int(work.demand.type["part_milli"][typ])
-    pace = float(amount["iteration_s"].max())
-    if count > 1:
-        pace /= float(work.demand.type["multi_node_factor"][typ])
-    return Grant(
-        job=str(snapshot.jobs.id[row]),
-        nodes=tuple(entries["node"].tolist()),
-        node_gpus=(part / 1000,) if part else tuple(float(g) for g in entries["gpus"]),
-        cpus=float((amount["cpu"] * entries["gpus"]).sum()) / 1000,
-        memory_bytes=int((amount["memory"] * entries["gpus"]).sum()) * 10**6,
-        level=level,
-        speed=float(work.demand.type["isolated_s"][typ]) / pace,
-        reserved=bool(jobs["reserved"][row]),
+    amount = work.demand.amount[held["level"][owner], types[owner], kinds]
+    table = work.demand.type
+    pace = np.maximum.reduceat(amount["iteration_s"], starts).astype(float)
+    pace /= np.where(counts > 1, table["multi_node_factor"][types], 1.0)
+    cpu_milli = np.add.reduceat(amount["cpu"] * entries["gpus"], starts).tolist()
+    memory_mb = np.add.reduceat(amount["memory"] * entries["gpus"], starts).tolist()
+    ids, levels = snapshot.jobs.id[rows].tolist(), held["level"].tolist()
+    parts, speed = table["part_milli"][types].tolist(), (table["isolated_s"][types] / pace).tolist()
+    reserved = jobs["reserved"][rows].astype(bool).tolist()
+    nodes, gpus = entries["node"].tolist(), entries["gpus"].astype(float).tolist()
+    bounds = zip(starts.tolist(), (starts + counts).tolist(), strict=True)
+    return tuple(
+        Grant(
+            job=str(ids[i]),
+            nodes=tuple(nodes[first:end]),
+            node_gpus=(parts[i] / 1000,) if parts[i] else tuple(gpus[first:end]),
+            cpus=float(cpu_milli[i]) / 1000,
+            memory_bytes=int(memory_mb[i]) * 10**6,
+            level=levels[i],
+            speed=speed[i],
+            reserved=reserved[i],
+        )
+        for i, (first, end) in enumerate(bounds)
     )
