@@ -59,7 +59,7 @@ def _measure(folder: Path, ordering: str, nodes: int, gpus: int, waiting: int) -
     finally:
         _cotenant(folder, "fleet", "down", "--within", "1s")
     with sqlite3.connect(folder / "fleet.db") as store:
-        rows = store.execute("SELECT decide_s FROM rounds WHERE early=0 ORDER BY rowid DESC LIMIT ?", (ROUNDS,))
+        rows = store.execute("SELECT decide_s FROM rounds WHERE early=0 ORDER BY time_s DESC LIMIT ?", (ROUNDS,))
         decisions = sorted(row[0] for row in rows)
     assert status["jobs"]["queued"] == waiting
     return {

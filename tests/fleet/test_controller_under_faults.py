@@ -18,9 +18,9 @@ from cotenant.core.events import Kind
 from cotenant.fleet.controller.controller import Controller, ControllerOptions
 from cotenant.fleet.controller.planners import JobPlanner
 from cotenant.fleet.controller.profiles import ProfileBook
+from cotenant.fleet.database import StoreError
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.nodes import pretend_nodes
-from cotenant.fleet.store import StoreError
 from cotenant.policy.jobs.choice import JobPolicy
 
 NODES = pretend_nodes(2, 2, "A100-40GB", 40 << 30, 6.0, 125 * 10**9)
@@ -50,7 +50,7 @@ class Setting:
         """A controller over what is there."""
         options = ControllerOptions(self.folder, **self.settings, monotonic_ns=lambda: self.world.now_ns)  # type: ignore[arg-type]
         self.controller = Controller(options, self.executor, JobPlanner(self.policy, PROFILES))
-        self.controller.store._db.execute("PRAGMA synchronous=OFF")
+        self.controller.store._db.connection.execute("PRAGMA synchronous=OFF")
         if self.parks:
             self.controller.can_park = lambda node: True  # type: ignore[method-assign]
         commit = self.controller.store.commit
@@ -261,7 +261,7 @@ def test_a_full_disk_stops_nothing_that_runs_and_takes_nothing_in(tmp_path: Path
     setting.run(1)
 
     def full(*_: Any) -> None:
-        if not setting.controller.store._db.in_transaction:
+        if not setting.controller.store._db.connection.in_transaction:
             return  # nothing to write
         setting.controller.store.rollback()
         raise StoreError("cannot be written: database or disk is full")

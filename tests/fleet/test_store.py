@@ -10,9 +10,10 @@ from cotenant.core.errors import WorkError
 from cotenant.core.events import Kind
 from cotenant.fleet.controller.job_table import Book
 from cotenant.fleet.controller.recording import record_of
+from cotenant.fleet.database import StoreError
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.state import FINISHED, Assignment, Attempt, GpuShare, Place
-from cotenant.fleet.store import FleetLock, Store, StoreError
+from cotenant.fleet.store import FleetLock, Store
 
 SPEC = JobSpec("job", ("true",), env={"A": "b"})
 HELD = Assignment((Place("node-0", (GpuShare("g"),), 3.0, 10**9),), 1, 1.5)
@@ -51,7 +52,7 @@ def test_a_full_disk_undoes_the_whole_transition(tmp_path: Path) -> None:
     book = Book(store)
     (job,) = book.add([(SPEC, 0.0)])
     pages = int(store.rows("PRAGMA page_count")[0][0])
-    store.limit_pages(pages + 2)
+    store._db.connection.execute(f"PRAGMA max_page_count={pages + 2}")
     with pytest.raises(StoreError, match="full"):
         book.add([(SPEC, 0.0)] * 5000)
     assert list(book.jobs) == ["job"]
@@ -64,7 +65,7 @@ def test_a_full_disk_undoes_the_whole_transition(tmp_path: Path) -> None:
         book.flush()
     assert book.jobs["job"].n == 0  # as it is in the store
     assert not book.orders  # what was not written down is not acted on
-    store.limit_pages(1 << 20)
+    store._db.connection.execute(f"PRAGMA max_page_count={1 << 20}")
     assert len(book.add([(SPEC, 0.0)] * 5000)) == 5000
 
 

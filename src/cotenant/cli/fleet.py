@@ -57,6 +57,9 @@ def up(
     keep: Annotated[str, _time("--keep", help="How long jobs go on without a controller.")] = "120s",
     grace: Annotated[str, _time("--grace", help="How long a job may take to leave.")] = "30s",
     early: Annotated[bool, _time("--early/--no-early", help="Give away free GPUs between rounds.")] = True,
+    store: Annotated[
+        Text, typer.Option("--store", metavar="URL", help="Jobs in PostgreSQL; waits while another controller leads.")
+    ] = None,
     port: Annotated[int | None, typer.Option("--port", help="Listen on 127.0.0.1 too, with a token. 0: any.")] = None,
     http: Annotated[
         Text, typer.Option("--http", metavar="HOST:PORT", help="Live page and /metrics, e.g. :9401 (loopback).")

@@ -17,7 +17,8 @@ def record_at(run: Path, job: str | None) -> tuple[Record, str | None]:
 
     if not run.is_dir() and job is None and str(run) == run.name:
         from cotenant.core.folders import fleet_folder
-        from cotenant.fleet.controller.recording import is_fleet, record_of
+        from cotenant.fleet.controller.recording import record_of
+        from cotenant.fleet.store import is_fleet
 
         folder = fleet_folder()
         if is_fleet(folder):
@@ -26,8 +27,11 @@ def record_at(run: Path, job: str | None) -> tuple[Record, str | None]:
                 return record, str(run)
             if not run.exists():
                 raise InputError(f"{run} is neither a run's folder nor a job of the fleet in {folder}", field="RUN")
-    if run.is_dir() and (run / "fleet.db").exists():
-        from cotenant.fleet.controller.recording import record_of
+    if run.is_dir():
+        from cotenant.fleet.store import is_fleet
 
-        return record_of(run), job
+        if is_fleet(run):
+            from cotenant.fleet.controller.recording import record_of
+
+            return record_of(run), job
     return read_record(run), job

@@ -24,6 +24,7 @@ LOG_FILE = "controller.log"
 PATIENCE_S = 120.0
 LEAST_FREE_BYTES = 1 << 20
 SILENCE_S = 5.0  # without a word
+STANDBY = "another controller leads this fleet; this one takes over when that ends"
 
 
 def start(given: dict[str, Any]) -> None:
@@ -58,6 +59,9 @@ def start(given: dict[str, Any]) -> None:
             said = True
         if child.poll() is not None:
             _relay(folder / LOG_FILE, begins, child.returncode)
+        if _waits(folder / LOG_FILE, begins):
+            print(json.dumps({"standby": child.pid}) if given["json_"] else f"{STANDBY} (pid {child.pid})")
+            return
         try:
             with FleetClient(folder, 10.0) as client:
                 answer = client.call("status")
@@ -69,6 +73,13 @@ def start(given: dict[str, Any]) -> None:
         time.sleep(0.05)
     child.terminate()
     raise WorkError(f"the controller was not ready within {PATIENCE_S:g} s; see {folder / LOG_FILE}")
+
+
+def _waits(log: Path, begins: int) -> bool:
+    """Whether the controller that writes this log leads not yet."""
+    with log.open("rb") as file:
+        file.seek(begins)
+        return STANDBY.encode() in file.read()
 
 
 def _relay(log: Path, begins: int, code: int) -> None:
@@ -126,6 +137,7 @@ def options_of(given: dict[str, Any], folder: Path) -> FleetOptions:
         kind, nodes = _here() if given["address"] is None else ("machines", None)
     options = FleetOptions(
         folder=folder,
+        store=given["store"],
         nodes=1 if nodes is None else nodes,
         gpus_per_node=given["gpus_per_node"],
         cpus_per_node=given["cpus_per_node"],
@@ -216,7 +228,7 @@ def _serve(options: FleetOptions, as_json: bool) -> None:
 
     from cotenant.fleet.session import Fleet
 
-    fleet = Fleet(options)
+    fleet = Fleet(options, waiting=lambda: LOG.info(STANDBY))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: fleet.controller.stop())
     fleet.start()

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from cotenant.fleet.executors.base import Executor
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.noderuntime.inventory import agent_node, nodes_of_cluster, this_machine
 from cotenant.fleet.nodes import NodeSpec, pretend_nodes
-from cotenant.fleet.store import FleetLock
+from cotenant.fleet.store import keep_store_url, take_lock
 from cotenant.policy.jobs.choice import JobPolicy
 from cotenant.profiles.training.tables import Profiles, load_profiles
 
@@ -46,10 +46,11 @@ class FleetOptions:
     `gpu`: pretend (nodes by number alone), real (this machine, its GPUs handed out whole), agent (`agents`: folders of
     GPU agents, one per node), or machines (those of the Ray cluster at `address`, with their real GPUs). `cluster`:
     pretend nodes as a Cluster instead of by number. `profiles`: by which jobs are planned, a set or a file. `planner`:
-    instead of `policy`.
+    instead of `policy`. `store`: URL of a PostgreSQL database for the jobs, else they are in the folder.
     """
 
     folder: Path
+    store: str | None = None
     nodes: int = 1
     gpus_per_node: int = 2
     cpus_per_node: float | None = None
@@ -112,7 +113,10 @@ class Fleet:
     """A fleet in this process: `with Fleet(options) as fleet`. The controller runs in a thread; jobs are processes that
     outlive it until their leases end."""
 
-    def __init__(self, options: FleetOptions, executor: Executor | None = None) -> None:
+    def __init__(
+        self, options: FleetOptions, executor: Executor | None = None, waiting: Callable[[], None] = lambda: None
+    ) -> None:
+        """`waiting` is called when another controller leads: this one is made once that has gone."""
         self.options = options
         options.folder.mkdir(parents=True, exist_ok=True)
         shared = options.profiles if isinstance(options.profiles, Profiles) else load_profiles(options.profiles)
@@ -121,7 +125,9 @@ class Fleet:
         settings = ControllerOptions(
             options.folder, options.lease_s, options.keep_s, options.grace_s, options.early, options.poll_s
         )
-        lock = FleetLock(options.folder)  # before anybody touches the nodes
+        if options.store is not None:
+            keep_store_url(options.folder, options.store)
+        lock = take_lock(options.folder, waiting)  # before the nodes are touched
         try:
             made = executor or make_executor(options)
         except BaseException:

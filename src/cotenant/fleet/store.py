@@ -1,21 +1,22 @@
-"""The job store: SQLite in WAL mode. A transition is committed here before anybody acts on it."""
+"""The job store, in SQLite or PostgreSQL. A transition is committed here before it is acted on."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cotenant.core.errors import WorkError
+from cotenant.fleet.database import Database, Sqlite, StoreError
 from cotenant.fleet.jobs import JobSpec, spec_from_dict
 from cotenant.fleet.state import ENDED, OVER, Assignment, Attempt, Job, assignment_from_dict
 
 DB_FILE = "fleet.db"
+URL_FILE = "store"  # holds the URL of a database, for a fleet whose store is not in its folder
 LOCK_FILE = "fleet.lock"
 VERSION = 1
 
@@ -55,12 +56,10 @@ _JOB_UPDATE = (
 Event = tuple[float, int, int, int, int, int, float, list[tuple[str, float]]]
 
 
-class StoreError(WorkError):
-    """The disk did not take a transition: nothing of it may be acted on."""
-
-
 class FleetLock:
-    """One controller per folder: a held lock is a live controller, a file alone is nobody."""
+    """One controller per folder: a held lock is a live controller, a file alone is none."""
+
+    database: Database | None = None  # the store is in the folder
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -83,69 +82,92 @@ class FleetLock:
         os.close(self._fd)
 
 
+class Lock(Protocol):
+    """The right to be a fleet's controller, and the connection it belongs to, if it belongs to one."""
+
+    @property
+    def database(self) -> Database | None:
+        """The store, where it is not in the folder."""
+
+    def release(self) -> None:
+        """Let another controller have the fleet."""
+
+
+def take_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Lock:
+    """Become the controller of the fleet in `folder`. Where its store is in the folder and another controller runs:
+    WorkError; where it is shared: wait, and call `waiting` once."""
+    url = store_url(folder)
+    if url is None:
+        return FleetLock(folder)
+    from cotenant.fleet.postgres import PostgresLock
+
+    return PostgresLock(url, waiting)
+
+
+def store_url(folder: Path) -> str | None:
+    """URL of the database that holds the fleet's store; None: it is in the folder."""
+    try:
+        return (folder / URL_FILE).read_text().strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise WorkError(f"{folder / URL_FILE}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def keep_store_url(folder: Path, url: str) -> None:
+    """Have the fleet in `folder` keep its store there. WorkError where its jobs are in the folder already."""
+    if (folder / DB_FILE).exists():
+        raise WorkError(f"{folder / DB_FILE} holds this fleet's jobs, which would be left behind; take another folder")
+    descriptor = os.open(folder / URL_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(url + "\n")
+
+
+def open_database(folder: Path, *, read_only: bool = False) -> Database:
+    """The fleet's store, wherever it is."""
+    url = store_url(folder)
+    if url is None:
+        return Sqlite(folder / DB_FILE, read_only=read_only)
+    from cotenant.fleet.postgres import Postgres
+
+    return Postgres(url)
+
+
 class Store:
     """One connection. Writers call `commit`; what was written before a failed commit never happened."""
 
-    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
-        self.path = folder / DB_FILE
-        if read_only and not self.path.exists():
+    def __init__(self, folder: Path, *, read_only: bool = False, database: Database | None = None) -> None:
+        if read_only and not is_fleet(folder):
             raise WorkError(f"{folder} holds no fleet")
-        try:
-            self._db = sqlite3.connect(
-                f"file:{self.path.absolute()}?mode={'ro' if read_only else 'rwc'}",
-                uri=True, timeout=10.0, isolation_level=None, check_same_thread=False,
-            )  # fmt: skip
-            if not read_only:
-                self._db.execute("PRAGMA journal_mode=WAL")
-                self._db.execute("PRAGMA synchronous=FULL")
-                self._db.executescript(_SCHEMA)
-                self._db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", (str(VERSION),))
-            version = self.meta("version")
-        except sqlite3.Error as error:
-            raise WorkError(f"{self.path}: cannot be opened: {error}") from None
+        self._db = database or open_database(folder, read_only=read_only)
+        self._write, self.commit, self.rollback = self._db.write, self._db.commit, self._db.rollback
+        self.rows, self.close = self._db.read, self._db.close
+        if not read_only:
+            self._db.create(_SCHEMA)
+            self._write("INSERT INTO meta VALUES ('version', ?) ON CONFLICT DO NOTHING", [(str(VERSION),)])
+            self.commit()
+        version = self.meta("version")
         if version != str(VERSION):
-            raise WorkError(f"{self.path} is of version {version}; this program reads version {VERSION}")
+            raise WorkError(f"{self._db.name} is of version {version}; this program reads version {VERSION}")
 
-    # -- transactions ----------------------------------------------------------------------------------------------
-
-    def _write(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    def may_extend(self) -> bool:
+        """Whether leases may be extended. A shared store has to take a write of this controller first: one that was
+        replaced does not keep jobs running that its successor waits to see end."""
+        if not self._db.shared:
+            return True
         try:
-            if not self._db.in_transaction:
-                self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany(statement, rows)
-        except sqlite3.Error as error:
-            self.rollback()
-            raise StoreError(f"{self.path}: cannot be written: {error}") from None
-
-    def commit(self) -> None:
-        """Make durable what was written; StoreError when the disk does not take it."""
-        try:
-            if self._db.in_transaction:
-                self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            self.rollback()
-            raise StoreError(f"{self.path}: cannot be written: {error}") from None
-
-    def rollback(self) -> None:
-        """Forget what was not committed."""
-        with suppress(sqlite3.Error):
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-
-    def limit_pages(self, pages: int) -> None:
-        """Let the file grow to so many pages at most: a full disk, for tests."""
-        self._db.execute(f"PRAGMA max_page_count={pages}")
-
-    def close(self) -> None:
-        """Close."""
-        self._db.close()
+            self.set_meta("lead", "extends")
+            self.commit()
+        except StoreError:
+            return False
+        return True
 
     # -- meta ------------------------------------------------------------------------------------------------------
 
     def meta(self, key: str) -> str | None:
         """A setting of the fleet."""
-        found = self._db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
-        return None if found is None else str(found[0])
+        found = self.rows("SELECT value FROM meta WHERE key=?", (key,))
+        return str(found[0][0]) if found else None
 
     def set_meta(self, key: str, value: str) -> None:
         """Change one."""
@@ -207,23 +229,29 @@ class Store:
     def open_jobs(self) -> list[Job]:
         """Jobs that are not over, with their attempt if one lives, in order of arrival."""
         marks = ",".join("?" * len(OVER))
-        rows = self._db.execute(
+        rows = self.rows(
             f"SELECT {', '.join(_JOB_COLUMNS)} FROM jobs WHERE state NOT IN ({marks}) ORDER BY arrival_s, row", OVER
         )
         jobs = {int(row[0]): _job(row) for row in rows}
-        for row in self._db.execute("SELECT * FROM attempts WHERE phase != ?", (ENDED,)):
+        for row in self.rows("SELECT * FROM attempts WHERE phase != ?", (ENDED,)):
             if int(row[0]) in jobs:
                 jobs[int(row[0])].attempt = _attempt(row)
         return list(jobs.values())
 
     def next_row(self) -> int:
         """Row for the next job."""
-        found = self._db.execute("SELECT MAX(row) FROM jobs").fetchone()[0]
+        found = self.rows("SELECT MAX(row) FROM jobs")[0][0]
         return 0 if found is None else int(found) + 1
 
-    def rows(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Any SELECT."""
-        return self._db.execute(query, values).fetchall()
+    def last_s(self) -> float:
+        """The last moment (fleet seconds) that the store knows of."""
+        found = self.rows("SELECT MAX(time_s) FROM events")[0][0]
+        return max(float(self.meta("time_s") or 0.0), float(found or 0.0))
+
+
+def is_fleet(folder: Path) -> bool:
+    """Whether a folder is a fleet's."""
+    return (folder / DB_FILE).exists() or (folder / URL_FILE).exists()
 
 
 def _job(row: tuple[Any, ...]) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,20 +13,21 @@ Monotonic = Callable[[], int]
 
 
 def _boot() -> str:
-    """Identity of this run of the machine: its monotonic clock counts from there."""
+    """Identity of this run of the machine, and of the time namespace: the monotonic clock counts from there."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/time")
     except OSError:
         return "unknown"
 
 
 class FleetClock:
-    """`now_s()`; stands at its last value until `begin()`. After a reboot it goes on from the last time recorded."""
+    """`now_s()`; stands at its last value until `begin()`. After a reboot, or on
+    another machine, it goes on from the last time recorded."""
 
     def __init__(self, store: Store, monotonic_ns: Monotonic = time.monotonic_ns, boot: str | None = None) -> None:
         self._store, self._monotonic_ns, self._boot = store, monotonic_ns, boot or _boot()
         self._origin_ns: int | None = None
-        self.last_s = float(store.meta("time_s") or 0.0)
+        self.last_s = store.last_s()
         origin = store.meta("origin_ns")
         if origin is not None and store.meta("boot") == self._boot:
             self._origin_ns = int(origin)

@@ -28,12 +28,13 @@ from cotenant.fleet.controller.leases import Leases
 from cotenant.fleet.controller.planners import FleetPlan, Planner, View
 from cotenant.fleet.controller.reports import Absorber
 from cotenant.fleet.controller.rounds import round_row
+from cotenant.fleet.database import StoreError
 from cotenant.fleet.executors.base import Executor
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.noderuntime.tenancy import can_park
 from cotenant.fleet.nodes import NodeSpec, by_number
 from cotenant.fleet.state import CANCELLED, Job
-from cotenant.fleet.store import FleetLock, Store, StoreError
+from cotenant.fleet.store import Lock, Store, take_lock
 
 LOG = logging.getLogger(__name__)
 
@@ -68,13 +69,13 @@ class Controller:
     """One run of the controller. `run()` returns after `stop()`; other threads use `call`."""
 
     def __init__(
-        self, options: ControllerOptions, executor: Executor, planner: Planner, lock: FleetLock | None = None
+        self, options: ControllerOptions, executor: Executor, planner: Planner, lock: Lock | None = None
     ) -> None:
         """Take the folder (`lock` if the caller has it already) and load its book. WorkError where another has it."""
         self.options, self.executor, self.planner = options, executor, planner
-        self.lock = lock or FleetLock(options.folder)
+        self.lock = lock or take_lock(options.folder)
         try:
-            self.store = Store(options.folder)
+            self.store = Store(options.folder, database=self.lock.database)
             self.epoch = int(self.store.meta("epoch") or 0) + 1
             self.store.set_meta("epoch", str(self.epoch))
             self.store.commit()
@@ -96,7 +97,7 @@ class Controller:
         self._next_tick = 0
         self._fill = False
         self._inbox: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._stopping = self._ended = False
+        self._stopping = self._ended = self._replaced = False
         self._draining_until: float | None = None
 
     # -- for other threads -----------------------------------------------------------------------------------------
@@ -111,9 +112,6 @@ class Controller:
             return future.result(timeout_s)
         except TimeoutError:
             raise WorkError("the controller is busy and did not answer") from None
-
-    def _monotonic_s(self) -> float:
-        return self.options.monotonic_ns() / 1e9
 
     def stop(self) -> None:
         """End the run soon; jobs go on until their leases end."""
@@ -171,7 +169,7 @@ class Controller:
 
     def drain(self, within_s: float) -> None:
         """Stop every job with its checkpoint, then end the run; they go on when the fleet is up again."""
-        self._draining_until = self._monotonic_s() + within_s
+        self._draining_until = self.options.monotonic_ns() / 1e9 + within_s
         now_s = self.clock.now_s()
         for job in self.book.running():
             grace_s = min(within_s, self.absorber.grace_of(job))
@@ -191,22 +189,22 @@ class Controller:
                 self._serve_inbox(self._patience_s())
                 self.step()
                 if self._draining_until is not None and (
-                    not self.book.running() or self._monotonic_s() > self._draining_until + DRAIN_MARGIN_S
+                    not self.book.running() or self.options.monotonic_ns() / 1e9 > self._draining_until + DRAIN_MARGIN_S
                 ):
                     break
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let go of everything; jobs go on."""
+        """Let go of everything; jobs go on. What the nodes are reached by is another controller's if that leads."""
         self._ended = True
         self._refuse_inbox()
         try:
             self.clock.save()
             self.store.commit()
-        except StoreError:
-            pass
-        self.executor.shutdown()
+        except WorkError as error:
+            self._replaced |= not isinstance(error, StoreError)
+        (self.executor.close if self._replaced else self.executor.shutdown)()
         self.store.close()
         self.lock.release()
 
@@ -282,7 +280,8 @@ class Controller:
         for job in self.book.running():
             for place in job.attempt.nodes if job.attempt else ():
                 here[place].append(job)
-        self.leases.extend(orders, here, self.node_ns, self.clock.now_s(), self._monotonic_s())
+        now_s, may = self.clock.now_s(), self.store.may_extend
+        self.leases.extend(orders, here, self.node_ns, now_s, self.options.monotonic_ns() / 1e9, may)
         answers = self.executor.exchange(self.epoch, orders)
         now_s = self.clock.now_s()
         for name, answer in answers.items():
@@ -290,6 +289,7 @@ class Controller:
                 self.nodes.pop(name, None)
                 self.node_ns.pop(name, None)
             elif answer["refused"] is not None:
+                self._replaced = True
                 raise WorkError(f"node {name} obeys a newer controller: this one stops")
             else:
                 self.node_ns[name] = answer["now_ns"]
@@ -365,7 +365,7 @@ class Controller:
             plan = self.planner.plan(view)
             self.planner_fault = ""
         except Exception as error:  # whatever a policy does, jobs go on as they are
-            text = f"the policy could not decide: {str(error) or repr(error)}; everybody keeps what he has"
+            text = f"the policy could not decide: {str(error) or repr(error)}; allocations stay as they are"
             if text != self.planner_fault:
                 LOG.error(text)
             self.planner_fault = text

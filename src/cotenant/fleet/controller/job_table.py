@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from cotenant.core.events import Kind, Reason
+from cotenant.fleet.database import StoreError
 from cotenant.fleet.jobs import JobSpec
 from cotenant.fleet.state import (
     ENDED,
@@ -22,7 +23,7 @@ from cotenant.fleet.state import (
     Attempt,
     Job,
 )
-from cotenant.fleet.store import Event, Store, StoreError
+from cotenant.fleet.store import Event, Store
 
 
 class Book:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cotenant.fleet.state import PARKED, STARTING, UP, Job
@@ -22,12 +22,15 @@ class Leases:
 
     def extend(
         self, orders: Mapping[str, list[dict[str, Any]]], here: Mapping[str, list[Job]], clocks_ns: Mapping[str, int],
-        fleet_s: float, monotonic_s: float,
+        fleet_s: float, monotonic_s: float, may_extend: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """Add what is due to the orders: `here` names the jobs on each node, `clocks_ns` what its clock said."""
+        """Add what is due to the orders: `here` names the jobs on each node, `clocks_ns` what its clock said before
+        `may_extend` was asked."""
         for name in here:
             self._ends_s.setdefault(name, fleet_s + self.keep_s)
         if self._extended_s is not None and monotonic_s - self._extended_s < self.every_s:
+            return
+        if not may_extend():
             return
         self._extended_s = monotonic_s
         for name, jobs in here.items():

@@ -28,11 +28,6 @@ from cotenant.profiles.training.tables import load_profiles
 Bools = npt.NDArray[np.bool_]
 
 
-def is_fleet(folder: Path) -> bool:
-    """Whether a folder holds a fleet's store."""
-    return (folder / "fleet.db").exists()
-
-
 def record_of(folder: Path, out: Path | None = None, profiles: ProfileBook | None = None) -> Record:
     """The record so far, in memory or written to `out`. The fleet may be up or down. WorkError where there is none."""
     store = Store(folder, read_only=True)
@@ -66,7 +61,7 @@ def _record(store: Store, out: Path | None, profiles: ProfileBook | None) -> Rec
     index = {node.name: i for i, node in enumerate(nodes)}
     with RecordWriter(out, info, _table(arrays, cluster, book, nodes, stated)) as writer:
         _events(store, writer, index)
-        rounds = store.rows(f"SELECT {', '.join(ROUNDS)} FROM rounds ORDER BY rowid")
+        rounds = store.rows(f"SELECT {', '.join(ROUNDS)} FROM rounds ORDER BY time_s")
         if rounds:
             columns = list(zip(*rounds, strict=True))
             writer.append_rounds(**dict(zip(ROUNDS, columns, strict=True)))

@@ -41,6 +41,7 @@ class Door:
         self.folder = controller.options.folder
         self.token = secrets.token_urlsafe(32)
         self.port: int | None = None
+        self._inode = 0
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="fleet door", daemon=True).start()
         self._servers: list[LineServer[Any]] = []
@@ -50,6 +51,7 @@ class Door:
                 self._write_port()
             # last: who is answered here is told the port, and finds the files
             self._do(self._listen(self._owner, lambda server: server.listen(self.folder / SOCKET_FILE, 0o600)))
+            self._inode = (self.folder / SOCKET_FILE).stat().st_ino
         except WorkError:
             self.close()
             raise
@@ -113,6 +115,9 @@ class Door:
         """Stop listening. Answers that are under way still go out."""
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(LAST_ANSWERS_S)
+        with contextlib.suppress(OSError):
+            if (self.folder / SOCKET_FILE).stat().st_ino != self._inode:
+                return  # of the controller that took over
         for name in (SOCKET_FILE, TOKEN_FILE, PORT_FILE):
             (self.folder / name).unlink(missing_ok=True)
 

@@ -1,0 +1,65 @@
+"""A PostgreSQL server of a test's own: the machine's programs, a folder, loopback or a given address."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOM = Path("/usr/lib/postgresql")
+
+
+class PostgresServer:
+    """`url`: how to reach it. `prefix`: a command in front of the server, such as one that enters a namespace."""
+
+    def __init__(self, folder: Path, address: str = "127.0.0.1", prefix: tuple[str, ...] = ()) -> None:
+        found = sorted(ROOM.glob("*/bin/postgres"), key=lambda p: int(p.parts[-3]))
+        if not found or os.geteuid() != 0:
+            pytest.skip("a PostgreSQL server needs its programs and, to change to its user, root")
+        pytest.importorskip("psycopg", reason="cotenant[postgres] is not installed")
+        self.programs, self.folder, self.address, self.prefix = found[-1].parent, folder, address, prefix
+        self.data = folder / "data"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        folder.mkdir(parents=True)
+        shutil.chown(folder, "postgres", "postgres")
+        for parent in folder.parents:  # the server's user has to come to its folder
+            if os.stat(parent).st_uid == 0 and parent != Path("/"):
+                parent.chmod(parent.stat().st_mode | 0o011)
+        subprocess.run(
+            [self.programs / "initdb", "-D", self.data, "-A", "trust", "-U", "fleet", "--no-sync"],
+            user="postgres", group="postgres", extra_groups=[], check=True, capture_output=True, cwd=folder,
+        )  # fmt: skip
+        with (self.data / "pg_hba.conf").open("a") as file:
+            file.write("host all all 10.77.0.0/16 trust\n")
+        self.url = f"postgresql://fleet@{address}:{self.port}/postgres"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        log = (self.folder / "log").open("ab")
+        user = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
+        settings = (f"listen_addresses={self.address}", f"unix_socket_directories={self.folder}")
+        self.process = subprocess.Popen(
+            [*self.prefix, *user, self.programs / "postgres", "-D", self.data, "-p", str(self.port),
+             *(word for setting in settings for word in ("-c", setting))],
+            stdout=log, stderr=log, cwd=self.folder,
+        )  # fmt: skip
+        deadline = time.monotonic() + 60
+        ready = [str(self.programs / "pg_isready"), "-q", "-h", str(self.folder), "-p", str(self.port)]
+        while subprocess.run(ready, check=False).returncode != 0:
+            assert time.monotonic() < deadline, (self.folder / "log").read_text()
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            time.sleep(0.1)
+
+    def stop(self, number: int = signal.SIGINT) -> None:
+        """Stop it; SIGQUIT: as if the power had gone."""
+        self.process.send_signal(number)
+        self.process.wait(60)
