@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -26,17 +26,18 @@ ROUNDS, LEASE_S = 6, 60.0
 GANGS = {"mixed": (1, 1, 1, 1, 2, 2, 4, 8, 8, 16), "single": (1,)}
 
 
-def run(nodes: int, waiting: int, ordering: str, gangs: tuple[int, ...], folder: Path) -> dict[str, Any]:
-    """Fill the nodes, then ROUNDS rounds in which jobs end and a hundred arrive."""
+def make(nodes: int, ordering: str, folder: Path) -> tuple[Any, Any, list[float]]:
+    """A controller over simulated nodes, their world, and a list for the processor's time of each decision."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
     from fake_fleet import FakeExecutor, World
 
     from cotenant.fleet.controller.controller import Controller, ControllerOptions
     from cotenant.fleet.controller.planners import JobPlanner
     from cotenant.fleet.controller.profiles import ProfileBook
-    from cotenant.fleet.jobs import JobSpec
     from cotenant.fleet.nodes import pretend_nodes
     from cotenant.policy.jobs.choice import JobPolicy
+
+    cpu_s: list[float] = []
 
     class Quiet(World):
         """In steps of seconds and without checks: what must hold is for tests, here time is measured."""
@@ -53,24 +54,28 @@ def run(nodes: int, waiting: int, ordering: str, gangs: tuple[int, ...], folder:
     class Timed(JobPlanner):
         """Keeps the processor's time of each decision, which other work on the machine does not lengthen."""
 
-        cpu_s: ClassVar[list[float]] = []
-
         def plan(self, view: Any) -> Any:
             began = time.thread_time()
             found = super().plan(view)
-            self.cpu_s.append(time.thread_time() - began)
+            cpu_s.append(time.thread_time() - began)
             return found
+
+    world = Quiet(pretend_nodes(nodes, 8, "A100-40GB", 40 << 30, 24.0, 500 * 10**9), 1)
+    planner = Timed(JobPolicy(ordering, "tune", sticky=True), ProfileBook(), LEASE_S)
+    planner.warm_up()
+    options = ControllerOptions(folder, LEASE_S, 120.0, 30.0, monotonic_ns=lambda: world.now_ns)
+    controller = Controller(options, FakeExecutor(world), planner)
+    controller.begin()
+    return controller, world, cpu_s
+
+
+def run(nodes: int, waiting: int, ordering: str, gangs: tuple[int, ...], folder: Path) -> dict[str, Any]:
+    """Fill the nodes, then ROUNDS rounds in which jobs end and a hundred arrive."""
+    from cotenant.fleet.jobs import JobSpec
 
     draw = random.Random(7)
     models = ("res18", "gnmt", "transformer", "")
-    world = Quiet(pretend_nodes(nodes, 8, "A100-40GB", 40 << 30, 24.0, 500 * 10**9), 1)
-    executor = FakeExecutor(world)
-    planner = Timed(JobPolicy(ordering, "tune", sticky=True), ProfileBook(), LEASE_S)
-    planner.warm_up()
-    controller = Controller(
-        ControllerOptions(folder, LEASE_S, 120.0, 30.0, monotonic_ns=lambda: world.now_ns), executor, planner
-    )
-    controller.begin()
+    controller, world, cpu_s = make(nodes, ordering, folder)
 
     def job(i: int) -> Any:
         seconds = draw.choice((200.0, 600.0, 3600.0, 7200.0, 36000.0))
@@ -98,7 +103,7 @@ def run(nodes: int, waiting: int, ordering: str, gangs: tuple[int, ...], folder:
     until(LEASE_S * (3 if width > 1 else 6))  # 64 start in a step
     first, filled_steps = decisions[0], len(steps)
     decisions.clear()
-    planner.cpu_s.clear()
+    cpu_s.clear()
     for k in range(ROUNDS):
         controller.submit([job(count + k * 100 + i) for i in range(100)])
         until(controller.clock.now_s() + LEASE_S)
@@ -107,7 +112,7 @@ def run(nodes: int, waiting: int, ordering: str, gangs: tuple[int, ...], folder:
         "nodes": nodes, "ordering": ordering, "waiting": len(controller.book.waiting()),
         "running": len(controller.book.running()),
         "gpus_held": gpus, "first_s": first, "decide_median_s": sorted(decisions)[len(decisions) // 2],
-        "decide_most_s": max(decisions), "decide_cpu_s": max(planner.cpu_s),
+        "decide_most_s": max(decisions), "decide_cpu_s": max(cpu_s),
         "step_median_s": sorted(steps[filled_steps:])[len(steps[filled_steps:]) // 2],
         "step_most_s": max(steps), "submit_s": submitted_s,
         "memory_mib": int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024,  # type: ignore

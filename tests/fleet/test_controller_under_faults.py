@@ -10,100 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_fleet import FakeExecutor, Killed, World
+from fake_fleet import Killed
+from fleet_setting import Setting, drill, work
 from heard import heard
 
 from cotenant.core.errors import WorkError
 from cotenant.core.events import Kind
-from cotenant.fleet.controller.controller import Controller, ControllerOptions
-from cotenant.fleet.controller.planners import JobPlanner
-from cotenant.fleet.controller.profiles import ProfileBook
 from cotenant.fleet.database import StoreError
-from cotenant.fleet.jobs import JobSpec
-from cotenant.fleet.nodes import pretend_nodes
 from cotenant.policy.jobs.choice import JobPolicy
-
-NODES = pretend_nodes(2, 2, "A100-40GB", 40 << 30, 6.0, 125 * 10**9)
-PROFILES = ProfileBook()
-
-
-class Setting:
-    """A world and the controllers that come and go over it."""
-
-    def __init__(
-        self, folder: Path, *, seed: int = 0, policy: JobPolicy | None = None, lease_s: float = 2.0,
-        keep_s: float = 6.0, early: bool = True, kill: float = 0.0, lag: float = 0.0, nodes: Any = NODES,
-        parks: bool = False,
-    ) -> None:  # fmt: skip
-        self.folder = folder
-        self.world = World(nodes, seed)
-        self.executor = FakeExecutor(self.world, kill=kill, lag=lag)
-        self.policy = policy or JobPolicy(sticky=True)
-        self.kill, self.parks = 0.0, parks
-        self.settings = {"lease_s": lease_s, "keep_s": keep_s, "early": early, "grace_s": 1.0}
-        self.restarts = -1
-        self.boot()
-        self.controller.begin()
-        self.kill = kill
-
-    def boot(self) -> None:
-        """A controller over what is there."""
-        options = ControllerOptions(self.folder, **self.settings, monotonic_ns=lambda: self.world.now_ns)  # type: ignore[arg-type]
-        self.controller = Controller(options, self.executor, JobPlanner(self.policy, PROFILES))
-        self.controller.store._db.connection.execute("PRAGMA synchronous=OFF")
-        if self.parks:
-            self.controller.can_park = lambda node: True  # type: ignore[method-assign]
-        commit = self.controller.store.commit
-
-        def fragile() -> None:
-            if self.world.random.random() < self.kill:
-                raise Killed("before a commit")
-            commit()
-            if self.world.random.random() < self.kill:
-                raise Killed("after a commit")
-
-        self.controller.store.commit = fragile  # type: ignore[method-assign]
-        self.restarts += 1
-
-    def kill_controller(self) -> None:
-        """kill -9: what was not committed is gone, the lock is free, nothing else happens."""
-        self.controller.store._db.close()
-        self.controller.lock.release()
-
-    def run(self, seconds: float, step_s: float = 0.1) -> None:
-        """So much time with a controller that is restarted whenever it was killed."""
-        end_ns = self.world.now_ns + round(seconds * 1e9)
-        while self.world.now_ns < end_ns:
-            try:
-                self.controller.step()
-            except Killed:
-                self.kill_controller()
-                self.world.advance(self.world.random.choice((0.1, 1.0)))
-                while True:
-                    try:
-                        self.boot()
-                        break
-                    except Killed:
-                        continue
-            self.world.advance(step_s)
-
-    def submit(self, *specs: JobSpec, arrivals: list[float] | None = None) -> list[str]:
-        return self.controller.submit(list(specs), arrivals)
-
-    def events(self, job: str) -> list[Kind]:
-        rows = self.controller.store.rows(
-            "SELECT kind FROM events JOIN jobs ON jobs.row = events.job WHERE id=? ORDER BY number", (job,)
-        )
-        return [Kind(row[0]) for row in rows]
-
-    def state(self, job: str) -> str:
-        return str(self.controller.store.rows("SELECT state FROM jobs WHERE id=?", (job,))[0][0])
-
-
-def work(name: str, seconds: float, code: int = 0, *, attached: bool = True, **more: Any) -> JobSpec:
-    """A job that works so long."""
-    env = {"ATTACHED": "1"} if attached else {}
-    return JobSpec(name, ("work", str(seconds), str(code)), env=env | more.pop("env", {}), duration_s=seconds, **more)
 
 
 def test_jobs_run_in_order_and_finish_once(tmp_path: Path) -> None:
@@ -225,6 +139,40 @@ def test_a_job_started_between_two_extensions_has_its_lease_counted_too(tmp_path
     assert setting.world.starts == ["first.0", "second.0", "first.1", "second.1"]
 
 
+def test_a_start_that_arrives_when_the_job_runs_elsewhere_starts_nothing(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, keep_s=4.0)
+    setting.executor.lag, setting.executor.soon = 1.0, 0.0
+    setting.submit(work("a", 30.0, gpus=2.0))
+    setting.run(0.3)
+    node = setting.world.late[0][0]
+    setting.world.unreachable.add(node)
+    setting.executor.lag = 0.0
+    setting.run(10)
+    assert [where for where, _ in setting.world.running()] != [node]
+    setting.world.unreachable.clear()
+    setting.executor.soon = 1.0  # the old order comes first (World.check would see the second run)
+    setting.run(40)
+    assert setting.world.starts == ["a.1"]
+    assert setting.world.finished == ["a"]
+
+
+def test_a_controller_on_another_machine_goes_on_with_jobs_and_time(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, keep_s=6.0)
+    setting.submit(work("a", 2.0), work("b", 12.0))
+    setting.run(1.5)
+    before_s = setting.controller.clock.now_s()
+    setting.kill_controller()
+    setting.world.advance(3.0)
+    setting.boot()
+    setting.move(-3600.0)
+    assert setting.controller.clock.now_s() >= before_s - setting.settings["lease_s"]
+    setting.run(12)
+    assert setting.world.starts == ["a.0", "b.0"]
+    assert sorted(setting.world.finished) == ["a", "b"]
+    rows = setting.controller.store.rows("SELECT time_s FROM events ORDER BY number")
+    assert rows == sorted(rows)
+
+
 def test_a_node_that_comes_back_in_time_kept_its_job(tmp_path: Path) -> None:
     setting = Setting(tmp_path, keep_s=10.0)
     setting.submit(work("a", 12.0))
@@ -281,6 +229,12 @@ def test_a_full_disk_stops_nothing_that_runs_and_takes_nothing_in(tmp_path: Path
     assert setting.submit(work("b", 1.0)) == ["b"]
     setting.run(3)
     assert setting.state("b") == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 7, 19, 101])
+def test_drawn_drills(tmp_path: Path, seed: int) -> None:
+    drill(tmp_path, seed)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -83,6 +83,15 @@ def test_the_same_order_twice_starts_one_process(node: Node) -> None:
     node.ended("twice.0")
 
 
+def test_a_start_that_comes_after_its_lease_starts_nothing(node: Node) -> None:
+    """It was held up in the network while the job was given to another node."""
+    order = node.order("late", ("touch", f"{node.folder}/ran"), lease_s=-0.001)
+    (result,) = node.exchange(order)["results"]
+    assert result == {"error": "the order to start came after the end of the lease"}
+    assert node.report("late.0") is None
+    assert not (node.folder / "ran").exists()
+
+
 def test_an_older_controller_is_refused_and_starts_nothing(node: Node, executor: Executor) -> None:
     node.exchange()
     old = Node(executor, node.folder, node.epoch - 1)

@@ -28,10 +28,10 @@ HELD = Assignment((Place("node-0", (GpuShare("g"),), 3.0, 10**9),), 1, 1.5)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[PostgresServer]:
-    made = PostgresServer(tmp_path / "pg")
+def server() -> Iterator[PostgresServer]:
+    made = PostgresServer()
     yield made
-    made.stop()
+    made.end()
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class FakeAttempt:
 @dataclass
 class World:
     """All nodes, and the one clock behind theirs. `saved`: work that checkpoints hold, by job; `stuck`: chance that a
-    job cannot be parked, or taken back."""
+    job cannot be parked, or taken back; `mute`: nodes that obey but whose answers are lost; `full`: whose disk is."""
 
     nodes: tuple[NodeSpec, ...]
     seed: int = 0
@@ -58,6 +58,8 @@ class World:
     starts: list[str] = field(default_factory=list)
     number: int = 0
     stuck: float = 0.0
+    mute: set[str] = field(default_factory=set)
+    full: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -137,6 +139,10 @@ class World:
     def _carry_out(self, node: str, order: dict[str, Any]) -> dict[str, Any]:
         here = self.attempts[node]
         if order["do"] == "start" and order["attempt"] not in here:
+            if self.clock(node) >= order["until_ns"]:
+                return {"error": "the order to start came after the end of the lease"}
+            if node in self.full:
+                return {"error": "no space left on device"}
             attempt = FakeAttempt(order, order["until_ns"], started_ns=self.clock(node))
             attempt.limits = (order["cpus"], order["memory_bytes"])
             attempt.done_s = self.saved.get(order["job"], 0.0)
@@ -210,12 +216,12 @@ class World:
 
 class FakeExecutor(Executor):
     """Executor over a World. `kill`: chance that the controller is killed at an exchange; `lag`: that orders to a node
-    that does not answer arrive after all, later."""
+    that does not answer arrive after all, later, `soon`: at each exchange from when it can be reached."""
 
     name = "fake"
 
-    def __init__(self, world: World, *, kill: float = 0.0, lag: float = 0.0) -> None:
-        self.world, self.kill, self.lag = world, kill, lag
+    def __init__(self, world: World, *, kill: float = 0.0, lag: float = 0.0, soon: float = 0.3) -> None:
+        self.world, self.kill, self.lag, self.soon = world, kill, lag, soon
 
     def members(self) -> dict[str, NodeSpec]:
         return {node.name: node for node in self.world.nodes if node.name not in self.world.unreachable}
@@ -228,6 +234,8 @@ class FakeExecutor(Executor):
             world.number += 1
             if node in world.unreachable:
                 answers[node] = None
+                if wanted and world.random.random() < self.lag:
+                    world.late.append((node, epoch, world.number, wanted))
                 continue
             if world.random.random() < self.lag and wanted:
                 world.late.append((node, epoch, world.number, wanted))
@@ -235,7 +243,8 @@ class FakeExecutor(Executor):
                 continue
             if world.random.random() < self.kill:
                 raise Killed("before the orders went out")
-            answers[node] = world.exchange(node, epoch, world.number, wanted)
+            answer = world.exchange(node, epoch, world.number, wanted)
+            answers[node] = None if node in world.mute else answer
             if world.random.random() < self.kill:
                 raise Killed("before the answer was read")
         return answers
@@ -243,7 +252,7 @@ class FakeExecutor(Executor):
     def _deliver_late(self) -> None:
         world = self.world
         for item in list(world.late):
-            if item[0] not in world.unreachable and world.random.random() < 0.3:
+            if item[0] not in world.unreachable and world.random.random() < self.soon:
                 world.late.remove(item)
                 world.exchange(*item)
 

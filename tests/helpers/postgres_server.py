@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own: the machine's programs, a folder, loopback or a given address."""
+"""A PostgreSQL server of a test's own: the machine's programs, a folder in /tmp, loopback or a given address."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,24 +19,22 @@ ROOM = Path("/usr/lib/postgresql")
 class PostgresServer:
     """`url`: how to reach it. `prefix`: a command in front of the server, such as one that enters a namespace."""
 
-    def __init__(self, folder: Path, address: str = "127.0.0.1", prefix: tuple[str, ...] = ()) -> None:
+    def __init__(self, address: str = "127.0.0.1", prefix: tuple[str, ...] = ()) -> None:
         found = sorted(ROOM.glob("*/bin/postgres"), key=lambda p: int(p.parts[-3]))
         if not found or os.geteuid() != 0:
             pytest.skip("a PostgreSQL server needs its programs and, to change to its user, root")
         pytest.importorskip("psycopg", reason="cotenant[postgres] is not installed")
-        self.programs, self.folder, self.address, self.prefix = found[-1].parent, folder, address, prefix
+        self.programs, self.address, self.prefix = found[-1].parent, address, prefix
+        # not in the test's folder: pytest takes the rights of others away from it whenever another run of it starts
+        self.folder = folder = Path(tempfile.mkdtemp(prefix="cotenant-pg-"))
         self.data = folder / "data"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        folder.mkdir(parents=True)
         shutil.chown(folder, "postgres", "postgres")
-        for parent in folder.parents:  # the server's user has to come to its folder
-            if os.stat(parent).st_uid == 0 and parent != Path("/"):
-                parent.chmod(parent.stat().st_mode | 0o011)
         subprocess.run(
             [self.programs / "initdb", "-D", self.data, "-A", "trust", "-U", "fleet", "--no-sync"],
-            user="postgres", group="postgres", extra_groups=[], check=True, capture_output=True, cwd=folder,
+            user="postgres", group="postgres", extra_groups=[], check=True, stdout=subprocess.DEVNULL, cwd=folder,
         )  # fmt: skip
         with (self.data / "pg_hba.conf").open("a") as file:
             file.write("host all all 10.77.0.0/16 trust\n")
@@ -59,7 +58,18 @@ class PostgresServer:
             assert self.process.poll() is None, (self.folder / "log").read_text()
             time.sleep(0.1)
 
+    def database(self, name: str) -> str:
+        """A new database; its URL."""
+        subprocess.run([self.programs / "createdb", "-h", self.folder, "-p", str(self.port), "-U", "fleet", name],
+                       check=True, capture_output=True)  # fmt: skip
+        return self.url.removesuffix("/postgres") + f"/{name}"
+
     def stop(self, number: int = signal.SIGINT) -> None:
         """Stop it; SIGQUIT: as if the power had gone."""
         self.process.send_signal(number)
         self.process.wait(60)
+
+    def end(self) -> None:
+        """Stop it for good."""
+        self.stop()
+        shutil.rmtree(self.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ class Leases:
     def __init__(self, lease_s: float, keep_s: float) -> None:
         self.keep_s = keep_s
         self.every_s = min(lease_s, keep_s / 4)
-        self._extended_s: float | None = None
+        self._extended_s: dict[str, float] = {}  # when, by node: one that was silent is not kept waiting
         self._ends_s: dict[str, float] = {}  # fleet time by which every lease that a node ever got has ended
 
     def extend(
@@ -28,16 +29,18 @@ class Leases:
         `may_extend` was asked."""
         for name in here:
             self._ends_s.setdefault(name, fleet_s + self.keep_s)
-        if self._extended_s is not None and monotonic_s - self._extended_s < self.every_s:
+        due = [
+            name for name in here
+            if name in orders and name in clocks_ns
+            and monotonic_s - self._extended_s.get(name, -math.inf) >= self.every_s
+        ]  # fmt: skip
+        if not due or not may_extend():
             return
-        if not may_extend():
-            return
-        self._extended_s = monotonic_s
-        for name, jobs in here.items():
-            staying = [job for job in jobs if job.attempt is not None and job.attempt.phase in (STARTING, UP, PARKED)]
-            if name in orders and name in clocks_ns and staying:
+        for name in due:
+            self._extended_s[name] = monotonic_s
+            attempts = [j.attempt_id() for j in here[name] if j.attempt and j.attempt.phase in (STARTING, UP, PARKED)]
+            if attempts:
                 until_ns = clocks_ns[name] + round(self.keep_s * 1e9)
-                attempts = [job.attempt_id() for job in staying]
                 orders[name].append({"do": "extend", "attempts": attempts, "until_ns": until_ns})
                 self._ends_s[name] = fleet_s + self.keep_s
 

@@ -87,8 +87,11 @@ class Absorber:
     def _report(
         self, node: str, job: Job, attempt: Attempt, report: dict[str, Any], node_ns: int, now_s: float
     ) -> None:
+        # fleet time stands while no controller runs on another machine: nothing of an attempt is before what is known
+        known_s = max(attempt.created_s, attempt.counted_s, attempt.started_s or 0.0)
+
         def fleet_s(at_ns: int) -> float:
-            return max(0.0, min(now_s, now_s - (node_ns - at_ns) / 1e9)) if at_ns else now_s
+            return max(known_s, min(now_s, now_s - (node_ns - at_ns) / 1e9)) if at_ns else now_s
 
         if report["progress"] is not None:
             attempt.progress = report["progress"]

@@ -104,10 +104,13 @@ class NodeJobs:
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def _do_start(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Start an attempt; nothing if it is there already."""
+        """Start an attempt; nothing if it is there already. WorkError after the end of its lease: the order was so long
+        under way that the job may run elsewhere."""
         name = order["attempt"]
         if name in self.attempts:
             return {}
+        if time.monotonic_ns() >= order["until_ns"]:
+            raise WorkError("the order to start came after the end of the lease")
         folder = self.folder / "attempts" / name
         folder.mkdir()
         try:
