@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -96,6 +97,11 @@ class Machine:
 
     def warned(self, name: str, text: str) -> bool:
         return any(text in warning for warning in self.tenant(name)["warnings"])
+
+    def written(self) -> set[str]:
+        """Tenants whose programs an agent that starts now would know."""
+        rows = json.loads((self.folder / "state.json").read_text())["tenants"]
+        return {row["spec"]["name"] for row in rows if row["root"] and row["held"]}
 
     def close(self) -> None:
         for process in reversed(self.started):
@@ -223,6 +229,7 @@ def test_process_that_leaves_its_group_is_put_back_and_named(kernel):
 def test_agent_that_died_finds_limits_and_groups_again(kernel):
     program, over = kernel.run("stays", "1GiB"), kernel.run("goes", "1GiB")
     assert take(program, 0) == take(over, 0) == 0
+    wait_for(lambda: {"stays", "goes"} <= kernel.written(), 60)
     kernel.agent.kill()
     kernel.agent.wait()
     end(over)
