@@ -164,7 +164,7 @@ def test_kill_9_of_the_agent(start_node: Callable[..., Node], fail: str, limit: 
 
 
 def test_a_process_left_behind_is_the_same_tenant_for_the_next_agent(node: Node, client_program: Path) -> None:
-    process = node.launch("daemon", ["sh", "-c", f"{client_program} v2 rate 5 1 >/dev/null 2>&1 &"], "--limit", "70%")
+    process = node.launch("daemon", ["sh", "-c", f"{client_program} v2 rate 600 1 >/dev/null 2>&1 &"], "--limit", "70%")
     assert process.wait(60) == 0
     wait_for(lambda: (row := node.row("daemon")) and row["pids"])
     time.sleep(0.3)
@@ -172,19 +172,22 @@ def test_a_process_left_behind_is_the_same_tenant_for_the_next_agent(node: Node,
     node.restart_agent()
     row = wait_for(lambda: (r := node.row("daemon")) and r["pids"] and r, what="it comes back under its name")
     assert (row["limit"], row["root_pid"]) == (0.7, None)
+    for pid in row["pids"]:
+        os.kill(pid, signal.SIGKILL)
     wait_for(lambda: node.row("daemon") is None, what="and is forgotten when it ends")
 
 
 def test_kill_9_of_the_launcher_leaves_the_program_and_the_others(node: Node) -> None:
     other = ready(node, "other")
-    process = node.launch("orphan", ["sleep", "3"])
+    process = node.launch("orphan", ["sleep", "600"])
     root = wait_for(lambda: (node.row("orphan") or {}).get("root_pid"))
     process.kill()
     process.wait()
     time.sleep(0.3)
     assert alive(root)
     assert node.row("orphan") is not None
-    assert other.block(0.5) > 0
+    assert other.block(0.3) > 0
+    os.kill(root, signal.SIGKILL)
     wait_for(lambda: node.row("orphan") is None, what="the tenant goes when its program ends")
 
 
@@ -290,7 +293,7 @@ def test_whole_gives_the_gpu_to_one_tenant(node: Node, client_program: Path) -> 
 def test_a_program_that_goes_around_the_shim_is_reported(node: Node, client_program: Path) -> None:
     from cotenant.native.libraries import SOFT_DRIVER, library_path
 
-    process = node.launch("sly", [str(client_program), "v2", "bypass", str(library_path(SOFT_DRIVER)), "6"])
+    process = node.launch("sly", [str(client_program), "v2", "bypass", str(library_path(SOFT_DRIVER)), "60"])
     wait_for(lambda: (row := node.row("sly")) and row["warnings"], what="it is shown, not ignored")
     assert any("no launch passed the shim" in text for text in node.row("sly")["warnings"])
     node.call("stop", name="sly", grace_s=0.2)
