@@ -14,45 +14,59 @@ from typer.core import TyperCommand, TyperGroup
 
 from cotenant import __version__
 
-# verb -> (module that exposes `app`, one line of help). Modules are imported when their verb is used.
-VERBS: dict[str, tuple[str, str]] = {
-    "simulate": ("cotenant.cli.simulate", "Run a trace on a cluster in virtual time and print what came out."),
-    "sweep": ("cotenant.cli.sweep", "Run every combination of a sweep file, on all cores, resumable."),
-    "compare": ("cotenant.cli.compare", "Put any number of runs side by side, as a table or one HTML page."),
-    "explain": ("cotenant.cli.explain", "Tell one job's life in words: when and why it waited, ran, was moved."),
-    "trace": ("cotenant.cli.trace", "Inspect, convert and generate traces."),
-    "mig": ("cotenant.cli.mig", "MIG layouts: list, plan, and apply to this machine's GPUs."),
-    "profile": ("cotenant.cli.profile", "Measure what work does on a share: jobs, services, kernels."),
-    "predict": ("cotenant.cli.predict", "MIG speeds from latencies measured under MPS."),
-    "agent": ("cotenant.cli.agent", "Own this node's GPUs and share them among tenants."),
-    "run": ("cotenant.cli.run", "Run a program as a tenant: its share, its memory, its turns."),
-    "ps": ("cotenant.cli.ps", "List the tenants of this node's agent."),
-    "set": ("cotenant.cli.set", "Change a tenant's share while it runs."),
-    "top": ("cotenant.cli.top", "Show tenants live: share asked and got, memory, turns, waiting."),
-    "stop": ("cotenant.cli.stop", "Stop a tenant's processes."),
-    "park": ("cotenant.cli.park", "Free the GPU of a running program, for later."),
-    "resume": ("cotenant.cli.resume", "Bring a parked program back, on the same or another GPU."),
-    "preempt": ("cotenant.cli.preempt", "Park tenants until a GPU has room for something else."),
-    "bench": ("cotenant.cli.bench", "Comparisons against a baseline of the same run: shares, copies, schemes."),
-    "kube": ("cotenant.cli.kube", "Kubernetes: webhook, device plugin, claims."),
-    "slurm": ("cotenant.cli.slurm", "Slurm: prolog and epilog that give a job its share."),
-    "plan": ("cotenant.cli.plan", "Cut GPUs into gpulets for services under SLOs."),
-    "plan-convert": ("cotenant.cli.plan_convert", "Files of the public gpulet scheduler: read and write them."),
-    "serve": ("cotenant.cli.serve", "Answer inference requests for many models on shared GPUs."),
-    "timed-llm": ("cotenant.cli.timed_llm", "An engine of OpenAI's API whose answers only take time."),
-    "infer": ("cotenant.cli.infer", "Run one model on one share of this machine, for a first look."),
-    "experiment": ("cotenant.cli.experiment", "Boot a server, load it, stop both, write the analysis."),
-    "load": ("cotenant.cli.load", "Drive a server with requests: attainment, percentiles, the largest load."),
-    "dashboard": ("cotenant.cli.dashboard", "Agents, servers and fleets on one live page."),
-    "metrics": ("cotenant.cli.metrics", "List every live metric."),
-    "fleet": ("cotenant.cli.fleet", "Run training jobs by a policy, on Ray or plain processes: up, down, status."),
-    "submit": ("cotenant.cli.submit", "Give the fleet a job: a file, or -- and a program."),
-    "queue": ("cotenant.cli.queue", "List the fleet's jobs: where they run, how far, why they wait."),
-    "logs": ("cotenant.cli.logs", "Print, or follow, what a job prints."),
-    "cancel": ("cotenant.cli.cancel", "Take jobs of the fleet back."),
-    "policies": ("cotenant.cli.policies", "List every policy with what it does."),
-    "demo": ("cotenant.cli.demo", "Six policies on a seeded trace, a table and an HTML report."),
+# panel of --help -> verb -> (module that exposes `app`, one line of help); a module is imported when its verb is used
+PANELS: dict[str, dict[str, tuple[str, str]]] = {
+    "Start here": {
+        "demo": ("cotenant.cli.demo", "Six policies on a seeded trace, a table and an HTML report."),
+    },
+    "Share GPUs": {
+        "agent": ("cotenant.cli.agent", "Own this node's GPUs and share them among tenants."),
+        "run": ("cotenant.cli.run", "Run a program as a tenant: its share, its memory, its turns."),
+        "ps": ("cotenant.cli.ps", "List the tenants of this node's agent."),
+        "top": ("cotenant.cli.top", "Show tenants live: share asked and got, memory, turns, waiting."),
+        "set": ("cotenant.cli.set", "Change a tenant's share while it runs."),
+        "stop": ("cotenant.cli.stop", "Stop a tenant's processes."),
+        "park": ("cotenant.cli.park", "Free the GPU of a running program, for later."),
+        "resume": ("cotenant.cli.resume", "Bring a parked program back, on the same or another GPU."),
+        "preempt": ("cotenant.cli.preempt", "Park tenants until a GPU has room for something else."),
+        "mig": ("cotenant.cli.mig", "MIG layouts: list, plan, and apply to this machine's GPUs."),
+        "kube": ("cotenant.cli.kube", "Kubernetes: webhook, device plugin, claims."),
+        "slurm": ("cotenant.cli.slurm", "Slurm: prolog and epilog that give a job its share."),
+    },
+    "Serve models": {
+        "serve": ("cotenant.cli.serve", "Answer inference requests for many models on shared GPUs."),
+        "load": ("cotenant.cli.load", "Drive a server with requests: attainment, percentiles, the largest load."),
+        "plan": ("cotenant.cli.plan", "Cut GPUs into gpulets for services under SLOs."),
+        "plan-convert": ("cotenant.cli.plan_convert", "Files of the public gpulet scheduler: read and write them."),
+        "infer": ("cotenant.cli.infer", "Run one model on one share of this machine, for a first look."),
+        "experiment": ("cotenant.cli.experiment", "Boot a server, load it, stop both, write the analysis."),
+        "timed-llm": ("cotenant.cli.timed_llm", "An engine of OpenAI's API whose answers only take time."),
+    },
+    "Run training jobs": {
+        "fleet": ("cotenant.cli.fleet", "Run training jobs by a policy, on Ray or plain processes: up, down, status."),
+        "submit": ("cotenant.cli.submit", "Give the fleet a job: a file, or -- and a program."),
+        "queue": ("cotenant.cli.queue", "List the fleet's jobs: where they run, how far, why they wait."),
+        "logs": ("cotenant.cli.logs", "Print, or follow, what a job prints."),
+        "cancel": ("cotenant.cli.cancel", "Take jobs of the fleet back."),
+    },
+    "Compare policies": {
+        "simulate": ("cotenant.cli.simulate", "Run a trace on a cluster in virtual time and print what came out."),
+        "sweep": ("cotenant.cli.sweep", "Run every combination of a sweep file, on all cores, resumable."),
+        "compare": ("cotenant.cli.compare", "Put any number of runs side by side, as a table or one HTML page."),
+        "explain": ("cotenant.cli.explain", "Tell one job's life in words: when and why it waited, ran, was moved."),
+        "trace": ("cotenant.cli.trace", "Inspect, convert and generate traces."),
+        "policies": ("cotenant.cli.policies", "List every policy with what it does."),
+        "predict": ("cotenant.cli.predict", "MIG speeds from latencies measured under MPS."),
+    },
+    "Measure and watch": {
+        "profile": ("cotenant.cli.profile", "Measure what work does on a share: jobs, services, kernels."),
+        "bench": ("cotenant.cli.bench", "Comparisons against a baseline of the same run: shares, copies, schemes."),
+        "dashboard": ("cotenant.cli.dashboard", "Agents, servers and fleets on one live page."),
+        "metrics": ("cotenant.cli.metrics", "List every live metric."),
+    },
 }
+VERBS = {verb: row for verbs in PANELS.values() for verb, row in verbs.items()}
+PANEL_OF = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
 
 # verb -> the extra that it needs; others need the base alone, or what their subcommand needs
 EXTRA_OF = {
@@ -97,7 +111,8 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
-        return TyperCommand(cmd_name, help=VERBS[cmd_name][1], callback=lambda: None)
+        help_line = VERBS[cmd_name][1]
+        return TyperCommand(cmd_name, help=help_line, callback=lambda: None, rich_help_panel=PANEL_OF[cmd_name])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args else ""
