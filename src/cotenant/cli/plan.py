@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -114,9 +114,14 @@ def plan(
         raise InputError(f"a seed of {seed} is below 0", field="seed")
     old = None if previous is None else read_plan(previous)
     target = parse_fraction(attainment, field="attainment") if verify else None
-    found = decide(problem, spec, factor, target, min_gpus, old, seed, limit_s)
     from cotenant.cli import plan_view
+    from cotenant.cli.plan_notice import PACKING, say_compiling_serving
+    from cotenant.serving.planning.decide import decide
 
+    found = decide(
+        problem, spec, factor, target=target, min_gpus=min_gpus, start=old, seed=seed, time_limit_s=limit_s,
+        on_ready=lambda: say_compiling_serving(PACKING),
+    )  # fmt: skip
     content = plan_view.content(found, problem, old)
     if out is not None:
         import json
@@ -141,42 +146,6 @@ def _problem(
         raise InputError("give SERVICES.yaml, or --scenarios")
     deployment = with_scheme(read_services(services), colocation)
     return build_problem(what_if(deployment, changes), profile, gpus)
-
-
-def decide(
-    problem: Problem, spec: Any, headroom: float, target: float | None, min_gpus: bool, old: ServingPlan | None,
-    seed: int, time_limit_s: float,
-) -> dict[str, Any]:  # fmt: skip
-    """Plan a problem: {"plan", "verified" (None without), "decision_ms"}."""
-    import time
-
-    from cotenant.cli.plan_notice import PACKING, say_compiling_serving
-    from cotenant.policy.serving.packing.planners import Packer
-    from cotenant.policy.serving.packing.replan import fewest_gpus, renamed
-    from cotenant.sim.serving.verify import plan_verified
-
-    services, gpus = problem.services, problem.gpus
-    rates = [s.rate_rps * headroom for s in services]
-    Packer(spec, gpus, services)  # what is wrong with the input is said before anything is compiled
-    say_compiling_serving(PACKING)
-    if min_gpus:
-        least = fewest_gpus(spec, gpus, services, rates)
-        gpus = gpus.first(least.gpus_used) if least.feasible else gpus
-    packer = Packer(spec, gpus, services, time_limit_s=time_limit_s)
-    packer.plan(rates, start=old)  # tables and compiled code are made at the first call, which is no decision's time
-    began = time.perf_counter()
-    plan = packer.plan(rates, start=old)
-    decision_ms = (time.perf_counter() - began) * 1e3
-    verified = None
-    if target is not None and plan.feasible:
-        verified = plan_verified(packer, problem.profiles, headroom, target, problem.applications, seed, start=old)
-        while min_gpus and not verified.holds(target) and len(packer.gpus) < len(problem.gpus):
-            packer = Packer(spec, problem.gpus.first(len(packer.gpus) + 1), services, time_limit_s=time_limit_s)
-            verified = plan_verified(packer, problem.profiles, headroom, target, problem.applications, seed)
-        plan = verified.plan
-    if old is not None:
-        plan = renamed(plan, old, packer.gpus)
-    return {"plan": plan, "verified": verified, "decision_ms": decision_ms, "target": target}
 
 
 def read_plan(path: str) -> ServingPlan:

@@ -7,12 +7,12 @@ from typing import Any
 from cotenant.core.serving import ServingPlan
 from cotenant.policy.serving.packing.replan import disruption, moves
 from cotenant.serving.config.planning import Problem
+from cotenant.serving.planning.decide import Decision
 
 
-def content(found: dict[str, Any], problem: Problem, old: ServingPlan | None) -> dict[str, Any]:
+def content(found: Decision, problem: Problem, old: ServingPlan | None) -> dict[str, Any]:
     """The plan with true rates and headroom against them, how it was verified, and the moves from an older plan."""
-    plan: ServingPlan = found["plan"]
-    verified = found["verified"]
+    plan, verified = found.plan, found.verified
     out = plan.to_dict()
     capacity = plan.capacities()
     for service in problem.services:
@@ -23,11 +23,11 @@ def content(found: dict[str, Any], problem: Problem, old: ServingPlan | None) ->
         row["slo_ms"] = service.slo_ms
         if verified is not None:
             row["simulated_attainment"] = verified.attainment.get(service.name)
-    out["decision_ms"] = found["decision_ms"]
+    out["decision_ms"] = found.decision_ms
     out["verified"] = None
-    if verified is not None:
+    if verified is not None and found.target is not None:
         out["verified"] = {
-            "target": found["target"], "holds": verified.holds(found["target"]), "rounds": verified.rounds,
+            "target": found.target, "holds": verified.holds(found.target), "rounds": verified.rounds,
         }  # fmt: skip
     if old is not None:
         steps = moves(old, plan)

@@ -96,7 +96,7 @@ def simulate(
 
 
 def _plan(path: str | None, problem: Problem, planner: str | None, verify: bool, seed: int) -> ServingPlan:
-    from cotenant.cli.plan import decide, read_plan
+    from cotenant.cli.plan import read_plan
 
     if path is not None:
         if path.endswith(".txt"):
@@ -104,10 +104,13 @@ def _plan(path: str | None, problem: Problem, planner: str | None, verify: bool,
 
             return read_modellist(path, problem)
         return read_plan(path)
-    target = 0.99 if verify else None
-    found = decide(problem, problem.planner(planner), problem.headroom, target, False, None, seed + 1_000_003, 30.0)
-    plan: ServingPlan = found["plan"]
-    return plan
+    from cotenant.cli.plan_notice import PACKING, say_compiling_serving
+    from cotenant.serving.planning.decide import decide
+
+    return decide(
+        problem, problem.planner(planner), problem.headroom, target=0.99 if verify else None, seed=seed + 1_000_003,
+        on_ready=lambda: say_compiling_serving(PACKING),
+    ).plan  # fmt: skip
 
 
 def run_scenario(

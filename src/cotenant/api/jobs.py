@@ -1,0 +1,185 @@
+"""Training jobs on a cluster: traces, simulations, and runs side by side."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotenant.api.tables import html_table, text_table
+from cotenant.core.cluster import Cluster
+from cotenant.core.errors import InputError
+from cotenant.core.metrics.registry import SPREAD_METRICS, lookup
+from cotenant.core.metrics.summary import Analysis
+from cotenant.core.record.reader import read_record as read
+from cotenant.core.record.record import Record
+from cotenant.core.work import Trace
+from cotenant.profiles.training.tables import load_profiles
+from cotenant.report.page import build_page, write_page
+from cotenant.report.runs import Run, arrange, run_of
+from cotenant.report.table import cell_texts, known_columns
+from cotenant.sim.jobs.options import training_config
+from cotenant.sim.jobs.training import simulate as simulate_training
+from cotenant.workloads.clusters.forms import parse_cluster
+from cotenant.workloads.jobs.generate import Workload, generate
+from cotenant.workloads.jobs.select import load_trace
+from cotenant.workloads.trace_options import TraceOptions
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FRAME_HEIGHT = 720  # pixels of a report inside a notebook
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """One run: its record, its figures, its jobs. In a notebook it shows itself as a row of figures."""
+
+    record: Record
+
+    @cached_property
+    def _analysis(self) -> Analysis:
+        return Analysis(self.record)
+
+    @property
+    def label(self) -> str:
+        """The policy's name, or the label that was given."""
+        return self.record.info.label
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Every metric of docs/metrics.md by its key, nested at the dots; None where a run has no such value."""
+        return self._analysis.summary
+
+    @cached_property
+    def jobs(self) -> pl.DataFrame:
+        """One row per job, in the trace's order: its columns there and its metrics (seconds, joules), NaN where a
+        job has none."""
+        import polars as pl
+
+        metrics = {key: self._analysis.values(key) for key in SPREAD_METRICS}
+        return self.record.jobs.with_columns([pl.Series(key, values) for key, values in metrics.items()])
+
+    def _repr_html_(self) -> str:
+        return compare(self)._repr_html_()
+
+    def __repr__(self) -> str:
+        return repr(compare(self))
+
+
+class Comparison:
+    """Runs side by side. In a notebook it shows itself as a table; `report()` adds every chart."""
+
+    def __init__(self, runs: list[Run], baseline: str | None, title: str) -> None:
+        self._runs, self._baseline, self._title = runs, baseline, title
+
+    @cached_property
+    def table(self) -> pl.DataFrame:
+        """One row per run: `run`, and each metric by its key (docs/metrics.md gives units)."""
+        import polars as pl
+
+        keys = [column.key for column in known_columns([run.summary for run in self._runs])]
+        rows = [{"run": run.label} | {key: lookup(run.summary, key) for key in keys} for run in self._runs]
+        return pl.DataFrame(rows, infer_schema_length=None)
+
+    def report(self, height: int = FRAME_HEIGHT) -> Report:
+        """The page with tables and charts, inside the notebook, `height` pixels high."""
+        return Report(build_page(self._runs, self._title, self._baseline), height)
+
+    def write_page(self, path: str | Path) -> None:
+        """The page as a file that needs no network. InputError where it cannot be written."""
+        write_page(path, self._runs, self._title, self._baseline)
+
+    def _texts(self) -> tuple[list[str], list[list[str]]]:
+        summaries = [run.summary for run in self._runs]
+        columns = known_columns(summaries)
+        cells = [cell_texts(summaries, column) for column in columns]
+        rows = [[run.label, *(texts[i] for texts in cells)] for i, run in enumerate(self._runs)]
+        return ["run", *(column.head for column in columns)], rows
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._texts())
+
+    def __repr__(self) -> str:
+        return text_table(*self._texts())
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report page that a notebook shows in a frame of its own."""
+
+    page: str
+    height: int
+
+    def _repr_html_(self) -> str:
+        inside = html.escape(self.page, quote=True)
+        return f'<iframe srcdoc="{inside}" style="width:100%;height:{self.height}px;border:0"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"a report page of {len(self.page):,} characters; a notebook shows it, write_page writes it"
+
+
+def draw_trace(
+    jobs: int = 1000, *, cluster: str | Cluster = "16x8", load: float = 1.0, seed: int = 1, **like: Any
+) -> Trace:
+    """A synthetic trace of `jobs` jobs that offers `load` times the GPU-time of `cluster`.
+
+    `like` and the other fields of `workloads.jobs.generate.Workload` say what is drawn: `like="philly"`,
+    `durations="two-part"`, `gpu_mix="1:70,8:30"`. The same arguments give the same trace. InputError names the field.
+    """
+    profiles = load_profiles()
+    gpus = _cluster(cluster).total_gpus
+    try:
+        workload = Workload(jobs=jobs, load=load, cluster_gpus=gpus, seed=seed, **like)
+    except TypeError:
+        known = {"like", "arrivals", "durations", "gpu_mix", "split", "split_mode", "rate_per_s"}
+        wrong = next((name for name in like if name not in known), "load")
+        raise InputError(f"is not an option; there are {', '.join(sorted(known))}", field=wrong) from None
+    return generate(workload, profiles.classes, profiles.iteration_s).trace
+
+
+def simulate(
+    trace: str | Trace,
+    *,
+    cluster: str | Cluster = "16x8",
+    select: TraceOptions | None = None,
+    out: str | Path | None = None,
+    label: str | None = None,
+    **policy: Any,
+) -> SimulatedRun:
+    """Run a trace on a cluster in virtual time.
+
+    `trace`: FORMAT:PATH as on the command line (docs/traces.md), or what `draw_trace` gives. `select`: what to take of
+    a trace that is read. `out`: a folder for the record; None keeps it in memory. `policy`: options of `cotenant
+    simulate` by their names: `ordering="las"`, `allotment="tune"`, `lease="300s"`, `restart_cost="30s"`.
+    InputError names what is wrong.
+    """
+    config = training_config(policy)
+    profiles = load_profiles(config.profiles)
+    if isinstance(trace, str):
+        given = select or TraceOptions()
+        trace = load_trace(trace, given, classes=profiles.classes, iteration_s=profiles.iteration_s)
+    elif select is not None:
+        raise InputError("is for a trace that is read from a file", field="select")
+    folder = None if out is None else Path(out)
+    record, _ = simulate_training(trace, _cluster(cluster), config, profiles=profiles, out=folder, label=label)
+    return SimulatedRun(record)
+
+
+def read_record(folder: str | Path) -> SimulatedRun:
+    """A run that `simulate`, a sweep or the fleet has written. InputError where the folder holds none."""
+    return SimulatedRun(read(folder))
+
+
+def compare(*runs: SimulatedRun, baseline: str | None = None, title: str = "Runs side by side") -> Comparison:
+    """Put runs side by side. `baseline`: the label that jobs are compared with one by one in the report."""
+    if not runs:
+        raise InputError("give at least one run", field="runs")
+    families = {model.name: model.family for model in load_profiles().models.values()}
+    return Comparison(arrange([run_of(run.record, families) for run in runs]), baseline, title)
+
+
+def _cluster(given: str | Cluster) -> Cluster:
+    return parse_cluster(given) if isinstance(given, str) else given

@@ -1,0 +1,48 @@
+"""MIG: speeds on instances from what was measured under MPS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.api.tables import html_table, text_table
+from cotenant.core.extras import needs
+from cotenant.core.mig import geometry
+from cotenant.profiles.mig.mps_mig import MpsMigModel, normalised
+
+with needs("sim"):
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+KINDS = ("7g", "4g", "3g", "2g", "1g")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted speeds of seven jobs. In a notebook it shows itself as a table of the first mix."""
+
+    latencies: NDArray[np.float64]  #: (n, 3, 7) on 7g, 4g, 3g, over each job's largest
+    speeds: NDArray[np.float64]  #: (n, 7, 5) on 7g, 4g, 3g, 2g, 1g, relative to the whole GPU
+
+    def _texts(self) -> tuple[list[str], list[list[str]]]:
+        rows = [[f"job {i}", *(f"{speed:.2f}" for speed in row)] for i, row in enumerate(self.speeds[0])]
+        return ["speed on", *KINDS], rows
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._texts())
+
+    def __repr__(self) -> str:
+        return text_table(*self._texts())
+
+
+def predict(latencies: ArrayLike, *, model: str | Path | None = None) -> Prediction:
+    """Speeds on MIG instances of an A100 from latencies measured under MPS.
+
+    `latencies`: (3, 7) or (n, 3, 7), of seven co-running jobs at 100, 50 and 14 % of the SMs, above 0, in any unit.
+    `model`: a model file; by default the shipped one. InputError for a shape or value that cannot be.
+    """
+    trained = MpsMigModel.load(model)
+    measured: Any = normalised(np.asarray(latencies))
+    slices = geometry("A100-40GB", double_memory=False)
+    return Prediction(trained.predict(measured), trained.predict_speeds(measured, slices))

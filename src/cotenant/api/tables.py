@@ -1,0 +1,26 @@
+"""A table as a notebook shows it: plain HTML that follows the notebook's own style."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+
+def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
+    """Rows of texts under their heads; the first cell of a row is its heading. Texts are escaped."""
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in heads)
+    body = "".join(
+        f'<tr><th scope="row" style="text-align:left">{html.escape(row[0])}</th>'
+        + "".join(f"<td>{html.escape(text)}</td>" for text in row[1:])
+        + "</tr>"
+        for row in rows
+    )
+    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same for a terminal, columns aligned."""
+    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (heads, *rows)]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,67 @@
+"""One plan for one problem, as `cotenant plan` and notebooks ask for it: packed, verified, renamed after an old one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cotenant.core.serving import ServingPlan
+from cotenant.policy.serving.packing.planners import Packer
+from cotenant.policy.serving.packing.replan import fewest_gpus, renamed
+from cotenant.policy.serving.packing.specs import Spec
+from cotenant.serving.config.planning import Problem
+from cotenant.sim.serving.verify import Verified, plan_verified
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A plan; how it did when its requests were simulated (None: not asked for); the packing's own time."""
+
+    plan: ServingPlan
+    verified: Verified | None
+    target: float | None  #: SLO attainment that a verified plan must reach
+    decision_ms: float
+
+
+def decide(
+    problem: Problem,
+    spec: Spec,
+    headroom: float,
+    *,
+    target: float | None = None,
+    min_gpus: bool = False,
+    start: ServingPlan | None = None,
+    seed: int = 0,
+    time_limit_s: float = 30.0,
+    on_ready: Callable[[], None] | None = None,
+) -> Decision:
+    """Plan for the services' rates times `headroom`.
+
+    With a `target`, requests are simulated, and the plan is for more where they are late.
+    `min_gpus`: as few GPUs as suffice. `start`: a plan to change as little as possible. `on_ready()` is called once the
+    input proved right, before anything is compiled. InputError for an input that cannot be planned.
+    """
+    services, gpus = problem.services, problem.gpus
+    rates = [s.rate_rps * headroom for s in services]
+    Packer(spec, gpus, services)  # what is wrong with the input is said before anything is compiled
+    if on_ready is not None:
+        on_ready()
+    if min_gpus:
+        least = fewest_gpus(spec, gpus, services, rates)
+        gpus = gpus.first(least.gpus_used) if least.feasible else gpus
+    packer = Packer(spec, gpus, services, time_limit_s=time_limit_s)
+    packer.plan(rates, start=start)  # tables and compiled code are made at the first call, which is no decision's time
+    began = time.perf_counter()
+    plan = packer.plan(rates, start=start)
+    decision_ms = (time.perf_counter() - began) * 1e3
+    verified = None
+    if target is not None and plan.feasible:
+        verified = plan_verified(packer, problem.profiles, headroom, target, problem.applications, seed, start=start)
+        while min_gpus and not verified.holds(target) and len(packer.gpus) < len(problem.gpus):
+            packer = Packer(spec, problem.gpus.first(len(packer.gpus) + 1), services, time_limit_s=time_limit_s)
+            verified = plan_verified(packer, problem.profiles, headroom, target, problem.applications, seed)
+        plan = verified.plan
+    if start is not None:
+        plan = renamed(plan, start, packer.gpus)
+    return Decision(plan, verified, target, decision_ms)
