@@ -18,6 +18,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "serve": (*_SIM, "uvicorn", "httptools", "uvloop", "hpack", "google.protobuf", "onnxruntime"),
     "kube": ("cryptography", "grpc", "google.protobuf", "orjson", "uvicorn", "httptools", "uvloop"),
     "ray": (*_SIM, "ray"),
+    "postgres": (*_SIM, "psycopg"),
     "torch": ("torch",),
 }
 
