@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.extras import needs
 from cotenant.fleet.database import Row, StoreError
 
 if TYPE_CHECKING:
@@ -39,11 +40,9 @@ class Postgres:
     shared = True
 
     def __init__(self, url: str) -> None:
-        """Connect. WorkError where that fails, InputError where the driver is missing or the URL is none."""
-        try:
+        """Connect. WorkError where that fails, InputError where the URL is none."""
+        with needs("postgres"):
             import psycopg
-        except ImportError:
-            raise InputError("PostgreSQL needs cotenant[postgres]", field="store") from None
         try:
             self.connection: psycopg.Connection[Row] = psycopg.connect(url, autocommit=True, **CONNECTION)
             for setting in ("idle_session_timeout", "idle_in_transaction_session_timeout"):
