@@ -31,12 +31,13 @@ def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
     missing = _missing(found)
     foreign = tuple(
         f"another program limits GPU memory of a control group: {text}; programs below it have no more, whatever they"
-        " were promised"
+        " were promised; remove that limit, or let the program and the tenants use different GPUs"
         for text in found.foreign
     )
     if missing:
-        why = f"the shim in the tenant's process counts and refuses, because {missing[0]}"
-        return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, (*missing, *foreign))
+        why = f"the shim in the tenant's process counts and refuses, because {missing[0][0]}"
+        obstacles = (*(f"{text}: {todo}" for text, todo in missing), *foreign)
+        return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, obstacles)
     if swaps:
         why = (
             "the shim in the tenant's process counts and refuses, because it frees memory and takes it again as it"
@@ -48,24 +49,30 @@ def prospect(found: Detected, *, swaps: bool = False) -> Prospect:
         return Prospect(Promise.MEMORY, Strength.KERNEL, "dmem.max of the tenant's control group", why, foreign)
     no_dmem = f"the kernel does not count this GPU's memory (dmem controller, Linux {FIRST_KERNEL} and newer)"
     why = f"the driver counts and refuses by control group, because {no_dmem}"
+    todo = f"{no_dmem}: start a kernel that has the controller (CONFIG_CGROUP_DMEM)"
     return Prospect(
-        Promise.MEMORY, Strength.DRIVER, "the driver's limit on the tenant's control group", why, (no_dmem, *foreign)
+        Promise.MEMORY, Strength.DRIVER, "the driver's limit on the tenant's control group", why, (todo, *foreign)
     )
 
 
-def _missing(found: Detected) -> list[str]:
-    """What stands in the way of a limit by kernel or driver, the first cause first."""
+def _missing(found: Detected) -> list[tuple[str, str]]:
+    """What stands in the way of a limit by kernel or driver, with what to do; the first cause first."""
     missing = []
     if not found.call:
         release = f"driver {found.release}" if found.release else "the driver here"
-        missing.append(f"{release} has no memory limits, which come with release {FIRST_RELEASE}")
+        text = f"{release} has no memory limits, which come with release {FIRST_RELEASE}"
+        missing.append((text, "install that release or a newer one"))
     if found.cgroup != 2:
         what = f"control groups here are of version {found.cgroup}" if found.cgroup else "there are no control groups"
-        missing.append(f"{what}, and the driver's limits need version 2 alone (not the hybrid of both)")
+        text = f"{what}, and the driver's limits need version 2 alone (not the hybrid of both)"
+        missing.append((text, "boot with systemd.unified_cgroup_hierarchy=1, or let the agent see /sys/fs/cgroup"))
     if found.mig:
-        missing.append("MIG is on, and the driver limits no memory of its instances")
+        text = "MIG is on, and the driver limits no memory of its instances"
+        missing.append((text, "switch it off (nvidia-smi -mig 0), or give tenants whole instances"))
     if not missing and not found.root:
-        missing.append("only root may set the driver's limits, and the agent does not run as root")
+        text = "only root may set the driver's limits, and the agent does not run as root"
+        missing.append((text, "start cotenant agent as root"))
     if not missing and found.trial:
-        missing.append(f"a limit that was set as a trial did not come to be: {found.trial}")
+        text = f"a limit that was set as a trial did not come to be: {found.trial}"
+        missing.append((text, "the kernel's log (dmesg) may say why"))
     return missing

@@ -74,7 +74,8 @@ class Operations:
     async def mechanisms(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """What enforces each promise on each GPU, and what each mechanism can do."""
         each = {name: m.capabilities.as_dict() for name, m in self._registry.mechanisms.items()}
-        return {"gpus": self._rows.promises(), "problems": [], "mechanisms": each}
+        mps = await asyncio.to_thread(self._rows.find_mps)
+        return {"gpus": self._rows.promises(mps), "mechanisms": each}
 
     async def list_tenants(self, caller: Caller, order: dict[str, Any]) -> dict[str, Any]:
         """Every tenant with what it asked for and what it got."""

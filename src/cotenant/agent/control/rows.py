@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.ipc.page import counters as counters_of
 from cotenant.agent.limits.enforcer import MemoryLimits
-from cotenant.agent.mechanisms.base import By, Capabilities
+from cotenant.agent.mechanisms.mps_prospects import MpsHere, find_mps
+from cotenant.agent.mechanisms.prospects import Found, row_of, strongest, under
+from cotenant.agent.mechanisms.slices import Slices
 from cotenant.agent.memory.ledger import HOST, Ledger
 from cotenant.agent.memory.parked import ParkedTable
 from cotenant.agent.memory.residents import Residents
@@ -25,8 +28,6 @@ from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant, work_kind
 from cotenant.agent.turns.broker import Broker
 from cotenant.agent.turns.history import History
-from cotenant.core.strength import Strength
-from cotenant.devices.base import Gpu
 
 NOT_ENFORCED = "ShareNotEnforced"  # a tenant's state while a process of it has more than its share
 
@@ -84,34 +85,26 @@ class Rows:
             "promised": sum(t.spec.request for t in self.registry.on_gpu(uuid)),
         }
 
-    def promises(self) -> list[dict[str, Any]]:
-        """For each GPU what enforces each promise, under the mechanism of its tenants, or of one that names none."""
+    def find_mps(self) -> dict[str, MpsHere]:
+        """What MPS is for each GPU. Called in another thread: commands are run."""
+        return {uuid: find_mps(gpu, self.folder) for uuid, gpu in self.registry.gpus.items()}
+
+    def promises(self, mps: Mapping[str, MpsHere]) -> list[dict[str, Any]]:
+        """For each GPU what enforces each promise, under the mechanism of its tenants, or of one that names none; and
+        `prospects`: the strongest that a tenant could have there."""
         rows = []
+        slices = self.registry.mechanisms[Slices.name]
+        assert isinstance(slices, Slices)
         for gpu in self.registry.gpus.values():
+            refused = slices.refused.get(gpu.uuid) or slices.refusal(gpu)
+            found = Found(self.limits.prospect(gpu), mps[gpu.uuid], refused, self.copies.is_on(gpu.uuid))
             there = self.registry.on_gpu(gpu.uuid)
             named = {tenant.spec.mechanism for tenant in there} or {self.registry.default_on(gpu)}
-            promises = []
-            for name in sorted(named):
-                can = self.registry.mechanisms[name].capabilities
-                memory_by, memory = self._memory(gpu, can)
-                copies = self.copies.is_on(gpu.uuid)
-                for promise, by, note in (
-                    ("time", can.time_by, can.compute),
-                    ("sms", can.sms_by, ""),
-                    ("memory", memory_by, memory),
-                    ("bandwidth", By.SHIM if copies else By.NOTHING, "copies over the link take turns" * copies),
-                    ("faults", can.faults_by, can.isolation),
-                ):
-                    by_word = "kernel" if by is By.SYSTEM else by.value
-                    promises.append({"promise": promise, "by": by_word, "mechanism": name, "note": note})
-            rows.append({"uuid": gpu.uuid, "promises": promises})
+            promises = [row_of(name, each) for name in sorted(named) for each in under(name, found)]
+            prospects = [row_of(*each) for each in strongest(found)]
+            name = {"uuid": gpu.uuid, "index": gpu.index, "name": gpu.name}
+            rows.append({**name, "promises": promises, "prospects": prospects})
         return rows
-
-    def _memory(self, gpu: Gpu, can: Capabilities) -> tuple[By | Strength, str]:
-        """What enforces memory: the mechanism's hardware, else what holds any tenant of that GPU."""
-        found = self.limits.prospect(gpu)
-        stronger = can.memory_by is not By.HARDWARE and found.by.at_least(Strength.DRIVER)
-        return (found.by, found.why) if stronger else (can.memory_by, can.memory)
 
     def tenant(self, tenant: Tenant) -> dict[str, Any]:
         """A tenant with what it asked for and what it got."""

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.mechanisms.proof import Look, Sms
+from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
 
 
@@ -22,16 +23,6 @@ class Use(enum.Enum):
     PROFILE = "profile"  # `infer` and `profile service`
 
 
-class By(enum.StrEnum):
-    """What enforces a promise."""
-
-    HARDWARE = "hardware"  # set from outside the tenant, kept by the GPU
-    DRIVER = "driver"  # NVIDIA's driver or its MPS server
-    SHIM = "shim"  # the driver shim in the tenant's process
-    SYSTEM = "operating system"
-    NOTHING = "nothing"
-
-
 @dataclass(frozen=True)
 class Capabilities:
     """What holds under a mechanism, in words for people and flags for programs."""
@@ -40,10 +31,10 @@ class Capabilities:
     memory: str
     resize: str
     isolation: str
-    time_by: By = By.NOTHING  # what keeps a tenant to its part of the GPU's time
-    sms_by: By = By.NOTHING  # what keeps a tenant to its part of the SMs
-    memory_by: By = By.NOTHING
-    faults_by: By = By.DRIVER  # what keeps a tenant's fault from the others
+    time_by: Strength = Strength.NOTHING  # what keeps a tenant to its part of the GPU's time
+    sms_by: Strength = Strength.NOTHING  # what keeps a tenant to its part of the SMs
+    memory_by: Strength = Strength.NOTHING
+    faults_by: Strength = Strength.DRIVER  # what keeps a tenant's fault from the others
     needs_gpu: bool = True
     exclusive: bool = False  # no other tenant on the same GPU
     gated: bool = False  # takes turns through the broker

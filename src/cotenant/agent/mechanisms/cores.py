@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cotenant.agent.mechanisms.base import By, Capabilities, Mechanism, Use, WorkerShare
+from cotenant.agent.mechanisms.base import Capabilities, Mechanism, Use, WorkerShare
+from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
 
 
@@ -16,7 +17,7 @@ class Cores(Mechanism):
         memory="not enforced",
         resize="a new process",
         isolation="processes of the operating system",
-        sms_by=By.SYSTEM,
+        sms_by=Strength.KERNEL,
         needs_gpu=False,
         concurrent=True,
     )

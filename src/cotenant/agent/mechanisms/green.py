@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from cotenant.agent.mechanisms.base import By, Capabilities, Use, WorkerShare
+from cotenant.agent.mechanisms.base import Capabilities, Use, WorkerShare
 from cotenant.agent.mechanisms.mps import Mps
+from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
 
 
@@ -20,7 +21,7 @@ class Green(Mps):
         memory="not enforced",
         resize="between two batches, by the worker itself",
         isolation=Mps.capabilities.isolation,
-        sms_by=By.DRIVER,
+        sms_by=Strength.SHIM,  # its contexts are its own process's
         concurrent=True,
         live_resize=True,
         worker_resizes=True,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cotenant.agent.mechanisms.base import By, Capabilities, Mechanism, Use, WorkerShare
+from cotenant.agent.mechanisms.base import Capabilities, Mechanism, Use, WorkerShare
 from cotenant.core.errors import WorkError
+from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device_of
 
@@ -20,9 +21,9 @@ class Mig(Mechanism):
         memory="the instance's own",
         resize="a new process, on another instance",
         isolation="as between two GPUs: faults and errors stay in the instance",
-        sms_by=By.HARDWARE,
-        memory_by=By.HARDWARE,
-        faults_by=By.HARDWARE,
+        sms_by=Strength.HARDWARE,
+        memory_by=Strength.HARDWARE,
+        faults_by=Strength.HARDWARE,
         concurrent=True,
         instances=True,
         notes=("sizes and places are those of the GPU's MIG profiles; MIG must be on",),
@@ -47,4 +48,3 @@ class Mig(Mechanism):
     def worker_gone(self, name: str) -> None:
         """See Mechanism."""
         self._taken.pop(name, None)
-

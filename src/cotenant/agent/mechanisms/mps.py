@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cotenant.abi.tenant_page import SlotFlag
-from cotenant.agent.mechanisms.base import By, Capabilities, Enforcement, Mechanism, ShareSpec, Use
+from cotenant.agent.mechanisms.base import Capabilities, Enforcement, Mechanism, ShareSpec, Use
 from cotenant.agent.mechanisms.mps_control import Abilities, abilities
 from cotenant.agent.mechanisms.mps_daemons import MpsDaemons
 from cotenant.agent.mechanisms.mps_namespaces import MpsNamespaces
 from cotenant.agent.mechanisms.proof import Look
 from cotenant.core.errors import WorkError
+from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device_of
 
@@ -29,9 +30,9 @@ class Mps(Mechanism):
         isolation="address spaces are apart, faults are not: a client killed inside a kernel or a fatal GPU error"
         " can take every client of the server with it, but for clients of different SM partitions; without protocol 3"
         " one server serves one user",
-        sms_by=By.DRIVER,
-        memory_by=By.SHIM,
-        faults_by=By.NOTHING,
+        sms_by=Strength.SHIM,  # the least, of protocol 2: mps_prospects has what a machine's MPS keeps
+        memory_by=Strength.SHIM,
+        faults_by=Strength.NOTHING,
         concurrent=True,
         notes=(
             "before release 615 the percentage travels in the environment: a tenant that changes it before its first"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cotenant.abi.tenant_page import SlotFlag
-from cotenant.agent.mechanisms.base import By, Capabilities, Enforcement, Mechanism, ShareSpec, Use
+from cotenant.agent.mechanisms.base import Capabilities, Enforcement, Mechanism, ShareSpec, Use
 from cotenant.core.errors import WorkError
+from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
 from cotenant.devices.registry import device_of
 
@@ -22,8 +23,8 @@ class Slices(Mechanism):
         resize="at once",
         isolation="one tenant runs at a time; a kernel that hangs delays nobody, and best-effort work makes way for"
         " latency-sensitive work in one switch of 0.2 ms",
-        time_by=By.HARDWARE,
-        memory_by=By.SHIM,
+        time_by=Strength.HARDWARE,
+        memory_by=Strength.SHIM,
         sliced=True,
         live_resize=True,
         worker_parts=False,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cotenant.agent.mechanisms.base import By, Capabilities, Mechanism, Use
+from cotenant.agent.mechanisms.base import Capabilities, Mechanism, Use
+from cotenant.core.strength import Strength
 
 
 class Time(Mechanism):
@@ -17,8 +18,8 @@ class Time(Mechanism):
         resize="at once",
         isolation="one tenant runs at a time; a kernel cannot be stopped once it runs, so one that hangs delays the"
         " others until stuck_after and then runs beside them",
-        time_by=By.SHIM,
-        memory_by=By.SHIM,
+        time_by=Strength.SHIM,
+        memory_by=Strength.SHIM,
         gated=True,
         live_resize=True,
         worker_parts=False,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cotenant.abi.tenant_page import SlotFlag
-from cotenant.agent.mechanisms.base import By, Capabilities, Enforcement, Mechanism, ShareSpec, Use
+from cotenant.agent.mechanisms.base import Capabilities, Enforcement, Mechanism, ShareSpec, Use
+from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
 
 
@@ -17,7 +18,7 @@ class Whole(Mechanism):
         memory="capped by the shim, if a cap is set",
         resize="memory at once",
         isolation="no other tenant is admitted to the GPU",
-        memory_by=By.SHIM,
+        memory_by=Strength.SHIM,
         exclusive=True,
         live_resize=True,
         worker_parts=False,

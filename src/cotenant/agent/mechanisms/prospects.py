@@ -1,0 +1,88 @@
+"""What would keep each promise of a share on a GPU, and how strongly: one table for the agent, `ps` and `doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cotenant.agent.mechanisms.base import Use
+from cotenant.agent.mechanisms.mps import Mps
+from cotenant.agent.mechanisms.mps_prospects import MpsHere, find_mps, mps_prospects
+from cotenant.agent.mechanisms.registry import MECHANISMS, names
+from cotenant.agent.mechanisms.slices import Slices
+from cotenant.core.strength import Promise, Prospect, Strength
+from cotenant.devices.base import Gpu
+from cotenant.devices.memory_limits import detect
+from cotenant.devices.registry import device_of
+from cotenant.policy.memory_limits import prospect
+
+LINK_FREE = (
+    "copies of all tenants share the link as they come; cotenant agent --copy-period-bytes 64MiB has them take turns"
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a machine has for one GPU. `slices`: why there are no time slices of the hardware; empty: there are.
+    `copies`: the agent has copies over the link take turns."""
+
+    memory: Prospect
+    mps: MpsHere
+    slices: str = ""
+    copies: bool = False
+
+
+def find(gpu: Gpu, folder: Path) -> Found:
+    """Look at this machine, without an agent. As root, a control group is made, limited as a trial, and removed."""
+    memory = prospect(detect(device_of(gpu), gpu))
+    return Found(memory, find_mps(gpu, folder), Slices(folder).refusal(gpu))
+
+
+def under(mechanism: str, found: Found) -> tuple[Prospect, ...]:
+    """What keeps each promise of a tenant of that mechanism."""
+    can = MECHANISMS[mechanism].capabilities
+    sms, faults = (
+        mps_prospects(found.mps)
+        if mechanism == Mps.name
+        else (
+            Prospect(Promise.SMS, can.sms_by, "", "a tenant has all SMs during its time"),
+            Prospect(Promise.FAULTS, can.faults_by, "a context of its own", can.isolation),
+        )
+    )
+    memory = found.memory
+    if can.memory_by is Strength.HARDWARE:
+        memory = Prospect(Promise.MEMORY, can.memory_by, can.memory, can.memory)
+    bandwidth = Prospect(Promise.BANDWIDTH, Strength.NOTHING, "", LINK_FREE, (LINK_FREE,))
+    if found.copies:
+        why = "the shim cuts the tenant's copies into pieces, which take turns by weight"
+        bandwidth = Prospect(Promise.BANDWIDTH, Strength.SHIM, "copies over the link take turns", why)
+    time = Prospect(Promise.TIME, can.time_by, can.compute, can.compute)
+    if mechanism == Slices.name and found.slices:
+        why = f"there are no time slices of the hardware here: {found.slices}"
+        todo = f"{why}; turns of the agent (--mechanism time) hold without them"
+        time = Prospect(Promise.TIME, Strength.NOTHING, "", why, (todo,))
+    return time, sms, memory, bandwidth, faults
+
+
+def strongest(found: Found) -> Iterator[tuple[str, Prospect]]:
+    """For each promise the mechanism of shared GPUs that keeps it best here, with what stands in the way of a better
+    one under any of them."""
+    shared = [name for name in names(Use.TENANT) if not MECHANISMS[name].capabilities.exclusive]
+    for each in zip(*(under(name, found) for name in shared), strict=True):
+        best = min(range(len(each)), key=lambda index: each[index].by.rank)
+        obstacles = dict.fromkeys(text for other in each for text in other.obstacles)
+        yield shared[best], replace(each[best], obstacles=tuple(obstacles))
+
+
+def row_of(mechanism: str, found: Prospect) -> dict[str, Any]:
+    """Plain data for --json."""
+    return {
+        "promise": found.promise,
+        "by": found.by,
+        "mechanism": mechanism,
+        "note": found.how,
+        "why": found.why,
+        "obstacles": list(found.obstacles),
+    }
