@@ -31,6 +31,7 @@ NEEDS = {
     "mig": ("plan --jobs 1", "plan"),
     "profile": ("job x.yaml", "sim"),
     "predict": ("--input x.csv", "sim"),
+    "doctor": ("", ""),
     "agent": ("--gpus nonsense", ""),
     "run": ("-- true", ""),
     "ps": ("", ""),

@@ -17,6 +17,7 @@ from cotenant import __version__
 # panel of --help -> verb -> (module that exposes `app`, one line of help); a module is imported when its verb is used
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Start here": {
+        "doctor": ("cotenant.cli.doctor", "Tell what would hold on this machine, and what stands in the way."),
         "demo": ("cotenant.cli.demo", "Six policies on a seeded trace, a table and an HTML report."),
     },
     "Share GPUs": {

@@ -1,0 +1,136 @@
+"""`cotenant doctor`: what would keep each promise on this machine, how strongly, and what stands in the way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cotenant.core.strength import Promise, Strength
+
+app = typer.Typer(add_completion=False)
+
+DEMAND = "|".join(Promise) + "=" + "|".join(each for each in Strength if each is not Strength.NOTHING)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found. `agent`: the folder of the one that was asked; `release`: of the driver."""
+
+    agent: str | None
+    release: str
+    gpus: list[dict[str, Any]]
+    problems: list[str]
+
+
+@app.command()
+def doctor(
+    enforce: Annotated[
+        list[str] | None, typer.Option(metavar=DEMAND, help="Exit with 1 where that is not kept so strongly.")
+    ] = None,
+    gpus: Annotated[str, typer.Option(metavar="soft|all|UUID,...", help="GPUs to look at without an agent.")] = "all",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the agent's sockets.")] = None,
+) -> None:
+    """Tell what would keep each promise on this machine, and what stands in the way. Exits with 1 on a problem."""
+    demands = [_demand(text) for text in enforce or ()]
+    report = _examine(folder, gpus)
+    report.problems.extend(_unmet(report.gpus, demands))
+    if as_json:
+        print(json.dumps(asdict(report)))
+    else:
+        _print(report)
+    raise typer.Exit(1 if report.problems else 0)
+
+
+def _demand(text: str) -> tuple[Promise, Strength]:
+    from cotenant.core.errors import InputError
+
+    promise, _, strength = text.partition("=")
+    try:
+        return Promise(promise), Strength(strength)
+    except ValueError:
+        raise InputError(f"{text[:40]!r} is not {DEMAND}, such as memory=driver", field="--enforce") from None
+
+
+def _examine(folder: Path | None, gpus: str) -> Report:
+    """By the agent, else by this process with its own rights."""
+    from cotenant.agent.ipc.client import ControlClient
+    from cotenant.core.errors import InputError, WorkError
+    from cotenant.core.folders import agent_folder
+    from cotenant.devices.registry import device_named
+    from cotenant.native.libraries import DRIVER_SHIM, library_path
+
+    problems = []
+    try:
+        library_path(DRIVER_SHIM)
+    except InputError as error:
+        problems.append(f"programs cannot be made tenants: {error}")
+    release = device_named(gpus).release() if gpus != "soft" else ""
+    try:
+        where = folder or agent_folder()
+        with ControlClient(where) as client:
+            return Report(str(where), release, client.call("mechanisms")["gpus"], problems)
+    except WorkError as error:
+        problems.append(str(error))
+    try:
+        found = _look(gpus, folder)
+    except WorkError as error:
+        problems.insert(0, str(error))
+        found = []
+    return Report(None, release, found, problems)
+
+
+def _look(gpus: str, folder: Path | None) -> list[dict[str, Any]]:
+    """What an agent that this user starts would find. WorkError: there is no GPU."""
+    from cotenant.agent.mechanisms.prospects import find, row_of, strongest
+    from cotenant.core.folders import own_agent_folder
+    from cotenant.devices.registry import discover
+
+    mine = folder or own_agent_folder()
+    return [
+        {
+            "uuid": gpu.uuid,
+            "index": gpu.index,
+            "name": gpu.name,
+            "prospects": [row_of(*each) for each in strongest(find(gpu, mine))],
+        }
+        for gpu in discover(gpus.split(","))
+    ]
+
+
+def _unmet(gpus: list[dict[str, Any]], demands: list[tuple[Promise, Strength]]) -> list[str]:
+    """Each demand that does not hold on a GPU, with the reason."""
+    return [
+        f"GPU {gpu['index']}: {row['promise']} is kept by {row['by']}, not by {strength} as asked: {row['why']}"
+        for gpu in gpus
+        for promise, strength in demands
+        for row in gpu["prospects"]
+        if row["promise"] == promise and not Strength(row["by"]).at_least(strength)
+    ]
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    by = f"the agent in {report.agent}" if report.agent else "this user, without an agent"
+    console.print(f"found by {by}" + (f"; driver {report.release}" if report.release else ""), style="dim")
+    for gpu in report.gpus:
+        console.print(f"GPU {gpu['index']}: {gpu['name']}, {gpu['uuid']}", style="bold")
+        for row in gpu["prospects"]:
+            nothing = row["by"] == Strength.NOTHING
+            how = "" if nothing else f"--mechanism {row['mechanism']}" + (f": {row['note']}" if row["note"] else "")
+            console.print(
+                f"  {row['promise']:<10}{row['by']:<9} {how or row['why']}", style="yellow" if nothing else ""
+            )
+            for text in row["obstacles"]:
+                if text != row["why"]:
+                    console.print(f"      in the way: {text}", style="dim")
+    for text in report.problems:
+        console.print(f"problem: {text}", style="red")
+    if not report.problems:
+        console.print("nothing stands in the way of running tenants", style="green")
