@@ -7,10 +7,10 @@ The list has no job ids and no status: a job's id is its row, from 0, and every 
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 
-from cotenant.core.work import Floats, Trace
-from cotenant.workloads.table import MAX_SECONDS, Table
+from cotenant.core.work import Trace
+from cotenant.workloads.jobs.clock import clock_seconds
+from cotenant.workloads.table import MAX_SECONDS
 from cotenant.workloads.table_files import read_csv
 from cotenant.workloads.trace_options import TraceOptions
 
@@ -23,7 +23,7 @@ def read(path: str, options: TraceOptions) -> Trace:
     table.require("timestamp", "duration", "num_gpus")
     table.leave_out(table.gpu_counts("num_gpus") == 0, "with 0 GPUs")
     table.leave_out(table.numbers("duration", least=0, most=MAX_SECONDS) == 0, "without duration")
-    arrival_s = _timestamps(table, "timestamp")
+    arrival_s = clock_seconds(table, "timestamp")
     return table.trace(
         f"philly:{path}",
         id=np.array([str(row) for row in table.rows.tolist()], dtype=object),
@@ -32,12 +32,3 @@ def read(path: str, options: TraceOptions) -> Trace:
         duration_s=table.numbers("duration"),
         tenant=table.texts("cluster", optional=True),
     )
-
-
-def _timestamps(table: Table, name: str) -> Floats:
-    """Seconds since 1970 of local times like 2017-10-09 07:01:55; no zone is assumed, differences are what counts."""
-    written = pl.Series(table.texts(name).tolist(), dtype=pl.String)
-    parsed = written.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)
-    table.refuse(parsed.is_null().to_numpy(), name, "{} is not a time like 2017-10-09 07:01:55")
-    seconds: Floats = parsed.dt.epoch("us").to_numpy().astype(np.float64) / 1e6
-    return seconds
