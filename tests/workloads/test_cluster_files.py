@@ -74,7 +74,7 @@ def test_aliases_are_no_repeated_keys(tmp_path: Path) -> None:
     assert [(g.gpus, g.cpus) for g in parse_cluster(str(path)).groups] == [(8, 96), (8, 96), (4, 96)]
 
 
-@pytest.mark.parametrize("kind", ["openb", "tiresias", "synergy-ini"])
+@pytest.mark.parametrize("kind", ["openb", "alibaba-spot", "tiresias", "synergy-ini"])
 def test_no_file_named(kind: str) -> None:
     with pytest.raises(InputError, match=f"'{kind}:' names no file; write {kind}:FILE"):
         parse_cluster(f"{kind}:")
@@ -129,6 +129,25 @@ def test_bad_ini(tmp_path: Path, text: str, line: int | None, field: str | None,
         parse_cluster(f"synergy-ini:{path}")
     assert message in caught.value.message
     assert (caught.value.line, caught.value.field) == (line, field)
+
+
+def test_alibaba_spot_node_list(tmp_path: Path) -> None:
+    path = tmp_path / "n.csv"
+    path.write_text(
+        "gpu_model,gpu_capacity_num,cpu_num,node_name\nA10,1,128,0\nH800,8,192,1\nA10,1,128,2\nA10,0,128,3\n"
+        "GPU-series-2,8,192,4\n"
+    )
+    notes: list[str] = []
+    a, b, c = parse_cluster(f"alibaba-spot:{path}", remarks=notes).groups
+    assert (a.count, a.gpus, a.gpu.name, a.cpus, a.memory_bytes) == (2, 1, "A10", 128, 62_500_000_000)
+    assert (b.count, b.gpus, b.gpu.name, b.cpus, b.memory_bytes) == (1, 8, "H100-80GB", 192, 500_000_000_000)
+    assert c.gpu.name == "H20"
+    assert notes[0] == "1 node without GPUs left out of the cluster"
+    assert "states no memory" in notes[1]
+    (one, *_) = parse_cluster(f"alibaba-spot:{path}", memory_per_node="1TiB").groups
+    assert one.memory_bytes == 2**40
+    with pytest.raises(InputError, match="leave --cpus-per-node out"):
+        parse_cluster(f"alibaba-spot:{path}", cpus_per_node=4)
 
 
 def test_openb_node_list(tmp_path: Path) -> None:

@@ -21,6 +21,15 @@ FILES = {
         "p,1000,1000,1,1000,,LS,Running,0,9,1\n"
     ),
     "synergy": "0,res50,4000.5,1200,2\n1,m5,4100,300,1\n",
+    "gavel": "LM (batch size 5)\tcd x, y && python main.py\t--steps\t1\t800\t0\t2\n",
+    "sia": "name,time,application,num_replicas,batch_size\nncf-0,5,ncf,2,32768\n",
+    "blox": "job_id,num_gpus,submit_time,duration,model,batch_size\n1,2,3,4,resnet50,64\n",
+    "helios": "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n",
+    "acme": "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time\n",
+    "alibaba-spot": (
+        "job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type\n"
+    ),
+    "philly-json": '[{"jobid": "a"}]\n',
     "miso": "order,job,model,arrival_s,duration_s,num_iters,launch_s,lat_7g.40gb\n0,a,m,0,9,3,1,0.5\n",
 }
 
@@ -48,6 +57,23 @@ def test_a_node_list_is_no_trace(tmp_path: Path) -> None:
     path.write_text("sn,cpu_milli,memory_mib,gpu,model\nn,96000,786432,8,V100M32\n")
     with pytest.raises(InputError, match=f"it looks like --cluster openb:{path}"):
         read_trace(f"openb:{path}")
+
+
+def test_lists_read_as_gavel(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    for form, text in FILES.items():
+        if form == "gavel":
+            continue
+        path.write_text(text)
+        with pytest.raises(InputError, match=f"looks like {form}:"):
+            read_trace(f"gavel:{path}")
+
+
+def test_a_node_list_of_2026_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.csv"
+    path.write_text("gpu_model,gpu_capacity_num,cpu_num,node_name\nA10,1,128,0\n")
+    with pytest.raises(InputError, match=f"it looks like --cluster alibaba-spot:{path}"):
+        read_trace(f"alibaba-spot:{path}")
 
 
 @pytest.mark.parametrize("text", ["a,b,c\n1,2,3\n", "1,2,3,4,5\n", "id,when,gpus\na,0,1\n"])

@@ -72,7 +72,7 @@ def run_elastic_policy(
     known = load_elastic(options.profiles or find_elastic(policy).profiles)
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks, default="16x8")
-    trace = load_trace(spec, trace_options, classes=known.classes)
+    trace = load_trace(spec, trace_options, classes=known.classes, lengths=False)
 
     def say() -> None:
         if not quiet:

@@ -22,7 +22,7 @@ Out = Annotated[str, typer.Option("--out", help="File to write, native format: F
 Text = str | None
 
 
-def _load(spec: str, options: TraceOptions) -> tuple[Trace, dict[str, float]]:
+def _load(spec: str, options: TraceOptions, *, lengths: bool = True) -> tuple[Trace, dict[str, float]]:
     """The trace and the iteration times of the shipped profiles. Models are given out only where the split is asked
     for: looking at a trace must not invent any."""
     from cotenant.profiles.training.tables import load_profiles
@@ -30,7 +30,8 @@ def _load(spec: str, options: TraceOptions) -> tuple[Trace, dict[str, float]]:
 
     profiles = load_profiles()
     classes = profiles.classes if options.split else None
-    return load_trace(spec, options, classes=classes, iteration_s=profiles.iteration_s), profiles.iteration_s
+    trace = load_trace(spec, options, classes=classes, iteration_s=profiles.iteration_s, lengths=lengths)
+    return trace, profiles.iteration_s
 
 
 def _print_json(content: dict[str, Any]) -> None:
@@ -44,7 +45,7 @@ def inspect(spec: Spec, as_json: Json = False, *, trace_options: TraceOptions) -
     """What a trace holds: rows kept and left out, span, GPU counts, durations, models, tenants."""
     from cotenant.workloads.jobs.summary import summarise
 
-    trace, iteration_s = _load(spec, trace_options)
+    trace, iteration_s = _load(spec, trace_options, lengths=False)
     summary = summarise(trace, iteration_s)
     if as_json:
         _print_json(summary)

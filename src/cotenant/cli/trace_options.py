@@ -101,7 +101,7 @@ TRACE_OPTIONS: dict[str, tuple[Any, Any]] = {
 CLUSTER_OPTIONS: dict[str, tuple[Any, Any]] = {
     "cluster": (
         Annotated[
-            Text, _cluster("--cluster", help="16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv or tiresias:FILE.csv.")
+            Text, _cluster("--cluster", help="16x8, FILE.yaml, openb:F, alibaba-spot:F, tiresias:F or synergy-ini:F.")
         ],
         None,
     ),

@@ -96,6 +96,10 @@ ALIASES: dict[str, str] = {
     "RTX 3090": "RTX3090", "RTX 4090": "RTX4090", "RTX 5090": "RTX5090", "RTX A5000": "A5000", "RTX A6000": "A6000",
     # the openb trace does not name these models; stand-ins of like size, so that it can be simulated at all
     "G2": "A10", "G3": "A100-80GB",
+    # nor does Alibaba's of 2026; stand-ins again, each a model that the trace has not otherwise
+    "GPU-series-1": "L40S", "GPU-series-2": "H20",
+    # export variants: the same chip and memory with fewer links to other GPUs
+    "A800-SXM4-80GB": "A100-80GB", "H800": "H100-80GB",
 }  # fmt: skip
 
 

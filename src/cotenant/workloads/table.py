@@ -25,10 +25,14 @@ MAX_SECONDS = 1e11  # three thousand years: anything above is a wrong unit or a 
 Mask = NDArray[np.bool_]
 
 
-class MissingColumnError(InputError):
-    """A column that is needed is absent from the `header` of a file."""
+class OtherFormatError(InputError):
+    """The first line of the file, cut into cells as `header`, is not one of the format that was named."""
 
     header: tuple[str, ...] = ()
+
+
+class MissingColumnError(OtherFormatError):
+    """A column that is needed is absent from the header."""
 
 
 class Table:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from cotenant.core.errors import InputError
 from cotenant.core.extras import needs
-from cotenant.workloads.table import Table, check_path
+from cotenant.workloads.table import OtherFormatError, Table, check_path
 
 with needs("sim"):
     import polars as pl
@@ -71,7 +71,10 @@ def _check_separator(path: Path, first: list[str]) -> None:
     for character, name, shown in (("\t", "tabs", "\\t"), (";", "semicolons", ";"), ("|", "bars", "|")):
         if len(first) == 1 and character in first[0]:
             command = f"tr '{shown}' , < {path.name} > {path.stem}-commas.csv"
-            raise InputError(f"cells are separated by {name}, not commas; convert with: {command}", file=path, line=1)
+            message = f"cells are separated by {name}, not commas; convert with: {command}"
+            error = OtherFormatError(message, file=path, line=1)
+            error.header = tuple(first)
+            raise error
 
 
 def _header(path: Path, *, is_data: bool = False) -> list[str]:

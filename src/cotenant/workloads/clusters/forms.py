@@ -1,4 +1,5 @@
-"""Every way to write a cluster: 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv, tiresias:FILE.csv."""
+"""Every way to write a cluster: 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv, alibaba-spot:NODES.csv,
+tiresias:FILE.csv."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from cotenant.core.cluster import Cluster, NodeGroup
 from cotenant.core.errors import InputError
 from cotenant.core.gpus import find_gpu
 from cotenant.core.units import counted
+from cotenant.core.work import Floats
 from cotenant.workloads.clusters.node_groups import read_cluster_yaml
-from cotenant.workloads.clusters.node_options import STORAGE_MBPS, NodeOptions
-from cotenant.workloads.table import check_path
+from cotenant.workloads.clusters.node_options import MEMORY_BYTES_PER_GPU, STORAGE_MBPS, NodeOptions
+from cotenant.workloads.table import Table, check_path
 from cotenant.workloads.table_files import read_csv
 
 SHORT = re.compile(r"^(\d+)x(\d+)$")
@@ -45,19 +47,21 @@ def parse_cluster(
     if short:
         return _short(spec, int(short.group(1)), int(short.group(2)), wishes)
     kind, colon, path = spec.partition(":")
-    if colon and not path and kind in ("synergy-ini", "openb", "tiresias"):
+    if colon and not path and kind in ("synergy-ini", "openb", "alibaba-spot", "tiresias"):
         raise InputError(f"{spec!r} names no file; write {kind}:FILE", field="cluster")
     if colon and kind == "synergy-ini":
         return _synergy_ini(path, wishes)
     if colon and kind == "openb":
         return _openb(path, wishes, notes)
+    if colon and kind == "alibaba-spot":
+        return _alibaba_spot(path, wishes, notes)
     if colon and kind == "tiresias":
         return _tiresias(path, wishes)
     if Path(spec).suffix.lower() in (".yaml", ".yml"):
         return read_cluster_yaml(spec, wishes)
     raise InputError(
-        f"{spec!r} is no cluster; write NODESxGPUS like 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv or "
-        "tiresias:FILE.csv",
+        f"{spec!r} is no cluster; write NODESxGPUS like 16x8, FILE.yaml, synergy-ini:FILE, openb:NODES.csv, "
+        "alibaba-spot:NODES.csv or tiresias:FILE.csv",
         field="cluster",
     )
 
@@ -117,45 +121,66 @@ def _line_of(text: str, key: str) -> int | None:
 
 def _openb(path: str, wishes: NodeOptions, notes: list[str]) -> Cluster:
     """Alibaba's node list. Nodes without GPUs run no training jobs and are left out; equal nodes become one group."""
-    given = (("gpu", wishes.gpu), ("cpus-per-node", wishes.cpus), ("memory-per-node", wishes.memory_bytes))
-    for name, value in given:
-        if value is not None:
-            raise InputError(f"a node list states each node; leave --{name} out", file=path, field=name)
+    _leave_out_options(path, gpu=wishes.gpu, cpus_per_node=wishes.cpus, memory_per_node=wishes.memory_bytes)
     table = read_csv(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"))
     table.require("cpu_milli", "memory_mib", "gpu", "model")
+    _leave_out_without_gpus(table, "gpu", notes)
+    cpus = table.numbers("cpu_milli", above=0) / 1000
+    return _grouped(table, "gpu", "model", cpus, table.numbers("memory_mib", above=0) * 2**20, wishes)
+
+
+def _alibaba_spot(path: str, wishes: NodeOptions, notes: list[str]) -> Cluster:
+    """The node list of Alibaba's trace of 2026. It states no memory: each GPU comes with the default."""
+    _leave_out_options(path, gpu=wishes.gpu, cpus_per_node=wishes.cpus)
+    table = read_csv(path, ("gpu_model", "gpu_capacity_num", "cpu_num"))
+    table.require("gpu_model", "gpu_capacity_num", "cpu_num")
+    _leave_out_without_gpus(table, "gpu_capacity_num", notes)
+    gpus, cpus = table.numbers("gpu_capacity_num"), table.numbers("cpu_num", above=0)
+    memory = gpus * MEMORY_BYTES_PER_GPU if wishes.memory_bytes is None else gpus * 0 + wishes.memory_bytes
+    notes.append("the node list states no memory; --memory-per-node sets it (62.5 GB per GPU where not given)")
+    return _grouped(table, "gpu_capacity_num", "gpu_model", cpus, memory, wishes)
+
+
+def _leave_out_options(path: str, **given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            option = name.replace("_", "-")
+            raise InputError(f"a node list states each node; leave --{option} out", file=path, field=option)
+
+
+def _leave_out_without_gpus(table: Table, field: str, notes: list[str]) -> None:
     if not len(table):
-        raise InputError("the node list is empty", file=path)
-    gpus = table.numbers("gpu", least=0, most=1024, whole=True)
+        raise InputError("the node list is empty", file=table.path)
+    gpus = table.numbers(field, least=0, most=1024, whole=True)
     cpu_only = int((gpus == 0).sum())
     if cpu_only:
         notes.append(f"{counted(cpu_only, 'node')} without GPUs left out of the cluster")
         table.leave_out(gpus == 0, "no GPUs")
+
+
+def _grouped(table: Table, count: str, model: str, cpus: Floats, memory: Floats, wishes: NodeOptions) -> Cluster:
+    """Equal nodes as one group; `count` and `model` are the columns of a node's GPUs."""
     rows = zip(
-        table.numbers("gpu").tolist(),
-        table.texts("model").tolist(),
-        table.numbers("cpu_milli", above=0).tolist(),
-        table.numbers("memory_mib", above=0).tolist(),
-        strict=True,
-    )
+        table.numbers(count).tolist(), table.texts(model).tolist(), cpus.tolist(), memory.tolist(), strict=True
+    )  # fmt: skip
     groups: list[NodeGroup] = []
-    for (n_gpus, model, cpu_milli, memory_mib), count in Counter(rows).items():
+    for (gpus, name, n_cpus, n_bytes), nodes in Counter(rows).items():
         try:
-            found = find_gpu(model)
+            found = find_gpu(name)
         except InputError as error:
-            row = int(np.argmax(table.texts("model") == model))
-            table.fail(row, "model", error.message)
+            table.fail(int(np.argmax(table.texts(model) == name)), model, error.message)
         groups.append(
             NodeGroup(
-                count=count,
-                gpus=int(n_gpus),
+                count=nodes,
+                gpus=int(gpus),
                 gpu=found,
-                cpus=cpu_milli / 1000,
-                memory_bytes=round(memory_mib * 2**20),
+                cpus=n_cpus,
+                memory_bytes=round(n_bytes),
                 storage_mbps=wishes.storage_mbps or STORAGE_MBPS,
                 name=f"{found.name.lower()}-{len(groups)}",
             )
         )
-    return Cluster(tuple(groups), source=path)
+    return Cluster(tuple(groups), source=table.path)
 
 
 def _tiresias(path: str, wishes: NodeOptions) -> Cluster:

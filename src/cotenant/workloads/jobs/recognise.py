@@ -11,22 +11,35 @@ SIGNS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset(("job_id", "num_gpu", "submit_time", "duration", "expect_time_list")), "chronus:"),
     (frozenset(("job_id", "num_gpu", "submit_time", "duration")), "tiresias:"),
     (frozenset(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")), "openb:"),
+    (frozenset(("job_name", "gpu_request", "worker_num", "job_type")), "alibaba-spot:"),
+    (frozenset(("job_id", "vc", "gpu_num", "submit_time", "start_time", "end_time")), "helios:"),
+    (frozenset(("job_id", "type", "gpu_num", "submit_time", "start_time", "end_time")), "acme:"),
+    (frozenset(("name", "time", "application", "num_replicas")), "sia:"),
+    (frozenset(("job_id", "num_gpus", "submit_time", "duration")), "blox:"),
     (frozenset(("arrival_s", "num_iters", "launch_s")), "miso:"),
     (frozenset(("sn", "cpu_milli", "memory_mib", "gpu", "model")), "--cluster openb:"),
+    (frozenset(("node_name", "gpu_model", "gpu_capacity_num", "cpu_num")), "--cluster alibaba-spot:"),
     (frozenset(("num_switch", "num_node_p_switch", "num_gpu_p_node")), "--cluster tiresias:"),
 )
+GAVEL_CELLS = (6, 7, 10)
 
 
 def looks_like(header: Sequence[str]) -> str | None:
     """What to write before the path of a file with this header, such as `philly:`; None where it looks like nothing.
 
-    A first row of id, model and three numbers is no header: it is the public Synergy simulator's replay file.
+    Three formats have no header: a first row of id, model and three numbers is the public Synergy simulator's replay
+    file, one of a name and more cells behind tabs, the last a number, is Gavel's, and a JSON list is Philly's job log.
     """
     for columns, words in SIGNS:
         if columns <= set(header):
             return words
     if len(header) == 5 and not _is_number(header[1]) and all(map(_is_number, header[2:])):
         return "synergy:"
+    cells = ",".join(header).split("\t")
+    if len(cells) in GAVEL_CELLS and not _is_number(cells[0]) and _is_number(cells[-1]):
+        return "gavel:"
+    if header and header[0].startswith("["):
+        return "philly-json:"
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from cotenant.core.errors import InputError
 from cotenant.core.work import Trace
 from cotenant.workloads.jobs.recognise import looks_like
-from cotenant.workloads.table import MissingColumnError
+from cotenant.workloads.table import MissingColumnError, OtherFormatError
 from cotenant.workloads.trace_options import TraceOptions
 
 # format -> (module with `read(path, options) -> Trace`, one line of help). A new reader is one module and one line.
@@ -22,6 +22,12 @@ FORMATS: dict[str, tuple[str, str]] = {
     "openb": ("cotenant.workloads.jobs.openb", "Alibaba 2023 GPU-sharing cluster, pod list (CSV)"),
     "tiresias": ("cotenant.workloads.jobs.tiresias", "testbed trace (Tiresias, CSV)"),
     "miso": ("cotenant.workloads.jobs.miso", "jobs with their latency on every MIG slice (MISO, CSV)"),
+    "gavel": ("cotenant.workloads.jobs.gavel", "workloads of Gavel's simulator (headerless, tabs)"),
+    "sia": ("cotenant.workloads.jobs.sia", "workloads of Sia's and Pollux's simulators (CSV)"),
+    "blox": ("cotenant.workloads.jobs.blox", "jobs that Blox submits (CSV)"),
+    "helios": ("cotenant.workloads.jobs.helios", "Helios 2020, Slurm clusters of SenseTime (CSV)"),
+    "acme": ("cotenant.workloads.jobs.acme", "Acme 2023, LLM development on Seren and Kalos (CSV)"),
+    "alibaba-spot": ("cotenant.workloads.jobs.alibaba_spot", "Alibaba 2026, guaranteed and spot jobs (CSV)"),
 }
 
 
@@ -52,15 +58,16 @@ def read_trace(spec: str, options: TraceOptions | None = None) -> Trace:
         raise InputError(f"the {name} format has no attempts; --attempts is for philly-json", field="attempts")
     try:
         trace: Trace = importlib.import_module(FORMATS[name][0]).read(path, options)
-    except MissingColumnError as missing:
-        fitting = looks_like(missing.header)
+    except OtherFormatError as other:
+        fitting = looks_like(other.header)
         if fitting is None or fitting == f"{name}:":
             raise
+        why = f" (it has no column {other.field!r})" if isinstance(other, MissingColumnError) else ""
         raise InputError(
-            f"the file is not in the {name} format (it has no column {missing.field!r}); it looks like {fitting}{path}",
-            file=missing.file,
-            line=missing.line,
-            field=missing.field,
+            f"the file is not in the {name} format{why}; it looks like {fitting}{path}",
+            file=other.file,
+            line=other.line,
+            field=other.field,
         ) from None
     return trace
 

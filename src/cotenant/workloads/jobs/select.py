@@ -35,11 +35,13 @@ def load_trace(
     *,
     classes: Mapping[str, Sequence[str]] | None = None,
     iteration_s: Times | None = None,
+    lengths: bool = True,
 ) -> Trace:
     """Read a trace and apply every option; at least one job is left, or InputError says why not.
 
     `classes` (image, language, speech -> models) serve jobs without a model; None leaves their model "". `iteration_s`
-    (model -> seconds per iteration) turns iterations into durations where an option needs them.
+    (model -> seconds per iteration) turns iterations into durations where an option needs them. `lengths`: every job
+    must state its run time or iterations; elastic profiles know the work of some models.
     """
     options = options or TraceOptions()
     _check(options)
@@ -48,6 +50,8 @@ def load_trace(
     trace.require_jobs()
     _rearrange(trace, options)
     _redraw(trace, options, iteration_s)
+    if lengths and (np.isnan(trace.jobs.duration_s) & np.isnan(trace.jobs.iterations)).any():
+        raise InputError("the trace states no durations; draw them with --durations", file=trace.source)
     if classes is not None:
         _give_models(trace, options, classes, iteration_s)
     return trace
@@ -177,9 +181,6 @@ def _redraw(trace: Trace, options: TraceOptions, iteration_s: Times | None) -> N
         jobs.gpus = draw_choice(stream(options.seed, "gpus"), len(jobs), *parse_gpu_mix(options.gpu_mix))
         trace.remarks.append(f"GPU counts replaced: {options.gpu_mix} (seed {options.seed})")
         trace.seed = options.seed
-    unknown = np.isnan(jobs.duration_s) & np.isnan(jobs.iterations)
-    if unknown.any():
-        raise InputError("the trace states no durations; draw them with --durations", file=trace.source)
 
 
 def gpu_times_in(spec: str, iteration_s: Times | None = None) -> Floats:
