@@ -23,6 +23,9 @@ def run(
     request: Annotated[Text, typer.Option(metavar="30%", help="GPU time it gets when others compete.")] = None,
     limit: Annotated[Text, typer.Option(metavar="60%", help="GPU time it never exceeds.")] = None,
     memory: Annotated[Text, typer.Option(metavar="8GiB", help="GPU memory it may take, all of its processes.")] = None,
+    enforce_memory: Annotated[
+        Text, typer.Option(metavar="kernel|driver|shim", help="What must limit its memory, else it is not run.")
+    ] = None,
     gpus: Annotated[Text, typer.Option(metavar="N|UUID,...", help="How many GPUs, or which.")] = None,
     oversubscribe: Annotated[
         str, typer.Option(metavar="swap|managed|park", help="How its memory makes way for others on a full GPU.")
@@ -65,6 +68,7 @@ def run(
     from cotenant.agent.tenants.launcher import run as launch
     from cotenant.core.errors import InputError
     from cotenant.core.folders import agent_folder
+    from cotenant.core.strength import Strength, strength_named
     from cotenant.core.units import parse_fraction, parse_memory, parse_seconds
 
     which = tuple(gpus.split(",")) if gpus and not _is_count(gpus) else ()
@@ -81,6 +85,7 @@ def run(
         request=parse_fraction(request, "--request") if request else 0.0,
         limit=parse_fraction(limit, "--limit") if limit else 1.0,
         memory_bytes=parse_memory(memory, "--memory") if memory else None,
+        enforce_memory=strength_named(enforce_memory, field="--enforce-memory") if enforce_memory else Strength.NOTHING,
         priority=priority,
         weight=weight,
         gpus=which,
@@ -98,7 +103,7 @@ def run(
         check_name(name, field="--name")
     if join and not name:
         raise InputError("say with --name which tenant to run inside", field="--join")
-    if join and (request or limit or memory):
+    if join and (request or limit or memory or enforce_memory):
         raise InputError("it shares the tenant's budget: leave out --request, --limit and --memory", field="--join")
     check_spec(spec)  # its sentences name what is wrong
     timeout_s = parse_seconds(timeout, "--timeout") if timeout else None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
+
+from cotenant.core.errors import InputError
 
 
 class Promise(enum.StrEnum):
@@ -34,6 +37,14 @@ class Strength(enum.StrEnum):
     def at_least(self, demanded: Strength) -> bool:
         """Whether a promise kept by this is kept as strongly as demanded."""
         return self.rank <= demanded.rank
+
+
+def strength_named(text: object, **where: Any) -> Strength:
+    """A strength that can be demanded. InputError for another word."""
+    known = [each.value for each in Strength if each is not Strength.NOTHING]
+    if text not in known:
+        raise InputError(f"{str(text)[:40]!r} is not one of {', '.join(known)}", **where)
+    return Strength(str(text))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from cotenant.agent.config import kernel_table
 from cotenant.agent.config.colocation import check_work
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.errors import InputError
+from cotenant.core.strength import Strength
 from cotenant.core.units import parse_bytes, parse_fraction
 from cotenant.policy.colocation import ColocationSettings
 from cotenant.policy.copies import CopySettings
@@ -60,6 +61,7 @@ class TenantSpec:
     copy_weight: float | None = None  # on the link; None: no wish, 1 where copies take turns
     latency_sensitive: bool = False  # its copies go ahead of all others
     choices: Choices | None = None  # of a declared tenant
+    enforce_memory: Strength = Strength.NOTHING  # at least so strongly, or it is not run
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def check_spec(spec: TenantSpec, **where: Any) -> TenantSpec:
         raise InputError(f"{spec.name} asks for {spec.request:.0%}, over its own limit of {spec.limit:.0%}", **where)
     if spec.memory_bytes is not None and not 0 < spec.memory_bytes < 1 << 62:
         raise InputError(f"the memory of {spec.name} must be over 0 bytes and fit a machine", **where)
+    if spec.memory_bytes is None and spec.enforce_memory is not Strength.NOTHING:
+        raise InputError(f"{spec.name} has no limit on its memory that could be enforced: give it one", **where)
     if spec.oversubscribe not in OVERSUBSCRIBE:
         known = ", ".join(OVERSUBSCRIBE)
         raise InputError(f"{spec.oversubscribe!r} is no way to oversubscribe; known: {known}", **where)

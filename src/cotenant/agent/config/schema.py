@@ -27,6 +27,7 @@ from cotenant.agent.config.swap import parse_moving, parse_piece
 from cotenant.agent.mechanisms import registry as mechanisms
 from cotenant.core.checked import Bytes, Memory, Nanoseconds, Strict, check, parsed
 from cotenant.core.errors import InputError
+from cotenant.core.strength import Strength, strength_named
 from cotenant.core.units import parse_fraction, parse_memory, parse_seconds
 from cotenant.core.yamlfile import parse_yaml
 from cotenant.policy.colocation import ColocationSettings
@@ -69,13 +70,27 @@ def _discipline(name: Any) -> Any:
     return name
 
 
+class MemoryLimit(Strict):
+    """`memory: {bytes: 8GiB, enforce: driver}`."""
+
+    size: Size = Field(alias="bytes")
+    enforce: Annotated[Strength, parsed(strength_named)]
+
+
+_size = one_or_range(parse_memory)
+
+
+def _memory(given: Any) -> Any:
+    return check(MemoryLimit, given) if isinstance(given, Mapping) else _size(given)
+
+
 class TenantEntry(Strict):
     """One of `tenants`. What is left out is as TenantSpec has it."""
 
     name: Annotated[str, parsed(check_name)]
     request: Share = 0.0
     limit: Share = 1.0
-    memory_bytes: Size = Field(default=UNSET, alias="memory")
+    memory_bytes: Annotated[int | tuple[int, int] | MemoryLimit, parsed(_memory)] = Field(default=UNSET, alias="memory")
     priority: int = 0
     weight: float = 0.0
     gpus: Annotated[tuple[str, ...], parsed(_gpus)] = ()
@@ -159,4 +174,6 @@ def _tenant(entry: TenantEntry, folder: Path) -> TenantSpec:
         entry.kernel_profile, entry.work_class, latency_sensitive=entry.latency_sensitive, folder=folder
     )
     given = {name: getattr(entry, name) for name in entry.model_fields_set - {"kernel_profile", "work_class"}}
+    if isinstance(limit := given.get("memory_bytes"), MemoryLimit):
+        given |= {"memory_bytes": limit.size, "enforce_memory": limit.enforce}
     return check_spec(TenantSpec(**split_ranges(given) | kernels | {"gpu_count": max(1, len(entry.gpus))}))

@@ -104,6 +104,12 @@ class Operations:
         if existing is not None and (existing.declared or existing.owner):
             self._check_user(caller, existing)
             tenant = existing
+            if not tenant.spec.enforce_memory.at_least(spec.enforce_memory):
+                raise InputError(
+                    f"{tenant.name} has its limits from its declaration: demand there how its memory is enforced"
+                    f" (memory: {{bytes: ..., enforce: {spec.enforce_memory}}})",
+                    field="--enforce-memory",
+                )
             self._choose(caller, tenant, given)
             if not tenant.sessions and tenant.root is None:
                 tenant.warnings.clear()  # they are of the run before

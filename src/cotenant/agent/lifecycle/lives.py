@@ -41,13 +41,19 @@ class Lives:
     def add(self, spec: TenantSpec, uid: int, *, token: str | None = None, declared: bool = False) -> Tenant:
         """Admit a tenant and open its accounts."""
         tenant = self._registry.admit(spec, uid, token=token, declared=declared)
+        try:
+            self._accounts.limits.check(tenant)
+        except InputError:
+            self._registry.remove(tenant)
+            raise
         tenant.created_ns = time.monotonic_ns()
         self._accounts.open(tenant)
         self._history.decided(f"{spec.name} admitted: {promise(spec)}")
         return tenant
 
     def starts(self, tenant: Tenant, pid: int) -> None:
-        """Before that process starts a tenant's program, or is one: it goes where the tenant's memory is limited."""
+        """Before that process starts a tenant's program, or is one: it goes where the tenant's memory is limited.
+        InputError where that must be and cannot."""
         self._accounts.limits.begin(tenant, pid)
 
     def change(self, tenant: Tenant, spec: TenantSpec) -> str:

@@ -44,6 +44,15 @@ def find(gpu: Gpu) -> Detected:
 _Key = tuple[Path, str]  # a group and a GPU's UUID
 
 
+def _too_weak(tenant: Tenant, why: str) -> InputError:
+    demanded = tenant.spec.enforce_memory
+    return InputError(
+        f"the memory of {tenant.name} must be limited by the {demanded} or something stronger, and cannot: {why};"
+        " cotenant doctor says what to do",
+        field="--enforce-memory",
+    )
+
+
 @dataclass
 class _Closing:
     """A group whose tenant has gone. Its limit holds until nothing is in it."""
@@ -92,6 +101,13 @@ class MemoryLimits:
         why = tenant.held_not or f"{SHIM_ALONE}, because it was started without a limit on its memory"
         return Prospect(Promise.MEMORY, Strength.SHIM, "the shim's ledger", why, (why,))
 
+    def check(self, tenant: Tenant) -> None:
+        """InputError where its memory would be limited less strongly than is demanded for it."""
+        for gpu in tenant.gpus:
+            found = self.prospect(gpu, swaps=tenant.spec.oversubscribe != "none")
+            if not found.by.at_least(tenant.spec.enforce_memory):
+                raise _too_weak(tenant, f"GPU {gpu.index} has it limited by the {found.by}: {found.why}")
+
     def tenant_in(self, pid: int) -> Tenant | None:
         """The tenant in whose group a process is."""
         held = self._held()
@@ -117,8 +133,13 @@ class MemoryLimits:
             tenant.held = self._group_of(tenant, pid, before)
             for gpu in tenant.gpus:
                 self._set(tenant.held.path, gpu, tenant.cap_bytes(gpu))
+        except InputError:
+            tenant.held = before
+            raise
         except (NoGroupError, OSError) as error:
             self._let_go(tenant)
+            if not Strength.SHIM.at_least(tenant.spec.enforce_memory):
+                raise _too_weak(tenant, words(error)) from None
             tenant.held_not = f"{SHIM_ALONE}, because {words(error)}"
             self._say(tenant, tenant.held_not)
 
@@ -276,7 +297,10 @@ class MemoryLimits:
             if before.made:
                 hierarchy.enter(before.path, pid)
             elif tenant.pids and not hierarchy.of(pid).is_relative_to(before.path):
-                self._say(tenant, f"process {pid} joined from another control group: the shim alone limits its memory")
+                text = f"process {pid} joined from another control group: the shim alone limits its memory"
+                if not Strength.SHIM.at_least(tenant.spec.enforce_memory):
+                    raise _too_weak(tenant, text)
+                self._say(tenant, text)
             if before.made or tenant.pids:
                 return before
         taken = self._held()

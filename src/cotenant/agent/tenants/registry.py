@@ -17,6 +17,7 @@ from cotenant.agent.mechanisms.time import Time
 from cotenant.agent.tenants.host_memory import HostMemory
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError
+from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
 
 MAX_TENANTS = 4096
@@ -291,6 +292,7 @@ def spec_to_dict(spec: TenantSpec) -> dict[str, Any]:
         "request": spec.request,
         "limit": spec.limit,
         "memory_bytes": spec.memory_bytes,
+        "enforce_memory": spec.enforce_memory,
         "priority": spec.priority,
         "weight": spec.weight,
         "gpus": list(spec.gpus),
@@ -316,6 +318,7 @@ def spec_from_dict(data: dict[str, Any]) -> TenantSpec:
             request=float(data.get("request") or 0.0),
             limit=float(1.0 if data.get("limit") is None else data["limit"]),
             memory_bytes=None if memory is None else int(memory),
+            enforce_memory=Strength(data.get("enforce_memory") or Strength.NOTHING),
             priority=int(data.get("priority") or 0),
             weight=float(data.get("weight") or 0.0),
             gpus=tuple(str(g) for g in data.get("gpus") or ()),

@@ -1,0 +1,123 @@
+"""A tenant that demands how strongly its memory is limited, and is refused where nothing is so strong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_harness import AgentProcess, declare
+from command import cotenant
+from fake_shim import register
+
+from cotenant.agent.config.files import Choices, TenantSpec, check_spec
+from cotenant.agent.config.schema import parse_config
+from cotenant.agent.limits.enforcer import MemoryLimits
+from cotenant.agent.mechanisms.base import Enforcement
+from cotenant.agent.tenants.registry import Registry, spec_from_dict, spec_to_dict
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.core.errors import InputError
+from cotenant.core.strength import Strength
+from cotenant.devices.base import Gpu
+from cotenant.policy.memory_limits import Detected
+
+GIB = 1 << 30
+GPU = Gpu("GPU-00000000-2222-3333-4444-555555555555", "soft", 16 * GIB, 3, kind="soft")
+BEST = Detected("615.71.09", call=True, cgroup=2, dmem=True, root=True)
+DRIVER = Detected("615.71.09", call=True, cgroup=2, root=True)
+OLD = Detected("580.126.20", cgroup=2, root=True)
+
+
+def limits(folder: Path, found: Detected) -> tuple[MemoryLimits, list[str]]:
+    said: list[str] = []
+    return MemoryLimits(folder, Registry((GPU,), {}), lambda _, text: said.append(text), find=lambda _: found), said
+
+
+def tenant(enforce: str, **more: Any) -> Tenant:
+    spec = TenantSpec("a", memory_bytes=8 * GIB, enforce_memory=Strength(enforce), **more)
+    return Tenant(spec, (GPU,), "token", 0, Enforcement())
+
+
+@pytest.mark.parametrize(
+    ("found", "enforce", "refused"),
+    [
+        (BEST, "kernel", ""),
+        (BEST, "driver", ""),  # the kernel is stronger
+        (DRIVER, "driver", ""),
+        (DRIVER, "kernel", "by the kernel or something stronger, and cannot: GPU 3 has it limited by the driver"),
+        (OLD, "shim", ""),
+        (OLD, "driver", "GPU 3 has it limited by the shim: .*driver 580.126.20 has no memory limits"),
+    ],
+)
+def test_a_demand_holds_or_is_refused_with_the_reason(
+    tmp_path: Path, found: Detected, enforce: str, refused: str
+) -> None:
+    mine, _ = limits(tmp_path, found)
+    if not refused:
+        mine.check(tenant(enforce))
+        return
+    with pytest.raises(InputError, match=refused):
+        mine.check(tenant(enforce))
+
+
+def test_contents_that_move_are_the_shims_so_the_demand_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="as it moves contents"):
+        limits(tmp_path, BEST)[0].check(tenant("driver", oversubscribe="swap"))
+
+
+def test_a_group_that_cannot_be_limited_refuses_the_program_or_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COTENANT_SOFTGPU_CGROUPS", raising=False)
+    mine, said = limits(tmp_path, BEST)
+    with pytest.raises(InputError, match="and cannot: there are no control groups here"):
+        mine.begin(tenant("driver"), os.getpid())
+    assert said == []
+    mine.begin(tenant("shim"), os.getpid())
+    assert said == [
+        "its memory is limited by the shim in its processes alone, because there are no control groups here"
+    ]
+
+
+def test_the_file_s_form() -> None:
+    def spec_of(memory: Any) -> TenantSpec:
+        return parse_config({"tenants": [{"name": "a", "memory": memory}]}, Path("agent.yaml")).tenants[0]
+
+    spec = spec_of({"bytes": "8GiB", "enforce": "driver"})
+    assert (spec.memory_bytes, spec.enforce_memory) == (8 * GIB, Strength.DRIVER)
+    assert spec_from_dict(spec_to_dict(spec)).enforce_memory is Strength.DRIVER
+    assert spec_of("8GiB").enforce_memory is Strength.NOTHING
+    spec = spec_of({"bytes": "1GiB..2GiB", "enforce": "kernel"})
+    assert (spec.memory_bytes, spec.choices) == (GIB, Choices(memory_bytes=(GIB, 2 * GIB)))
+    for memory, said in (
+        ({"bytes": "8GiB", "enforce": "luck"}, "'luck' is not one of kernel, driver, hardware, server, shim"),
+        ({"bytes": "8", "enforce": "driver"}, "'8' has no unit"),
+        ({"bytes": "8GiB"}, "enforce"),
+        ({"bytes": "8GiB", "enforce": "driver", "hard": 1}, "unknown setting 'hard'"),
+    ):
+        with pytest.raises(InputError, match=said):
+            spec_of(memory)
+    with pytest.raises(InputError, match="a has no limit on its memory"):
+        check_spec(TenantSpec("a", enforce_memory=Strength.SHIM))
+
+
+def test_an_agent_refuses_and_keeps_nothing(short_folder: Path) -> None:
+    text = "tenants:\n  - {name: ada, memory: {bytes: 1GiB, enforce: shim}}\n"
+    agent = AgentProcess(short_folder, config=declare(short_folder, text))
+    try:
+        with agent.client() as launcher:
+            with pytest.raises(InputError, match="must be limited by the driver"):
+                register(launcher, "bea", limit=None, memory_bytes=GIB, enforce_memory="driver")
+            assert [row["name"] for row in launcher.call("list")["tenants"]] == ["ada"]
+            register(launcher, "bea", limit=None, memory_bytes=GIB, enforce_memory="shim")
+            register(launcher, "ada", limit=None, enforce_memory="shim")
+            with pytest.raises(InputError, match="demand there how its memory is enforced"):
+                register(launcher, "ada", limit=None, enforce_memory="kernel")
+    finally:
+        agent.close()
+
+
+def test_the_command_names_slips() -> None:
+    assert "'luck' is not one of kernel, driver" in cotenant("run", "--enforce-memory", "luck", "--", "true").err
+    assert "no limit on its memory" in cotenant("run", "--enforce-memory", "shim", "--", "true").err
