@@ -18,6 +18,8 @@ STUB = (
 #include "softgpu.h"
 static struct soft_state state;
 uint64_t soft_now_ns(void) { return NOW; }
+int soft_mps_client(void) { return -1; }
+unsigned soft_mps_sms(void) { return 0; }
 struct soft_state *soft_state(void) { return &state; }
 void put(int i, uint64_t tail, uint64_t kernel, uint32_t permille, uint32_t work)
 {
