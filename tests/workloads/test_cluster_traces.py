@@ -27,20 +27,20 @@ def read(form: str, folder: Path, text: str) -> Trace:
 
 
 def test_helios(tmp_path: Path) -> None:
-    day = "2020-06-09"
+    day = "2020-05-01"
     trace = read(
         "helios", tmp_path,
         HELIOS
-        + f"1,u1,va,1,4,1,COMPLETED,{day} 18:41:01,{day} 18:41:11,{day} 18:42:51,100,10\n"
-        + f"2,u1,va,0,4,1,COMPLETED,{day} 18:41:01,{day} 18:41:11,{day} 18:42:51,100,10\n"
-        + f"3,u2,vb,16,0,2,FAILED,{day} 18:40:01,{day} 18:41:01,{day} 18:41:31,30,60\n"
-        + f"4,u2,vb,1,1,1,CANCELLED,{day} 18:40:01,,{day} 18:41:31,0,0\n"
-        + f"5,u2,vb,1,1,1,CANCELLED,{day} 18:40:01,None,{day} 18:41:31,0,0\n"
-        + f"6,u2,vb,1,1,1,SUSPENDED,{day} 18:40:01,{day} 18:41:31,Unknown,0,0\n"
-        + f"7,u2,vb,1,1,1,FAILED,{day} 18:40:01,{day} 18:41:31,{day} 18:41:31,0,90\n"
-        + f"8,u2,vb,1,1,1,NODE_FAIL,{day} 18:40:01,{day} 18:41:31,{day} 18:41:30,-1,90\n"
-        + f"9,u2,vb,1,1,1,FAILED,,{day} 18:41:31,{day} 18:41:41,10,0\n"
-        + f"10,u2,vb,,1,1,FAILED,{day} 18:40:01,{day} 18:41:31,{day} 18:41:41,10,0\n",
+        + f"1,u1,va,1,4,1,COMPLETED,{day} 07:41:01,{day} 07:41:11,{day} 07:42:51,100,10\n"
+        + f"2,u1,va,0,4,1,COMPLETED,{day} 07:41:01,{day} 07:41:11,{day} 07:42:51,100,10\n"
+        + f"3,u2,vb,16,0,2,FAILED,{day} 07:40:01,{day} 07:41:01,{day} 07:41:31,30,60\n"
+        + f"4,u2,vb,1,1,1,CANCELLED,{day} 07:40:01,,{day} 07:41:31,0,0\n"
+        + f"5,u2,vb,1,1,1,CANCELLED,{day} 07:40:01,None,{day} 07:41:31,0,0\n"
+        + f"6,u2,vb,1,1,1,SUSPENDED,{day} 07:40:01,{day} 07:41:31,Unknown,0,0\n"
+        + f"7,u2,vb,1,1,1,FAILED,{day} 07:40:01,{day} 07:41:31,{day} 07:41:31,0,90\n"
+        + f"8,u2,vb,1,1,1,NODE_FAIL,{day} 07:40:01,{day} 07:41:31,{day} 07:41:30,-1,90\n"
+        + f"9,u2,vb,1,1,1,FAILED,,{day} 07:41:31,{day} 07:41:41,10,0\n"
+        + f"10,u2,vb,,1,1,FAILED,{day} 07:40:01,{day} 07:41:31,{day} 07:41:41,10,0\n",
     )  # fmt: skip
     jobs = trace.jobs
     assert jobs.id.tolist() == ["3", "1"]
@@ -88,22 +88,22 @@ def test_alibaba_spot(tmp_path: Path) -> None:
     trace = read(
         "alibaba-spot", tmp_path,
         SPOT
-        + "1,13,A10,20,1,1,0,500,HP\n"
-        + "2,57,A100-SXM4-80GB,15,8,4,30,60,Spot\n"
-        + "3,57,GPU-series-1,0,0.5,1,40,60,Spot\n"
-        + "4,57,,4,0.5,2,40,60,Spot\n"
-        + "5,57,A10,4,0,2,40,60,Spot\n"
-        + "6,57,A10,4,1,0,40,60,Spot\n"
-        + "7,57,A10,4,1,1,40,0,HP\n"
+        + "1,7,A10,12,1,1,0,500,HP\n"
+        + "2,9,A100-SXM4-80GB,16,8,4,30,60,Spot\n"
+        + "3,9,GPU-series-1,0,0.5,1,40,60,Spot\n"
+        + "4,9,,4,0.5,2,40,60,Spot\n"
+        + "5,9,A10,4,0,2,40,60,Spot\n"
+        + "6,9,A10,4,1,0,40,60,Spot\n"
+        + "7,9,A10,4,1,1,40,0,HP\n"
         + "8,,,4,2,1,50,5,HP\n",
     )  # fmt: skip
     jobs = trace.jobs
     assert jobs.id.tolist() == ["1", "2", "3", "8"]
     assert jobs.gpus.tolist() == [1.0, 32.0, 0.5, 2.0]
-    assert jobs.cpus[:2].tolist() == [20.0, 60.0]
+    assert jobs.cpus[:2].tolist() == [12.0, 64.0]
     assert math.isnan(jobs.cpus[2])
     assert jobs.priority.tolist() == [1, 0, 0, 1]
-    assert jobs.tenant.tolist() == ["13", "57", "57", ""]
+    assert jobs.tenant.tolist() == ["7", "9", "9", ""]
     assert jobs.gpu_models.tolist() == ["A10", "A100-80GB", "L40S", ""]
     assert trace.left_out == {
         "with 0 GPUs": 2,
@@ -114,13 +114,70 @@ def test_alibaba_spot(tmp_path: Path) -> None:
     assert any("1 job asks for GPU-series-1 or 2" in remark for remark in trace.remarks)
 
 
+GENAI = "gmt_create,predict_type,predict_status,exec_time_seconds,groupId,checkpoint_model_version_id,num_lora\n"
+
+
+def test_alibaba_genai_requests(tmp_path: Path) -> None:
+    trace = read(
+        "alibaba-genai", tmp_path,
+        GENAI
+        + "2024-02-03 04:05:50,TXT_2_IMG,SUCCEED,12.0,G0,M1,0\n"
+        + "2024-02-03 04:05:40,INPAINTING,FAILED,3.0,G1,,2\n"
+        + "2024-02-03 04:05:51,TXT_2_IMG,PENDING,0.0,G1,M1,0\n"
+        + "2024-02-03 04:05:52,TXT_2_IMG,PROCESSING,9.0,G1,M1,0\n"
+        + "2024-02-03 04:05:53,TXT_2_IMG,FAILED,0.0,G1,M1,0\n",
+    )  # fmt: skip
+    jobs = trace.jobs
+    assert jobs.id.tolist() == ["1", "0"]
+    assert jobs.arrival_s.tolist() == [0.0, 10.0]
+    assert jobs.duration_s.tolist() == [3.0, 12.0]
+    assert jobs.gpus.tolist() == [1.0, 1.0]
+    assert jobs.tenant.tolist() == ["G1", "G0"]
+    assert jobs.model.tolist() == ["", "M1"]
+    assert trace.left_out == {"not finished (PENDING or PROCESSING)": 2, "without duration": 1}
+    assert trace.remarks[0] == "1 request uses LoRA adapters"
+
+
+def test_alibaba_genai_requests_without_times(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("predict_type,exec_time_seconds,checkpoint_model_version_id\nx,22.0,m\n")
+    with pytest.raises(InputError, match="no arrival times; draw them with --arrivals"):
+        read_trace(f"alibaba-genai:{path}")
+    jobs = read_trace(f"alibaba-genai:{path}", TraceOptions(arrivals="static")).jobs
+    assert (jobs.arrival_s[0], jobs.duration_s[0]) == (0.0, 22.0)
+
+
+def test_alibaba_genai_latencies_are_told_by_the_name_of_the_file(tmp_path: Path) -> None:
+    text = "value,timestamp_anon,container_ip\n2500.0,160.0,aa\n0.0,170.0,aa\n500,103,NULL\n"
+    path = tmp_path / "lora_update_latency_anon.csv"
+    path.write_text(text)
+    trace = read_trace(f"alibaba-genai:{path}")
+    assert trace.jobs.id.tolist() == ["2", "0"]
+    assert trace.jobs.arrival_s.tolist() == [0.0, 57.0]
+    assert trace.jobs.duration_s.tolist() == [0.5, 2.5]
+    assert trace.jobs.tenant.tolist() == ["", "aa"]
+    assert trace.left_out == {"without duration": 1}
+    other = tmp_path / "pod_memory_util_anon.csv"
+    other.write_text(text)
+    with pytest.raises(InputError, match=r"pod_memory_util_anon\.csv is none of these"):
+        read_trace(f"alibaba-genai:{other}")
+
+
+@pytest.mark.parametrize(("name", "command"), [("qps.tar.gz", "tar xzf qps.tar.gz"), ("q.gz", "gunzip -k q.gz")])
+def test_a_packed_file_names_the_command_that_unpacks_it(tmp_path: Path, name: str, command: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\x1f\x8b\x08\x00rest")
+    with pytest.raises(InputError, match=f"the file is compressed; unpack it with: {command}$"):
+        read_trace(f"alibaba-genai:{path}")
+
+
 @pytest.mark.parametrize(
     ("row", "field", "message"),
     [
-        ("1,13,A10,20,1,1,0,500,Best", "job_type", "'Best' is neither HP nor Spot"),
-        ("1,13,B7,20,1,1,0,500,HP", "gpu_model", "unknown GPU model 'B7'"),
-        ("1,13,A10,20,8,20000,0,500,HP", "worker_num", "'20000' workers are more GPUs than make sense"),
-        ("1,13,A10,20,1,1.5,0,500,HP", "worker_num", "'1.5' is not a whole number"),
+        ("1,7,A10,12,1,1,0,500,Best", "job_type", "'Best' is neither HP nor Spot"),
+        ("1,7,B7,20,1,1,0,500,HP", "gpu_model", "unknown GPU model 'B7'"),
+        ("1,7,A10,20,8,20000,0,500,HP", "worker_num", "'20000' workers are more GPUs than make sense"),
+        ("1,7,A10,20,1,1.5,0,500,HP", "worker_num", "'1.5' is not a whole number"),
         ("1,13,A10,20,1,1,0,-500,HP", "duration", "'-500' must be at least 0"),
     ],
 )

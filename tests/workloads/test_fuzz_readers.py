@@ -26,6 +26,7 @@ HEADERS = {
     "sia": "name,time,application,num_replicas,batch_size",
     "blox": "job_id,num_gpus,submit_time,duration,model,batch_size",
     "helios": "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue",
+    "alibaba-genai": "gmt_create,predict_type,predict_status,exec_time_seconds,groupId,num_lora",
     "alibaba-spot": "job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type",
 }
 cell = st.one_of(

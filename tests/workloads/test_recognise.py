@@ -29,6 +29,7 @@ FILES = {
     "alibaba-spot": (
         "job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type\n"
     ),
+    "alibaba-genai": "value,timestamp_anon,container_ip\n1,2,a\n",
     "philly-json": '[{"jobid": "a"}]\n',
     "miso": "order,job,model,arrival_s,duration_s,num_iters,launch_s,lat_7g.40gb\n0,a,m,0,9,3,1,0.5\n",
 }

@@ -22,6 +22,7 @@ def read_csv(path: str | Path, columns: Sequence[str] | None = None, *, names: S
     header and these are its columns, all of them.
     """
     found = check_path(path)
+    _check_packed(found)
     first = _header(found, is_data=bool(names))
     _check_separator(found, first)
     header = list(names) if names else first
@@ -64,6 +65,16 @@ def read_parquet(path: str | Path, columns: Sequence[str]) -> Table:
     table = Table(path, frame, header=False, text=False)
     table.header = header
     return table
+
+
+def _check_packed(path: Path) -> None:
+    """InputError with the command that unpacks it where the file is compressed by gzip."""
+    with path.open("rb") as file:
+        if file.read(2) != b"\x1f\x8b":
+            return
+    archive = path.name.endswith((".tar.gz", ".tgz"))
+    command = f"tar xzf {path.name}" if archive else f"gunzip -k {path.name}"
+    raise InputError(f"the file is compressed; unpack it with: {command}", file=path)
 
 
 def _check_separator(path: Path, first: list[str]) -> None:

@@ -12,6 +12,8 @@ SIGNS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset(("job_id", "num_gpu", "submit_time", "duration")), "tiresias:"),
     (frozenset(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")), "openb:"),
     (frozenset(("job_name", "gpu_request", "worker_num", "job_type")), "alibaba-spot:"),
+    (frozenset(("predict_type", "exec_time_seconds", "checkpoint_model_version_id")), "alibaba-genai:"),
+    (frozenset(("timestamp_anon", "value", "container_ip")), "alibaba-genai:"),
     (frozenset(("job_id", "vc", "gpu_num", "submit_time", "start_time", "end_time")), "helios:"),
     (frozenset(("job_id", "type", "gpu_num", "submit_time", "start_time", "end_time")), "acme:"),
     (frozenset(("name", "time", "application", "num_replicas")), "sia:"),

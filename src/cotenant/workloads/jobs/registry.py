@@ -28,6 +28,7 @@ FORMATS: dict[str, tuple[str, str]] = {
     "helios": ("cotenant.workloads.jobs.helios", "Helios 2020, Slurm clusters of SenseTime (CSV)"),
     "acme": ("cotenant.workloads.jobs.acme", "Acme 2023, LLM development on Seren and Kalos (CSV)"),
     "alibaba-spot": ("cotenant.workloads.jobs.alibaba_spot", "Alibaba 2026, guaranteed and spot jobs (CSV)"),
+    "alibaba-genai": ("cotenant.workloads.jobs.alibaba_genai", "Alibaba 2026, image generation with LoRA (CSV)"),
 }
 
 
