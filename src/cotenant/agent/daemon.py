@@ -25,6 +25,7 @@ from cotenant.agent.control.memory_orders import MemoryOrders
 from cotenant.agent.control.operations import Operations
 from cotenant.agent.control.owner_orders import OwnerOrders
 from cotenant.agent.control.rows import Rows
+from cotenant.agent.control.shortfalls import Shortfalls
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.ipc.control import ControlServer
@@ -223,6 +224,7 @@ class Agent:
         self.copies = Copies(config.copies)
         self.slices = SliceEnforcer(self.registry, self.history.warned, self._not_sliced)
         self.limits = MemoryLimits(self.folder, self.registry, self.history.warned)
+        self.shortfalls = Shortfalls(self.registry, self.broker, self.slices)
 
     def _make_memory(self) -> None:
         residents, registry, broker, parked = self.residents, self.registry, self.broker, self.parked
@@ -231,9 +233,7 @@ class Agent:
             registry, self.ledger, self.pages, residents, broker, self.copies, self.slices, self.limits
         )
         whole = WholeProcesses(self.gpus, self.ledger)
-        self.checkpoints = Checkpoints(
-            whole, parked, residents, registry, self.host, self.ledger, broker, self.state
-        )
+        self.checkpoints = Checkpoints(whole, parked, residents, registry, self.host, self.ledger, broker, self.state)
         self.residency = Residency(
             residents, registry, self.ledger, parked, broker, self.checkpoints, self.in_force, self.state.save
         )
@@ -314,6 +314,7 @@ class Agent:
             self.server,
             history,
             self.unseen,
+            self.shortfalls,
             self.started_ns,
         )
         owned = OwnerOrders(self.owners, registry, lives, self.server.hear, self.state.save_now)
@@ -342,7 +343,8 @@ class Agent:
         jobs = self.ended.run(self.options.locate, self._drop)
         unseen = self.unseen.run(self.history.warned, strict=self.options.strict)
         proof = self.proof.run(self.history.warned)
-        return self._housekeeping(), jobs, unseen, proof, self.residency.run(), self.limits.run()
+        looks = self.shortfalls.run()
+        return self._housekeeping(), jobs, unseen, proof, looks, self.residency.run(), self.limits.run()
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 

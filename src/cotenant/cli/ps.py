@@ -64,6 +64,8 @@ def _print_tenants(answer: dict[str, Any]) -> None:
         console.print(f"left out at {console.width} columns: {', '.join(left_out)}", style="dim", highlight=False)
     for tenant in answer["tenants"]:
         for share in tenant["gpus"]:
+            if line := short_line(tenant, share):
+                console.print(line, style="red", highlight=False)
             sms = share.get("sms")
             if sms and sms["reserved"]:
                 text = f"{sms['reserved']} SMs of GPU {share['index']} are its own, it sees at most {sms['at_most']}"
@@ -77,6 +79,16 @@ def _print_tenants(answer: dict[str, Any]) -> None:
             f"host memory to move to: {host['left_bytes'] / 2**30:.1f} of {host['budget_bytes'] / 2**30:.1f} GiB left"
         )
         console.print(f"{text}; promised in GiB: {whose}", style="dim", highlight=False)
+
+
+def short_line(tenant: dict[str, Any], share: dict[str, Any]) -> str:
+    """Of a tenant that gets less of a GPU than it was promised; else nothing."""
+    from cotenant.core.units import format_seconds
+
+    if not share["short_s"] or share["got"] is None:
+        return ""
+    promised = f"promised {tenant['request']:.0%} of GPU {share['index']} while it wants it"
+    return f"{tenant['name']}: {promised}, got {share['got']:.0%} of late, short for {format_seconds(share['short_s'])}"
 
 
 def _print_parked(console: Console, answer: dict[str, Any]) -> None:

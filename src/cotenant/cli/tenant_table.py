@@ -38,6 +38,12 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
+def _got(share: dict[str, Any]) -> Text:
+    """Marked while it is less than promised."""
+    text = _percent(share["got"])
+    return Text(f"▼ {text}", style="bold red") if share.get("short_s") else Text(text)
+
+
 def _state(tenant: dict[str, Any], share: dict[str, Any]) -> Text:
     if share.get("residency", {}).get("moving"):
         return Text("⇄ moves", style="bold cyan")
@@ -146,7 +152,7 @@ def _cells(tenant: dict[str, Any], share: dict[str, Any]) -> dict[str, Text | st
         "STATE": _state(tenant, share),
         "ASKED": _percent(tenant["request"]),
         "LIMIT": _percent(tenant["limit"]),
-        "GOT": _percent(share["got"]),
+        "GOT": _got(share),
         BAR_HEAD: share_bar(share["got"], tenant["request"], tenant["limit"]),
         "MEMORY": _memory(share),
         "ON GPU": _on_gpu(share),

@@ -8,9 +8,9 @@ Sections and their fields (times in seconds, shares in fractions 0..1, memory in
 
 sources    name, kind (agent, server, models, fleet), address, ok, note
 gpus       node, index, model, memory_bytes, memory_used_bytes, holder, promised
-shares     gpu (key of a GPU), tenant, kind (job, service, tenant), mechanism, granted, limit, got, memory_bytes,
-           memory_limit_bytes, state, residency, holding, waiting, waited_s, turns, note, class (best-effort,
-           latency-sensitive), floor (held off, holds)
+shares     gpu (key of a GPU), tenant, kind (job, service, tenant), mechanism, granted, limit, got, short_s,
+           memory_bytes, memory_limit_bytes, state, residency, holding, waiting, waited_s, turns, note,
+           class (best-effort, latency-sensitive), floor (held off, holds)
 services   rate_rps, slo_ms, p50_ms, p99_ms, attainment, dropped, failed, queue, places, state, part_of (the application
            that it is a stage of)
 models     state, gpu (key of a GPU), memory_bytes, queue, open, ttft_ms, ttft_p99_ms, ttft_slo_ms, tpot_ms,

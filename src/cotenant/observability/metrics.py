@@ -38,6 +38,10 @@ TENANT_LIMIT = Metric("cotenant_tenant_limit_ratio", "gauge", "Share that it nev
 TENANT_SHARE = Metric(
     "cotenant_tenant_share_ratio", "gauge", "GPU time it got over the last window.", ("tenant", "gpu")
 )
+TENANT_SHORT = Metric(
+    "cotenant_tenant_share_short_seconds", "gauge",
+    "For how long it has had less than its request while it wanted the GPU; 0 while it has not.", ("tenant", "gpu"),
+)  # fmt: skip
 TENANT_MEMORY = Metric("cotenant_tenant_memory_bytes", "gauge", "GPU memory charged to it.", ("tenant", "gpu"))
 TENANT_MEMORY_LIMIT = Metric(
     "cotenant_tenant_memory_limit_bytes", "gauge", "Its memory cap, where it has one.", ("tenant",)

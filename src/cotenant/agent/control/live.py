@@ -131,6 +131,7 @@ def _share(row: dict[str, Any], share: dict[str, Any]) -> dict[str, Any]:
         "granted": row["request"],
         "limit": row["limit"],
         "got": None if share["got"] is None else round(share["got"], 3),
+        "short_s": round(share["short_s"]) or None,
         "memory_bytes": share["memory_used_bytes"],
         "memory_limit_bytes": share["memory_limit_bytes"],
         "state": row["state"],
@@ -169,6 +170,7 @@ def _tenant(out: Exposition, row: dict[str, Any]) -> None:
         gpu = share["uuid"]
         if share["got"] is not None:
             out.add(names.TENANT_SHARE, share["got"], tenant=name, gpu=gpu)
+            out.add(names.TENANT_SHORT, share["short_s"], tenant=name, gpu=gpu)
         out.add(names.TENANT_MEMORY, share["memory_used_bytes"], tenant=name, gpu=gpu)
         out.add(names.TENANT_HELD, share["held_s"], tenant=name, gpu=gpu)
         out.add(names.TENANT_WAIT, share["waited_s"], tenant=name, gpu=gpu)

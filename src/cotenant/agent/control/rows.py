@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.agent.config.in_force import InForce
+from cotenant.agent.control.shortfalls import Shortfalls
 from cotenant.agent.copies.links import Copies
 from cotenant.agent.gate.floor import Floors
 from cotenant.agent.ipc.page import counters as counters_of
@@ -51,6 +52,7 @@ class Rows:
     server: ShimServer
     history: History
     unseen: UnseenWatch
+    shortfalls: Shortfalls
     started_ns: int
 
     def status(self) -> dict[str, Any]:
@@ -149,6 +151,7 @@ class Rows:
             "memory_why": held.why,
             "memory": self.ledger.families(tenant.name, uuid),
             "got": None,
+            "short_s": self.shortfalls.short_s(tenant, uuid, now_ns),
             "holding": False,
             "waiting": False,
             "turns": 0,

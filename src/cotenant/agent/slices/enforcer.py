@@ -18,6 +18,7 @@ from cotenant.core.errors import WorkError
 from cotenant.devices.channel_groups import ChannelControls, ChannelGroup
 from cotenant.devices.meters import Held, Meter
 from cotenant.devices.registry import device_of
+from cotenant.policy.shares.shortfall import Wanted
 from cotenant.policy.shares.slice_tenant import Usage
 from cotenant.policy.shares.slices import TINY_US, Go, GpuSlices, SetSlice, SliceInstruction, Stop
 
@@ -89,6 +90,16 @@ class SliceEnforcer:
         if known is None or not known.groups or not known.window().span_ns:
             return None
         return min(1.0, known.window().part)
+
+    def wanted(self, tenant: Tenant, gpu: str) -> Wanted | None:
+        """What a tenant had and wanted of a GPU in the window, as far as the hardware tells: one whose runs mostly end
+        for want of work got what it wanted. None before a window has passed."""
+        machine = self._gpus.get(gpu)
+        known = machine.slices.tenants.get(tenant.name) if machine is not None else None
+        if machine is None or known is None or known.window().span_ns < machine.slices.settings.window_ns:
+            return None
+        part = min(1.0, known.window().part)
+        return Wanted(part, 1.0 if known.competes and not known.has_gaps() else part)
 
     def close(self) -> None:
         """Put all groups on, and let go of them."""

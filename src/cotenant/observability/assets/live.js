@@ -162,7 +162,7 @@ const SHARES = [
   { key: "gpu", name: "GPU", value: (row) => gpuName(row.gpu), show: (row) => gpuName(row.gpu) },
   { key: "state", name: "state", value: (row) => stateOf(row)[0], show: (row) => pill(...stateOf(row)) },
   { key: "granted", name: "granted", show: (row) => percent(row.granted) },
-  { key: "got", name: "got", maybe: true, show: (row) => [bar(row.got, row.granted, row.color), figure(percent(row.got))] },
+  { key: "got", name: "got", maybe: true, show: (row) => [bar(row.got, row.granted, row.color), figure(percent(row.got)), row.short_s ? small(`short for ${seconds(row.short_s)}`, "bad") : null] },
   { key: "limit", name: "limit", show: (row) => percent(row.limit) },
   { key: "memory_bytes", name: "memory", maybe: true, show: (row) => `${bytes(row.memory_bytes)}${row.memory_limit_bytes ? ` / ${bytes(row.memory_limit_bytes)}` : ""}` },
   { key: "waited_s", name: "waited", maybe: true, show: (row) => seconds(row.waited_s) },

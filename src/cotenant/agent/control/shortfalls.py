@@ -1,0 +1,73 @@
+"""Looks once a second which tenants get less of a GPU than they were promised while they want it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from cotenant.agent.slices.enforcer import SliceEnforcer
+from cotenant.agent.tenants.registry import Registry
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.agent.turns.broker import Broker
+from cotenant.policy.shares.shortfall import Wanted, short_since
+
+LOOK_EVERY_S = 1.0
+
+_Key = tuple[str, str]  # tenant, GPU
+
+
+class Shortfalls:
+    """Since when each tenant is short, by what broker and slices count anyway."""
+
+    def __init__(self, registry: Registry, broker: Broker, slices: SliceEnforcer) -> None:
+        self._registry, self._broker, self._slices = registry, broker, slices
+        self._since: dict[_Key, int] = {}
+        self._counts: dict[_Key, deque[tuple[int, int, int]]] = {}  # (when, held, waited), back to the window's begin
+
+    async def run(self) -> None:
+        """For as long as the agent runs."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self.look(time.monotonic_ns())
+
+    def look(self, now_ns: int) -> None:
+        """Take what was counted until now."""
+        since: dict[_Key, int] = {}
+        counts: dict[_Key, deque[tuple[int, int, int]]] = {}
+        for tenant in self._registry.tenants.values():
+            for gpu in tenant.gpus:
+                key = (tenant.name, gpu.uuid)
+                window = self._sliced(tenant, gpu.uuid) or self._turns(key, counts, now_ns)
+                if window is None:
+                    continue
+                short = short_since(self._since.get(key), now_ns, window, tenant.spec.request)
+                if short is not None:
+                    since[key] = short
+        self._since, self._counts = since, counts
+
+    def short_s(self, tenant: Tenant, uuid: str, now_ns: int) -> float:
+        """For how long it has been short; 0 while it is not."""
+        since = self._since.get((tenant.name, uuid))
+        return 0.0 if since is None else max(0.0, (now_ns - since) / 1e9)
+
+    def _sliced(self, tenant: Tenant, uuid: str) -> Wanted | None:
+        return self._slices.wanted(tenant, uuid) if self._registry.sliced(tenant) else None
+
+    def _turns(self, key: _Key, counts: dict[_Key, deque[tuple[int, int, int]]], now_ns: int) -> Wanted | None:
+        """Of the broker's window; None until one has passed."""
+        account = self._broker.turns.gpus[key[1]].accounts.get(key[0])
+        if account is None:
+            return None
+        waited_ns = account.waited_ns + (now_ns - account.requested_ns if account.waiting else 0)
+        seen = counts[key] = self._counts.get(key) or deque()
+        seen.append((now_ns, account.held_so_far_ns(now_ns), waited_ns))
+        window_ns = account.window.window_ns
+        while len(seen) > 2 and seen[1][0] <= now_ns - window_ns:
+            seen.popleft()
+        (then_ns, held_ns, before_ns), (_, held_now_ns, waited_now_ns) = seen[0], seen[-1]
+        span_ns = now_ns - then_ns
+        if span_ns < window_ns:
+            return None
+        got = (held_now_ns - held_ns) / span_ns
+        return Wanted(got, got + (waited_now_ns - before_ns) / span_ns)

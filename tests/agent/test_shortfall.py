@@ -1,0 +1,120 @@
+"""A promise that is not kept: what counts as short, since when, and where it is shown."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cotenant.agent.config.files import TenantSpec
+from cotenant.agent.control.live import _share
+from cotenant.agent.control.shortfalls import Shortfalls
+from cotenant.agent.mechanisms.base import Enforcement
+from cotenant.agent.tenants.tenant import Tenant
+from cotenant.cli.ps import short_line
+from cotenant.devices.base import Gpu
+from cotenant.policy.shares.account import Account, Crowd, Share, Window
+from cotenant.policy.shares.shortfall import Wanted, part_of, short_since
+
+S = 1_000_000_000
+GPU = Gpu("GPU-1", "H100", 80 << 30, 3)
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "short"),
+    [
+        (0.50, 1.0, False),
+        (0.49, 1.0, False),  # within the margin
+        (0.33, 1.0, True),
+        (0.33, 0.6, False),  # promised 0.3 of the 0.6 that it wanted
+        (0.20, 0.6, True),
+        (0.0, 0.0, False),  # it did not want the GPU
+        (0.0, 0.03, False),
+        (0.0, 1.0, True),
+    ],
+)
+def test_what_is_short_of_a_request_of_half(got: float, wanted: float, short: bool) -> None:
+    assert (short_since(None, 7, Wanted(got, wanted), 0.5) == 7) is short
+
+
+def test_since_when_is_kept_until_it_is_made_good() -> None:
+    bad, good = Wanted(0.3, 1.0), Wanted(0.5, 1.0)
+    since = short_since(None, 10, bad, 0.5)
+    since = short_since(since, 20, bad, 0.5)
+    assert since == 10
+    assert short_since(since, 30, good, 0.5) is None
+    assert short_since(None, 40, bad, 0.5) == 40
+    assert part_of(Wanted(0.9, 1.1), 0.5) == 0.5  # a turn and the wait for the next one may overlap
+    assert short_since(None, 5, Wanted(0.0, 1.0), 0.0) is None  # without a request nothing is promised
+
+
+def world(request: float) -> tuple[Shortfalls, Tenant, Account]:
+    """A tenant under turns with a window of 10 s."""
+    account = Account("a", Share(request), Window(10 * S), Crowd())
+    tenant = Tenant(TenantSpec("a", request=request, mechanism="time"), (GPU,), "token", 0, Enforcement())
+    registry: Any = SimpleNamespace(tenants={"a": tenant}, sliced=lambda _: False)
+    broker: Any = SimpleNamespace(turns=SimpleNamespace(gpus={GPU.uuid: SimpleNamespace(accounts={"a": account})}))
+    return Shortfalls(registry, broker, slices=None), tenant, account  # type: ignore[arg-type]
+
+
+def test_a_tenant_under_turns_is_short_after_a_whole_window_and_not_once_it_gets_its_part() -> None:
+    looks, tenant, account = world(0.5)
+    for second in range(31):  # a third held, the rest waited for
+        account.held_ns, account.waited_ns = second * S // 3, second * S * 2 // 3
+        looks.look(second * S)
+        assert (looks.short_s(tenant, GPU.uuid, second * S) > 0) is (second > 10)
+    assert looks.short_s(tenant, GPU.uuid, 30 * S) == 20.0
+    for second in range(31, 45):  # then two thirds
+        account.held_ns += S * 2 // 3
+        account.waited_ns += S // 3
+        looks.look(second * S)
+    assert looks.short_s(tenant, GPU.uuid, 44 * S) == 0.0
+
+
+def test_a_tenant_that_rests_is_not_short() -> None:
+    looks, tenant, account = world(0.5)
+    for second in range(30):
+        account.held_ns = second * S // 10  # a tenth, without waiting
+        looks.look(second * S)
+    assert looks.short_s(tenant, GPU.uuid, 29 * S) == 0.0
+
+
+def test_a_wait_that_goes_on_counts() -> None:
+    looks, tenant, account = world(0.5)
+    account.waiting, account.requested_ns = True, 0
+    for second in range(16):
+        looks.look(second * S)
+    assert looks.short_s(tenant, GPU.uuid, 15 * S) == 5.0
+
+
+def test_slices_are_asked_where_they_share_the_gpu() -> None:
+    looks, tenant, _ = world(0.5)
+    looks._registry.sliced = lambda _: True  # type: ignore[method-assign]
+    looks._slices = SimpleNamespace(wanted=lambda *_: Wanted(0.2, 1.0))  # type: ignore[assignment]
+    looks.look(S)
+    assert looks.short_s(tenant, GPU.uuid, 4 * S) == 3.0
+
+
+def test_ps_top_and_page_say_it() -> None:
+    share = {"index": 3, "uuid": GPU.uuid, "got": 0.33, "short_s": 75.4}
+    line = short_line({"name": "train", "request": 0.5}, share)
+    assert line == "train: promised 50% of GPU 3 while it wants it, got 33% of late, short for 75.4 s"
+    assert short_line({"name": "train", "request": 0.5}, share | {"short_s": 0.0}) == ""
+
+    from test_tenant_table import answer
+
+    from cotenant.cli.top import screen
+
+    look = answer("train")
+    look["tenants"][0]["gpus"][0] |= {"short_s": 75.4}
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(screen(look, sort="", width=200))
+    assert "▼ 30%" in console.export_text()
+
+    row = {"name": "train", "mechanism": "time", "request": 0.5, "limit": 1.0, "state": "running", "class": "normal"}
+    rest = {"memory_used_bytes": 0, "memory_limit_bytes": None, "holding": False, "waiting": False, "floor": None}
+    shown = _share(row, share | rest | {"waited_s": 1.0, "turns": 1})
+    assert (shown["granted"], shown["got"], shown["short_s"]) == (0.5, 0.33, 75)
