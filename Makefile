@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-slow test-extras test-clusters lint bench wheel setup clean
+.PHONY: demo test test-slow test-extras test-clusters lint docs bench wheel setup clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/cotenant demo --out demo-out
@@ -37,6 +37,16 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A warning (a broken link, a page that the navigation does not have) is an error.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "wrote build/site/index.html"
+
+$(VENV)/.docs: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -s --ignore=bench/gpu bench

@@ -1,0 +1,44 @@
+"""Steps of the site's build: the list of decisions, blank lines before lists, and no file of another site."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+LIST_ITEM = re.compile(r"^(?:[-*]|\d+\.) ")
+CONTINUES = re.compile(r"^(?:[-*] |\d+\. | |#|\||$)")
+LOADED = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*?\s(?:src|href)=["']?(?:https?:)?//[^"'\s>]+""")
+
+
+def decisions(folder: Path) -> str:
+    """A line per decision record: its number and title, linked."""
+    lines = []
+    for path in sorted(folder.glob("0*.md")):
+        title = path.read_text().splitlines()[0].removeprefix("# ").split(": ", 1)[-1]
+        title = re.sub(r"^\d+\. ", "", title)
+        lines.append(f"- [{path.name[:4]}]({path.name}): {title}")
+    return "\n".join(lines)
+
+
+def with_blank_lines(markdown: str) -> str:
+    """Python-Markdown, unlike code hosts, wants a blank line between a paragraph and its list."""
+    lines: list[str] = []
+    for line in markdown.split("\n"):
+        if LIST_ITEM.match(line) and lines and not CONTINUES.match(lines[-1]):
+            lines.append("")
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def on_page_markdown(markdown: str, page, config, **_) -> str:
+    if page.file.src_uri == "decisions/README.md":
+        markdown += "\n" + decisions(Path(config["docs_dir"]) / "decisions") + "\n"
+    return with_blank_lines(markdown)
+
+
+def on_post_page(output: str, page, **_) -> str:
+    """Ends the build when a page would load a script, style, font or picture from another site."""
+    foreign = LOADED.search(output)
+    if foreign:
+        raise ValueError(f"{page.file.src_uri} loads from another site: {foreign.group(0)}")
+    return output
