@@ -16,12 +16,13 @@ from waiting import wait_for
 from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.mechanisms import registry as mechanisms
-from cotenant.agent.mechanisms.base import By, Use
+from cotenant.agent.mechanisms.base import Use
 from cotenant.agent.mechanisms.mps import Mps
 from cotenant.agent.mechanisms.mps_control import Control
 from cotenant.agent.tenants.registry import Registry
 from cotenant.agent.tenants.tenant import Tenant
 from cotenant.core.errors import InputError, WorkError
+from cotenant.core.strength import Strength
 from cotenant.devices.base import Gpu
 
 REAL = Gpu("GPU-11111111-2222-3333-4444-555555555555", "H100", 80 << 30, 0)
@@ -148,9 +149,9 @@ def test_capabilities_are_honest(tmp_path: Path) -> None:
     assert told["whole"].exclusive
     assert told["time"].gated
     assert not told["mps"].gated
-    assert (told["time"].time_by, told["time"].sms_by) == (By.SHIM, By.NOTHING)
-    assert (told["mps"].time_by, told["mps"].sms_by) == (By.NOTHING, By.DRIVER)
-    assert (told["mig"].sms_by, told["mig"].memory_by) == (By.HARDWARE, By.HARDWARE)
+    assert (told["time"].time_by, told["time"].sms_by) == (Strength.SHIM, Strength.NOTHING)
+    assert (told["mps"].time_by, told["mps"].sms_by) == (Strength.NOTHING, Strength.SHIM)
+    assert (told["mig"].sms_by, told["mig"].memory_by) == (Strength.HARDWARE, Strength.HARDWARE)
     assert {name for name, row in told.items() if row.live_resize} == {"whole", "time", "slices", "green"}
     assert "fixed once" in told["mps"].resize
     assert "one server serves one user" in told["mps"].isolation

@@ -297,6 +297,12 @@ def test_with_one_gpu_shown_no_pod_comes_that_would_not_fit(make_node: Callable[
     wait_for(lambda: node.kubelet.allocatable(SHARE) == 60 + 70 + 40)
 
 
+def shown(node: Node) -> set[str]:
+    """GPUs whose free units the kubelet has, of share or memory."""
+    kubelet = node.kubelet
+    return {gpu_of(one) for kind in (SHARE, MEMORY) for one in set(kubelet.healthy(kind)) - kubelet.in_use(kind)}
+
+
 @pytest.mark.parametrize(
     ("there", "left", "comes"),
     [
@@ -312,6 +318,7 @@ def test_a_fragmented_node_makes_pods_wait_and_none_fail(
     node.ready()
     for number, (request, memory) in enumerate(there):
         thing = pod(f"p{number}", annotations=share(request, **({"memory": memory} if memory else {})))
+        wait_for(lambda: len(shown(node)) == 1, what="share and memory, two messages, show the same GPU")
         wait_for(lambda: node.kubelet.fits(patched(thing, mutate(thing))))  # noqa: B023
         node.schedule(thing)
     wait_for(lambda: (node.kubelet.allocatable(SHARE), node.kubelet.allocatable(MEMORY)) == left)

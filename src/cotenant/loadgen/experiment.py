@@ -221,7 +221,7 @@ def run_experiment(
     services = _written(experiment, out)
     problem = build_problem(experiment.deployment)
     arguments = ["--http", "127.0.0.1:0", "--log", str(out / "server.csv"), "--gpus-log", str(out / "gpus.csv")]
-    arguments += ["--grpc", "127.0.0.1:0"] if raw.load.grpc else []
+    arguments += ["--grpc", "127.0.0.1:0" if raw.load.grpc else "none"]
     plan = None
     if not raw.replan:
         say("planning")

@@ -71,7 +71,11 @@ class FolderCgroups:
     def groups(self, top: Path) -> Iterator[Path]:
         """A group and all below it."""
         yield top
-        for child in sorted(child for child in top.iterdir() if child.is_dir()):
+        try:
+            below = sorted(child for child in top.iterdir() if child.is_dir())
+        except FileNotFoundError:  # removed meanwhile
+            return
+        for child in below:
             yield from self.groups(child)
 
     def processes(self, group: Path) -> list[int]:
