@@ -36,7 +36,7 @@ struct floor_state {
     int64_t dry_ns; /* the part of it with no BE work on the GPU, */
     int64_t area_ns2; /* and the work in flight, summed over time */
     int64_t open_at_ns; /* counted until then; 0: LS work was active */
-    int64_t stretch_permille; /* of budget_ns, that may be in flight; 0 as 1000 */
+    int64_t stretch_permille; /* scale of the in-flight budget, in thousandths of budget_ns; 0 means 1000 */
     int64_t owed_ns; /* tidal with a duty cycle: idle time that the work that went still owes */
     bool batch_full; /* orion */
     bool starved; /* the GPU was idle in the last window */

@@ -68,7 +68,7 @@ struct soft_schedule {
 struct soft_device {
     _Atomic uint64_t schedule_lock; /* process that changes the schedule */
     _Atomic uint32_t schedule_live, sliced;
-    _Atomic uint64_t group_owner[SOFT_MAX_GROUPS]; /* as of struct soft_process */
+    _Atomic uint64_t group_owner[SOFT_MAX_GROUPS]; /* same encoding as soft_process.owner; 0: free */
     struct soft_schedule schedules[2];
     _Atomic uint64_t busy_until_ns;
     _Atomic uint64_t last_process; /* index + 1 of the process that reserved last */

@@ -170,7 +170,7 @@ static inline uint64_t *copy_clock(struct cotenant_copy_link *link, const struct
     return queue->rank == COTENANT_COPY_AHEAD ? &link->min_ahead : &link->min_vruntime;
 }
 
-/* A queue that did not wait begins to. */
+/* An idle queue starts to wait: clamp its vruntime to within the wake-up credit of the link's clock. */
 static inline void copy_wake(const struct cotenant_copy_page *page, struct cotenant_copy_link *link, uint32_t number, uint64_t now_ns)
 {
     struct cotenant_copy_queue *queue = &link->queues[number];

@@ -1,9 +1,8 @@
-/* Latency-sensitive tenants: an unmodified program holds the floor of its GPU while it has work there.
+/* Activity flag of an unmodified latency-sensitive program.
  *
- * Every launch takes the gate's slow path and raises the floor before it goes.  It is lowered when the program has waited for
- * its work, or by a thread that looks several times a millisecond, once nothing is left on its streams.  A launch
- * is counted as started before it raises; so when nothing was on its way and nothing raised since, nothing runs.  A thread that
- * waits for a turn holds the floor, too. */
+ * Each launch takes the slow path and sets the flag first.  The flag is cleared after a synchronize, or by a thread that polls
+ * every 150 us, once all streams are drained.  `started` is counted before the flag is set, so started == finished with
+ * `raises` unchanged means that no kernel runs.  A thread waiting for a time slice keeps the flag set. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>

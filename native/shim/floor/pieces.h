@@ -41,7 +41,7 @@ struct floor_ahead {
     CUcontext context;                /* in which `words` is where the device sees who holds the floor */
     CUdeviceptr words;
     CUcontext pinned_in;              /* the page, for as long as that context lives */
-    struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* that work was launched on lately */
+    struct { CUstream handle; int64_t at_ns; } streams[AHEAD_STREAMS]; /* streams with recent launches */
     int64_t crowded_until_ns;         /* there are more streams than that */
     int64_t part_ns;                  /* work between two waits of a stream */
     int64_t since_ns;                 /* predicted, since the last one of the stream at hand */

@@ -46,7 +46,7 @@ struct calls *cot_calls_of(struct thread *t, struct gpu *gpu)
 
 static void add(struct call_counts *sum, const struct calls *calls)
 {
-    /* finished first: a difference of none then means that none was in flight when started was read */
+    /* read finished before started: equal values then mean that nothing was in flight when started was read */
     sum->finished += atomic_load_explicit(&calls->finished, memory_order_acquire);
     sum->started += atomic_load_explicit(&calls->started, memory_order_acquire);
     sum->copies += atomic_load_explicit(&calls->copies, memory_order_relaxed);

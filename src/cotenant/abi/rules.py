@@ -66,7 +66,7 @@ class FloorState(ctypes.Structure):
     dry_ns: int  # the part of it with no BE work on the GPU,
     area_ns2: int  # and the work in flight, summed over time
     open_at_ns: int  # counted until then; 0: LS work was active
-    stretch_permille: int  # of budget_ns, that may be in flight; 0 as 1000
+    stretch_permille: int  # scale of the in-flight budget, in thousandths of budget_ns; 0 means 1000
     owed_ns: int  # tidal with a duty cycle: idle time that the work that went still owes
     batch_full: bool  # orion
     starved: bool  # the GPU was idle in the last window

@@ -17,7 +17,7 @@ _PART = re.compile(r"\.part-(\d+)$")
 
 
 def cannot_write(path: str | Path, error: OSError) -> InputError:
-    """The sentence for an output that cannot be written: its path and the system's reason."""
+    """InputError for an output that cannot be written, with path and system error."""
     return InputError(f"cannot write here: {(error.strerror or str(error)).lower()}", file=path)
 
 

@@ -94,7 +94,8 @@ class WholeProcesses:
                 why = str(error)
                 continue
             if state != "running":
-                raise InputError(f"process {key.pid} of {name} is {state} already, and not by this agent")
+                what = f"process {key.pid} of {name} is already {state}, by another program"
+                raise InputError(f"{what}; resume it there first")
             able.append(key)
         if not able:
             raise InputError(f"{name} has no process that the driver can checkpoint: {why}", field="NAME")

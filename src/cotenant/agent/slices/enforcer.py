@@ -41,7 +41,7 @@ class _Gpu:
     timer: asyncio.TimerHandle | None = None
     seen: dict[int, Usage] = field(default_factory=dict)  # process -> as the meter had it last
     totals: dict[str, Usage] = field(default_factory=dict)  # tenant -> since it came
-    proven: bool = False  # a group has answered as it should
+    proven: bool = False  # a channel group passed its check: later failures only warn, no fallback to `time`
     tiny: set[str] = field(default_factory=set)  # tenants whose copies have the shortest slice, too
 
 

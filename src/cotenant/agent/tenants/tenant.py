@@ -44,7 +44,7 @@ class Tenant:
     declared: bool = False
     owner: Owner | None = None  # the pod or job that keeps it, whatever its processes do
     root: ProcessKey | None = None
-    left_behind: bool = False  # its program has ended, and others of it may live: in its group, or known by its token
+    left_behind: bool = False  # main process ended; others of its process group or with its token may run
     group: int | None = None
     orphans: frozenset[ProcessKey] = frozenset()
     launching: bool = False  # registered by a launcher that has not started the program yet

@@ -34,7 +34,8 @@ Known = Callable[[socket.socket, Lines], Awaitable[bool]]
 
 
 class Door:
-    """Listens for a controller. `port`: a TCP port on 127.0.0.1 as well (0: any free one), None: the socket alone."""
+    """Accepts client connections for the controller on a unix socket and, with `port`, on 127.0.0.1 (0: any free
+    port)."""
 
     def __init__(self, controller: Controller, *, port: int | None = None) -> None:
         self.controller = controller

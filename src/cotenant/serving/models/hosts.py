@@ -49,7 +49,8 @@ class NoHostMemoryError(WorkError):
 
 
 class Host(Protocol):
-    """Starts programs and moves them. WorkError and InputError say why it does not work."""
+    """Starts model processes and moves them between GPU and host memory. Raises WorkError or InputError with the
+    reason."""
 
     gpus: list[GpuRoom]
     moves: bool  # whether what makes way is kept in host memory

@@ -43,8 +43,8 @@ class ModelOptions:
 
 
 class ModelServer:
-    """One door with its programs. `start`, then `stop`, on one event loop. `services`: a server for the services of the
-    same file, without an HTTP door of its own."""
+    """The HTTP server for language models and the processes behind it. Call `start`, then `stop`, on one event loop.
+    `services`: the server for the file's other services; it opens no HTTP port."""
 
     def __init__(self, config: ModelsConfig, options: ModelOptions, services: Any = None) -> None:
         self.config, self.options, self.services = config, options, services

@@ -309,7 +309,7 @@ class Crew:
                 pause_s = BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
                 continue
             if let.index < 0 or self.closing or self._keys[worker] != self._key(let.spec):
-                # the plan went on without it, or the seats have changed meanwhile
+                # a newer plan dropped this gpulet or changed its services while the worker loaded
                 self._keys.pop(worker, None)
                 await worker.stop(1.0)
                 if let.index >= 0 and not self.closing:

@@ -57,7 +57,7 @@ class Loop:
         self.turnstile = turnstile
 
     def serve(self) -> None:
-        """Until the gateway says stop or is gone."""
+        """Run batches until the gateway sends `stop` or closes the socket."""
         while True:
             data = self.channel.recv(MOST_MESSAGE)
             if not data:

@@ -270,7 +270,7 @@ def assemble(run: ProfileRun, rows: Mapping[str, Any], earlier: Mapping[str, Any
 
 
 def most_gpulets(partitions: Mapping[str, float]) -> int:
-    """As many as the smallest partition allows."""
+    """Largest number of gpulets on one GPU: as many as fit of the smallest partition, at most 64."""
     return max(1, min(64, int(1.0 / min(partitions.values()) + 1e-9)))
 
 

@@ -219,10 +219,11 @@ class Chooser:
 
 
 def keeps_gpu(same: NDArray[np.bool_], before: Ints, now: Ints) -> NDArray[np.bool_]:
-    """Which jobs keep the GPUs that they have: those that keep their configuration (`same`), but for some that share.
+    """Jobs that keep their GPUs: those with an unchanged configuration (`same`), except some that share.
 
-    `before`, `now`: the job whose GPU each shares as the second. A second job comes to its host's GPU, so it keeps its
-    own only where it was there before and its host stays. Of two that part, the host keeps the GPU if it stays.
+    `before`, `now`: per guest, the job (host) whose GPU it shares; NONE otherwise. A guest keeps its GPU only if it
+    already shared with this host and the host keeps its own. When a pair separates, the host keeps the GPU if it keeps
+    its configuration; otherwise the guest may.
     """
     keeps = same.copy()
     keeps[(now != NONE) & (now != before)] = False

@@ -185,7 +185,7 @@ def _reference(
         if len(can):
             below = can[options.count[can] <= base.wants]
             return int(below[-1] if len(below) else can[0])
-    raise AssertionError("a base that no configuration has was refused before")
+    raise AssertionError("unreachable: a base without a measured configuration passed the input checks")
 
 
 def _demand(

@@ -43,7 +43,7 @@ class MigJobs:
 
 @dataclass
 class PartitionOutcome:
-    """What a run gave beside its record."""
+    """Counters and timings of a run that are not in its record."""
 
     engine_s: float
     reconfigurations: int

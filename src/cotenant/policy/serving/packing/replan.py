@@ -110,8 +110,8 @@ def disruption(steps: Sequence[Move]) -> int:
 
 
 def replan(packer: Packer, old: ServingPlan, rates_rps: Sequence[float]) -> tuple[ServingPlan, list[Move]]:
-    """The plan for new rates that disturbs least: the old gpulets where they do (only batches change), then the old
-    gpulets with additions, then a new plan with its GPUs renamed."""
+    """The least disruptive plan for new rates, tried in this order: the old gpulets with new batches; the old gpulets
+    plus new ones; a new plan with GPUs renumbered to match the old one."""
     kept = packer.plan(rates_rps, start=old)
     plan = renamed(kept, old, packer.gpus)
     return plan, moves(old, plan)
