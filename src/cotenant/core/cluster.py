@@ -1,4 +1,4 @@
-"""Nodes and clusters: plain data. Parsing of the ways to write a cluster is in cluster_files."""
+"""Nodes and clusters: plain data. Parsing of the ways to write a cluster is in workloads.clusters."""
 
 from __future__ import annotations
 

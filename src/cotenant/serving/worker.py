@@ -1,7 +1,7 @@
 """What a worker is: one process (or actor) with one share of one GPU, running the models of one gpulet.
 
 This module is the boundary between the gateway's live state (pool.py) and whatever runs batches: processes on this
-machine (local_workers.py), or actors elsewhere. Everything that crosses it is plain data and can be pickled.
+machine (workers/local.py), or actors elsewhere. Everything that crosses it is plain data and can be pickled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MISO for the fleet: GPUs partitioned by speeds that are predicted from a measurement under MPS, as jobs come and go.
 
-The decisions are those of the simulator (policy.partition): which GPU admits a job, which slices a GPU's jobs get, and
+The decisions are those of the simulator (policy.mig): which GPU admits a job, which slices a GPU's jobs get, and
 whether a move pays. This planner keeps what was measured, turns decisions into shares, and reads steps off progress
 reports. Slices are MIG instances where MIG is on; elsewhere their parts of the SMs, as MPS percentages (or turns, on
 the software GPU). Jobs move between them by the checkpoint of `cotenant.loop`.

@@ -78,7 +78,7 @@ class LocalWorker:
         self._arena = Arena.create("worker")
         numbers = (theirs.fileno(), self._arena.fd)
         with theirs:
-            # on the loop's own thread, which is what the worker's life hangs on (see worker_main.settle)
+            # on the loop's own thread, which is what the worker's life hangs on (see main.settle)
             # what a model prints must not get into the gateway's answers on standard output
             prints = sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL
             self._process = subprocess.Popen(

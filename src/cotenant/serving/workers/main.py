@@ -1,4 +1,4 @@
-"""The worker process: `python -m cotenant.serving.workers.main SOCKET_FD ARENA_FD`, started by local_workers.py.
+"""The worker process: `python -m cotenant.serving.workers.main SOCKET_FD ARENA_FD`, started by local.py.
 
 Messages are packets on a Unix socket: the spec (pickled) and batches come in, facts about loading and finished batches
 go out. Tensors are in the arena. One thread, one batch at a time; the process ends with its socket.

@@ -1,6 +1,6 @@
 """Executor of partition policies in virtual time: arrivals, profiling, reconfiguration and departures as events.
 
-The policy side (policy.partition) decides who sits where; the enforcer makes it true, charges its cost and logs it.
+The policy side (policy.mig) decides who sits where; the enforcer makes it true, charges its cost and logs it.
 """
 
 from __future__ import annotations
