@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -141,15 +140,3 @@ def plan_jobs(geo: Geometry, jobs: Sequence[PartitionJob], objective: Objective)
             f"no layout of {geo.gpu} holds these {len(jobs)} jobs together with their limits", field="jobs"
         )
     return plan
-
-
-def decision_us(geo: Geometry, jobs: Sequence[PartitionJob], objective: Objective, repeats: int = 9) -> float:
-    """Median wall time of one decision in microseconds, after compilation; reading the jobs is not part of it."""
-    rows = np.array([speed_row(geo, job) for job in jobs])
-    best_partition(geo, rows, objective)
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        best_partition(geo, rows, objective)
-        times.append(time.perf_counter() - begin)
-    return float(np.median(times)) * 1e6
