@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import TextIO
 
 from cotenant.core.errors import InputError
 
@@ -28,11 +28,11 @@ def _is_stream(path: str | Path) -> bool:
 
 
 @contextmanager
-def atomic_file(path: str | Path) -> Iterator[IO[str]]:
+def atomic_file(path: str | Path) -> Iterator[TextIO]:
     """A text file (UTF-8) that appears at `path` when the block ends without an error; until then the old one stays.
 
-    A link stays one: the file behind it is replaced. What is no file (a pipe, /dev/stdout) is written as it goes.
-    Raises InputError where the file cannot be made.
+    A link stays one: the file behind it is replaced. What is no file (a pipe, /dev/stdout) is written as it goes. Bytes
+    go to its `buffer`. Raises InputError where the file cannot be made.
     """
     if Path(path).is_dir():
         raise InputError("is a folder; name a file", file=path)

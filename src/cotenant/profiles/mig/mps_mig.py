@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from cotenant.core.errors import InputError
+from cotenant.core.files import atomic_file
 from cotenant.core.mig import Geometry
 
 SHIPPED = "mps-mig-a100-40gb.npz"
@@ -220,12 +221,5 @@ def read_measurements(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 def write_predictions(path: str | Path, latencies: np.ndarray, speeds: np.ndarray) -> None:
     """An npz file with P (n, 3, 7) and S (n, 7, kinds), whole or not at all."""
-    target = Path(path)
-    temporary = target.with_name(target.name + ".part")
-    try:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, P=latencies, S=speeds)
-        temporary.replace(target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write it: {error.strerror or error}", file=path) from None
+    with atomic_file(path) as file:
+        np.savez_compressed(file.buffer, P=latencies, S=speeds)
