@@ -153,6 +153,32 @@ def test_a_port_that_is_taken_is_1(tmp_path: Path, call: Any) -> None:
     assert err == f"cotenant: cannot listen on 127.0.0.1:{port}: address already in use\n"
 
 
+def test_a_port_whose_other_server_was_first_to_listen_is_1(
+    tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers may both bind a port before either listens."""
+    import socket
+
+    from cotenant.serving import server
+
+    services, held = write(tmp_path)
+    take = server.doors.take
+
+    def take_and_be_overtaken(addresses: Any) -> Any:
+        taken = take(addresses)
+        other.listen()
+        return taken
+
+    monkeypatch.setattr(server.doors, "take", take_and_be_overtaken)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        code, _, err = call("serve", services, "--plan", held, "--http", f"127.0.0.1:{port}", "--grpc", "none")
+    assert code == 1
+    assert err.splitlines()[-1] == f"cotenant: cannot listen on 127.0.0.1:{port}: address already in use"
+
+
 @pytest.mark.parametrize("planned", [True, False])
 def test_a_port_that_is_taken_is_said_before_anything_is_loaded_or_measured(
     tmp_path: Path, call: Any, planned: bool

@@ -164,8 +164,9 @@ class Server:
             protocol, tls = (self.front.protocol, self.tls) if name == "http" else (self._grpc_front(), self.tls_grpc)
             for door in sockets:
                 try:
+                    door.listen(BACKLOG)  # uvloop drops the error of a second server that was bound meanwhile
                     listener = await loop.create_server(protocol, sock=door, ssl=tls, backlog=BACKLOG)
-                except OSError as error:  # somebody else bound it at the same moment, and was first to listen
+                except OSError as error:
                     why = (error.strerror or str(error)).lower()
                     raise WorkError(f"cannot listen on {host}:{port}: {why}") from None
                 self._listeners.append(listener)

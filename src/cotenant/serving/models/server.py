@@ -128,6 +128,7 @@ class ModelServer:
             self._tell(f"{host}:{port} is reached from other machines, and anybody may ask there (listen.tokens)")
         for door in sockets:
             try:
+                door.listen(BACKLOG)  # uvloop drops the error of a second server that was bound meanwhile
                 listener = await loop.create_server(self.front.protocol, sock=door, ssl=self.tls, backlog=BACKLOG)
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
