@@ -150,6 +150,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bad queues": ((*SIMULATE, "--ordering", "las-queues", "--queues", "1h,soon"), ("queues", "soon")),
     "queues that fall": ((*SIMULATE, "--ordering", "las-queues", "--queues", "10h,1h"), ("queues",)),
     "no queues": ((*SIMULATE, "--ordering", "las-queues", "--queues", ""), ("queues",)),
+    "no such verb": (("simulat", *TRACE[1:]), ("did you mean simulate",)),
     "no such sample": ((*SIMULATE, "--ordering", "gittins", "--gittins-sample", "gone.csv"), ("gone.csv",)),
     "no time to solve": ((*SIMULATE, "--allotment", "optimal", "--solver-limit", "0s"), ("solver-limit",)),
     "no such profiles": ((*SIMULATE, "--profiles", "gone.json"), ("gone.json",)),

@@ -118,6 +118,13 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args else ""
         if name not in VERBS:
+            import difflib
+
+            from cotenant.core.errors import InputError
+
+            close = difflib.get_close_matches(name, VERBS, 1)
+            if close:
+                raise InputError(f"no such command '{name}'; did you mean {close[0]}?")
             return super().resolve_command(ctx, args)
         module = importlib.import_module(_module(name, args[1:]))
         return name, typer.main.get_command(module.app), args[1:]
