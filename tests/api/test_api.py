@@ -69,6 +69,9 @@ def test_predicted_speeds_are_relative_to_the_whole_gpu() -> None:
         (lambda: cotenant.simulate(cotenant.draw_trace(5), orderin="las"), "orderin: is not an option"),
         (lambda: cotenant.draw_trace(5, lik="philly"), "lik: is not an option"),
         (lambda: cotenant.compare(), "at least one run"),
+        (lambda: cotenant.compare("fifo"), "'fifo' is no run"),  # type: ignore[arg-type]
+        (lambda: cotenant.compare(cotenant.simulate(cotenant.draw_trace(5)), baseline="zzz"), "no run of policy 'zzz'"),
+        (lambda: cotenant.plan([{"name": "a"}]), "the path of a services.yaml"),  # type: ignore[arg-type]
         (lambda: cotenant.plan("nowhere.yaml"), "nowhere.yaml"),
         (lambda: cotenant.plan("nowhere.yaml", headroom=0.5), "between 1 and 100"),
         (lambda: cotenant.predict([[1.0, 2.0]]), "(n, 3, 7)"),

@@ -17,7 +17,7 @@ from cotenant.core.record.reader import read_record as read
 from cotenant.core.record.record import Record
 from cotenant.core.work import Trace
 from cotenant.profiles.training.tables import load_profiles
-from cotenant.report.page import build_page, write_page
+from cotenant.report.page import build_page, pick_baseline, write_page
 from cotenant.report.runs import Run, arrange, run_of
 from cotenant.report.table import cell_texts, known_columns
 from cotenant.sim.jobs.options import training_config
@@ -154,7 +154,7 @@ def simulate(
     `trace`: FORMAT:PATH as on the command line (docs/traces.md), or what `draw_trace` gives. `select`: what to take of
     a trace that is read. `out`: a folder for the record; None keeps it in memory. `policy`: options of `cotenant
     simulate` by their names: `ordering="las"`, `allotment="tune"`, `lease="300s"`, `restart_cost="30s"`.
-    InputError names what is wrong.
+    InputError names what is wrong. `cluster`: nodes x GPUs or any form of `--cluster`; 16 nodes of 8 without one.
     """
     config = training_config(policy)
     profiles = load_profiles(config.profiles)
@@ -177,8 +177,13 @@ def compare(*runs: SimulatedRun, baseline: str | None = None, title: str = "Runs
     """Put runs side by side. `baseline`: the label that jobs are compared with one by one in the report."""
     if not runs:
         raise InputError("give at least one run", field="runs")
+    for run in runs:
+        if not isinstance(run, SimulatedRun):
+            raise InputError(f"{run!r} is no run: give what simulate or read_record returned", field="runs")
     families = {model.name: model.family for model in load_profiles().models.values()}
-    return Comparison(arrange([run_of(run.record, families) for run in runs]), baseline, title)
+    arranged = arrange([run_of(run.record, families) for run in runs])
+    pick_baseline(arranged, baseline)
+    return Comparison(arranged, baseline, title)
 
 
 def _cluster(given: str | Cluster) -> Cluster:

@@ -58,6 +58,8 @@ def plan(
     plan for this factor on the rates, 1 to 100. `attainment`: what simulated requests must reach, above 0 to 1; None:
     not simulated. InputError names what is wrong.
     """
+    if not isinstance(services, str | Path):
+        raise InputError("give the path of a services.yaml", field="services")
     if headroom is not None and not 1 <= headroom <= 100:
         raise InputError(f"a headroom of {headroom:g} is not between 1 and 100", field="headroom")
     if attainment is not None and not 0 < attainment <= 1:

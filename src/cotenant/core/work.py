@@ -66,7 +66,7 @@ class Jobs:
         return Jobs(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
-@dataclass
+@dataclass(repr=False)
 class Trace:
     """Jobs and how they came about: kept and left-out counts, remarks for the user, the seed of any drawn part."""
 
@@ -75,7 +75,10 @@ class Trace:
     left_out: dict[str, int] = field(default_factory=dict)  #: reason -> rows
     remarks: list[str] = field(default_factory=list)  #: sentences, such as "1,203 rows were out of order and sorted"
     seed: int | None = None
-    line_of: Callable[[str], int | None] = field(default=lambda job: None, repr=False)  #: line of the file, by job id
+    line_of: Callable[[str], int | None] = field(default=lambda job: None)  #: line of the file, by job id
+
+    def __repr__(self) -> str:
+        return f"<trace of {len(self.jobs):,} jobs from {self.source or 'no file'}>"
 
     def wrong(self, job: str, field: str, message: str) -> InputError:
         """What to raise about one of the jobs: names file, line and field."""
