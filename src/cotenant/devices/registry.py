@@ -43,7 +43,7 @@ def discover(wanted: Sequence[str]) -> tuple[Gpu, ...]:
         match = [g for g in real if text in (g.uuid, str(g.index))]
         if not match:
             known = ", ".join(g.uuid for g in real) or "none on this machine"
-            raise InputError(f"no GPU {text!r} here; known: {known}", field="--gpus")
+            raise InputError(f"no GPU {text!r} here; known: {known}; or all, or soft", field="--gpus")
         if match[0] in chosen:
             raise InputError(f"the GPU {text!r} is named twice", field="--gpus")
         chosen.append(match[0])
