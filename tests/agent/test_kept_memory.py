@@ -110,8 +110,6 @@ def test_what_is_kept_for_a_service_does_not_look_free() -> None:
         assert ask(be, "64") == 4096 - 256 - 1024
         assert ask(be, "free") == 0
         ls.communicate(timeout=60)
-        with ControlClient(bench.folder) as client:
-            client.call("stop", name="ls")
         wait_for(lambda: ask(be, "free") == 1024)
         be.communicate(timeout=60)
 
