@@ -15,6 +15,7 @@ from command import cotenant
 from timed_llm import NO_TIME, Instant, running
 
 from cotenant.core.metrics.tokens import Target as Promise
+from cotenant.core.metrics.tokens import TokenTimes
 from cotenant.loadgen.openai import OpenAiResult, OpenAiTest, ask_models, run_openai
 from cotenant.loadgen.target import parse_target
 from cotenant.profiles.llm import LlmProfile
@@ -107,6 +108,70 @@ def test_what_is_no_answer_fails_with_its_reason() -> None:
     row = found.summary()["models"]["chat"]
     assert (row["answered"], row["refused"], row["failed"]) == (1, 1, 5)
     assert row["attainment"] == pytest.approx(1 / 7)
+
+
+def test_clients_send_one_request_after_the_other() -> None:
+    trace = make_trace("test", np.zeros(2), [0, 0], [12, 7], [3, 5], ("chat",))
+    with running(PROFILE, Instant()) as port:
+        target = parse_target(f"http://127.0.0.1:{port}")
+        found = run_openai(OpenAiTest(target, trace, (Promise("chat"),), check=True, clients=3, duration_s=0.3))
+    sent, count = found.times.due_s, len(found.outcome)
+    assert (found.wrong, found.reasons, count >= 3) == (0, {}, True)
+    assert (sent[:3] == 0).all()  # three at once, and each of the others when one is over
+    assert sorted(found.times.output[:2].tolist()) == [3, 5]
+    assert abs(int((found.times.output == 3).sum()) - count / 2) <= 0.5  # the trace's lengths in turn
+    ends = np.sort(found.times.last_s)
+    assert (sent[3:] >= ends[: count - 3] - 1e-6).all()
+    assert found.test.trace.summary()["requests"] == count
+
+
+def fake(load_of: Callable[[OpenAiTest], float], most: float) -> Callable[..., OpenAiResult]:
+    """In place of run_openai: first tokens come after 10 ms up to a load of `most`, after 10 s above it."""
+
+    def run(test: OpenAiTest, *more: object) -> OpenAiResult:
+        count = len(test.trace)
+        late = 10.0 if load_of(test) > most else 0.01
+        due, ok = test.trace.times_s, np.ones(count, np.uint8)
+        times = TokenTimes(test.trace.model, due, due + late, due + late + 1, test.trace.prompt, test.trace.output)
+        return OpenAiResult(test, times, ok, due, {}, test.duration_s, 0)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("asked", "load_of", "most", "key"),
+    [
+        (("--arrivals", "closed:8"), lambda test: test.clients, 11, "in_flight"),
+        (("--rate", "50", "--arrivals", "constant"), lambda test: len(test.trace) / test.duration_s, 90, "rate_rps"),
+    ],
+)
+def test_the_largest_load_is_found(
+    asked: tuple[str, ...],
+    load_of: Callable[[OpenAiTest], float],
+    most: float,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cotenant.loadgen.openai.run_openai", fake(load_of, most))
+    command = ("load", "--openai", "http://127.0.0.1:1", "--model", "chat", *asked, "--duration", "20s")
+    done = cotenant(*command, "--find-max", "--probe", "10s", "--ttft", "500", "--json")
+    assert done.code == 0, done.err
+    content = json.loads(done.out)
+    assert most / 1.051 <= content[key] <= most
+    assert (content["confirmed"], content["open_ended"], content["run"]["total"]["attainment"]) == (True, False, 1.0)
+    assert "missed" in done.err
+    assert "no promise to keep" in cotenant(*command, "--find-max").err
+
+
+def test_what_no_load_keeps() -> None:
+    with running(PROFILE, Instant()) as port:
+        url = f"http://127.0.0.1:{port}"
+        search = ("load", "--openai", url, "--find-max", "--ttft", "1e-6", "--probe", "100ms", "--output", "2")
+        done = cotenant(*search, "--arrivals", "closed:2")
+        assert (done.code, "no load down to x0.5" in done.err) == (1, True)
+        assert "1 in flight" in done.err
+        rate = cotenant(*search, "--arrivals", "closed:2", "--rate", "1")
+    assert "rate: a closed loop has no rate; leave --rate out" in rate.err
 
 
 def test_the_command_writes_what_it_found(tmp_path: Path) -> None:

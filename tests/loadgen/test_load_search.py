@@ -33,6 +33,26 @@ def test_it_finds_the_limit_from_either_side(limit: float) -> None:
     assert len(found.probes) <= 20
 
 
+@pytest.mark.parametrize("limit", [1, 2, 5, 8, 13, 200])
+def test_clients_are_tried_in_whole_numbers(limit: int) -> None:
+    found = find_max(lambda f, n: result(1.0 if round(8 * f) <= limit else 0.5), tolerance=0.001, step=1 / 8)
+    assert [8 * p.factor for p in found.probes] == pytest.approx([round(8 * p.factor) for p in found.probes])
+    assert len({p.factor for p in found.probes}) == len(found.probes)
+    assert round(8 * found.factor) == limit
+    assert not found.open_ended
+
+
+def test_fewer_clients_are_confirmed_one_by_one() -> None:
+    found = find_max(
+        lambda f, n: result(1.0 if f <= 1 else 0.5),
+        confirm=lambda f, n: result(1.0 if 8 * f < 6.5 else 0.9),
+        step=1 / 8,
+    )
+    assert (round(8 * found.factor), found.confirmed) == (6, True)
+    nothing = find_max(lambda f, n: result(1.0 if f <= 1 else 0.5), confirm=lambda f, n: result(0.5), step=1.0)
+    assert nothing.factor == 0.0
+
+
 def test_a_factor_that_fails_the_second_time_is_not_reported() -> None:
     """A lucky probe: 1.5 holds once, the longer run shows that only 1.2 does."""
     found = find_max(

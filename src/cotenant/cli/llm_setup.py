@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 REQUESTS = "Requests"
 DEFAULT_GPU_BYTES = 80 << 30
+DEFAULT_S = 60.0  # length of requests that are drawn
 
 
 def _requests(*names: str, **more: object) -> object:
@@ -42,9 +43,9 @@ Profiles = Annotated[
 
 def build_trace(
     models: Sequence[str], trace: str | None, rate: list[str] | None, prompt: str, output: str, arrivals: str,
-    duration: str | None, start: str, speed: float, keep: str, seed: int,
+    duration: str | None, start: str, speed: float, keep: str, seed: int, factor: float = 1.0,
 ) -> TokenTrace:  # fmt: skip
-    """The requests that the options mean, for these models."""
+    """The requests that the options mean, for these models, at `factor` times their rates."""
     from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.workloads.tokens.drawn import draw_trace
     from cotenant.workloads.tokens.registry import read_tokens
@@ -54,12 +55,13 @@ def build_trace(
     if trace is None:
         if not rate:
             raise InputError("give --trace FORMAT:PATH or --rate", field="trace")
-        return draw_trace(models, rates_of(models, rate), prompt, output, length_s or 60.0, arrivals, seed)
+        rates = [r * factor for r in rates_of(models, rate)]
+        return draw_trace(models, rates, prompt, output, length_s or DEFAULT_S, arrivals, seed)
     if rate:
         raise InputError("a trace has its own rate; change it with --speed or --keep", field="rate")
     options = TokenOptions(parse_seconds(start, field="start"), length_s or math.inf, seed)
     found = read_tokens(trace, options).thinned(parse_fraction(keep, field="keep"), seed)
-    return found.faster(speed).onto(models, seed)
+    return found.faster(speed * factor).onto(models, seed)
 
 
 def rates_of(models: Sequence[str], given: Sequence[str]) -> list[float]:

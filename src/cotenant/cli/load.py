@@ -141,7 +141,7 @@ def _report(result: LoadResult, csv: str | None, html: str | None, as_json: bool
         print(f"note: {warning}", file=sys.stderr)
 
 
-def _search(test: LoadTest, target: float, tolerance: float, probe_s: float, quiet: bool) -> Found:
+def _search(test: LoadTest, target: float, tolerance: float, probe_s: float, quiet: bool) -> Found[LoadResult]:
     import sys
 
     from cotenant.core.errors import InputError
@@ -158,14 +158,14 @@ def _search(test: LoadTest, target: float, tolerance: float, probe_s: float, qui
     def confirm(factor: float, number: int) -> LoadResult:
         return _run(test.scaled(factor, None, test.seed + number), f"once more at x{factor:.3g}", quiet)
 
-    def note(done: Probe) -> None:
+    def note(done: Probe[LoadResult]) -> None:
         word = "held" if done.held else "missed"
         print(f"x{done.factor:<6.3g} {done.rps:8.0f} rps  {word} ({done.attainment:.2%} in time)", file=sys.stderr)
 
     return find_max(run, target, tolerance, confirm, note)
 
 
-def _report_search(found: Found, test: LoadTest, csv: str | None, html: str | None, as_json: bool) -> None:
+def _report_search(found: Found[LoadResult], test: LoadTest, csv: str | None, html: str | None, as_json: bool) -> None:
     from cotenant.core.errors import WorkError
 
     best = found.final or next((p.result for p in reversed(found.probes) if p.factor == found.factor), None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cotenant.cli.llm_setup import (
+    DEFAULT_S,
     ArrivalsSpec,
     Duration,
     Keep,
@@ -19,13 +21,16 @@ from cotenant.cli.llm_setup import (
     Start,
     TraceSpec,
     build_trace,
+    rates_of,
 )
 
 if TYPE_CHECKING:
     from cotenant.loadgen.loop import Loop
-    from cotenant.loadgen.openai import OpenAiResult
+    from cotenant.loadgen.openai import OpenAiResult, OpenAiTest
+    from cotenant.loadgen.search import Found, Probe
 
 app = typer.Typer(add_completion=False)
+SEARCH = "Search"
 
 
 @app.command()
@@ -44,6 +49,15 @@ def load(
     speed: Speed = 1.0,
     keep: Keep = "100%",
     seed: Seed = 0,
+    find_max: Annotated[
+        bool,
+        typer.Option("--find-max", help="Find the largest load that keeps the promises.", rich_help_panel=SEARCH),
+    ] = False,
+    attain: Annotated[
+        str, typer.Option("--target", help="Requests of every model to keep them for.", rich_help_panel=SEARCH)
+    ] = "99%",
+    probe: Annotated[str, typer.Option(help="Length of one probe.", rich_help_panel=SEARCH)] = "30s",
+    tolerance: Annotated[str, typer.Option(help="Largest gap between held and failed.", rich_help_panel=SEARCH)] = "5%",
     endpoint: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
     extra: Annotated[str, typer.Option(help="JSON of fields that every request has.")] = '{"ignore_eos": true}',
     check: Annotated[bool, typer.Option("--check", help="Answers must be those of timed engines.")] = False,
@@ -57,15 +71,17 @@ def load(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Drive language models behind OpenAI's API with streams, open loop: requests leave when they are due, whatever the
-    answers do, and TTFT counts from then."""
+    answers do, and TTFT counts from then. With --arrivals closed:N each model has N requests in flight."""
     import json
+    from dataclasses import replace
 
     from cotenant.cli.token_file import shown_token
     from cotenant.core.errors import InputError
     from cotenant.core.files import check_writable
-    from cotenant.core.units import parse_seconds
+    from cotenant.core.units import parse_fraction, parse_seconds
     from cotenant.loadgen.openai import PATHS, OpenAiTest, ask_models, promises, run_openai
     from cotenant.loadgen.target import parse_target
+    from cotenant.workloads.tokens.drawn import draw_pool
 
     for path in (csv, html):
         if path is not None:
@@ -77,13 +93,99 @@ def load(
     if target.is_grpc:
         raise InputError("OpenAI's API is HTTP; write http://HOST:PORT", field="openai")
     names = model or ask_models(target)
-    requests = build_trace(names, trace, rate, prompt, output, arrivals, duration, start, speed, keep, seed)
+    clients = _clients(arrivals, rate)
+    length_s = DEFAULT_S if duration is None else parse_seconds(duration, field="duration")
+
+    def made(factor: float, number: int, probe_s: float | None) -> OpenAiTest:
+        """The load times a factor, drawn anew by number; for a probe of its own length."""
+        if clients and trace is None:
+            requests = draw_pool(names, prompt, output, seed + number)
+        else:
+            cut = duration if probe_s is None else f"{probe_s * (speed * factor if trace else 1.0)}s"
+            requests = build_trace(
+                names, trace, rate, prompt, output, "poisson" if clients else arrivals, cut, start, speed, keep,
+                seed + number, factor,
+            )  # fmt: skip
+        return replace(
+            test, trace=requests, seed=seed + number, clients=round(clients * factor), duration_s=probe_s or length_s
+        )
+
     test = OpenAiTest(
-        target, requests, promises(names, _targets(ttft, "ttft", names), _targets(tpot, "tpot", names)), endpoint,
-        fields, check, parse_seconds(timeout, field="timeout"), connections, seed,
+        target, draw_pool(names, "1", "1"),
+        promises(names, _targets(ttft, "ttft", names), _targets(tpot, "tpot", names)), endpoint, fields, check,
+        parse_seconds(timeout, field="timeout"), connections,
     )  # fmt: skip
-    result = run_openai(test, None if as_json else _lines(requests.span_s))
+    if find_max:
+        if not (ttft or tpot):
+            raise InputError("there is no promise to keep; give --ttft or --tpot", field="find-max")
+        options = parse_fraction(attain, "target"), parse_fraction(tolerance, "tolerance")
+        found = _search(made, clients, *options, parse_seconds(probe, field="probe"))
+        given = made(1.0, 0, None)
+        asked_rps = sum(rates_of(names, rate or [])) or len(given.trace) / max(given.trace.span_s, 1e-3)
+        _report_search(found, clients, asked_rps, csv, html, as_json)
+        return
+    test = made(1.0, 0, None)
+    result = run_openai(test, None if as_json else _lines(test.duration_s if clients else test.trace.span_s))
     _report(result, csv, html, json.dumps(result.summary()) if as_json else None)
+
+
+def _clients(arrivals: str, rate: list[str] | None) -> int:
+    """Requests in flight per model; 0: an open loop."""
+    from cotenant.core.errors import InputError
+    from cotenant.workloads.requests.arrivals import parse_arrivals
+
+    process = parse_arrivals(arrivals)
+    if process.kind == "closed" and rate:
+        raise InputError("a closed loop has no rate; leave --rate out", field="rate")
+    return process.clients if process.kind == "closed" else 0
+
+
+def _search(
+    made: Callable[[float, int, float | None], OpenAiTest], clients: int, target: float, tolerance: float,
+    probe_s: float,
+) -> Found[OpenAiResult]:  # fmt: skip
+    """The largest factor on the load that keeps the promises; of clients, whole numbers."""
+    import sys
+
+    from cotenant.loadgen.openai import run_openai
+    from cotenant.loadgen.search import find_max
+
+    def note(done: Probe[OpenAiResult]) -> None:
+        word = "held" if done.held else "missed"
+        load = f"{round(clients * done.factor):,} in flight" if clients else f"x{done.factor:<6.3g}"
+        print(f"{load} {done.rps:8.2f}/s answered  {word} ({done.attainment:.2%} in time)", file=sys.stderr, flush=True)
+
+    return find_max(
+        lambda factor, number: run_openai(made(factor, number, probe_s)), target, tolerance,
+        lambda factor, number: run_openai(made(factor, number, None)), note, 1.0 / clients if clients else 0.0,
+    )  # fmt: skip
+
+
+def _report_search(
+    found: Found[OpenAiResult], clients: int, asked_rps: float, csv: str | None, html: str | None, as_json: bool
+) -> None:
+    import json
+
+    from cotenant.core.errors import WorkError
+
+    best = found.final
+    if best is None:
+        raise WorkError(f"no load down to x{found.probes[-1].factor:.3g} of the given one kept the promises")
+    in_flight = round(clients * found.factor) if clients else None
+    rate_rps = None if clients else asked_rps * found.factor
+    content = {
+        "factor": found.factor, "open_ended": found.open_ended, "confirmed": found.confirmed,
+        "in_flight": in_flight, "rate_rps": rate_rps,
+        "probes": [
+            {"factor": p.factor, "held": p.held, "attainment": p.attainment, "rps": p.rps} for p in found.probes
+        ],
+        "run": best.summary(),
+    }  # fmt: skip
+    if not as_json:
+        load = f"{in_flight:,} requests of each model in flight" if clients else f"{rate_rps:.3g} requests/s"
+        more = "; nothing failed, so more may be possible" if found.open_ended else ""
+        print(f"largest load that kept the promises: {load} (x{found.factor:.3g} of the given one){more}")
+    _report(best, csv, html, json.dumps(content) if as_json else None)
 
 
 def _fields(text: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httptools
@@ -30,7 +30,8 @@ MOST_MADE = 256 << 20
 @dataclass(frozen=True)
 class OpenAiTest:
     """What is sent. `trace.models`: names that the server knows; `extra`: fields of every request; `check`: answers
-    must be those of a timed engine of the model that was asked."""
+    must be those of a timed engine of the model that was asked. `clients`: so many requests of each model are in flight
+    for `duration_s` seconds, whatever the trace's times; its lengths are used in turn."""
 
     target: Target
     trace: TokenTrace
@@ -41,11 +42,13 @@ class OpenAiTest:
     timeout_s: float = 600.0
     connections: int = 1024
     seed: int = 0
+    clients: int = 0
+    duration_s: float = 60.0
 
 
 @dataclass(frozen=True)
 class OpenAiResult:
-    """What came of a test. `outcome`: codes of the loop; `gaps_ms`: times between tokens of all answers."""
+    """What came of a test. `test.trace`: the requests that were sent; `outcome`: codes of the loop."""
 
     test: OpenAiTest
     times: TokenTimes
@@ -54,6 +57,17 @@ class OpenAiResult:
     reasons: Mapping[str, int]
     duration_s: float
     wrong: int
+
+    @property
+    def attainment(self) -> float:
+        """The least attainment of a model that was asked, 0..1."""
+        kept = self.times.kept(self.test.promises)
+        return min(float(kept[self.times.model == m].mean()) for m in np.unique(self.times.model))
+
+    @property
+    def answered_rps(self) -> float:
+        """Whole answers per second."""
+        return float(np.isfinite(self.times.last_s).sum() / self.duration_s)
 
     def summary(self) -> dict[str, Any]:
         """Figures per model as the simulator has them, and how late requests left."""
@@ -86,23 +100,23 @@ class Requests:
             "Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
         ).encode()
 
-    def prompt(self, index: int) -> str:
-        """Words, as many as the trace has prompt tokens; no two requests begin alike."""
-        return prompt_text(int(self._test.trace.prompt[index]), f"{self._test.seed}/{index}")
+    def prompt(self, index: int, row: int) -> str:
+        """Words, as many as this row of the trace has prompt tokens; no two requests begin alike."""
+        return prompt_text(int(self._test.trace.prompt[row]), f"{self._test.seed}/{index}")
 
-    def request(self, index: int) -> bytes:
-        """Head and body of a request."""
-        test, text = self._test, self.prompt(index)
+    def request(self, index: int, row: int) -> bytes:
+        """Head and body of a request with the lengths of a row of the trace."""
+        test, text = self._test, self.prompt(index, row)
         asked = {"messages": [{"role": "user", "content": text}]} if test.endpoint == "chat" else {"prompt": text}
         body = orjson.dumps({
-            "model": self._model, **asked, "max_tokens": int(test.trace.output[index]), "stream": True,
+            "model": self._model, **asked, "max_tokens": int(test.trace.output[row]), "stream": True,
             "stream_options": {"include_usage": True}, **test.extra,
         })  # fmt: skip
         return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
 
-    def fault(self, index: int, text: str) -> str | None:
+    def fault(self, index: int, row: int, text: str) -> str | None:
         """See fault_of."""
-        return fault_of(self._model, self.prompt(index), text)
+        return fault_of(self._model, self.prompt(index, row), text)
 
 
 class _Answer:
@@ -180,29 +194,44 @@ class OpenAiTransport(HttpTransport):
         """`stamps`: keep the time of every token."""
         self.requests = [Requests(test, m) for m in range(len(test.trace.models))]
         super().__init__(test.target, self.requests, test.connections)  # type: ignore[arg-type]
-        count = len(test.trace)
+        count = 0 if test.clients else len(test.trace)
         self.check = test.check
+        self.rows = array("q", range(count))  # of the trace, by request
         self.first, self.last = array("d", [np.nan]) * count, array("d", [np.nan]) * count
         self.tokens, self.prompt = array("q", [0]) * count, array("q", [0]) * count
         self.texts: dict[int, list[str]] = {}
         self.stamps: dict[int, list[float]] | None = {} if stamps else None
         self._made: dict[int, bytes] = {}
         self._trace = test.trace
+        self._pools = [np.flatnonzero(test.trace.model == m).tolist() for m in range(len(test.trace.models))]
+        self._used = [0] * len(self._pools)
 
     def open(self, loop: Loop) -> None:
         """See Transport. Requests are made beforehand, as many as memory should hold."""
         size = 0
-        for index, svc in enumerate(self._trace.model.tolist()):
-            self._made[index] = self.requests[svc].request(index)
+        for index, svc in enumerate(self._trace.model[: len(self.rows)].tolist()):
+            self._made[index] = self.requests[svc].request(index, index)
             size += len(self._made[index])
             if size > MOST_MADE:
                 break
         super().open(loop)
 
+    def send(self, index: int, svc: int) -> None:
+        """See Transport. A request of a closed loop is a new one."""
+        if index == len(self.rows):
+            pool = self._pools[svc]
+            self.rows.append(pool[self._used[svc] % len(pool)])
+            self._used[svc] += 1
+            for times in (self.first, self.last):
+                times.append(np.nan)
+            for counts in (self.tokens, self.prompt):
+                counts.append(0)
+        super().send(index, svc)
+
     def data(self, index: int, svc: int) -> bytes:
         """See HttpTransport."""
         made = self._made.pop(index, None)
-        return self.requests[svc].request(index) if made is None else made
+        return self.requests[svc].request(index, self.rows[index]) if made is None else made
 
     def _new(self) -> Connection:
         made = StreamConnection(self)
@@ -267,7 +296,7 @@ class OpenAiTransport(HttpTransport):
         if status == 200 and answer.done and self.tokens[index] and not answer.error:
             self.tokens[index] = int(answer.usage.get("completion_tokens") or self.tokens[index])
             self.prompt[index] = int(answer.usage.get("prompt_tokens") or 0)
-            fault = self.requests[svc].fault(index, "".join(self.texts.pop(index))) if self.check else None
+            fault = self._fault_of(index, svc) if self.check else None
             if fault is None:
                 self.loop.finish(index, OK)
                 return
@@ -278,6 +307,9 @@ class OpenAiTransport(HttpTransport):
         else:
             reason = f"the stream broke off: {_sentence(answer.error)}" if answer.error else "the stream broke off"
         self.loop.finish(index, {429: FULL, 503: DROPPED}.get(status, FAILED), reason=reason)
+
+    def _fault_of(self, index: int, svc: int) -> str | None:
+        return self.requests[svc].fault(index, self.rows[index], "".join(self.texts.pop(index)))
 
     def broken(self, connection: Connection, error: Exception | None) -> None:
         """See HttpTransport."""
@@ -308,23 +340,32 @@ def ask_models(target: Target) -> list[str]:
 def run_openai(
     test: OpenAiTest, tell: Callable[[Loop], None] | None = None, transport: OpenAiTransport | None = None
 ) -> OpenAiResult:
-    """Send everything from this process and thread; requests leave when they are due, whatever the answers do."""
+    """Send everything from this process and thread; requests leave when they are due, whatever the answers do, or where
+    the test has clients, when the client's last one is over."""
     trace = test.trace
     schedule = Schedule(trace.times_s, trace.model.astype(np.int32), ())
-    transport = transport or OpenAiTransport(test)
     length_s = max(trace.span_s, 1e-3)
+    if test.clients:
+        schedule = Schedule(np.zeros(0), np.zeros(0, np.int32), tuple(np.unique(trace.model).tolist()) * test.clients)
+        length_s = test.duration_s
+    transport = transport or OpenAiTransport(test)
     loop = Loop(schedule, transport, length_s, test.timeout_s, tell)
     records = loop.run()
+    rows = np.array(transport.rows)
+    sent = replace(trace, times_s=np.array(records.scheduled), **{
+        name: getattr(trace, name)[rows] for name in ("model", "prompt", "output", "cached")
+    })  # fmt: skip
     outcome = np.frombuffer(bytes(records.outcome), np.uint8)
     whole = outcome == OK
     finished = np.array(records.finished)
     times = TokenTimes(
-        trace.model, trace.times_s, np.where(np.array(transport.tokens) > 0, transport.first, np.nan),
-        np.where(whole, transport.last, np.nan), np.where(whole, transport.prompt, trace.prompt),
-        np.where(whole, transport.tokens, trace.output),
+        sent.model, sent.times_s, np.where(np.array(transport.tokens) > 0, transport.first, np.nan),
+        np.where(whole, transport.last, np.nan), np.where(whole, transport.prompt, sent.prompt),
+        np.where(whole, transport.tokens, sent.output),
     )  # fmt: skip
     duration_s = max(length_s, float(finished.max()))
-    return OpenAiResult(test, times, outcome, np.array(records.sent), dict(loop.reasons), duration_s, loop.wrong)
+    done = replace(test, trace=sent)
+    return OpenAiResult(done, times, outcome, np.array(records.sent), dict(loop.reasons), duration_s, loop.wrong)
 
 
 def promises(models: Sequence[str], ttft: Mapping[str, float], tpot: Mapping[str, float]) -> tuple[Promise, ...]:

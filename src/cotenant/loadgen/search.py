@@ -5,58 +5,74 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from cotenant.core.errors import InputError
-from cotenant.loadgen.result import LoadResult
 
 GROW = 1.5
 MOST_PROBES, CONFIRMATIONS = 24, 6
 LEAST_FACTOR = 1e-3
 
 
+class Outcome(Protocol):
+    """What the search needs of a load test's result."""
+
+    @property
+    def attainment(self) -> float:
+        """The least SLO attainment of any service or model, 0..1."""
+
+    @property
+    def answered_rps(self) -> float:
+        """Answered requests per second."""
+
+
+R = TypeVar("R", bound=Outcome)
+
+
 @dataclass(frozen=True)
-class Probe:
+class Probe(Generic[R]):
     """One probe: the factor, whether the SLOs held, and what came out."""
 
     factor: float
     held: bool
     attainment: float
     rps: float
-    result: LoadResult = field(repr=False)
+    result: R = field(repr=False)
 
 
 @dataclass(frozen=True)
-class Found:
+class Found(Generic[R]):
     """`factor` 0: not even the smallest load held. `open_ended`: the search ended before anything failed, so that more
     may be possible. `confirmed`: a last, longer run at `factor` held as well."""
 
     factor: float
-    probes: tuple[Probe, ...]
+    probes: tuple[Probe[R], ...]
     open_ended: bool
     confirmed: bool
-    final: LoadResult | None
+    final: R | None
 
 
-def holds(result: LoadResult, target: float) -> bool:
+def holds(result: Outcome, target: float) -> bool:
     """Whether every service answered at least `target` of its requests in time."""
     return result.attainment >= target
 
 
 def find_max(
-    probe: Callable[[float, int], LoadResult], target: float = 0.99, tolerance: float = 0.05,
-    confirm: Callable[[float, int], LoadResult] | None = None, note: Callable[[Probe], None] | None = None,
-) -> Found:  # fmt: skip
+    probe: Callable[[float, int], R], target: float = 0.99, tolerance: float = 0.05,
+    confirm: Callable[[float, int], R] | None = None, note: Callable[[Probe[R]], None] | None = None,
+    step: float = 0.0,
+) -> Found[R]:  # fmt: skip
     """Search upwards from factor 1 (downwards where that fails) until one held and one failed, then between them.
 
     The gap is halved (geometrically) to `tolerance`; `probe(factor, number)` runs one probe. Whether SLOs hold need not
     be monotone in load: what is reported is a factor that held, next to one that failed, and `confirm` runs it once
-    more, and lower where that fails.
+    more, and lower where that fails. `step`: only its multiples are tried (1/8: numbers in flight of a load of 8).
     """
     if not 0 < target <= 1:
         raise InputError(f"a target of {target:g} is not above 0 and at most 100 %", field="target")
     if not 0.001 <= tolerance < 1:
         raise InputError(f"a tolerance of {tolerance:g} is not between 0.001 and 1", field="tolerance")
-    probes: list[Probe] = []
+    probes: list[Probe[R]] = []
 
     def run(factor: float) -> bool:
         result = probe(factor, len(probes))
@@ -66,26 +82,32 @@ def find_max(
             note(done)
         return done.held
 
+    least = max(step, LEAST_FACTOR)
     low, high, factor = 0.0, math.inf, 1.0
     while len(probes) < MOST_PROBES:
         if run(factor):
             low = max(low, factor)
         else:
             high = min(high, factor)
-        if low and high / low <= 1 + tolerance:
+        if low and (high / low <= 1 + tolerance or high - low < 1.5 * step):
             break
         if low and high < math.inf:
             factor = math.sqrt(low * high)
         else:
             factor = factor * GROW if high == math.inf else high / GROW
-        if factor < LEAST_FACTOR:
+        if step:
+            factor = round(factor / step) * step if low else math.floor(factor / step + 1e-6) * step
+        if factor < least * (1 - 1e-6):
             break
     open_ended = high == math.inf
     if confirm is None or not low:
         return Found(low, tuple(probes), open_ended, False, None)
-    for step in range(CONFIRMATIONS):  # down from what held once, in steps that grow
-        final = confirm(low, len(probes) + step)
+    for again in range(CONFIRMATIONS):  # down from what held once, in steps that grow
+        final = confirm(low, len(probes) + again)
         if holds(final, target):
-            return Found(low, tuple(probes), open_ended and not step, True, final)
-        low /= (1 + tolerance) ** (step + 1)
+            return Found(low, tuple(probes), open_ended and not again, True, final)
+        lower = low / (1 + tolerance) ** (again + 1)
+        low = lower if not step else min(math.floor(lower / step + 1e-6) * step, low - step)
+        if low < least * (1 - 1e-6):
+            break
     return Found(0.0, tuple(probes), False, False, None)

@@ -13,6 +13,7 @@ from cotenant.workloads.tokens.trace import TokenTrace, make_trace
 with needs("sim"):
     import numpy as np
 
+POOL = 4096  # lengths of each model for clients of a closed loop, which use them in turn
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -52,3 +53,16 @@ def draw_trace(
         raise InputError("no requests are drawn: the rates or the duration are too small", field="rate")
     source = f"{arrivals} {sum(rates_rps):g}/s of {prompt} to {output} tokens, seed {seed}"
     return make_trace(source, times, model, ins, outs, tuple(models), zero_s=0.0)
+
+
+def draw_pool(models: Sequence[str], prompt: str, output: str, seed: int = 0) -> TokenTrace:
+    """Lengths for the clients of a closed loop: requests of each model, all at time 0."""
+    prompts, outputs = parse_lengths(prompt, "prompt"), parse_lengths(output, "output")
+    ins, outs = [], []
+    for number in range(len(models)):
+        rng = np.random.default_rng([seed, number])
+        ins.append(prompts(rng, POOL))
+        outs.append(outputs(rng, POOL))
+    model = np.repeat(np.arange(len(models)), POOL)
+    source = f"closed loop of {prompt} to {output} tokens, seed {seed}"
+    return make_trace(source, np.zeros(len(model)), model, np.concatenate(ins), np.concatenate(outs), tuple(models))
