@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waiting import wait_for
+from waiting import WITHIN_S, wait_for
 
 from cotenant.agent.config.files import TenantSpec
 from cotenant.agent.ipc.client import ControlClient
@@ -59,27 +60,33 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bench]:
 
 
 class Ranks:
-    def __init__(self, node: Bench, name: str, devices: str, seconds: float, **share: object) -> None:
+    """A tenant whose program is RANKS or COLLECTIVES."""
+
+    def __init__(self, node: Bench, name: str, program: str, *arguments: object, **share: object) -> None:
         self.client = ControlClient(node.folder)
         answer = register(self.client, Launch(node.folder, TenantSpec(name, **share), []))  # type: ignore[arg-type]
         os.environ["COTENANT_SOFTGPU_STATE"] = node.environment["COTENANT_SOFTGPU_STATE"]
         environment = program_environment(answer)
         del os.environ["COTENANT_SOFTGPU_STATE"]
-        command = [sys.executable, "-c", RANKS, devices, str(seconds)]
+        command = [sys.executable, "-c", program, *map(str, arguments)]
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         self.client.call("started", name=name, pid=self.process.pid)
 
-    def steps(self) -> int:
-        out, _ = self.process.communicate(timeout=60)
+    def ended(self) -> str:
+        """What it printed, once it has ended well."""
+        out, _ = self.process.communicate(timeout=WITHIN_S)
         assert self.process.returncode == 0
         self.client.close()
-        return int(out)
+        return out
+
+    def steps(self) -> int:
+        return int(self.ended())
 
 
 def test_a_gang_beside_single_tenants(node: Bench) -> None:
-    gang = Ranks(node, "gang", "0,1", 4.0, request=0.5, gpu_count=2)
+    gang = Ranks(node, "gang", RANKS, "0,1", 4.0, request=0.5, gpu_count=2)
     # each sees its own GPU alone, as device 0
-    solos = [Ranks(node, f"solo{gpu}", "0", 4.0, request=0.5, gpus=(str(gpu),)) for gpu in (0, 1)]
+    solos = [Ranks(node, f"solo{gpu}", RANKS, "0", 4.0, request=0.5, gpus=(str(gpu),)) for gpu in (0, 1)]
     seen = 0
     while gang.process.poll() is None:
         rows = {row["name"]: row["gpus"] for row in node.tenants()}
@@ -106,18 +113,65 @@ def test_a_gang_beside_single_tenants(node: Bench) -> None:
 
 
 def test_two_gangs_share_without_deadlock(node: Bench) -> None:
-    first = Ranks(node, "a", "0,1", 3.0, request=0.5, gpu_count=2)
-    second = Ranks(node, "b", "0,1", 3.0, request=0.5, gpu_count=2)
+    first = Ranks(node, "a", RANKS, "0,1", 3.0, request=0.5, gpu_count=2)
+    second = Ranks(node, "b", RANKS, "0,1", 3.0, request=0.5, gpu_count=2)
     assert first.steps() > 0
     assert second.steps() > 0
 
 
 def test_a_gang_that_uses_one_of_its_gpus_keeps_its_turn(node: Bench) -> None:
-    gang = Ranks(node, "half", "0", 2.0, request=0.5, gpu_count=2)
+    gang = Ranks(node, "half", RANKS, "0", 2.0, request=0.5, gpu_count=2)
     rows = wait_for(lambda: [r for r in node.tenants() if r["name"] == "half" and r["launches"] > 50])
     assert rows[0]["gpus"][0]["turns"] < 60
     assert gang.steps() > 0
 
+
+# one process per GPU; each step is kernels and a collective: a wait, on the GPU, until all ranks have come to it.
+# arguments: steps, milliseconds that the last rank comes late to every other step, number of GPUs
+COLLECTIVES = """
+import ctypes, mmap, os, random, sys, time
+steps, late_s, ranks = int(sys.argv[1]), float(sys.argv[2]) / 1e3, int(sys.argv[3])
+board = mmap.mmap(-1, 4096)  # a word per rank, shared with the children
+def must(code):
+    assert code == 0, code
+def work(rank):
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, module, function, stream = (ctypes.c_void_p() for _ in range(4))
+    words, base = ctypes.c_uint64(), ctypes.addressof(ctypes.c_char.from_buffer(board))
+    must(cuda.cuInit(0))
+    must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), rank))
+    must(cuda.cuCtxSetCurrent(context))
+    must(cuda.cuModuleLoadData(ctypes.byref(module), b"cotenant-soft-module\\nbusy 2000000\\n\\0"))
+    must(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"busy"))
+    must(cuda.cuStreamCreate(ctypes.byref(stream), 1))
+    must(cuda.cuMemHostRegister_v2(ctypes.c_void_p(base), ctypes.c_size_t(4096), 2))
+    must(cuda.cuMemHostGetDevicePointer_v2(ctypes.byref(words), ctypes.c_void_p(base), 0))
+    chance = random.Random(rank)
+    for step in range(1, steps + 1):
+        if late_s and rank == ranks - 1 and step % 2:
+            time.sleep(chance.uniform(0, late_s))
+        for _ in range(3):
+            must(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, None, None))
+        must(cuda.cuStreamWriteValue32_v2(stream, ctypes.c_uint64(words.value + 64 * rank), step, 0))
+        for other in range(ranks):
+            must(cuda.cuStreamWaitValue32_v2(stream, ctypes.c_uint64(words.value + 64 * other), step, 0))
+        if step % 4 == 0:
+            must(cuda.cuStreamSynchronize(stream))
+    must(cuda.cuStreamSynchronize(stream))
+children = []
+for rank in range(ranks):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work(rank)
+            code = 0
+        finally:
+            os._exit(code)
+    children.append(child)
+print("begun", *children, flush=True)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
 
 SEEN = """
 import ctypes
@@ -140,3 +194,51 @@ def test_a_tenant_sees_its_own_gpus_only(node: Bench, gpus: tuple[str, ...], see
         }
         done = subprocess.run([sys.executable, "-c", SEEN], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == seen, done.stderr
+
+
+SHARED = ("time", "slices")  # the software GPU's mechanisms under which several tenants of several GPUs run
+
+
+@pytest.mark.parametrize("mechanism", [*SHARED, "whole"])
+def test_ranks_that_wait_for_each_other_on_their_gpus_end_alone(node: Bench, mechanism: str) -> None:
+    alone = Ranks(node, "alone", COLLECTIVES, 60, 30, 2, gpu_count=2, mechanism=mechanism)
+    alone.ended()
+
+
+@pytest.mark.parametrize("late_ms", [0, 40])
+@pytest.mark.parametrize("mechanism", SHARED)
+def test_ranks_that_wait_for_each_other_end_beside_others(node: Bench, mechanism: str, late_ms: int) -> None:
+    """A turn that ends between two ranks' launches of one collective leaves a GPU that cannot drain."""
+    gangs = [
+        Ranks(node, name, COLLECTIVES, 60, late_ms, 2, request=0.3, gpu_count=2, mechanism=mechanism) for name in "ab"
+    ]
+    one = Ranks(node, "one", COLLECTIVES, 60, 0, 1, request=0.3, gpus=("1",), mechanism=mechanism)
+    for program in (*gangs, one):
+        program.ended()
+
+
+@pytest.mark.parametrize("mechanism", SHARED)
+def test_three_gangs_that_cross_end(monkeypatch: pytest.MonkeyPatch, mechanism: str) -> None:
+    monkeypatch.setenv("COTENANT_SOFTGPU_COUNT", "3")
+    with Bench("soft", {"quota": "60ms", "min_quota": "20ms", "max_quota": "60ms"}) as node:
+        gangs = [
+            Ranks(node, name, COLLECTIVES, 40, 20, 2, request=0.4, gpus=gpus, mechanism=mechanism)
+            for name, gpus in (("a", ("0", "1")), ("b", ("1", "2")), ("c", ("2", "0")))
+        ]
+        for gang in gangs:
+            gang.ended()
+
+
+@pytest.mark.parametrize("mechanism", SHARED)
+def test_a_gang_with_a_dead_rank_stops_nobody_else(node: Bench, mechanism: str) -> None:
+    """What waits for the dead rank waits for ever, as natively; the other tenants of its GPUs end."""
+    lost = Ranks(node, "lost", COLLECTIVES, 1_000_000, 0, 2, request=0.5, gpu_count=2, mechanism=mechanism)
+    other = Ranks(node, "other", COLLECTIVES, 60, 0, 1, request=0.5, gpus=("1",), mechanism=mechanism)
+    assert lost.process.stdout is not None
+    first, second = map(int, lost.process.stdout.readline().split()[1:])
+    wait_for(lambda: any(row["name"] == "lost" and row["launches"] > 50 for row in node.tenants()))
+    os.kill(first, signal.SIGKILL)
+    other.ended()
+    os.kill(second, signal.SIGKILL)
+    lost.process.wait(WITHIN_S)
+    lost.client.close()

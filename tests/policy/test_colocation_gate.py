@@ -138,9 +138,7 @@ def test_the_budget_takes_the_sms_that_move_most_bytes() -> None:
 
 def stretched(stretch: float) -> FloorRule:
     """tidal with a budget that may grow so far."""
-    return FloorRule(
-        scheme=RuleKind.TIDAL, budget_ns=100 * US, lead_ns=LEAD_NS, stretch_permille=round(stretch * 1000)
-    )
+    return FloorRule(scheme=RuleKind.TIDAL, budget_ns=100 * US, lead_ns=LEAD_NS, stretch_permille=round(stretch * 1000))
 
 
 class Play:

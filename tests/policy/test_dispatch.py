@@ -168,7 +168,8 @@ class Naive:
 @given(
     gaps=st.lists(
         st.tuples(st.floats(0.0, 12.0), st.sampled_from("abc"), st.none() | st.integers(0, 30)),
-        min_size=1, max_size=60,
+        min_size=1,
+        max_size=60,
     ),
     batches=st.tuples(*[st.integers(1, 5)] * 3),
     slos=st.tuples(*[st.floats(15.0, 90.0)] * 3),

@@ -107,12 +107,14 @@ def test_the_gpu_is_never_idle_while_somebody_may_run(loads: list[Load], name: s
 @FUZZ
 @given(loads=tenants(budget=0.8), name=st.sampled_from(["request-limit", "temporal", "weighted-round-robin"]))
 def test_nobody_starves(loads: list[Load], name: str) -> None:
-    """With a fifth of the GPU unpromised, even a tenant without a request runs again and again."""
+    """With a fifth of the GPU unpromised, even a tenant without a request runs again and again: after a window without
+    the GPU it has used nothing, and only turns of those who are owed their request come before it."""
     result = run([*loads, saturated("poor", 0.0)], name)
     mine = [t for t in result.turns if t.tenant == "poor"]
     starts = [*(t.start_ns for t in mine), result.end_ns]
     ends = [0, *(t.end_ns for t in mine)]
-    assert max(start - end for end, start in zip(ends, starts, strict=True)) <= 4 * SECOND_NS
+    slack_ns = len(loads) * (SHORT["max_quota_ns"] + max(KERNELS_NS))
+    assert max(start - end for end, start in zip(ends, starts, strict=True)) <= 4 * SECOND_NS + slack_ns
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ static bool warned_no_launch;
 
 void cot_gate_grant(struct gpu *gpu, uint64_t epoch, uint64_t deadline_ns) /* with cot_lock */
 {
-    if (gpu->state == GATE_CLOSING || gpu->state == GATE_DRAINING)
-        return; /* the agent is told by the release that is on its way */
+    if ((gpu->state == GATE_CLOSING || gpu->state == GATE_DRAINING) && epoch == gpu->turn_epoch)
+        return; /* the agent is told by the release that is on its way; a newer turn is a gang's, which opens again */
     if (epoch <= gpu->released_epoch && !(gpu->page_slot->flags & COTENANT_SLOT_UNGATED))
         return; /* a moved deadline that crossed the release in the socket */
     if (gpu->state != GATE_OPEN || gpu->turn_epoch != epoch) {
@@ -102,7 +102,7 @@ static uint64_t advance_close(struct gpu *gpu, uint64_t now)
     now = cot_now_ns();
     if (!drained) {
         if (now - gpu->close_began_ns <= gpu->page_slot->drain_timeout_ns)
-            return DRAIN_POLL_NS;
+            return now - gpu->close_began_ns < HUNG_POLL_NS * 16 ? DRAIN_POLL_NS : HUNG_POLL_NS / 4;
         if (!gpu->reported_hung) {
             gpu->reported_hung = true;
             pthread_mutex_lock(&cot_lock);

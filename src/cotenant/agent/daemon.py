@@ -114,9 +114,7 @@ class Agent:
         for gpu in self.gpus:
             self.ledger.gpu(gpu.uuid, gpu.memory_bytes)
         self.residents = Residents(self.registry, self.ledger, self.parked, self.in_force)
-        self.state = StateFile(
-            self.folder / "state.json", self.registry.tenants, self.parked, self.residents.counts
-        )
+        self.state = StateFile(self.folder / "state.json", self.registry.tenants, self.parked, self.residents.counts)
         self.started_ns = time.monotonic_ns()
         self._stop = asyncio.Event()
 
@@ -273,9 +271,7 @@ class Agent:
             self.history.warned,
         )
         path = self.options.tenant_socket or self.folder / "agent.sock"
-        self.server = ShimServer(
-            path, registry, self.owners, requests, self.in_force, save, self.lives.maybe_remove
-        )
+        self.server = ShimServer(path, registry, self.owners, requests, self.in_force, save, self.lives.maybe_remove)
         self.floors = Floors(
             path.with_name(FLOOR_SOCKET),
             registry.gpus,

@@ -56,9 +56,7 @@ class Client:
         """Send the next call."""
         self.stream += 2
         self.sent = time.perf_counter()
-        self.socket.sendall(
-            frame(HEADERS, 0x4, self.stream, self.block) + frame(DATA, 0x1, self.stream, self.data)
-        )
+        self.socket.sendall(frame(HEADERS, 0x4, self.stream, self.block) + frame(DATA, 0x1, self.stream, self.data))
 
     def read(self) -> bool | None:
         """Whether the call that is out has succeeded; None while it is out."""

@@ -13,9 +13,7 @@ from cotenant.cli.log_options import LogFormat, LogLevel
 
 LOG = logging.getLogger(__name__)
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Shares of GPUs for pods: webhook, plugin, claims."
-)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Shares of GPUs for pods: webhook, plugin, claims.")
 kube_objects.add_to(app)
 
 Text = str | None

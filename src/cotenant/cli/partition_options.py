@@ -27,7 +27,8 @@ PARTITION_OPTIONS: dict[str, tuple[Any, Any]] = {
     "objective": (Annotated[Text, _option("--objective", help="slowdown (default) or throughput.")], None),
     "no_overheads": (Annotated[bool, _option("--no-overheads", help="Moves and measurements cost nothing.")], False),
     "disturb": (
-        Annotated[Text, _option("--disturb", help="Who restarts at a new layout: moved (default) or all.")], None
+        Annotated[Text, _option("--disturb", help="Who restarts at a new layout: moved (default) or all.")],
+        None,
     ),
     "horizon": (Annotated[Text, _option("--horizon", help="A move must pay within this time. Default 300s.")], None),
     "profile_after": (
@@ -77,13 +78,16 @@ class PartitionOptions:
         from cotenant.core.units import parse_seconds
 
         fields: dict[str, Any] = {
-            "overheads": not self.no_overheads, "profile_sole": self.profile_sole, "mps_jobs": self.mps_jobs
+            "overheads": not self.no_overheads,
+            "profile_sole": self.profile_sole,
+            "mps_jobs": self.mps_jobs,
         }
         for name, text in (("objective", self.objective), ("disturb", self.disturb), ("placement", placement)):
             if text is not None:
                 fields[name] = text
         for name, text, option in (
-            ("horizon_s", self.horizon, "horizon"), ("profile_after_s", self.profile_after, "profile-after"),
+            ("horizon_s", self.horizon, "horizon"),
+            ("profile_after_s", self.profile_after, "profile-after"),
             ("profile_s", self.profile_time, "profile-time"),
             ("reconfigure_s", self.reconfigure_time, "reconfigure-time"),
             ("checkpoint_s", self.checkpoint_time, "checkpoint-time"),

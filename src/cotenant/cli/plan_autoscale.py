@@ -92,9 +92,7 @@ def decisions(
     return out
 
 
-def replay(
-    problem: Problem, spec: Spec, path: str, forecast: str, patience: int, period: str, as_json: bool
-) -> None:
+def replay(problem: Problem, spec: Spec, path: str, forecast: str, patience: int, period: str, as_json: bool) -> None:
     """Print the decisions for a file of measured rates."""
     if forecast not in FORECASTS:
         raise InputError(f"unknown forecast {forecast!r}; known: {', '.join(FORECASTS)}", field="forecast")

@@ -49,7 +49,8 @@ def run_policy(
     remarks: list[str] = []
     cluster = cluster_options.parse(remarks, default="1x8")
     options: dict[str, Any] = {
-        "default_profile": job_options.get("default_profile"), "double_memory": partition_options.double_memory,
+        "default_profile": job_options.get("default_profile"),
+        "double_memory": partition_options.double_memory,
         "seed": trace_options.seed,
     }
     geo = cluster_geometry(cluster, double_memory=partition_options.double_memory)
@@ -89,11 +90,17 @@ def run_others(
             raise InputError(f"unknown policy {name!r}; there are all, {', '.join(POLICIES)}", field="against")
     return [
         run_policy(
-            spec, trace_options, cluster_options,
+            spec,
+            trace_options,
+            cluster_options,
             replace(partition_options, policy=name, layout="best" if name == "static" else None),
-            job_options, out=None, label=None, quiet=True,
+            job_options,
+            out=None,
+            label=None,
+            quiet=True,
         )
-        for name in dict.fromkeys(names) if name != partition_options.policy
+        for name in dict.fromkeys(names)
+        if name != partition_options.policy
     ]
 
 

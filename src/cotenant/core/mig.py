@@ -139,8 +139,17 @@ def geometry(gpu: str, *, double_memory: bool | None = None) -> Geometry:
         if kind == "1g+" and not offered:
             continue
         (variants if suffix else profiles)[kind] = SliceProfile(
-            kind, row.name + suffix, shape.profile_id, shape.compute, shape.memory_slots, int(row.memory_gib * GIB),
-            row.sms, shape.starts, shape.most, shape.engines, row.also and row.also + suffix,
+            kind,
+            row.name + suffix,
+            shape.profile_id,
+            shape.compute,
+            shape.memory_slots,
+            int(row.memory_gib * GIB),
+            row.sms,
+            shape.starts,
+            shape.most,
+            shape.engines,
+            row.also and row.also + suffix,
         )
     offers = [shape.engines for shape in table.shapes.values()]
     engines = (max(e[0] for e in offers), max(e[1] for e in offers))
@@ -169,7 +178,8 @@ def maximal_layouts(geo: Geometry) -> tuple[Layout, ...]:
     """Placed layouts to which no instance can be added (19 on a seven-slice GPU, 78 with the double-memory 1g)."""
     options = geo.placements()
     return tuple(
-        layout for layout in legal_layouts(geo)
+        layout
+        for layout in legal_layouts(geo)
         if layout and not any(geo.fits((*layout, extra)) for extra in options if extra not in layout)
     )
 
@@ -196,7 +206,8 @@ def reachable(geo: Geometry, running: Iterable[Placement]) -> tuple[Layout, ...]
     wider = (tuple(sorted((*variants, *layout))) for layout in legal_layouts(geo) if keep - variants <= set(layout))
     options = geo.placements()
     return tuple(
-        layout for layout in wider
+        layout
+        for layout in wider
         if geo.fits(layout) and not any(geo.fits((*layout, extra)) for extra in options if extra not in layout)
     )
 

@@ -98,14 +98,18 @@ def _seven(rows: str, *, double_memory: bool = True, source: str) -> Table:
 
 TABLES: dict[str, Table] = {
     "A30": Table(
-        FOUR, 4, 4,
+        FOUR,
+        4,
+        4,
         (Row("4g", "4g.24gb", 23.44, 56), Row("2g", "2g.12gb", 11.69, 28), Row("1g", "1g.6gb", 5.81, 14)),
-        False, "-lgip listing of an A30 24GB",
+        False,
+        "-lgip listing of an A30 24GB",
     ),
     "A100-40GB": _seven(
         # 1g.10gb needs driver R525 or newer, so it is offered only when asked for
         "7g.40gb:39.38:98 4g.20gb:19.62:56 3g.20gb:19.62:42 2g.10gb:9.75:28 1g.10gb:9.75:14 1g.5gb:4.75:14",
-        double_memory=False, source="-lgip listing of an A100 40GB",
+        double_memory=False,
+        source="-lgip listing of an A100 40GB",
     ),
     "A100-80GB": _seven(
         "7g.80gb:79.00:98 4g.40gb:39.25:56 3g.40gb:39.25:42 2g.20gb:19.50:28 1g.20gb:19.50:14 1g.10gb:9.50:14",
@@ -161,9 +165,12 @@ TABLES: dict[str, Table] = {
         source="public profile names (memory: 96 % of the names', 87 % for 1g, as published listings have at least)",
     ),
     "RTX-PRO-6000": Table(
-        TWELVE, 4, 12,
+        TWELVE,
+        4,
+        12,
         (Row("4g", "4g.96gb", 95.0, 188), Row("2g", "2g.48gb", 47.38, 94), Row("1g", "1g.24gb", 23.62, 46)),
-        False, "-lgip and -lgipp listings of an RTX PRO 6000 Blackwell Server Edition",
+        False,
+        "-lgip and -lgipp listings of an RTX PRO 6000 Blackwell Server Edition",
     ),
 }
 

@@ -143,5 +143,3 @@ def uuid_text(raw: bytes) -> str:
 def uuid_bytes(text: str) -> bytes:
     """The reverse of uuid_text."""
     return bytes.fromhex(text.removeprefix("GPU-").removeprefix("MIG-").replace("-", ""))
-
-

@@ -123,7 +123,10 @@ def apply(
     before = nvml.instances(device, geo)
     change = difference(layout, before)
     result: dict[str, Any] = {
-        "gpu": device.uuid, "name": device.name, "layout": geo.format(layout), "steps": change.steps(geo),
+        "gpu": device.uuid,
+        "name": device.name,
+        "layout": geo.format(layout),
+        "steps": change.steps(geo),
         "dry_run": dry_run,
     }
     if not change.empty:
@@ -160,7 +163,12 @@ def reset(nvml: Nvml, gpu: str, *, dry_run: bool = False) -> dict[str, Any]:
 
 
 def apply_rules(
-    nvml: Nvml, rules: Sequence[Rule], gpu: str | None = None, *, dry_run: bool = False, beside_running: bool = False,
+    nvml: Nvml,
+    rules: Sequence[Rule],
+    gpu: str | None = None,
+    *,
+    dry_run: bool = False,
+    beside_running: bool = False,
     say: Say = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Make the rules of a mig-parted list true on the GPUs of this machine, or on one of them.
@@ -228,7 +236,11 @@ def set_mode(nvml: Nvml, gpu: str, on: bool, *, dry_run: bool = False) -> dict[s
     now, pending = nvml.mode(device)
     changed = (now, pending) != (on, on)
     result = {
-        "gpu": device.uuid, "name": device.name, "mig": on, "changed": changed, "reset_needed": False,
+        "gpu": device.uuid,
+        "name": device.name,
+        "mig": on,
+        "changed": changed,
+        "reset_needed": False,
         "dry_run": dry_run,
     }
     if not changed:
@@ -250,10 +262,16 @@ def describe(nvml: Nvml, device: NvmlGpu, geo: Geometry) -> list[dict[str, Any]]
     rows = []
     for g in nvml.instances(device, geo):
         profile = geo.every.get(g.placement.kind)
-        rows.append({
-            "profile": g.name, "start": g.placement.start, "instance_id": g.id, "uuid": g.uuid,
-            "memory_bytes": profile and profile.memory_bytes, "sms": profile and profile.sms,
-        })
+        rows.append(
+            {
+                "profile": g.name,
+                "start": g.placement.start,
+                "instance_id": g.id,
+                "uuid": g.uuid,
+                "memory_bytes": profile and profile.memory_bytes,
+                "sms": profile and profile.sms,
+            }
+        )
     return rows
 
 
@@ -264,10 +282,15 @@ def export(nvml: Nvml, gpu: str | None = None) -> dict[str, Any]:
     for device in devices:
         on = _mode_or_none(nvml, device)
         geo = nvml.geometry(device) if on else None
-        rows.append({
-            "index": device.index, "uuid": device.uuid, "name": device.name, "mig": on,
-            "instances": [] if geo is None else describe(nvml, device, geo),
-        })
+        rows.append(
+            {
+                "index": device.index,
+                "uuid": device.uuid,
+                "name": device.name,
+                "mig": on,
+                "instances": [] if geo is None else describe(nvml, device, geo),
+            }
+        )
     return {"gpus": rows}
 
 

@@ -190,8 +190,12 @@ class Nvml:
         array = (self.lib.c_nvmlGpuInstancePlacement_t * 16)()
         count = ctypes.c_uint(16)
         self.call(
-            f"reading the MIG placements of GPU {device.index}", "nvmlDeviceGetGpuInstancePossiblePlacements",
-            device.handle, profile_id, array, ctypes.byref(count),
+            f"reading the MIG placements of GPU {device.index}",
+            "nvmlDeviceGetGpuInstancePossiblePlacements",
+            device.handle,
+            profile_id,
+            array,
+            ctypes.byref(count),
         )
         return [(int(array[i].start), int(array[i].size)) for i in range(count.value)]
 
@@ -203,8 +207,12 @@ class Nvml:
             array = (self.lib.c_nvmlGpuInstance_t * 16)()
             count = ctypes.c_uint(16)
             self.call(
-                f"listing the instances of GPU {device.index}", "nvmlDeviceGetGpuInstances",
-                device.handle, profile.profile_id, array, ctypes.byref(count),
+                f"listing the instances of GPU {device.index}",
+                "nvmlDeviceGetGpuInstances",
+                device.handle,
+                profile.profile_id,
+                array,
+                ctypes.byref(count),
             )
             for i in range(count.value):
                 info = self.call("reading a GPU instance", "nvmlGpuInstanceGetInfo", array[i])
@@ -231,7 +239,11 @@ class Nvml:
             array = (self.lib.c_nvmlComputeInstance_t * 8)()
             count = ctypes.c_uint(8)
             self.call(
-                "listing compute instances", "nvmlGpuInstanceGetComputeInstances", instance, info.id, array,
+                "listing compute instances",
+                "nvmlGpuInstanceGetComputeInstances",
+                instance,
+                info.id,
+                array,
                 ctypes.byref(count),
             )
             for i in range(count.value):
@@ -269,8 +281,11 @@ class Nvml:
         """Create a GPU instance at a place; its id. It is of no use before `fill`."""
         place = self.lib.c_nvmlGpuInstancePlacement_t(start, profile.memory_slots)
         handle = self.call(
-            f"creating {profile.name}@{start} on GPU {device.index}", "nvmlDeviceCreateGpuInstanceWithPlacement",
-            device.handle, profile.profile_id, ctypes.byref(place),
+            f"creating {profile.name}@{start} on GPU {device.index}",
+            "nvmlDeviceCreateGpuInstanceWithPlacement",
+            device.handle,
+            profile.profile_id,
+            ctypes.byref(place),
         )
         return int(self.call("reading the new GPU instance", "nvmlGpuInstanceGetInfo", handle).id)
 

@@ -294,9 +294,7 @@ def _spec(jobs: Jobs, row: int, options: ReplayOptions, *, torch: bool) -> JobSp
     )
 
 
-def timed_command(
-    options: ReplayOptions, model: str, iterations: float, *, torch: bool = False
-) -> tuple[str, ...]:
+def timed_command(options: ReplayOptions, model: str, iterations: float, *, torch: bool = False) -> tuple[str, ...]:
     """The pretend job of a model."""
     from importlib import resources
 

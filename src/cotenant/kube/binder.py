@@ -219,9 +219,7 @@ class Binder:
                 found[key] = mine
         return found, unclear
 
-    def _init_orders(
-        self, devices: dict[PodKey, Devices], held: Held, ordered: set[tuple[str, str]]
-    ) -> list[Order]:
+    def _init_orders(self, devices: dict[PodKey, Devices], held: Held, ordered: set[tuple[str, str]]) -> list[Order]:
         """Orders for init containers whose devices went to no other container: where they are, Allocate has shown."""
         found = []
         for pod in self._pods.values():

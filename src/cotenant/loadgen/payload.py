@@ -23,6 +23,7 @@ from cotenant.serving.protocol.tensors import DTYPES, Tensor, pack_strings
 FREE_SIZE = 4  # of a dimension that takes any size
 MAX_BYTES = 256 << 20
 
+
 @dataclass(frozen=True)
 class Form:
     """What a model takes: (name, data type, shape with -1 for any size) of each input."""

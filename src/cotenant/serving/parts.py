@@ -23,9 +23,7 @@ def http_limits(config: ServingConfig) -> HttpLimits:
     )
 
 
-def local_factory(
-    config: ServingConfig, problem: Problem, agent: Path | None
-) -> WorkerFactory:
+def local_factory(config: ServingConfig, problem: Problem, agent: Path | None) -> WorkerFactory:
     """Worker processes of this machine, on devices where a model needs one. `agent`: the node's agent's folder."""
     from cotenant.serving.workers.local import LocalWorkers
 

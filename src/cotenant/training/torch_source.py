@@ -94,12 +94,8 @@ class TorchSource(Source):
     def batches(self, seed: int, epoch: int, first: int, cpus: float | None) -> Iterator[Any]:
         """See Source."""
         own, workers = self._loader, self.workers(cpus)
-        order = _Order(
-            own.batch_sampler if self._batched else own.sampler, seed, epoch, first, batched=self._batched
-        )
-        sampling: dict[str, Any] = (
-            {"batch_sampler": order} if self._batched else {"batch_size": None, "sampler": order}
-        )
+        order = _Order(own.batch_sampler if self._batched else own.sampler, seed, epoch, first, batched=self._batched)
+        sampling: dict[str, Any] = {"batch_sampler": order} if self._batched else {"batch_size": None, "sampler": order}
         if workers:
             sampling |= {
                 "prefetch_factor": own.prefetch_factor,

@@ -47,9 +47,7 @@ class Caller:
 class ControlServer:
     """Listens on a unix stream socket."""
 
-    def __init__(
-        self, path: Path, operations: dict[str, Handler], on_gone: Callable[[Caller], None]
-    ) -> None:
+    def __init__(self, path: Path, operations: dict[str, Handler], on_gone: Callable[[Caller], None]) -> None:
         self.path = path
         self._operations = operations
         self._on_gone = on_gone

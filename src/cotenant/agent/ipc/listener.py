@@ -22,9 +22,7 @@ FULL_S = 0.5
 class Listener:
     """Hands every connection, made non-blocking, to `take`."""
 
-    def __init__(
-        self, path: Path, mode: int, take: Callable[[socket.socket], None]
-    ) -> None:
+    def __init__(self, path: Path, mode: int, take: Callable[[socket.socket], None]) -> None:
         """Listen at `path`, whatever a dead agent has left there. WorkError when that cannot be."""
         self._path, self._take = path, take
         self._loop = asyncio.get_running_loop()

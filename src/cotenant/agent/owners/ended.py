@@ -81,4 +81,3 @@ def why_held(tenant: Tenant, running: Callable[[], Iterable[str]]) -> str:
     if tenant.sessions or owner.id in running():
         return f"its share is held for Slurm job {owner.id}, which runs; `scancel {owner.id}` ends it"
     return ""
-

@@ -13,6 +13,7 @@ from cotenant.abi.tenant_page import SlotFlag
 from cotenant.agent.ipc import wire
 from cotenant.agent.tenants.tenant import Session, Tenant
 from cotenant.policy.shares import Ended, Grant, Instruction, Move, NodeTurns, QuotaSettings, Revoke, Stuck
+from cotenant.policy.shares.turn import UNDRAINED
 
 _REASONS: dict[int, str] = {ReleaseReason.IDLE: "idle", ReleaseReason.EXIT: "exit"}  # all others: released
 SAFETY_NS = 1_000_000_000
@@ -144,6 +145,11 @@ class Broker:
             if tenant.name in self.turns.gpus[gpu.uuid].accounts and not self.holds(tenant, gpu.uuid):
                 self._obey(self.turns.request(gpu.uuid, tenant.name, time.monotonic_ns()), gpu.uuid)
 
+    def _wish_again(self, name: str) -> None:
+        tenant = self._tenants.get(name)
+        if tenant is not None and name not in self._suspended:
+            self.wish(tenant)
+
     def holds(self, tenant: Tenant, gpu: str) -> bool:
         """Whether the tenant runs on that GPU, or still drains there."""
         machine = self.turns.gpus[gpu]
@@ -237,6 +243,8 @@ class Broker:
                 if hold is not None and hold.tenant.name == step.tenant and hold.epoch == step.epoch:
                     del self._holds[step.gpu]
                 self._on_turn(step)
+                if step.reason == UNDRAINED:  # its processes wait on the GPU, and need not be waiting in a launch
+                    self._loop.call_soon(self._wish_again, step.tenant)
         for touched_gpu in touched:
             self._flag_contention(touched_gpu)
             self._arm(touched_gpu)

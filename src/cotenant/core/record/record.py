@@ -134,7 +134,5 @@ def cluster_info(cluster: Cluster) -> dict[str, Any]:
             sum(g.count * g.gpus for g in cluster.groups if g.gpu.name == name) for name in cluster.gpu_models
         ],
         "node_gpus": [g.gpus for g in cluster.groups if g.gpus for _ in range(g.count)],
-        "node_models": [
-            cluster.gpu_models.index(g.gpu.name) for g in cluster.groups if g.gpus for _ in range(g.count)
-        ],
+        "node_models": [cluster.gpu_models.index(g.gpu.name) for g in cluster.groups if g.gpus for _ in range(g.count)],
     }

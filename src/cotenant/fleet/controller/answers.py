@@ -49,7 +49,10 @@ def status(controller: Controller) -> dict[str, Any]:
         "faults": [
             text
             for text in (
-                controller.fault, controller.planner_fault, controller.planner.trouble(), controller.executor.trouble()
+                controller.fault,
+                controller.planner_fault,
+                controller.planner.trouble(),
+                controller.executor.trouble(),
             )
             if text
         ],

@@ -1,4 +1,4 @@
-"""The fleet's door: JSON lines over a unix socket, or over loopback with a token. """
+"""The fleet's door: JSON lines over a unix socket, or over loopback with a token."""
 
 from __future__ import annotations
 

@@ -44,10 +44,7 @@ def agent_node(name: str, folder: Path) -> NodeSpec:
     """The GPUs of a GPU agent on this machine; WorkError when none answers."""
     with ControlClient(folder, 10.0) as client:
         status = client.call("status")
-    gpus = tuple(
-        NodeGpu(gpu["uuid"], gpu["name"], int(gpu["memory_bytes"]), gpu["kind"])
-        for gpu in status["gpus"]
-    )
+    gpus = tuple(NodeGpu(gpu["uuid"], gpu["name"], int(gpu["memory_bytes"]), gpu["kind"]) for gpu in status["gpus"])
     cores = cores_here()
     return NodeSpec(name, float(len(cores)), memory_here(), gpus, cores, str(folder), enforce_memory=True)
 

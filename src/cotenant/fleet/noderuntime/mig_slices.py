@@ -48,9 +48,7 @@ def ensure_instance(nvml: Nvml, gpu: str, wanted: Placement) -> str:
 class MigSlices:
     """The slices of one node's jobs."""
 
-    def __init__(
-        self, folder: Path, nvml: Callable[[], Nvml] = Nvml, command: str = "nvidia-cuda-mps-control"
-    ) -> None:
+    def __init__(self, folder: Path, nvml: Callable[[], Nvml] = Nvml, command: str = "nvidia-cuda-mps-control") -> None:
         self._nvml, self._mps = nvml, MpsDaemons(folder, command)
         self._book = folder / "slices.json"  # jobs outlive this process
         self._under_mps: dict[str, Gpu] = {}

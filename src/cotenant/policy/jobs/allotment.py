@@ -24,9 +24,7 @@ A_ELASTIC = 4  #: of elastic policies, which choose type and level of every job 
 
 
 @inner
-def _victim_servers(
-    alloc: Allocation, demand: Demand, nodes: Array, typ: int, servers: Any, shares: Any
-) -> int:
+def _victim_servers(alloc: Allocation, demand: Demand, nodes: Array, typ: int, servers: Any, shares: Any) -> int:
     """Servers where the type's GPUs shall come from, and how many on each; returns their number (0: GPUs lacking)."""
     g = demand.type[typ].gpus
     n = len(nodes)
@@ -141,9 +139,7 @@ def _reclaim(
 
 
 @inner
-def _make_room(
-    alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, typ: int, servers: Any, shares: Any
-) -> bool:
+def _make_room(alloc: Allocation, demand: Demand, nodes: Array, jobs: Any, typ: int, servers: Any, shares: Any) -> bool:
     found = _victim_servers(alloc, demand, nodes, typ, servers, shares)
     for i in range(found):
         node = servers[i]

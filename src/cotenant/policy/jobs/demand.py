@@ -321,4 +321,3 @@ def _grid(profile: ModelProfile, cpu: int, memory: int, part: int) -> list[tuple
     cpus = {min(cpu, round(c * 1000 * scale)) for c in profile.cpus_per_gpu} | {cpu}
     memories = {min(memory, round(m * 1000 * scale)) for m in profile.memory_gb_per_gpu} | {memory}
     return [(c, m) for c in sorted(cpus) for m in sorted(memories)]
-

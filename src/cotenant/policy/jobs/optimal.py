@@ -44,9 +44,7 @@ class LevelChooser:
         for x in sorted(candidates, key=lambda x: (-speed[x], cpu[x], memory[x], x != IDEAL)):
             if not any(cpu[y] <= cpu[x] and memory[y] <= memory[x] for y in kept):
                 kept.append(x)
-        if DOWN not in kept and not any(
-            cpu[y] <= cpu[DOWN] and memory[y] <= memory[DOWN] for y in kept
-        ):
+        if DOWN not in kept and not any(cpu[y] <= cpu[DOWN] and memory[y] <= memory[DOWN] for y in kept):
             kept.append(DOWN)  # always feasible: proportional shares fit together
         return np.array(kept)
 

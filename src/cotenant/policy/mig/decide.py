@@ -101,7 +101,11 @@ def replan(
     if rules.disturb == "all" and rules.overheads:
         return _all_or_nothing(geo, rules, speeds[rows], gpu, downtime_s[rows])
     return best_partition(
-        geo, speeds[rows], rules.objective, gpu.placements, downtime_s[rows] if rules.overheads else None,
+        geo,
+        speeds[rows],
+        rules.objective,
+        gpu.placements,
+        downtime_s[rows] if rules.overheads else None,
         rules.horizon_s,
     )
 
@@ -155,8 +159,12 @@ def admits(geo: Geometry, masks: Sequence[int], gpu: Sequence[int], job: int) ->
 
 
 def choose_gpu(
-    geo: Geometry, rules: PartitionRules, cost: np.ndarray, masks: Sequence[int],
-    gpus: Sequence[tuple[int, Sequence[int]]], job: int,
+    geo: Geometry,
+    rules: PartitionRules,
+    cost: np.ndarray,
+    masks: Sequence[int],
+    gpus: Sequence[tuple[int, Sequence[int]]],
+    job: int,
 ) -> int | None:
     """The GPU for a job among `(gpu, its jobs)`, or None when none admits it.
 

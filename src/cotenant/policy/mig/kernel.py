@@ -109,8 +109,13 @@ def assign(cost: np.ndarray, level: np.ndarray, parent: np.ndarray, place: np.nd
 
 @jit
 def harm_of_joining(
-    cost: np.ndarray, tenants: np.ndarray, counts: np.ndarray, job: int,
-    level: np.ndarray, parent: np.ndarray, place: np.ndarray,
+    cost: np.ndarray,
+    tenants: np.ndarray,
+    counts: np.ndarray,
+    job: int,
+    level: np.ndarray,
+    parent: np.ndarray,
+    place: np.ndarray,
 ) -> np.ndarray:
     """Per GPU, by how much the best total cost grows when `job` joins its tenants; inf where it does not fit.
 

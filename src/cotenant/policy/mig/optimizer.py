@@ -111,8 +111,10 @@ def best_partition(
     chosen = [float(speeds[j, lat.kind[i]]) for j, i in enumerate(out)]
     value = sum(chosen) if objective == "throughput" else sum(1.0 / v for v in chosen) / max(len(chosen), 1)
     placements = tuple(lat.placements[i] for i in out)
-    moved = () if current is None else tuple(
-        j for j, (a, b) in enumerate(zip(current, placements, strict=True)) if a is not None and a != b
+    moved = (
+        ()
+        if current is None
+        else tuple(j for j, (a, b) in enumerate(zip(current, placements, strict=True)) if a is not None and a != b)
     )
     return PartitionPlan(placements, value, float(total), moved)
 

@@ -125,9 +125,10 @@ class NodeTurns:
             else:
                 done.append(step)
                 if isinstance(step, Ended | Revoke | Stuck):
+                    began_ns = step.start_ns if isinstance(step, Ended) else None
                     for member in self._gangs.get(step.tenant, ()):
                         if member != step.gpu:
-                            queue += self.gpus[member].stop_turn(step.tenant, now_ns, "gang")
+                            queue += self.gpus[member].stop_turn(step.tenant, now_ns, "gang", began_ns)
             if not queue:
                 queue += self._grant_gathered(now_ns)
         return done
@@ -152,13 +153,11 @@ class NodeTurns:
             machines = [self.gpus[m] for m in members]
             if any(m.claim != name for m in machines):
                 continue
-            held = [m.turn for m in machines if m.turn is not None]
+            held = [m.turn for m in machines if m.turn is not None and m.turn.account.name != name]
             if held:
                 until_ns = min(turn.deadline_ns for turn in held)
                 for machine in machines:
                     out += machine.grant_until(now_ns, until_ns, frozenset(self._gangs))
-                continue
-            if any(name in m.overrun for m in machines):
                 continue
             deadline_ns = now_ns + min(m.quota_ns(name) for m in machines)
             for machine in machines:

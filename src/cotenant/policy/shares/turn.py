@@ -9,6 +9,8 @@ from cotenant.policy.shares.account import Account
 LONG_WINDOW = 10  # turns that pay for a move: shares then hold over a window of so many of them
 MARGIN_NS = 20_000_000  # before a deadline, when it is decided whether it moves on
 ENDLESS_NS = 2**64 - 1  # the deadline of a turn that lasts until somebody else comes
+GANG_DRAIN_NS = 50_000_000  # after which work that has not ended is taken to wait for the gang's other GPUs
+UNDRAINED = "undrained"  # why a gang's turn ended then
 
 
 @dataclass(eq=False)
@@ -37,6 +39,14 @@ class Turn:
     def margin_ns(self) -> int:
         """How long before its deadline the turn is looked at again."""
         return min(self.quota_ns // 5, MARGIN_NS)
+
+    def given_up_ns(self, stuck_ns: int) -> int | None:
+        """When a turn that was taken back goes to others although its work has not ended. None: it was not taken back.
+
+        A gang's work may wait for launches that its other GPUs hold back since the turn ended: no time would help."""
+        if self.revoked_ns is None:
+            return None
+        return self.revoked_ns + (min(stuck_ns, GANG_DRAIN_NS) if self.account.share.gang else stuck_ns)
 
     def may_be_endless(self, now_ns: int, alone_ns: int) -> bool:
         """Long alone, and nothing to be counted: a limit's turns end on time, those of a gang together."""

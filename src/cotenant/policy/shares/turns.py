@@ -10,12 +10,11 @@ not wait for it. Whatever a holder runs over is charged to it as debt.
 
 from __future__ import annotations
 
-import heapq
-
 from cotenant.policy.shares.account import FREE, HELD, IDLE, Account, Crowd, Share, Window
 from cotenant.policy.shares.disciplines import QuotaSettings, discipline
 from cotenant.policy.shares.instructions import Claim, Ended, Grant, Instruction, Move, Revoke, Stuck
-from cotenant.policy.shares.turn import LONG_WINDOW, Turn
+from cotenant.policy.shares.line import Line
+from cotenant.policy.shares.turn import LONG_WINDOW, UNDRAINED, Turn
 
 
 class GpuTurns:
@@ -29,10 +28,7 @@ class GpuTurns:
         self.claim: str | None = None
         self.crowd = Crowd()
         self._epoch = 0
-        self._ready: list[tuple[tuple[float, float], int, Account]] = []
-        self._blocked: list[tuple[int, int, Account]] = []
-        self._ranked_ns = -1
-        self._tickets = 0
+        self._line = Line(discipline(settings.discipline))
         self._served_floor = 0.0
         self.configure(settings)
 
@@ -41,7 +37,7 @@ class GpuTurns:
         self.settings = settings
         self._rule = discipline(settings.discipline)
         self._set_window(settings.window_ns)
-        self._requeue()
+        self._line.rank_again(self.accounts.values(), self._rule)
 
     def _set_window(self, window_ns: int) -> None:
         self.window_ns = window_ns
@@ -62,7 +58,7 @@ class GpuTurns:
     def resize(self, name: str, share: Share, now_ns: int) -> list[Instruction]:
         """Change a tenant's share; holds from this instant on, over the window that already lies behind it."""
         self.accounts[name].share = share
-        self._requeue()
+        self._line.rank_again(self.accounts.values(), self._rule)
         turn = self.turn
         out: list[Instruction] = []
         held = turn is not None and turn.account.name == name and turn.revoked_ns is None
@@ -155,6 +151,7 @@ class GpuTurns:
         """Grant this GPU to the gang that claimed it; the caller has checked that all its GPUs are free."""
         self.claim = None
         out: list[Instruction] = []
+        self._end_undrained(now_ns, out)
         self._grant(self.accounts[name], now_ns, deadline_ns - now_ns, out)
         return out
 
@@ -168,15 +165,18 @@ class GpuTurns:
         """Fill the time until a gang gets this claimed GPU with a turn that ends by then, if it is worth one."""
         out: list[Instruction] = []
         if self.turn is None and until_ns - now_ns >= self.settings.min_quota_ns:
-            account = self._best(now_ns, skip)
+            account = self._line.best(now_ns, self.overrun, skip)
             if account is not None:
                 self._grant(account, now_ns, min(self.quota_ns(account.name), until_ns - now_ns), out)
         return out
 
-    def stop_turn(self, name: str, now_ns: int, reason: str) -> list[Instruction]:
-        """End a tenant's turn early (its gang lost another GPU, or the tenant is being stopped)."""
+    def stop_turn(self, name: str, now_ns: int, reason: str, began_ns: int | None = None) -> list[Instruction]:
+        """End a tenant's turn early (its gang lost another GPU, or the tenant is being stopped). `began_ns`: not one
+        that began later."""
         out: list[Instruction] = []
         turn = self.turn
+        if began_ns is not None and turn is not None and turn.start_ns > began_ns:
+            return out
         if turn is not None and turn.account.name == name and turn.revoked_ns is None:
             self._revoke(turn, now_ns, reason, out)
         return out
@@ -204,26 +204,26 @@ class GpuTurns:
         times: list[int] = []
         turn = self.turn
         if turn is not None:
-            if turn.revoked_ns is not None:
-                waiting = (a for _, ticket, a in self._ready if ticket == a.ticket)
-                if self.claim is not None or any(a.name not in self.overrun for a in waiting):
-                    times.append(turn.revoked_ns + self.settings.stuck_ns)
+            given_up_ns = turn.given_up_ns(self.settings.stuck_ns)
+            if given_up_ns is not None:
+                held_up = self.claim is not None or self._line.has_ready(self.overrun)
+                if held_up or turn.account.share.gang:
+                    times.append(given_up_ns)
             elif turn.paused_ns is not None or turn.endless:
                 pass
             elif turn.final:
                 times.append(turn.deadline_ns + self.settings.grace_ns)
             else:
                 times.append(turn.deadline_ns - turn.margin_ns)
-        while self._blocked and self._blocked[0][1] != self._blocked[0][2].ticket:
-            heapq.heappop(self._blocked)
-        if self._blocked:
-            times.append(self._blocked[0][0])
+        limit_ns = self._line.wake_ns()
+        if limit_ns is not None:
+            times.append(limit_ns)
         return min(times) if times else None
 
     @property
     def contended(self) -> bool:
         """Whether somebody waits who may run."""
-        return bool(self._ready)
+        return bool(self._line)
 
     # -- the machine -----------------------------------------------------------------------------------------------
 
@@ -236,14 +236,17 @@ class GpuTurns:
         return out
 
     def _check_turn(self, turn: Turn, now_ns: int, out: list[Instruction]) -> None:
-        challenger = self._best(now_ns)
+        challenger = self._line.best(now_ns, self.overrun)
         waited_for = challenger is not None or self.claim is not None
         if waited_for and turn.account.contended_ns is None:
             # the others' short pauses give no discount: only a longer time alone counts as taken from nobody
             alone = now_ns - turn.start_ns > self.settings.idle_credit_ns
             turn.account.contended_ns = now_ns if alone else turn.start_ns
-        if turn.revoked_ns is not None:
-            if waited_for and now_ns >= turn.revoked_ns + self.settings.stuck_ns:
+        given_up_ns = turn.given_up_ns(self.settings.stuck_ns)
+        if given_up_ns is not None:
+            if now_ns >= given_up_ns and turn.account.share.gang:
+                self._end_undrained(now_ns, out)
+            elif now_ns >= given_up_ns and waited_for:
                 self.turn = None
                 turn.reason = "stuck"
                 self.overrun[turn.account.name] = turn
@@ -299,7 +302,7 @@ class GpuTurns:
     def _grant_next(self, now_ns: int, out: list[Instruction], skip: frozenset[str]) -> None:
         if self.claim is not None or self.turn is not None:
             return
-        account = self._best(now_ns, skip)
+        account = self._line.best(now_ns, self.overrun, skip)
         if account is None:
             return
         if account.share.gang:
@@ -315,11 +318,17 @@ class GpuTurns:
         account.waited_ns += waited_ns
         account.quota_ns = quota_ns
         account.turn_start_ns = now_ns
-        account.contended_ns = now_ns if self._best(now_ns) is not None else None
+        account.contended_ns = now_ns if self._line.best(now_ns, self.overrun) is not None else None
         self._epoch += 1
         self._served_floor = max(self._served_floor, account.served)
         self.turn = Turn(account, self._epoch, now_ns, quota_ns, now_ns + quota_ns, waited_ns)
         out.append(Grant(self.gpu, account.name, self._epoch, now_ns + quota_ns))
+
+    def _end_undrained(self, now_ns: int, out: list[Instruction]) -> None:
+        """End a gang's turn whose work goes on: it ends in a later turn, beside others until then."""
+        turn, self.turn = self.turn, None
+        if turn is not None:
+            out.append(self._ended(turn, now_ns, UNDRAINED))
 
     def _ended(self, turn: Turn, end_ns: int, reason: str) -> Ended:
         account = turn.account
@@ -350,51 +359,8 @@ class GpuTurns:
             account.idle_since_ns = None
             self.crowd.enter(now_ns)
             account.served = max(account.served, self._served_floor)
-        self._push(account, now_ns)
+        self._line.push(account, now_ns)
 
     def _idle(self, account: Account, since_ns: int) -> None:
         account.idle_since_ns = since_ns
         self.crowd.leave(since_ns)
-
-    def _push(self, account: Account, now_ns: int) -> None:
-        self._tickets += 1
-        account.ticket = self._tickets
-        eligible_ns = account.eligible_at_ns(now_ns)
-        if eligible_ns > now_ns:
-            heapq.heappush(self._blocked, (eligible_ns, account.ticket, account))
-        else:
-            heapq.heappush(self._ready, (self._rule.rank(account, now_ns), account.ticket, account))
-
-    def _requeue(self) -> None:
-        """Forget every cached rank and eligibility (shares or settings changed)."""
-        self._ready.clear()
-        self._blocked.clear()
-        for account in self.accounts.values():
-            if account.waiting:
-                self._tickets += 1
-                account.ticket = self._tickets
-                heapq.heappush(self._blocked, (-1, account.ticket, account))
-
-    def _best(self, now_ns: int, skip: frozenset[str] = frozenset()) -> Account | None:
-        """Best waiting tenant that may run now. Ranks are at most 0.1 ms per waiting tenant old."""
-        blocked, ready = self._blocked, self._ready
-        while blocked and blocked[0][0] <= now_ns:
-            _, ticket, account = heapq.heappop(blocked)
-            if ticket == account.ticket:
-                self._push(account, now_ns)
-        if now_ns - self._ranked_ns > 100_000 * len(ready):
-            self._ranked_ns = now_ns
-            rank = self._rule.rank
-            ready[:] = [(rank(a, now_ns), ticket, a) for _, ticket, a in ready if ticket == a.ticket]
-            heapq.heapify(ready)
-        while ready and ready[0][1] != ready[0][2].ticket:
-            heapq.heappop(ready)
-        busy = self.overrun
-        if not ready:
-            return None
-        if not busy and not skip:
-            return ready[0][2]
-        for _, ticket, account in sorted(ready, key=lambda entry: entry[:2]):
-            if ticket == account.ticket and account.name not in busy and account.name not in skip:
-                return account
-        return None

@@ -57,7 +57,7 @@ def mps_speed(speeds: np.ndarray, geo: Geometry, sharers: int, level: float) -> 
     for j, row in enumerate(speeds):
         ok = row > 0
         order = np.argsort(x[ok], kind="stable")
-        out[j] = np.interp(
-            share, np.concatenate(([0.0], x[ok][order])), np.concatenate(([0.0], row[ok][order]))
-        ) / (1.0 + MPS_PENALTY * (sharers - 1))
+        out[j] = np.interp(share, np.concatenate(([0.0], x[ok][order])), np.concatenate(([0.0], row[ok][order]))) / (
+            1.0 + MPS_PENALTY * (sharers - 1)
+        )
     return out

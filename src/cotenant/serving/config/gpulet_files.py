@@ -113,9 +113,7 @@ def _profile(spec: Mapping[str, Any], folder: Path, file: Path) -> ServingProfil
     return replace(found, gpu=gpu, memory_bytes=round(memory * 1e6))
 
 
-def read_problem(
-    tasks: str | Path, sim_config: str | Path, device_config: str | Path | None
-) -> tuple[Problem, str]:
+def read_problem(tasks: str | Path, sim_config: str | Path, device_config: str | Path | None) -> tuple[Problem, str]:
     """The planning problem of a set of files, and the planner that the configuration asks for."""
     services = read_tasks(tasks)
     where = Path(sim_config)

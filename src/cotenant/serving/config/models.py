@@ -77,9 +77,7 @@ class ModelsConfig:
     def facts(self) -> list[ModelFacts]:
         """What the policy is told of each model."""
         return [
-            ModelFacts(
-                m.name, m.memory, m.class_ == "best-effort", m.priority, kept=m.keep > 0, late_s=m.ttft_ms / 1e3
-            )
+            ModelFacts(m.name, m.memory, m.class_ == "best-effort", m.priority, kept=m.keep > 0, late_s=m.ttft_ms / 1e3)
             for m in self.models
         ]
 

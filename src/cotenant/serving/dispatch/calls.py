@@ -56,9 +56,7 @@ class Unit:
 
     __slots__ = ("alone", "arrived_ms", "call", "deadline_ms", "row", "tensors", "tries")
 
-    def __init__(
-        self, call: Call, row: int, tensors: list[Tensor], arrived_ms: float, deadline_ms: float
-    ) -> None:
+    def __init__(self, call: Call, row: int, tensors: list[Tensor], arrived_ms: float, deadline_ms: float) -> None:
         self.call, self.row, self.tensors = call, row, tensors
         self.arrived_ms, self.deadline_ms = arrived_ms, deadline_ms
         self.tries = 0

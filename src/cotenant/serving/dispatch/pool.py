@@ -194,9 +194,7 @@ class Pool:
         service = unit.call.service
         self.in_flight[service] -= 1
         took = now - unit.arrived_ms
-        self.stats.unit(
-            service, unit.arrived_ms, took - executed_ms, batch, gpulet, executed_ms, Outcome.FAILED, took
-        )
+        self.stats.unit(service, unit.arrived_ms, took - executed_ms, batch, gpulet, executed_ms, Outcome.FAILED, took)
         self._failed(unit, took)
         unit.call.refused(Refusal(Kind.FAILED, why))
 

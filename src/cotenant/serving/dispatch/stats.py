@@ -75,6 +75,7 @@ class Requests:
             ],
         }  # fmt: skip
 
+
 class ServiceStats:
     """Counts of one service (or application)."""
 

@@ -21,8 +21,14 @@ from cotenant.serving.protocol.tensors import ModelInfo, TensorError, TensorSpec
 from cotenant.serving.workers.repository import config_override
 
 EXTENSIONS = [
-    "binary_tensor_data", "classification", "model_configuration", "model_repository",
-    "model_repository(unload_dependents)", "parameters", "statistics", "system_shared_memory",
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "parameters",
+    "statistics",
+    "system_shared_memory",
 ]
 
 

@@ -268,7 +268,6 @@ class GrpcApi:
             parts += (b"\x32", _varint(len(tensor.data)), tensor.data)  # field 6, raw_output_contents
         return b"".join(parts)
 
-
     def _with_places(self, request: InferRequest, answer: InferAnswer) -> bytes:
         """An answer of which some outputs go to shared memory. Those have raw contents, too, which are empty."""
         response = self._response(model_name=answer.model, model_version=answer.version, id=request.id)

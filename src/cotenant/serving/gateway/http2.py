@@ -390,4 +390,3 @@ class Http2Front:
         """Cut off everybody."""
         for connection in list(self.connections):
             connection.transport.abort()
-

@@ -49,8 +49,10 @@ def check_inputs(inputs: list[Tensor], info: ModelInfo) -> tuple[list[Tensor], i
             raise TensorError(f"input {spec.name!r} is {spec.datatype}, not {tensor.datatype}")
         shape = tensor.shape
         item = shape[1:] if batchable else shape
-        if len(item) != len(spec.shape) or (batchable and not shape) or any(
-            size not in (-1, got) for size, got in zip(spec.shape, item, strict=True)
+        if (
+            len(item) != len(spec.shape)
+            or (batchable and not shape)
+            or any(size not in (-1, got) for size, got in zip(spec.shape, item, strict=True))
         ):
             wanted_shape = [-1, *spec.shape] if batchable else list(spec.shape)
             raise TensorError(f"input {spec.name!r} has shape {list(shape)}; the model takes {wanted_shape}")

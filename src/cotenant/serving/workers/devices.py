@@ -51,4 +51,3 @@ class Devices:
         """All workers have ended."""
         self._mechanism.close()
         self._folder.cleanup()
-

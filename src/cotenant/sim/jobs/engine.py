@@ -271,4 +271,3 @@ def describe_run(
         cluster=cluster_info(cluster),
         placements=jobs <= MOVES_RECORDED_UP_TO if placements is None else placements,
     )
-

@@ -128,7 +128,12 @@ class Enforcer:
         self.seat(gpu, job, self.clock.now + float(self.launch_s[job]))
 
     def begin(
-        self, job: int, gpus: tuple[int, ...], ready: float, speed: float, share: float,
+        self,
+        job: int,
+        gpus: tuple[int, ...],
+        ready: float,
+        speed: float,
+        share: float,
         why: Reason = Reason.NEW_LAYOUT,
     ) -> None:
         first = job not in self._started

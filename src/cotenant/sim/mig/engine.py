@@ -164,9 +164,16 @@ class PartitionEngine(Enforcer):
     def admit_shared(self, job: int) -> bool:
         """MPS without partitions: the GPU with the fewest jobs where every floor still holds."""
         gpu = min(
-            (g for g in self.gpus if g.mode is Mode.SHARED and len(g.jobs) < self.rules.mps_jobs
-             and not g.draining and self.floors_hold([*g.jobs, job])),
-            key=lambda g: (len(g.jobs), g.index), default=None,
+            (
+                g
+                for g in self.gpus
+                if g.mode is Mode.SHARED
+                and len(g.jobs) < self.rules.mps_jobs
+                and not g.draining
+                and self.floors_hold([*g.jobs, job])
+            ),
+            key=lambda g: (len(g.jobs), g.index),
+            default=None,
         )
         if gpu is None:
             return False
@@ -186,9 +193,11 @@ class PartitionEngine(Enforcer):
             if gpu.mode is not Mode.GANG:
                 by_node.setdefault(gpu.node, []).append(gpu)
         one_node = [gpus for gpus in by_node.values() if len(gpus) >= wanted]
-        pool = min(one_node, key=lambda gs: sum(sorted(len(g.jobs) for g in gs)[:wanted])) if one_node else [
-            g for gpus in by_node.values() for g in gpus
-        ]
+        pool = (
+            min(one_node, key=lambda gs: sum(sorted(len(g.jobs) for g in gs)[:wanted]))
+            if one_node
+            else [g for gpus in by_node.values() for g in gpus]
+        )
         chosen = sorted(pool, key=lambda g: (len(g.jobs), g.index))[:wanted]
         if len(chosen) < wanted or any(g.jobs or self.clock.now < g.busy_until for g in chosen):
             self.claimed = chosen

@@ -22,17 +22,24 @@ HOLDS = (Kind.START, Kind.RESUME, Kind.MOVE, Kind.RESIZE, Kind.PROFILE, Kind.REP
 
 
 def write_record(
-    trace: Trace, cluster: Cluster, rules: PartitionRules, geo: Geometry, work_s: np.ndarray, launch_s: np.ndarray,
-    engine: PartitionEngine, out: Path | None, label: str | None, seed: int,
+    trace: Trace,
+    cluster: Cluster,
+    rules: PartitionRules,
+    geo: Geometry,
+    work_s: np.ndarray,
+    launch_s: np.ndarray,
+    engine: PartitionEngine,
+    out: Path | None,
+    label: str | None,
+    seed: int,
 ) -> Record:
     """Write (or keep in memory) the record of a finished engine."""
     options = asdict(rules) | {"layout": geo.format(rules.layout) if rules.layout else None}
     info = RunInfo(
-        label=label or (f"static {options['layout']}" if rules.layout else rules.policy), seed=seed,
+        label=label or (f"static {options['layout']}" if rules.layout else rules.policy),
+        seed=seed,
         options=options | {"gpu_geometry": geo.gpu, "double_memory": "1g+" in geo.kinds},
-        trace={
-            "source": trace.source, "jobs": len(trace.jobs), "left_out": trace.left_out, "remarks": trace.remarks
-        },
+        trace={"source": trace.source, "jobs": len(trace.jobs), "left_out": trace.left_out, "remarks": trace.remarks},
         cluster=cluster_info(cluster),
     )
     alone = work_s + launch_s
@@ -111,7 +118,13 @@ def _rounds(writer: RecordWriter, cluster: Cluster, engine: PartitionEngine) -> 
             rows.append((e.time_s, len(now), waiting, max(gpus, 0.0), present, free, max(cpu, 0.0), max(mem, 0.0)))
     columns = [np.array(c) for c in zip(*rows, strict=True)]
     names = (
-        "time_s", "running", "waiting", "gpus_held", "gpus_wanted", "gpus_free_whole_nodes", "cpu_milli_held",
+        "time_s",
+        "running",
+        "waiting",
+        "gpus_held",
+        "gpus_wanted",
+        "gpus_free_whole_nodes",
+        "cpu_milli_held",
         "memory_mb_held",
     )
     writer.append_rounds(**dict(zip(names, columns, strict=True)))

@@ -55,7 +55,9 @@ class PartitionOutcome:
     def extra(self) -> dict[str, Any]:
         """Result keys that only partition policies have."""
         return {
-            "reconfigurations": self.reconfigurations, "profilings": self.profilings, "restarts": self.restarts,
+            "reconfigurations": self.reconfigurations,
+            "profilings": self.profilings,
+            "restarts": self.restarts,
             **({"layout": self.layout} if self.layout else {}),
         }
 
@@ -120,7 +122,9 @@ def _from_table(
         wrong = default_profile if default_profile and default_profile not in known else name
         raise InputError(
             f"job {jobs.id[j]!r}: no MIG profile for model {wrong or '(none)'!r}; the table has "
-            f"{', '.join(list(known)[:4])}, ... (or name one with --default-profile)", file=source, field="model",
+            f"{', '.join(list(known)[:4])}, ... (or name one with --default-profile)",
+            file=source,
+            field="model",
         )
     row = np.full(len(base.kinds), np.nan)
     for kind, value in zip(measured_geometry().kinds, entry.latency_s, strict=True):
@@ -172,9 +176,7 @@ def run_partition(
         )
     layout = geo.format(rules.layout) if rules.layout else None
     record = write_record(trace, cluster, rules, geo, jobs.work_s, jobs.launch_s, engine, out, label, seed)
-    outcome = PartitionOutcome(
-        engine_s, engine.reconfigurations, engine.profilings, sum(engine.work.restarts), layout
-    )
+    outcome = PartitionOutcome(engine_s, engine.reconfigurations, engine.profilings, sum(engine.work.restarts), layout)
     return record, outcome
 
 
@@ -186,13 +188,20 @@ def _refuse_homeless(trace: Trace, geo: Geometry, jobs: MigJobs, rules: Partitio
         if trace.jobs.gpus[j] <= 1:
             raise InputError(
                 f"job {trace.jobs.id[j]!r} may run on no slice of the layout {geo.format(rules.layout or ())}",
-                file=trace.source, field="layout",
+                file=trace.source,
+                field="layout",
             )
 
 
 def _simulate(
-    trace: Trace, cluster: Cluster, geo: Geometry, jobs: MigJobs, rules: PartitionRules, seed: int,
-    on_ready: Callable[[], None] | None = None, progress: Progress | None = None,
+    trace: Trace,
+    cluster: Cluster,
+    geo: Geometry,
+    jobs: MigJobs,
+    rules: PartitionRules,
+    seed: int,
+    on_ready: Callable[[], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[PartitionEngine, float]:
     sizes = [g.gpus for g in cluster.groups if g.gpus for _ in range(g.count)]
     nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
@@ -200,7 +209,8 @@ def _simulate(
     if gpus.max() > len(nodes):
         j = int(gpus.argmax())
         raise InputError(
-            f"job {trace.jobs.id[j]!r} needs {gpus[j]:.0f} GPUs; the cluster has {len(nodes)}", file=trace.source,
+            f"job {trace.jobs.id[j]!r} needs {gpus[j]:.0f} GPUs; the cluster has {len(nodes)}",
+            file=trace.source,
             field="gpus",
         )
     predict = None
@@ -209,9 +219,11 @@ def _simulate(
 
         def predict(job: int, together: int) -> np.ndarray:
             row = model.draw(rng, str(trace.jobs.model[job]), together, jobs.measured[job], jobs.measured_on)
-            return row if jobs.measured_on is geo else _carry(
-                np.where(jobs.measured[[job]] > 0, row[None], 0.0), jobs.measured_on, geo
-            )[0]
+            return (
+                row
+                if jobs.measured_on is geo
+                else _carry(np.where(jobs.measured[[job]] > 0, row[None], 0.0), jobs.measured_on, geo)[0]
+            )
 
     if on_ready is not None:
         on_ready()
@@ -226,8 +238,14 @@ def _simulate(
 
 
 def best_static(
-    trace: Trace, cluster: Cluster, rules: PartitionRules, *, seed: int = 1, default_profile: str | None = None,
-    double_memory: bool | None = None, progress: Progress | None = None,
+    trace: Trace,
+    cluster: Cluster,
+    rules: PartitionRules,
+    *,
+    seed: int = 1,
+    default_profile: str | None = None,
+    double_memory: bool | None = None,
+    progress: Progress | None = None,
 ) -> tuple[PartitionRules, dict[str, float]]:
     """The static layout with the least mean JCT among all maximal multisets on which every job fits somewhere.
 
@@ -265,8 +283,16 @@ def _tell_part(progress: Progress, i: int, parts: int, done: int, of: int) -> No
 
 
 def named_rules(
-    trace: Trace, cluster: Cluster, policy: str, *, layout: str = "", seed: int = 1, default_profile: str | None = None,
-    double_memory: bool | None = None, progress: Progress | None = None, **options: Any,
+    trace: Trace,
+    cluster: Cluster,
+    policy: str,
+    *,
+    layout: str = "",
+    seed: int = 1,
+    default_profile: str | None = None,
+    double_memory: bool | None = None,
+    progress: Progress | None = None,
+    **options: Any,
 ) -> tuple[PartitionRules, dict[str, float]]:
     """Rules of a policy as a user names it; `layout` is a layout, or `best` to search, for policy static only.
 
@@ -278,7 +304,12 @@ def named_rules(
     if layout == "best":
         start = PartitionRules("whole", **options)
         return best_static(
-            trace, cluster, start, seed=seed, default_profile=default_profile, double_memory=double_memory,
+            trace,
+            cluster,
+            start,
+            seed=seed,
+            default_profile=default_profile,
+            double_memory=double_memory,
             progress=progress,
         )
     geo = cluster_geometry(cluster, double_memory=double_memory)

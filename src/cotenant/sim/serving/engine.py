@@ -93,7 +93,6 @@ class ServingResult:
             }
         )
 
-
     def client_table(self) -> pl.DataFrame:
         """The requests in the columns of a client's log; a simulated client sends when it meant to."""
         names = [s.name for s in self.scenario.all_services()]

@@ -133,7 +133,7 @@ class TokenEngine:
 
     def change(self, at_ns: int, name: str, share: Share) -> None:
         """Change a tenant's share at a moment (`cotenant set`)."""
-        for (tenant, gpu) in self._tenants:
+        for tenant, gpu in self._tenants:
             if tenant == name:
                 self._at(at_ns, self._resize, gpu, name, share)
 

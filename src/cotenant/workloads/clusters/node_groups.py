@@ -65,4 +65,3 @@ def _group(entry: NodesEntry, wishes: NodeOptions) -> NodeGroup:
         storage_mbps=defaults.storage_mbps if entry.storage_mbps is None else entry.storage_mbps,
         name=entry.name or "node",
     )
-

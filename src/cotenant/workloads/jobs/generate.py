@@ -142,9 +142,7 @@ def _check(workload: Workload) -> Preset:
     return preset
 
 
-def _durations(
-    workload: Workload, preset: Preset, gpus: Floats, iteration_s: Mapping[str, float] | None
-) -> Floats:
+def _durations(workload: Workload, preset: Preset, gpus: Floats, iteration_s: Mapping[str, float] | None) -> Floats:
     rng = stream(workload.seed, "durations")
     text = workload.durations or preset.durations
     if text:

@@ -45,7 +45,8 @@ def read(path: str, options: TraceOptions) -> Trace:
         if "id" not in table.columns:
             raise InputError(
                 "the file has neither latencies on MIG slices (columns lat_7g.40gb, ...) nor the native column id",
-                file=path, line=1,
+                file=path,
+                line=1,
             )
         return read_table(table, f"miso:{path}")
     geo, columns = measured_on(table)

@@ -229,9 +229,7 @@ def _give_models(
         )
     split = options.split or DEFAULT_SPLIT
     jobs.model = jobs.model.copy()
-    jobs.model[rows] = assign_models(
-        int(rows.sum()), split, classes, mode=options.split_mode, seed=options.seed
-    )
+    jobs.model[rows] = assign_models(int(rows.sum()), split, classes, mode=options.split_mode, seed=options.seed)
     # the work stays as long as it was; its iterations were another model's
     jobs.duration_s = np.where(rows, durations, jobs.duration_s)
     jobs.iterations = np.where(rows, np.nan, jobs.iterations)

@@ -1,12 +1,12 @@
 """Arrival processes of requests: sorted arrival times in seconds from the start of a run.
 
-    poisson              exponential gaps
-    constant             equal gaps
-    gamma:CV             gamma gaps with this coefficient of variation (1: Poisson, above: bursts)
-    mmpp:R1,D1;R2,D2...  Poisson whose rate moves through states: rate factor R, mean stay D seconds (exponential);
-                         factors are scaled so that the mean rate is the asked one
-    closed:N             N clients, each sends when its last request is answered (the simulator makes these)
-    trace:FORMAT:FILE    recorded requests (see requests.py), scaled to the asked rate when one is given
+poisson              exponential gaps
+constant             equal gaps
+gamma:CV             gamma gaps with this coefficient of variation (1: Poisson, above: bursts)
+mmpp:R1,D1;R2,D2...  Poisson whose rate moves through states: rate factor R, mean stay D seconds (exponential);
+                     factors are scaled so that the mean rate is the asked one
+closed:N             N clients, each sends when its last request is answered (the simulator makes these)
+trace:FORMAT:FILE    recorded requests (see requests.py), scaled to the asked rate when one is given
 """
 
 from __future__ import annotations

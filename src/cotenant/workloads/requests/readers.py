@@ -1,11 +1,11 @@
 """Readers of recorded requests: when they came. One function per format; whatever is wrong names file and line.
 
-    azure-llm    CSV with TIMESTAMP (date, time, up to seven fractional digits)
-    mooncake     one JSON object a line, `timestamp` in ms
-    servegen     windows of a client (start s, rate, CV, ...) as CSV, or a tar of such files: the clients are added up,
-                 their requests drawn anew, window by window, with gamma gaps of the window's rate and CV
-    disb         JSON of clients (periodic, poisson, continuous), each a process of its own: see disb_clients
-    offsets-ms   integer millisecond offsets within one minute, which repeats
+azure-llm    CSV with TIMESTAMP (date, time, up to seven fractional digits)
+mooncake     one JSON object a line, `timestamp` in ms
+servegen     windows of a client (start s, rate, CV, ...) as CSV, or a tar of such files: the clients are added up,
+             their requests drawn anew, window by window, with gamma gaps of the window's rate and CV
+disb         JSON of clients (periodic, poisson, continuous), each a process of its own: see disb_clients
+offsets-ms   integer millisecond offsets within one minute, which repeats
 """
 
 from __future__ import annotations

@@ -96,9 +96,7 @@ def space_needed(rest: np.ndarray, solo: np.ndarray, frac: np.ndarray, cost: np.
 
 
 @inner
-def last_gpu(
-    caps: np.ndarray, kind: np.ndarray, group: np.ndarray, rest: np.ndarray, counts: np.ndarray
-) -> int:
+def last_gpu(caps: np.ndarray, kind: np.ndarray, group: np.ndarray, rest: np.ndarray, counts: np.ndarray) -> int:
     """A pattern that alone serves what is left; -1 when none does. group (S, S, 2): patterns of a pair of services."""
     a = b = -1
     for s in range(rest.shape[0]):

@@ -38,9 +38,7 @@ class Packer:
     `check.problems` under the profile's own interference, whatever the planner itself saw.
     """
 
-    def __init__(
-        self, spec: Spec, gpus: Gpus, services: Sequence[Service], *, time_limit_s: float = 5.0
-    ) -> None:
+    def __init__(self, spec: Spec, gpus: Gpus, services: Sequence[Service], *, time_limit_s: float = 5.0) -> None:
         """`time_limit_s` is the exact planner's, for one decision of its solver."""
         if not services:
             raise InputError("there are no services to plan")
@@ -239,9 +237,7 @@ class Packer:
         self._place_as(A, start, {s.name: float(r) for s, r in zip(self.services, rates, strict=True)})
         return self._mend(A, rates)
 
-    def _place_as(
-        self, A: State, start: ServingPlan, rates: Mapping[str, float], *, own: float | None = None
-    ) -> None:
+    def _place_as(self, A: State, start: ServingPlan, rates: Mapping[str, float], *, own: float | None = None) -> None:
         """Write a plan's gpulets into a state. Seats get their part of the rates, at most as much as each can take, or
         `own` times what the plan gave them."""
         index = {s.name: i for i, s in enumerate(self.services)}
@@ -367,9 +363,7 @@ def _with_proof(plan: ServingPlan, proof: Proof) -> ServingPlan:
         "found": "undecided: the plan found does not fit the memory",
     }[proof.status]
     note = f"{said}; no plan serves more than {proof.factor:.4f} of the rates"
-    return replace(
-        plan, bound=proof.factor, proven_infeasible=proof.factor < 1 - 1e-9, notes=(*plan.notes, note)
-    )
+    return replace(plan, bound=proof.factor, proven_infeasible=proof.factor < 1 - 1e-9, notes=(*plan.notes, note))
 
 
 def _used(state: State) -> int:
